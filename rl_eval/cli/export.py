@@ -11,7 +11,7 @@ import typer
 
 from rl_eval.atomic_write import write_atomically
 from rl_eval.cli.episodes import Results, episodes_option, parse_episodes
-from rl_eval.cli.printing import AsJson, print_either
+from rl_eval.cli.printing import AsJson, print_either, written
 from rl_eval.cli.shared import option, shown
 from rl_eval.cli.trusting import Trust, load_to_run
 from rl_eval.errors import ConfigError
@@ -57,42 +57,31 @@ def export(
     if kind is None:
         known = ", ".join(get_args(Format))
         raise ConfigError(f"no format is given: give --to, or an --output that ends in one of {known}")
-    if trust and kind not in _OF_STEPS:
-        raise ConfigError(f"--to {kind} runs nothing: leave --trust out")
     if kind in _OF_STEPS:
-        written = _export_steps(path, kind, output, episodes, force=force, trust=trust)
+        from rl_eval.trajectories.export import export_trajectories
+
+        if output is None or force:
+            raise ConfigError(f"--to {kind} needs an --output that does not exist, and takes no --force")
+        result = load_to_run(path, trust)
+        indices = None if episodes is None else parse_episodes(episodes, len(result.plan))
+        done = export_trajectories(result, kind, output, indices, trust=True)
+        target, count, steps = shown(done.path), done.episodes, done.frames
     else:
-        written = _export_rows(path, kind, Path(output) if output else _default_file(path, kind), episodes, force=force)
-    steps = "" if written["steps"] is None else f", {written['steps']:,} steps,"
-    line = f"{written['episodes']:,} of {written['planned']:,} episodes{steps} in {written['path']}"
-    print_either(as_json, written, line)
+        if trust:
+            raise ConfigError(f"--to {kind} runs nothing: leave --trust out")
+        from rl_eval.results.loading import load
 
-
-def _export_steps(
-    path: str, kind: str, output: str | None, episodes: str | None, *, force: bool, trust: bool
-) -> dict[str, object]:
-    from rl_eval.trajectories.export import export_trajectories
-
-    if output is None or force:
-        raise ConfigError(f"--to {kind} needs an --output that does not exist, and takes no --force")
-    result = load_to_run(path, trust)
-    indices = None if episodes is None else parse_episodes(episodes, len(result.plan))
-    done = export_trajectories(result, kind, output, indices, trust=True)
-    return {"path": shown(done.path), "episodes": done.episodes, "planned": len(result.plan), "steps": done.frames}
-
-
-def _export_rows(path: str, kind: str, target: Path, episodes: str | None, *, force: bool) -> dict[str, object]:
-    from rl_eval.results.loading import load
-
-    if target.exists() and not force:
-        raise ConfigError(f"{target} exists: choose another file with --output, or overwrite it with --force")
-    result = load(path)
-    rows = _rows(result, episodes)
-    try:
-        write_atomically(target, partial(_write, rows, kind))
-    except OSError as error:
-        raise ConfigError(f"{target} cannot be written: {error.strerror or error}") from error
-    return {"path": str(target), "episodes": len(rows), "planned": len(result.plan), "steps": None}
+        file = Path(output) if output else _default_file(path, kind)
+        if file.exists() and not force:
+            raise ConfigError(f"{file} exists: choose another file with --output, or overwrite it with --force")
+        result = load(path)
+        rows = _rows(result, episodes)
+        with written(file):
+            write_atomically(file, partial(_write, rows, kind))
+        target, count, steps = str(file), len(rows), None
+    described = {"path": target, "episodes": count, "planned": len(result.plan), "steps": steps}
+    of_steps = "" if steps is None else f", {steps:,} steps,"
+    print_either(as_json, described, f"{count:,} of {len(result.plan):,} episodes{of_steps} in {target}")
 
 
 def _default_file(path: str, kind: str) -> Path:

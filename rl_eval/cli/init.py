@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from rl_eval.cli.evaluated import Evaluated, with_evaluated
-from rl_eval.cli.printing import AsJson, print_json, print_note
+from rl_eval.cli.printing import AsJson, print_json, print_note, written
 from rl_eval.cli.settings import Assignments, read_config
 from rl_eval.cli.shared import argument
-from rl_eval.errors import ConfigError
 
 if TYPE_CHECKING:
     from rl_eval.config.builder import EvalConfig
@@ -32,13 +31,8 @@ def init(
     config = read_config(None, None, assignments, evaluated.keys(print_note, assignments, trust=None))
     config.build()
     text = commented_yaml(config)
-    try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError:
-        raise ConfigError(f"{path} exists already: give another path") from None
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
+    with written(path), path.open("x", encoding="utf-8") as file:
+        file.write(text)
     command = f"rl-eval run {shlex.quote(str(path))}"
     if as_json:
         print_json({"path": str(path), "command": command})

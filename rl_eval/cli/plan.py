@@ -124,13 +124,11 @@ def _planned(
     places = decimals(numbers.sem, numbers.mean)
     returns = f"mean return {number(numbers.mean, places)}, std {number(numbers.std, places)}"
     where = f"on {runners} runners as fast as this process" if runners > 1 else "on one runner"
-    page = Page(environment_name(result.provenance) or "plan", policy_name(result.provenance), "plan", sections=[])
-    page.sections.append(
-        [
-            Line("pilot", f"{numbers.count:,}", f"episodes: {returns}, {number(result.timing.wall_seconds)} s"),
-            Line("plan", f"{episodes:,}", f"episodes: about {_span(minutes * episodes)} {where}"),
-        ]
-    )
+    lines = [
+        Line("pilot", f"{numbers.count:,}", f"episodes: {returns}, {number(result.timing.wall_seconds)} s"),
+        Line("plan", f"{episodes:,}", f"episodes: about {_span(minutes * episodes)} {where}"),
+    ]
+    page = Page(environment_name(result.provenance) or "plan", policy_name(result.provenance), "plan", [lines])
     if not 0 < numbers.std < math.inf:
         page.notes.append(_NO_SPREAD)
         return plain(figures), page
@@ -140,13 +138,11 @@ def _planned(
     planned["paired_difference"] = spread.difference(episodes, correlation)
     width, unpaired, paired = (number(value, decimals(value / 10)) for value in [*planned.values()][2:])
     on_equal_seeds = f"on equal seeds, if the returns correlate by {correlation:g}"
-    page.sections.append(
-        [
-            Line("interval", f"± {width}", "95 % interval of the mean, roughly"),
-            Line("shows", unpaired, "difference of two such means, in 80 % of cases"),
-            Line("", paired, on_equal_seeds),
-        ]
-    )
+    shown = [
+        Line("interval", f"± {width}", "95 % interval of the mean, roughly"),
+        Line("detectable", unpaired, "difference of two such means (power 80 %)"),
+        Line("", paired, on_equal_seeds),
+    ]
     asked: list[Line] = []
     if half_width is not None:
         needed = spread.episodes_of_half_width(half_width)
@@ -158,10 +154,10 @@ def _planned(
         spans = {f"{kind}_minutes": minutes * count for kind, count in counts.items()}
         figures["detect"] = {"difference": detect, **counts, **spans}
         first, second = map(_span, spans.values())
-        shows = f"episodes of either policy ({first}) show {detect:g} in 80 % of cases"
+        shows = f"episodes of either policy ({first}) show {detect:g} (power 80 %)"
         asked.append(Line("detect", f"{counts['unpaired']:,}", shows))
         asked.append(Line("", f"{counts['paired']:,}", f"{on_equal_seeds} ({second})"))
-    page.sections.append(asked)
+    page.sections.extend([shown, asked])
     return plain(figures), page
 
 

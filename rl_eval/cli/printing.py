@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, TextIO
 
 import typer
@@ -38,6 +39,7 @@ __all__ = [
     "reserved_stdout",
     "results",
     "results_descriptor",
+    "written",
 ]
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -60,7 +62,7 @@ def print_report(report: Page | EvalResult | Comparison | OffPolicyEstimates) ->
     """Print a page, a result, a comparison or estimates."""
     console = Console(file=results(), highlight=False)
     if console.is_terminal:
-        with _written():
+        with written():
             console.print(rich_page(report) if isinstance(report, Page) else report)
     else:
         print_line(text_page(report) if isinstance(report, Page) else str(report))
@@ -88,7 +90,7 @@ def print_json(described: Any) -> None:
 
 def print_line(text: str = "", *, err: bool = False) -> None:
     """Print a line of a result, or one about it to stderr."""
-    with _written():
+    with written():
         typer.echo(text, file=None if err else results(), err=err)
 
 
@@ -99,19 +101,19 @@ def print_note(line: str) -> None:
 
 def flush_results() -> None:
     """Flush what was printed."""
-    with _written():
+    with written():
         results().flush()
 
 
 @contextmanager
-def _written() -> Iterator[None]:
-    """Raise a usage error where results cannot be written, as to a full disk; not where their reader went away."""
+def written(path: str | Path = "stdout") -> Iterator[None]:
+    """Raise a usage error where a file cannot be written, as to a full disk; not where a reader of stdout went away."""
     try:
         yield
     except BrokenPipeError:
         raise
     except OSError as error:
-        raise UsageError(f"stdout cannot be written: {error.strerror or error}") from error
+        raise UsageError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
 def results_descriptor() -> int | None:

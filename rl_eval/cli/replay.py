@@ -44,39 +44,33 @@ def replay(
     as_json: AsJson = False,
 ) -> None:
     """Run episodes again in this process, from their provenance, and compare each with its record."""
+    from rl_eval.log.storage import is_uri
+    from rl_eval.results.videos import video_folder
+    from rl_eval.video import select_episodes
+
     if select is not None and episodes is not None:
         raise ConfigError("--select and --episodes both choose the episodes: give one of them")
     if video and render:
         raise ConfigError("--video and --render both render the episodes: give one of them")
     if not video and (output is not None or fps is not None or max_frames is not None):
         raise ConfigError("--output, --fps and --max-frames are about videos: give --video, or leave them out")
-    folder = (output or _folder_in(path)) if video else None
+    if video and output is None and is_uri(path):
+        raise ConfigError("the run is not in a folder of this machine: name the folder of its videos with --output")
     result = load_to_run(path, trust)
     if episodes is None:
-        from rl_eval.video import select_episodes
-
         indices = select_episodes(result, select or "worst,best", max_episodes)
         if not indices:
             raise UsageError(f"--select {select or 'worst,best'} selects no episode of this run")
     else:
         indices = parse_episodes(episodes, len(result.plan))
     seen: Sequence[Replay | Video]
-    if folder is not None:
+    if video:
+        folder = output or video_folder(path)
         seen = _record(result, indices, folder, fps, max_frames or 10_000, as_json=as_json)
     else:
         seen = _run_again(result, indices, in_window=render is not None, as_json=as_json)
     if not all(again.identical for again in seen):
         raise typer.Exit(ExitCode.PARTIAL)
-
-
-def _folder_in(path: str) -> Path:
-    """Return the folder of the videos of a run."""
-    from rl_eval.log.storage import is_uri
-    from rl_eval.results.videos import video_folder
-
-    if is_uri(path):
-        raise ConfigError("the run is not in a folder of this machine: name the folder of its videos with --output")
-    return video_folder(path)
 
 
 def _record(

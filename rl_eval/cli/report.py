@@ -12,7 +12,7 @@ from urllib.parse import quote
 import typer
 
 from rl_eval.atomic_write import write_text
-from rl_eval.cli.printing import AsJson, counted, print_either
+from rl_eval.cli.printing import AsJson, counted, print_either, written
 from rl_eval.cli.shared import FolderOfRuns, argument
 from rl_eval.errors import ConfigError
 
@@ -34,33 +34,18 @@ def report(
     as_json: AsJson = False,
 ) -> None:
     """Write results as one HTML page: numbers, charts, faults, every episode; several are compared with the first."""
-    from rl_eval.results.page.html import render
+    from rl_eval.results.page.html import GENERATOR, render
 
-    if not force:
-        _check_replaceable(output)
+    if not force and output.exists():
+        with written(output), output.open("rb") as file:
+            if GENERATOR.encode() not in file.read(_BEGINNING):
+                raise ConfigError(f"{output} exists and is not a report: choose another file with -o, or give --force")
     text = render([_source(path, output) for path in paths])
-    try:
+    with written(output):
         write_text(output, text)
-    except OSError as error:
-        raise ConfigError(f"{output} cannot be written: {error.strerror or error}") from error
     size = len(text.encode())
     described = {"path": str(output), "results": len(paths), "bytes": size}
     print_either(as_json, described, f"{output}: {counted(len(paths), 'result')}, {size / 1000:,.0f} kB")
-
-
-def _check_replaceable(path: Path) -> None:
-    """Make sure that a file is not there, or is a report."""
-    from rl_eval.results.page.html import GENERATOR
-
-    if not path.exists():
-        return
-    try:
-        with path.open("rb") as file:
-            if GENERATOR.encode() in file.read(_BEGINNING):
-                return
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be replaced: {error.strerror or error}") from error
-    raise ConfigError(f"{path} exists and is not a report: choose another file with -o, or replace it with --force")
 
 
 def _source(path: str, output: Path) -> Source:

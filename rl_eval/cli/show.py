@@ -142,15 +142,16 @@ def _slowest(result: EvalResult) -> list[dict[str, Any]]:
 
 
 def _failed(result: EvalResult) -> list[dict[str, Any]]:
-    failed = [record for record in result.episodes if record.outcome == "failed"]
+    import numpy as np
+
+    table, lost = result.table, "its faults are lost"
+    failed = [table.record(int(index)) for index in np.flatnonzero(table.filled & ~table.completed)]
     return [
         {
             "index": record.index,
             "seed": record.seed,
             "attempts": record.attempts,
-            "last_error": next(
-                (f"{fault.error_type}: {fault.message}" for fault in reversed(record.faults)), "its faults are lost"
-            ),
+            "last_error": next((f"{fault.error_type}: {fault.message}" for fault in record.faults[::-1]), lost),
         }
         for record in failed
     ]

@@ -97,22 +97,13 @@ def test_a_log_without_episodes_has_no_numbers(finished, tmp_path):
     assert np.isnan(loaded.mean_return)
 
 
-def test_a_uri_is_a_log(run):
-    """Also that of a local folder."""
-    assert load(f"file://{run}").fingerprint == load(run).fingerprint
-    with pytest.raises(LogError, match="holds no evaluation log"):
+def test_a_place_is_a_folder_a_file_or_a_uri(finished, run, tmp_path):
+    """A place without log and result is an error that names it."""
+    finished[1].save(tmp_path / "saved")
+    for place in (f"file://{run}", tmp_path / "saved", tmp_path / "saved" / "result.json", str(run)):
+        assert load(place).fingerprint == finished[1].fingerprint
+    with pytest.raises(LogError, match="nothing"):
         load(f"file://{run}/nothing")
-
-
-def test_a_saved_result_loads_as_ever(finished, tmp_path):
-    """By its folder or its file."""
-    finished[1].save(tmp_path)
-    for path in (tmp_path, tmp_path / "result.json", str(tmp_path)):
-        assert load(path).fingerprint == finished[1].fingerprint
-
-
-def test_nothing_is_an_error_that_names_it(tmp_path):
-    """There is neither a log nor a result."""
     with pytest.raises(UsageError, match="nowhere"):
         load(tmp_path / "nowhere")
 
@@ -120,20 +111,16 @@ def test_nothing_is_an_error_that_names_it(tmp_path):
 # A result beside the log
 
 
-@pytest.mark.parametrize("older", [False, True])
-def test_a_result_beside_the_log_is_not_a_contradiction(finished, run, tmp_path, older):
-    """Also if it was saved when the run was interrupted, and the run has been continued since."""
-    (load(cut(finished[0], tmp_path / "cut", 9)) if older else finished[1]).save(run)
+@pytest.mark.parametrize("state", ["whole", "older", "cut short"])
+def test_a_result_beside_the_log_is_not_a_contradiction(finished, run, tmp_path, state):
+    """Also if it was saved before the run was continued, or with new episodes and an old summary: the log counts."""
+    before = load(cut(finished[0], tmp_path / "cut", 9))
+    (before if state == "older" else finished[1]).save(run)
+    if state == "cut short":
+        before.to_json(run / "result.json")
+        with pytest.raises(UsageError):
+            EvalResult.load(run)
     assert load(run).fingerprint == finished[1].fingerprint
-
-
-def test_a_result_whose_saving_was_cut_short_is_no_contradiction(finished, run, tmp_path):
-    """New episodes and an old summary: the log counts."""
-    finished[1].save(run)
-    load(cut(finished[0], tmp_path / "cut", 9)).to_json(run / "result.json")
-    assert load(run).fingerprint == finished[1].fingerprint
-    with pytest.raises(UsageError):
-        EvalResult.load(run)
 
 
 def test_the_result_of_another_plan_beside_the_log_is_refused(run):

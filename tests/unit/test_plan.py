@@ -46,20 +46,13 @@ def test_a_million_episodes_have_a_million_seeds() -> None:
         assert np.diff(np.sort(seeds)).min() > 0
 
 
-@given(root=roots, chosen=st.lists(indices, unique=True, min_size=1, max_size=200))
-def test_distinct_indices_have_distinct_seeds(root: int, chosen: list[int]) -> None:
-    """Seeds are distinct for any distinct indices under any root, the extreme ones included."""
-    seeds = seeds_of(root, chosen)
-    assert len(set(seeds.tolist())) == len(chosen)
-    assert seeds.min() >= 0
-    assert seeds.max() < 2**31
-
-
-@given(root=roots, chosen=st.lists(indices, min_size=1, max_size=50))
+@given(root=roots, chosen=st.lists(indices, min_size=1, max_size=100))
 def test_seeds_come_from_the_index_alone(root: int, chosen: list[int]) -> None:
-    """An index has the same seed whether it is asked for alone or among others, in any order."""
+    """An index has the same seed alone and among others, in any order; distinct indices have distinct seeds."""
     together = seeds_of(root, chosen).tolist()
     assert together == [int(seeds_of(root, [index])[0]) for index in chosen]
+    assert len(set(together)) == len(set(chosen))
+    assert 0 <= min(together) <= max(together) < 2**31
 
 
 def test_the_width_of_the_indices_does_not_matter() -> None:
@@ -78,13 +71,6 @@ def test_a_plan_that_begins_later_has_the_seeds_of_those_places(root: int, first
     assert plan.seeds.tolist() == whole.seeds[first:].tolist()
     assert plan[0] == EpisodeSpec(0, whole[first].seed)
     assert (plan.fingerprint == whole.fingerprint) == (first == 0)
-
-
-@given(root=roots, count=st.integers(1, 300), gap=st.integers(0, MAX_EPISODES - 600), held_out=st.integers(1, 300))
-def test_ranges_that_do_not_overlap_share_no_episode(root: int, count: int, gap: int, held_out: int) -> None:
-    """Whatever the root, and however far apart they are."""
-    ours, theirs = EpisodePlan(count, root), EpisodePlan(held_out, root, count + gap)
-    assert np.intersect1d(ours.seeds, theirs.seeds).size == 0
 
 
 @given(
@@ -114,13 +100,6 @@ def test_seeds_look_uniform(root: int) -> None:
     differences = np.diff(seeds) % 2**31
     for values in (seeds >> 21, seeds & 1023, differences >> 21, differences & 1023):
         assert abs(chi_square(values, 1024)) < 5
-
-
-def test_the_seed_of_one_index_is_uniform_over_roots() -> None:
-    """The first seeds of consecutive roots are as flat as those of one root."""
-    first = np.concatenate([EpisodePlan(3, root).seeds for root in range(10_000)])
-    assert abs(chi_square(first >> 23, 256)) < 5
-    assert abs(chi_square(first & 255, 256)) < 5
 
 
 GOLDEN = {
