@@ -64,7 +64,7 @@ def story(result: EvalResult, index: int, moves: Sequence[Event] = ()) -> tuple[
 
 
 def _merged(moves: Sequence[Event], faults: list[Event]) -> Iterator[Event]:
-    """Put each fault where its attempt ended; faults of attempts without a move come first."""
+    """Put each fault where its attempt ended; those of which the moves do not know were before."""
     ends = {_attempt(move) for move in moves if move.kind in ("fault", "lost")}
     found = {_attempt(fault): fault for fault in faults if _attempt(fault) in ends}
     yield from (fault for fault in faults if _attempt(fault) not in ends)
