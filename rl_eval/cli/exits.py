@@ -56,7 +56,7 @@ EXIT_CODES: Final = (
     (ExitCode.USAGE, "", "usage error: an option, a config, weights, a file or a folder; the message names it"),
     (ExitCode.FAILED, "run crossplay", "failed: environment or policy cannot work, or too many episodes failed"),
     (ExitCode.FAILED, "watch", "failed: no checkpoint has a result"),
-    (ExitCode.FAILED, "replay plan ope", "failed: environment or policy cannot work"),
+    (ExitCode.FAILED, "replay export plan ope", "failed: environment or policy cannot work"),
     (
         ExitCode.CLUSTER,
         "run watch crossplay",

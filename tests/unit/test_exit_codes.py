@@ -149,6 +149,7 @@ CASES = [
     (4, ("show", "damaged")),
     (0, ("export", "ones", "--to", "csv", "--output", "ones.csv")),
     (2, ("export", "nowhere", "--to", "csv")),
+    (3, ("export", "gone_run", "--to", "npz", "--episodes", "4", "-o", "gone.npz")),
     (4, ("export", "damaged", "--to", "csv")),
     (0, ("report", "ones", "-o", "ones.html")),
     (2, ("report", "nowhere", "-o", "none.html")),

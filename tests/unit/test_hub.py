@@ -28,6 +28,10 @@ REPO = "me/nets"
 REVISIONS = {"main": "a" * 40, "v1": "b" * 40}
 
 
+def digest(content):
+    return hashlib.sha1(content).hexdigest()
+
+
 class Hub(BaseHTTPRequestHandler):
     """One repository, whose files differ from revision to revision, as ``server.files`` has them."""
 
@@ -38,34 +42,23 @@ class Hub(BaseHTTPRequestHandler):
         self.answer()
 
     def answer(self):
-        path = unquote(self.path.partition("?")[0].strip("/"))
+        path, files = unquote(self.path.partition("?")[0].strip("/")), self.server.files
         self.server.asked.append(path)
-        kind, _, rest = path.removeprefix(f"api/models/{REPO}/").partition("/")
-        if path.startswith(f"{REPO}/resolve/"):
-            self.send_file(*path.removeprefix(f"{REPO}/resolve/").split("/", 1))
-        elif not path.startswith(f"api/models/{REPO}/"):
-            self.send(404, b"{}", **{"X-Error-Code": "RepoNotFound"})
-        elif kind == "revision" and (sha := REVISIONS.get(rest, rest)) in self.server.files:
-            names = [{"rfilename": name} for name in self.server.files[sha]]
-            self.send(200, json.dumps({"id": REPO, "sha": sha, "siblings": names}).encode())
-        elif kind == "tree" and rest in self.server.files:
-            files = self.server.files[rest].items()
-            self.send(200, json.dumps([self.described(name, content) for name, content in files]).encode())
-        else:
-            self.send(404, b"{}", **{"X-Error-Code": "RevisionNotFound"})
-
-    def described(self, name, content):
-        return {"type": "file", "path": name, "size": len(content), "oid": hashlib.sha1(content).hexdigest()}
-
-    def send_file(self, sha, name):
-        content = self.server.files[sha].get(name)
-        if content is None:
-            self.send(404, b"", **{"X-Error-Code": "EntryNotFound"})
-        else:
-            tag = hashlib.sha1(content).hexdigest()
-            self.send(200, content, **{"ETag": f'"{tag}"', "X-Repo-Commit": sha})
-
-    def send(self, status, content, **headers):
+        status, content, headers = 200, b"{}", {}
+        match path.removeprefix("api/models/").split("/", 4):
+            case ["me", "nets", "resolve", sha, name] if name in files[sha]:
+                content, headers = files[sha][name], {"ETag": f'"{digest(files[sha][name])}"', "X-Repo-Commit": sha}
+            case ["me", "nets", "revision", name] if (sha := REVISIONS.get(name, name)) in files:
+                names = [{"rfilename": name} for name in files[sha]]
+                content = json.dumps({"id": REPO, "sha": sha, "siblings": names}).encode()
+            case ["me", "nets", "tree", sha, *_] if sha in files:
+                found = [(name, {"size": len(text), "oid": digest(text)}) for name, text in files[sha].items()]
+                content = json.dumps([{"type": "file", "path": name, **facts} for name, facts in found]).encode()
+            case ["me", "nets", kind, *_]:
+                what = "Entry" if kind == "resolve" else "Revision"
+                status, headers = 404, {"X-Error-Code": f"{what}NotFound"}
+            case _:
+                status, headers = 404, {"X-Error-Code": "RepoNotFound"}
         self.send_response(status)
         for name, value in {"Content-Length": str(len(content)), **headers}.items():
             self.send_header(name, value)
