@@ -107,10 +107,11 @@ def test_an_evaluation_survives_kill_9_of_its_process_and_saves_when_asked_to_en
     with start(*run, "--max-restarts", 3, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert eventually(lambda: rows("log") > 0, process=process)
-            before = rows("log")
-            os.kill(children(process)[0], signal.SIGKILL)
+            (first,) = children(process)
+            os.kill(first, signal.SIGKILL)
+            assert eventually(lambda: children(process) not in ([], [first]), process=process)
+            (second,), before = children(process), rows("log")
             assert eventually(lambda: rows("log") > before, process=process)
-            (second,) = children(process)
             process.send_signal(signal.SIGTERM)
             _, printed = process.communicate(timeout=60)
         finally:
