@@ -6,6 +6,8 @@ Nothing here imports torch, Ray, gymnasium or scipy before a command needs it, s
 from __future__ import annotations
 
 import os
+import sys
+from pathlib import Path
 from typing import Annotated, Final
 
 import typer
@@ -17,41 +19,39 @@ from rl_eval.cli import (
     doctor,
     export,
     init,
-    listing,
     ope,
     plan,
-    power,
     replay,
     report,
-    retry,
     run,
     service,
     show,
-    video,
-    view,
     watch,
 )
-from rl_eval.cli.exits import (
-    COMPARE_CODES,
-    CROSSPLAY_CODES,
-    DOCTOR_CODES,
-    INIT_CODES,
-    LIST_CODES,
-    OPE_CODES,
-    PLAN_CODES,
-    POWER_CODES,
-    READ_CODES,
-    REPLAY_CODES,
-    RETRY_CODES,
-    RUN_CODES,
-    VERBOSE,
-    VIDEO_CODES,
-    VIEW_CODES,
-    WATCH_CODES,
-)
+from rl_eval.cli.exits import VERBOSE, ExitCode, explained
 from rl_eval.cli.shared import CommandLine, NoColor
 
-__all__ = ["app", "main"]
+__all__ = ["COMMANDS", "app", "main"]
+
+EVALUATE, READ, COMPARE, SETUP = "Evaluate", "Read results", "Compare and run again", "Set up and check"
+"""Headings of the commands in the help."""
+
+COMMANDS: Final = (
+    (EVALUATE, "run", run.run, "Evaluate a policy, print the result and save it."),
+    (EVALUATE, "watch", watch.watch, "Evaluate the checkpoints of a training run as they appear."),
+    (EVALUATE, "crossplay", crossplay.crossplay, "Play several policies against each other, and rate them."),
+    (READ, "list", show.list_, "List the runs in a folder, a line each."),
+    (READ, "show", show.show, "Show a run, finished or not, or one of its episodes."),
+    (READ, "report", report.report, "Write results as one HTML page that needs nothing else."),
+    (READ, "view", report.view, "Show the runs in a folder to a browser on this machine."),
+    (READ, "export", export.export, "Write the episodes of a run to a file."),
+    (COMPARE, "compare", compare.compare, "Compare two results, episode by episode."),
+    (COMPARE, "ope", ope.ope, "Estimate a policy's value from episodes of another."),
+    (COMPARE, "replay", replay.replay, "Run episodes of a run again, compare, and make videos."),
+    (SETUP, "init", init.init, "Write a config file that explains every key."),
+    (SETUP, "plan", plan.plan, "Compute how long an evaluation takes, and what it can show."),
+    (SETUP, "doctor", doctor.doctor, "Check a config, its environment and its policy."),
+)
 
 app = CommandLine(
     name="rl-eval",
@@ -61,36 +61,18 @@ app = CommandLine(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command(epilog=RUN_CODES, short_help="Evaluate a policy, print the result and save it.")(run.run)
-app.command(epilog=INIT_CODES, short_help="Write a config file that explains every key.")(init.init)
-app.command(epilog=WATCH_CODES, short_help="Evaluate the checkpoints of a training run as they appear.")(watch.watch)
-app.command("list", epilog=LIST_CODES, short_help="List the runs in a folder, a line each.")(listing.list_)
-app.command(epilog=READ_CODES, short_help="Show a run, finished or not, or one of its episodes.")(show.show)
-app.command(epilog=READ_CODES, short_help="Write the episodes of a run to a file.")(export.export)
-app.command(epilog=REPLAY_CODES, short_help="Run one episode of a run again, and compare.")(replay.replay)
-app.command(epilog=RETRY_CODES, short_help="Run the failed episodes of a run again.")(retry.retry)
-app.command(epilog=VIDEO_CODES, short_help="Make videos of chosen episodes of a run.")(video.video)
-app.command(epilog=COMPARE_CODES, short_help="Compare two results, episode by episode.")(compare.compare)
-app.command(epilog=READ_CODES, short_help="Write results as one HTML page that needs nothing else.")(report.report)
-app.command(epilog=VIEW_CODES, short_help="Show the runs in a folder to a browser on this machine.")(view.view)
-app.command(epilog=PLAN_CODES, short_help="Say how long an evaluation takes, and what it can show.")(plan.plan)
-app.command(epilog=POWER_CODES, short_help="Compare two success rates, such as 17/20 and 14/20.")(power.power)
-app.command(epilog=OPE_CODES, short_help="Estimate a policy's value from episodes of another.")(ope.ope)
-app.command(epilog=CROSSPLAY_CODES, short_help="Play several policies against each other, and rate them.")(
-    crossplay.crossplay
-)
-app.command(epilog=DOCTOR_CODES, short_help="Check a config, its environment and its policy.")(doctor.doctor)
-app.add_typer(service.app)
-
-
-_COMPLETE: Final = "_RL_EVAL_COMPLETE"
+for _heading, _name, _function, _summary in COMMANDS:
+    app.command(_name, epilog=explained(_name), short_help=_summary, rich_help_panel=_heading)(_function)
+app.add_typer(service.app, rich_help_panel=SETUP)
 
 
 def main() -> None:
     """Run the command line; the process exits with the code that ``--help`` explains."""
-    what, _, shell = os.environ.get(_COMPLETE, "").partition("_")
-    if shell in ("source", "complete"):
-        os.environ[_COMPLETE] = f"{shell}_{what}"  # click's order of the words; typer has the other one.
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        typer.echo("error: the current folder was removed: change to one that exists", err=True)
+        sys.exit(ExitCode.USAGE)
     app(prog_name="rl-eval")
 
 

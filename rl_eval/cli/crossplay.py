@@ -6,7 +6,7 @@ import json
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -14,25 +14,18 @@ from rich.console import Console
 from rl_eval.atomic_write import write_text
 from rl_eval.cli.exits import Debug, reported
 from rl_eval.cli.output import Force, LogDir, claimed_folders, save_patiently, unsaved_folder
-from rl_eval.cli.printing import AsJson, Quiet, print_note, print_report
+from rl_eval.cli.printing import AsJson, Quiet, print_json, print_line, print_note, print_report, results
 from rl_eval.cli.run import exit_code_of, look_up, name_of, print_result, run_evaluation
 from rl_eval.cli.settings import Assignments, ConfigPath, Section, find_modules_here, read_settings
 from rl_eval.cli.shared import absolute_path, option, shown
 from rl_eval.cli.signals import Interruption
-from rl_eval.cli.stdout import print_line, results
 from rl_eval.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
-    from rl_eval.config.settings import EvalSettings
-    from rl_eval.results.crossplay import CrossPlay
     from rl_eval.results.games import Games
     from rl_eval.results.result import EvalResult
 
 __all__ = ["crossplay"]
-
-CROSSPLAY_FILE: Final = "crossplay.json"
-OPENSKILL_FILE: Final = "openskill.json"
-ALPHARANK_FILE: Final = "alpharank.npz"
 
 
 def crossplay(
@@ -40,13 +33,7 @@ def crossplay(
     section: Section = None,
     output: Annotated[
         Path | None,
-        option(
-            "FOLDER",
-            "Folder for the result, crossplay.json, openskill.json and alpharank.npz; by default that of the log.",
-            "--output",
-            "-o",
-            parser=absolute_path,
-        ),
+        option("FOLDER", "Folder of all files; by default that of the log.", "--output", "-o", parser=absolute_path),
     ] = None,
     run_dir: LogDir = None,
     force: Force = False,
@@ -56,14 +43,15 @@ def crossplay(
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
-    """Play the matchups of a config, print who did what against whom with ratings, and save it."""
-    from rl_eval.cli.progress import make_monitor
+    """Play the matchups of a config, print the shares and ratings of its policies, and save them."""
+    from rl_eval.cli.progress import Monitor
 
-    with Interruption() as interruption, reported(debug), closing(make_monitor(quiet=quiet or as_json)) as monitor:
+    with Interruption() as interruption, reported(debug), closing(Monitor(quiet=quiet or as_json)) as monitor:
         monitor.say(f"reading {config.name}")
         keys = {} if num_episodes is None else {"evaluation.num_episodes": num_episodes}
         settings = read_settings(config, section, assignments, keys)
-        _check(settings)
+        if len(settings.policy.policies) < 2 or settings.evaluation.matchups is None:
+            raise ConfigError("cross-play needs at least two policy.policies, and evaluation.matchups: round_robin")
         find_modules_here()
         run_dir, result = look_up(run_dir, False, settings, print_note)
         if result is None:
@@ -78,20 +66,6 @@ def crossplay(
             raise typer.Exit(code)
 
 
-def _check(settings: EvalSettings) -> None:
-    """Refuse a config that has nobody to play, before anything runs."""
-    policies = settings.policy.policies
-    if len(policies) < 2:
-        raise ConfigError(
-            f"policy.policies has {', '.join(policies) or 'nothing'}: cross-play is between at least two policies"
-        )
-    if settings.evaluation.matchups is None:
-        raise ConfigError(
-            "evaluation.matchups is missing: say who plays whom, such as round_robin, with symmetric: true to play "
-            "each seed in all orders of the seats"
-        )
-
-
 def _deliver(result: EvalResult, folder: Path | None, *, quiet: bool, as_json: bool) -> str:
     """Save and print a result; return its place. A result that cannot be saved is printed all the same.
 
@@ -99,56 +73,44 @@ def _deliver(result: EvalResult, folder: Path | None, *, quiet: bool, as_json: b
         ClusterError: It cannot be saved.
         UsageError: A game has a seat without a return; the result is saved.
     """
+    from rl_eval.records.plain import plain
     from rl_eval.results.crossplay import crossplay as play
     from rl_eval.results.games import games_of, whole_games
 
     games = games_of(result) if whole_games(result).size else None
     played = None if games is None else play(games, result.confidence)
+    of_result = {"status": result.status, "reason": result.reason, "fingerprint": result.fingerprint}
+    numbers = {} if played is None else played.to_dict()
+    described = plain({**of_result, "plan": result.plan.to_dict(), "notes": result.notes, **numbers})
     try:
         if folder is not None:
             save_patiently(partial(result.save, folder), folder)
     finally:
-        _print(result, played, quiet=quiet, as_json=as_json)
+        if as_json:
+            print_json(described)
+        elif quiet or played is None:
+            print_result(result, quiet=quiet, as_json=False)
+        else:
+            if result.status != "complete":
+                print_report(result)
+            Console(file=results(), highlight=False).print(played)
+            for note in result.notes:
+                print_line(f"note: {note}")
     if folder is None:
         return "the numbers are printed"
     if games is not None:
-        save_patiently(partial(_save, folder, _text(result, played), games), folder)
+        save_patiently(partial(_save, folder, described, games), folder)
     if not quiet:
         print_line(f"saved in {shown(folder)}", err=as_json)
     return f"what had finished is saved in {shown(folder)}"
 
 
-def _save(folder: Path, text: str, games: Games) -> None:
+def _save(folder: Path, described: Any, games: Games) -> None:
     from rl_eval.results.games import write_openskill, write_payoffs
 
-    write_text(folder / CROSSPLAY_FILE, text + "\n")
-    write_openskill(folder / OPENSKILL_FILE, games)
+    write_text(folder / "crossplay.json", json.dumps(described, indent=2, allow_nan=False) + "\n")
+    write_openskill(folder / "openskill.json", games)
     try:
-        write_payoffs(folder / ALPHARANK_FILE, games)
+        write_payoffs(folder / "alpharank.npz", games)
     except UsageError as error:
-        typer.echo(f"{ALPHARANK_FILE} is not written: {error}", err=True)
-
-
-def _print(result: EvalResult, played: CrossPlay | None, *, quiet: bool, as_json: bool) -> None:
-    if as_json:
-        print_line(_text(result, played))
-        return
-    if quiet:
-        print_result(result, quiet=True, as_json=False)
-        return
-    if played is None or result.status != "complete":
-        print_report(result)
-    if played is not None:
-        console = Console(file=results(), highlight=False)
-        console.print(played)
-        for note in result.notes:
-            console.print(f"note: {note}", markup=False)
-
-
-def _text(result: EvalResult, played: CrossPlay | None) -> str:
-    from rl_eval.records.plain import plain
-
-    of_result = {"status": result.status, "reason": result.reason, "fingerprint": result.fingerprint}
-    numbers = {} if played is None else played.to_dict()
-    described = plain({**of_result, "plan": result.plan.to_dict(), "notes": result.notes, **numbers})
-    return json.dumps(described, indent=2, allow_nan=False)
+        print_note(f"alpharank.npz is not written: {error}")

@@ -18,9 +18,8 @@ from rich.text import Text
 from rl_eval.cli.checks.finding import Finding, note, ok, problem
 from rl_eval.cli.evaluated import Evaluated, TrustPolicy, with_evaluated
 from rl_eval.cli.exits import Debug, ExitCode, reported
-from rl_eval.cli.printing import AsJson, counted, print_json, print_note
+from rl_eval.cli.printing import AsJson, counted, print_json, print_note, results
 from rl_eval.cli.settings import Assignments, OptionalConfigPath, Section, find_modules_here, read_settings
-from rl_eval.cli.stdout import results
 from rl_eval.errors import ConfigError
 from rl_eval.redaction import redact_text
 from rl_eval.supervision.working_folder import working_in

@@ -1,19 +1,21 @@
-"""Option ``--episodes``: episodes by their indices in the plan, as in ``3,7-9``."""
+"""Arguments that name a saved result and some of its episodes, by their indices in the plan as in ``3,7-9``."""
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from rl_eval.cli.shared import option
+from rl_eval.cli.shared import argument, option
 from rl_eval.errors import UsageError
 
 if TYPE_CHECKING:
     from rl_eval.config.settings import EvalSettings
 
-__all__ = ["episodes_option", "parse_episodes", "with_episodes"]
+__all__ = ["Results", "episodes_option", "parse_episodes", "with_episodes"]
 
 _PART: Final = re.compile(r"\s*(\d{1,10})\s*(?:-\s*(\d{1,10})\s*)?", re.ASCII)
+
+Results = Annotated[str, argument("DIR", "Run folder or URI, or the output folder of a result.")]
 
 
 def episodes_option(text: str) -> Any:
@@ -30,36 +32,26 @@ def parse_episodes(text: str, num_episodes: int) -> list[int]:
     """
     indices: dict[int, None] = {}
     for part in text.split(","):
-        first, last = _ends(part, text)
+        found = _PART.fullmatch(part)
+        if found is None:
+            raise UsageError(f"--episodes {text}: {part.strip()!r} is not an index or a range: write 3,7-9")
+        first, last = int(found[1]), int(found[2] or found[1])
+        if last < first:
+            raise UsageError(f"--episodes {text}: {part.strip()} ends before it begins: give {last}-{first}")
         if last >= num_episodes:
             raise UsageError(f"--episodes {text}: there is no episode {last}: the plan has {num_episodes}, from 0 on")
         indices |= dict.fromkeys(range(first, last + 1))
     return list(indices)
 
 
-def _ends(part: str, text: str) -> tuple[int, int]:
-    found = _PART.fullmatch(part)
-    if found is None:
-        raise UsageError(
-            f"--episodes {text}: {part.strip()!r} is no index and no range of them: give indices from 0 on, such as "
-            "3,7-9"
-        )
-    first, last = int(found[1]), int(found[2] or found[1])
-    if last < first:
-        raise UsageError(f"--episodes {text}: {part.strip()} ends before it begins: give {last}-{first}")
-    return first, last
-
-
 def with_episodes(settings: EvalSettings, text: str) -> EvalSettings:
     """Return settings whose plan is one range of the plan, with the seeds that its episodes have there."""
+    from rl_eval.config.settings import with_values
+
     section = settings.evaluation
     indices = sorted(parse_episodes(text, section.num_episodes))
     first, count = indices[0], len(indices)
     if indices[-1] - first >= count:
-        raise UsageError(
-            f"--episodes {text}: an evaluation runs one range of the plan, such as {first}-{indices[-1]}: give one, "
-            "and run others in evaluations of their own"
-        )
-    from rl_eval.config.settings import with_values
-
+        whole = f"{first}-{indices[-1]}"
+        raise UsageError(f"--episodes {text}: an evaluation runs one range of the plan, such as {whole}: give one")
     return with_values(settings, evaluation={"first_index": section.first_index + first, "num_episodes": count})

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
 
-from rl_eval.cli.policy_source import keys_of, policy_source
 from rl_eval.cli.shared import option
 from rl_eval.cli.trusting import consents
-from rl_eval.config.policy_schemes import absolute
+from rl_eval.config.policy_schemes import PolicySource, absolute, forms, named_source, schemes
+from rl_eval.config.references import dotted
 from rl_eval.errors import ConfigError
 from rl_eval.redaction import redact_command
 
-__all__ = ["Evaluated", "TrustPolicy", "with_evaluated"]
+__all__ = ["Evaluated", "TrustPolicy", "policy_source", "with_evaluated"]
 
 TrustPolicy = Annotated[
     bool, typer.Option("--trust", help="Load a policy file of pickled objects, which can run code, without asking.")
@@ -51,8 +52,7 @@ class Evaluated:
         option(
             "N",
             "Environments in each runner; by default 8, 1 for `single_agent`, and for others what their class says.",
-            "--num-envs-per-runner",
-            "--envs-per-runner",
+            *("--num-envs-per-runner", "--envs-per-runner"),
         ),
     ] = None
     device: Annotated[str | None, option("DEVICE", "Device of the policy: cpu, cuda, cuda:0.")] = None
@@ -70,31 +70,25 @@ class Evaluated:
     def check(
         self, command: str, assignments: Sequence[str] | None, *, takes_file: bool = True, needs_policy: bool = True
     ) -> None:
-        """Make sure that without a config file the options say what is evaluated.
+        """Make sure that without a config file the options name environment and policy.
 
         Args:
             command: The command, for the message.
-            assignments: ``--set``, which may say it as well.
+            assignments: ``--set``, which may name them as well.
             takes_file: Whether the command takes a config file.
-            needs_policy: Whether a policy has to be named; checkpoints may say theirs.
+            needs_policy: Whether a policy has to be named; checkpoints may name theirs.
         """
         given = _keys(assignments)
-        missing = [
-            f"--{name}"
-            for name, key in (("env", "environment.env"), ("policy", "policy.policy"))[: 1 + needs_policy]
-            if getattr(self, name) is None and key not in given
-        ]
-        if missing:
-            file = "a CONFIG file, or " if takes_file else ""
+        named = {
+            "--env": self.env or "environment.env" in given,
+            "--policy": self.policy or "policy.policy" in given or not needs_policy,
+        }
+        if missing := " and ".join(name for name, is_named in named.items() if not is_named):
             policy = f" --policy {self.policy or 'random'}" if needs_policy else ""
-            example = f"--env {self.env or 'CartPole-v1'}{policy}"
             raise ConfigError(
-                f"nothing says what to evaluate: give {file}{' and '.join(missing)}, as in rl-eval {command} {example}"
+                f"nothing says what to evaluate: give {'a CONFIG file, or ' if takes_file else ''}{missing}, as in "
+                f"rl-eval {command} --env {self.env or 'CartPole-v1'}{policy}"
             )
-
-    def is_on_ray(self, assignments: Sequence[str] | None) -> bool:
-        """Whether an evaluation without a config file uses Ray: asked before anything is read or imported."""
-        return bool(self.num_runners) or "runners.num_runners" in _keys(assignments)
 
     def keys(
         self, say: Callable[[str], None], assignments: Sequence[str] | None, *, trust: bool | None
@@ -106,42 +100,42 @@ class Evaluated:
             assignments: ``--set``, of which arguments of the policy are not looked for beside its file.
             trust: Whether files of pickled objects are trusted; None where nothing is loaded.
         """
-        weights, policy = self.weights, self.policy
-        if weights is not None and str(weights).startswith("hf:/"):
-            raise ConfigError("--weights downloads nothing: write --policy torch:MODULE:ATTR@hf://OWNER/REPO/FILE")
-        keys = self._policy_keys(say, assignments, trust=trust)
+        keys = {} if self.policy is None else self._policy_keys(self.policy, say, assignments, trust=trust)
         named = keys.get("policy.weights") or "path" in keys.get("policy.policy_kwargs", ())
-        if weights is not None and named:
-            raise ConfigError(f"--weights {weights}: --policy {policy} names a file as well: leave one out")
-        if (
-            weights is None
-            and "policy.weights" not in _keys(assignments)
-            and policy not in (None, "random")
-            and not named
-        ):
+        if self.weights is not None:
+            if str(self.weights).startswith("hf:/"):
+                raise ConfigError("--weights downloads nothing: write --policy torch:MODULE:ATTR@hf://OWNER/REPO/FILE")
+            if named:
+                raise ConfigError(f"--weights {self.weights}: --policy {self.policy} names a file too: leave one out")
+            keys["policy.weights"] = absolute(self.weights)
+        elif self.policy not in (None, "random") and not named and "policy.weights" not in _keys(assignments):
             say(f"policy: no --weights are given, so it has those that {keys['policy.policy']} makes, if any")
         flags = {
-            "policy.weights": None if weights is None else absolute(weights),
             "policy.deterministic": None if self.stochastic is None else not self.stochastic,
             **{f"{section}.{name}": getattr(self, name) for section, names in _KEYS.items() for name in names},
         }
         return keys | {key: flag for key, flag in flags.items() if flag is not None}
 
     def _policy_keys(
-        self, say: Callable[[str], None], assignments: Sequence[str] | None, *, trust: bool | None
+        self, policy: str, say: Callable[[str], None], assignments: Sequence[str] | None, *, trust: bool | None
     ) -> dict[str, Any]:
-        if self.policy is None:
-            return {}
+        """Return config keys that replace all that a config file says of its policy's making."""
         from rl_eval.cli.hub import on_this_machine
 
         kwargs = [one.removeprefix(_KWARGS) for one in assignments or () if one.startswith(_KWARGS)]
-        source = policy_source(on_this_machine(self.policy, say), _keys(kwargs))
+        source = policy_source(on_this_machine(policy, say), _keys(kwargs))
         if source.pickled is not None and trust is False:
             facts = f"{source.pickled} holds pickled objects, which can run any code when they are loaded"
             if not consents(f"{facts}.", "Load it?"):
-                raise ConfigError(f"--policy {self.policy}: {facts}: give --trust if you know where it comes from")
+                raise ConfigError(f"--policy {policy}: {facts}: give --trust if you know where it comes from")
         say(", with ".join([f"policy: {source.said}", *redact_command(kwargs)]))
-        return keys_of(source)
+        return {
+            "policy.policy": source.factory,
+            "policy.policy_kwargs": dict(source.kwargs),
+            "policy.weights": None,
+            "policy.weights_key": None,
+            **source.settings,
+        }
 
 
 _KEYS: Final = {
@@ -151,6 +145,45 @@ _KEYS: Final = {
     "runners": ("num_runners", "num_envs_per_runner", "address"),
 }
 _KWARGS: Final = "policy.policy_kwargs."
+
+
+def policy_source(text: str, given: Collection[str] = ()) -> PolicySource:
+    """Return what ``random``, ``sb3:model.zip``, ``rllib:checkpoint``, ``pkg.module:attr`` or a path stands for.
+
+    Args:
+        text: The value of ``--policy``.
+        given: Names of arguments that are given apart, and are not looked for.
+
+    Raises:
+        ConfigError: It stands for nothing, or a path for no or several kinds of policies.
+    """
+    if not text:
+        raise ConfigError("--policy is empty, as where a variable of the shell is not set")
+    if (source := named_source(text, given)) is not None:
+        return source
+    path, (name, _, attribute) = Path(text).expanduser(), text.partition(":")
+    if name.endswith(".py"):
+        wanted = dotted(text if attribute else f"{name}:NAME")
+        raise ConfigError(f"--policy {text}: name what makes the policy, in a module and not in a file: {wanted}")
+    if path.exists():
+        kinds = [scheme for scheme in schemes().values() if scheme.recognises(path)]
+        if len(kinds) == 1:
+            return kinds[0].source("", path, given)
+        files = ", ".join(sorted(file.name for file in path.glob("*.zip"))) if not kinds else ""
+        possible = ", ".join(scheme.named(path) for scheme in kinds) or forms()
+        fix = f"and it holds {files}: give one of them" if files else f"so name it: one of {possible}"
+        raise ConfigError(f"--policy {path}: its kind cannot be told, {fix}")
+    if name and attribute and "/" not in name:
+        return PolicySource(text, text)
+    known = {"random": "random"}
+    for one in path.parent.glob("*"):
+        is_module = one.suffix == ".py" and not one.is_absolute()
+        known[str(one).removesuffix(".py")] = dotted(f"{one}:ATTR") if is_module else str(one)
+    close = [known[one] for one in difflib.get_close_matches(str(path), known, n=1)]
+    raise ConfigError(
+        f"--policy {text}: there is no such file or folder, and it is not random, {forms()} or pkg.module:attr"
+        + (f": did you mean {close[0]!r}?" if close else "")
+    )
 
 
 def with_evaluated(command: Callable[..., None]) -> Callable[..., None]:

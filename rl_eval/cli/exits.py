@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import sys
+import textwrap
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,33 +17,11 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from rl_eval.cli.signals import Interrupted
 from rl_eval.errors import ClusterError, EvalError, UsageError, summary_of
 from rl_eval.redaction import redact_text
 from rl_eval.reports.page import lines
 
-__all__ = [
-    "COMPARE_CODES",
-    "CROSSPLAY_CODES",
-    "DOCTOR_CODES",
-    "INIT_CODES",
-    "LIST_CODES",
-    "OPE_CODES",
-    "PLAN_CODES",
-    "POWER_CODES",
-    "READ_CODES",
-    "REPLAY_CODES",
-    "RETRY_CODES",
-    "RUN_CODES",
-    "VERBOSE",
-    "VIDEO_CODES",
-    "VIEW_CODES",
-    "WATCH_CODES",
-    "Debug",
-    "ExitCode",
-    "code_of",
-    "reported",
-]
+__all__ = ["EXIT_CODES", "VERBOSE", "Debug", "ExitCode", "code_of", "exit_codes", "explained", "reported"]
 
 
 class ExitCode(IntEnum):
@@ -55,165 +34,60 @@ class ExitCode(IntEnum):
     CLUSTER = 4
     REQUIREMENT = 5
     BUG = 70
+    INTERRUPTED = 130
 
 
-RUN_CODES: Final = """\
-\b
-Exit codes:
-0    complete: every episode completed
-1    partial: some episodes failed or did not run
-2    usage error: config, weights, unknown key, output folder; or the run in
-     --log-dir is another one, or is being written by another process
-3    failed: too many episodes failed, or environment or policy cannot work
-4    cluster error: no runner came up, the address cannot be reached, the
-     local cluster died, the evaluation log or the result cannot be written,
-     or the log was taken over
-5    complete, but what --require asks does not hold, or has no value
-130  interrupted by Ctrl-C; 143 by SIGTERM, 129 by SIGHUP: what had
-     finished is saved
-70   unexpected error, shown with its traceback
-With --max-restarts it is that of the last run.
-"""
+EXIT_CODES: Final = (
+    (ExitCode.COMPLETE, "run crossplay", "complete: every episode completed"),
+    (ExitCode.COMPLETE, "watch", "complete: every checkpoint was evaluated, and all its episodes completed"),
+    (ExitCode.COMPLETE, "replay", "every episode came out as it was recorded, bit by bit"),
+    (ExitCode.COMPLETE, "compare", "compared; --require holds, and --fail-on shows no regression"),
+    (ExitCode.COMPLETE, "doctor", "no problem; there may be warnings"),
+    (ExitCode.COMPLETE, "", "done"),
+    (ExitCode.PARTIAL, "run crossplay", "partial: some episodes failed or did not run"),
+    (ExitCode.PARTIAL, "watch", "partial: some checkpoints cannot be loaded, are unfinished, or had failed episodes"),
+    (ExitCode.PARTIAL, "replay", "some episodes came out differently"),
+    (ExitCode.PARTIAL, "compare", "--require does not hold, or --fail-on shows a regression"),
+    (ExitCode.USAGE, "compare", "usage error, or no answer: pairs are too few or lack a side that failed"),
+    (ExitCode.USAGE, "plan", "usage error, or no answer: episodes of the pilot failed or all returned the same"),
+    (ExitCode.USAGE, "ope", "usage error, or the data identify no estimate"),
+    (ExitCode.USAGE, "doctor", "usage error, or at least one problem"),
+    (ExitCode.USAGE, "run crossplay", "usage error; or the log is of another run, or another process is writing it"),
+    (ExitCode.USAGE, "", "usage error: an option, a config, weights, a file or a folder; the message names it"),
+    (ExitCode.FAILED, "run crossplay", "failed: environment or policy cannot work, or too many episodes failed"),
+    (ExitCode.FAILED, "watch", "failed: no checkpoint has a result"),
+    (ExitCode.FAILED, "replay export plan ope", "failed: environment or policy cannot work"),
+    (
+        ExitCode.CLUSTER,
+        "run watch crossplay",
+        "cluster error: no runner is up, the log or the result cannot be written, or the log was taken over",
+    ),
+    (ExitCode.CLUSTER, "plan ope service", "cluster error: no answer at the address, or no runner comes up"),
+    (ExitCode.CLUSTER, "show export report replay compare", "the evaluation log is damaged or cannot be read"),
+    (ExitCode.REQUIREMENT, "run", "complete, but --require does not hold, or the metric has no value"),
+    (ExitCode.BUG, "", "unexpected error, shown with its traceback"),
+    (ExitCode.INTERRUPTED, "", "interrupted by Ctrl-C; 143 by SIGTERM, 129 by SIGHUP: what has finished is saved"),
+)
+"""Code, commands and meaning; the first row of a code for a command counts, and one without commands is for all."""
 
-WATCH_CODES: Final = """\
-\b
-Exit codes, over all checkpoints that the output folder knows:
-0    complete: every checkpoint was evaluated, and all its episodes completed
-1    partial: some could not be loaded, had failed episodes, or are still
-     being written
-2    usage error: config, option, no checkpoint at all; or the output folder
-     is about another evaluation, or is being written by another process
-3    failed: no checkpoint has a result
-4    cluster error: no runner came up, or none is left; the next call
-     continues there
-130  interrupted by Ctrl-C; 143 by SIGTERM, 129 by SIGHUP: what had
-     finished is saved
-70   unexpected error, shown with its traceback
-"""
 
-READ_CODES: Final = """\
-\b
-Exit codes:
-0    done
-2    usage error: there is no such result, or it contradicts the log beside it
-4    the evaluation log is damaged or cannot be read
-"""
+def exit_codes(command: str) -> dict[ExitCode, str]:
+    """Return what each exit code of a command means."""
+    found: dict[ExitCode, str] = {}
+    for code, commands, meaning in EXIT_CODES:
+        if not commands or command in commands.split():
+            found.setdefault(code, meaning)
+    return found
 
-INIT_CODES: Final = """\
-\b
-Exit codes:
-0    written
-2    usage error: an option, or the file exists already or cannot be written
-"""
 
-LIST_CODES: Final = """\
-\b
-Exit codes:
-0    listed; what cannot be read is a line with the reason
-2    usage error: there is no such folder
-"""
+def explained(command: str) -> str:
+    """Return the exit codes of a command for its help."""
+    codes = [
+        textwrap.fill(f"{code:<5}{meaning}", 78, subsequent_indent=" " * 5)
+        for code, meaning in exit_codes(command).items()
+    ]
+    return "\n".join(["\b", "Exit codes:", *codes])
 
-RETRY_CODES: Final = """\
-\b
-Exit codes:
-0    complete: no episode is failed any more
-1    partial: some failed again or did not run
-2    usage error: no evaluation log, other weights or code, a config of live
-     objects, or the run is being written by another process
-3    failed: too many episodes failed, or environment or policy cannot work
-4    cluster error: no runner came up, or the evaluation log is damaged, or
-     it or the result cannot be written
-130  interrupted by Ctrl-C; 143 by SIGTERM, 129 by SIGHUP: what had
-     finished is saved
-"""
-
-REPLAY_CODES: Final = """\
-\b
-Exit codes:
-0    every episode came out again as recorded, bit by bit
-1    some came out differently
-2    usage error: no such episode, other weights, a config of live objects, or
-     --render without a display or with an environment that opens no window
-3    the environment or the policy cannot be built, or the window failed
-4    the evaluation log is damaged or cannot be read
-"""
-
-VIDEO_CODES: Final = """\
-\b
-Exit codes:
-0    every episode came out again as recorded, bit by bit
-1    recorded, but some came out differently
-2    usage error: no such result, no episode selected, other weights, a config
-     of live objects, or an environment that does not render
-3    the environment or the policy cannot be built, or rendering failed
-4    the evaluation log is damaged or cannot be read
-"""
-
-VIEW_CODES: Final = """\
-\b
-Exit codes:
-0    ended by Ctrl-C
-2    usage error: there is no such folder, or the port cannot be used
-"""
-
-COMPARE_CODES: Final = """\
-\b
-Exit codes:
-0    compared; --require: it holds; --fail-on: no regression is shown
-1    --require: it does not hold; --fail-on: b is shown to return less
-2    the results cannot be compared or read; --require and --fail-on: no
-     answer, as pairs are too few or lack a side that failed
-4    an evaluation log is damaged or cannot be read
-"""
-
-OPE_CODES: Final = """\
-\b
-Exit codes:
-0    at least one estimate is identified
-2    the data identify none, or are refused; or a usage error
-3    the environment or the policy cannot be built
-4    cluster error in the simulation
-"""
-
-PLAN_CODES: Final = """\
-\b
-Exit codes:
-0    planned
-2    usage error; or some episodes of the pilot failed; or --detect or
-     --half-width is asked, and all of them returned the same
-3    the environment or the policy cannot work
-4    cluster error: the pilot's runner did not come up
-"""
-
-POWER_CODES: Final = """\
-\b
-Exit codes:
-0    compared
-2    usage error: an argument is no success rate
-"""
-
-CROSSPLAY_CODES: Final = """\
-\b
-Exit codes:
-0    complete: every game was played to its end
-1    partial: some games failed or did not run; the numbers are those of the
-     seeds that were played under all of their seatings
-2    usage error: config, matchups, policies, weights, output folder
-3    failed: too many games failed, or environment or a policy cannot work
-4    cluster error: no runner came up, the address cannot be reached, the
-     local cluster died, the evaluation log or the result cannot be written,
-     or the log was taken over
-130  interrupted by Ctrl-C; 143 by SIGTERM, 129 by SIGHUP: what had
-     finished is saved
-70   unexpected error, shown with its traceback
-"""
-
-DOCTOR_CODES: Final = """\
-\b
-Exit codes:
-0    no problem; there may be warnings
-2    at least one problem
-"""
 
 _TERMINAL_CODE: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
@@ -235,44 +109,33 @@ def reported(debug: bool) -> Iterator[None]:
     """Turn what a command raises into a message on stderr and an exit code; bugs keep their traceback."""
     try:
         yield
-    except EvalError as error:
-        if debug:
-            _print_traceback()
-        _print_error(str(error))
-        raise typer.Exit(code_of(error)) from None
-    except (KeyboardInterrupt, SystemExit) as stop:
-        if (code := _signal_code(stop)) is None:
-            raise
-        _print_error("interrupted before there was a result")
-        raise typer.Exit(code) from None
     except (typer.Exit, BrokenPipeError):
         raise
+    except (KeyboardInterrupt, SystemExit) as stop:
+        # Ray's own handler of SIGTERM, which is in place while Ray starts, exits with its number.
+        if isinstance(stop, SystemExit) and stop.code != signal.SIGTERM:
+            raise
+        _print_error("interrupted before there was a result")
+        default = 128 + (signal.SIGTERM if isinstance(stop, SystemExit) else signal.SIGINT)
+        raise typer.Exit(getattr(stop, "exit_code", default)) from None
     except Exception as error:
-        said = _of_a_factory(error)
-        if debug or not said:
-            _print_traceback()
-        if said:
-            _print_error(said if debug else f"{said}; with -v there is its traceback")
-        raise typer.Exit(ExitCode.FAILED if said else ExitCode.BUG) from None
+        message, code = _explained(error)
+        if debug or not message:
+            typer.echo(redact_text(traceback.format_exc()), err=True, nl=False)
+        if message:
+            _print_error(message)
+        raise typer.Exit(code) from None
 
 
-def _of_a_factory(error: Exception) -> str:
-    """Return what to say of an error that the factory of a policy raised; empty for any other."""
-    policies = sys.modules.get("rl_eval.policies")  # Without it there was none.
-    known = policies is not None and policies.came_from_factory(error)
-    return f"the policy cannot be made: {' '.join(summary_of(error).split())}" if known else ""
-
-
-def _signal_code(stop: KeyboardInterrupt | SystemExit) -> int | None:
-    """Return the exit code of a signal that ended a command; None if something else did."""
-    if isinstance(stop, SystemExit):
-        # Ray's own handler of SIGTERM, which is in place while Ray starts.
-        return 128 + signal.SIGTERM if stop.code == signal.SIGTERM else None
-    return stop.exit_code if isinstance(stop, Interrupted) else 130
-
-
-def _print_traceback() -> None:
-    typer.echo(redact_text(traceback.format_exc()), err=True, nl=False)
+def _explained(error: Exception) -> tuple[str, ExitCode]:
+    """Return message and exit code of an error; no message if it is a bug."""
+    if isinstance(error, EvalError):
+        return str(error), code_of(error)
+    policies = sys.modules.get("rl_eval.policies")  # Without it no factory of a policy was called.
+    if policies is not None and policies.came_from_factory(error):
+        summary = " ".join(summary_of(error).split())
+        return f"the policy cannot be made: {summary}; with -v there is its traceback", ExitCode.FAILED
+    return "", ExitCode.BUG
 
 
 def _print_error(message: str) -> None:

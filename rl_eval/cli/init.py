@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import shlex
+import textwrap
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
-
-import typer
+from typing import TYPE_CHECKING, Annotated, Any
 
 from rl_eval.cli.evaluated import Evaluated, with_evaluated
-from rl_eval.cli.exits import Debug, reported
-from rl_eval.cli.printing import AsJson, print_json, print_note
+from rl_eval.cli.printing import AsJson, print_json, print_note, written
 from rl_eval.cli.settings import Assignments, read_config
 from rl_eval.cli.shared import argument
-from rl_eval.errors import ConfigError
 
-__all__ = ["init"]
+if TYPE_CHECKING:
+    from rl_eval.config.builder import EvalConfig
+
+__all__ = ["commented_yaml", "init"]
 
 
 @with_evaluated
@@ -24,29 +25,52 @@ def init(
     evaluated: Evaluated,
     assignments: Assignments = None,
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """Write a config file that does what rl-eval run does with the same options, and explains every key."""
-    with reported(debug):
-        evaluated.check(f"init {path}", assignments, takes_file=False)
-        keys = evaluated.keys(print_note, assignments, trust=None)
-        config = read_config(None, None, assignments, keys)
-        config.build()
-        from rl_eval.config.commented import commented_yaml
-
-        _write(path, commented_yaml(config))
-        command = f"rl-eval run {shlex.quote(str(path))}"
-        if as_json:
-            print_json({"path": str(path), "command": command})
-        else:
-            typer.echo(f"written: run it with {command}", err=True)
+    evaluated.check(f"init {path}", assignments, takes_file=False)
+    config = read_config(None, None, assignments, evaluated.keys(print_note, assignments, trust=None))
+    config.build()
+    text = commented_yaml(config)
+    with written(path), path.open("x", encoding="utf-8") as file:
+        file.write(text)
+    command = f"rl-eval run {shlex.quote(str(path))}"
+    if as_json:
+        print_json({"path": str(path), "command": command})
+    else:
+        print_note(f"written: run it with {command}")
 
 
-def _write(path: Path, text: str) -> None:
-    try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError:
-        raise ConfigError(f"{path} exists already: give another path") from None
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
+def commented_yaml(config: EvalConfig) -> str:
+    """Return YAML that loads to the same settings, in which every key is explained.
+
+    Args:
+        config: What to write. Keys that were not set are comments with their defaults, and so are sections without any.
+
+    Raises:
+        ConfigError: A value is a live object.
+    """
+    return "\n".join(_commented(config))
+
+
+def _commented(config: EvalConfig) -> Iterator[str]:
+    import yaml
+
+    from rl_eval.config.settings import SECTIONS
+    from rl_eval.records.plain import plain
+
+    given = yaml.safe_load(config.to_yaml())
+    for section, model in SECTIONS.items():
+        yield from _comment(model.__doc__, "# ")
+        yield f"{section}:" if section in given else f"# {section}:"
+        for key, field in model.model_fields.items():
+            yield from _comment(field.description, "  # ")
+            is_set = key in given.get(section, {})
+            value: Any = given[section][key] if is_set else plain(field.get_default(call_default_factory=True))
+            written = yaml.safe_dump({key: value}, sort_keys=False, width=100, allow_unicode=True)
+            yield textwrap.indent(written, "  " if is_set else "  # ", lambda _: True).rstrip("\n")
+        yield ""
+
+
+def _comment(text: str | None, mark: str) -> list[str]:
+    plain_text = " ".join((text or "").replace("``", "`").split())
+    return textwrap.wrap(plain_text, 100, initial_indent=mark, subsequent_indent=mark)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from rl_eval.cli.exits import Debug, ExitCode, reported
-from rl_eval.cli.printing import AsJson, print_json, print_report
+from rl_eval.cli.exits import ExitCode
+from rl_eval.cli.printing import AsJson, print_either
 from rl_eval.cli.settings import Assignments, ConfigPath, Section, find_modules_here, read_settings
 from rl_eval.cli.shared import argument, option
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["ope"]
 
@@ -30,27 +27,21 @@ def ope(
     ] = True,
     assignments: Assignments = None,
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """Estimate the value of a config's policy from episodes that another policy ran, without running it."""
-    with reported(debug):
-        settings = read_settings(config, section, assignments, {} if gamma is None else {"evaluation.gamma": gamma})
-        find_modules_here()
-        from rl_eval.execution.group import evaluate
-        from rl_eval.ope import estimate, load_episodes, target_policy
+    settings = read_settings(config, section, assignments, {} if gamma is None else {"evaluation.gamma": gamma})
+    find_modules_here()
+    from rl_eval.execution.group import evaluate
+    from rl_eval.ope import estimate, load_episodes, target_policy
 
-        episodes = load_episodes(data)
-        policy = target_policy(settings, episodes)
-        estimates = estimate(
-            episodes,
-            policy,
-            gamma=settings.evaluation.gamma,
-            values="fitted" if fit else None,
-            simulation=evaluate(settings) if simulation else None,
-        )
-        if as_json:
-            print_json(estimates.to_dict())
-        else:
-            print_report(estimates)
-        if not estimates.identified:
-            raise typer.Exit(ExitCode.USAGE)
+    episodes = load_episodes(data)
+    estimates = estimate(
+        episodes,
+        target_policy(settings, episodes),
+        gamma=settings.evaluation.gamma,
+        values="fitted" if fit else None,
+        simulation=evaluate(settings) if simulation else None,
+    )
+    print_either(as_json, estimates.to_dict(), estimates)
+    if not estimates.identified:
+        raise typer.Exit(ExitCode.USAGE)

@@ -1,7 +1,6 @@
-"""Output folder of a result; of existing files only those of the same run are overwritten.
+"""Folders of log and result: chosen and checked before the evaluation starts, and never taken from another run.
 
-Everything is checked before the evaluation starts, so that hours of episodes do not end in a file that cannot
-be written.
+So hours of episodes do not end in a file that cannot be written.
 """
 
 from __future__ import annotations
@@ -13,23 +12,28 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from rl_eval.cli.printing import print_note
 from rl_eval.cli.shared import absolute_place, option, shown
-from rl_eval.errors import ClusterError, ConfigError, UsageError
+from rl_eval.errors import ClusterError, ConfigError, LogError, UsageError
+
+if TYPE_CHECKING:
+    from rl_eval.config.settings import EvalSettings
+    from rl_eval.log import LogContents
+    from rl_eval.results.result import EvalResult
 
 __all__ = [
     "Force",
     "LogDir",
     "claim_folder",
-    "claimed_folder",
     "claimed_folders",
-    "is_saved",
+    "finished_result",
+    "fresh_run_dir",
     "new_folder",
     "save_patiently",
     "unsaved_folder",
@@ -39,30 +43,98 @@ LogDir = Annotated[
     str | None,
     option(
         "DIR",
-        "Folder or URI of the evaluation log. A run that is there is continued: only what is missing runs. "
-        "The result is saved in a folder, too. By default a new folder in runs/, to which runs/latest leads.",
+        "Folder or URI of the evaluation log. A run that is there is continued: only what is missing runs. By default "
+        "a new folder in runs/, to which runs/latest leads.",
         "--log-dir",
         parser=absolute_place,
     ),
 ]
 Force = Annotated[bool, typer.Option("--force", help="Replace another result that is in --output.")]
 
-RUNS: Final = Path("runs")
-"""Where logs go by default."""
-
-LATEST: Final = "latest"
-"""Link in it to the last of them."""
+RUNS, LATEST = Path("runs"), "latest"
+"""Where logs go by default, and the link in it to the last of them."""
 _OUR_TARGET: Final = re.compile(r"\d{4}-\d\d-\d\d-\d{6}-[^/]+")
-"""Name of a folder that :func:`new_log_folder` made."""
+"""Name of a folder that :func:`_new_log_folder` made."""
 
 
 @contextmanager
-def new_log_folder(name: str) -> Iterator[str]:
-    """Make ``runs/<time>-<name>`` for a log, and have ``runs/latest`` lead there; if nothing finished, it goes again.
+def claimed_folders(
+    output: Path | None, run_dir: str | None, name: str, *, force: bool
+) -> Iterator[tuple[str | None, Path | None]]:
+    """Choose where log and result go; a new ``--output`` that is still empty in the end is removed.
+
+    Without ``run_dir`` the log goes to a new folder in ``runs``, or nowhere if there is an ``--output``.
+    """
+    given = run_dir is not None or output is not None
+    with nullcontext(run_dir) if given else _new_log_folder(name) as log_dir:
+        made = None if output is None or output.exists() else output
+        try:
+            yield log_dir, claim_folder(output, log_dir, force=force)
+        finally:
+            if made is not None:
+                with suppress(OSError):
+                    made.rmdir()
+
+
+def claim_folder(output: Path | None, run_dir: str | None, *, force: bool = False) -> Path | None:
+    """Create the folder of a result, and make sure that the result can be written there.
+
+    Args:
+        output: As the user gave it; else the result goes to the folder of the log, unless that is behind a URI.
+        run_dir: Of the evaluation log, if there is one: an earlier result of the same run is replaced.
+        force: Whether any result in ``output`` may be replaced.
+
+    Returns:
+        The folder; None for none.
 
     Raises:
-        ConfigError: It cannot be made.
+        ConfigError: The folder cannot be used.
     """
+    from rl_eval.results.files import RESULT_FILE, check_ours
+
+    if force and output is None:
+        raise ConfigError("--force replaces the result in --output: give --output, or leave --force out")
+    folder = _run_folder(run_dir) if output is None else output
+    if folder is None:
+        return None
+    check_ours(folder)
+    if not force and (folder / RESULT_FILE).exists() and not _is_of_run(folder, run_dir):
+        raise ConfigError(f"{shown(folder)} holds the result of another evaluation: give another --output, or --force")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unusable(folder, error) from error
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ConfigError(f"the output folder {shown(folder)} cannot be written to: give another --output")
+    return folder
+
+
+def unsaved_folder(
+    fingerprint: str, output: Path | None, run_dir: str | None, say: Callable[[str], None], *, force: bool = False
+) -> Path | None:
+    """Return where the result of a run that was complete before is still to be saved; None if that is nowhere.
+
+    Args:
+        fingerprint: Of the result.
+        output: As the user gave it.
+        run_dir: Of its log. If its folder can only be read, the result is not saved.
+        say: Called with a line about that.
+        force: Whether any result in ``output`` may be replaced.
+    """
+    from rl_eval.results.files import RESULT_FILE
+
+    folder = _run_folder(run_dir) if output is None else output
+    if folder is None or _read_result(folder / RESULT_FILE).get("fingerprint") == fingerprint:
+        return None
+    if output is None and not os.access(folder, os.W_OK | os.X_OK):
+        say(f"{shown(folder)} cannot be written to: the result is printed, and not saved")
+        return None
+    return claim_folder(output, run_dir, force=force)
+
+
+@contextmanager
+def _new_log_folder(name: str) -> Iterator[str]:
+    """Make ``runs/<time>-<name>`` for a log, with ``runs/latest`` leading there; if nothing finished, remove both."""
     now = datetime.datetime.now(datetime.timezone.utc).astimezone()
     folder = new_folder(RUNS.absolute() / f"{now:%Y-%m-%d-%H%M%S}-{name}")
     link = folder.with_name(LATEST)
@@ -80,7 +152,7 @@ def new_log_folder(name: str) -> Iterator[str]:
 def _link(link: Path, target: str | None) -> str | None:
     """Point our link to a folder beside it, or remove it; return its former target.
 
-    The absence of the link harms nobody, so errors are ignored. What another program put in its place stays.
+    A run works without the link, so errors are ignored. What another program put in its place stays.
     """
     former = None
     with suppress(OSError):
@@ -97,118 +169,16 @@ def _link(link: Path, target: str | None) -> str | None:
     return former
 
 
-@contextmanager
-def claimed_folders(
-    output: Path | None, run_dir: str | None, name: str, *, force: bool
-) -> Iterator[tuple[str | None, Path | None]]:
-    """Choose where log and result go; a new ``--output`` that is still empty in the end goes again."""
-    with _claimed_log_folder(output, run_dir, name) as log_dir:
-        made = None if output is None or output.exists() else output
-        try:
-            yield log_dir, claimed_folder(output, log_dir, force=force)
-        finally:
-            if made is not None:
-                with suppress(OSError):
-                    made.rmdir()
-
-
-@contextmanager
-def _claimed_log_folder(output: Path | None, run_dir: str | None, name: str) -> Iterator[str | None]:
-    """Choose where the log goes: as given; nowhere, with ``--output`` alone; else a new folder of its own."""
-    if run_dir is not None or output is not None:
-        yield run_dir
-        return
-    with new_log_folder(name) as folder:
-        yield folder
-
-
-def claimed_folder(output: Path | None, run_dir: str | None, *, force: bool = False) -> Path | None:
-    """Choose where a result is saved, and make sure that it can be; None for nowhere.
-
-    As given; else in the log's folder, unless that is behind a URI.
-    """
-    if force and output is None:
-        raise ConfigError("--force replaces the result in --output: give --output, or leave --force out")
-    place = _run_folder(run_dir) if output is None else output
-    if place is not None:
-        claim_folder(place, run_dir, force=force)
-    return place
-
-
-def unsaved_folder(
-    fingerprint: str, output: Path | None, run_dir: str | None, say: Callable[[str], None], *, force: bool = False
-) -> Path | None:
-    """Return where the result of a run that was complete before is still to be saved; None if that is nowhere.
-
-    Args:
-        fingerprint: Of the result.
-        output: As the caller gave it.
-        run_dir: Of its log. Where its folder can only be read, the result is not saved.
-        say: Called with a line about that.
-        force: Whether any result in ``output`` may be replaced.
-
-    Raises:
-        ConfigError: The folder cannot be used.
-    """
-    folder = _run_folder(run_dir) if output is None else output
-    if folder is None or is_saved(fingerprint, folder):
-        return None
-    if output is None and not os.access(folder, os.W_OK | os.X_OK):
-        say(f"{shown(folder)} cannot be written to: the result is printed, and not saved")
-        return None
-    claim_folder(folder, run_dir, force=force)
-    return folder
-
-
-def save_patiently(save: Callable[[], None], folder: Path) -> None:
-    """Save a result; retry a failed write as often as the evaluation log does.
-
-    Args:
-        save: Writes the files.
-        folder: Where they go.
-
-    Raises:
-        ClusterError: They cannot be written.
-    """
-    from rl_eval.log.storage import is_unusable
-    from rl_eval.log.writer import retry_pause
-
-    failures = 0
-    while (error := _failure_of(save)) is not None:
-        failures += 1
-        reason = error.strerror or str(error)
-        pause = None if is_unusable(error) else retry_pause(failures)
-        if pause is None:
-            raise ClusterError(
-                f"the result cannot be saved in {shown(folder)}: {reason}. If the run has a log, the same command with "
-                "--log-dir saves it later"
-            ) from error
-        if failures == 1:
-            print_note(f"the result cannot be saved yet ({reason}): trying again")
-        time.sleep(pause)
-
-
-def _failure_of(save: Callable[[], None]) -> OSError | None:
-    try:
-        save()
-    except OSError as error:
-        return error
-    return None
-
-
 def new_folder(base: Path) -> Path:
     """Create and return the first of BASE, BASE-2, BASE-3, ... that is not there; no two processes get the same.
 
     Raises:
         ConfigError: None can be created.
     """
-    try:
-        base.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise _unusable(base, error) from error
-    for folder in itertools.chain([base], (base.with_name(f"{base.name}-{number}") for number in itertools.count(2))):
+    for number in itertools.count(1):
+        folder = base if number == 1 else base.with_name(f"{base.name}-{number}")
         try:
-            folder.mkdir()
+            folder.mkdir(parents=True)
         except FileExistsError:  # Only making it tells whether it is free.
             continue
         except OSError as error:
@@ -217,36 +187,8 @@ def new_folder(base: Path) -> Path:
     raise AssertionError("numbers do not end")
 
 
-def claim_folder(folder: Path, run_dir: str | None = None, *, force: bool = False) -> None:
-    """Make sure that a result can be written to a folder, and create it.
-
-    Args:
-        folder: Where the result goes.
-        run_dir: Of the evaluation log, if there is one: an earlier result of the same run is replaced.
-        force: Whether any result may be replaced.
-    """
-    from rl_eval.results.files import RESULT_FILE, check_ours
-
-    if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"--output {shown(folder)} is a file: give a folder")
-    check_ours(folder)
-    if not force and (folder / RESULT_FILE).exists() and not _is_of_run(folder, run_dir):
-        raise ConfigError(
-            f"{shown(folder)} holds the result of an evaluation already: choose another folder with --output, or "
-            "replace that result with --force"
-        )
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise _unusable(folder, error) from error
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise ConfigError(f"the output folder {shown(folder)} cannot be written to: choose another one with --output")
-
-
 def _unusable(folder: Path, error: OSError) -> ConfigError:
-    return ConfigError(
-        f"the output folder {shown(folder)} cannot be created ({error.strerror}): choose another one with --output"
-    )
+    return ConfigError(f"the folder {shown(folder)} cannot be created ({error.strerror}): give another --output")
 
 
 def _run_folder(run_dir: str | None) -> Path | None:
@@ -270,13 +212,6 @@ def _is_of_run(folder: Path, run_dir: str | None) -> bool:
     return bool(theirs == (manifest.plan_fingerprint, manifest.identity, manifest.weights))
 
 
-def is_saved(fingerprint: str, folder: Path) -> bool:
-    """Return whether a folder holds a result with this fingerprint already."""
-    from rl_eval.results.files import RESULT_FILE
-
-    return bool(_read_result(folder / RESULT_FILE).get("fingerprint") == fingerprint)
-
-
 def _read_result(path: Path) -> dict[str, Any]:
     """Return the contents of a result file; empty for anything else."""
     from rl_eval.results.files import read_summary
@@ -285,3 +220,113 @@ def _read_result(path: Path) -> dict[str, Any]:
         return read_summary(path)
     except UsageError:
         return {}
+
+
+def save_patiently(save: Callable[[], None], folder: Path) -> None:
+    """Save a result; retry a failed write as often as the evaluation log does.
+
+    Raises:
+        ClusterError: The files cannot be written.
+    """
+    from rl_eval.log.storage import is_unusable
+    from rl_eval.log.writer import retry_pause
+
+    for failures in itertools.count(1):
+        try:
+            return save()
+        except OSError as error:
+            reason = error.strerror or str(error)
+            pause = None if is_unusable(error) else retry_pause(failures)
+            if pause is None:
+                how = "the same command with --log-dir saves it later, if the run has a log"
+                raise ClusterError(f"the result cannot be saved in {shown(folder)}: {reason}; {how}") from error
+        if failures == 1:
+            print_note(f"the result cannot be saved yet ({reason}): trying again")
+        time.sleep(pause)
+    return None
+
+
+# What a log holds already
+
+
+def fresh_run_dir(run_dir: str) -> str:
+    """Return the first of DIR, DIR-2, DIR-3, ... in which there is nothing yet."""
+    from rl_eval.log.storage import is_uri
+
+    # A query belongs to the file system, not to the folder.
+    base, mark, query = run_dir.partition("?") if is_uri(run_dir) else (run_dir, "", "")
+    base = base.rstrip("/") or base
+    names = itertools.chain([base], (f"{base}-{number}" for number in itertools.count(2)))
+    return next(name + mark + query for name in names if _is_free(name + mark + query))
+
+
+def _is_free(run_dir: str) -> bool:
+    from rl_eval.log.storage import open_storage
+
+    storage = open_storage(run_dir)
+    try:
+        return not any(storage.names(folder) for folder in ("", "owners", "segments"))
+    except OSError as error:
+        raise ConfigError(f"run_dir {storage.label} cannot be read: {error}") from error
+
+
+def finished_result(run_dir: str, settings: EvalSettings, say: Callable[[str], None]) -> EvalResult | None:
+    """Return the result of a run of these settings in which nothing is left to run.
+
+    Args:
+        run_dir: Folder or URI of its evaluation log, which need not exist.
+        settings: What is evaluated. The log decides whether another run may be continued.
+        say: Called with a line about what is there already.
+
+    Raises:
+        ConfigError: The folder holds a result without a log; or its URI, or the weights, cannot be opened.
+        UsageError: The log contradicts the result beside it.
+    """
+    from rl_eval.log.storage import open_storage
+    from rl_eval.results.loading import result_of_log
+
+    label = open_storage(run_dir).label
+    contents = _read_log(run_dir, label, say)
+    if contents is None or _differs(contents, settings):
+        return None
+    finished, planned, share = len(contents.rows), contents.manifest.num_episodes, settings.evaluation.determinism_check
+    state = f"continuing {label}: {finished:,} of {planned:,} episodes were finished"
+    result = None
+    if finished == planned:
+        result = result_of_log(contents, label)
+        # A check that "auto" decided against counts as one.
+        if not contents.determinism if share == "auto" else share and result.determinism.passed is None:
+            state, result = f"{state}; some of them are run again, as a check", None
+        else:
+            state = f"{label} is complete: nothing is left to run"
+    say(state)
+    return result
+
+
+def _read_log(run_dir: str, label: str, say: Callable[[str], None]) -> LogContents | None:
+    """Return what a log holds; None if there is none, or one that has to be repaired first."""
+    from rl_eval.log import read_log
+    from rl_eval.log.contents import read_manifest
+    from rl_eval.log.storage import is_uri, open_storage
+    from rl_eval.results.files import RESULT_FILE
+
+    try:
+        if read_manifest(open_storage(run_dir)) is not None:
+            return read_log(run_dir)
+    except LogError as error:
+        say(str(error))
+        return None
+    except OSError:
+        return None  # The log reports it when it is opened.
+    if not is_uri(run_dir) and Path(run_dir, RESULT_FILE).exists():
+        raise ConfigError(f"{label} holds a result without a log: give another --log-dir, or --fresh")
+    return None
+
+
+def _differs(contents: LogContents, settings: EvalSettings) -> bool:
+    from rl_eval.log.code_changes import code_differences, newest_code
+    from rl_eval.policies.filters import configured_weights
+    from rl_eval.results.provenance import manifest_of
+
+    ours, theirs = manifest_of(settings, settings.plan(), configured_weights(settings.policy)), contents.manifest
+    return bool(theirs.differences(ours) or code_differences(newest_code(theirs, contents.amendments), ours.code))

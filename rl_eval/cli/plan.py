@@ -1,32 +1,30 @@
-"""``rl-eval plan``: how long an evaluation takes, and which differences it can show, from a short pilot."""
+"""``rl-eval plan``: how long an evaluation takes and which differences it shows, from a pilot or two success rates."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from rl_eval.cli.evaluated import Evaluated, TrustPolicy, with_evaluated
-from rl_eval.cli.exits import Debug, ExitCode, reported
-from rl_eval.cli.printing import AsJson, print_json, print_note, print_page
+from rl_eval.cli.exits import ExitCode
+from rl_eval.cli.printing import AsJson, print_either, print_note
 from rl_eval.cli.settings import Assignments, OptionalConfigPath, Section, find_modules_here, read_settings
 from rl_eval.cli.shared import option
 from rl_eval.errors import EvalError, UsageError
 from rl_eval.reports.page import Line, Page
-from rl_eval.results.text import decimals, environment_name, number, policy_name
+from rl_eval.results.text import decimals, environment_name, interval_text, number, percent, policy_name
 
 if TYPE_CHECKING:
     from rl_eval.config.settings import EvalSettings
     from rl_eval.results.result import EvalResult
-    from rl_eval.results.stats.power import Spread
+    from rl_eval.results.stats.rates import Rate, RateComparison
 
 __all__ = ["plan"]
 
 _FEWEST: Final = 5
 """Episodes from which a standard deviation can be guessed at all."""
-_FEWEST_PLANNED: Final = 2
 _NO_SPREAD: Final = (
     "the returns of the pilot do not vary, so they say nothing about differences: try a longer --pilot, unless this "
     "policy always reaches the greatest return there is"
@@ -39,55 +37,57 @@ def plan(
     config: OptionalConfigPath = None,
     section: Section = None,
     trust: TrustPolicy = False,
-    detect: Annotated[float | None, option("D", "Say how many episodes show a difference of D in returns.")] = None,
-    half_width: Annotated[
-        float | None, option("W", "Say how many episodes give the mean return an interval of ± W, roughly.")
+    detect: Annotated[float | None, option("D", "Compute how many episodes show a difference of D in returns.")] = None,
+    half_width: Annotated[float | None, option("W", "Compute how many episodes give the mean return ± W.")] = None,
+    rates: Annotated[
+        tuple[str, str] | None, option("A B", "Run nothing; compare two success rates, such as 17/20 and 14/20.")
     ] = None,
     pilot: Annotated[int, typer.Option(metavar="N", min=_FEWEST, help="Episodes of the pilot.")] = 20,
     correlation: Annotated[
-        float,
-        typer.Option(
-            metavar="R",
-            min=-1.0,
-            max=0.99,
-            help="Correlation of the returns of two policies on equal seeds, for paired figures; rl-eval compare "
-            "measures it.",
-        ),
+        float, typer.Option(metavar="R", min=-1.0, max=0.99, help="Assumed correlation of returns on equal seeds.")
     ] = 0.5,
     assignments: Assignments = None,
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
-    """Run a short pilot, and say how long an evaluation takes and which difference it can show."""
-    with reported(debug):
-        _check_positive("--detect", detect, "a difference")
-        _check_positive("--half-width", half_width, "half the width of an interval,")
-        if config is None:
-            evaluated.check("plan", assignments)
-        settings = read_settings(config, section, assignments, evaluated.keys(print_note, assignments, trust=trust))
-        if settings.evaluation.num_episodes < _FEWEST_PLANNED:
-            raise UsageError("evaluation.num_episodes is 1, but one episode shows no difference: plan 2 or more")
-        find_modules_here()
-        found = _Planned(settings, _run_pilot(settings, pilot), detect, half_width, correlation)
-        if as_json:
-            print_json(found.to_dict())
-        else:
-            print_page(found.page())
-        if found.spread is None and (detect or half_width):
-            raise typer.Exit(ExitCode.USAGE)
+    """Run a short pilot, and compute how long an evaluation takes and which difference it can show."""
+    if rates is not None:
+        if config is not None or evaluated != Evaluated():
+            raise UsageError("--rates compares two rates and runs nothing: leave CONFIG and its options out")
+        from rl_eval.results.stats.rates import compare_rates, parse_rate
 
-
-def _check_positive(name: str, value: float | None, what: str) -> None:
-    if value is not None and not 0 < value < math.inf:
-        raise UsageError(f"{name} {value:g}: give {what} above 0")
+        compared = compare_rates(*map(parse_rate, rates))
+        print_either(as_json, compared.to_dict(), _rates_page(compared))
+        return
+    for name, value in (("--detect", detect), ("--half-width", half_width)):
+        if value is not None and not 0 < value < math.inf:
+            raise UsageError(f"{name} {value:g}: give a finite number above 0")
+    if config is None:
+        evaluated.check("plan", assignments)
+    settings = read_settings(config, section, assignments, evaluated.keys(print_note, assignments, trust=trust))
+    if settings.evaluation.num_episodes == 1:
+        raise UsageError("evaluation.num_episodes is 1, but one episode shows no difference: plan 2 or more")
+    find_modules_here()
+    figures, page = _planned(settings, _run_pilot(settings, pilot), correlation, detect, half_width)
+    print_either(as_json, figures, page)
+    if page.notes and (detect or half_width):
+        raise typer.Exit(ExitCode.USAGE)
 
 
 def _run_pilot(settings: EvalSettings, episodes: int) -> EvalResult:
     """Run the first episodes of the plan, in this process if that can be."""
+    from rl_eval.config.settings import SECTIONS, needs_processes, with_values
     from rl_eval.execution.group import EvalRunnerGroup
 
-    settings = _pilot_settings(settings, episodes)
-    with EvalRunnerGroup(settings, threaded=settings.runners.num_runners > 0) as group:
+    given = (getattr(getattr(settings, section), key) for section in SECTIONS for key in needs_processes(section))
+    in_process = not settings.runners.num_runners or not (
+        settings.runners.runner_class.needs_processes or any(map(bool, given))
+    )
+    settings = with_values(
+        settings,
+        evaluation={"num_episodes": episodes, "determinism_check": 0.0},
+        runners={"num_runners": int(not in_process)},
+    )
+    with EvalRunnerGroup(settings, threaded=not in_process) as group:
         result = group.evaluate()
     if result.status == "failed":
         raise EvalError(f"the pilot failed: {result.reason}")
@@ -96,143 +96,83 @@ def _run_pilot(settings: EvalSettings, episodes: int) -> EvalResult:
     return result
 
 
-def _pilot_settings(settings: EvalSettings, episodes: int) -> EvalSettings:
-    from rl_eval.config.settings import with_values
+def _planned(
+    settings: EvalSettings, result: EvalResult, correlation: float, detect: float | None, half_width: float | None
+) -> tuple[dict[str, Any], Page]:
+    """Return all figures, as plain JSON values and as a page; those of differences need returns that vary."""
+    from rl_eval.records.plain import plain
+    from rl_eval.results.stats.power import Spread
 
-    return with_values(
-        settings,
-        evaluation={"num_episodes": episodes, "determinism_check": 0.0},
-        runners={"num_runners": int(_needs_a_process(settings))},
-    )
-
-
-def _needs_a_process(settings: EvalSettings) -> bool:
-    from rl_eval.config.settings import SECTIONS, needs_processes
-
-    if not settings.runners.num_runners:
-        return False
-    given = (getattr(getattr(settings, section), key) for section in SECTIONS for key in needs_processes(section))
-    return settings.runners.runner_class.needs_processes or any(map(bool, given))
-
-
-@dataclass(frozen=True)
-class _Planned:
-    """Figures of a plan, from a pilot of it."""
-
-    settings: EvalSettings
-    result: EvalResult
-    detect: float | None
-    half_width: float | None
-    correlation: float
-
-    @property
-    def spread(self) -> Spread | None:
-        """Standard deviation of the pilot's returns; None if they do not differ, or are not finite."""
-        from rl_eval.results.stats.power import Spread
-
-        numbers = self.result.aggregates
-        return Spread(numbers.std, numbers.count) if 0 < numbers.std < math.inf else None
-
-    @property
-    def episodes(self) -> int:
-        return self.settings.evaluation.num_episodes
-
-    def minutes(self, episodes: int) -> float:
-        """Return how long so many episodes take, if all runners are as fast as this process."""
-        timing, runners = self.result.timing, max(1, self.settings.runners.num_runners)
-        return timing.wall_seconds / len(self.result.plan) * episodes / runners / 60
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return everything as plain JSON values."""
-        from rl_eval.records.plain import plain
-
-        numbers, spread = self.result.aggregates, self.spread
-        planned: dict[str, Any] = {"episodes": self.episodes, "minutes": self.minutes(self.episodes)}
-        pilot = {"episodes": numbers.count, "mean": numbers.mean, "std": numbers.std}
-        described = {"pilot": pilot, "planned": planned, "correlation": self.correlation, "detect": None, "mean": None}
-        if spread is not None:
-            planned["half_width"] = spread.half_width(self.episodes)
-            planned["unpaired_difference"] = spread.difference(self.episodes)
-            planned["paired_difference"] = spread.difference(self.episodes, self.correlation)
-            described["detect"] = None if self.detect is None else asdict(self._detection(spread, self.detect))
-            described["mean"] = None if self.half_width is None else asdict(self._precision(spread, self.half_width))
-        return {key: plain(value) for key, value in described.items()}
-
-    def _detection(self, spread: Spread, difference: float) -> _Detection:
-        unpaired, paired = spread.episodes(difference), spread.episodes(difference, self.correlation)
-        return _Detection(difference, unpaired, self.minutes(unpaired), paired, self.minutes(paired))
-
-    def _precision(self, spread: Spread, half_width: float) -> _Precision:
-        episodes = spread.episodes_of_half_width(half_width)
-        return _Precision(half_width, episodes, self.minutes(episodes))
-
-    # The page
-
-    def page(self) -> Page:
-        """Lay the figures out."""
-        spread = self.spread
-        return Page(
-            title=environment_name(self.result.provenance) or "plan",
-            subtitle=policy_name(self.result.provenance),
-            state="plan",
-            sections=[self._time_lines(), *([] if spread is None else self._difference_sections(spread))],
-            notes=[_NO_SPREAD] if spread is None else [],
-        )
-
-    def _time_lines(self) -> list[Line]:
-        numbers, runners = self.result.aggregates, self.settings.runners.num_runners
-        places = decimals(numbers.sem, numbers.mean)
-        pilot = f"episodes: mean return {number(numbers.mean, places)}, std {number(numbers.std, places)}"
-        where = f"on {runners} runners as fast as this process" if runners > 1 else "on one runner"
-        return [
-            Line("pilot", f"{numbers.count:,}", f"{pilot}, {number(self.result.timing.wall_seconds)} s"),
-            Line("plan", f"{self.episodes:,}", f"episodes: about {_span(self.minutes(self.episodes))} {where}"),
-        ]
-
-    def _difference_sections(self, spread: Spread) -> list[list[Line]]:
-        def write(value: float) -> str:
-            return number(value, decimals(value / 10))
-
-        paired = f"on equal seeds, if the returns correlate by {self.correlation:g}"
-        shown = [
-            Line("interval", f"± {write(spread.half_width(self.episodes))}", "95 % interval of the mean, roughly"),
-            Line("shows", write(spread.difference(self.episodes)), "difference of two such means, in 80 % of cases"),
-            Line("", write(spread.difference(self.episodes, self.correlation)), paired),
-        ]
-        asked = []
-        if self.half_width is not None:
-            precise = self._precision(spread, self.half_width)
-            gives = f"episodes ({_span(precise.minutes)}) give an interval of ± {self.half_width:g}, roughly"
-            asked.append(Line("half width", f"{precise.episodes:,}", gives))
-        if self.detect is not None:
-            found = self._detection(spread, self.detect)
-            needs = f"episodes of either policy ({_span(found.unpaired_minutes)}) show {self.detect:g} in 80 % of cases"
-            paired = f"{paired} ({_span(found.paired_minutes)})"
-            asked += [Line("detect", f"{found.unpaired:,}", needs), Line("", f"{found.paired:,}", paired)]
-        return [shown, asked]
-
-
-@dataclass(frozen=True)
-class _Detection:
-    """How many episodes of either policy show a difference, and how long those of one take."""
-
-    difference: float
-    unpaired: int
-    unpaired_minutes: float
-    paired: int
-    paired_minutes: float
-
-
-@dataclass(frozen=True)
-class _Precision:
-    """How many episodes give the mean an interval of a half width, and how long they take."""
-
-    half_width: float
-    episodes: int
-    minutes: float
+    numbers, episodes, runners = result.aggregates, settings.evaluation.num_episodes, settings.runners.num_runners
+    minutes = result.timing.wall_seconds / len(result.plan) / max(1, runners) / 60
+    planned: dict[str, Any] = {"episodes": episodes, "minutes": minutes * episodes}
+    figures: dict[str, Any] = {
+        "pilot": {"episodes": numbers.count, "mean": numbers.mean, "std": numbers.std},
+        "planned": planned,
+        "correlation": correlation,
+        "detect": None,
+        "mean": None,
+    }
+    places = decimals(numbers.sem, numbers.mean)
+    returns = f"mean return {number(numbers.mean, places)}, std {number(numbers.std, places)}"
+    where = f"on {runners} runners as fast as this process" if runners > 1 else "on one runner"
+    lines = [
+        Line("pilot", f"{numbers.count:,}", f"episodes: {returns}, {number(result.timing.wall_seconds)} s"),
+        Line("plan", f"{episodes:,}", f"episodes: about {_span(minutes * episodes)} {where}"),
+    ]
+    page = Page(environment_name(result.provenance) or "plan", policy_name(result.provenance), "plan", [lines])
+    if not 0 < numbers.std < math.inf:
+        page.notes.append(_NO_SPREAD)
+        return plain(figures), page
+    spread = Spread(numbers.std, numbers.count)
+    planned["half_width"] = spread.half_width(episodes)
+    planned["unpaired_difference"] = spread.difference(episodes)
+    planned["paired_difference"] = spread.difference(episodes, correlation)
+    width, unpaired, paired = (number(value, decimals(value / 10)) for value in [*planned.values()][2:])
+    on_equal_seeds = f"on equal seeds, if the returns correlate by {correlation:g}"
+    shown = [
+        Line("interval", f"± {width}", "95 % interval of the mean, roughly"),
+        Line("detectable", unpaired, "difference of two such means (power 80 %)"),
+        Line("", paired, on_equal_seeds),
+    ]
+    asked: list[Line] = []
+    if half_width is not None:
+        needed = spread.episodes_of_half_width(half_width)
+        figures["mean"] = {"half_width": half_width, "episodes": needed, "minutes": minutes * needed}
+        gives = f"episodes ({_span(minutes * needed)}) give an interval of ± {half_width:g}, roughly"
+        asked.append(Line("half width", f"{needed:,}", gives))
+    if detect is not None:
+        counts = {"unpaired": spread.episodes(detect), "paired": spread.episodes(detect, correlation)}
+        spans = {f"{kind}_minutes": minutes * count for kind, count in counts.items()}
+        figures["detect"] = {"difference": detect, **counts, **spans}
+        first, second = map(_span, spans.values())
+        shows = f"episodes of either policy ({first}) show {detect:g} (power 80 %)"
+        asked.append(Line("detect", f"{counts['unpaired']:,}", shows))
+        asked.append(Line("", f"{counts['paired']:,}", f"{on_equal_seeds} ({second})"))
+    page.sections.extend([shown, asked])
+    return plain(figures), page
 
 
 def _span(minutes: float) -> str:
     if minutes < 1:
         return f"{60 * minutes:.2g} s"
     return f"{minutes:,.0f} min" if minutes < 120 else f"{minutes / 60:,.1f} h"
+
+
+def _rates_page(found: RateComparison) -> Page:
+    def line(name: str, rate: Rate) -> Line:
+        counts = f"{rate.successes:,} of {rate.episodes:,}   {interval_text(rate.interval)}"
+        return Line(name, percent(rate.value), counts)
+
+    differing = f"p-value, exact: so often do equal rates differ by {percent(abs(found.difference))} or more"
+    more = "more" if found.difference > 0 else "less"
+    difference = Line("b - a", percent(found.difference), interval_text(found.interval))
+    sections = [
+        [line("a", found.a), line("b", found.b)],
+        [difference, Line("Fisher", f"{found.p_value:.2g}", differing)],
+    ]
+    if found.episodes_needed is not None:
+        needed = "of either policy show this difference in 80 % of experiments; fewer do on the same seeds"
+        sections.append([Line("episodes", f"{found.episodes_needed:,}", needed)])
+    verdict = f"b succeeds {more} often than a at 95 %" if found.is_shown else "no difference shown at 95 %"
+    return Page("two success rates", "", "b against a", sections, verdict=verdict)

@@ -1,28 +1,28 @@
-"""``rl-eval report``: results as one HTML page that needs nothing else."""
+"""``rl-eval report`` and ``rl-eval view``: results as HTML pages, in one file or served to a browser."""
 
 from __future__ import annotations
 
 import os
+import webbrowser
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 from urllib.parse import quote
 
 import typer
 
 from rl_eval.atomic_write import write_text
-from rl_eval.cli.exits import Debug, reported
-from rl_eval.cli.printing import AsJson, counted, print_json
-from rl_eval.cli.shared import argument
-from rl_eval.cli.stdout import print_line
+from rl_eval.cli.printing import AsJson, counted, print_either, written
+from rl_eval.cli.shared import FolderOfRuns, argument
 from rl_eval.errors import ConfigError
 
 if TYPE_CHECKING:
     from rl_eval.reports.html import Source
 
-__all__ = ["report"]
+__all__ = ["report", "view"]
 
-_BEGINNING = 2_000
-"""Bytes in which a page of ours says what it is."""
+_BEGINNING: Final = 2_000
+"""Bytes within which a report has its mark."""
 
 
 def report(
@@ -32,24 +32,20 @@ def report(
     ] = Path("report.html"),
     force: Annotated[bool, typer.Option("--force", help="Replace a file that is not a report, too.")] = False,
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """Write results as one HTML page: numbers, charts, faults, every episode; several are compared with the first."""
-    with reported(debug):
-        if not force:
-            _check_replaceable(output)
-        from rl_eval.reports.html import render
+    from rl_eval.reports.html import GENERATOR, render
 
-        text = render([_source(path, output) for path in paths])
-        try:
-            write_text(output, text)
-        except OSError as error:
-            raise ConfigError(f"{output} cannot be written: {error.strerror or error}") from error
-        size = len(text.encode())
-        if as_json:
-            print_json({"path": str(output), "results": len(paths), "bytes": size})
-        else:
-            print_line(f"{output}: {counted(len(paths), 'result')}, {size / 1000:,.0f} kB")
+    if not force and output.exists():
+        with written(output), output.open("rb") as file:
+            if GENERATOR.encode() not in file.read(_BEGINNING):
+                raise ConfigError(f"{output} exists and is not a report: choose another file with -o, or give --force")
+    text = render([_source(path, output) for path in paths])
+    with written(output):
+        write_text(output, text)
+    size = len(text.encode())
+    described = {"path": str(output), "results": len(paths), "bytes": size}
+    print_either(as_json, described, f"{output}: {counted(len(paths), 'result')}, {size / 1000:,.0f} kB")
 
 
 def _source(path: str, output: Path) -> Source:
@@ -65,16 +61,24 @@ def _source(path: str, output: Path) -> Source:
     return Source(path, result, {index: quote(os.path.relpath(file.resolve(), beside)) for index, file in files})
 
 
-def _check_replaceable(path: Path) -> None:
-    """Make sure that a file is not there, or is a report."""
-    from rl_eval.reports.html import GENERATOR
+def view(
+    folder: FolderOfRuns = Path("runs"),
+    port: Annotated[
+        int, typer.Option("--port", min=0, max=65_535, show_default=False, help="By default one that is free.")
+    ] = 0,
+    open_: Annotated[bool, typer.Option("--open", help="Open a browser.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show the runs in a folder to a browser on this machine: an index, a report of each, comparisons; until Ctrl-C."""
+    from rl_eval.reports.view import RunServer
 
     try:
-        with path.open("rb") as file:
-            ours = GENERATOR.encode() in file.read(_BEGINNING)
-    except FileNotFoundError:
-        return
+        server = RunServer(folder, port)
     except OSError as error:
-        raise ConfigError(f"{path} cannot be replaced: {error.strerror or error}") from error
-    if not ours:
-        raise ConfigError(f"{path} exists and is not a report: choose another file with -o, or replace it with --force")
+        raise ConfigError(f"port {port} cannot be used: {error.strerror or error}; leave --port out") from error
+    with suppress(KeyboardInterrupt), server:
+        described = {"url": server.url, "folder": str(folder), "runs": server.num_runs}
+        print_either(as_json, described, f"{server.url}   {counted(server.num_runs, 'run')} in {folder}, until Ctrl-C")
+        if open_:
+            webbrowser.open(server.url)
+        server.serve_forever()

@@ -1,29 +1,36 @@
-"""``rl-eval run``: one evaluation, from a config file to a printed result and two files."""
+"""``rl-eval run``: one evaluation, from a config file to a printed result and two files; or an earlier one again."""
 
 from __future__ import annotations
 
 import os
 import re
-import threading
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from rl_eval.cli.episodes import episodes_option, with_episodes
+from rl_eval.cli.episodes import episodes_option, parse_episodes, with_episodes
 from rl_eval.cli.evaluated import Evaluated, TrustPolicy, with_evaluated
 from rl_eval.cli.exits import Debug, ExitCode, reported
-from rl_eval.cli.output import Force, LogDir, claimed_folders, save_patiently, unsaved_folder
-from rl_eval.cli.printing import AsJson, Quiet, print_json, print_note, print_report
+from rl_eval.cli.output import (
+    Force,
+    LogDir,
+    claimed_folders,
+    finished_result,
+    fresh_run_dir,
+    save_patiently,
+    unsaved_folder,
+)
+from rl_eval.cli.printing import AsJson, Quiet, flush_results, print_json, print_line, print_note, print_report
 from rl_eval.cli.restarts import run_with_restarts
 from rl_eval.cli.settings import Assignments, OptionalConfigPath, Section, find_modules_here, read_settings
-from rl_eval.cli.shared import absolute_path, option, shown
+from rl_eval.cli.shared import absolute_path, absolute_place, option, shown
 from rl_eval.cli.signals import Interruption
-from rl_eval.cli.stdout import flush_results, print_line
-from rl_eval.errors import ClusterDied, ConfigError
+from rl_eval.cli.trusting import load_to_run
+from rl_eval.errors import ClusterDied, ConfigError, UsageError
 from rl_eval.results.text import interval_text
 
 if TYPE_CHECKING:
@@ -35,34 +42,42 @@ if TYPE_CHECKING:
 
 __all__ = ["deliver", "exit_code_of", "look_up", "name_of", "print_result", "run", "run_evaluation"]
 
+_BESIDE_RETRY: Final = frozenset(
+    ["retry", "attempts", "episodes", "accept_code_change", "trust", "require", "quiet", "as_json", "debug", "no_color"]
+)
+"""Parameters that may stand beside ``--retry``."""
+_NAMED: Final = 10
+"""Failed episodes that a message names."""
+
 
 @with_evaluated
 def run(
+    ctx: typer.Context,
     evaluated: Evaluated,
     config: OptionalConfigPath = None,
     section: Section = None,
     trust: TrustPolicy = False,
     episodes: Annotated[
         str | None,
-        episodes_option("Run this range of the plan only, as in 7-9; its episodes are 0, 1, ... of the run."),
+        episodes_option("Run this range of the plan only, as in 7-9; or with --retry these of the failed episodes."),
     ] = None,
     run_dir: LogDir = None,
+    retry: Annotated[
+        str | None, option("DIR", "Run the failed episodes of the run in DIR again.", parser=absolute_place)
+    ] = None,
+    attempts: Annotated[
+        int | None, option("N", "Further attempts of --retry; by default as many as the config gives.", min=1)
+    ] = None,
     accept_code_change: Annotated[
-        bool,
-        typer.Option(
-            "--accept-code-change",
-            help="Continue the run in DIR although the code of the environment or the policy was changed.",
-        ),
+        bool, option(None, "Continue a run although the code of environment or policy was changed.")
     ] = False,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Leave a run in DIR alone; begin in DIR-2, DIR-3, ...")
-    ] = False,
+    fresh: Annotated[bool, option(None, "Leave a run in DIR alone; begin in DIR-2, DIR-3, ...")] = False,
     max_restarts: Annotated[
         int,
         option(
             "N",
-            "Run in a child process, and start it again, with back-off, until the log is complete or this many "
-            "restarts in a row brought no new episode; by default never.",
+            "Run in a child process, and start it again until the log is complete, or until N restarts in a row "
+            "brought no new episode.",
             min=0,
         ),
     ] = 0,
@@ -71,9 +86,8 @@ def run(
         option(
             "DIR",
             "Folder for result.json and episodes.parquet; by default that of the log. Without --log-dir, no log is "
-            "kept then, and runs/latest stays where it is.",
-            "--output",
-            "-o",
+            "kept then.",
+            *("--output", "-o"),
             parser=absolute_path,
         ),
     ] = None,
@@ -81,104 +95,152 @@ def run(
     assignments: Assignments = None,
     require: Annotated[
         list[str] | None,
-        option(
-            "'METRIC >= X'",
-            "Exit with 5 unless this holds, as in 'episode_return_ci_low >= 475'. May be repeated: all must hold.",
-        ),
+        option("'METRIC >= X'", "Exit with 5 unless this holds, as 'episode_return_ci_low >= 475'; may be repeated."),
     ] = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
     debug: Debug = False,
 ) -> None:
     """Evaluate a policy as a config file or --env and --policy say, print the result and save it."""
-    if max_restarts:
-        with reported(debug):
-            raise typer.Exit(run_with_restarts(run_dir, max_restarts, fresh=fresh))
     say = (lambda _: None) if quiet else print_note
-    with reported(debug):
-        if config is None:
+    with Interruption() as interruption, reported(debug):
+        _check_options(ctx)
+        if max_restarts:
+            raise typer.Exit(run_with_restarts(run_dir, max_restarts, fresh=fresh))
+        if config is None and retry is None:
             evaluated.check("run", assignments)
-            if not evaluated.is_on_ray(assignments):
-                say("running in this process: --runners 2 runs on two Ray actors")
-        requirements = [_requirement(text) for text in require or ()]
+        requirements = _requirements(require or ())
         keys = evaluated.keys(say, assignments, trust=trust)
-    from rl_eval.cli.progress import make_monitor
+        earlier = None if retry is None else load_to_run(retry, trust)
+        from rl_eval.cli.progress import Monitor
 
-    with Interruption() as interruption, reported(debug), closing(make_monitor(quiet=quiet or as_json)) as monitor:
-        monitor.say("starting" if config is None else f"reading {config.name}")
-        settings = read_settings(config, section, assignments, keys)
-        if episodes is not None:
-            settings = with_episodes(settings, episodes)
-            say(f"only --episodes {episodes} of the plan: -n sets how many it has")
-        find_modules_here()
-        for requirement in requirements:
-            _check_metric(requirement)
-        if accept_code_change and run_dir is None:
-            raise ConfigError(
-                "--accept-code-change continues the run in --log-dir: give --log-dir, or leave --accept-code-change out"
-            )
-        run_dir, result = look_up(run_dir, fresh, settings, say)
-        if result is None:
-            with claimed_folders(output, run_dir, name_of(settings, config, section), force=force) as (log_dir, place):
-                given = partial(deliver, folder=place, quiet=quiet, as_json=as_json)
-                result = run_evaluation(settings, log_dir, accept_code_change, interruption, monitor, given)
-                if result.num_failed:
-                    say(_retry_advice(log_dir))
-        else:
-            monitor.close()
-            place = unsaved_folder(result.fingerprint, output, run_dir, say, force=force)
-            deliver(result, place, quiet=quiet, as_json=as_json)
-        if code := exit_code_of(result, interruption):
-            for requirement in requirements:
-                print_note(f"{requirement}: not judged, since the result is {result.status}")
+        with closing(Monitor(quiet=quiet or as_json)) as monitor:
+            if retry is not None and earlier is not None:
+                run_dir, settings = retry, _put_aside(retry, earlier, episodes, attempts, accept_code_change)
+            else:
+                settings = read_settings(config, section, assignments, keys)
+                if episodes is not None:
+                    settings = with_episodes(settings, episodes)
+                    say(f"only --episodes {episodes} of the plan: -n sets how many it has")
+                if config is None and not settings.runners.num_runners:
+                    say("running in this process: --runners 2 runs on two Ray actors")
+                find_modules_here()
+            run_dir, result = look_up(run_dir, fresh, settings, say)
+            given = partial(deliver, quiet=quiet, as_json=as_json)
+            if result is None:
+                name = name_of(settings, config, section)
+                with claimed_folders(output, run_dir, name, force=force) as (log_dir, place):
+                    given = partial(given, folder=place)
+                    result = run_evaluation(settings, log_dir, accept_code_change, interruption, monitor, given)
+                    if result.num_failed and log_dir is None:
+                        say("no log was kept, so --retry cannot run the failed episodes again: add --log-dir DIR")
+                    elif result.num_failed:
+                        say(f"rl-eval run --retry {shown(str(log_dir))} runs what failed again")
+            else:
+                monitor.close()
+                given(result, unsaved_folder(result.fingerprint, output, run_dir, say, force=force))
+        code = exit_code_of(result, interruption)
+        for requirement in requirements if code else ():
+            print_note(f"{requirement}: not judged, since the result is {result.status}")
+        if code := code or _unmet(requirements, result):
             raise typer.Exit(code)
-        if code := _unmet(requirements, result):
-            raise typer.Exit(code)
 
 
-def _retry_advice(log_dir: str | None) -> str:
-    if log_dir is None:
-        return "no log was kept, so rl-eval retry cannot run the failed episodes again: add --log-dir DIR to --output"
-    return f"rl-eval retry {shown(log_dir)} runs what failed again"
+def _check_options(ctx: typer.Context) -> None:
+    """Refuse options that go with another one only.
+
+    Raises:
+        ConfigError: The other one is missing, or ``--retry`` stands beside what its log says.
+    """
+    named = {
+        str(param.name): param.opts[0]
+        for param in ctx.command.params
+        if (source := ctx.get_parameter_source(str(param.name))) and source.name == "COMMANDLINE"
+    }
+    if "retry" in named and (others := [named[name] for name in named.keys() - _BESIDE_RETRY]):
+        raise ConfigError(f"--retry takes the evaluation from its log: leave {', '.join(sorted(others))} out")
+    for name, needed in (
+        ("attempts", ("retry",)),
+        ("accept_code_change", ("run_dir", "retry")),
+        ("fresh", ("run_dir",)),
+    ):
+        if name in named and not named.keys() & set(needed):
+            other = " or ".join(f"--{'log-dir' if one == 'run_dir' else one}" for one in needed)
+            raise ConfigError(f"{named[name]} goes with {other}: give that too, or leave {named[name]} out")
 
 
-def _requirement(text: str) -> MetricRequirement:
-    from rl_eval.results.requirements import parse_metric
+def _put_aside(
+    path: str, result: EvalResult, episodes: str | None, attempts: int | None, accept_code_change: bool
+) -> EvalSettings:
+    """Have a log forget, for the count, that episodes failed; return settings with which they run again.
 
-    return parse_metric(text)
+    Raises:
+        UsageError: There is no log, or an episode that is asked for did not fail.
+        LogMismatch: Weights or code differ from those of the log.
+    """
+    from rl_eval.config.settings import make_settings
+    from rl_eval.log import EvaluationLog
+    from rl_eval.log.contents import read_manifest
+    from rl_eval.log.storage import open_storage
+    from rl_eval.policies.filters import configured_weights
+    from rl_eval.results.provenance import manifest_of
+    from rl_eval.results.replay import check_recorded
+
+    failed = [index for index, row in enumerate(result.table.completed) if result.table.filled[index] and not row]
+    chosen = failed if episodes is None else parse_episodes(episodes, len(result.plan))
+    if others := set(chosen) - set(failed):
+        those = f"{', '.join(map(str, failed[:_NAMED]))}{', ...' * (len(failed) > _NAMED)}" if failed else "none"
+        raise UsageError(f"--episodes {episodes}: episode {min(others)} did not fail; of this run did: {those}")
+    if read_manifest(open_storage(path)) is None:
+        raise UsageError(
+            f"{shown(path)} has a result but no evaluation log, which --retry needs: evaluate again with --log-dir DIR"
+        )
+    config = {name: dict(section) for name, section in result.provenance["config"].items()}
+    check_recorded(config)
+    tolerance = config["fault_tolerance"]
+    spent = max((fault.attempt for fault in result.faults), default=0)
+    tolerance["max_attempts_per_episode"] = spent + (attempts or tolerance["max_attempts_per_episode"])
+    settings = make_settings(config)
+    if chosen:
+        with closing(EvaluationLog.open(path, accept_code_change=accept_code_change)) as log:
+            log.retry(manifest_of(settings, settings.plan(), configured_weights(settings.policy)), chosen)
+    return settings
 
 
-def _check_metric(requirement: MetricRequirement) -> None:
-    """Make sure, before anything runs, that results have this metric; those of agents are known afterwards."""
-    if "/" in requirement.metric:
-        return
+def _requirements(texts: Sequence[str]) -> list[MetricRequirement]:
+    """Parse ``--require``; make sure that results have these metrics. Those of agents are known after a run."""
+    if not texts:
+        return []
     from rl_eval.records.episode import EpisodeTable
+    from rl_eval.results.requirements import parse_metric
     from rl_eval.results.result import EvalResult, Timing
     from rl_eval.scheduling.plan import EpisodePlan
 
-    timing = Timing.of_totals({}, num_runners=0)
+    requirements, timing = [parse_metric(text) for text in texts], Timing.of_totals({}, num_runners=0)
     empty = EvalResult(
         table=EpisodeTable(1), plan=EpisodePlan(1), status="partial", reason="", timing=timing, provenance={}
     )
-    requirement.check(empty.metrics)
+    for requirement in requirements:
+        if "/" not in requirement.metric:
+            requirement.check(empty.metrics)
+    return requirements
 
 
 def _unmet(requirements: Sequence[MetricRequirement], result: EvalResult) -> int:
-    """Say of each requirement whether a result meets it; return the exit code."""
-    met = [_is_met(requirement, result) for requirement in requirements]
-    return 0 if all(met) else ExitCode.REQUIREMENT
-
-
-def _is_met(requirement: MetricRequirement, result: EvalResult) -> bool:
-    """Return, and say, whether a result meets what was asked."""
+    """Write whether a result meets each requirement; return the exit code."""
     from rl_eval.results.requirements import Answer
 
-    answer, name = requirement.judge(result.metrics), requirement.metric
-    why = f" ({result.interval.note})" if answer is Answer.OPEN and "return_ci" in name and result.interval.note else ""
-    if result.determinism.passed is False and not name.startswith("num_"):
-        answer, why = Answer.OPEN, f" (the result is {result.determinism})"
-    print_note(f"{requirement}: {answer.value}, {name} is {result.metrics[name]:g}{why}")
-    return answer is Answer.HOLDS
+    code = ExitCode.COMPLETE
+    for requirement in requirements:
+        name, answer, why = requirement.metric, requirement.judge(result.metrics), ""
+        if result.determinism.passed is False and not name.startswith("num_"):
+            answer, why = Answer.OPEN, f" (the result is {result.determinism})"
+        elif answer is Answer.OPEN and "return_ci" in name and result.interval.note:
+            why = f" ({result.interval.note})"
+        print_note(f"{requirement}: {answer.value}, {name} is {result.metrics[name]:g}{why}")
+        if answer is not Answer.HOLDS:
+            code = ExitCode.REQUIREMENT
+    return code
 
 
 def name_of(settings: EvalSettings, config: Path | None, section: str | None) -> str:
@@ -194,11 +256,7 @@ def look_up(
 ) -> tuple[str | None, EvalResult | None]:
     """Return where the log goes, and the result of a run that is complete there already."""
     if run_dir is None:
-        if fresh:
-            raise ConfigError("--fresh starts beside the run in --log-dir: give --log-dir, or leave --fresh out")
         return None, None
-    from rl_eval.cli.run_dir import finished_result, fresh_run_dir
-
     if not fresh:
         return run_dir, finished_result(run_dir, settings, say)
     chosen = fresh_run_dir(run_dir)
@@ -213,40 +271,40 @@ def run_evaluation(
     accept_code_change: bool,
     interruption: Interruption,
     monitor: Monitor,
-    deliver: Callable[[EvalResult], str],
+    deliver: Callable[[EvalResult], object],
 ) -> EvalResult:
     """Run the evaluation; save and print the result before the runners are stopped, which may take a while.
 
     Runners of this process work in this thread, the main one, since some environments need it.
     """
+    runners = settings.runners
     monitor.plan(settings)
     monitor.say("loading")
     from rl_eval.execution.group import EvalRunnerGroup
 
     def begin(handle: EvalHandle) -> None:
-        monitor.follow(handle.progress)
-        interruption.defer(
-            None if run_dir is None else handle.flush,
-            cancel=lambda: _cancel(handle, monitor),
-            hide=monitor.close,
-            rescue=lambda: deliver(handle.snapshot("ended by SIGTERM or SIGHUP")),
-        )
+        def cancel() -> None:
+            monitor.announce("stopping; a second signal gives the result up")
+            handle.cancel()
 
-    monitor.say(_start_of(settings))
-    with EvalRunnerGroup(settings, threaded=settings.runners.num_runners > 0) as group:
-        _import_for_the_report()
+        monitor.follow(handle.progress)
+        interruption.defer(None if run_dir is None else handle.flush, cancel=cancel)
+
+    address = runners.address or os.environ.get("RAY_ADDRESS")
+    ray = f"connecting to Ray at {address}" if address else "starting Ray"
+    monitor.say(ray if runners.num_runners else "building environment and policy")
+    with EvalRunnerGroup(settings, threaded=runners.num_runners > 0) as group:
         handle = group.submit(run_dir=run_dir, accept_code_change=accept_code_change, on_submitted=begin)
         try:
             result = handle.result()
         except ClusterDied as error:
             # Ray's client may end this process at any moment, and would do it when the group stops.
             monitor.close()
-            interruption.abort(f"{error}; {_continuation(run_dir)}", ExitCode.CLUSTER)
-            raise
-        interruption.claim()
+            os.write(2, f"error: {error}; {_continuation(run_dir)}\n".encode())
+            os._exit(ExitCode.CLUSTER)
         with monitor.room():
             deliver(result)
-        monitor.say("stopping the runners" if settings.runners.num_runners else "closing the environments")
+        monitor.say("stopping the runners" if runners.num_runners else "closing the environments")
         if interruption.number is not None and result.stopped_early:
             print_note(_continuation(run_dir))
         interruption.conclude(exit_code_of(result, interruption))
@@ -260,31 +318,8 @@ def _continuation(run_dir: str | None) -> str:
     return f"what had finished is in the log: the same command with --log-dir {shown(run_dir)} continues"
 
 
-def _import_for_the_report() -> None:
-    """Import what saving needs while other runners start, and not beside an environment that imports."""
-    import pyarrow.parquet
-    import scipy.special
-
-    assert scipy.special
-    pyarrow.array([])  # Its first array imports pandas where there is one.
-
-
-def _start_of(settings: EvalSettings) -> str:
-    """Say what the start of a group is busy with."""
-    if not settings.runners.num_runners:
-        return "building environment and policy"
-    address = settings.runners.address or os.environ.get("RAY_ADDRESS")
-    return f"connecting to Ray at {address}" if address else "starting Ray"
-
-
-def _cancel(handle: EvalHandle, monitor: Monitor) -> None:
-    # A signal handler must not wait, and whoever cancels an evaluation that has not begun ends it.
-    threading.Thread(target=handle.cancel, daemon=True).start()
-    monitor.announce("stopping; a second signal gives the result up")
-
-
-def deliver(result: EvalResult, folder: Path | None, *, quiet: bool, as_json: bool) -> str:
-    """Save and print a result; return its place. A result that cannot be saved is printed all the same.
+def deliver(result: EvalResult, folder: Path | None, *, quiet: bool, as_json: bool) -> None:
+    """Save and print a result. One that cannot be saved is printed all the same.
 
     Raises:
         ClusterError: It cannot be saved.
@@ -299,7 +334,6 @@ def deliver(result: EvalResult, folder: Path | None, *, quiet: bool, as_json: bo
     if folder is not None and not quiet:
         print_line(f"\nsaved in {shown(folder)}: {RESULT_FILE}, {EPISODES_FILE}", err=as_json)
     flush_results()
-    return "the result is printed" if folder is None else f"what had finished is saved in {shown(folder)}"
 
 
 def print_result(result: EvalResult, *, quiet: bool, as_json: bool) -> None:

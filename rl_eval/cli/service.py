@@ -4,33 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 import typer
 
-from rl_eval.cli.exits import Debug, reported
-from rl_eval.cli.printing import AsJson, print_json, print_page
+from rl_eval.cli.exits import Debug, explained, reported
+from rl_eval.cli.printing import AsJson, print_json, print_line, print_report
 from rl_eval.cli.shared import CommandLine, argument, option
-from rl_eval.cli.stdout import print_line
 from rl_eval.reports.page import Line, Page
 
 __all__ = ["app"]
-
-_LIST_CODES: Final = """\
-\b
-Exit codes:
-0    listed; a service that does not answer is named
-2    usage error: an option
-4    cluster error: the address cannot be reached
-"""
-
-_STOP_CODES: Final = """\
-\b
-Exit codes:
-0    the service has ended
-2    usage error: there is no service of this name
-4    cluster error: the address cannot be reached, or the service does not end
-"""
 
 Address = Annotated[
     str | None, option("HOST:PORT", "Ray cluster; by default RAY_ADDRESS, else the one that runs on this machine.")
@@ -44,7 +27,7 @@ app = CommandLine(
 )
 
 
-@app.command("list", epilog=_LIST_CODES, short_help="Show the state of services.")
+@app.command("list", epilog=explained("service"), short_help="Show the state of services.")
 def list_(
     address: Address = None,
     namespace: Annotated[str | None, option("NAME", "Ray namespace; by default all.")] = None,
@@ -63,12 +46,12 @@ def list_(
             print_json(services)
             return
         for status in services:
-            print_page(_page(status))
+            print_report(_page(status))
         if not services:
             print_line(f"no evaluation service{'' if namespace is None else f' in namespace {namespace}'}")
 
 
-@app.command("stop", epilog=_STOP_CODES, short_help="End a service.")
+@app.command("stop", epilog=explained("service"), short_help="End a service.")
 def stop(
     name: Annotated[str, argument("NAME", "The service.")],
     address: Address = None,

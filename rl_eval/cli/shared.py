@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
-from rl_eval.cli.stdout import reserved_stdout
+from rl_eval.cli.exits import VERBOSE, reported
+from rl_eval.cli.printing import reserved_stdout
 
 __all__ = ["CommandLine", "FolderOfRuns", "NoColor", "absolute_path", "absolute_place", "argument", "option", "shown"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def option(metavar: str, text: str, *names: str, **more: Any) -> Any:
+def option(metavar: str | None, text: str, *names: str, **more: Any) -> Any:
     """Return an option whose help text says what it is by default."""
     return typer.Option(*names, metavar=metavar, show_default=False, help=text, **more)
 
@@ -65,11 +67,28 @@ NoColor = Annotated[
     ),
 ]
 
+
+def _with_traceback(ctx: typer.Context, wanted: bool) -> None:
+    ctx.meta[VERBOSE] = wanted
+
+
+Verbose = Annotated[
+    bool,
+    typer.Option(
+        "--verbose",
+        "-v",
+        envvar=VERBOSE,
+        callback=_with_traceback,
+        expose_value=False,
+        help="Show the traceback of any error.",
+    ),
+]
+
 _shared = typer.Typer(add_completion=False)
 
 
 @_shared.command()
-def _options(no_color: NoColor = False) -> None:
+def _options(verbose: Verbose = False, no_color: NoColor = False) -> None:
     """Do nothing: only the options count."""
 
 
@@ -78,16 +97,31 @@ class _Command(TyperCommand):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.params += typer.main.get_command(_shared).params
+        own = {name for param in self.params for name in param.opts}
+        self.params += [param for param in typer.main.get_command(_shared).params if own.isdisjoint(param.opts)]
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command, with stdout for its result alone."""
-        with reserved_stdout():
+        """Run the command, with stdout for its result alone; its errors become messages and exit codes."""
+        with reserved_stdout(), reported(ctx.meta.get(VERBOSE, False)):
             return super().invoke(ctx)
+
+
+class _Commands(TyperGroup):
+    """Commands under headings in the help."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write a section for each heading, in the order of the commands."""
+        width = max(map(len, self.commands))
+        for heading, commands in itertools.groupby(self.commands.values(), lambda one: vars(one)["rich_help_panel"]):
+            with formatter.section(heading if isinstance(heading, str) else "Commands"):
+                formatter.write_dl([(f"{one.name:{width}}", one.get_short_help_str(200)) for one in commands])
 
 
 class CommandLine(typer.Typer):
     """A command line whose commands all have the shared options."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(cls=_Commands, **given)
 
     def command(self, *args: Any, **kwargs: Any) -> Callable[[Function], Function]:
         """Register a command, as typer does."""

@@ -1,33 +1,57 @@
-"""``rl-eval show``: report on a run folder or a saved result, or on some of its episodes."""
+"""``rl-eval list`` and ``rl-eval show``: the runs in a folder, and what is known about one run or its episodes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from rl_eval.cli.episodes import episodes_option, parse_episodes
-from rl_eval.cli.exits import Debug, reported
-from rl_eval.cli.printing import AsJson, counted, print_json, print_page, print_report
-from rl_eval.cli.shared import argument
-from rl_eval.cli.stdout import print_line
+from rl_eval.cli.episodes import Results, episodes_option, parse_episodes
+from rl_eval.cli.printing import AsJson, counted, print_json, print_line, print_note, print_report
+from rl_eval.cli.shared import FolderOfRuns
 from rl_eval.redaction import redact_text
 from rl_eval.reports.page import Line, Page, lines, one_line
 from rl_eval.results.text import number
 
 if TYPE_CHECKING:
-    from rl_eval.records.episode import EpisodeRecord, Fault
+    from rl_eval.records.episode import Fault
+    from rl_eval.reports.listing import ListedRun
     from rl_eval.results.result import EvalResult
     from rl_eval.results.story import Event
 
-__all__ = ["Results", "show"]
+__all__ = ["list_", "show"]
 
+_GAP: Final = "   "
+_HEADINGS: Final = ["when", "status", "episodes", "mean return (interval)", "environment", "policy", "run"]
 _SHOWN: Final = 5
 """Faults, slow episodes and failed ones that are shown."""
 
-Results = Annotated[str, argument("DIR", "Run folder or URI, or the output folder of a result.")]
+
+def list_(folder: FolderOfRuns = Path("runs"), as_json: AsJson = False) -> None:
+    """List the runs in a folder and below, the latest first; what they hold is read, and nothing they name runs."""
+    from rl_eval.reports.listing import list_runs
+
+    runs = list_runs(folder)
+    if as_json:
+        print_json([run.to_dict() for run in runs])
+    elif runs:
+        rows = [_HEADINGS, *map(_cells, runs)]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        for row in rows:
+            line = _GAP.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+            print_line(redact_text(line.rstrip()))
+    else:
+        print_note(f"no runs in {folder}: rl-eval run keeps them there, unless --log-dir or --output says where")
+
+
+def _cells(run: ListedRun) -> list[str]:
+    """Return the texts of a line; a broken run has a reason after its path, and no numbers."""
+    if run.status == "broken":
+        return ["", run.status, "", "", "", "", f"{run.name}: {run.problem}"]
+    return [run.minute, run.state, run.count, run.mean, run.environment, run.policy, run.name]
 
 
 def show(
@@ -37,154 +61,100 @@ def show(
     ] = None,
     faults: Annotated[bool, typer.Option("--faults", help="Show every fault with its traceback.")] = False,
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """Show what came of an evaluation, finished or not: numbers, faults, slowest and failed episodes."""
-    with reported(debug):
-        from rl_eval.results.loading import load
+    from rl_eval.results.loading import load
 
-        if episodes is not None:
-            _show_episodes(load(path), episodes, faults=faults, as_json=as_json)
-            return
-        result, run = load(path), _describe_run(path)
-        if as_json:
-            print_json(_describe(result, run))
-            return
-        print_report(result)
-        sections = [_run_lines(run), [] if faults else _fault_lines(result), _slow_lines(result), _failed_lines(result)]
-        if any(sections):
-            print_line()
-            state = "saved result" if not run else "ended" if run["released"] else "at work, or killed"
-            print_page(Page(run.get("run_dir", redact_text(path)), "", state, sections))
-        if faults:
-            _print_faults(result.faults)
-
-
-# Single episodes
-
-
-def _show_episodes(result: EvalResult, episodes: str, *, faults: bool, as_json: bool) -> None:
-    from rl_eval.records.plain import plain
-    from rl_eval.results.story import story
-
-    stories = {index: story(result, index) for index in parse_episodes(episodes, len(result.plan))}
-    if as_json:
-        told = [
-            {"index": index, "events": plain([asdict(event) for event in found])} for index, found in stories.items()
-        ]
-        print_json(told)
+    result = load(path)
+    if episodes is not None:
+        _show_episodes(result, episodes, faults=faults, as_json=as_json)
         return
-    for position, (index, events) in enumerate(stories.items()):
-        if position:
-            print_line()
-        _print_story(index, events, faults=faults)
-
-
-def _print_story(index: int, events: Sequence[Event], *, faults: bool) -> None:
-    end = next(event.kind for event in reversed(events) if event.kind != "check")
-    print_page(Page(f"episode {index}", events[0].text, end, [[_event_line(event) for event in events[1:]]]))
+    run, slowest, failed = _run(path), _slowest(result), _failed(result)
+    if as_json:
+        described = {"run": run, "num_finished": len(result.episodes), "slowest": slowest, "failed": failed}
+        print_json({**described, "result": result.to_dict()})
+        return
+    print_report(result)
+    cells = _cells_of_run(run) if run else {}
+    if not faults:
+        cells["faults"] = [(f"{count:,}", kind) for kind, count in result.fault_counts.items()]
+        cells["messages"] = [("", _located(fault)) for fault in result.faults[-_SHOWN:]]
+    lengths = result.table.rows["length"]
+    cells["slowest"] = [
+        (f"episode {one['index']}", f"{number(one['seconds'])} s   {lengths[one['index']]:,} steps") for one in slowest
+    ]
+    cells["failed"] = [
+        (f"episode {one['index']}", f"seed {one['seed']}   {one['attempts']} attempts   {one['last_error']}")
+        for one in failed[:_SHOWN]
+    ]
+    if len(failed) > _SHOWN:
+        cells["failed"].append(("", f"and {len(failed) - _SHOWN:,} more: --json has them all"))
+    if any(cells.values()):
+        section = [
+            Line("" if position else label, value, text)
+            for label, found in cells.items()
+            for position, (value, text) in enumerate(found)
+        ]
+        print_line()
+        state = "saved result" if run is None else "ended" if run["released"] else "at work, or killed"
+        print_report(Page(redact_text(path) if run is None else run["run_dir"], "", state, [section]))
     if faults:
-        _print_faults([event.fault for event in events if event.fault is not None])
+        _print_faults(result.faults)
 
 
-def _event_line(event: Event) -> Line:
-    label = f"attempt {event.attempt}" if event.attempt else event.kind
-    runner = "" if event.runner is None else f"runner {event.runner}"
-    after = "" if event.seconds is None else f" ({number(event.seconds)} s)"
-    return Line(label, runner, f"{event.text}{after}")
-
-
-# The run
-
-
-def _describe_run(path: str) -> dict[str, Any]:
-    """Return what the files of a log say besides its episodes; empty for a saved result without a log."""
+def _run(path: str) -> dict[str, Any] | None:
+    """Return the facts of a log besides its episodes; None for a saved result without a log."""
     from rl_eval.log.ownership import read_claims
     from rl_eval.log.storage import open_storage
 
     storage = open_storage(path)
-    try:
-        claims, segments, damaged = read_claims(storage), len(storage.names("segments")), storage.names("damaged")
-    except NotADirectoryError:  # It is a result.json.
-        return {}
-    if not claims:
-        return {}
-    last = claims[-1]
+    with suppress(NotADirectoryError):  # It is a result.json.
+        if claims := read_claims(storage):
+            return {
+                "run_dir": storage.label,
+                "sessions": len(claims),
+                "last": str(claims[-1]),
+                "released": claims[-1].released,
+                "segments": len(storage.names("segments")),
+                "damaged": storage.names("damaged"),
+            }
+    return None
+
+
+def _cells_of_run(run: dict[str, Any]) -> dict[str, list[tuple[str, str]]]:
+    damaged = f"set aside as damaged: {', '.join(run['damaged'])}" if run["damaged"] else ""
     return {
-        "run_dir": storage.label,
-        "sessions": len(claims),
-        "last": str(last),
-        "released": last.released,
-        "segments": segments,
-        "damaged": damaged,
+        "sessions": [(f"{run['sessions']:,}", f"the last one: {run['last']}")],
+        "segments": [(f"{run['segments']:,}", damaged)],
     }
 
 
-def _run_lines(run: dict[str, Any]) -> list[Line]:
-    if not run:
-        return []
-    damaged = run["damaged"]
-    damage = f"{len(damaged):,} set aside as damaged: {', '.join(damaged)}" if damaged else ""
-    return [
-        Line("sessions", f"{run['sessions']:,}", f"the last one: {run['last']}"),
-        Line("segments", f"{run['segments']:,}", damage),
-    ]
-
-
-# Its episodes
-
-
-def _fault_lines(result: EvalResult) -> list[Line]:
-    kinds = [Line("", f"{count:,}", kind) for kind, count in result.fault_counts.items()]
-    messages = [Line("", "", _located(fault)) for fault in result.faults[-_SHOWN:]]
-    return _labelled("faults", kinds) + _labelled("messages", messages)
-
-
-def _slow_lines(result: EvalResult) -> list[Line]:
-    return _labelled(
-        "slowest",
-        [
-            Line("", f"episode {record.index}", f"{number(_seconds(record))} s   {record.length:,} steps")
-            for record in _slowest(result)
-        ],
-    )
-
-
-def _failed_lines(result: EvalResult) -> list[Line]:
-    failed = _failed(result)
-    lines = [
-        Line("", f"episode {record.index}", f"seed {record.seed}   {record.attempts} attempts   {_last_error(record)}")
-        for record in failed[:_SHOWN]
-    ]
-    more = [Line("", "", f"and {len(failed) - _SHOWN:,} more: --json has them all")] if len(failed) > _SHOWN else []
-    return _labelled("failed", lines + more)
-
-
-def _labelled(label: str, lines: list[Line]) -> list[Line]:
-    return [line._replace(label="" if position else label) for position, line in enumerate(lines)]
-
-
-def _slowest(result: EvalResult) -> list[EpisodeRecord]:
+def _slowest(result: EvalResult) -> list[dict[str, Any]]:
     import numpy as np
 
+    from rl_eval.records.plain import plain
     from rl_eval.results.metrics import episode_seconds
 
-    order = np.argsort(np.where(result.table.completed, -episode_seconds(result.table.rows), np.inf), kind="stable")
-    return [result.table.record(int(index)) for index in order[: min(_SHOWN, int(result.table.completed.sum()))]]
+    completed = np.flatnonzero(result.table.completed)
+    seconds = episode_seconds(result.table.rows[completed])
+    order = np.argsort(-seconds, kind="stable")[:_SHOWN]
+    return [{"index": int(completed[place]), "seconds": plain(float(seconds[place]))} for place in order]
 
 
-def _failed(result: EvalResult) -> list[EpisodeRecord]:
+def _failed(result: EvalResult) -> list[dict[str, Any]]:
     import numpy as np
 
-    return [result.table.record(int(i)) for i in np.flatnonzero(result.table.filled & ~result.table.completed)]
-
-
-def _seconds(record: EpisodeRecord) -> float:
-    return record.reset_seconds + record.step_seconds + record.inference_seconds
-
-
-def _last_error(record: EpisodeRecord) -> str:
-    return f"{record.faults[-1].error_type}: {record.faults[-1].message}" if record.faults else "its faults are lost"
+    table, lost = result.table, "its faults are lost"
+    failed = [table.record(int(index)) for index in np.flatnonzero(table.filled & ~table.completed)]
+    return [
+        {
+            "index": record.index,
+            "seed": record.seed,
+            "attempts": record.attempts,
+            "last_error": next((f"{fault.error_type}: {fault.message}" for fault in record.faults[::-1]), lost),
+        }
+        for record in failed
+    ]
 
 
 def _located(fault: Fault) -> str:
@@ -198,24 +168,25 @@ def _print_faults(faults: list[Fault]) -> None:
     print_line(f"\n{counted(len(faults), 'fault')}")
 
 
-# As JSON
-
-
-def _describe(result: EvalResult, run: dict[str, Any]) -> dict[str, Any]:
+def _show_episodes(result: EvalResult, episodes: str, *, faults: bool, as_json: bool) -> None:
     from rl_eval.records.plain import plain
+    from rl_eval.results.story import story
 
-    return {
-        "run": run or None,
-        "num_finished": len(result.episodes),
-        "slowest": [{"index": record.index, "seconds": plain(_seconds(record))} for record in _slowest(result)],
-        "failed": [
-            {
-                "index": record.index,
-                "seed": record.seed,
-                "attempts": record.attempts,
-                "last_error": _last_error(record),
-            }
-            for record in _failed(result)
-        ],
-        "result": result.to_dict(),
-    }
+    stories = {index: story(result, index) for index in parse_episodes(episodes, len(result.plan))}
+    if as_json:
+        print_json([{"index": index, "events": plain([*map(asdict, found)])} for index, found in stories.items()])
+        return
+    for position, (index, events) in enumerate(stories.items()):
+        if position:
+            print_line()
+        end = next(event.kind for event in reversed(events) if event.kind != "check")
+        print_report(Page(f"episode {index}", events[0].text, end, [[_event_line(event) for event in events[1:]]]))
+        if faults:
+            _print_faults([event.fault for event in events if event.fault is not None])
+
+
+def _event_line(event: Event) -> Line:
+    label = f"attempt {event.attempt}" if event.attempt else event.kind
+    runner = "" if event.runner is None else f"runner {event.runner}"
+    after = "" if event.seconds is None else f" ({number(event.seconds)} s)"
+    return Line(label, runner, f"{event.text}{after}")

@@ -14,14 +14,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rl_eval.adapters import loader_of
-from rl_eval.cli.evaluated import Evaluated, TrustPolicy, with_evaluated
+from rl_eval.cli.evaluated import Evaluated, TrustPolicy, policy_source, with_evaluated
 from rl_eval.cli.exits import Debug, ExitCode, reported
-from rl_eval.cli.policy_source import policy_source
-from rl_eval.cli.printing import AsJson, print_json, print_note
+from rl_eval.cli.printing import AsJson, print_json, print_line, print_note
 from rl_eval.cli.settings import Assignments, OptionalConfigPath, Section, find_modules_here, read_config
 from rl_eval.cli.shared import argument, option
 from rl_eval.cli.signals import Interruption
-from rl_eval.cli.stdout import print_line
 from rl_eval.config.policy_schemes import schemes
 from rl_eval.errors import ConfigError
 from rl_eval.redaction import redact_text

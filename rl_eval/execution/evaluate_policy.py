@@ -76,7 +76,7 @@ def evaluate_policy(
             vectorized one, that was made by ``gymnasium.make``, of which attributes that were set since do not count.
         n_eval_episodes: Episodes to run.
         deterministic: Take the most likely actions, instead of sampling.
-        render: Refused: ``rl-eval replay --render human`` and ``rl-eval video`` show episodes of a run.
+        render: Refused: ``rl-eval replay --render human`` and ``--video`` show episodes of a run.
         callback: Refused: an observer in ``evaluation.observers`` sees every step.
         reward_threshold: Mean return that must be exceeded.
         return_episode_rewards: Return the lists of returns and lengths, instead of mean and standard deviation.
@@ -99,7 +99,7 @@ def evaluate_policy(
     """
     if render or callback is not None:
         raise ConfigError(
-            "evaluate_policy neither renders nor calls back: look at episodes with rl-eval replay or rl-eval video, "
+            "evaluate_policy neither renders nor calls back: look at episodes with rl-eval replay, "
             "and see every step with an observer in evaluation.observers"
         )
     adapt = integration_for(model, "for_environment")

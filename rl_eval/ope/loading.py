@@ -73,7 +73,7 @@ def _npz(path: Path) -> dict[str, Array]:
 def _memory_mapped(path: Path) -> Any:
     if not (path / "meta.json").is_file():
         raise UsageError(
-            f"{path} has no meta.json, so it is not a TensorDict. Write a file: rl-eval export --trajectories"
+            f"{path} has no meta.json, so it is not a TensorDict. rl-eval export writes the steps of a run to a file"
         )
     from tensordict import TensorDict
 

@@ -118,7 +118,8 @@ class Comparison(Printed):
         if self.num_dropped:
             total, sides = self.num_dropped + self.num_pairs, f"in a {self.a.num_failed}, in b {self.b.num_failed}"
             return (
-                f"{self.num_dropped} of {total} pairs lack a side that failed ({sides}); rl-eval retry runs them again"
+                f"{self.num_dropped} of {total} pairs lack a side that failed ({sides}); rl-eval run --retry DIR runs "
+                "them again where the run has a log (--log-dir)"
             )
         if self.num_unfinished:
             return (

@@ -331,7 +331,7 @@ def _tasks(result: EvalResult, settings: VideoSettings) -> list[Callable[[Any], 
 def _refuse(runner: Runner, index: int) -> Video:
     raise EnvError(
         f"episode {index} ended or blocked a runner, so no runner is asked to record it; to try it in a process of its "
-        "own, save the result and use rl-eval video"
+        "own, save the result and use rl-eval replay --video"
     )
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from rl_eval.cli.exits import ExitCode
-from rl_eval.cli.run_dir import fresh_run_dir
+from rl_eval.cli.output import fresh_run_dir
 from rl_eval.errors import ConfigError, LogFenced, UsageError
 from rl_eval.execution import group
 from rl_eval.log import EvaluationLog, read_log
@@ -62,13 +62,6 @@ def test_a_run_folder_is_a_log_and_a_result(folder):
     assert not Path("out").exists()
 
 
-def test_output_says_where_the_result_goes_instead(folder):
-    """The log stays where it is."""
-    assert run("--output", "mine").exit_code == 0
-    assert Path("mine/result.json").exists()
-    assert not Path("runs/result.json").exists()
-
-
 def test_behind_a_uri_there_is_no_result(folder):
     """Unless a folder is given for it."""
     uri = f"file://{folder}/runs"
@@ -84,7 +77,7 @@ def test_only_what_is_missing_runs(folder):
     """The first line says how much was there; the result is that of an undisturbed run."""
     run(run_dir="whole")
     cut("whole", "runs", 12)
-    outcome = run()
+    outcome = run("--num-envs-per-runner", 7)  # Another layout continues the same run.
     assert outcome.exit_code == 0, outcome.output
     assert "continuing runs: 12 of 30 episodes were finished\n" in outcome.stderr
     assert EvalResult.load("runs").fingerprint == EvalResult.load("whole").fingerprint
@@ -101,14 +94,6 @@ def test_another_result_is_not_saved_over_a_run(folder):
         load("other").save("runs")
     load("runs").save("runs")
     assert len(load("runs").plan) == 30
-
-
-def test_another_layout_continues_the_same_run(folder):
-    """It does not change the result."""
-    run(run_dir="whole")
-    cut("whole", "runs", 12)
-    assert run("--num-envs-per-runner", 7).exit_code == 0
-    assert EvalResult.load("runs").fingerprint == EvalResult.load("whole").fingerprint
 
 
 def test_a_complete_run_is_printed_at_once(complete):
@@ -208,15 +193,6 @@ def test_a_run_whose_environment_was_edited_is_refused_unless_that_is_accepted(f
     assert run().exit_code == ExitCode.USAGE
 
 
-def test_a_folder_that_holds_a_result_only_is_refused(folder):
-    """Log and result would belong to different runs."""
-    call("run", "toy.yaml", "--output", "runs")
-    outcome = run()
-    assert outcome.exit_code == ExitCode.USAGE
-    assert "holds a result, but no evaluation log" in outcome.stderr
-    assert not Path("runs/manifest.json").exists()
-
-
 def test_a_damaged_segment_is_set_aside_and_its_episodes_run_again(folder):
     """What is wrong is said, and the result is right."""
     run()
@@ -230,44 +206,43 @@ def test_a_damaged_segment_is_set_aside_and_its_episodes_run_again(folder):
     assert "set aside as damaged" in call("show", "runs").stdout
 
 
-def test_a_manifest_that_is_gone_is_an_error(folder):
-    """Nobody knows what the segments are about."""
+def is_a_file():
+    Path("runs").touch()
+
+
+def has_a_result_alone():
+    call("run", "toy.yaml", "--output", "runs")
+
+
+def lacks_its_manifest():
     run()
     Path("runs/manifest.json").unlink()
-    outcome = run()
-    assert outcome.exit_code == ExitCode.CLUSTER
-    assert "manifest.json is gone" in outcome.stderr
 
 
-def test_a_run_dir_that_is_a_file_is_refused(folder):
-    """And named."""
-    Path("runs").touch()
+@pytest.mark.parametrize(
+    ("make", "code"),
+    [(is_a_file, ExitCode.USAGE), (has_a_result_alone, ExitCode.USAGE), (lacks_its_manifest, ExitCode.CLUSTER)],
+)
+def test_a_folder_that_cannot_be_continued_is_refused_and_named(folder, make, code):
+    make()
     outcome = run()
-    assert outcome.exit_code == ExitCode.USAGE
+    assert outcome.exit_code == code
     assert "runs" in outcome.stderr
 
 
-def test_a_run_that_is_being_written_is_refused(folder):
-    """The message names the other driver."""
+def test_a_run_that_another_driver_writes_is_refused(folder, monkeypatch):
+    """At the beginning, and when it was taken over meanwhile."""
     log = EvaluationLog.open("runs")
     try:
-        outcome = run()
+        assert run().exit_code == ExitCode.USAGE
     finally:
         log.close()
-    assert outcome.exit_code == ExitCode.USAGE
-    assert "is being written by process" in outcome.stderr
-
-
-def test_a_run_that_was_taken_over_ends_with_4(folder, monkeypatch):
-    """It wrote nothing more; the other driver goes on."""
 
     def taken(self):
         raise LogFenced("taken over by process 7")
 
     monkeypatch.setattr(EvaluationLog, "poll", taken)
-    outcome = run()
-    assert outcome.exit_code == ExitCode.CLUSTER
-    assert "taken over by process 7" in outcome.stderr
+    assert run().exit_code == ExitCode.CLUSTER
 
 
 # --fresh
@@ -283,20 +258,6 @@ def test_fresh_begins_beside_the_run(folder):
         assert f"a run is there already; starting beside it, in {name}\n" in outcome.stderr
         assert EvalResult.load(name).plan.seed == 8
     assert Path("runs/result.json").read_bytes() == before
-
-
-def test_accepting_a_code_change_needs_a_run_dir(folder):
-    """Without one there is nothing that could have been begun with other code."""
-    outcome = call("run", "toy.yaml", "--accept-code-change")
-    assert outcome.exit_code == ExitCode.USAGE
-    assert "give --log-dir" in outcome.stderr
-
-
-def test_fresh_needs_a_run_dir(folder):
-    """Without one, every run is fresh."""
-    outcome = call("run", "toy.yaml", "--fresh")
-    assert outcome.exit_code == ExitCode.USAGE
-    assert "--log-dir" in outcome.stderr
 
 
 def test_fresh_names(folder):
@@ -329,7 +290,6 @@ def test_a_given_folder_keeps_up_with_its_run(folder):
     assert EvalResult.load("mine").status == "complete"
     refused = run("--output", "mine", "--seed", 1, run_dir="others")
     assert refused.exit_code == ExitCode.USAGE
-    assert "mine holds the result of an evaluation already" in refused.stderr
     assert EvalResult.load("mine").plan.seed == 0
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from rl_eval.errors import ComparisonError, UsageError
+from rl_eval.errors import ComparisonError
 from rl_eval.records.episode import ROW, EpisodeTable, Outcome
 from rl_eval.results.comparison import Comparison, compare, verdict_of
 from rl_eval.results.result import EvalResult, Timing
@@ -79,8 +79,7 @@ def test_swapping_sides_swaps_the_sign() -> None:
     """The p-value and the correlation stay."""
     a, b = make_result(BASE), make_result(BASE + NOISE + 4)
     forth, back = compare(a, b).difference, compare(b, a).difference
-    assert back.mean == -forth.mean
-    assert back.p_value == forth.p_value
+    assert (back.mean, back.p_value) == (-forth.mean, forth.p_value)
     assert back.correlation == pytest.approx(forth.correlation)
 
 
@@ -104,8 +103,7 @@ def test_pairs_come_from_the_stretch_that_both_finished() -> None:
     assert "20 of 60" in found.notes[1]
 
 
-def test_no_pair_is_an_error_that_counts() -> None:
-    """The message says how many completed on either side and how many were dropped."""
+def test_no_pair_is_an_error() -> None:
     a, b = make_result(BASE[:4], failed=[0, 1]), make_result(BASE[:4], failed=[2, 3])
     with pytest.raises(ComparisonError, match="a completed 2 and b 2 of 4"):
         compare(a, b)
@@ -117,41 +115,30 @@ def test_no_pair_is_an_error_that_counts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("other", "named"),
     [
-        ({"max_episode_steps": 200}, "max_episode_steps is None in a and 200 in b"),
+        (make_result(BASE, max_episode_steps=200), "max_episode_steps is None in a and 200 in b"),
         (
-            {"environment": {**IDENTITY["environment"], "env_kwargs": {"gravity": 1.6, "wind": [0, 1]}}},
-            "environment.env_kwargs.gravity is 9.8 in a and 1.6 in b$",
+            make_result(BASE, environment={"env": "CartPole-v1", "env_kwargs": {"gravity": 1.6, "wind": [0, 1]}}),
+            "environment.env_kwargs.gravity is 9.8 in a and 1.6 in b",
         ),
         (
-            {"environment": {"env": "Acrobot-v1", "env_kwargs": {"gravity": 9.8}}},
-            (
-                r"environment.env is 'CartPole-v1' in a and 'Acrobot-v1' in b; "
-                r"environment.env_kwargs.wind is \[0, 1\] in a and '\(absent\)' in b"
-            ),
+            make_result(BASE, environment={"env": "Acrobot-v1", "env_kwargs": {"gravity": 9.8}}),
+            r"environment.env_kwargs.wind is \[0, 1\] in a and '\(absent\)' in b",
         ),
-        ({"environment": "CartPole-v1"}, "environment is {.*} in a and 'CartPole-v1' in b"),
+        (make_result(BASE, environment="CartPole-v1"), "environment is {.*} in a and 'CartPole-v1' in b"),
+        (
+            make_result(BASE, environment={"env": "CartPole-v1", "env_kwargs": {str(key): 0 for key in range(9)}}),
+            "and 6 more differences",
+        ),
+        (make_result(BASE, seed=1), "plan.seed is 0 in a and 1 in b"),
+        (make_result(BASE[:50], seed=9), "num_episodes is 60 in a and 50 in b; plan.seed is 0 in a and 9 in b"),
     ],
 )
-def test_another_setting_is_refused_by_name(changes: dict[str, Any], message: str) -> None:
+def test_another_setting_or_plan_is_refused_by_name(other: EvalResult, named: str) -> None:
     """The message names the key and both values."""
-    with pytest.raises(ComparisonError, match=message):
-        compare(make_result(BASE), make_result(BASE, **changes))
-
-
-def test_another_plan_is_refused_by_name() -> None:
-    """Equal indices are then other episodes."""
-    for other, message in (
-        (make_result(BASE, seed=1), "plan.seed is 0 in a and 1 in b. Evaluate"),
-        (make_result(BASE[:50]), "plan.num_episodes is 60 in a and 50 in b. Evaluate both"),
-        (
-            make_result(BASE[:50], seed=9),
-            "num_episodes is 60 in a and 50 in b; plan.seed is 0 in a and 9 in b. Evaluate",
-        ),
-    ):
-        with pytest.raises(ComparisonError, match=f"the results are not about the same episodes: .*{message}"):
-            compare(make_result(BASE), other)
+    with pytest.raises(ComparisonError, match=named):
+        compare(make_result(BASE), other)
 
 
 @pytest.mark.parametrize(
@@ -163,16 +150,18 @@ def test_another_plan_is_refused_by_name() -> None:
         ("pkg:champion", "/logs/seed_1/best_model.zip", "pkg:champion"),
     ],
 )
-@pytest.mark.parametrize("normalized", [True, False])
-def test_a_model_of_another_library_has_the_name_of_its_file(
-    factory: str, path: str, name: str, normalized: bool
-) -> None:
-    """And of its folder, since training runs give their best models one name; switches follow."""
-    switch = {} if normalized else {"vecnormalize": False}
-    model = make_result(BASE, policy=factory, policy_kwargs={"path": path, **switch})
-    if not normalized and name != factory:
-        name = f"{name} vecnormalize=False"
+def test_a_model_of_another_library_has_the_name_of_its_file(factory: str, path: str, name: str) -> None:
+    """And of its folder, since training runs give their best models one name; a missing normalizer is named."""
+    model = make_result(BASE, policy=factory, policy_kwargs={"path": path})
     assert compare(make_result(BASE), model).b.policy == name
+    bare = make_result(BASE, policy=factory, policy_kwargs={"path": path, "vecnormalize": False})
+    assert compare(make_result(BASE), bare).b.policy == name + " vecnormalize=False" * (name != factory)
+
+
+def test_another_policy_is_the_point() -> None:
+    """What may differ: the policy and everything about it."""
+    found = compare(make_result(BASE), make_result(BASE, policy="pkg:challenger", deterministic=False))
+    assert (found.a.policy, found.b.policy) == ("pkg:champion", "pkg:challenger")
 
 
 # What is said
@@ -207,8 +196,6 @@ def test_pairs_that_can_show_nothing_answer_nothing(count: int) -> None:
     found = compare(make_result(BASE[:count]), make_result(BASE[:count] - 1000 - NOISE[:count]))
     assert found.regressed == (count >= 6)
     assert bool(found.unanswerable) == (count < 6)
-    if count == 5:
-        assert found.unanswerable == "5 pairs are too few: no difference of their returns has a p-value below 0.0625"
 
 
 def test_pairs_that_a_side_did_not_reach_answer_nothing() -> None:
@@ -235,7 +222,6 @@ def test_few_equal_losses_are_a_regression_without_an_interval(count: int) -> No
     found = compare(make_result(np.full(count, 500.0)), make_result(np.full(count, 15.0)))
     assert found.regressed == (count >= 6)
     assert bool(found.unbounded) == (count < 20)
-    assert found.verdict.startswith("b returns less than a at 95 %" if count >= 6 else "no difference shown at 95 %")
 
 
 @pytest.mark.parametrize(
@@ -256,28 +242,23 @@ def test_verdict_needs_interval_and_test_to_agree(p_value: float, low: float, ve
 
 
 def test_one_pair_and_infinite_returns_have_no_verdict() -> None:
-    """The reason is that of the interval."""
-    assert compare(make_result(BASE[:1]), make_result(BASE[:1])).verdict == "no verdict: one value has no spread"
+    """Equal results are called equal, not merely without a shown difference."""
+    assert compare(make_result(BASE[:1]), make_result(BASE[:1])).verdict.startswith("no verdict")
     infinite = np.array([1.0, np.inf, 2.0])
-    assert "not finite" in compare(make_result(BASE[:3]), make_result(infinite)).verdict
-
-
-def test_equal_results_are_called_equal() -> None:
-    """Not merely "no difference shown"."""
+    assert compare(make_result(BASE[:3]), make_result(infinite)).verdict.startswith("no verdict")
     found = compare(make_result(BASE), make_result(BASE))
-    assert found.verdict == "no difference: both returned the same in each of 60 pairs"
+    assert found.verdict.startswith("no difference:")
     assert "both results hold the same records" in found.notes
     assert found.difference.episodes_saved is None
 
 
 def test_success_is_compared_where_both_report_it() -> None:
-    """Silent pairs stay in the returns and out of McNemar's test."""
+    """Silent pairs stay in the returns and out of McNemar's test; no success is not failure."""
     ours, theirs = np.arange(60) % 2, np.arange(60) % 3 != 0
     silent = np.where(np.arange(60) < 6, -1, ours)
     found = compare(make_result(BASE, success=silent), make_result(BASE + NOISE, success=theirs))
     assert found.success == mcnemar(ours[6:] == 1, theirs[6:])
-    assert found.num_pairs == 60
-    assert len(found.notes) == 1
+    assert (found.num_pairs, len(found.notes)) == (60, 1)
     assert compare(make_result(BASE), make_result(BASE, success=1)).success is None
 
 
@@ -310,145 +291,3 @@ def test_dict_is_strict_json(comparison: Comparison) -> None:
     assert data["verdict"] == comparison.verdict
     assert data["success"]["only_b"] == comparison.success.only_b if comparison.success else False
     assert data["notes"] == comparison.notes
-
-
-# ------------------------------------------------------------------------------ what differs
-
-
-def test_the_settings_that_differ_are_told() -> None:
-    """Each side's value of what the policy is and how it acts; what is equal is not mentioned."""
-    ours = make_result(BASE, policy_kwargs={"hidden": 64, "seed": 1}, deterministic=True)
-    theirs = make_result(BASE + 1, policy_kwargs={"hidden": 128, "seed": 1}, deterministic=False, actions="none")
-    ours.provenance["weights"] = {"version": 3, "digest": "ab" * 16}
-    theirs.provenance["weights"] = {"version": 4, "digest": "cd" * 16}
-    found = compare(ours, theirs)
-    assert [(one.key, one.a, one.b) for one in found.different_settings] == [
-        ("actions", "clip", "none"),
-        ("policy_kwargs.hidden", 64, 128),
-        ("deterministic", True, False),
-        ("weights.digest", "ab" * 16, "cd" * 16),
-    ]
-    assert "settings     " in str(found)
-    assert "deterministic: True in a, False in b" in str(found)
-    assert {"key": "deterministic", "a": True, "b": False} in found.to_dict()["different_settings"]
-
-
-def test_what_follows_from_another_policy_is_not_told() -> None:
-    """Of numerics, facts that both have are told always, and all of them where the policies are equal."""
-
-    def told(changed: dict[str, Any]) -> list[str]:
-        ours, theirs = make_result(BASE, policy_kwargs={}), make_result(BASE + 1, policy_kwargs=changed)
-        ours.provenance["numerics"] = {"outputs": "1", "torch": "2.9", "num_threads": 1}
-        theirs.provenance["numerics"] = {"outputs": "2", "num_threads": 2}
-        return [one.key for one in compare(ours, theirs).different_settings]
-
-    assert told({"hidden": 1}) == ["policy_kwargs.hidden", "numerics.num_threads"]
-    assert told({}) == ["numerics.outputs", "numerics.torch", "numerics.num_threads"]
-
-
-def rounded(changed: dict[str, Any], size: float = 1e-6, **identity: Any) -> Comparison:
-    """Return a comparison of results whose returns differ by a share of the largest, with other provenance in b."""
-    ours = make_result(BASE)
-    theirs = make_result(BASE - size * np.abs(BASE).max() * np.random.default_rng(1).random(60), **identity)
-    ours.provenance["numerics"] = {"outputs": "1", "mkl_cbwr": "", "num_threads": 1}
-    theirs.provenance["numerics"] = {**ours.provenance["numerics"], "outputs": "2", **changed}
-    return compare(ours, theirs)
-
-
-def test_rounding_of_one_policy_is_not_a_difference() -> None:
-    """Though the sign-flip test rejects: the verdict names the key, and nothing has regressed."""
-    found = rounded({"mkl_cbwr": "AVX512,STRICT"})
-    assert found.difference.p_value < 0.05
-    assert not found.regressed
-    assert found.difference.rounding
-    assert found.difference.episodes_saved is None
-    assert found.verdict.startswith("equal up to rounding")
-    assert "numerics.mkl_cbwr" in found.verdict
-    assert "numerics.outputs" not in found.verdict
-    words = " ".join(str(found).split())
-    assert found.verdict in words
-    assert "equal seeds" not in words
-    assert json.loads(json.dumps(found.to_dict(), allow_nan=False))["difference"]["rounding"] is True
-
-
-@pytest.mark.parametrize(
-    ("changed", "size", "identity"),
-    [
-        ({"mkl_cbwr": "AVX512,STRICT"}, 1e-3, {}),
-        ({"mkl_cbwr": "AVX512,STRICT"}, 1e-6, {"deterministic": False}),
-        ({}, 1e-6, {}),
-    ],
-    ids=["large", "another policy", "one way to compute"],
-)
-def test_what_rounding_does_not_explain_is_a_difference(changed: Any, size: float, identity: Any) -> None:
-    """A size that rounding does not have, another policy, or floats that nothing recorded makes differ."""
-    found = rounded(changed, size, **identity)
-    assert not found.difference.rounding
-    assert found.difference.episodes_saved is None
-    assert found.regressed
-
-
-def test_another_source_of_environment_or_policy_is_told() -> None:
-    """By module, wherever it is; what only one side has recorded says nothing."""
-
-    def with_code(**sources: str) -> EvalResult:
-        result = make_result(BASE)
-        files = {name: {"path": f"/somewhere/{source}.py", "sha256": source} for name, source in sources.items()}
-        result.provenance["code"] = {"files": files, "packages": {}}
-        result.provenance["numerics"] = {"outputs": "".join(sources.values())}
-        return result
-
-    found = compare(with_code(env="a" * 64, policy="b" * 64), with_code(env="c" * 64, policy="b" * 64, new="d"))
-    assert list(map(str, found.different_settings)) == [f"source of env: {'a' * 16} in a, {'c' * 16} in b"]
-    only_one = compare(with_code(), with_code(env="a"))
-    assert [one.key for one in only_one.different_settings] == ["numerics.outputs"]
-
-
-def test_another_version_of_an_installed_environment_is_told() -> None:
-    """Once, also where every result has that version; and that code was changed in the middle of one."""
-    ours, theirs = make_result(BASE), make_result(BASE)
-    for result, version in ((ours, "1.0"), (theirs, "2.0")):
-        result.provenance["code"] = {"files": {}, "packages": {"my_env": version, "gymnasium": version}}
-        result.provenance["packages"] = {"gymnasium": version}
-    theirs.provenance["code_changes"] = [{}]
-    assert list(map(str, compare(ours, theirs).different_settings)) == [
-        "version of my_env: 1.0 in a, 2.0 in b",
-        "changes of the source while it ran: 0 in a, 1 in b",
-        "packages.gymnasium: 1.0 in a, 2.0 in b",
-    ]
-    theirs.provenance["code"] = {"files": [], "packages": {"my_env": None}}
-    theirs.provenance["code_changes"] = 3
-    assert [one.key for one in compare(ours, theirs).different_settings] == ["version of my_env", "packages.gymnasium"]
-
-
-def test_what_is_no_result_is_refused_by_name() -> None:
-    """Such as the folder of one, which the command takes."""
-    with pytest.raises(UsageError, match="b is 'runs/latest', a str: give a result"):
-        compare(make_result(BASE), "runs/latest")  # type: ignore[arg-type]
-
-
-def test_many_settings_are_counted() -> None:
-    """The table keeps its size; the JSON has them all."""
-    many = {str(key): key for key in range(20)}
-    found = compare(make_result(BASE, policy_kwargs=many), make_result(BASE, policy_kwargs={}))
-    assert "and 12 more differences" in str(found)
-    assert len(found.to_dict()["different_settings"]) == 20
-
-
-def test_what_the_lines_of_the_sides_show_is_not_told_again() -> None:
-    """Names and digests stand above; the JSON has all of it, and a path whose end both sides share is shown."""
-    factory = "rl_eval.integrations.sb3:load_policy"
-
-    def shown(path: str, digest: str) -> str:
-        sides = [make_result(BASE, policy_kwargs={"path": each}) for each in ("/runs/one/best/model.zip", path)]
-        for side, own in zip(sides, ("ab" * 16, digest), strict=True):
-            side.provenance["weights"] = {"version": 0, "digest": own}
-            side.provenance["identity"]["policy"] = factory
-        found = compare(*sides)
-        assert {one.key for one in found.different_settings} == {"policy_kwargs.path", "weights.digest"}
-        return " ".join(str(found).split())
-
-    assert "settings nothing else that is recorded differs" in shown("/runs/two/last/model.zip", "cd" * 16)
-    path = "/a/folder/whose/name/is/long/and/which/two/best/model.zip"
-    assert "policy_kwargs.path: /runs/one/best/model.zip in a, /a/folder/whose/n..." in shown(path, "cd" * 16)
-    assert "two/best/model.zip in b" in shown(path, "cd" * 16)

@@ -33,27 +33,20 @@ def call(*args: str) -> Result:
 
 
 def test_files_and_json_say_the_same(folder: Path) -> None:
-    """``--json`` prints nothing but what ``crossplay.json`` holds, which ends with a line break."""
-    done = call("--json", "-o", "out", "--set", "evaluation.num_episodes=60")
+    """``--json`` prints nothing but what ``crossplay.json`` holds, with a line break; ``-q`` prints a line."""
+    done = call("--json", "-o", "out", "-n", "60")
     assert done.exit_code == 0, done.output
     assert done.stdout == Path("out/crossplay.json").read_text()
     read = printed("crossplay", done.stdout)
     assert (read["status"], read["num_games"], read["num_seeds"]) == ("complete", 60, 30)
     assert [len(turn) for turn in read["plan"]["matchups"]] == [2, 2, 2]
-    assert {path.name for path in Path("out").iterdir()} == {
-        "alpharank.npz", "crossplay.json", "episodes.parquet", "openskill.json", "result.json",
-    }  # fmt: skip
+    files = {path.name for path in Path("out").iterdir()}
+    assert files == {"alpharank.npz", "crossplay.json", "episodes.parquet", "openskill.json", "result.json"}
     assert np.load("out/alpharank.npz")["payoffs"].shape == (2, 3, 3)
     assert len(json.loads(Path("out/openskill.json").read_text())["matches"]) == 60
-
-
-def test_quiet_prints_one_line(folder: Path) -> None:
-    """The files are the same."""
-    done = call("-q", "-o", "out", "-n", "60")
+    done = call("-q", "-o", "again", "-n", "60")
     assert (done.exit_code, done.stdout.count("\n"), done.stderr) == (0, 1, "")
-    assert done.stdout.startswith("complete: mean return ")
-    assert "60 of 60 episodes" in done.stdout
-    assert Path("out/crossplay.json").exists()
+    assert {path.name for path in Path("again").iterdir()} == files
 
 
 def test_a_damaged_log_is_told_before_a_game_is_played(folder: Path) -> None:
@@ -62,7 +55,7 @@ def test_a_damaged_log_is_told_before_a_game_is_played(folder: Path) -> None:
     Path("log/manifest.json").write_text("{}")
     done = call("--log-dir", "log", "--set", "evaluation.num_episodes=60")
     assert done.exit_code == 4, done.output
-    assert "restore the file from a copy, or start anew" in " ".join(done.stderr.split())
+    assert "manifest.json" in done.stderr
 
 
 def test_a_complete_run_is_not_played_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,26 +68,23 @@ def test_a_complete_run_is_not_played_again(folder: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(
-    ("assignments", "message"),
+    ("assignments", "named"),
     [
-        (
-            ("evaluation.matchups=null", "evaluation.symmetric=false"),
-            "evaluation.matchups is missing: say who plays whom",
-        ),
-        (("policy.policies={plain: {policy: 'dice:always'}}",), "policies are 'plain': add policies"),
+        (("evaluation.matchups=null", "evaluation.symmetric=false"), "evaluation.matchups"),
+        (("policy.policies={plain: {policy: 'dice:always'}}",), "policies"),
         (("policy.policies={}",), "policies"),
-        (("evaluation.matchups=[[plain, crooked]]",), "names the policy 'crooked', which policies do not have"),
-        (("evaluation.matchups=[[plain, even], [plain]]",), "of 1 seats, but the first one"),
-        (("evaluation.matchups=[[plain, even, loaded]]",), "seats 3 policies"),
-        (("evaluation.num_episodes=5",), "evaluation.num_episodes is 5, but one of each seating are 6 episodes"),
-        (("evaluation.num_episodes=601",), "splits the episodes that share a seed"),
+        (("evaluation.matchups=[[plain, crooked]]",), "crooked"),
+        (("evaluation.matchups=[[plain, even], [plain]]",), "1 seats"),
+        (("evaluation.matchups=[[plain, even, loaded]]",), "3 policies"),
+        (("evaluation.num_episodes=5",), "evaluation.num_episodes is 5"),
+        (("evaluation.num_episodes=601",), "evaluation.num_episodes is 601"),
     ],
 )
-def test_who_cannot_play_is_told_so(folder: Path, assignments: tuple[str, ...], message: str) -> None:
+def test_who_cannot_play_is_told_so(folder: Path, assignments: tuple[str, ...], named: str) -> None:
     """Exit code 2, before a game is played, and nothing is left behind."""
     done = call(*(part for assignment in assignments for part in ("--set", assignment)))
     assert done.exit_code == 2, done.output
-    assert message in " ".join(done.stderr.split())
+    assert named in " ".join(done.stderr.split())
     assert not list(Path("runs").glob("*"))
 
 

@@ -9,11 +9,19 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from safetensors.torch import save_file
 
+from rl_eval.policies.mlp import MLPActor
 from rl_eval.reports.view import RunServer
 from tests.unit.cli_world import call
 
 OPTIONS = ("--env", "CartPole-v1", "--policy", "random", "-n", "6", "--envs-per-runner", "2")
+
+
+WATCHED = (
+    *("--env", "CartPole-v1", "--policy", "rl_eval.policies.mlp:make_mlp", "-n", "4"),
+    *("--once", "--poll-s", "0.01", "--held-out", "0"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -22,6 +30,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("made") / "one"
     outcome = call("run", *OPTIONS, "--log-dir", folder)
     assert outcome.exit_code == 0, outcome.output
+    save_file(MLPActor(4, 2).state_dict(), folder / "step_1.safetensors")
     return folder
 
 
@@ -40,19 +49,22 @@ def given(request: pytest.FixtureRequest, made: Path, tmp_path: Path, monkeypatc
     [
         ["show", "PATH"],
         ["list", "PATH"],
-        ["export", "PATH", "--format", "csv"],
         ["compare", "PATH", "PATH"],
         ["replay", "PATH", "--episodes", "1", "--trust"],
-        ["retry", "PATH", "--trust"],
+        pytest.param(["replay", "PATH", "--video", "--episodes", "1", "--trust"], marks=pytest.mark.process),
+        ["run", "--retry", "PATH", "--trust"],
+        ["watch", *WATCHED, "PATH"],
         ["run", *OPTIONS, "--log-dir", "PATH"],
         ["run", *OPTIONS, "-o", "PATH", "--force"],
     ],
-    ids=lambda command: f"{command[0]}{len(command)}",
+    ids=" ".join,
 )
-def test_the_folder_is_that_of_the_run(given: str, command: Sequence[str]) -> None:
-    """All commands find it."""
+def test_the_folder_is_that_of_the_run(given: str, command: Sequence[str], tmp_path: Path) -> None:
+    """All commands find it, and write into it."""
     outcome = call(*(given if word == "PATH" else word for word in command))
     assert outcome.exit_code == 0, outcome.output
+    assert any((tmp_path / "one" / "videos").glob("*.mp4")) == ("--video" in command)
+    assert (tmp_path / "one" / "eval" / "curve.csv").is_file() == (command[0] == "watch")
 
 
 def test_a_report_has_the_name_of_the_folder(given: str, tmp_path: Path) -> None:
@@ -64,16 +76,9 @@ def test_a_report_has_the_name_of_the_folder(given: str, tmp_path: Path) -> None
     assert "one (2)" in (tmp_path / "page.html").read_text()
 
 
-def test_result_json_in_its_own_folder(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a folder in the path."""
-    monkeypatch.chdir(made)
-    outcome = call("report", "result.json", "-o", tmp_path / "page.html")
-    assert outcome.exit_code == 0, outcome.output
-
-
 def test_a_file_without_a_name_is_called_like_the_folder(given: str, tmp_path: Path) -> None:
     """``export`` writes beside the user, under the folder's name or that of the link."""
-    assert call("export", given, "--format", "csv").exit_code == 0
+    assert call("export", given, "--to", "csv").exit_code == 0
     assert Path("link.csv" if given == "link" else "one.csv").is_file()
 
 
@@ -84,14 +89,6 @@ def test_a_site_shows_the_run(given: str) -> None:
         assert server.file_at(f"/report?run={run}").is_file()
 
 
-@pytest.mark.process
-def test_videos_lie_in_the_run(given: str, tmp_path: Path) -> None:
-    """By default."""
-    outcome = call("video", given, "--episodes", "0", "--trust")
-    assert outcome.exit_code == 0, outcome.output
-    assert len(list((tmp_path / "one" / "videos").glob("*.mp4"))) == 1
-
-
 def test_a_fresh_run_is_beside_the_folder(given: str, tmp_path: Path) -> None:
     """And never in it."""
     before = {*(tmp_path / "one").iterdir()}
@@ -99,16 +96,3 @@ def test_a_fresh_run_is_beside_the_folder(given: str, tmp_path: Path) -> None:
     assert {*(tmp_path / "one").iterdir()} == before
     name = "link-2" if given == "link" else "one-2"
     assert (tmp_path / name / "result.json").is_file()
-
-
-def test_a_watched_folder(given: str, tmp_path: Path) -> None:
-    """Checkpoints in the folder, and the output in it."""
-    from safetensors.torch import save_file
-
-    from rl_eval.policies.mlp import MLPActor
-
-    save_file(MLPActor(4, 2).state_dict(), tmp_path / "one" / "step_1.safetensors")
-    policy = ("--env", "CartPole-v1", "--policy", "rl_eval.policies.mlp:make_mlp", "-n", "4")
-    outcome = call("watch", *policy, given, "--once", "--poll-s", "0.01", "--held-out", "0")
-    assert outcome.exit_code == 0, outcome.output
-    assert (tmp_path / "one" / "eval" / "curve.csv").is_file()

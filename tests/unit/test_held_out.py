@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 
-import gymnasium as gym
 import numpy as np
 import pytest
 
@@ -14,35 +13,14 @@ from rl_eval.results.result import EvalResult
 from rl_eval.scheduling.plan import EpisodePlan
 
 
-class Draw(gym.Env):
-    """One step, whose reward is drawn by the seed."""
-
-    def __init__(self):
-        self.observation_space = gym.spaces.Box(0.0, 1.0, (1,), np.float32)
-        self.action_space = gym.spaces.Discrete(2)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        return np.zeros(1, np.float32), {}
-
-    def step(self, action):
-        return np.zeros(1, np.float32), float(self.np_random.random()), True, False, {}
-
-
-def draw(context):
-    return Draw()
-
-
 def zeros():
     return lambda observations: np.zeros(len(observations), np.int64)
 
 
-HERE = "tests.unit.test_held_out"
-
-
 def make_config(**evaluation):
     evaluation = {"num_episodes": 12, "seed": 5} | evaluation
-    return EvalConfig().environment(f"{HERE}:draw").policy(f"{HERE}:zeros").evaluation(**evaluation)
+    made = EvalConfig().environment("rl_eval.testing:two_length").policy("tests.unit.test_held_out:zeros")
+    return made.evaluation(**evaluation)
 
 
 def returns(result):

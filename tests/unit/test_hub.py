@@ -28,6 +28,10 @@ REPO = "me/nets"
 REVISIONS = {"main": "a" * 40, "v1": "b" * 40}
 
 
+def digest(content):
+    return hashlib.sha1(content).hexdigest()
+
+
 class Hub(BaseHTTPRequestHandler):
     """One repository, whose files differ from revision to revision, as ``server.files`` has them."""
 
@@ -38,34 +42,23 @@ class Hub(BaseHTTPRequestHandler):
         self.answer()
 
     def answer(self):
-        path = unquote(self.path.partition("?")[0].strip("/"))
+        path, files = unquote(self.path.partition("?")[0].strip("/")), self.server.files
         self.server.asked.append(path)
-        kind, _, rest = path.removeprefix(f"api/models/{REPO}/").partition("/")
-        if path.startswith(f"{REPO}/resolve/"):
-            self.send_file(*path.removeprefix(f"{REPO}/resolve/").split("/", 1))
-        elif not path.startswith(f"api/models/{REPO}/"):
-            self.send(404, b"{}", **{"X-Error-Code": "RepoNotFound"})
-        elif kind == "revision" and (sha := REVISIONS.get(rest, rest)) in self.server.files:
-            names = [{"rfilename": name} for name in self.server.files[sha]]
-            self.send(200, json.dumps({"id": REPO, "sha": sha, "siblings": names}).encode())
-        elif kind == "tree" and rest in self.server.files:
-            files = self.server.files[rest].items()
-            self.send(200, json.dumps([self.described(name, content) for name, content in files]).encode())
-        else:
-            self.send(404, b"{}", **{"X-Error-Code": "RevisionNotFound"})
-
-    def described(self, name, content):
-        return {"type": "file", "path": name, "size": len(content), "oid": hashlib.sha1(content).hexdigest()}
-
-    def send_file(self, sha, name):
-        content = self.server.files[sha].get(name)
-        if content is None:
-            self.send(404, b"", **{"X-Error-Code": "EntryNotFound"})
-        else:
-            tag = hashlib.sha1(content).hexdigest()
-            self.send(200, content, **{"ETag": f'"{tag}"', "X-Repo-Commit": sha})
-
-    def send(self, status, content, **headers):
+        status, content, headers = 200, b"{}", {}
+        match path.removeprefix("api/models/").split("/", 4):
+            case ["me", "nets", "resolve", sha, name] if name in files[sha]:
+                content, headers = files[sha][name], {"ETag": f'"{digest(files[sha][name])}"', "X-Repo-Commit": sha}
+            case ["me", "nets", "revision", name] if (sha := REVISIONS.get(name, name)) in files:
+                names = [{"rfilename": name} for name in files[sha]]
+                content = json.dumps({"id": REPO, "sha": sha, "siblings": names}).encode()
+            case ["me", "nets", "tree", sha, *_] if sha in files:
+                found = [(name, {"size": len(text), "oid": digest(text)}) for name, text in files[sha].items()]
+                content = json.dumps([{"type": "file", "path": name, **facts} for name, facts in found]).encode()
+            case ["me", "nets", kind, *_]:
+                what = "Entry" if kind == "resolve" else "Revision"
+                status, headers = 404, {"X-Error-Code": f"{what}NotFound"}
+            case _:
+                status, headers = 404, {"X-Error-Code": "RepoNotFound"}
         self.send_response(status)
         for name, value in {"Content-Length": str(len(content)), **headers}.items():
             self.send_header(name, value)
@@ -124,33 +117,35 @@ def hub(tmp_path, monkeypatch):
     thread.join()
 
 
+RUN = ("run", "--env", "CartPole-v1", "--policy")
+INIT = ("init", "made.yaml", "--env", "CartPole-v1", "--policy")
+
+
 def said(done):
     return " ".join(done.output.split())
 
 
-def test_weights_of_a_revision_are_evaluated(hub):
-    """The numbers are those of the file, and the provenance names the revision."""
-    for text, sha, local in (("", REVISIONS["main"], "new"), ("@v1", REVISIONS["v1"], "old")):
-        policy = f"torch:my_net:make@hf://{REPO}/net.safetensors{text}"
-        done = call("run", "--env", "CartPole-v1", "-n", 3, "--policy", policy, "--output", f"out-{local}")
-        assert done.exit_code == 0, done.output
-        assert f"asking {hub.url}, which needs the network" in said(done)
-        assert f"hf://{REPO}/net.safetensors{text}: revision {sha}" in said(done)
-        result = load(f"out-{local}")
-        assert f"/snapshots/{sha}/net.safetensors" in result.provenance["config"]["policy"]["weights"]
-        plain = EvalConfig().environment("CartPole-v1").policy("my_net:make", weights=f"{local}.safetensors")
-        expected = evaluate(plain.evaluation(num_episodes=3)).table.rows["episode_return"]
-        assert np.array_equal(result.table.rows["episode_return"], expected)
+@pytest.mark.parametrize(("revision", "sha", "local"), [("", "a" * 40, "new"), ("@v1", "b" * 40, "old")])
+def test_weights_of_a_revision_are_evaluated(hub, revision, sha, local):
+    """The numbers are those of the file, and the provenance names the revision; no other file is downloaded."""
+    done = call(*RUN, f"torch:my_net:make@hf://{REPO}/net.safetensors{revision}", "-n", 3, "--output", "out")
+    assert done.exit_code == 0, done.output
+    assert hub.url in said(done)
+    result = load("out")
+    assert f"/snapshots/{sha}/net.safetensors" in result.provenance["config"]["policy"]["weights"]
+    plain = EvalConfig().environment("CartPole-v1").policy("my_net:make", weights=f"{local}.safetensors")
+    expected = evaluate(plain.evaluation(num_episodes=3)).table.rows["episode_return"]
+    assert np.array_equal(result.table.rows["episode_return"], expected)
     assert not any(path.endswith("huge.bin") for path in hub.asked)
 
 
 def test_a_model_brings_the_normalizer_beside_it_and_needs_trust(hub):
     """It is guessed from what was downloaded; the config has the path in the cache."""
     text = f"hf://{REPO}/runs/best model.zip"
-    refused = call("run", "--env", "CartPole-v1", "--policy", text)
+    refused = call(*RUN, text)
     assert refused.exit_code == 2
-    assert "holds pickled objects, which can run any code when they are loaded: give --trust" in said(refused)
-    done = call("init", "made.yaml", "--env", "CartPole-v1", "--policy", f"sb3:{text}@{REVISIONS['main']}")
+    assert "--trust" in said(refused)
+    done = call(*INIT, f"sb3:{text}@{REVISIONS['main']}")
     assert done.exit_code == 0, done.output
     kwargs = yaml.safe_load((hub.folder / "made.yaml").read_text())["policy"]["policy_kwargs"]
     cache = hub.folder / "hf" / "hub" / "models--me--nets" / "snapshots" / REVISIONS["main"] / "runs"
@@ -161,73 +156,52 @@ def test_a_model_brings_the_normalizer_beside_it_and_needs_trust(hub):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (f"hf://{REPO}/net.safetensor", "me/nets has no such file: did you mean 'net.safetensors'?"),
+        (f"hf://{REPO}/net.safetensor", "did you mean 'net.safetensors'?"),
         (f"hf://{REPO}/net.safetensors@v2", "me/nets has no revision v2"),
-        ("hf://me/other/net.safetensors", "there is no repository me/other, or it is private: log in"),
-        (f"hf://{REPO}", "write it as hf://OWNER/REPO/FILE"),
-        (f"hf://{REPO}/x@", "write it as hf://OWNER/REPO/FILE"),
+        ("hf://me/other/net.safetensors", "there is no repository me/other"),
+        (f"hf://{REPO}", "hf://OWNER/REPO/FILE"),
+        (f"hf://{REPO}/x@", "hf://OWNER/REPO/FILE"),
     ],
 )
-def test_what_is_not_there_is_said(hub, text, message):
-    done = call("run", "--env", "CartPole-v1", "--policy", text)
+def test_a_missing_file_is_named(hub, text, message):
+    done = call(*RUN, text)
     assert done.exit_code == 2
     assert message in said(done)
 
 
-def test_without_a_network_it_is_said_at_once(hub, monkeypatch):
-    """By a switch, or because nobody listens; what was downloaded before is used."""
+@pytest.mark.parametrize("network", ["off", "refused", "silent"])
+def test_without_an_answer_the_cache_is_used(hub, monkeypatch, network):
+    """By a switch, because nothing listens, or because the server never answers; other files are an error at once."""
     policy = f"torch:my_net:make@hf://{REPO}/net.safetensors"
-    command = ("init", "made.yaml", "--env", "CartPole-v1", "--policy")
-    slept = []
-    assert call(*command, policy).exit_code == 0
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        closed = f"http://127.0.0.1:{unused.getsockname()[1]}"
-        for variables, reason in (
-            ({"HF_HUB_OFFLINE": "1"}, "HF_HUB_OFFLINE forbids to download it"),
-            ({"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": closed}, f"{closed} cannot be reached"),
-        ):
-            connect(monkeypatch, hub.folder, **variables)
-            (hub.folder / "made.yaml").unlink()
-            again = call(*command, policy)
-            assert again.exit_code == 0, again.output
-            monkeypatch.setattr(time, "sleep", slept.append)
-            done = call(*command, f"torch:my_net:make@hf://{REPO}/net.safetensors@v1")
-            assert slept == [], "it tried again after a while"
-            assert done.exit_code == 2
-            assert f"it is not in the cache, and {reason}" in said(done)
-
-
-def test_a_server_that_never_answers_is_given_up(hub, monkeypatch):
-    """After the time that the package has for it; what was downloaded before is used."""
-    policy = f"torch:my_net:make@hf://{REPO}/net.safetensors"
-    command = ("init", "made.yaml", "--env", "CartPole-v1", "--policy")
-    assert call(*command, policy).exit_code == 0
+    assert call(*INIT, policy).exit_code == 0
     (hub.folder / "made.yaml").unlink()
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        connect(monkeypatch, hub.folder, HF_ENDPOINT=url, HF_HUB_ETAG_TIMEOUT="1")
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        if network == "silent":
+            server.listen()
+        variables = {"HF_ENDPOINT": f"http://127.0.0.1:{server.getsockname()[1]}", "HF_HUB_ETAG_TIMEOUT": "1"}
+        connect(monkeypatch, hub.folder, **({"HF_HUB_OFFLINE": "1"} if network == "off" else variables))
         before = time.monotonic()
-        again = call(*command, policy)
+        again = call(*INIT, policy)
         assert again.exit_code == 0, again.output
         for revision in ("@v1", f"@{REVISIONS['v1']}"):
-            done = call(*command, f"{policy}{revision}")
+            done = call(*INIT, f"{policy}{revision}")
             assert done.exit_code == 2
-            assert f"{url} cannot be reached, or has not answered for 1 s (HF_HUB_ETAG_TIMEOUT)" in said(done)
+            assert ("HF_HUB_OFFLINE" if network == "off" else variables["HF_ENDPOINT"]) in said(done)
         assert time.monotonic() - before < 10
 
 
-def test_without_its_package_it_is_said(tmp_path, monkeypatch):
+def test_without_its_package_the_extra_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    done = call("run", "--env", "CartPole-v1", "--policy", "hf://a/b/c.zip")
+    done = call(*RUN, "hf://a/b/c.zip")
     assert done.exit_code == 2
-    assert "needs the package huggingface_hub: pip install 'rl-eval[hf]'" in said(done)
+    assert "pip install 'rl-eval[hf]'" in said(done)
 
 
 def test_a_config_downloads_nothing():
-    """Nor do ``--weights``, and both say what does."""
-    done = call("run", "--env", "CartPole-v1", "--policy", "a:b", "--weights", "hf://a/b/c.safetensors")
+    """Nor do ``--weights``, and both name the way that does."""
+    done = call(*RUN, "a:b", "--weights", "hf://a/b/c.safetensors")
     assert done.exit_code == 2
-    assert "write --policy torch:MODULE:ATTR@hf://OWNER/REPO/FILE" in said(done)
-    with pytest.raises(ConfigError, match=r"rl-eval init FILE --policy sb3:hf://a/b/c\.zip downloads it"):
+    assert "--policy torch:MODULE:ATTR@hf://OWNER/REPO/FILE" in said(done)
+    with pytest.raises(ConfigError, match="rl-eval init FILE --policy sb3:hf://a/b/c"):
         EvalConfig().policy("sb3:hf://a/b/c.zip").build()

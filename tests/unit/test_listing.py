@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from rl_eval.cli.exits import ExitCode
-from rl_eval.errors import UsageError
 from rl_eval.log import EvaluationLog
 from rl_eval.reports.listing import list_runs
 from rl_eval.reports.view import RunServer
@@ -72,45 +71,36 @@ def test_every_run_is_listed_with_the_numbers_of_its_result(runs):
     assert (found["result"].policy, found["result"].environment) == ("cli_toys:ones", "cli_toys:count")
 
 
-def test_nothing_that_a_run_names_is_imported(runs):
-    outcome = call("list", runs)
-    assert outcome.exit_code == 0, outcome.output
-    assert "cli_toys" not in sys.modules
-
-
-def test_without_a_folder_it_is_the_one_in_which_runs_are(runs):
-    assert "runs is no folder: give one that holds results or evaluation logs; rl-eval run" in call("list").stderr
-    runs.rename("runs")
-    assert call("list").stdout == call("list", "runs").stdout != ""
-
-
-def test_a_run_is_a_line(runs):
-    """The latest first, of columns aligned with their headings, the path last."""
+def test_a_run_is_a_line_or_an_object(runs):
+    """The latest first, of columns aligned with their headings, the path last; nothing that a run names is imported."""
     headings, *lines = call("list", runs).stdout.splitlines()
     assert [line.split()[-1] for line in lines] == ["some", "deeper/log", "stopped", "result"]
     named = {line.index("cli_toys:count") for line in lines if "cli_toys:count" in line}
     assert named == {headings.index("environment")}
-    mean = load(runs / "result").mean_return
-    assert f"complete   30         {mean:.2f} (" in lines[3]
+    assert f"complete   30         {load(runs / 'result').mean_return:.2f} (" in lines[3]
     assert " of 30" in lines[0]
 
-
-def test_a_run_that_is_no_function_of_its_seeds_says_so(runs):
-    """Its status is complete; the page of the runs has the same words."""
-    summary = json.loads((runs / "result" / "result.json").read_text())
-    summary["determinism"] |= {"passed": False, "mismatched": [1]}
-    (runs / "result" / "result.json").write_text(json.dumps(summary))
-    assert "complete, not deterministic" in call("list", runs).stdout
-    found = listed(runs)
-    assert (found["result"].deterministic, found["some"].status) == (False, "partial")
-    with RunServer(runs) as server:
-        assert "complete, not deterministic" in server.file_at("/").read_text()
-
-
-def test_the_list_as_json(runs):
     shown = json.loads(call("list", runs, "--json").stdout)
     assert [run["path"] for run in shown] == ["some", "deeper/log", "stopped", "result"]
     assert shown[0]["low"] is None
+    assert "cli_toys" not in sys.modules
+
+
+def test_without_a_folder_it_is_the_one_in_which_runs_are(runs):
+    assert call("list").exit_code == ExitCode.USAGE
+    runs.rename("runs")
+    assert call("list").stdout == call("list", "runs").stdout != ""
+
+
+def test_a_run_that_is_not_a_function_of_its_seeds_is_marked(runs):
+    """Its status is complete; the page of the runs has the same words."""
+    summary = json.loads((runs / "result" / "result.json").read_text())
+    spoil(runs / "result" / "result.json", determinism=summary["determinism"] | {"passed": False, "mismatched": [1]})
+    found = listed(runs)
+    assert (found["result"].deterministic, found["some"].status) == (False, "partial")
+    with RunServer(runs) as server:
+        for page in (call("list", runs).stdout, server.file_at("/").read_text()):
+            assert found["result"].state in page
 
 
 def test_a_run_at_work_is_listed(runs):
@@ -131,52 +121,40 @@ def pipe(path):
     os.mkfifo(path)
 
 
-def test_a_log_whose_file_is_a_pipe_is_not_waited_for(runs):
-    pipe(runs / "stopped" / "manifest.json")
-    outcome = call("list", runs)
-    assert outcome.exit_code == 0, outcome.output
-    assert "not a regular file" in outcome.stdout
+def cut(path):
+    path.write_bytes(path.read_bytes()[:100])
 
 
 @pytest.mark.parametrize(
-    ("change", "reason"),
+    ("name", "change", "reason"),
     [
-        (lambda run: (run / "result.json").write_text("{"), "is damaged"),
-        (lambda run: (run / "result.json").write_text("[]"), "it holds a list"),
-        (lambda run: (run / "result.json").write_bytes(b"\xff\xfe"), "is damaged"),
-        (lambda run: (run / "result.json").write_text("[" * 100_000), "nested too deeply"),
-        (lambda run: pipe(run / "result.json"), "not a regular file"),
-        (lambda run: pipe(run / "episodes.parquet"), "episodes.parquet is not a regular file"),
-        (lambda run: (run / "episodes.parquet").unlink(), "episodes.parquet cannot be read"),
-        (lambda run: (run / "episodes.parquet").write_bytes(b"PAR1"), "episodes.parquet cannot be read"),
-        (lambda run: spoil(run / "result.json", format=99), "has format 99"),
-        (lambda run: spoil(run / "result.json", plan=None), "damaged (TypeError"),
-        (lambda run: spoil(run / "result.json", plan={"num_episodes": 10**15}), "holds 30 of 1000000000000000"),
-        (lambda run: spoil(run / "result.json", metrics={}), "damaged (KeyError"),
-        (lambda run: spoil(run / "result.json", status=["complete"]), "status"),
-        (
-            lambda run: spoil(run / "result.json", interval={"low": "x", "high": 1}),
-            "damaged (could not convert string to float: 'x')",
-        ),
+        ("result", lambda run: (run / "result.json").write_text("{"), "damaged"),
+        ("result", lambda run: (run / "result.json").write_text("[]"), "list"),
+        ("result", lambda run: (run / "result.json").write_bytes(b"\xff\xfe"), "damaged"),
+        ("result", lambda run: (run / "result.json").write_text("[" * 100_000), "nested"),
+        ("result", lambda run: pipe(run / "result.json"), "regular file"),
+        ("result", lambda run: pipe(run / "episodes.parquet"), "regular file"),
+        ("result", lambda run: (run / "episodes.parquet").unlink(), "episodes.parquet"),
+        ("result", lambda run: (run / "episodes.parquet").write_bytes(b"PAR1"), "episodes.parquet"),
+        ("result", lambda run: spoil(run / "result.json", format=99), "99"),
+        ("result", lambda run: spoil(run / "result.json", plan=None), "TypeError"),
+        ("result", lambda run: spoil(run / "result.json", plan={"num_episodes": 10**15}), "1000000000000000"),
+        ("result", lambda run: spoil(run / "result.json", metrics={}), "KeyError"),
+        ("result", lambda run: spoil(run / "result.json", status=["complete"]), "status"),
+        ("result", lambda run: spoil(run / "result.json", interval={"low": "x", "high": 1}), "'x'"),
+        ("stopped", lambda run: pipe(run / "manifest.json"), "regular file"),
+        ("stopped", lambda run: cut(min((run / "segments").iterdir())), "segment"),
     ],
 )
-def test_a_broken_run_is_a_line_with_its_reason(runs, change, reason):
+def test_a_broken_run_is_a_line_with_its_reason(runs, name, change, reason):
     """The others are listed as ever; it is the last one, having no time."""
-    change(runs / "result")
+    change(runs / name)
     outcome = call("list", runs)
     assert outcome.exit_code == 0, outcome.output
     _, *lines = outcome.stdout.splitlines()
     assert len(lines) == 4
-    assert "broken" in lines[3]
-    assert "result: " in lines[3]
-    assert reason in lines[3]
-
-
-def test_a_damaged_log_is_a_line_with_its_reason(runs):
-    segment = min((runs / "stopped" / "segments").iterdir())
-    segment.write_bytes(segment.read_bytes()[:100])
-    assert listed(runs)["stopped"].status == "broken"
-    assert segment.name in listed(runs)["stopped"].problem
+    assert lines[3].split()[0] == "broken"
+    assert reason in lines[3].partition(f"{name}: ")[2]
 
 
 def test_foreign_names_do_not_reach_the_terminal_as_commands(runs):
@@ -201,10 +179,7 @@ def test_links_are_not_followed(runs):
 def test_a_folder_without_runs_and_no_folder(tmp_path):
     outcome = call("list", tmp_path)
     assert (outcome.exit_code, outcome.stdout) == (0, "")
-    assert "no runs in" in outcome.stderr
     assert json.loads(call("list", tmp_path, "--json").stdout) == []
     outcome = call("list", tmp_path / "nowhere")
     assert outcome.exit_code == ExitCode.USAGE
-    assert "nowhere is no folder" in outcome.stderr
-    with pytest.raises(UsageError):
-        list_runs(tmp_path / "nowhere")
+    assert "nowhere" in outcome.stderr

@@ -69,28 +69,17 @@ def test_a_log_gives_back_the_result_of_its_run(finished):
     for key in theirs.keys() - {"provenance", "faults"}:
         assert ours[key] == theirs[key], key
     assert sorted(map(str, loaded.faults)) == sorted(map(str, result.faults))
+    assert (loaded.status, result.num_failed > 0) == ("partial", True)
     for key in ("identity", "weights", "config", "numerics", "packages"):
         assert loaded.provenance[key] == result.provenance[key]
 
 
-def test_status_and_reason_are_those_of_the_run(finished):
-    """Failed episodes make it partial, and the limit of the config makes it failed."""
-    folder, result = finished
-    assert result.num_failed
-    assert (load(folder).status, load(folder).reason) == ("partial", result.reason)
-
-
-def test_the_limit_of_the_config_counts(tmp_path):
-    """As it does in the run."""
-    strict = config().fault_tolerance(max_failed_episodes=0)
+def test_the_limit_of_the_config_and_info_keys_are_those_of_the_run(tmp_path):
+    strict = config(info_keys=("x",)).fault_tolerance(max_failed_episodes=0)
     result = evaluate(strict, ones, run_dir=tmp_path)
-    assert load(tmp_path).status == result.status == "failed"
-
-
-def test_info_keys_come_back(tmp_path):
-    """With their columns, empty where nothing was reported."""
-    evaluate(config(info_keys=("x",)), ones, run_dir=tmp_path)
-    assert load(tmp_path).table.info_keys == ("x",)
+    loaded = load(tmp_path)
+    assert loaded.status == result.status == "failed"
+    assert loaded.table.info_keys == ("x",)
 
 
 def test_an_unfinished_log_is_partial_and_says_how_to_continue(finished, tmp_path):
@@ -98,7 +87,7 @@ def test_an_unfinished_log_is_partial_and_says_how_to_continue(finished, tmp_pat
     loaded = load(cut(finished[0], tmp_path / "cut", 9))
     assert loaded.status == "partial"
     assert len(loaded.episodes) == 9
-    assert f"is not finished: continue it with rl-eval run ... --log-dir {tmp_path / 'cut'}" in loaded.reason
+    assert f"--log-dir {tmp_path / 'cut'}" in loaded.reason
     assert loaded.timing.env_steps == 7
 
 
@@ -109,22 +98,13 @@ def test_a_log_without_episodes_has_no_numbers(finished, tmp_path):
     assert np.isnan(loaded.mean_return)
 
 
-def test_a_uri_is_a_log(run):
-    """Also that of a local folder."""
-    assert load(f"file://{run}").fingerprint == load(run).fingerprint
-    with pytest.raises(LogError, match="holds no evaluation log"):
+def test_a_place_is_a_folder_a_file_or_a_uri(finished, run, tmp_path):
+    """A place without log and result is an error that names it."""
+    finished[1].save(tmp_path / "saved")
+    for place in (f"file://{run}", tmp_path / "saved", tmp_path / "saved" / "result.json", str(run)):
+        assert load(place).fingerprint == finished[1].fingerprint
+    with pytest.raises(LogError, match="nothing"):
         load(f"file://{run}/nothing")
-
-
-def test_a_saved_result_loads_as_ever(finished, tmp_path):
-    """By its folder or its file."""
-    finished[1].save(tmp_path)
-    for path in (tmp_path, tmp_path / "result.json", str(tmp_path)):
-        assert load(path).fingerprint == finished[1].fingerprint
-
-
-def test_nothing_is_an_error_that_names_it(tmp_path):
-    """There is neither a log nor a result."""
     with pytest.raises(UsageError, match="nowhere"):
         load(tmp_path / "nowhere")
 
@@ -132,25 +112,16 @@ def test_nothing_is_an_error_that_names_it(tmp_path):
 # A result beside the log
 
 
-def test_a_result_beside_its_log_agrees(finished, run):
-    """Saved in the same folder, it changes nothing."""
-    finished[1].save(run)
+@pytest.mark.parametrize("state", ["whole", "older", "cut short"])
+def test_a_result_beside_the_log_is_not_a_contradiction(finished, run, tmp_path, state):
+    """Also if it was saved before the run was continued, or with new episodes and an old summary: the log counts."""
+    before = load(cut(finished[0], tmp_path / "cut", 9))
+    (before if state == "older" else finished[1]).save(run)
+    if state == "cut short":
+        before.to_json(run / "result.json")
+        with pytest.raises(UsageError):
+            EvalResult.load(run)
     assert load(run).fingerprint == finished[1].fingerprint
-
-
-def test_an_older_result_beside_the_log_is_no_contradiction(finished, run, tmp_path):
-    """It was saved when the run was interrupted, and the run has been continued since."""
-    load(cut(finished[0], tmp_path / "cut", 9)).save(run)
-    assert load(run).fingerprint == finished[1].fingerprint
-
-
-def test_a_result_whose_saving_was_cut_short_is_no_contradiction(finished, run, tmp_path):
-    """New episodes and an old summary: the log counts."""
-    finished[1].save(run)
-    load(cut(finished[0], tmp_path / "cut", 9)).to_json(run / "result.json")
-    assert load(run).fingerprint == finished[1].fingerprint
-    with pytest.raises(UsageError):
-        EvalResult.load(run)
 
 
 def test_the_result_of_another_plan_beside_the_log_is_refused(run):
@@ -159,6 +130,9 @@ def test_the_result_of_another_plan_beside_the_log_is_refused(run):
     other.to_parquet(run / "episodes.parquet")
     other.to_json(run / "result.json")
     with pytest.raises(UsageError, match=r"plan of the evaluation log .* Remove .*result\.json"):
+        load(run)
+    (run / "result.json").write_text("{")
+    with pytest.raises(UsageError, match="damaged"):
         load(run)
 
 
@@ -182,13 +156,6 @@ def test_a_complete_result_with_another_fingerprint_is_refused(tmp_path):
     path.write_text(json.dumps(data | {"fingerprint": "0" * 64}))
     with pytest.raises(UsageError, match="evaluation log has fingerprint"):
         load(tmp_path / "run")
-
-
-def test_a_damaged_result_beside_the_log_is_refused(run):
-    """It may hold what the log does not."""
-    (run / "result.json").write_text("{")
-    with pytest.raises(UsageError, match="damaged"):
-        load(run)
 
 
 def test_the_determinism_check_is_read_from_the_log(tmp_path):

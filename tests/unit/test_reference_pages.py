@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
@@ -15,6 +16,7 @@ from pydantic.fields import FieldInfo
 from typer.main import get_command
 
 from rl_eval.cli import app
+from rl_eval.cli.exits import EXIT_CODES
 from rl_eval.config.builder import EvalConfig
 from rl_eval.config.settings import SECTIONS, needs_processes
 from rl_eval.records.episode import COLUMNS, EpisodeRecord
@@ -122,20 +124,37 @@ def plain_option(shown: str) -> str:
 
 
 def commands_page() -> str:
-    """Return the reference of all commands, with their arguments, options and exit codes as ``--help`` has them."""
-    lines = []
+    """Return the reference of all commands, with options that three or more of them share in a table before them."""
+    found = {}
     for name, command in commands_of(get_command(app)):
         context = command.context_class(command, info_name=name)
-        lines += [f"## `{name}`", "", one_line(command.help), "", "| argument or option | meaning |", "|---|---|"]
         records = filter(None, (param.get_help_record(context) for param in command.params))
-        lines += [f"| `{plain_option(option)}` | {one_line(meaning)} |" for option, meaning in records]
-        codes = inspect.cleandoc((command.epilog or "").replace("\b\n", ""))
-        lines += ["", *(["```text", codes, "```", ""] if codes else [])]
-    return "\n".join(lines)
+        found[name] = [(f"`{plain_option(option)}`", one_line(meaning)) for option, meaning in records]
+    uses = Counter(pair for pairs in found.values() for pair in pairs)
+    lines = ["## Options of several commands", "", "| option | meaning | commands |", "|---|---|---|"]
+    for pair in (pair for pair, count in uses.items() if count > 2):
+        names = [f"`{name.removeprefix('rl-eval ')}`" for name, pairs in found.items() if pair in pairs]
+        lines.append(f"| {' | '.join(pair)} | {'all' if len(names) == len(found) else ', '.join(names)} |")
+    for name, command in commands_of(get_command(app)):
+        own = [f"| {' | '.join(pair)} |" for pair in found[name] if uses[pair] < 3]
+        lines += ["", f"## `{name}`", "", one_line(command.help)]
+        lines += ["", "| argument or option | meaning |", "|---|---|", *own] if own else []
+    return "\n".join([*lines, ""])
+
+
+def exit_codes_page() -> str:
+    """Return the table of exit codes."""
+    lines, seen = ["| code | commands | meaning |", "|---|---|---|"], set()
+    for code, commands, meaning in EXIT_CODES:
+        named = ", ".join(f"`{name}`" for name in commands.split()) or ("others" if code in seen else "all")
+        lines.append(f"| {code:d} | {named} | {meaning} |")
+        seen.add(code)
+    return "\n".join([*lines, ""])
 
 
 PAGES = {
     "architecture.md": layers_page,
+    "cli.md": exit_codes_page,
     "commands.md": commands_page,
     "configuration.md": configuration_page,
     "results.md": columns_page,

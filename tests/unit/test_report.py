@@ -508,8 +508,8 @@ def test_a_file_that_is_not_a_report_is_kept(folder: Path) -> None:
 
 READERS = [
     ("show", "a"), ("show", "a", "--episodes", "1"), ("compare", "a", "b"), ("compare", "b", "a"), ("report", "a"),
-    ("export", "a", "--format", "csv"), ("replay", "a", "--episodes", "1"), ("retry", "a"),
-    ("video", "a", "--episodes", "1"), ("list", "."),
+    ("export", "a", "--to", "csv"), ("replay", "a", "--episodes", "1"), ("run", "--retry", "a"),
+    ("replay", "a", "--episodes", "1", "--video"), ("list", "."),
 ]  # fmt: skip
 DEEP = {"beyond every limit": 100_000, "within that of the parser": 500}
 

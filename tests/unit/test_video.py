@@ -447,7 +447,8 @@ def test_live_objects_are_given_again(toys):
 def test_the_command_records_and_lists(toys):
     """With code 0 if all came out as recorded."""
     result = evaluate(config(fails=[2]), run_dir="run")
-    outcome = call("video", "run", "--select", "best,failed", "--output", "videos", "--max-frames", 4, "--fps", 5)
+    more = ("--output", "videos", "--max-frames", 4, "--fps", 5)
+    outcome = call("replay", "--video", "run", "--select", "best,failed", *more)
     assert outcome.exit_code == 0, outcome.output
     names = sorted(path.name for path in Path("videos").iterdir())
     assert len(names) == 2
@@ -460,9 +461,9 @@ def test_the_command_records_and_lists(toys):
 def test_the_command_records_episodes_by_their_indices(toys):
     """All of them, however many videos a selection may make."""
     evaluate(config(), run_dir="run")
-    outcome = call("video", "run", "--episodes", "5,0", "--output", "videos", "--max-videos", 1, "--json")
+    outcome = call("replay", "--video", "run", "--episodes", "5,0", "--output", "videos", "--max-episodes", 1, "--json")
     assert outcome.exit_code == 0, outcome.output
-    assert [(made["index"], Path(made["path"]).exists()) for made in printed("video", outcome.stdout)] == [
+    assert [(made["index"], Path(made["path"]).exists()) for made in printed("replay --video", outcome.stdout)] == [
         (5, True),
         (0, True),
     ]
@@ -472,13 +473,13 @@ def test_the_command_records_episodes_by_their_indices(toys):
 def test_a_report_finds_the_videos_of_the_command(toys):
     """They go into the folder of the run, which stays what it is; a run elsewhere has no such folder."""
     result = evaluate(config(fails=[2]), run_dir="run")
-    assert call("video", "run", "--select", "best,failed").exit_code == 0
+    assert call("replay", "--video", "run", "--select", "best,failed").exit_code == 0
     best = select_episodes(result, "best", 1)[0]
     assert [*videos_of(result, "run")] == sorted([2, best])
     assert call("report", "run").exit_code == 0
     assert all(f'href="run/videos/episode_{index}_' in Path("report.html").read_text() for index in (2, best))
     assert evaluate(config(fails=[2]), run_dir="run").fingerprint == result.fingerprint
-    outcome = call("video", "s3://bucket/run")
+    outcome = call("replay", "--video", "s3://bucket/run")
     assert (outcome.exit_code, "--output" in outcome.stderr) == (ExitCode.USAGE, True)
 
 
@@ -486,7 +487,7 @@ def test_a_different_episode_is_1_for_the_command(toys):
     """And named."""
     evaluate(config(), run_dir="run")
     toys.SHIFT = 1.0
-    outcome = call("video", "run", "--select", "first", "--output", "videos")
+    outcome = call("replay", "--video", "run", "--select", "first", "--output", "videos")
     assert outcome.exit_code == ExitCode.PARTIAL
     assert "episode 0 did not come out as recorded: episode_return differ" in " ".join(outcome.stdout.split())
 
@@ -495,14 +496,14 @@ def test_a_different_episode_is_1_for_the_command(toys):
     ("args", "message"),
     [
         (["--select", "bset"], "did you mean 'best'"),
-        (["--max-videos", "0"], "max_videos is 0"),
-        (["--select", "failed"], "no episode of the result is selected"),
-        (["--select", "best", "--episodes", "3"], "--select and --episodes both say which episodes"),
+        (["--max-episodes", "0"], "--max-episodes"),
+        (["--select", "failed"], "--select failed selects no episode"),
+        (["--select", "best", "--episodes", "3"], "--select and --episodes"),
     ],
 )
 def test_wrong_usage_is_2_for_the_command(toys, args, message):
     """In one line."""
     evaluate(config(), run_dir="run")
-    outcome = call("video", "run", "--output", "videos", *args)
+    outcome = call("replay", "--video", "run", "--output", "videos", *args)
     assert outcome.exit_code == ExitCode.USAGE
     assert message in outcome.stderr

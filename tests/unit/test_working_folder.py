@@ -267,12 +267,12 @@ def test_retry_replay_video_export(home: Path, when: str) -> None:
     flag = [*options(when, flag=home / "flag"), "--set", "fault_tolerance.max_attempts_per_episode=1"]
     assert call("run", *flag, "--log-dir", "log").exit_code == 1
     (home / "flag").unlink()
-    assert call("retry", "log").exit_code == 0
+    assert call("run", "--retry", "log").exit_code == 0
     assert load(home / "log").status == "complete"
     assert call("replay", "log", "--episodes", "0-1").exit_code == 0
-    assert call("video", "log", "--episodes", "0", "-o", "films").exit_code == 0
-    assert call("video", "log", "--episodes", "0").exit_code == 0
-    outcome = call("export", "log", "--trajectories", "--to", "npz", "-o", "steps.npz")
+    assert call("replay", "log", "--video", "--episodes", "0", "-o", "films").exit_code == 0
+    assert call("replay", "log", "--video", "--episodes", "0").exit_code == 0
+    outcome = call("export", "log", "--to", "npz", "-o", "steps.npz")
     assert outcome.exit_code == 0, outcome.output
     assert_there(home, "films", "log/videos", "steps.npz")
     assert Path.cwd() == home

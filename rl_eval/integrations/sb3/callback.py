@@ -116,7 +116,7 @@ class EvalCallback(EventCallback):  # type: ignore[misc]
             ``best_model_vecnormalize.pkl``: the model as it was when it was submitted. Both are links into one folder
             and change together, so a kill leaves the old pair or the new one.
         deterministic: Take the mode of the policy's distribution; by default as configured.
-        render: Refused if True: ``rl-eval replay --render human`` and ``rl-eval video`` show episodes of a run.
+        render: Refused if True: ``rl-eval replay --render human`` and ``--video`` show episodes of a run.
         verbose: 1 prints each result.
         warn: Not used: a ``Monitor`` is not needed.
         every_steps: Evaluate at each first call in an interval of so many training steps instead, whatever the number
@@ -149,7 +149,7 @@ class EvalCallback(EventCallback):  # type: ignore[misc]
     ) -> None:
         super().__init__(callback_after_eval, verbose=verbose)
         if render:
-            raise ConfigError("render is True: look at episodes with rl-eval replay --render human or rl-eval video")
+            raise ConfigError("render is True: look at episodes with rl-eval replay --render human or --video")
         if eval_freq is not None and every_steps is not None:
             raise ConfigError(f"eval_freq is {eval_freq} and every_steps is {every_steps}: give one of them")
         for key, value in (("eval_freq", eval_freq), ("every_steps", every_steps)):
