@@ -108,6 +108,8 @@ class Watcher:
         self._submitted = submitted
         self._home = Path.cwd()
         self._output = options.output.resolve()
+        self._incoming = self._output / "checkpoints" / ".incoming"
+        """Folder of a copy until it is complete."""
         episodes = settings.evaluation
         self._selection: dict[str, Any] = {"num_episodes": episodes.num_episodes, "first_index": episodes.first_index}
         self._held_out: dict[str, Any] = {
@@ -127,6 +129,7 @@ class Watcher:
             """Journal of the checkpoints and their evaluations."""
             self.journal.save()
             sweep(self._output)
+            shutil.rmtree(self._incoming, ignore_errors=True)
         except BaseException:
             self._claim.close()
             raise
@@ -228,10 +231,10 @@ class Watcher:
 
     def _take(self, checkpoint: Checkpoint) -> Entry | None:
         """Copy a checkpoint; return None if there is nothing to evaluate."""
-        source, incoming = self._folder.folder / checkpoint.name, self._output / "checkpoints" / ".incoming"
+        source = self._folder.folder / checkpoint.name
         companions = {} if self._key == WEIGHTS else companions_of(source, self._settings)
         try:
-            digest = copy_checkpoint(source, checkpoint, companions, incoming)
+            digest = copy_checkpoint(source, checkpoint, companions, self._incoming)
         except OSError as error:
             raise ConfigError(f"{checkpoint.name} cannot be copied to {self._output}: {error}") from error
         if digest is None:
@@ -242,12 +245,12 @@ class Watcher:
         known = self.journal.entries.get(entry.id)
         if known is not None and known.selection.status != PENDING:  # Only its time has changed.
             self.journal.put(replace(known, info=checkpoint))
-            shutil.rmtree(incoming, ignore_errors=True)
+            shutil.rmtree(self._incoming, ignore_errors=True)
             return None
         for kind in ("checkpoints", "evaluations", "held_out"):  # Left by a watcher of another task.
             shutil.rmtree(self._output / kind / entry.id, ignore_errors=True)
         self.journal.put(entry)
-        incoming.rename(self._copy_of(entry).parent)
+        self._incoming.rename(self._copy_of(entry).parent)
         return entry
 
     def _tidy(self) -> None:
