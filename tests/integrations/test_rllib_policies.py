@@ -320,7 +320,7 @@ def test_a_bare_module_has_default_connectors_if_its_user_says_so(cartpole: Any)
     config = config_for("CartPole-v1", path)
     module = algorithm.get_module()
     assert evaluate(config, policy_of_module(module)).fingerprint == evaluate(config).fingerprint
-    with pytest.raises(ConfigError, match="does not say whether it was trained with a MeanStdFilter"):
+    with pytest.raises(ConfigError, match="does not show its connectors"):
         evaluate(config, module)
 
 
