@@ -107,6 +107,8 @@ def place(tmp_path_factory):
             )
             Path(name).touch()
         write_data("data.npz")
+        Path("model.zip").touch()
+        Path("empty").mkdir()
         yield folder
 
 
@@ -176,6 +178,10 @@ CASES = [
     (0, ("plan", "--rates", "1/2", "2/3")),
     (2, ("plan", "--rates", "1/2", "x")),
     (3, ("replay", "gone_run", "--video", "-o", "videos", "--episodes", "4")),
+    (2, ("plan", "toy.yaml", "-n", "1")),
+    *((2, (command, *names)) for command in ("show", "report") for names in (["model.zip"], ["."])),
+    (2, ("compare", "model.zip", "model.zip")),
+    *((2, ("watch", place, "--env", "CartPole-v1", "--once")) for place in ("nowhere", "empty")),
     (0, ("list", ".")),
     (2, ("list", "nowhere")),
     (2, ("view", "nowhere")),

@@ -78,12 +78,6 @@ def test_a_traceback_may_be_asked_for_before_the_command(folder, monkeypatch):
         assert "Traceback" in call(*words).output
 
 
-def test_quiet_leaves_one_line(folder):
-    outcome = call("run", "toy.yaml", "-q", "-o", "out")
-    assert outcome.stdout.count("\n") == 1
-    assert outcome.stderr == ""
-
-
 def test_json_is_all_that_is_printed(folder):
     """Where it is saved goes to stderr, and with quiet nowhere; the exit code is as ever."""
     outcome = call("run", "toy.yaml", "-o", "out", "--json")
