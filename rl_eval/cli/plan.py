@@ -19,7 +19,7 @@ from rl_eval.results.text import decimals, environment_name, interval_text, numb
 if TYPE_CHECKING:
     from rl_eval.config.settings import EvalSettings
     from rl_eval.results.result import EvalResult
-    from rl_eval.results.stats.rates import Rate, RateComparison
+    from rl_eval.results.stats.power import Rate, RateComparison
 
 __all__ = ["plan"]
 
@@ -53,7 +53,7 @@ def plan(
     if rates is not None:
         if config is not None or evaluated != Evaluated():
             raise UsageError("--rates compares two rates and runs nothing: leave CONFIG and its options out")
-        from rl_eval.results.stats.rates import compare_rates, parse_rate
+        from rl_eval.results.stats.power import compare_rates, parse_rate
 
         compared = compare_rates(*map(parse_rate, rates))
         print_either(as_json, compared.to_dict(), _rates_page(compared))
@@ -120,10 +120,9 @@ def _planned(
         Line("pilot", f"{numbers.count:,}", f"episodes: {returns}, {number(result.timing.wall_seconds)} s"),
         Line("plan", f"{episodes:,}", f"episodes: about {_span(minutes * episodes)} {where}"),
     ]
-    page = Page(environment_name(result.provenance) or "plan", policy_name(result.provenance), "plan", [lines])
+    title, policy = environment_name(result.provenance) or "plan", policy_name(result.provenance)
     if not 0 < numbers.std < math.inf:
-        page.notes.append(_NO_SPREAD)
-        return plain(figures), page
+        return plain(figures), Page(title, policy, "plan", [lines], [_NO_SPREAD])
     spread = Spread(numbers.std, numbers.count)
     planned["half_width"] = spread.half_width(episodes)
     planned["unpaired_difference"] = spread.difference(episodes)
@@ -149,8 +148,7 @@ def _planned(
         shows = f"episodes of either policy ({first}) show {detect:g} (power 80 %)"
         asked.append(Line("detect", f"{counts['unpaired']:,}", shows))
         asked.append(Line("", f"{counts['paired']:,}", f"{on_equal_seeds} ({second})"))
-    page.sections.extend([shown, asked])
-    return plain(figures), page
+    return plain(figures), Page(title, policy, "plan", [lines, shown, asked])
 
 
 def _span(minutes: float) -> str:

@@ -182,7 +182,7 @@ def _put_aside(
     from rl_eval.log import EvaluationLog
     from rl_eval.log.contents import read_manifest
     from rl_eval.log.storage import open_storage
-    from rl_eval.policies.filters import configured_weights
+    from rl_eval.config.live import configured_weights
     from rl_eval.results.provenance import manifest_of
     from rl_eval.results.replay import check_recorded
 
