@@ -125,7 +125,7 @@ time.sleep(1000)
 @pytest.mark.slow
 def test_every_accepted_request_is_answered_once_whoever_is_killed(tmp_path: Path) -> None:
     """The driver that started the service, and then its own process, amid the requests of four clients."""
-    gate, folder, count = tmp_path / "gate", tmp_path / "service", 50
+    gate, folder, count = tmp_path / "gate", tmp_path / "service", 30
     with program(tmp_path, DRIVER, str(gate), str(folder)) as started:
         assert started.hear() == [3]
         started.kill()
