@@ -178,11 +178,11 @@ def _put_aside(
         UsageError: There is no log, or an episode that is asked for did not fail.
         LogMismatch: Weights or code differ from those of the log.
     """
+    from rl_eval.config.live import configured_weights
     from rl_eval.config.settings import make_settings
     from rl_eval.log import EvaluationLog
     from rl_eval.log.contents import read_manifest
     from rl_eval.log.storage import open_storage
-    from rl_eval.config.live import configured_weights
     from rl_eval.results.provenance import manifest_of
     from rl_eval.results.replay import check_recorded
 

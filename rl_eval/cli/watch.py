@@ -179,7 +179,7 @@ def _first_policy(folder: Path, pattern: str, poll_s: float | None, tell: Callab
         if not waits:
             raise ConfigError(
                 f"--policy is missing, and no checkpoint shows it: {why}. Give pkg.module:attr of what builds the "
-                "module, or rl_eval.integrations.sb3:load_policy for models of Stable-Baselines3"
+                "module whose weights they hold, or of what loads them"
             )
         if why != told:
             tell(f"waiting for the first checkpoint: {why}")

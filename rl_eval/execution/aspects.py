@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rl_eval.records.episode import Lease, RunReport
     from rl_eval.supervision.flight_recorder import CrashReport
 
-__all__ = ["default_aspects"]
+__all__ = ["Attendance", "Code", "Numerics", "Provenance", "Redaction", "Repetition", "default_aspects"]
 
 _MOST_LOSSES: Final = 100
 """Lost runners that the provenance describes."""

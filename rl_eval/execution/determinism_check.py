@@ -29,7 +29,7 @@ from rl_eval.records.episode import EpisodeTable, Lease, RunReport, different_co
 from rl_eval.results.metrics import episode_seconds
 from rl_eval.supervision.flight_recorder import CrashReport
 
-__all__ = ["DeterminismCheck", "DeterminismSample", "Origin", "Reruns"]
+__all__ = ["Choice", "DeterminismCheck", "DeterminismSample", "Origin", "Reruns"]
 
 Share = float | Literal["auto"]
 

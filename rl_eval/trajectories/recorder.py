@@ -23,7 +23,7 @@ from rl_eval.trajectories.trajectory import (
     observation_leaves,
 )
 
-__all__ = ["CompressedRows", "TrajectoryRecorder"]
+__all__ = ["CompressedRows", "Rows", "TrajectoryBlock", "TrajectoryRecorder"]
 
 Array = npt.NDArray[Any]
 

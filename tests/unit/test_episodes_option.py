@@ -71,14 +71,14 @@ def test_replay_runs_each_and_one_that_differs_is_enough_for_the_exit_code(place
     """The others are still shown."""
     from rl_eval.results import replay
 
-    real = replay.run_lease
+    real = replay.run_again
 
-    def one_step_more(runner, lease):
-        report = real(runner, lease)
-        report.rows["length"] += lease.index == 3
-        return report
+    def one_step_more(runner, leases):
+        for report in real(runner, leases):
+            report.rows["length"] += report.rows["index"] == 3
+            yield report
 
-    monkeypatch.setattr(replay, "run_lease", one_step_more)
+    monkeypatch.setattr(replay, "run_again", one_step_more)
     outcome = chosen_by("replay", "3,7-8")
     assert outcome.exit_code == ExitCode.PARTIAL
     told = [line.split() for line in outcome.stdout.splitlines() if line.startswith("episode")]

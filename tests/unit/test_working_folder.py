@@ -176,15 +176,13 @@ def test_an_environment_that_stays_follows_the_caller(home: Path) -> None:
 
 
 def test_a_warm_group(home: Path, when: str) -> None:
-    """Evaluations, samples and saved states of a group without a thread."""
+    """Evaluations and samples of a group without a thread."""
     with EvalRunnerGroup(mlp(when), threaded=False) as group:
         for name in ("first", "second"):
             group.evaluate(run_dir=name)
-        group.save("state")
-        group.restore("state")
         group.sample(1, storage="batch")
     assert Path.cwd() == home
-    assert_there(home, "first/manifest.json", "second/manifest.json", "state", "batch")
+    assert_there(home, "first/manifest.json", "second/manifest.json", "batch")
 
 
 def test_a_group_with_a_thread(home: Path, when: str) -> None:
@@ -193,10 +191,8 @@ def test_a_group_with_a_thread(home: Path, when: str) -> None:
         for name in ("first", "second"):
             group.evaluate(run_dir=name)
         assert Path.cwd() == home.parent / "assets"
-        group.save("state")
-        group.restore("state")
         group.sample(1, storage="batch")
-    assert_there(home, "first/manifest.json", "second/manifest.json", "state", "batch")
+    assert_there(home, "first/manifest.json", "second/manifest.json", "batch")
 
 
 @pytest.mark.process
