@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import copy
+import importlib
 import logging
 import os
 import sys
@@ -13,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar, final
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast, final
 
 from rl_eval.adapters import integration_for
 from rl_eval.backends import Backend, pickled
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
 __all__ = ["EvalRunnerGroup", "GroupCallbacks", "evaluate", "portable_policy"]
 
 Result = TypeVar("Result")
+_SAMPLING: Final = "rl_eval.execution.sampling"
+"""Module of a room above, which is looked up when episodes are sampled."""
 _logger: Final = logging.getLogger(__name__)
 
 
@@ -248,18 +251,15 @@ class EvalRunnerGroup:
         return self.sampler.iterate(self._request(num_episodes, num_env_steps, options), num_batches)
 
     def _request(self, episodes: int | None, env_steps: int | None, options: Mapping[str, Any]) -> SampleRequest:
-        from rl_eval.execution.sampling import SampleRequest
-
-        request = SampleRequest(num_episodes=episodes, num_env_steps=env_steps, **options)
+        sampling: Any = importlib.import_module(_SAMPLING)
+        request: SampleRequest = sampling.SampleRequest(num_episodes=episodes, num_env_steps=env_steps, **options)
         return request if request.storage is None else replace(request, storage=self._located(request.storage))
 
     @cached_property
     def sampler(self) -> Sampler:
         """Where :meth:`sample` is in the plan, and the way to send it elsewhere: ``restart``, ``load_state_dict``."""
-        from rl_eval.execution.sampling import Sampler
-
-        evaluation = self.settings.evaluation
-        return Sampler(
+        evaluation, sampling = self.settings.evaluation, cast("Any", importlib.import_module(_SAMPLING))
+        sampler: Sampler = sampling.Sampler(
             self._record,
             lambda: self.weights_version,
             lambda: max(1, self._pool.expected()) * self.settings.runners.lanes,
@@ -267,19 +267,18 @@ class EvalRunnerGroup:
             evaluation.first_index,
             works_ahead=self._threaded,
         )
+        return sampler
 
-    def _record(self, seed: int, first_index: int, num_episodes: int, compress_images: bool) -> EvalHandle:
-        """Start to run episodes that leave trajectories."""
+    def _record(self, seed: int, first_index: int, num_episodes: int, recorder: Callable[..., Any]) -> EvalHandle:
+        """Start to run episodes under a recorder, which is built with an environment and ``info_keys``."""
         from rl_eval.execution.recorded import Recorded
-        from rl_eval.trajectories.recorder import TrajectoryRecorder
 
         changes = {"seed": seed, "first_index": first_index, "num_episodes": num_episodes, "determinism_check": 0.0}
         settings = with_values(self.settings, evaluation=changes)
-        info_keys = settings.evaluation.info_keys
-        recorder = partial(TrajectoryRecorder, info_keys=info_keys, compress_images=compress_images)
         outcome = EvalOutcome(settings, settings.plan(), aspects=self._aspects)
+        observer = partial(recorder, info_keys=settings.evaluation.info_keys)
         with self._post_lock:
-            self._loop.post(Recorded(Opening(outcome), recorder))
+            self._loop.post(Recorded(Opening(outcome), observer))
         return outcome.handle
 
     # ------------------------------------------------------------------ weights

@@ -14,6 +14,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal, final
 
@@ -24,6 +25,7 @@ from rl_eval.records.episode import Outcome
 from rl_eval.results.result import EvalResult
 from rl_eval.scheduling.plan import EpisodePlan
 from rl_eval.trajectories.batch import Fragment, as_arrays, as_tensordict, reserve
+from rl_eval.trajectories.recorder import TrajectoryRecorder
 from rl_eval.trajectories.trajectory import Trajectory
 
 __all__ = ["SampleRequest", "Sampler"]
@@ -95,7 +97,7 @@ class SampleRequest:
         return self.mode == "truncate_episodes"
 
 
-RunWave = Callable[[int, int, int, bool], "EvalHandle"]
+RunWave = Callable[[int, int, int, Callable[..., Any]], "EvalHandle"]
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,7 @@ class Sampler:
     """Takes batches from the plan of a group, from one index to the next.
 
     Args:
-        run: Starts to record ``(seed, first index, number of episodes, compress images)``.
+        run: Starts to run ``(seed, first index, number of episodes, recorder)``.
         version: Returns the version of the weights that the next wave will have.
         slots: Returns how many episodes run at once.
         seed: Root seed of the plan.
@@ -337,7 +339,8 @@ class Sampler:
         count = max(1, missing)
         if request.num_env_steps is not None:
             count = self._expected(count)
-        self._ahead = (index, count, self._run(self._seed, index, count, request.compress_images))
+        recorder = partial(TrajectoryRecorder, compress_images=request.compress_images)
+        self._ahead = (index, count, self._run(self._seed, index, count, recorder))
 
     def _expected(self, steps: int) -> int:
         """Return how many episodes to run for so many steps."""
