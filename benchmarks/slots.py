@@ -13,7 +13,7 @@ from gymnasium import spaces
 from benchmarks.runner import Row
 from rl_eval import EvalConfig
 from rl_eval.records.episode import Lease
-from rl_eval.runners import SubprocessEvalRunner
+from rl_eval.runners.subprocess_slots import SubprocessEvalRunner
 
 __all__ = ["measure"]
 

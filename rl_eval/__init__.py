@@ -16,19 +16,19 @@ if TYPE_CHECKING:
     from rl_eval.execution.group import EvalRunnerGroup, evaluate
     from rl_eval.execution.handle import EvalHandle, EvalProgress
     from rl_eval.protocols import EnvContext, NoiseSource, Policy
+    from rl_eval.recording.replay import Replay, replay
+    from rl_eval.recording.video import VideoSettings
     from rl_eval.records.determinism import Determinism
     from rl_eval.records.episode import EpisodeRecord, Fault
     from rl_eval.results.comparison import Comparison, compare
     from rl_eval.results.loading import load
     from rl_eval.results.point import EvalPoint
-    from rl_eval.results.replay import Replay, replay
     from rl_eval.results.result import EvalResult
     from rl_eval.runners import EvalRunner, SingleAgentEvalRunner, VectorEvalRunner
     from rl_eval.scheduling.plan import EpisodePlan
     from rl_eval.training.callbacks import NewBest, StopOnThreshold
     from rl_eval.training.evaluator import Evaluator
     from rl_eval.training.schedule import EvalSchedule
-    from rl_eval.video import VideoSettings
 
 __version__ = "0.1.0"
 
@@ -54,16 +54,16 @@ _HOME = {
     "NewBest": "training.callbacks",
     "NoiseSource": "protocols",
     "Policy": "protocols",
-    "Replay": "results.replay",
+    "Replay": "recording.replay",
     "SingleAgentEvalRunner": "runners",
     "StopOnThreshold": "training.callbacks",
     "VectorEvalRunner": "runners",
-    "VideoSettings": "video",
+    "VideoSettings": "recording.video",
     "compare": "results.comparison",
     "evaluate": "execution.group",
     "evaluate_policy": "execution.evaluate_policy",
     "load": "results.loading",
-    "replay": "results.replay",
+    "replay": "recording.replay",
 }
 
 __all__ = [

@@ -41,7 +41,7 @@ class Integration:
     adapter: str = ""
     """Module with the functions above."""
     schemes: str = ""
-    """``"module:attr"`` of a mapping of names to :class:`rl_eval.config.policy_schemes.PolicyScheme`."""
+    """``"module:attr"`` of a mapping of names to :class:`rl_eval.config.policy_sources.PolicyScheme`."""
     loaders: tuple[str, ...] = ()
     """Modules whose factories load models: a result has the digests of the files that such a factory is given, and an
     evaluation is refused if a file changes on the way."""

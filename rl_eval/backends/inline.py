@@ -14,8 +14,7 @@ from rl_eval.backends.requests import Request, Run, RunnerRequest, Start, answer
 from rl_eval.config.settings import EvalSettings
 from rl_eval.errors import RunnerLost
 from rl_eval.runners import Runner, runner_class
-from rl_eval.runners.one_thread import one_thread
-from rl_eval.supervision.working_folder import current_folder, working_in
+from rl_eval.supervision.caller import current_folder, one_thread, working_in
 from rl_eval.weights import WeightsSnapshot
 
 __all__ = ["InlineBackend"]

@@ -1,24 +1,72 @@
-"""The thin shell around a runner in its own process.
+"""Runner in a process of its own, and errors of its calls as values.
 
-This module is what an actor's process imports first, so it imports neither torch nor the runner: they come
-with :meth:`RunnerActor.start`.
+This module is what an actor's process imports first, so it imports neither torch nor the runner: they come with
+:meth:`RunnerActor.start`. An error is returned and not raised, since Ray prints the traceback of every error that its
+caller has not read in time.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import functools
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from rl_eval.backends.failure import errors_returned
+import cloudpickle
+
 from rl_eval.backends.requests import RunnerRequest, SetWeights, Stop, answer
+from rl_eval.errors import EvalError, summary_of
+from rl_eval.supervision.caller import expect_no_ctrl_c
 from rl_eval.supervision.flight_recorder import ProcessInfo, install
-from rl_eval.supervision.interrupts import expect_no_ctrl_c
 from rl_eval.supervision.processes import erase_recordings
 
 if TYPE_CHECKING:
     from rl_eval.runners import Runner
     from rl_eval.weights import WeightsSnapshot
 
-__all__ = ["RunnerActor"]
+__all__ = ["Failure", "RunnerActor", "errors_returned"]
+
+Args = ParamSpec("Args")
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An error on its way to the driver."""
+
+    pickled: bytes
+    """Empty if it cannot be pickled."""
+    summary: str
+
+    @classmethod
+    def of(cls, error: Exception) -> Failure:
+        """Pack an error."""
+        try:
+            return cls(cloudpickle.dumps(error), summary_of(error))
+        except Exception:
+            return cls(b"", summary_of(error))
+
+    def error(self) -> Exception:
+        """Return the error; one of another type with its text, where it cannot be unpickled."""
+        try:
+            error = pickle.loads(self.pickled)
+        except Exception:
+            error = None
+        return error if isinstance(error, Exception) else EvalError(self.summary)
+
+
+def errors_returned(method: Callable[Args, Value]) -> Callable[Args, Value | Failure]:
+    """Decorate a method of an actor so that it returns a :class:`Failure` in place of raising."""
+
+    @functools.wraps(method)
+    def call(*args: Args.args, **kwargs: Args.kwargs) -> Value | Failure:
+        try:
+            return method(*args, **kwargs)
+        except Exception as error:
+            return Failure.of(error)
+
+    return call
 
 
 class RunnerActor:

@@ -21,8 +21,8 @@ from rl_eval.cli.exits import Debug, ExitCode, reported
 from rl_eval.cli.printing import AsJson, counted, print_json, print_note, results
 from rl_eval.cli.settings import Assignments, OptionalConfigPath, Section, find_modules_here, read_settings
 from rl_eval.errors import ConfigError
-from rl_eval.redaction import redact_text
-from rl_eval.supervision.working_folder import working_in
+from rl_eval.errors.redaction import redact_text
+from rl_eval.supervision.caller import working_in
 
 if TYPE_CHECKING:
     from rl_eval.config.settings import EvalSettings

@@ -1,17 +1,22 @@
-"""Arguments that name a saved result and some of its episodes, by their indices in the plan as in ``3,7-9``."""
+"""Options of commands that take episodes of a run: which, and consent to the code that runs them again."""
 
 from __future__ import annotations
 
 import re
+import sys
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
+import typer
+
+from rl_eval.cli.settings import find_modules_here
 from rl_eval.cli.shared import argument, option
-from rl_eval.errors import UsageError
+from rl_eval.errors import UntrustedError, UsageError
 
 if TYPE_CHECKING:
     from rl_eval.config.settings import EvalSettings
+    from rl_eval.results.result import EvalResult
 
-__all__ = ["Results", "episodes_option", "parse_episodes", "with_episodes"]
+__all__ = ["Results", "Trust", "consents", "episodes_option", "load_to_run", "parse_episodes", "with_episodes"]
 
 _PART: Final = re.compile(r"\s*(\d{1,10})\s*(?:-\s*(\d{1,10})\s*)?", re.ASCII)
 
@@ -55,3 +60,36 @@ def with_episodes(settings: EvalSettings, text: str) -> EvalSettings:
         whole = f"{first}-{indices[-1]}"
         raise UsageError(f"--episodes {text}: an evaluation runs one range of the plan, such as {whole}: give one")
     return with_values(settings, evaluation={"first_index": section.first_index + first, "num_episodes": count})
+
+
+Trust = Annotated[bool, typer.Option("--trust", help="Import and call the code that DIR names, without asking.")]
+
+
+def load_to_run(path: str, trust: bool) -> EvalResult:
+    """Load a result whose episodes are to run again, and make the modules of the current folder importable.
+
+    The folder is put on the path after consent only: it may come from the author of the result.
+
+    Raises:
+        UntrustedError: The user does not consent, or there is no terminal to ask on.
+    """
+    from rl_eval.results.loading import load
+    from rl_eval.results.provenance import check_trust
+
+    result = load(path)
+    try:
+        if not trust:
+            check_trust(result.provenance)
+    except UntrustedError as error:
+        if not consents(str(error), "Run this code?"):
+            raise
+    find_modules_here()
+    return result
+
+
+def consents(facts: str, question: str) -> bool:
+    """Ask at the terminal; False if there is none."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return False
+    typer.echo(facts, err=True)
+    return typer.confirm(question, default=False, err=True)

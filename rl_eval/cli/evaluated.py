@@ -12,12 +12,12 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from rl_eval.cli.episodes import consents
 from rl_eval.cli.shared import option
-from rl_eval.cli.trusting import consents
-from rl_eval.config.policy_schemes import PolicySource, absolute, forms, named_source, schemes
+from rl_eval.config.policy_sources import PolicySource, absolute, forms, named_source, schemes
 from rl_eval.config.references import dotted
 from rl_eval.errors import ConfigError
-from rl_eval.redaction import redact_command
+from rl_eval.errors.redaction import redact_command
 
 __all__ = ["Evaluated", "TrustPolicy", "policy_source", "with_evaluated"]
 

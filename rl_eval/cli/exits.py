@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.text import Text
 
 from rl_eval.errors import ClusterError, EvalError, UsageError, summary_of
-from rl_eval.redaction import redact_text
+from rl_eval.errors.redaction import redact_text
 from rl_eval.reports.page import lines
 
 __all__ = ["EXIT_CODES", "VERBOSE", "Debug", "ExitCode", "code_of", "exit_codes", "explained", "reported"]

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal, get_args
 import typer
 
 from rl_eval.atomic_write import write_atomically
-from rl_eval.cli.episodes import Results, episodes_option, parse_episodes
+from rl_eval.cli.episodes import Results, Trust, episodes_option, load_to_run, parse_episodes
 from rl_eval.cli.printing import AsJson, print_either, written
 from rl_eval.cli.shared import option, shown
-from rl_eval.cli.trusting import Trust, load_to_run
 from rl_eval.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -58,7 +57,7 @@ def export(
         known = ", ".join(get_args(Format))
         raise ConfigError(f"no format is given: give --to, or an --output that ends in one of {known}")
     if kind in _OF_STEPS:
-        from rl_eval.trajectories.export import export_trajectories
+        from rl_eval.recording.trajectories.export import export_trajectories
 
         if output is None or force:
             raise ConfigError(f"--to {kind} needs an --output that does not exist, and takes no --force")
@@ -101,8 +100,8 @@ def _rows(result: EvalResult, episodes: str | None) -> pa.Table:
     """
     import pyarrow.compute as pc
 
+    from rl_eval.recording.replay import recorded_episode
     from rl_eval.results.files import episode_table
-    from rl_eval.results.replay import recorded_episode
 
     rows = episode_table(result.table)
     if episodes is None:

@@ -324,8 +324,8 @@ def _read_log(run_dir: str, label: str, say: Callable[[str], None]) -> LogConten
 
 
 def _differs(contents: LogContents, settings: EvalSettings) -> bool:
-    from rl_eval.config.live import configured_weights
-    from rl_eval.log.code_changes import code_differences, newest_code
+    from rl_eval.log.changes import code_differences, newest_code
+    from rl_eval.policies.live import configured_weights
     from rl_eval.results.provenance import manifest_of
 
     ours, theirs = manifest_of(settings, settings.plan(), configured_weights(settings.policy)), contents.manifest

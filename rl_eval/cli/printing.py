@@ -17,7 +17,7 @@ import typer
 from rich.console import Console
 
 from rl_eval.errors import UsageError
-from rl_eval.redaction import redact_text
+from rl_eval.errors.redaction import redact_text
 from rl_eval.reports.page import Page, rich_page, text_page
 
 if TYPE_CHECKING:

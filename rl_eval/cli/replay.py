@@ -8,18 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from rl_eval.cli.episodes import Results, episodes_option, parse_episodes
+from rl_eval.cli.episodes import Results, Trust, episodes_option, load_to_run, parse_episodes
 from rl_eval.cli.exits import ExitCode
 from rl_eval.cli.printing import AsJson, counted, print_either, print_json, print_line, print_report
 from rl_eval.cli.shared import option, shown
-from rl_eval.cli.trusting import Trust, load_to_run
 from rl_eval.errors import ConfigError, UsageError
 from rl_eval.reports.page import Line, Page
 
 if TYPE_CHECKING:
-    from rl_eval.results.replay import Replay
+    from rl_eval.recording.replay import Replay
+    from rl_eval.recording.video import Video
     from rl_eval.results.result import EvalResult
-    from rl_eval.video import Video
 
 __all__ = ["replay"]
 
@@ -45,8 +44,8 @@ def replay(
 ) -> None:
     """Run episodes again in this process, from their provenance, and compare each with its record."""
     from rl_eval.log.storage import is_uri
-    from rl_eval.results.videos import video_folder
-    from rl_eval.video import select_episodes
+    from rl_eval.recording.video import select_episodes
+    from rl_eval.recording.videos import video_folder
 
     if select is not None and episodes is not None:
         raise ConfigError("--select and --episodes both choose the episodes: give one of them")
@@ -77,9 +76,9 @@ def _record(
     result: EvalResult, indices: list[int], folder: Path, fps: float | None, max_frames: int, *, as_json: bool
 ) -> Sequence[Video]:
     """Make videos, and print what they are."""
+    from rl_eval.recording.replay import recorded_episode
+    from rl_eval.recording.video import record_videos
     from rl_eval.records.plain import plain
-    from rl_eval.results.replay import recorded_episode
-    from rl_eval.video import record_videos
 
     chosen = [f"episode:{recorded_episode(result, index).index}" for index in indices]
     videos = record_videos(result, chosen, folder, max_videos=len(chosen), fps=fps, max_frames=max_frames, trust=True)
@@ -104,9 +103,9 @@ def _record(
 def _run_again(result: EvalResult, indices: list[int], *, in_window: bool, as_json: bool) -> Sequence[Replay]:
     """Run episodes again, and print each when it has run, or all as JSON."""
     if in_window:
-        from rl_eval.video import replay_in_window as run
+        from rl_eval.recording.video import replay_in_window as run
     else:
-        from rl_eval.results.replay import replay_each as run
+        from rl_eval.recording.replay import replay_each as run
     seen: list[Replay] = []
     for again in run(result, indices, trust=True):
         if not as_json:

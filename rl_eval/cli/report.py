@@ -50,9 +50,9 @@ def report(
 
 def _source(path: str, output: Path) -> Source:
     """Return a result under its own name, not that of a link to it, and with links to its videos from the page."""
+    from rl_eval.recording.videos import videos_of
     from rl_eval.reports.html import Source
     from rl_eval.results.loading import load
-    from rl_eval.results.videos import videos_of
 
     if Path(path).is_symlink():  # runs/latest leads elsewhere tomorrow.
         path = os.path.normpath(Path(path).parent / Path(path).readlink())

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from rl_eval.cli.episodes import episodes_option, parse_episodes, with_episodes
+from rl_eval.cli.episodes import episodes_option, load_to_run, parse_episodes, with_episodes
 from rl_eval.cli.evaluated import Evaluated, TrustPolicy, with_evaluated
 from rl_eval.cli.exits import Debug, ExitCode, reported
 from rl_eval.cli.output import (
@@ -29,7 +29,6 @@ from rl_eval.cli.restarts import run_with_restarts
 from rl_eval.cli.settings import Assignments, OptionalConfigPath, Section, find_modules_here, read_settings
 from rl_eval.cli.shared import absolute_path, absolute_place, option, shown
 from rl_eval.cli.signals import Interruption
-from rl_eval.cli.trusting import load_to_run
 from rl_eval.errors import ClusterDied, ConfigError, UsageError
 from rl_eval.results.text import interval_text
 
@@ -178,13 +177,13 @@ def _put_aside(
         UsageError: There is no log, or an episode that is asked for did not fail.
         LogMismatch: Weights or code differ from those of the log.
     """
-    from rl_eval.config.live import configured_weights
     from rl_eval.config.settings import make_settings
     from rl_eval.log import EvaluationLog
     from rl_eval.log.contents import read_manifest
     from rl_eval.log.storage import open_storage
+    from rl_eval.policies.live import configured_weights
+    from rl_eval.recording.replay import check_recorded
     from rl_eval.results.provenance import manifest_of
-    from rl_eval.results.replay import check_recorded
 
     failed = [index for index, row in enumerate(result.table.completed) if result.table.filled[index] and not row]
     chosen = failed if episodes is None else parse_episodes(episodes, len(result.plan))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from rl_eval.cli.shared import argument, option
 from rl_eval.errors import ConfigError
-from rl_eval.redaction import redact_command
+from rl_eval.errors.redaction import redact_command
 
 if TYPE_CHECKING:
     from rl_eval.config.builder import EvalConfig
@@ -105,7 +105,7 @@ def _assign(config: EvalConfig, assignment: str) -> None:
 def _parse(assignment: str, text: str) -> Any:
     import yaml
 
-    from rl_eval.config.strict_yaml import read_yaml
+    from rl_eval.config.builder import read_yaml
 
     try:
         return read_yaml(text)

@@ -20,12 +20,12 @@ from rl_eval.cli.printing import AsJson, print_json, print_line, print_note
 from rl_eval.cli.settings import Assignments, OptionalConfigPath, Section, find_modules_here, read_config
 from rl_eval.cli.shared import argument, option
 from rl_eval.cli.signals import Interruption
-from rl_eval.config.policy_schemes import schemes
+from rl_eval.config.policy_sources import schemes
 from rl_eval.errors import ConfigError
-from rl_eval.redaction import redact_text
+from rl_eval.errors.redaction import redact_text
 
 if TYPE_CHECKING:
-    from rl_eval.watching import Watcher
+    from rl_eval.training.watching import Watcher
 
 __all__ = ["watch"]
 
@@ -102,7 +102,7 @@ def watch(
         scheme = schemes().get(library.name) if library else None
         loads = library is not None and str(factory).endswith(":load_policy")
         find_modules_here()
-        from rl_eval.watching import Watcher, WatchOptions
+        from rl_eval.training.watching import Watcher, WatchOptions
 
         options = WatchOptions(
             run_dir,

@@ -14,14 +14,13 @@ from typing import Any, Final, Literal, TypeVar
 
 import yaml
 
-from rl_eval.config.policy_schemes import absolute, anchored
+from rl_eval.config.policy_sources import absolute, anchored
 from rl_eval.config.settings import SECTIONS, EvalSettings, copy_containers, make_settings
-from rl_eval.config.strict_yaml import read_yaml
 from rl_eval.errors import ConfigError, nearest
+from rl_eval.errors.redaction import MASK, redact
 from rl_eval.records.plain import convert
-from rl_eval.redaction import MASK, redact
 
-__all__ = ["EvalConfig", "settings_of"]
+__all__ = ["EvalConfig", "read_yaml", "settings_of"]
 
 
 class _Unset:
@@ -326,3 +325,26 @@ def _yaml_leaf(key: str, value: Any) -> Any:
     if value is None or isinstance(value, str | int | float | bool):
         return value
     raise ConfigError(f'{key} is a live object ({value!r}) and cannot be written to YAML: give it as "module:attr"')
+
+
+def read_yaml(text: str) -> Any:
+    """Return what a YAML text holds, as ``yaml.safe_load`` does.
+
+    Raises:
+        yaml.YAMLError: It is not valid, or has a key twice.
+    """
+    return yaml.load(text, _StrictLoader)  # noqa: S506 - it is a safe one.
+
+
+class _StrictLoader(yaml.SafeLoader):
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        seen: set[tuple[str, str]] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and not key.tag.endswith(":merge"):
+                if (key.tag, key.value) in seen:
+                    raise yaml.composer.ComposerError(
+                        problem=f"{key.value} is there a second time", problem_mark=key.start_mark
+                    )
+                seen.add((key.tag, key.value))
+        return node

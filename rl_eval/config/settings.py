@@ -24,12 +24,11 @@ from pydantic import (
     model_validator,
 )
 
-from rl_eval.config.model_files import file_digests
-from rl_eval.config.policy_schemes import with_named_policies
+from rl_eval.config.policy_sources import file_digests, with_named_policies
 from rl_eval.config.references import import_attribute
 from rl_eval.errors import ConfigError
+from rl_eval.errors.redaction import digest_secrets, learn, redact
 from rl_eval.records.plain import convert, plain_leaf
-from rl_eval.redaction import digest_secrets, learn, redact
 from rl_eval.scheduling.matchups import Matchups, make_matchups
 from rl_eval.scheduling.plan import MAX_EPISODES, EpisodePlan
 

@@ -12,9 +12,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, final
 
 from rl_eval.errors import NumericsMismatch
+from rl_eval.errors.redaction import redact_text
 from rl_eval.execution.determinism_check import DeterminismCheck, DeterminismSample
 from rl_eval.execution.outcome import Aspect, EvalOutcome
-from rl_eval.redaction import redact_text
 from rl_eval.results.provenance import provenance
 from rl_eval.scheduling.numerics_agreement import NumericsAgreement
 

@@ -19,33 +19,33 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast, final
 from rl_eval.adapters import integration_for
 from rl_eval.backends import Backend, pickled
 from rl_eval.config.builder import EvalConfig, settings_of
-from rl_eval.config.live import check_policies, configured_weights, live_policies, with_live, without_live
 from rl_eval.config.settings import EvalSettings, PolicySection, check_runner, with_values
 from rl_eval.errors import ConfigError, EvalError
+from rl_eval.errors.redaction import learn
 from rl_eval.execution.aspects import default_aspects
 from rl_eval.execution.group_weights import GroupWeights, PublishedWeights
 from rl_eval.execution.handle import EvalHandle
 from rl_eval.execution.jobs import Apply, Ask, Do, FollowUp, Job, WeightsSync
 from rl_eval.execution.loop import ControlLoop
-from rl_eval.execution.opening import Opening
 from rl_eval.execution.outcome import Aspect, EvalOutcome
 from rl_eval.execution.runner_pool import RunnerPool
-from rl_eval.redaction import learn
+from rl_eval.execution.session import Opening
+from rl_eval.policies.live import check_policies, configured_weights, live_policies, with_live, without_live
 from rl_eval.results.result import EvalResult
 from rl_eval.results.source_code import code_of
 from rl_eval.runners import EvalRunner
 from rl_eval.scheduling.plan import EpisodePlan
-from rl_eval.supervision.working_folder import current_folder, working_in
+from rl_eval.supervision.caller import current_folder, working_in
 from rl_eval.weights import HeldWeights, WeightsSnapshot, add_missing, snapshot_weights
 
 if TYPE_CHECKING:
-    from rl_eval.execution.sampling import Sampler, SampleRequest
     from rl_eval.log import EvaluationLog
+    from rl_eval.recording.sampling import Sampler, SampleRequest
 
 __all__ = ["EvalRunnerGroup", "GroupCallbacks", "evaluate", "portable_policy"]
 
 Result = TypeVar("Result")
-_SAMPLING: Final = "rl_eval.execution.sampling"
+_SAMPLING: Final = "rl_eval.recording.sampling"
 """Module of a room above, which is looked up when episodes are sampled."""
 _logger: Final = logging.getLogger(__name__)
 
@@ -220,11 +220,11 @@ class EvalRunnerGroup:
         Args:
             num_episodes: Whole episodes to return.
             num_env_steps: Steps to return, instead of a number of episodes.
-            **options: Other fields of :class:`~rl_eval.execution.sampling.SampleRequest`: ``mode``, ``order``,
+            **options: Other fields of :class:`~rl_eval.recording.sampling.SampleRequest`: ``mode``, ``order``,
                 ``split_trajs``, ``as_arrays``, ``storage``, ``compress_images``, ``skip_failed``.
 
         Returns:
-            A ``TensorDict`` in the layout of :mod:`rl_eval.trajectories.batch`, or a dict of arrays.
+            A ``TensorDict`` in the layout of :mod:`rl_eval.recording.trajectories.batch`, or a dict of arrays.
 
         Raises:
             ConfigError: An option is out of range.

@@ -21,10 +21,9 @@ from rl_eval.backends.requests import Apply, Run, SetWeights, Start
 from rl_eval.errors import ClusterError, EvalError, NumericsMismatch, RunnerLost, UsageError
 from rl_eval.execution.jobs import Job, WeightsSync
 from rl_eval.execution.runner_pool import Member, RunnerPool
-from rl_eval.runners.one_thread import one_thread
 from rl_eval.scheduling.failures import CallFailed, Failure, RunnerDied, StartFailed, Verdict, judge
+from rl_eval.supervision.caller import ctrl_c_noted, one_thread
 from rl_eval.supervision.flight_recorder import CrashReport
-from rl_eval.supervision.interrupts import ctrl_c_noted
 
 __all__ = ["ControlLoop", "forked"]
 

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Final, final
 import numpy as np
 import numpy.typing as npt
 
+from rl_eval.errors.redaction import redact_text
 from rl_eval.records.determinism import UNFINISHED
 from rl_eval.records.episode import ROW, Batch, EpisodeTable, Fault, Outcome, RunReport, without_place
-from rl_eval.redaction import redact_text
 
 if TYPE_CHECKING:
     from rl_eval.log import EvaluationLog, LogContents, Manifest

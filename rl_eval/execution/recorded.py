@@ -9,8 +9,8 @@ from typing import Any, Final, final
 from rl_eval.backends import requests
 from rl_eval.errors import ConfigError
 from rl_eval.execution.jobs import Apply, Job
-from rl_eval.execution.opening import Opening
 from rl_eval.execution.runner_pool import Member
+from rl_eval.execution.session import Opening
 from rl_eval.runners import EvalRunner
 from rl_eval.supervision.flight_recorder import CrashReport
 

@@ -1,27 +1,121 @@
-"""Session of an evaluation: reports become events, and the schedule's commands become calls, until all is recorded."""
+"""Session of an evaluation: its weights are taken, its log is read, and the episodes that have no record run."""
 
 from __future__ import annotations
 
 from collections import defaultdict
+from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Final, final
+from threading import Thread
+from typing import TYPE_CHECKING, Any, Final, final
 
 import numpy as np
 from typing_extensions import assert_never
 
 from rl_eval.backends.requests import Run
 from rl_eval.errors import RunnerLost
+from rl_eval.execution.jobs import Job, WeightsSync
 from rl_eval.execution.outcome import EvalOutcome
 from rl_eval.execution.phase import CALLS_IN_FLIGHT, Phase
 from rl_eval.execution.runner_pool import Member
 from rl_eval.records.episode import Fault, RunReport, charged_attempts, failed_row
+from rl_eval.results.provenance import manifest_of
 from rl_eval.scheduling import events
 from rl_eval.scheduling.attribution import attribute_loss
-from rl_eval.scheduling.fail_fast import FailFast
+from rl_eval.scheduling.failures import FailFast
 from rl_eval.scheduling.schedule import Schedule
 from rl_eval.supervision.flight_recorder import CrashReport
+from rl_eval.weights import HeldWeights
 
-__all__ = ["EpisodeSession"]
+if TYPE_CHECKING:
+    from rl_eval.log import LogContents, Manifest
+
+__all__ = ["EpisodeSession", "Opening"]
+
+_LAST_READ_S: Final = 5.0
+"""For a read that is under way when the evaluation fails: its folder must not be given up while it is read."""
+
+
+@final
+class Opening(Job):
+    """First job of an evaluation; the session follows.
+
+    Args:
+        outcome: What the evaluation writes into.
+        sync: The job, posted before this one, that sends the weights to evaluate; if it fails, so does this one.
+        held: Gets the weights that are evaluated.
+    """
+
+    exclusive = True
+    waits_for_disk = True
+
+    def __init__(self, outcome: EvalOutcome, sync: WeightsSync | None = None, held: HeldWeights | None = None) -> None:
+        self._outcome = outcome
+        self._sync = sync
+        self._held = held
+        self._reading: Future[tuple[Manifest, LogContents] | None] = Future()
+        self._next: list[Job] | None = None
+        self._taken = False
+
+    def start(self, now: float) -> None:
+        """See :class:`Job`."""
+        self._taken = self._outcome.take()
+        if not self._taken:
+            return
+        if self._sync is not None and (error := self._sync.future.exception()) is not None:
+            self._outcome.fail(error)  # Nothing is being read yet that could be waited for.
+            return
+        self._outcome.take_weights(self.pool)
+        if self._held is not None:
+            self._held.snapshot = self._outcome.weights
+        if self._outcome.store.durable:
+            Thread(target=self._read, name="rl_eval read log", daemon=True).start()
+        else:
+            self._next = [EpisodeSession(self._outcome)]
+
+    def lost(self, member: Member, crash_report: CrashReport | None, now: float) -> bool:
+        """See :class:`Job`."""
+        self._outcome.lost(member, crash_report)
+        return False
+
+    def tick(self, now: float) -> None:
+        """See :class:`Job`."""
+        if self.done or not self._reading.done():
+            return
+        try:
+            if found := self._reading.result():
+                self._outcome.take_log(*found)
+        except Exception as error:
+            self._outcome.fail(error)
+        else:
+            self._next = [EpisodeSession(self._outcome)]
+
+    def fail(self, error: BaseException) -> None:
+        """See :class:`Job`."""
+        if self._taken and self._outcome.store.durable and not self.done:
+            with suppress(Exception):
+                self._reading.result(_LAST_READ_S)
+        if self._taken or self._outcome.take():
+            self._outcome.fail(error)
+
+    @property
+    def done(self) -> bool:
+        """See :class:`Job`."""
+        return self._next is not None or self._outcome.done
+
+    def successors(self) -> list[Job]:
+        """See :class:`Job`."""
+        return self._next or []
+
+    def _read(self) -> None:
+        outcome = self._outcome
+        try:
+            read = outcome.store.read(lambda: manifest_of(outcome.settings, outcome.plan, outcome.weights))
+        except BaseException as error:
+            self._reading.set_exception(error)
+        else:
+            self._reading.set_result(read)
+
 
 _PATIENCE_S: Final = 10.0
 """How long episodes that failed wait for runners that have not come up yet, before they run where they failed."""

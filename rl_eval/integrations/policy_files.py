@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from rl_eval.config.policy_schemes import PolicyScheme, PolicySource, absolute, path_in
+from rl_eval.config.policy_sources import PolicyScheme, PolicySource, absolute, path_in
 from rl_eval.errors import ConfigError
 
 __all__ = ["CLEANRL", "RLLIB", "TORCH", "TORCHRL"]

@@ -3,7 +3,7 @@
 The manifest is written once, before the first episode: plan, identity, weights, and what is needed to do
 it again. A run continues a log whose plan, identity, weights and info keys equal its own; config and provenance
 may differ, since neither more runners nor another machine change the result. Other code is for
-:mod:`~rl_eval.log.code_changes` to judge.
+:mod:`~rl_eval.log.changes` to judge.
 """
 
 from __future__ import annotations

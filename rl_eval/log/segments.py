@@ -19,8 +19,11 @@ import xxhash
 
 from rl_eval.errors import LogError
 from rl_eval.log.manifest import FORMAT
-from rl_eval.records.columns import (
+from rl_eval.records.episode import ROW, Batch, Fault
+from rl_eval.records.foreign import damage, parse_json, typed
+from rl_eval.records.parquet import (
     TEXTS,
+    ParquetColumns,
     episode_columns,
     episode_names,
     fault_columns,
@@ -28,9 +31,6 @@ from rl_eval.records.columns import (
     read_episodes,
     read_faults,
 )
-from rl_eval.records.episode import ROW, Batch, Fault
-from rl_eval.records.foreign import damage, parse_json, typed
-from rl_eval.records.parquet import ParquetColumns
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -19,7 +19,7 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from rl_eval.atomic_write import make_folder, sweep, sync_folder, write_bytes
 from rl_eval.errors import ConfigError
-from rl_eval.redaction import learn, redact_text
+from rl_eval.errors.redaction import learn, redact_text
 
 __all__ = [
     "LocalStorage",

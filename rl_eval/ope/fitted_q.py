@@ -16,9 +16,9 @@ from torch import nn
 
 from rl_eval.ope.data import LoggedEpisodes
 from rl_eval.ope.estimators import ActionValues
+from rl_eval.policies.inference.spaces import no_grad
 from rl_eval.policies.noise import EpisodeNoise
 from rl_eval.protocols import Policy
-from rl_eval.runners.nested import no_grad
 
 __all__ = ["fitted_action_values"]
 

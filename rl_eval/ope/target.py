@@ -15,8 +15,8 @@ from rl_eval.config.settings import EvalSettings, with_values
 from rl_eval.errors import UsageError, summary_of
 from rl_eval.execution.group import EvalRunnerGroup
 from rl_eval.ope.data import LoggedEpisodes
+from rl_eval.policies.inference.spaces import no_grad
 from rl_eval.protocols import ActionLogProb, Policy, Recurrent
-from rl_eval.runners.nested import no_grad
 
 __all__ = ["check_unchanged_actions", "target_log_probs", "target_policy", "with_log_probs"]
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 import gymnasium as gym
 
 from rl_eval.adapters import integration_for, integrations, loader_of
-from rl_eval.config.model_files import changed_files, file_digests
+from rl_eval.config.policy_sources import changed_files, file_digests
 from rl_eval.config.references import import_attribute, required, takes_observations
 from rl_eval.config.settings import PolicySection
 from rl_eval.errors import ConfigError

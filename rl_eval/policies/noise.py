@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from rl_eval.scheduling.splitmix64 import GAMMA, mix
+from rl_eval.scheduling.plan import GAMMA, mix
 
 __all__ = ["EpisodeNoise"]
 

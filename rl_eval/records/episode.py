@@ -21,8 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rl_eval.errors import message_of
+from rl_eval.errors.redaction import redact_text, redacted_traceback
 from rl_eval.records.agents import agent_columns, agents_in
-from rl_eval.redaction import redact_text, redacted_traceback
 
 __all__ = [
     "COLUMNS",

@@ -1,18 +1,32 @@
-"""Parquet files that somebody else may have written: how much they hold is known before it is read.
-
-A few kilobytes can stand for any number of rows, and for one long text in each of them. Rows of this package compress
-little, as no seed and no time is like another, so a file that says more than its bytes can hold is refused.
-"""
+"""Records and faults as columns of Parquet files."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import MISSING, fields
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, final
+
+import numpy as np
+import numpy.typing as npt
+
+from rl_eval.records.episode import COLUMNS, ROW, Fault
+from rl_eval.records.foreign import typed
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["ParquetColumns"]
+__all__ = [
+    "TEXTS",
+    "ParquetColumns",
+    "episode_columns",
+    "episode_names",
+    "fault_columns",
+    "fault_names",
+    "read_episodes",
+    "read_faults",
+]
 
 _ROW_BYTES: Final = 3
 """Fewest bytes for each row. The least that we write are 4.7, for a million failed episodes that share their seeds."""
@@ -87,3 +101,179 @@ class ParquetColumns:
             or sum(group.total_byte_size for group in groups) > self._size * _UNPACKED
         ):
             raise ValueError(f"it says that it has {self.num_rows:,} rows, which its {self._size:,} bytes cannot hold")
+
+
+TEXTS: Final = (
+    *(name for name, column in COLUMNS.items() if column.codes and True not in column.codes),
+    *(field.name for field in fields(Fault) if field.type not in ("int", "float", "bool")),
+)
+"""Columns of text."""
+
+_INFO: Final = "info_"
+_BLOCK: Final = 10_000
+"""Faults that are made at a time, from mappings that take several times as much memory."""
+_LONGEST: Final = 200
+"""Characters of an error's text that are kept: it holds the value."""
+
+
+def episode_columns(
+    rows: npt.NDArray[np.void], infos: npt.NDArray[np.float64], info_keys: Sequence[str]
+) -> dict[str, pa.Array]:
+    """Return the columns of finished episodes by name.
+
+    Args:
+        rows: Array of :data:`~rl_eval.records.episode.ROW`, shape (n,).
+        infos: Their info scalars, shape (n, len(info_keys)).
+        info_keys: Names of the info scalars; they become columns ``info_<key>``.
+    """
+    import pyarrow as pa
+
+    columns = {name: _decode(name, rows[name]) for name in COLUMNS}
+    return columns | {_INFO + key: pa.array(infos[:, number]) for number, key in enumerate(info_keys)}
+
+
+def episode_names(names: Sequence[str]) -> list[str]:
+    """Return which columns of a table :func:`read_episodes` reads, those that it lacks among them."""
+    return [*COLUMNS, *(name for name in names if name.startswith(_INFO))]
+
+
+def read_episodes(table: pa.Table) -> tuple[npt.NDArray[np.void], npt.NDArray[np.float64], tuple[str, ...]]:
+    """Return rows, info scalars and info keys: the inverse of :func:`episode_columns`.
+
+    Raises:
+        KeyError: A column is missing.
+        ValueError: A column holds a value that no code stands for, or that is none of its type; the message names it.
+    """
+    keys = tuple(name.removeprefix(_INFO) for name in table.column_names if name.startswith(_INFO))
+    rows = np.zeros(len(table), ROW)
+    infos = np.empty((len(table), len(keys)))
+    for name in COLUMNS:
+        rows[name] = _encode(name, table.column(name))
+    for number, key in enumerate(keys):
+        infos[:, number] = _numbers(_INFO + key, table.column(_INFO + key), infos.dtype)
+    return rows, infos, keys
+
+
+def fault_columns(faults: Sequence[Fault]) -> dict[str, pa.Array]:
+    """Return the columns of faults by name: the fields of :class:`~rl_eval.records.episode.Fault`."""
+    import pyarrow as pa
+
+    kinds = {"int": pa.int64(), "float": pa.float64(), "bool": pa.bool_()}
+    return {
+        field.name: pa.array(
+            [_storable(getattr(fault, field.name)) for fault in faults], kinds.get(str(field.type), pa.string())
+        )
+        for field in fields(Fault)
+    }
+
+
+def fault_names(names: Sequence[str]) -> list[str]:
+    """Return which columns of a table :func:`read_faults` reads, those that it lacks among them."""
+    return [field.name for field in fields(Fault) if field.name in names or field.default is MISSING]
+
+
+def read_faults(table: pa.Table) -> tuple[Fault, ...]:
+    """Return faults: the inverse of :func:`fault_columns`.
+
+    Raises:
+        ValueError: A column is missing, or holds what no fault has.
+    """
+    names, faults = table.column_names, []
+    rows = zip(*(_values(table.column(name)) for name in names), strict=True)
+    while block := [dict(zip(names, row, strict=True)) for row in islice(rows, _BLOCK)]:
+        faults += typed(list[Fault], block)
+    return tuple(faults)
+
+
+def _storable(value: Any) -> Any:
+    # An exception's text may hold surrogates (a file name that is not UTF-8), which no file format takes.
+    return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
+
+
+def _decode(name: str, stored: npt.NDArray[Any]) -> pa.Array:
+    """Return a column as it is written: codes become text or booleans, null for "none"."""
+    import pyarrow as pa
+
+    codes = COLUMNS[name].codes
+    if codes is None:
+        return pa.array(np.ascontiguousarray(stored))
+    return _written(codes).take(pa.array(stored.astype(np.int64) - min(codes.values())))
+
+
+def _encode(name: str, column: pa.ChunkedArray) -> npt.NDArray[Any]:
+    """Return a written column as codes: the inverse of :func:`_decode`."""
+    codes = COLUMNS[name].codes
+    if codes is None:
+        return _numbers(name, column, ROW[name])
+    written = _written(codes)
+    with _named(name, column, written.type):
+        positions = _positions(column, written)
+    if positions.null_count:
+        raise ValueError(f"column {name} holds a value other than {', '.join(map(str, codes))}")
+    stored: npt.NDArray[Any] = np.array(list(codes.values()), ROW[name])[positions.to_numpy()]
+    return stored
+
+
+def _positions(column: pa.ChunkedArray, written: pa.Array) -> pa.ChunkedArray:
+    """Return where each value stands among those that are written, null where it is none of them.
+
+    Of text that is read as codes each different value is looked at once.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if not pa.types.is_dictionary(column.type):
+        return pc.index_in(column.cast(written.type), value_set=written)
+    words, places = _words(column)
+    return pc.index_in(words.cast(written.type), value_set=written).take(places)
+
+
+def _values(column: pa.ChunkedArray) -> list[Any]:
+    """Return a column as a list, in which equal texts that were read as codes are one."""
+    import pyarrow as pa
+
+    if not pa.types.is_dictionary(column.type):
+        return list(column.to_pylist())
+    words, places = _words(column)
+    texts = words.to_pylist()
+    return [texts[place] for place in places.to_pylist()]
+
+
+def _words(column: pa.ChunkedArray) -> tuple[pa.Array, pa.Array]:
+    """Return the different values of a column of codes, null the last of them, and the place of that of each row."""
+    import pyarrow as pa
+
+    codes = column.unify_dictionaries().combine_chunks()
+    words = pa.concat_arrays([codes.dictionary, pa.nulls(1, codes.dictionary.type)])
+    return words, codes.indices.cast(pa.int64()).fill_null(len(words) - 1)
+
+
+def _numbers(name: str, column: pa.ChunkedArray, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Return a column of numbers or truth values as numpy has it; a float that is null is NaN."""
+    import pyarrow as pa
+
+    kind = pa.from_numpy_dtype(dtype)
+    with _named(name, column, kind):
+        cast = column.cast(kind)
+    if cast.null_count and dtype.kind != "f":
+        raise ValueError(f"column {name} lacks {cast.null_count:,} of its {len(cast):,} values")
+    return np.asarray(cast.to_numpy())
+
+
+@contextmanager
+def _named(name: str, column: pa.ChunkedArray, kind: pa.DataType) -> Iterator[None]:
+    """Raise what Arrow raises about the values of a column as an error that names it."""
+    import pyarrow as pa
+
+    try:
+        yield
+    except pa.ArrowException as error:
+        reason = str(error)[:_LONGEST]
+        raise ValueError(f"column {name} holds {column.type}, and not {kind} throughout: {reason}") from error
+
+
+def _written(codes: Mapping[Any, int]) -> pa.Array:
+    """Return the values that codes stand for, in the order of the codes: text or booleans."""
+    import pyarrow as pa
+
+    return pa.array(list(codes), pa.bool_() if True in codes else pa.string())

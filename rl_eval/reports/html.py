@@ -18,8 +18,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from rl_eval.errors.redaction import redact_text
 from rl_eval.log.storage import absolute_place
-from rl_eval.redaction import redact_text
 from rl_eval.reports.episodes import data_of_all, shown_rows
 from rl_eval.reports.page import Table
 from rl_eval.reports.pages import headline

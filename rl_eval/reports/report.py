@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from rl_eval.errors import ComparisonError
+from rl_eval.errors.redaction import redact, redact_text
 from rl_eval.records.agents import agent_columns, agents_in
 from rl_eval.records.episode import Fault
 from rl_eval.records.plain import leaves
-from rl_eval.redaction import redact, redact_text
 from rl_eval.reports.charts import Plot, histogram, means, running_mean
 from rl_eval.reports.page import Line, Page, Table
 from rl_eval.reports.pages import headline, page_of, result_page

@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rl_eval.errors import ComparisonError, UsageError
 from rl_eval.records.plain import ABSENT, Difference, differences, plain
-from rl_eval.results.printed import Printed
 from rl_eval.results.stats.aggregate import exact_mean
 from rl_eval.results.stats.interval import ALL_EQUAL, FEW, FEW_EQUAL
 from rl_eval.results.stats.paired import McNemar, PairedDifference, mcnemar, paired_difference
-from rl_eval.results.text import environment_name, interval_places, number, policy_name, weights_name
+from rl_eval.results.text import Printed, environment_name, interval_places, number, policy_name, weights_name
 
 if TYPE_CHECKING:
     import numpy as np

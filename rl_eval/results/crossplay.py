@@ -17,10 +17,10 @@ import numpy.typing as npt
 
 from rl_eval.errors import UsageError
 from rl_eval.results.games import Games
-from rl_eval.results.printed import Printed
 from rl_eval.results.stats.aggregate import exact_mean
 from rl_eval.results.stats.interval import Interval, return_interval
 from rl_eval.results.stats.ratings import Rating, rate
+from rl_eval.results.text import Printed
 
 __all__ = ["Cell", "CrossPlay", "Estimate", "LineUp", "Outcomes", "Seat", "Standing", "crossplay"]
 

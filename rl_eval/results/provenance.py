@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Final
 from rl_eval.adapters import loader_of
 from rl_eval.config.settings import EvalSettings
 from rl_eval.errors import UntrustedError
+from rl_eval.errors.redaction import redact_command
 from rl_eval.records.plain import leaves, plain
-from rl_eval.redaction import redact_command
 from rl_eval.results.source_code import code_of, package_version
 from rl_eval.scheduling.plan import EpisodePlan
 from rl_eval.weights import WeightsSnapshot

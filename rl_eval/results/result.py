@@ -20,11 +20,11 @@ import numpy.typing as npt
 
 from rl_eval.atomic_write import sweep, write_text
 from rl_eval.errors import LogError, UsageError, nearest
+from rl_eval.errors.redaction import redact
 from rl_eval.records.determinism import Determinism
 from rl_eval.records.episode import EpisodeRecord, EpisodeTable, Fault, Outcome
 from rl_eval.records.foreign import damage, typed
 from rl_eval.records.plain import plain
-from rl_eval.redaction import redact
 from rl_eval.results.files import (
     EPISODES_FILE,
     FORMAT,
@@ -39,8 +39,8 @@ from rl_eval.results.files import (
     write_episodes,
 )
 from rl_eval.results.metrics import Numbers, Timing
-from rl_eval.results.printed import Printed
 from rl_eval.results.stats.interval import check_confidence
+from rl_eval.results.text import Printed
 from rl_eval.scheduling.plan import EpisodePlan
 
 if TYPE_CHECKING:

@@ -1,7 +1,8 @@
-"""Numbers and names as text: how many decimals are worth showing, and what provenance calls things."""
+"""Numbers as text, and the base of values that print as a page."""
 
 from __future__ import annotations
 
+import importlib
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -9,9 +10,12 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from rl_eval.results.stats.interval import Interval
 
 __all__ = [
+    "Printed",
     "decimals",
     "environment_name",
     "interval_places",
@@ -22,6 +26,30 @@ __all__ = [
     "policy_name",
     "weights_name",
 ]
+
+_RENDERER: Final = "rl_eval.reports.pages"
+"""Module with ``text``, ``rich`` and ``notebook``, each a function of what is printed."""
+
+
+class Printed:
+    """Base of values that print as a page: in text, for :mod:`rich` in colour, and in a notebook as a table."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return str(_renderer().text(self))
+
+    def __rich__(self) -> RenderableType:
+        found: RenderableType = _renderer().rich(self)
+        return found
+
+    def _repr_html_(self) -> str:
+        return str(_renderer().notebook(self))
+
+
+def _renderer() -> Any:
+    return importlib.import_module(_RENDERER)
+
 
 _METHODS: Final = {
     "bca": "BCa bootstrap",

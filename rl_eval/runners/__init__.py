@@ -7,37 +7,37 @@ backends and test tools; knows no schedule, store or log.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from typing import Any, Final, cast
 
 from rl_eval.config.references import import_attribute
 from rl_eval.errors import ConfigError, nearest
 from rl_eval.runners.base import EvalRunner
 from rl_eval.runners.contract import Runner
-from rl_eval.runners.multi_agent.runner import MultiAgentEvalRunner
 from rl_eval.runners.observers import EpisodeObserver
 from rl_eval.runners.single_agent import SingleAgentEvalRunner
-from rl_eval.runners.subprocess_slots import SubprocessEvalRunner
 from rl_eval.runners.vector import VectorEvalRunner
 
 __all__ = [
     "KINDS",
     "EpisodeObserver",
     "EvalRunner",
-    "MultiAgentEvalRunner",
     "Runner",
     "SingleAgentEvalRunner",
-    "SubprocessEvalRunner",
     "VectorEvalRunner",
     "runner_class",
 ]
 
-KINDS: Final[dict[str, type[EvalRunner]]] = {
-    "vector": VectorEvalRunner,
-    "single_agent": SingleAgentEvalRunner,
-    "multi_agent": MultiAgentEvalRunner,
-    "subprocess": SubprocessEvalRunner,
+KINDS: Final[Mapping[str, str]] = {
+    "vector": "vector:VectorEvalRunner",
+    "single_agent": "single_agent:SingleAgentEvalRunner",
+    "multi_agent": "multi_agent.runner:MultiAgentEvalRunner",
+    "subprocess": "subprocess_slots:SubprocessEvalRunner",
 }
-"""Runner kinds by name. All that differs between kinds is a fact of the class, as :class:`Runner` lists them."""
+"""Runner kinds by name, as ``module:Class`` of this package: a process imports the kind that it uses.
+
+All that differs between kinds is a fact of the class, as :class:`Runner` lists them.
+"""
 _MEMBERS: Final = (
     *("default_lanes", "max_lanes", "needs_processes", "several_agents", "columns"),
     *("run", "set_weights", "weights_version", "apply", "metrics", "stop"),
@@ -52,7 +52,7 @@ def runner_class(selected: str | type) -> type[Runner]:
     """
     if isinstance(selected, str):
         if selected in KINDS:
-            return KINDS[selected]
+            selected = f"{__name__}.{KINDS[selected]}"
         if ":" not in selected:
             raise ConfigError(f'runners.runner is {selected!r}: {nearest(selected, KINDS)} (or "module:Class")')
         selected = cast("Any", import_attribute("runners.runner", selected))

@@ -22,7 +22,11 @@ import gymnasium as gym
 
 from rl_eval.config.settings import DEFAULT_LANES, EvalSettings
 from rl_eval.errors import EnvError, EpisodeTimeout, EvalError, UsageError, WeightsError, summary_of
+from rl_eval.errors.redaction import learn
 from rl_eval.policies import adapt_policy, has_random_weights
+from rl_eval.policies.inference.inference import Inference
+from rl_eval.policies.inference.policy_memory import weights_digest
+from rl_eval.policies.inference.sweep_log import SlotLog, SweepLog
 from rl_eval.protocols import Policy
 from rl_eval.records.episode import (
     EpisodeRecord,
@@ -35,18 +39,12 @@ from rl_eval.records.episode import (
     first_seen,
     record_of,
 )
-from rl_eval.redaction import learn
 from rl_eval.runners.environment import construct_env, import_env, time_limit
-from rl_eval.runners.inference import Inference
-from rl_eval.runners.lane import Lane
+from rl_eval.runners.lane import Lane, PendingReport
 from rl_eval.runners.observers import Factory, ObservedSlot, observer_factories
-from rl_eval.runners.pending_report import PendingReport
-from rl_eval.runners.policy_memory import weights_digest
-from rl_eval.runners.sweep_log import SlotLog, SweepLog
 from rl_eval.runners.values import ValueReader, broken_step, read_reset
+from rl_eval.supervision.caller import current_folder, survivable, working_in
 from rl_eval.supervision.flight_recorder import CLOSE, CONSTRUCT, NOW, RESET, SINCE, flight_recorder
-from rl_eval.supervision.interrupts import survivable
-from rl_eval.supervision.working_folder import current_folder, working_in
 from rl_eval.weights import WeightsSnapshot, apply_weights, module_of
 
 __all__ = ["EvalRunner"]

@@ -11,8 +11,8 @@ import numpy as np
 
 from rl_eval.config.references import import_attribute
 from rl_eval.errors import ConfigError, summary_of
+from rl_eval.policies.inference.sweep_log import SlotLog, SweepRecorder
 from rl_eval.records.episode import EpisodeRecord, EpisodeSpec, first_seen
-from rl_eval.runners.sweep_log import SlotLog, SweepRecorder
 
 __all__ = ["EpisodeObserver", "Factory", "ObservedSlot", "observer_factories"]
 

@@ -17,8 +17,7 @@ from rl_eval.errors import EpisodeTimeout
 from rl_eval.records.episode import Lease, Phase, RunReport
 from rl_eval.runners.base import EvalRunner
 from rl_eval.runners.lane import Lane
-from rl_eval.runners.slot_process import SlotEnv, SlotProcess, value_of
-from rl_eval.runners.slot_worker import BEGIN
+from rl_eval.runners.slot_process import BEGIN, SlotEnv, SlotProcess, value_of
 
 __all__ = ["SubprocessEvalRunner"]
 

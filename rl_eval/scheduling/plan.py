@@ -22,9 +22,8 @@ import numpy.typing as npt
 from rl_eval.errors import ConfigError
 from rl_eval.records.episode import EpisodeSpec
 from rl_eval.scheduling.matchups import Matchups, Seating
-from rl_eval.scheduling.splitmix64 import GAMMA, mix
 
-__all__ = ["MAX_EPISODES", "EpisodePlan", "episode_seeds"]
+__all__ = ["GAMMA", "MAX_EPISODES", "EpisodePlan", "episode_seeds", "mix"]
 
 MAX_EPISODES: Final = 2**31
 """Number of distinct seeds, and so the longest plan."""
@@ -169,3 +168,14 @@ def _check_turns(num_episodes: int, first_index: int, matchups: Matchups) -> Non
                 f"evaluation.{key} is {position - start}, which splits the episodes that share a seed under all orders "
                 f"of their seats: give {whole - start}"
             )
+
+
+GAMMA: Final = np.uint64(0x9E3779B97F4A7C15)
+"""Step of the generator's counter, the golden ratio."""
+
+
+def mix(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """Return the generator's outputs for values of its counter, shape as given: a bijection of 64 bits."""
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return np.asarray(z ^ (z >> np.uint64(31)), np.uint64)

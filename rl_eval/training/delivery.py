@@ -18,17 +18,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, final
 
 from rl_eval.errors import ConfigError, UsageError
+from rl_eval.errors.redaction import redact_text, redacted_traceback
 from rl_eval.execution.handle import EvalHandle
 from rl_eval.execution.jobs import FollowUp
 from rl_eval.execution.loop import forked
-from rl_eval.loggers import Logger
-from rl_eval.redaction import redact_text, redacted_traceback
 from rl_eval.results.point import EvalPoint
+from rl_eval.training.loggers import Logger
 from rl_eval.weights import HeldWeights
 
 if TYPE_CHECKING:
+    from rl_eval.recording.video import Video, VideoSettings
     from rl_eval.results.result import EpisodeSequence, EvalResult
-    from rl_eval.video import Video, VideoSettings
 
 __all__ = ["Delivery", "Listener", "Request"]
 
@@ -165,7 +165,7 @@ class Delivery:
 
         videos = None
         if self._videos is not None:
-            from rl_eval.video.recording import follow_up_videos
+            from rl_eval.recording.video.recording import follow_up_videos
 
             videos = follow_up_videos(self._videos, done)
         return FollowUp(choose, done, _AFTER_S if videos is None else videos.timeout_s)
@@ -350,7 +350,7 @@ class Delivery:
     def _log_videos(self, videos: list[Future[Video]], point: EvalPoint) -> None:
         """Save videos and give them to the loggers."""
         assert self._videos is not None
-        from rl_eval.video.recording import saved
+        from rl_eval.recording.video.recording import saved
 
         folder = Path(self._videos.folder, f"step_{point.step}")
         for video in saved((recorded.result for recorded in videos), folder, self._report):

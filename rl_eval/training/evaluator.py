@@ -18,15 +18,15 @@ from rl_eval.config.builder import EvalConfig
 from rl_eval.config.settings import EvalSettings
 from rl_eval.errors import ConfigError, EvaluatorBusy, UsageError, nearest
 from rl_eval.execution.handle import EvalHandle
-from rl_eval.loggers import Logger
 from rl_eval.training.delivery import Delivery, Listener, Request
 from rl_eval.training.engine import Backend, Engine, GroupEngine, with_backend
+from rl_eval.training.loggers import Logger
 
 if TYPE_CHECKING:
+    from rl_eval.recording.video import VideoSettings
     from rl_eval.results.result import EpisodeSequence, EvalResult
     from rl_eval.training.service.client import ServiceEngine
     from rl_eval.training.service.requests import FinishedEvaluation
-    from rl_eval.video import VideoSettings
 
 __all__ = ["BusyPolicy", "Evaluator"]
 

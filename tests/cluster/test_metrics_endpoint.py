@@ -13,8 +13,8 @@ from waiting import eventually
 from workloads import cartpole
 
 from rl_eval import EvalProgress, evaluate
-from rl_eval.loggers import RayMetrics
 from rl_eval.results.point import EvalPoint
+from rl_eval.training.loggers import RayMetrics
 
 pytestmark = [
     pytest.mark.usefixtures("ray_cluster"),

@@ -333,7 +333,7 @@ def test_weights_that_a_factory_made_cannot_be_had_back() -> None:
 
 @pytest.mark.slow
 def test_videos_are_made_by_the_service(tmp_path: Path) -> None:
-    from rl_eval.video import VideoSettings
+    from rl_eval.recording.video import VideoSettings
 
     config = (
         EvalConfig()

@@ -17,7 +17,7 @@ from workloads import hopper
 
 from rl_eval import EvalRunnerGroup, evaluate
 from rl_eval.errors import ClusterError, ConfigError
-from rl_eval.video import VideoSettings, record_with_group
+from rl_eval.recording.video import VideoSettings, record_with_group
 
 EGL = {"MUJOCO_GL": "egl"}
 

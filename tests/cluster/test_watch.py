@@ -7,7 +7,7 @@ import pytest
 
 from rl_eval import EvalConfig
 from rl_eval.errors import ClusterError
-from rl_eval.watching import Watcher, WatchOptions
+from rl_eval.training.watching import Watcher, WatchOptions
 from tests.unit.watch_world import CONFIG, age, best, curve, make_world, rows_in_logs, save
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")

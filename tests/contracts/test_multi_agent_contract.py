@@ -11,8 +11,7 @@ from rl_eval import EvalConfig
 from rl_eval.config.settings import EvalSettings
 from rl_eval.runners.environment import construct_env
 from rl_eval.runners.multi_agent.runner import MultiAgentEvalRunner
-from rl_eval.runners.multi_agent.team import TeamEnv
-from rl_eval.runners.multi_agent.turns import Turn
+from rl_eval.runners.multi_agent.team import TeamEnv, Turn
 from rl_eval.testing import EvalRunnerContract
 
 

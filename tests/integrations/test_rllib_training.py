@@ -24,10 +24,10 @@ from waiting import eventually
 from rl_eval import EvalConfig, evaluate
 from rl_eval.errors import ConfigError
 from rl_eval.integrations.rllib import eval_config_of, evaluation_function, session_of
-from rl_eval.loggers import Logger
 from rl_eval.results.point import EvalPoint
 from rl_eval.results.result import EvalResult
 from rl_eval.training.evaluator import Evaluator
+from rl_eval.training.loggers import Logger
 
 pytestmark = [
     pytest.mark.usefixtures("ray_cluster"),

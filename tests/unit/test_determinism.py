@@ -14,9 +14,9 @@ from pydantic import TypeAdapter
 from rl_eval import EvalConfig, EvalResult, EvalRunnerGroup, compare, evaluate, load
 from rl_eval.errors import ComparisonError
 from rl_eval.execution.determinism_check import Choice, DeterminismSample, Origin, Reruns, candidates
+from rl_eval.policies.inference.spaces import ObservationBatch
 from rl_eval.records.determinism import TRACE, Determinism, FirstDifference, TraceRecorder, first_difference
 from rl_eval.records.episode import ROW, EpisodeTable, Fault, Outcome, RunReport
-from rl_eval.runners.spaces import ObservationBatch
 
 MLP = "rl_eval.policies.mlp:make_mlp"
 

@@ -69,7 +69,7 @@ def test_a_wrong_one_is_refused_before_anything_runs(place, command):
 
 def test_replay_runs_each_and_one_that_differs_is_enough_for_the_exit_code(place, monkeypatch):
     """The others are still shown."""
-    from rl_eval.results import replay
+    from rl_eval.recording import replay
 
     real = replay.run_again
 

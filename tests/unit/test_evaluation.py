@@ -16,10 +16,10 @@ from rl_eval.backends.requests import Run, Start
 from rl_eval.errors import ConfigError, NumericsMismatch, RunnerLost
 from rl_eval.execution.aspects import default_aspects
 from rl_eval.execution.loop import ControlLoop
-from rl_eval.execution.opening import Opening
 from rl_eval.execution.outcome import EvalOutcome
 from rl_eval.execution.record_store import RecordStore
 from rl_eval.execution.runner_pool import Member, RunnerPool
+from rl_eval.execution.session import Opening
 from rl_eval.log import EvaluationLog
 from rl_eval.records.episode import ROW, Fault, Outcome, RunReport
 from rl_eval.scheduling.plan import EpisodePlan

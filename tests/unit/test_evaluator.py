@@ -15,7 +15,7 @@ import pytest
 
 from rl_eval import EvalConfig, EvalHandle, EvalPoint, EvalResult, Evaluator, evaluate
 from rl_eval.errors import ClusterError, ConfigError, EvaluatorBusy, UsageError, WeightsError
-from rl_eval.loggers import Logger
+from rl_eval.training.loggers import Logger
 
 LIMIT_S = 30.0
 """Far beyond what anything here takes; reached only by what hangs."""

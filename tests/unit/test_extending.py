@@ -16,7 +16,7 @@ import pytest
 
 from rl_eval import EvalConfig, evaluate
 from rl_eval.adapters import integrations
-from rl_eval.config.policy_schemes import schemes
+from rl_eval.config.policy_sources import schemes
 from tests.unit.pages_world import DOCS, Reader, blocks, forget, pages
 
 PAGE = DOCS / "extending.md"

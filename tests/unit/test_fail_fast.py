@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from rl_eval import EvalConfig, evaluate
 from rl_eval.records.episode import Fault
-from rl_eval.scheduling import fail_fast
-from rl_eval.scheduling.fail_fast import FailFast
+from rl_eval.scheduling import failures as fail_fast
+from rl_eval.scheduling.failures import FailFast
 
 OURS = [str(Path(fail_fast.__file__).with_name(name)) for name in ("one.py", "two.py")]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rl_eval.backends.failure import Failure, errors_returned
+from rl_eval.backends.runner_actor import Failure, errors_returned
 from rl_eval.errors import EvalError, PolicyError
 
 

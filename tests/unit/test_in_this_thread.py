@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from rl_eval import EvalConfig, EvalRunnerGroup, Evaluator, evaluate
-from rl_eval.supervision.interrupts import ctrl_c_noted, survivable
+from rl_eval.supervision.caller import ctrl_c_noted, survivable
 from tests.unit.cli_world import call, environment, make_folder
 
 EPISODES = 4

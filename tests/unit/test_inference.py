@@ -18,10 +18,10 @@ from rl_eval import EvalConfig, EvalRunnerGroup
 from rl_eval.config.settings import PolicySection
 from rl_eval.errors import ConfigError, PolicyError, PolicyUnavailable
 from rl_eval.policies.function import CallablePolicy
+from rl_eval.policies.inference.inference import BLOCK, Inference
 from rl_eval.policies.mlp import make_mlp
 from rl_eval.policies.module import ModulePolicy
 from rl_eval.policies.noise import EpisodeNoise
-from rl_eval.runners.inference import BLOCK, Inference
 from rl_eval.testing import make_gru
 
 Array = npt.NDArray[Any]

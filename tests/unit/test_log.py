@@ -25,8 +25,8 @@ from rl_eval.errors import ConfigError, LogError, LogMismatch
 from rl_eval.log import EvaluationLog, ownership, read_log, writer
 from rl_eval.log.segments import SegmentName, decode, encode, name_of
 from rl_eval.log.storage import LocalStorage, open_storage
-from rl_eval.records.columns import episode_columns, fault_columns, read_episodes, read_faults
 from rl_eval.records.episode import Batch
+from rl_eval.records.parquet import episode_columns, fault_columns, read_episodes, read_faults
 from tests.unit.log_world import make_batch, make_fault, make_infos, make_manifest, make_rows
 
 

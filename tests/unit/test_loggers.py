@@ -28,7 +28,13 @@ from rich.console import Console
 
 from rl_eval.atomic_write import is_temporary, temporary_name
 from rl_eval.errors import ConfigError, UsageError
-from rl_eval.loggers import (
+from rl_eval.recording.video import Video
+from rl_eval.recording.video.encoder import Encoder
+from rl_eval.records.episode import ROW, EpisodeTable, Fault, Outcome
+from rl_eval.results.point import EvalPoint
+from rl_eval.results.result import EvalResult, Timing
+from rl_eval.scheduling.plan import EpisodePlan
+from rl_eval.training.loggers import (
     ConsoleLogger,
     CSVLogger,
     JSONLinesLogger,
@@ -36,12 +42,6 @@ from rl_eval.loggers import (
     TensorBoardLogger,
     WandbLogger,
 )
-from rl_eval.records.episode import ROW, EpisodeTable, Fault, Outcome
-from rl_eval.results.point import EvalPoint
-from rl_eval.results.result import EvalResult, Timing
-from rl_eval.scheduling.plan import EpisodePlan
-from rl_eval.video import Video
-from rl_eval.video.encoder import Encoder
 
 
 def point(step=100, returns=(1.0, 2.0, 4.0), prefix="eval", version=3, failed=0, **extra) -> EvalPoint:
@@ -635,7 +635,7 @@ def test_loggers_are_imported_when_they_are_used():
     """None brings the packages of another; nor does the log bring what reads and writes its files."""
     heavy = ("torch", "ray", "wandb", "mlflow", "tensorboard", "imageio_ffmpeg", "pyarrow", "obstore")
     script = (
-        "import sys, rl_eval.log, rl_eval.loggers as l; [getattr(l, name) for name in l.__all__]\n"
+        "import sys, rl_eval.log, rl_eval.training.loggers as l; [getattr(l, name) for name in l.__all__]\n"
         f"print([name for name in {heavy!r} if name in sys.modules])"
     )
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

@@ -11,7 +11,7 @@ import yaml
 
 from rl_eval import EvalConfig, load, replay
 from rl_eval.cli.exits import ExitCode
-from rl_eval.config.model_files import digest_of, file_digests
+from rl_eval.config.policy_sources import digest_of, file_digests
 from rl_eval.config.settings import PolicySection
 from rl_eval.errors import ConfigError
 from rl_eval.policies import check_files

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from rl_eval import EvalConfig, EvalResult, EvalRunnerGroup, evaluate, replay
-from rl_eval.runners.one_thread import one_thread
+from rl_eval.supervision.caller import one_thread
 from rl_eval.training.evaluator import Evaluator
 
 TRAINERS = 3

@@ -24,11 +24,11 @@ from rl_eval.errors import ConfigError, PolicyError
 from rl_eval.execution.group import EvalRunnerGroup, evaluate
 from rl_eval.policies import adapt_policy
 from rl_eval.policies.function import CallablePolicy
+from rl_eval.policies.inference.spaces import ActionReader
 from rl_eval.policies.mlp import MLPActor, make_mlp
 from rl_eval.policies.module import ModulePolicy
 from rl_eval.policies.noise import EpisodeNoise
 from rl_eval.protocols import Policy
-from rl_eval.runners.spaces import ActionReader
 
 Array = npt.NDArray[Any]
 

@@ -19,8 +19,8 @@ from rl_eval.config.settings import PolicySection
 from rl_eval.errors import ConfigError
 from rl_eval.policies import adapt_policy
 from rl_eval.policies.function import CallablePolicy
-from rl_eval.runners.inference import BLOCK, Inference
-from rl_eval.runners.policy_memory import changes, remembered
+from rl_eval.policies.inference.inference import BLOCK, Inference
+from rl_eval.policies.inference.policy_memory import changes, remembered
 
 Array = npt.NDArray[Any]
 

@@ -13,8 +13,8 @@ import pytest
 from rl_eval import EvalConfig
 from rl_eval.config.settings import EvalSettings
 from rl_eval.errors import ConfigError, EvalError
+from rl_eval.errors.redaction import digest_secrets, learn, redact, redact_command, redact_text
 from rl_eval.records.episode import MESSAGE_CAP, TRACEBACK_CAP, Fault
-from rl_eval.redaction import digest_secrets, learn, redact, redact_command, redact_text
 from tests.planted import leaks, secret
 
 

@@ -11,7 +11,7 @@ import torch
 from rl_eval.config.builder import EvalConfig
 from rl_eval.errors import ConfigError, UsageError, WeightsError
 from rl_eval.execution.group import evaluate
-from rl_eval.results.replay import replay
+from rl_eval.recording.replay import replay
 from rl_eval.testing import two_length
 
 MODULE = '''

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from rl_eval.cli.exits import ExitCode
+from rl_eval.recording.videos import video_name, videos_of
 from rl_eval.records.episode import Outcome
 from rl_eval.reports.charts import WIDTH, Plot, axis_over, histogram, means, running_mean
 from rl_eval.reports.episodes import episode_data, pack
@@ -31,7 +32,6 @@ from rl_eval.results.files import RESULT_FILE
 from rl_eval.results.result import EvalResult
 from rl_eval.results.stats.interval import mean_interval
 from rl_eval.results.story import story
-from rl_eval.results.videos import video_name, videos_of
 from tests.unit.cli_world import call
 from tests.unit.report_world import TRACEBACK, make_result
 

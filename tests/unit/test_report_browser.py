@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from rl_eval.recording.videos import video_name
 from rl_eval.records.determinism import Determinism
 from rl_eval.reports.html import Source, render
 from rl_eval.reports.view import RunServer
 from rl_eval.results.files import RESULT_FILE
-from rl_eval.results.videos import video_name
 from tests.unit.cli_world import call
 from tests.unit.report_world import make_result
 

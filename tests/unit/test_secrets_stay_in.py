@@ -11,11 +11,11 @@ import pytest
 import yaml
 
 import rl_eval
-from rl_eval import EvalConfig, Evaluator, evaluate, redaction
+from rl_eval import EvalConfig, Evaluator, evaluate
 from rl_eval.cli.exits import ExitCode
-from rl_eval.errors import ConfigError
-from rl_eval.loggers import ConsoleLogger, CSVLogger, JSONLinesLogger, TensorBoardLogger
+from rl_eval.errors import ConfigError, redaction
 from rl_eval.results.loading import load
+from rl_eval.training.loggers import ConsoleLogger, CSVLogger, JSONLinesLogger, TensorBoardLogger
 from tests.planted import leaking_files, leaks, secret
 from tests.unit.cli_world import call, call_alone, make_folder
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from rl_eval import EvalConfig, load, redaction
-from rl_eval.errors import ClusterError, ConfigError, EvalError, UsageError, WeightsError
+from rl_eval import EvalConfig, load
+from rl_eval.errors import ClusterError, ConfigError, EvalError, UsageError, WeightsError, redaction
 from rl_eval.training.service.actor import EvalService
 from rl_eval.training.service.requests import ServiceOptions, join_secrets, pickled, split_secrets, unpickled
 from rl_eval.weights import snapshot_weights

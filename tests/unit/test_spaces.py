@@ -14,7 +14,7 @@ import tree
 from gymnasium import spaces
 
 from rl_eval.errors import ConfigError, EnvError, PolicyError
-from rl_eval.runners.spaces import ActionReader, ObservationBatch
+from rl_eval.policies.inference.spaces import ActionReader, ObservationBatch
 
 ROWS = 3
 ALL = np.ones(ROWS, bool)

@@ -22,7 +22,7 @@ from waiting import eventually, gone
 from rl_eval import EvalConfig, evaluate
 from rl_eval.errors import ConfigError
 from rl_eval.records.episode import Lease, RunReport
-from rl_eval.runners import SubprocessEvalRunner
+from rl_eval.runners.subprocess_slots import SubprocessEvalRunner
 from rl_eval.testing import EvalRunnerContract
 
 pytestmark = pytest.mark.process

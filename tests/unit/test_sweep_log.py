@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rl_eval.runners.sweep_log import SlotLog, SweepLog
+from rl_eval.policies.inference.sweep_log import SlotLog, SweepLog
 
 ROWS = 4
 

@@ -12,8 +12,8 @@ import pytest
 
 from rl_eval import EvalConfig, EvalResult, EvalRunnerGroup, evaluate
 from rl_eval.errors import ConfigError, EvalError, UsageError
-from rl_eval.trajectories import writers
-from rl_eval.trajectories.export import export_trajectories
+from rl_eval.recording.trajectories import writers
+from rl_eval.recording.trajectories.export import export_trajectories
 from tests.unit.cli_world import call
 from tests.unit.test_runners import seeded, steer, troubled, walk
 
@@ -216,7 +216,7 @@ def test_who_comes_first_keeps_the_place(ran: Any, tmp_path: Path, monkeypatch: 
         (tmp_path / "theirs").rename(tmp_path / "mine")
         publish(writer, finished)
 
-    monkeypatch.setattr("rl_eval.trajectories.export.publish", late)
+    monkeypatch.setattr("rl_eval.recording.trajectories.export.publish", late)
     with pytest.raises(ConfigError, match="cannot be written: File exists"):
         export_trajectories(result, "npz", tmp_path / "mine", config=made)
     assert (tmp_path / "mine").read_text() == "theirs"

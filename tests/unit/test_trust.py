@@ -14,9 +14,9 @@ import rl_eval
 from rl_eval.cli.exits import ExitCode
 from rl_eval.config.builder import EvalConfig
 from rl_eval.errors import UntrustedError
+from rl_eval.recording.replay import replay
+from rl_eval.recording.video import record_videos
 from rl_eval.results.loading import load
-from rl_eval.results.replay import replay
-from rl_eval.video import record_videos
 from tests.unit.cli_world import call, call_alone, make_folder
 
 TRAP = """

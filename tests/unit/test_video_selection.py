@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rl_eval.errors import ConfigError
+from rl_eval.recording.video import VideoSettings, select_episodes
 from rl_eval.records.episode import ROW, EpisodeTable, Outcome
 from rl_eval.results.result import EvalResult, Timing
 from rl_eval.scheduling.plan import EpisodePlan
-from rl_eval.video import VideoSettings, select_episodes
 
 
 def made(returns, outcomes=None) -> EvalResult:

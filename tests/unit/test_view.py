@@ -21,11 +21,11 @@ import pytest
 
 from rl_eval.cli.exits import ExitCode
 from rl_eval.errors import UsageError
+from rl_eval.recording.videos import video_name
 from rl_eval.reports.html import Source, render
 from rl_eval.reports.view import RunServer
 from rl_eval.results.files import RESULT_FILE
 from rl_eval.results.loading import load
-from rl_eval.results.videos import video_name
 from tests.unit.cli_world import call, printed, start
 from tests.unit.report_world import make_result
 

@@ -20,8 +20,8 @@ from rl_eval.atomic_write import is_temporary
 from rl_eval.cli.exits import ExitCode
 from rl_eval.config.settings import make_settings
 from rl_eval.errors import ConfigError, LogOwned
-from rl_eval.watching import Watcher, WatchOptions, watcher
-from rl_eval.watching.checkpoints import (
+from rl_eval.training.watching import Watcher, WatchOptions, watcher
+from rl_eval.training.watching.checkpoints import (
     Checkpoint,
     CheckpointFolder,
     companions_of,
@@ -29,8 +29,8 @@ from rl_eval.watching.checkpoints import (
     copy_checkpoint,
     without_companions,
 )
-from rl_eval.watching.curve import curve_png
-from rl_eval.watching.journal import Entry, Journal, Score
+from rl_eval.training.watching.curve import curve_png
+from rl_eval.training.watching.journal import Entry, Journal, Score
 from tests.unit.cli_world import call, environment, printed, start
 from tests.unit.watch_world import (
     CONFIG,
@@ -755,7 +755,7 @@ def test_files_that_others_put_into_the_output_folder_stay(folder):
 
 CLAIM = """
 from pathlib import Path
-from rl_eval.watching.journal import claim_output
+from rl_eval.training.watching.journal import claim_output
 claim_output(Path("run").resolve(), Path("run/eval").resolve())
 """
 

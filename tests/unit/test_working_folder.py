@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from rl_eval import EvalConfig, EvalRunnerGroup, Evaluator, NewBest, evaluate, load, replay
-from rl_eval.loggers import CSVLogger, JSONLinesLogger, TensorBoardLogger
 from rl_eval.policies.mlp import MLPActor
-from rl_eval.supervision.working_folder import current_folder, working_in
-from rl_eval.video import VideoSettings, record_videos
+from rl_eval.recording.video import VideoSettings, record_videos
+from rl_eval.supervision.caller import current_folder, working_in
+from rl_eval.training.loggers import CSVLogger, JSONLinesLogger, TensorBoardLogger
 from tests.unit.cli_world import call
 from tests.unit.pages_world import DOCS, blocks
 

@@ -27,14 +27,14 @@ from gymnasium.utils.env_checker import check_env
 from rl_eval.cli.checks.finding import Finding, note, ok, problem, raised, warning
 from rl_eval.config.settings import EvalSettings, PolicySection, with_values
 from rl_eval.errors import EnvError
+from rl_eval.policies.inference.policy_memory import changes, remembered
+from rl_eval.recording.replay import run_again
 from rl_eval.records.determinism import first_difference
 from rl_eval.records.episode import Lease, RunReport, Truncation, without_place
-from rl_eval.results.replay import run_again
 from rl_eval.runners import EvalRunner, runner_class
 from rl_eval.runners.action_masks import ActionMasks
 from rl_eval.runners.environment import time_limit
-from rl_eval.runners.multi_agent.construction import build_team
-from rl_eval.runners.policy_memory import changes, remembered
+from rl_eval.runners.multi_agent.team import build_team
 from rl_eval.scheduling.plan import EpisodePlan
 
 __all__ = ["check_environment"]

@@ -7,13 +7,13 @@ from typing import Final
 
 from rl_eval.adapters import loader_of
 from rl_eval.cli.checks.finding import Finding, note, ok, problem, raised, warning
-from rl_eval.config.live import configured_weights
 from rl_eval.config.settings import EvalSettings
 from rl_eval.errors import ConfigError
 from rl_eval.policies import adapt_policy
+from rl_eval.policies.inference.inference import BLOCK, Inference
+from rl_eval.policies.live import configured_weights
 from rl_eval.records.episode import Fault, Lease
 from rl_eval.runners import EvalRunner, runner_class
-from rl_eval.runners.inference import BLOCK, Inference
 from rl_eval.scheduling.plan import EpisodePlan
 from rl_eval.weights import module_of
 

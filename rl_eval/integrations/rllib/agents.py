@@ -8,7 +8,7 @@ from typing import Any, Final, final
 import gymnasium as gym
 
 from rl_eval.errors import EnvError
-from rl_eval.runners.multi_agent.turns import AgentsEnv, Turn
+from rl_eval.runners.multi_agent.team import AgentsEnv, Turn
 
 __all__ = ["RLlibAgents", "as_agents_env"]
 
@@ -28,16 +28,16 @@ class RLlibAgents(AgentsEnv):
         self.possible_agents = _seats(env)
 
     def spaces(self, agent: Any) -> tuple[gym.Space[Any], gym.Space[Any]]:
-        """See :class:`~rl_eval.runners.multi_agent.turns.AgentsEnv`."""
+        """See :class:`~rl_eval.runners.multi_agent.team.AgentsEnv`."""
         return self.env.get_observation_space(agent), self.env.get_action_space(agent)
 
     def reset(self, seed: int) -> Turn:
-        """See :class:`~rl_eval.runners.multi_agent.turns.AgentsEnv`."""
+        """See :class:`~rl_eval.runners.multi_agent.team.AgentsEnv`."""
         observations, infos = self.env.reset(seed=seed)
         return Turn(observations, tuple(observations), {}, {}, {}, infos, over=not observations)
 
     def step(self, actions: Mapping[Any, Any]) -> Turn:
-        """See :class:`~rl_eval.runners.multi_agent.turns.AgentsEnv`."""
+        """See :class:`~rl_eval.runners.multi_agent.team.AgentsEnv`."""
         result = self.env.step(actions)
         if not isinstance(result, tuple) or len(result) != 5:
             due = "(observations, rewards, terminateds, truncateds, infos)"
@@ -63,7 +63,7 @@ class RLlibAgents(AgentsEnv):
         )
 
     def close(self) -> None:
-        """See :class:`~rl_eval.runners.multi_agent.turns.AgentsEnv`."""
+        """See :class:`~rl_eval.runners.multi_agent.team.AgentsEnv`."""
         self.env.close()
 
 

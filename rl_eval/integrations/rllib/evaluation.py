@@ -25,13 +25,13 @@ from rl_eval.errors import ConfigError
 from rl_eval.execution.handle import EvalHandle
 from rl_eval.integrations.rllib.algorithm import VersionedWeights, as_policies, portable, versioned_weights
 from rl_eval.integrations.rllib.config import eval_config_of
-from rl_eval.loggers import Logger
 from rl_eval.results.point import EvalPoint
 from rl_eval.results.result import EvalResult
 from rl_eval.training.evaluator import Evaluator
+from rl_eval.training.loggers import Logger
 
 if TYPE_CHECKING:
-    from rl_eval.video import VideoSettings
+    from rl_eval.recording.video import VideoSettings
 
 __all__ = ["EvaluationFunction", "EvaluationSession", "Receivers", "evaluation_function", "session_of"]
 

@@ -21,7 +21,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from rl_eval.config.policy_schemes import PolicyScheme, PolicySource, absolute, path_in
+from rl_eval.config.policy_sources import PolicyScheme, PolicySource, absolute, path_in
 from rl_eval.errors import ConfigError
 
 __all__ = ["NORMALIZERS", "SCHEMES", "facts_of", "normalizer_of", "trained_normalized", "unknown"]

@@ -36,7 +36,7 @@ from rl_eval.integrations.torchrl.env import (
 )
 from rl_eval.integrations.torchrl.normalizers import check_initialized, freeze_normalizers
 from rl_eval.integrations.torchrl.policy import Key, array_of, nested
-from rl_eval.runners.multi_agent.turns import AgentsEnv, Turn
+from rl_eval.runners.multi_agent.team import AgentsEnv, Turn
 
 __all__ = ["TorchRLAgents", "as_agents_env"]
 

@@ -1,8 +1,9 @@
 """Inference for agents of many episodes: one batched forward pass per policy over all slots.
 
 Every agent has a row in its policy's batch for as long as its episode lasts. What makes a row exact, whatever rows are
-beside it, is the business of :class:`~rl_eval.runners.inference.Inference`, of which there is one per policy; its lanes
-are the rows here. Noise comes from the episode's seed and the agent's seat, so it does not depend on the layout either.
+beside it, is decided by :class:`~rl_eval.policies.inference.inference.Inference`, of which there is one per policy; its
+lanes are the rows here. Noise comes from the episode's seed and the agent's seat, so it does not depend on the layout
+either.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ import tree
 
 from rl_eval.config.settings import PolicySection
 from rl_eval.errors import EnvError, PolicyError, UsageError
+from rl_eval.policies.inference.inference import Inference
+from rl_eval.policies.inference.spaces import assign_rows
 from rl_eval.protocols import Policy
-from rl_eval.runners.inference import Inference
-from rl_eval.runners.nested import assign_rows
-from rl_eval.scheduling.splitmix64 import GAMMA, mix
+from rl_eval.scheduling.plan import GAMMA, mix
 
 __all__ = ["AgentsInference", "PolicyInference", "seat_seeds"]
 

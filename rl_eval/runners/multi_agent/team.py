@@ -1,26 +1,157 @@
-"""One multi-agent environment as one episode: the team's reward, and an ending when all agents are done.
+"""Multi-agent environments as one episode: turns of any API, the team's reward, and an end when all agents are done.
 
-What every agent did is counted beside: its return, its length, how it ended. So the runner's base, which steps an
-environment and sums rewards, serves any number of agents.
+PettingZoo's two APIs are recognized by their methods: Parallel, where all agents act at once, and AEC, where one acts
+at a time; PettingZoo itself is not imported. Return, length and ending of every agent are counted beside the team's, so
+the runner's base, which steps an environment and sums rewards, serves any number of agents.
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import reduce
 from math import isfinite, nan
-from typing import Any, Final, final
+from typing import Any, Final, NamedTuple, Protocol, final
 
 import gymnasium as gym
 import numpy as np
 
-from rl_eval.errors import ConfigError, EnvError
+from rl_eval.adapters import integration_for
+from rl_eval.config.settings import EnvironmentSection, EvalSettings, copy_containers
+from rl_eval.errors import ConfigError, EnvError, UsageError, summary_of
 from rl_eval.records.agents import AGENT_COLUMNS
+from rl_eval.runners.environment import build_env
 from rl_eval.runners.lane import episode_hook
-from rl_eval.runners.multi_agent.turns import AgentsEnv, Turn
 
-__all__ = ["TeamEnv"]
+__all__ = ["AECAgents", "AgentsEnv", "ParallelAgents", "TeamEnv", "Turn", "agents_of", "build_team"]
+
+
+class Turn(NamedTuple):
+    """What a reset or a step returned, by agent."""
+
+    observations: Mapping[Any, Any]
+    """As far as there are any, also of agents that have just ended."""
+    acting: tuple[Any, ...]
+    """Agents that must act next, in the environment's order; each has an observation."""
+    rewards: Mapping[Any, Any]
+    terminated: Mapping[Any, Any]
+    truncated: Mapping[Any, Any]
+    infos: Mapping[Any, Any]
+    over: bool
+    """Whether all agents are done."""
+    ending: tuple[Any, Any] | None = None
+    """Whether the whole episode was terminated and truncated, where the environment says so itself."""
+
+
+class AgentsEnv(Protocol):
+    """Environment of several agents, each of which acts when it is its turn."""
+
+    possible_agents: tuple[Any, ...]
+    """Every agent that may appear, in the order of seats."""
+
+    def spaces(self, agent: Any) -> tuple[gym.Space[Any], gym.Space[Any]]:
+        """Return the observation space and the action space of an agent."""
+
+    def reset(self, seed: int) -> Turn:
+        """Begin an episode."""
+
+    def step(self, actions: Mapping[Any, Any]) -> Turn:
+        """Take the actions of the acting agents."""
+
+    def unread_rewards(self) -> Mapping[Any, Any]:
+        """Return the rewards that agents have got and no turn has had, for an episode that is cut now."""
+        return {}
+
+    def close(self) -> None:
+        """Free what the environment holds."""
+
+
+class _PettingZooAgents(AgentsEnv):
+    """What both APIs have in common."""
+
+    def __init__(self, env: Any) -> None:
+        self.env = env
+        self.possible_agents: tuple[Any, ...] = tuple(getattr(env, "possible_agents", None) or ())
+
+    def spaces(self, agent: Any) -> tuple[gym.Space[Any], gym.Space[Any]]:
+        """See :class:`AgentsEnv`."""
+        return self.env.observation_space(agent), self.env.action_space(agent)
+
+    def close(self) -> None:
+        """See :class:`AgentsEnv`."""
+        self.env.close()
+
+
+@final
+class ParallelAgents(_PettingZooAgents):
+    """A ``pettingzoo.ParallelEnv``, whose live agents all act in each step."""
+
+    def reset(self, seed: int) -> Turn:
+        """See :class:`AgentsEnv`."""
+        result = self.env.reset(seed=seed)
+        if not isinstance(result, (tuple, list)) or len(result) != 2:
+            raise EnvError(_broken("reset", "(observations, infos)", result))
+        observations, infos = result
+        agents = tuple(self.env.agents)
+        return Turn(observations, agents, {}, {}, {}, infos, over=not agents)
+
+    def step(self, actions: Mapping[Any, Any]) -> Turn:
+        """See :class:`AgentsEnv`."""
+        result = self.env.step(actions)
+        if not isinstance(result, (tuple, list)) or len(result) != 5:
+            due = "(observations, rewards, terminations, truncations, infos)"
+            raise EnvError(_broken("step", due, result))
+        observations, rewards, terminated, truncated, infos = result
+        alive = tuple(
+            [agent for agent in self.env.agents if not (terminated.get(agent, False) or truncated.get(agent, False))]
+        )
+        return Turn(observations, alive, rewards, terminated, truncated, infos, over=not alive)
+
+
+@final
+class AECAgents(_PettingZooAgents):
+    """A ``pettingzoo.AECEnv``: agents act one at a time, and get their rewards when it is their turn.
+
+    Agents that are done are stepped with None, as PettingZoo's own loop does; that counts as no step.
+    """
+
+    def reset(self, seed: int) -> Turn:
+        """See :class:`AgentsEnv`."""
+        self.env.reset(seed=seed)
+        return self._next_turn()
+
+    def step(self, actions: Mapping[Any, Any]) -> Turn:
+        """See :class:`AgentsEnv`."""
+        self.env.step(actions[self.env.agent_selection])
+        return self._next_turn()
+
+    def unread_rewards(self) -> Mapping[Any, Any]:
+        """See :class:`AgentsEnv`."""
+        collected = getattr(getattr(self.env, "unwrapped", self.env), "_cumulative_rewards", {})
+        return {agent: reward for agent, reward in collected.items() if agent != self.env.agent_selection}
+
+    def _next_turn(self) -> Turn:
+        """Let agents that are done leave, until one is to act or none is left."""
+        rewards, terminated, truncated, infos = {}, {}, {}, {}
+        while self.env.agents:
+            agent = self.env.agent_selection
+            observation, rewards[agent], terminated[agent], truncated[agent], infos[agent] = self.env.last()
+            if not (terminated[agent] or truncated[agent]):
+                return Turn({agent: observation}, (agent,), rewards, terminated, truncated, infos, over=False)
+            self.env.step(None)
+            if agent in self.env.agents:
+                raise EnvError(
+                    f"agent {agent!r} has ended and was stepped with None, but it is still among the agents: "
+                    "step(None) has to remove it, as PettingZoo's _was_dead_step does"
+                )
+        return Turn({}, (), rewards, terminated, truncated, infos, over=True)
+
+
+def _broken(method: str, due: str, result: Any) -> str:
+    shown = f"{len(result)} values" if isinstance(result, (tuple, list)) else f"a {type(result).__name__}"
+    return f"{method}() returned {shown}: PettingZoo's contract is {due}, each a dict by agent"
+
 
 _COMMON: Final = "__common__"
 """Where RLlib keeps what no agent's info is."""
@@ -295,3 +426,96 @@ def _flag(word: str, agent: Any, value: Any) -> bool:
     if isinstance(value, (bool, np.bool_)) or (isinstance(value, (int, np.integer)) and value in {0, 1}):
         return bool(value)
     raise EnvError(f"{word} of agent {agent!r} is {value!r}, which is neither true nor false")
+
+
+_REGISTRIES: Final = ("aec", "parallel")
+"""PettingZoo's, as prefixes of ids."""
+
+_MEMBERS: Final = ("reset", "step", "observation_space", "action_space")
+
+
+def build_team(settings: EvalSettings, runner_index: int, lane_index: int) -> TeamEnv:
+    """Build one environment, as the runner steps it.
+
+    Raises:
+        ConfigError: It has none of the APIs that are known, or does not say which agents may appear; or its name is
+            not known.
+        Exception: Whatever its constructor raises.
+    """
+    section = settings.environment
+    kind, _, name = section.env.partition(":") if isinstance(section.env, str) else ("", "", "")
+    if kind in _REGISTRIES:
+        built = _make(kind, name, copy_containers(section.env_kwargs))
+    else:
+        built = build_env(section, runner_index, lane_index, settings.runners.num_runners)
+    adapted = _adapted(built, section)
+    return TeamEnv(adapted, section.agents, masks=section.action_masks, info_keys=settings.evaluation.info_keys)
+
+
+def agents_of(settings: EvalSettings) -> tuple[str, ...]:
+    """Return the agents in the order of seats: those configured, or those of an environment that is built for it.
+
+    Raises:
+        EnvError: It cannot be built in this process.
+    """
+    section = settings.environment
+    if section.agents:
+        return section.agents
+    if not _known or not _same(_known[0][0], section):
+        _known[:] = [(section, _ask(settings))]
+    return _known[0][1]
+
+
+_known: list[tuple[EnvironmentSection, tuple[str, ...]]] = []
+"""Section that was asked about last, and its agents: every evaluation of a group asks about the same one."""
+
+
+def _same(one: EnvironmentSection, other: EnvironmentSection) -> bool:
+    try:
+        return one is other or bool(one == other)
+    except ValueError:  # Arrays in the kwargs.
+        return False
+
+
+def _ask(settings: EvalSettings) -> tuple[str, ...]:
+    try:
+        team = build_team(settings, 0, 0)
+    except UsageError:
+        raise
+    except Exception as error:
+        raise EnvError(
+            f"the environment {settings.environment.env!r} cannot be built where the evaluation is started, to see "
+            f"which agents it has: {summary_of(error)}. List them in environment.agents"
+        ) from error
+    with suppress(Exception):  # Nothing depends on an environment that was only asked.
+        team.close()
+    return tuple(map(str, team.agents))
+
+
+def _make(kind: str, name: str, kwargs: dict[str, Any]) -> Any:
+    """Make an environment of PettingZoo's registry."""
+    try:
+        import pettingzoo
+    except ImportError as error:
+        raise ConfigError(
+            f"environment.env is '{kind}:{name}', which needs PettingZoo: pip install 'rl-eval[pettingzoo]'"
+        ) from error
+    try:
+        return pettingzoo.make(kind, name, **kwargs)
+    except Exception as error:
+        if not type(error).__module__.startswith("pettingzoo.env_registry"):
+            raise
+        raise ConfigError(f"environment.env is '{kind}:{name}': {error}") from error
+
+
+def _adapted(built: Any, section: EnvironmentSection) -> AgentsEnv:
+    if (adapt := integration_for(built, "as_agents_env")) is not None and (adapted := adapt(built)) is not None:
+        agents: AgentsEnv = adapted
+        return agents
+    lacking = [name for name in _MEMBERS if not callable(getattr(built, name, None))]
+    if lacking or not (hasattr(built, "possible_agents") or hasattr(built, "agents")):
+        raise ConfigError(
+            f"environment.env {section.env!r} built a {type(built).__name__}, which is no environment of several "
+            "agents: it needs the methods of pettingzoo.ParallelEnv or pettingzoo.AECEnv"
+        )
+    return AECAgents(built) if callable(getattr(built, "agent_iter", None)) else ParallelAgents(built)

@@ -16,10 +16,10 @@ import tree
 
 from rl_eval.config.builder import EvalConfig
 from rl_eval.config.settings import EvalSettings
+from rl_eval.policies.inference.spaces import ActionReader, ObservationBatch
 from rl_eval.policies.noise import EpisodeNoise
 from rl_eval.protocols import Policy
-from rl_eval.runners.spaces import ActionReader, ObservationBatch
-from rl_eval.testing.contracts.subject import Subject, build_subject
+from rl_eval.testing.contracts.suite import Subject, build_subject
 
 __all__ = ["PolicyContract"]
 

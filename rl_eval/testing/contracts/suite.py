@@ -1,4 +1,4 @@
-"""Base of the suites for runners: runners that are built for a test, the reference loop, and leases run to the end."""
+"""Base of the contract suites: policies and runners built for a test, the reference loop, and leases run to the end."""
 
 from __future__ import annotations
 
@@ -13,15 +13,58 @@ import numpy.typing as npt
 
 from rl_eval.config.builder import EvalConfig
 from rl_eval.config.settings import EvalSettings, FaultToleranceSection, RunnersSection
-from rl_eval.protocols import EnvContext
+from rl_eval.policies import adapt_policy
+from rl_eval.protocols import EnvContext, Policy
 from rl_eval.records.episode import EpisodeTable, Fault, Lease, RunReport
 from rl_eval.runners import Runner, SingleAgentEvalRunner, runner_class
+from rl_eval.runners.environment import construct_env
 from rl_eval.scheduling.plan import EpisodePlan
-from rl_eval.testing.contracts.subject import build_subject
 from rl_eval.testing.faulty_env import faulty
-from rl_eval.weights import WeightsSnapshot
+from rl_eval.weights import (
+    WeightsSnapshot,
+    apply_weights,
+    load_weights_file,
+    module_of,
+    snapshot_weights,
+    weights_of,
+)
 
-__all__ = ["MAX_ATTEMPTS", "PATIENCE", "Played", "RunnerSuite", "expect", "leases_of", "play"]
+__all__ = [
+    "MAX_ATTEMPTS",
+    "PATIENCE",
+    "Played",
+    "RunnerSuite",
+    "Subject",
+    "build_subject",
+    "expect",
+    "leases_of",
+    "play",
+]
+
+
+class Subject(NamedTuple):
+    """A policy and the spaces that it was built for."""
+
+    policy: Policy
+    observation_space: gym.Space[Any]
+    action_space: gym.Space[Any]
+
+    def snapshot(self) -> WeightsSnapshot | None:
+        """Return the policy's weights, or None if it is no module."""
+        return weights_of(self.policy)
+
+
+def build_subject(settings: EvalSettings) -> Subject:
+    """Build the configured policy, as a runner would."""
+    env = construct_env(settings.environment, 0, 0, 1)
+    spaces = env.observation_space, env.action_space
+    env.close()
+    policy = adapt_policy(settings.policy, *spaces)
+    if settings.policy.weights is not None:
+        snapshot = snapshot_weights(load_weights_file(settings.policy.weights, settings.policy.weights_key), 0)
+        apply_weights(snapshot, module_of(policy))
+    return Subject(policy, *spaces)
+
 
 MAX_ATTEMPTS: Final = 3
 PATIENCE: Final = 200

@@ -23,7 +23,7 @@ from urllib.parse import quote
 from rl_eval.atomic_write import write_atomically
 from rl_eval.config.settings import with_values
 from rl_eval.errors import ClusterError, ConfigError, UsageError, WeightsError
-from rl_eval.redaction import redacted_traceback
+from rl_eval.errors.redaction import redacted_traceback
 from rl_eval.training.service.requests import Request, ServiceOptions, Ticket, Welcome, join_secrets
 
 if TYPE_CHECKING:
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from rl_eval.execution.group_weights import PublishedWeights
     from rl_eval.execution.handle import EvalHandle, EvalProgress
     from rl_eval.execution.jobs import FollowUp
+    from rl_eval.recording.video import Video
     from rl_eval.results.result import EvalResult
-    from rl_eval.video import Video
     from rl_eval.weights import WeightsSnapshot
 
 __all__ = ["EvalService"]
@@ -294,7 +294,7 @@ class EvalService:
         """Return the job that records the videos of an evaluation, in a folder per client and step."""
         if (settings := self._options.videos) is None:
             return None
-        from rl_eval.video.recording import follow_up_videos, saved
+        from rl_eval.recording.video.recording import follow_up_videos, saved
 
         name = quote(_client_of(request), safe="")
         folder = Path(settings.folder, f"client_{name}", f"step_{request.ticket.step}")

@@ -18,8 +18,8 @@ from rl_eval.backends import pickled_settings
 from rl_eval.backends.connection import Connection, summarize
 from rl_eval.config.settings import EvalSettings, RunnersSection, with_values
 from rl_eval.errors import ClusterError, ConfigError, EvalError, UsageError
+from rl_eval.errors.redaction import secrets_in
 from rl_eval.execution.group import portable_policy
-from rl_eval.redaction import secrets_in
 from rl_eval.training.service.actor import EvalService
 from rl_eval.training.service.requests import ServiceOptions, split_secrets
 

@@ -15,14 +15,14 @@ from urllib.parse import quote
 import cloudpickle
 
 from rl_eval.atomic_write import write_bytes, write_text
-from rl_eval.backends.failure import Failure
+from rl_eval.backends.runner_actor import Failure
 from rl_eval.errors import UsageError
 
 if TYPE_CHECKING:
     from rl_eval.config.settings import EvalSettings
     from rl_eval.execution.handle import EvalHandle
+    from rl_eval.recording.video import VideoSettings
     from rl_eval.results.result import EvalResult
-    from rl_eval.video import VideoSettings
     from rl_eval.weights import WeightsSnapshot
 
 __all__ = ["FinishedEvaluation", "Request", "ServiceOptions", "Ticket", "Welcome"]

@@ -1,0 +1,332 @@
+"""Probe of a policy before its first episode: which rows may share a forward pass, and whether it repeats itself.
+
+Made-up observations are computed in blocks, then at other positions amid garbage. A row whose bits change either
+depends on its batch, or the policy gives other results each time it is asked. The same calls once more tell which:
+a policy that does not repeat is not a function of its observations, and nothing can make its episodes repeat.
+The reason is searched for by ``rl-eval doctor``, not here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from typing import Any, Final, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import tree
+
+from rl_eval.errors import ConfigError, PolicyError, PolicyUnavailable, summary_of
+from rl_eval.policies.inference.policy_memory import module_tensors_kept
+from rl_eval.policies.inference.spaces import ActionReader, ObservationBatch, copy_batch, take_rows
+from rl_eval.policies.noise import EpisodeNoise
+from rl_eval.protocols import Policy, Probeable
+
+__all__ = ["BLOCK", "Finding", "Probe", "Verdict"]
+
+BLOCK: Final = 16
+"""Rows of the reference block."""
+
+_POOL: Final = 4 * BLOCK
+"""Made-up observations that the probe works with."""
+_ROUNDS: Final = 4
+_POOL_BYTES: Final = 2**26
+"""Observations of which the whole pool would take more than this are probed with few of them."""
+_FEW: Final = 4
+_FEW_ROUNDS: Final = 2
+_WARM_UP: Final = 1
+"""Calls before the first that counts, besides that which checks shapes: compilers and autotuners settle in them."""
+
+Verdict = Literal["whole", "block", "row"]
+
+
+class Finding(NamedTuple):
+    """Findings of the probe about a policy."""
+
+    verdict: Verdict
+    """How many rows may share a forward pass."""
+    outputs: str
+    """Digest of what the policy computed; empty where it cannot be compared with another runner's."""
+    notes: tuple[str, ...] = ()
+    """What a reader of the result needs to know; the same sentences from every runner."""
+    overwrites: bool = False
+    """Whether the policy changes the observations that it is given, or may do so."""
+
+
+class _Unrepeatable(Exception):
+    """The same call gave other results the second time; its text says which call."""
+
+
+class Probe:
+    """Probe of one policy with its present weights.
+
+    Args:
+        policy: Maps batches to batches.
+        observations: Tells what observations look like, and how many rows a batch of the runner has.
+        reader: Reads actions.
+        fresh_state: Recurrent state of fresh episodes, for that many rows; None without.
+        deterministic: Give the policy no noise.
+        allow_nondeterministic: Note that a policy does not repeat itself, instead of refusing it.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        observations: ObservationBatch,
+        reader: ActionReader,
+        fresh_state: Any,
+        *,
+        deterministic: bool,
+        allow_nondeterministic: bool,
+    ) -> None:
+        self._policy = policy
+        self._reader = reader
+        self._fresh_state = fresh_state
+        self._deterministic = deterministic
+        self._allow_nondeterministic = allow_nondeterministic
+        self._rows = observations.rows
+        self._ample = _POOL * observations.row_bytes <= _POOL_BYTES
+        self._pool = _POOL if self._ample else _FEW
+        self._rounds = _ROUNDS if self._ample else _FEW_ROUNDS
+        self._observations = observations.sample(self._pool, np.random.default_rng(0))
+        self._garbage = observations.sample(self._pool, np.random.default_rng(1), scale=100.0)
+        self._overwrites = False
+
+    def run(self) -> Finding:
+        """Probe the policy; buffers of its modules are afterwards what they were.
+
+        Raises:
+            ConfigError: The policy cannot act as configured, or does not repeat itself.
+            PolicyError: Its actions do not fit the action space, on any observation.
+        """
+        with module_tensors_kept(self._policy):
+            self._check_shapes()
+            try:
+                finding = self._compare()
+            except (ConfigError, PolicyUnavailable):
+                raise
+            except _Unrepeatable as seen:
+                finding = self._unrepeatable(str(seen))
+            except Exception as error:
+                # A policy may reject made-up observations. Alone in its batch, a row depends on nothing else.
+                finding = self._unprobed(error)
+        return finding._replace(overwrites=finding.overwrites or self._overwrites)
+
+    def act_once(self, *, other: bool = False) -> None:
+        """Act on the first block of observations, or on another one; an error of the policy is ignored."""
+        rows = self._block(self._pool // 2 if other else 0)
+        with contextlib.suppress(Exception):
+            self._outputs(self._observations, rows, range(BLOCK))
+
+    def check_shapes(self) -> None:
+        """Check that the policy's actions fit, and nothing else.
+
+        Raises:
+            ConfigError: The policy cannot act as configured.
+            PolicyError: Its actions do not fit the action space.
+        """
+        with module_tensors_kept(self._policy):
+            self._check_shapes()
+
+    # ------------------------------------------------------------------ verdicts
+
+    def _compare(self) -> Finding:
+        """Compare rows computed in blocks with the same rows elsewhere.
+
+        Raises:
+            _Unrepeatable: The same call gave other results the second time.
+        """
+        for _ in range(_WARM_UP):
+            self._outputs(self._observations, self._block(0), range(BLOCK))
+        reference = self._reference()
+        # Nothing but the last test depends on the number of lanes, so the numerics key does not either.
+        if self._depends(reference, BLOCK):
+            return self._row_by_row()
+        whole = self._rows == BLOCK or (self._ample and not self._depends(reference, self._rows))
+        return Finding("whole" if whole else "block", _digest(reference[:BLOCK]))
+
+    def _row_by_row(self) -> Finding:
+        try:
+            self._demand_repeats()
+        except _Unrepeatable:
+            raise
+        except Exception as error:
+            raise ConfigError(
+                "the policy's result for an observation depends on the others in its batch, and it cannot act on one "
+                f"alone ({type(error).__name__}: {error}): call eval() on a module in training mode"
+            ) from error
+        note = (
+            "the policy's result for an observation depends on its place in the batch, or on the others there"
+            f"{_unpinned()}: every row is computed alone, which is exact but slow (one forward pass per environment "
+            "and step)"
+        )
+        return Finding("row", _digest(self._alone(0)), (note,))
+
+    def _unprobed(self, error: Exception) -> Finding:
+        try:
+            self._demand_repeats()
+            repeats = "a row alone repeats"
+        except _Unrepeatable as seen:
+            return self._unrepeatable(str(seen))
+        except Exception:
+            repeats = "whether it repeats itself was not seen"
+        brief = summary_of(error).partition("\n")[0][:200]
+        note = (
+            f"the policy could not be probed, since it failed on made-up observations ({brief}): every row is computed "
+            f"alone, which is exact but slow; {repeats}"
+        )
+        return Finding("row", "", (note,), overwrites=True)
+
+    def _unrepeatable(self, call: str) -> Finding:
+        """Refuse a policy that does not repeat itself, or note it."""
+        found = f"the policy gives other results for {call}, computed twice from the same state with the same noise"
+        if not self._allow_nondeterministic:
+            raise ConfigError(
+                f"{found}. rl-eval doctor names the likely cause. To evaluate it all the same, with a note in the "
+                "result, set policy.allow_nondeterministic: true"
+            )
+        note = f"the result is NOT a function of the seed: {found} (policy.allow_nondeterministic is true)"
+        return Finding("row", "", (note,), overwrites=True)
+
+    # ------------------------------------------------------------------ comparisons
+
+    def _depends(self, reference: list[bytes], size: int) -> bool:
+        """Whether rows depend on the rest of a batch of this size."""
+        found = self._mismatch(reference, size)
+        if found is None:
+            return False
+        if self._reference() != reference or self._mismatch(reference, size) != found:
+            raise _Unrepeatable("the same batch of observations")
+        return True
+
+    def _demand_repeats(self) -> None:
+        """Compute single rows again, after themselves and after others."""
+        rows = range(min(self._pool, BLOCK))
+        for _ in range(_WARM_UP):
+            self._alone(0)
+        seen: dict[int, list[bytes]] = {}
+        for row in (*rows, *reversed(rows), *rows):
+            outputs = self._alone(row)
+            if seen.setdefault(row, outputs) != outputs:
+                raise _Unrepeatable("an observation alone in its batch")
+
+    def _reference(self) -> list[bytes]:
+        """Bytes of every pool row, computed in blocks; where the pool is smaller than a block, rows come repeatedly."""
+        rows: list[bytes] = []
+        for start in range(0, self._pool, BLOCK):
+            rows += self._outputs(self._observations, self._block(start), range(BLOCK), watch=True)
+        return rows
+
+    def _block(self, start: int) -> npt.NDArray[np.int64]:
+        return np.arange(start, start + BLOCK) % self._pool
+
+    def _mismatch(self, reference: list[bytes], size: int) -> tuple[int, int, bytes] | None:
+        """Find a pool row that gives other bytes than in its reference, at other positions of a batch, amid garbage.
+
+        Returns:
+            The first one's batch, position and bytes; None if there is none.
+        """
+        rng = np.random.default_rng(size)
+        for number in range(self._rounds):
+            kept = rng.random(size) < 0.5
+            for mask in (kept, ~kept):
+                chosen, junk = rng.integers(0, self._pool, size), rng.integers(0, self._pool, size)
+                if not self._ample:
+                    # With few rows and rounds, chance could put a row where its reference was.
+                    chosen = (np.arange(size) + 1 + chosen % (self._pool - 1)) % self._pool
+                batch = tree.map_structure(
+                    lambda good, bad, chosen=chosen, junk=junk, mask=mask: _mixed(good, bad, chosen, junk, mask),
+                    self._observations,
+                    self._garbage,
+                )
+                positions = np.flatnonzero(mask)
+                outputs = self._act(batch, positions, chosen)
+                for output, position in zip(outputs, positions, strict=True):
+                    if output != reference[chosen[position]]:
+                        return number, int(position), output
+        return None
+
+    # ------------------------------------------------------------------ calls
+
+    def _check_shapes(self) -> None:
+        live = np.zeros(BLOCK, bool)
+        noise = None if self._deterministic else EpisodeNoise(np.zeros(BLOCK, np.int64), np.zeros(BLOCK, np.int64))
+        state = self._state(BLOCK)
+        try:
+            answer = self._policy.act(take_rows(self._observations, self._block(0)), state, live, noise)
+        except (ConfigError, PolicyError, PolicyUnavailable):
+            raise
+        except Exception:
+            return
+        if not isinstance(answer, tuple) or len(answer) != 2:
+            raise PolicyError(
+                f"act() of the policy {type(self._policy).__name__} returned a {type(answer).__name__}: return actions "
+                "and the next state, (actions, None) where there is no state"
+            )
+        actions, following = answer
+        self._reader.read(actions, live)
+        if state is not None and following is None:
+            raise PolicyError("the policy has initial_state(), but its act() returned no next state")
+
+    def _alone(self, row: int) -> list[bytes]:
+        return self._outputs(self._observations, np.array([row]), [0])
+
+    def _outputs(self, pool: Any, rows: npt.NDArray[np.int64], wanted: Any, *, watch: bool = False) -> list[bytes]:
+        """Act on pool rows, which are the seeds as well."""
+        batch = take_rows(pool, rows)
+        outputs = self._act(batch, wanted, rows)
+        if watch and not self._overwrites:
+            self._overwrites = not _same_rows(batch, pool, rows)
+        return outputs
+
+    def _act(self, batch: Any, wanted: Any, seeds: npt.NDArray[np.int64]) -> list[bytes]:
+        """Everything that the policy computes for the wanted rows of a batch, as bytes."""
+        size = len(seeds)
+        noise = None if self._deterministic else EpisodeNoise(seeds, np.zeros(size, np.int64))
+        live = np.zeros(size, bool)
+        live[list(wanted)] = True
+        actions, state = self._policy.act(batch, self._state(size), live, noise)
+        computed = [actions, state]
+        if isinstance(self._policy, Probeable):
+            # An argmax hides last bits, so the probe looks at what it is taken of.
+            computed.append(self._policy.probe_outputs(batch))
+        leaves = [
+            np.asarray(leaf.cpu() if hasattr(leaf, "cpu") else leaf)
+            for leaf in tree.flatten(computed)
+            if leaf is not None
+        ]
+        return [b"".join(leaf[row].tobytes() for leaf in leaves if leaf.ndim and len(leaf) == size) for row in wanted]
+
+    def _state(self, size: int) -> Any:
+        """Fresh state that the policy may change."""
+        return None if self._fresh_state is None else copy_batch(take_rows(self._fresh_state, slice(0, size)))
+
+
+def _mixed(
+    good: npt.NDArray[Any],
+    bad: npt.NDArray[Any],
+    chosen: npt.NDArray[np.int64],
+    junk: npt.NDArray[np.int64],
+    mask: npt.NDArray[np.bool_],
+) -> npt.NDArray[Any]:
+    batch: npt.NDArray[Any] = good[chosen]
+    batch[~mask] = bad[junk[~mask]]
+    return batch
+
+
+def _same_rows(batch: Any, pool: Any, rows: npt.NDArray[np.int64]) -> bool:
+    """Compare row by row, so that no second batch is needed."""
+    leaves = zip(tree.flatten(batch), tree.flatten(pool), strict=True)
+    return all(np.array_equal(leaf[place], source[row]) for leaf, source in leaves for place, row in enumerate(rows))
+
+
+def _digest(rows: list[bytes]) -> str:
+    return hashlib.sha256(b"".join(rows)).hexdigest()[:16]
+
+
+def _unpinned() -> str:
+    """Return the usual cause of other last bits, if it applies: a process without an MKL mode."""
+    if os.environ.get("MKL_CBWR"):
+        return ""
+    return " (perhaps only in the last bits: MKL_CBWR is not set in this process; the command line sets it)"

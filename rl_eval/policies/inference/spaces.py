@@ -1,0 +1,375 @@
+"""Batches of observations and actions, checked against their spaces."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Literal
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+import tree
+
+from rl_eval.errors import ConfigError, EnvError, PolicyError
+
+__all__ = ["ActionReader", "ObservationBatch", "assign_rows", "copy_batch", "no_grad", "take_rows"]
+
+Array = npt.NDArray[Any]
+_FITTING_KINDS: Final = {"f": "biuf", "i": "biu", "u": "biu", "b": "b"}
+"""Kinds of numbers, as numpy names them, that an array of each kind may be given."""
+_LOOK_EVERY: Final = 17
+"""Batches from one look at the bounds to the next: a prime, not to keep in step with the lengths of episodes."""
+_ROUNDING: Final = 1e-5
+"""Share of the width of its bounds by which a float32 that was mapped onto them may miss them."""
+_EACH: Final = ": return an action for each observation of the batch"
+_LEAVES: Final = (gym.spaces.Box, gym.spaces.Discrete, gym.spaces.MultiDiscrete, gym.spaces.MultiBinary)
+
+
+def _nested(space: gym.Space[Any], key: str) -> Any:
+    """Turn a space into plain dicts and tuples of leaf spaces, which dm-tree can walk."""
+    if isinstance(space, gym.spaces.Dict):
+        return {name: _nested(part, key) for name, part in space.spaces.items()}
+    if isinstance(space, gym.spaces.Tuple):
+        return tuple(_nested(part, key) for part in space.spaces)
+    if isinstance(space, _LEAVES):
+        return space
+    raise ConfigError(
+        f"the environment's {key} has {space}, which rl_eval cannot batch: wrap the environment so that it has Box, "
+        "Discrete, MultiDiscrete, MultiBinary, Dict and Tuple spaces only"
+    )
+
+
+class ObservationBatch:
+    """Observations of all lanes, row by row, in arrays that live as long as the runner."""
+
+    def __init__(self, space: gym.Space[Any], rows: int) -> None:
+        self._space = space
+        self._scratch: ObservationBatch | None = None
+        self.structure = _nested(space, "observation_space")
+        self.arrays: Any = tree.map_structure(
+            lambda leaf: np.zeros((rows, *(leaf.shape or ())), leaf.dtype or np.float64), self.structure
+        )
+        """Nested arrays of shape (rows, \\*leaf_shape)."""
+        self._leaves: list[tuple[tuple[Any, ...], Array]] = tree.flatten_with_path(self.arrays)
+        self._floats = [(path, array) for path, array in self._leaves if array.dtype.kind == "f"]
+        self._bounded = [
+            (path, array, *bounds)
+            for (path, array), leaf in zip(self._leaves, tree.flatten(self.structure), strict=True)
+            if (bounds := _bounds(leaf, array.dtype)) is not None
+        ]
+        self._boxes = {
+            path for path, leaf in tree.flatten_with_path(self.structure) if isinstance(leaf, gym.spaces.Box)
+        }
+        self._noted: set[tuple[Any, ...]] = set()
+        self._inside = self._bounded
+        """Those that were not yet noted as outside."""
+        self._batches = 0
+        self._look_at_once = True
+        self.rows = rows
+        self.row_bytes = sum(array[:1].nbytes for _, array in self._leaves)
+        # Of a space without parts, kept here because they are needed at every step.
+        only = self._leaves[0][1] if self._leaves and not self._leaves[0][0] else None
+        self._row_views = [] if only is None else [only[row, ...] for row in range(rows)]
+        self._row_dtype = None if only is None else only.dtype
+        self._row_shape = () if only is None else only.shape[1:]
+        self.note: Callable[[int, str, str], None] = lambda *_: None
+        """Takes the row, what is odd about its observation, and what was seen."""
+
+    def write(self, row: int, observation: Any) -> None:
+        """Copy one observation into its row.
+
+        Raises:
+            EnvError: Its structure or a shape differs from the space's.
+        """
+        if (
+            type(observation) is np.ndarray
+            and observation.dtype is self._row_dtype
+            and observation.shape == self._row_shape
+        ):
+            self._row_views[row][...] = observation
+            return
+        for path, array in self._leaves:
+            self._write_leaf(array, row, path, observation)
+
+    def _write_leaf(self, array: Array, row: int, path: tuple[Any, ...], observation: Any) -> None:
+        value = observation
+        try:
+            for part in path:
+                value = value[part]
+        except (KeyError, IndexError, TypeError) as error:
+            raise EnvError(f"the observation lacks {_at(path)}, which the observation space has") from error
+        try:
+            given = np.asarray(value)
+        except (ValueError, TypeError, RuntimeError) as error:
+            raise EnvError(f"observation{_at(path)} is no array ({error}), {_due(array)}") from error
+        if given.shape != array.shape[1:] or given.dtype.kind not in _FITTING_KINDS[array.dtype.kind]:
+            raise EnvError(f"observation{_at(path)} has shape {given.shape} and dtype {given.dtype}, {_due(array)}")
+        if given.dtype == array.dtype:
+            array[row] = given
+        else:
+            self._convert(array, row, path, given, has_dtype=hasattr(value, "dtype"))
+
+    def _convert(self, array: Array, row: int, path: tuple[Any, ...], given: Array, *, has_dtype: bool) -> None:
+        """Write a leaf of another dtype than its space has."""
+        with np.errstate(over="ignore"):  # What overflows is infinite, and refused as such.
+            array[row] = given
+        if array.dtype.kind in "iu" and not np.array_equal(array[row], given):
+            raise EnvError(f"observation{_at(path)} has values from {given.min()} to {given.max()}, {_due(array)}")
+        if has_dtype and path in self._boxes and path not in self._noted:
+            self._noted.add(path)
+            if not np.can_cast(given.dtype, array.dtype):
+                what = f"observation{_at(path)} has another dtype than its space, {array.dtype}, and is converted"
+                self.note(row, what, str(given.dtype))
+
+    def content(self, observation: Any) -> bytes:
+        """Return what a row holds once an observation is written to it: the space's parts alone, in its dtypes.
+
+        Raises:
+            EnvError: Its structure or a shape differs from the space's.
+        """
+        self._scratch = self._scratch or ObservationBatch(self._space, 1)
+        self._scratch.write(0, observation)
+        return self._scratch.tobytes()
+
+    def tobytes(self) -> bytes:
+        """Return all rows, leaf by leaf."""
+        return b"".join(array.tobytes() for _, array in self._leaves)
+
+    def clear(self, row: int) -> None:
+        """Zero a row whose observation must not be seen."""
+        for _, array in self._leaves:
+            array[row] = 0
+
+    def nonfinite_rows(self, live: npt.NDArray[np.bool_]) -> list[int]:
+        """Return the live rows that hold a NaN or an infinity."""
+        if all(np.isfinite(array).all() for _, array in self._floats):
+            return []
+        bad = np.zeros(len(live), bool)
+        for _, array in self._floats:
+            bad |= ~np.isfinite(array).reshape(len(array), -1).all(1)
+        return [int(row) for row in np.flatnonzero(bad & live)]
+
+    def describe_nonfinite(self, row: int) -> str:
+        """Say which part of a row is NaN or infinite."""
+        path, array = next((path, array) for path, array in self._floats if not np.isfinite(array[row]).all())
+        what = "a NaN" if np.isnan(array[row]).any() else f"an infinite value (as {array.dtype}, its space's dtype)"
+        return f"the observation{_at(path)} has {what}"
+
+    def look_outside(self, live: npt.NDArray[np.bool_]) -> None:
+        """Note each leaf that has a live row outside of its space's bounds, once; to be called for every batch.
+
+        It looks at the first batch after :meth:`forget_notes`, and at one of :data:`_LOOK_EVERY`: that costs next to
+        nothing, and notices an environment that leaves its space again and again.
+        """
+        self._batches += 1
+        if not self._look_at_once and self._batches % _LOOK_EVERY:
+            return
+        self._look_at_once = False
+        for leaf in self._inside:
+            path, array, low, high = leaf
+            outside = (array < low) | (array > high)
+            if outside.any() and outside[live].any():
+                row = int(np.flatnonzero(live & outside.reshape(len(array), -1).any(1))[0])
+                place = tuple(np.argwhere(outside[row])[0])
+                least, most = (np.broadcast_to(bound, array.shape[1:])[place] for bound in (low, high))
+                what = f"observation{_at(path)} is outside of its space"
+                self.note(row, what, f"{array[row][place]}, with bounds {least} and {most}")
+                self._inside = [other for other in self._inside if other is not leaf]
+
+    def forget_notes(self) -> None:
+        """Note again what was noted before."""
+        self._noted.clear()
+        self._inside = self._bounded
+        self._look_at_once = True
+
+    def sample(self, rows: int, rng: np.random.Generator, scale: float = 1.0) -> Any:
+        """Return a batch of made-up observations inside the space, for probing a policy."""
+        return tree.map_structure(lambda leaf: _sample_leaf(leaf, rows, rng, scale), self.structure)
+
+
+def _at(path: tuple[Any, ...]) -> str:
+    return "".join(f"[{part!r}]" for part in path)
+
+
+def _due(array: Array) -> str:
+    return f"but the observation space has shape {array.shape[1:]} and dtype {array.dtype}"
+
+
+def _bounds(leaf: gym.Space[Any], dtype: np.dtype[Any]) -> tuple[Any, Any] | None:
+    """Return the least and the greatest value of a leaf; None if its dtype has no others."""
+    if not isinstance(leaf, gym.spaces.Box):
+        low, beyond = _integer_bounds(leaf)
+        return low, beyond - 1
+    limits = (-np.inf, np.inf) if dtype.kind == "f" else (0, 1) if dtype.kind == "b" else _range(dtype)
+    return None if (leaf.low == limits[0]).all() and (leaf.high == limits[1]).all() else (leaf.low, leaf.high)
+
+
+def _range(dtype: np.dtype[Any]) -> tuple[int, int]:
+    return np.iinfo(dtype).min, np.iinfo(dtype).max
+
+
+def _sample_leaf(leaf: gym.Space[Any], rows: int, rng: np.random.Generator, scale: float) -> Array:
+    shape = (rows, *(leaf.shape or ()))
+    if isinstance(leaf, gym.spaces.Box):
+        if leaf.dtype is not None and leaf.dtype.kind == "f":
+            drawn = np.empty(shape, leaf.dtype)
+            for row in range(rows):  # One by one, for they are drawn in float64, and an image has millions of numbers.
+                drawn[row] = np.clip(rng.standard_normal(leaf.shape) * scale, leaf.low, leaf.high)
+            return drawn
+        return rng.integers(leaf.low, leaf.high, shape, dtype=leaf.dtype, endpoint=True)
+    if isinstance(leaf, gym.spaces.Discrete):
+        return rng.integers(int(leaf.start), int(leaf.start) + int(leaf.n), shape).astype(leaf.dtype)
+    if isinstance(leaf, gym.spaces.MultiDiscrete):
+        return (rng.integers(0, leaf.nvec, shape) + leaf.start).astype(leaf.dtype)
+    return rng.integers(0, 2, shape).astype(leaf.dtype)
+
+
+class ActionReader:
+    """Checks a batch of actions against the action space and makes it fit for ``env.step``.
+
+    Args:
+        space: Action space.
+        mode: For Box leaves: ``clip`` into the bounds, ``unsquash`` [-1, 1] onto them, or ``none``.
+
+    Raises:
+        ConfigError: The space cannot be batched, or ``unsquash`` meets an unbounded space.
+    """
+
+    def __init__(self, space: gym.Space[Any], mode: Literal["clip", "unsquash", "none"]) -> None:
+        self.structure = _nested(space, "action_space")
+        self.clipped = False
+        """Whether a live row was outside of the bounds, by more than rounding; whoever notes that sets it back."""
+        self.mode = mode
+        self._single = not isinstance(self.structure, (dict, tuple))
+        leaves = tree.flatten(self.structure)
+        if not leaves:
+            raise ConfigError(
+                f"the environment's action_space is {space}, without any part: wrap the environment so that it has an "
+                "action, such as Discrete(1)"
+            )
+        for leaf in leaves:
+            if mode == "unsquash" and isinstance(leaf, gym.spaces.Box) and not leaf.is_bounded():
+                raise ConfigError(
+                    f'policy.actions is "unsquash", but {leaf} has no bounds to map onto: use "clip" or "none"'
+                )
+
+    def read(self, actions: Any, live: npt.NDArray[np.bool_]) -> Any:
+        """Return checked actions as nested arrays with a leading batch dimension.
+
+        Raises:
+            PolicyError: Structure, shape, dtype or a live row's value does not fit.
+        """
+        return self._read((), self.structure, actions, live)
+
+    def split(self, actions: Any) -> Sequence[Any]:
+        """Return one action per row."""
+        if self._single:
+            return actions  # type: ignore[no-any-return]
+        rows = len(tree.flatten(actions)[0])
+        return [tree.map_structure(lambda leaf, row=row: leaf[row], actions) for row in range(rows)]
+
+    def _read(self, path: tuple[Any, ...], structure: Any, actions: Any, live: npt.NDArray[np.bool_]) -> Any:
+        if isinstance(structure, dict):
+            if not isinstance(actions, Mapping) or actions.keys() != structure.keys():
+                raise _other_structure(path, f"a dict with keys {list(structure)}", actions)
+            return {key: self._read((*path, key), part, actions[key], live) for key, part in structure.items()}
+        if isinstance(structure, tuple):
+            if not isinstance(actions, (tuple, list)) or len(actions) != len(structure):
+                raise _other_structure(path, f"a tuple of {len(structure)}", actions)
+            parts = enumerate(zip(structure, actions, strict=True))
+            return tuple(self._read((*path, place), part, given, live) for place, (part, given) in parts)
+        return self._read_leaf(path, structure, actions, live)
+
+    def _read_leaf(
+        self, path: tuple[Any, ...], leaf: gym.Space[Any], actions: Any, live: npt.NDArray[np.bool_]
+    ) -> Array:
+        where = "action" + "".join(f"[{part!r}]" for part in path)
+        array = actions if type(actions) is np.ndarray else _as_array(where, actions)
+        shape = (len(live), *(leaf.shape or ()))
+        if array.shape != shape:
+            raise PolicyError(
+                f"the policy returned {where} of shape {array.shape} for a batch of {len(live)}, "
+                f"but {leaf} needs {shape}{'' if array.shape[:1] == shape[:1] else _EACH}"
+            )
+        is_box = isinstance(leaf, gym.spaces.Box)
+        if array.dtype.kind not in ("biuf" if is_box else "biu"):
+            needs = "numbers" if is_box else "integers"
+            raise PolicyError(f"the policy returned {where} of dtype {array.dtype}, but {leaf} needs {needs}")
+        if isinstance(leaf, gym.spaces.Box):
+            return self._read_box(where, leaf, array, live)
+        low, high = _integer_bounds(leaf)
+        outside = (array < low) | (array >= high)
+        if outside.any() and outside[live].any():
+            raise PolicyError(
+                f"the policy returned {where} {array[live][outside[live]].ravel()[0]}, which is outside {leaf}"
+            )
+        # Spaces contain arrays of their dtype alone; and environments take True for no action, although it is 1.
+        return array if array.dtype == leaf.dtype else array.astype(leaf.dtype)
+
+    def _read_box(self, where: str, leaf: gym.spaces.Box, array: Array, live: npt.NDArray[np.bool_]) -> Array:
+        finite = np.isfinite(array)
+        if not finite.all() and not finite[live].all():
+            row = int(np.flatnonzero(live & ~finite.reshape(len(array), -1).all(1))[0])
+            raise PolicyError(f"the policy returned {where} {array[row]}, which is not finite")
+        if self.mode == "unsquash":
+            array = leaf.low + (array.astype(np.float64) + 1.0) * 0.5 * (leaf.high.astype(np.float64) - leaf.low)
+        if self.mode != "none":
+            array, given = np.clip(array, leaf.low, leaf.high), array
+            if not self.clipped and (array != given)[live].any():
+                width = np.where(np.isfinite(leaf.high) & np.isfinite(leaf.low), leaf.high - leaf.low, 1.0)
+                self.clipped = bool((np.abs(array - given) > _ROUNDING * width)[live].any())
+        return array.astype(leaf.dtype, copy=False)
+
+
+def _other_structure(path: tuple[Any, ...], due: str, actions: Any) -> PolicyError:
+    where = "".join(f"[{part!r}]" for part in path)
+    given = f"a dict with keys {list(actions)}" if isinstance(actions, Mapping) else f"a {type(actions).__name__}"
+    if isinstance(actions, (tuple, list)):
+        given += f" of {len(actions)}"
+    return PolicyError(f"the policy's action{where} has another structure than the action space: {given}, not {due}")
+
+
+def _as_array(where: str, actions: Any) -> Array:
+    if actions is None:
+        raise PolicyError(f"the policy returned None: return {where}s, one for each observation of the batch")
+    if hasattr(actions, "detach"):
+        actions = actions.detach().cpu()
+    try:
+        return np.asarray(actions)
+    except (ValueError, TypeError, RuntimeError) as error:
+        hint = ". Return the actions alone, without a state" if isinstance(actions, tuple) else ""
+        raise PolicyError(f"the policy returned {where} that is no array: {str(error).rstrip('.')}{hint}") from error
+
+
+def _integer_bounds(leaf: gym.Space[Any]) -> tuple[Any, Any]:
+    if isinstance(leaf, gym.spaces.Discrete):
+        return leaf.start, leaf.start + leaf.n
+    if isinstance(leaf, gym.spaces.MultiDiscrete):
+        return leaf.start, leaf.start + leaf.nvec
+    return 0, 2
+
+
+def assign_rows(target: Any, rows: Any, values: Any) -> None:
+    """Write rows of one array or tensor."""
+    target[rows] = values
+
+
+def take_rows(nested: Any, rows: Any) -> Any:
+    """Return some rows of every leaf: views for a slice, copies for indices."""
+    return tree.map_structure(lambda leaf: leaf[rows], nested)
+
+
+def copy_batch(nested: Any) -> Any:
+    """Copy every leaf; None stays None."""
+    if nested is None:
+        return None
+    with no_grad():
+        return tree.map_structure(lambda leaf: leaf.clone() if hasattr(leaf, "clone") else np.array(leaf), nested)
+
+
+def no_grad() -> contextlib.AbstractContextManager[Any]:
+    """Switch gradients off where torch is in use; a policy without torch does not make us import it."""
+    torch = sys.modules.get("torch")
+    return torch.no_grad() if torch is not None else contextlib.nullcontext()

@@ -1,0 +1,113 @@
+"""Live policies of a config: where they stand, and the settings without them, which can be sent anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from rl_eval.adapters import integration_for
+from rl_eval.config.policy_sources import with_named_policies
+from rl_eval.config.settings import EvalSettings, PolicySection, with_values
+from rl_eval.errors import ConfigError, nearest
+from rl_eval.weights import WeightsSnapshot, load_weights_file, module_of, snapshot_weights, weights_of
+
+__all__ = ["check_policies", "configured_weights", "live_policies", "with_live", "without_live"]
+
+_LIVE: Final[dict[str, Any]] = {"policy_kwargs": {}, "weights": None, "weights_key": None}
+"""What a live policy has no use for."""
+
+
+def check_policies(section: PolicySection) -> None:
+    """Check that the section has one policy, or several by id.
+
+    Raises:
+        ConfigError: It has both, or one is missing.
+    """
+    if not section.policies and section.policy_mapping_fn is not None:
+        raise ConfigError("policy.policy_mapping_fn is set, but policy.policies is empty: name the policies there")
+    for key in ("policy", *_LIVE) if section.policies else ():
+        if getattr(section, key):
+            raise ConfigError(f"policy.{key} is set beside policy.policies: set it for each policy in there")
+    for name, policy in section.policies.items():
+        if policy.policy is None:
+            raise ConfigError(
+                f"policy.policies.{name}.policy is missing: configure it, or pass a mapping with a live policy for "
+                f'{name!r} as the argument "policy"'
+            )
+
+
+def live_policies(section: PolicySection) -> dict[str, Any]:
+    """Return the live ones of several policies by id."""
+    return {name: one.policy for name, one in section.policies.items() if not isinstance(one.policy, str)}
+
+
+def configured_weights(section: PolicySection, live: Any = None, version: int = 0) -> WeightsSnapshot | None:
+    """Return the weights of the configured file, else those of the live policy; None without either.
+
+    Args:
+        section: One policy, or several; several have the weights of those with a file, or with a live module.
+        live: The live policy, or a mapping of the live ones of several by id.
+        version: Version of the weights.
+
+    Raises:
+        ConfigError: A file cannot be read.
+    """
+    if section.policies:
+        return _weights_of_each(section, live or {})
+    if section.weights is not None:
+        return snapshot_weights(load_weights_file(section.weights, section.weights_key), version)
+    return weights_of(live)
+
+
+def _weights_of_each(section: PolicySection, live: Mapping[str, Any]) -> WeightsSnapshot | None:
+    found = {
+        name: module_of(live.get(name)) if one.weights is None else load_weights_file(one.weights, one.weights_key)
+        for name, one in section.policies.items()
+    }
+    found = {name: weights for name, weights in found.items() if weights is not None}
+    return snapshot_weights(found, 0) if found else None
+
+
+def with_live(settings: EvalSettings, policy: Any) -> EvalSettings:
+    """Return settings with a live policy, or a named one, instead of the configured one, or with several by id.
+
+    Raises:
+        ConfigError: Policies are configured by id, and these are no mapping of such ids.
+    """
+    section = settings.policy
+    if isinstance(policy, str) and not section.policies:
+        return _with_named(settings, policy)
+    if not section.policies:
+        return with_values(settings, policy={**_LIVE, "policy": policy})
+    if (divide := integration_for(policy, "as_policies")) is not None:
+        policy = divide(policy, tuple(section.policies))
+    if not isinstance(policy, Mapping):
+        raise ConfigError(
+            f"the policy is a {type(policy).__name__}, but policy.policies has {', '.join(section.policies)}: pass a "
+            "mapping from such ids to live policies"
+        )
+    for name in policy:
+        if name not in section.policies:
+            raise ConfigError(f"there is no policy {name!r}: {nearest(str(name), section.policies)}")
+    live = {name: section.policies[name].model_copy(update={**_LIVE, "policy": one}) for name, one in policy.items()}
+    return with_values(settings, policy={"policies": {**section.policies, **live}})
+
+
+def _with_named(settings: EvalSettings, policy: str) -> EvalSettings:
+    """Return settings with a policy that a text names, as the key ``policy.policy`` does."""
+    named = with_named_policies({"policy": {"policy": policy}})
+    kept = {name: getattr(settings.policy, name) for name in settings.policy.model_fields_set}
+    section = PolicySection.model_validate({**kept, **_LIVE, **named.pop("policy")})
+    return with_values(settings.model_copy(update={"policy": section}), **named)
+
+
+def without_live(settings: EvalSettings) -> EvalSettings:
+    """Return settings without the live policies; those that have a name stay."""
+    section = settings.policy
+    if not section.policies:
+        return with_live(settings, None)
+    policies = {
+        name: one if isinstance(one.policy, str) else one.model_copy(update={**_LIVE, "policy": None})
+        for name, one in section.policies.items()
+    }
+    return with_values(settings, policy={"policies": policies})

@@ -1,0 +1,334 @@
+"""Replay of recorded episodes: they run again as the provenance says, and are compared with their records.
+
+:func:`rebuilt_runner` builds a runner in this process that has what the runners of the evaluation had,
+:func:`run_again` runs episodes with it, and :func:`compared` compares them with their records. Videos, exports of
+trajectories and ``rl-eval doctor`` use the same functions, with observers of their own. Live objects cannot be rebuilt
+from their names: they are passed again.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any, Final
+
+import numpy as np
+
+from rl_eval.backends import pickled
+from rl_eval.backends.policy_pickle import unpickle_with_weights
+from rl_eval.config.builder import EvalConfig, settings_of
+from rl_eval.config.policy_sources import changed_files
+from rl_eval.config.settings import EvalSettings, make_settings, needs_processes
+from rl_eval.errors import ConfigError, UsageError, WeightsError
+from rl_eval.errors.redaction import MASK
+from rl_eval.policies.live import configured_weights, live_policies, with_live
+from rl_eval.records.episode import (
+    EpisodeRecord,
+    Lease,
+    RunReport,
+    different_columns,
+    failed_row,
+    outcomes_of,
+    record_of,
+)
+from rl_eval.records.plain import leaves, plain
+from rl_eval.results.loading import load
+from rl_eval.results.provenance import check_trust
+from rl_eval.results.result import EvalResult
+from rl_eval.runners import Runner, runner_class
+from rl_eval.supervision.caller import one_thread, working_in
+from rl_eval.weights import WeightsSnapshot
+
+__all__ = [
+    "Replay",
+    "check_recorded",
+    "compared",
+    "lease_of",
+    "rebuilt_runner",
+    "recorded_episode",
+    "replay",
+    "replay_each",
+    "run_again",
+]
+
+_UNNAMEABLE: Final = re.compile(r"<locals>|<lambda>|^array of \S+ \[.*\], sha256 [0-9a-f]{16}$")
+_GIVE_AGAIN: Final = (
+    "if the run was given live objects, give them again, in Python: rl_eval.replay(DIR, INDEX, config=..., policy=...) "
+    "or rl_eval.recording.video.record_videos(DIR, ..., config=..., policy=...)"
+)
+_BUDGET_S: Final = 1.0
+
+
+@dataclass(frozen=True)
+class Replay:
+    """An episode as it was recorded, and as it came out again."""
+
+    recorded: EpisodeRecord
+    again: EpisodeRecord
+    differences: Mapping[str, tuple[Any, Any]]
+    """Outcome columns that are not equal bit by bit: the recorded value, and the new one."""
+    numerics: Mapping[str, tuple[Any, Any]]
+    """What this process computes floats with, where the run had something else; equal outcomes are not promised."""
+
+    @property
+    def identical(self) -> bool:
+        """Whether all outcome columns are equal bit by bit."""
+        return not self.differences
+
+
+def replay(
+    source: str | os.PathLike[str] | EvalResult,
+    index: int,
+    config: EvalConfig | EvalSettings | None = None,
+    policy: Any = None,
+    *,
+    trust: bool = False,
+) -> Replay:
+    """Run one episode of an evaluation again, in this process, and compare it with its record.
+
+    An environment that killed or hung its runner does the same to this process.
+
+    Args:
+        source: Folder or URI of an evaluation log, folder of a saved result, or a result.
+        index: Which episode.
+        config: What was evaluated, for a run that was configured with live objects; by default as recorded.
+        policy: The live policy, if the run was given one.
+        trust: Whether code that the result names may be imported and called. Not needed for what
+            this process has evaluated, nor with ``config``.
+
+    Raises:
+        UsageError: The episode has no record, or the config is another one.
+        UntrustedError: The result names code that no evaluation of this process named.
+        WeightsError: The weights are not those of the run.
+        ConfigError: The recorded config cannot be used again.
+    """
+    result = source if isinstance(source, EvalResult) else load(source)
+    (found,) = replay_each(result, [index], config, policy, trust=trust)
+    return found
+
+
+def replay_each(
+    result: EvalResult,
+    indices: Sequence[int],
+    config: EvalConfig | EvalSettings | None = None,
+    policy: Any = None,
+    *,
+    trust: bool = False,
+) -> Iterator[Replay]:
+    """Run episodes again with one runner of this process, in turn; the errors are those of :func:`replay`."""
+    leases = [lease_of(result, index) for index in indices]
+    with rebuilt_runner(result, config, policy, trust=trust) as runner, one_thread():
+        for report in run_again(runner, leases):
+            yield compared(result, report)
+
+
+def lease_of(result: EvalResult, index: int) -> Lease:
+    """Return the permission to run an episode again, at the attempt of its record: faults before it may not repeat.
+
+    Raises:
+        UsageError: The episode has no record.
+    """
+    recorded = recorded_episode(result, index)
+    return Lease(index, recorded.seed, recorded.attempts, 0, seating=result.plan.seating(index))
+
+
+def run_again(runner: Runner, leases: Iterable[Lease], at_once: int = 1) -> Iterator[RunReport]:
+    """Run one attempt of each episode with an idle runner; yield a report of each, in order.
+
+    Args:
+        runner: The runner.
+        leases: Episodes and attempts.
+        at_once: Most episodes that the runner holds at one time.
+
+    Yields:
+        Reports of one episode, with its row and infos, also if the attempt failed, its fault if it did, and everything
+        else that came with it.
+    """
+    waiting, held = iter(leases), deque[Lease]()
+    reports: dict[int, RunReport] = {}
+    while True:
+        new = list(islice(waiting, at_once - len(held)))
+        held += new
+        if not held:
+            return
+        report = runner.run(new, _BUDGET_S)
+        for place, index in enumerate(report.rows["index"].tolist()):
+            part = slice(place, place + 1)
+            reports[index] = replace(report, rows=report.rows[part], infos=report.infos[part], faults=())
+        for fault in report.faults:
+            row = failed_row(fault.index, fault.seed, fault.attempt, report.weights_version)
+            nothing = np.full((1, report.infos.shape[1]), np.nan)
+            reports[fault.index] = replace(report, rows=row, infos=nothing, faults=(fault,))
+        while held and held[0].index in reports:
+            yield reports.pop(held.popleft().index)
+
+
+@contextmanager
+def rebuilt_runner(
+    result: EvalResult, config: EvalConfig | EvalSettings | None = None, policy: Any = None, *, trust: bool = False
+) -> Iterator[Runner]:
+    """Build a runner in this process that has what the runners of an evaluation had.
+
+    Args:
+        result: Of the evaluation.
+        config: What was evaluated, if it was configured with live objects; by default as recorded.
+        policy: The live policy, if the run was given one.
+        trust: Whether code that the result names may be imported and called.
+
+    Raises:
+        UsageError: The config is another one.
+        UntrustedError: The result names code that no evaluation of this process named.
+        WeightsError: The weights are not those of the run.
+        ConfigError: The recorded config cannot be used again.
+    """
+    settings = _settings(result.provenance, config, policy, trust)
+    settings, live = _with_live(settings, policy)
+    weights = _weights(result.provenance["weights"], settings, live)
+    with working_in(None):  # An environment may change the working directory.
+        try:
+            # The caller's keeps its state; the weights come from the snapshot, if there is one.
+            payload = pickled(live, "the policy", None if weights is None else live)
+            copied = unpickle_with_weights(payload, weights)
+            runner = runner_class(settings.runners.runner)(settings, 0, copied)
+        except ConfigError as error:
+            if config is not None:
+                raise
+            raise ConfigError(f"{error}; {_GIVE_AGAIN}") from error
+        try:
+            if weights is not None:
+                runner.set_weights(weights)
+            yield runner
+        finally:
+            runner.stop()
+
+
+def _with_live(settings: EvalSettings, policy: Any) -> tuple[EvalSettings, Any]:
+    """Return the settings, and the live policy or policies, of which those that were passed replace the configured."""
+    if not settings.policy.policies:
+        live = settings.policy.policy if policy is None else policy
+        return settings, None if isinstance(live, str) else live
+    settings = settings if policy is None else with_live(settings, policy)
+    return settings, live_policies(settings.policy)
+
+
+def compared(result: EvalResult, report: RunReport) -> Replay:
+    """Compare an episode that :func:`run_again` ran with its record."""
+    index, keys = int(report.rows["index"][0]), result.table.info_keys
+    was, now = result.table.outcomes(slice(index, index + 1)), outcomes_of(report.rows, report.infos, keys)
+    ours, theirs = plain(report.numerics), result.provenance["numerics"]
+    return Replay(
+        recorded=result.table.record(index),
+        again=record_of(report.rows[0].item(), dict(zip(keys, report.infos[0].tolist(), strict=True)), report.faults),
+        differences={name: (was[name][0].item(), now[name][0].item()) for name in different_columns(was, now)},
+        numerics={key: (theirs.get(key), ours.get(key)) for key in theirs | ours if theirs.get(key) != ours.get(key)},
+    )
+
+
+def recorded_episode(result: EvalResult, index: int) -> EpisodeRecord:
+    """Return the record of one episode.
+
+    Raises:
+        UsageError: There is none.
+    """
+    if not 0 <= index < len(result.plan):
+        raise UsageError(f"there is no episode {index}: the plan has {len(result.plan)}, from 0 on")
+    if not result.table.filled[index]:
+        raise UsageError(f"episode {index} has no record: it did not finish")
+    return result.table.record(index)
+
+
+def _settings(
+    provenance: Mapping[str, Any], config: EvalConfig | EvalSettings | None, policy: Any, trust: bool
+) -> EvalSettings:
+    """Return what was evaluated, as a process without Ray can run it."""
+    if config is None:
+        usable = _without_ray(provenance["config"])
+        check_recorded(usable, passed=policy is not None)
+        if not trust:
+            check_trust(provenance)
+        return make_settings(usable)
+    settings = settings_of(config)
+    theirs, ours = provenance["identity"], plain(settings.identity())
+    passed = set() if policy is None else {"policy", "policy_kwargs", "policies"}
+    if different := [key for key in theirs if key not in passed and theirs[key] != ours.get(key)]:
+        raise UsageError(f"the config is not that of the run: it differs in {', '.join(different)}")
+    return make_settings(_without_ray({name: dict(section) for name, section in settings}))
+
+
+def check_recorded(config: Mapping[str, Any], *, passed: bool = False) -> None:
+    """Refuse a recorded config that only describes something.
+
+    Raises:
+        ConfigError: It holds a live object, or a secret that was not written down.
+    """
+    if found := next(_unnameable(config, "policy.policy" if passed else ""), None):
+        raise ConfigError(f"the run was configured with a live object, {found}; {_GIVE_AGAIN}")
+    if masked := list(_masked(config, "policy" if passed else "")):
+        raise ConfigError(
+            f"{', '.join(masked)} was a secret, which the run did not write down: give the config again with its "
+            "value, in Python: rl_eval.replay(DIR, INDEX, config=...) or "
+            "rl_eval.recording.video.record_videos(DIR, ..., config=...)"
+        )
+
+
+def _without_ray(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return a config without what only runners in processes of their own can honour."""
+    usable = {name: dict(section) for name, section in config.items()}
+    for section, values in usable.items():
+        for key in needs_processes(section):
+            values.pop(key, None)
+    usable["runners"]["num_runners"] = 0
+    return usable
+
+
+def _unnameable(config: Any, passed: str) -> Iterator[str]:
+    """Find what a config only describes, except for what is passed live."""
+    for key, value in leaves(config):
+        if key != passed and isinstance(value, str) and _UNNAMEABLE.search(value):
+            yield f"{key} = {value!r}"
+
+
+def _masked(config: Mapping[str, Any], passed: str) -> Iterator[str]:
+    """Find what a config has a mask for, except in the section of what is passed live."""
+    for key, value in leaves({name: section for name, section in config.items() if name != passed}):
+        if isinstance(value, str) and MASK in value:
+            yield key
+
+
+def _weights(recorded: Mapping[str, Any], settings: EvalSettings, live: Any) -> WeightsSnapshot | None:
+    """Return the weights that the run had."""
+    version, digest = recorded["version"], recorded["digest"]
+    if live is None or settings.policy.policies:
+        _check_files(recorded.get("files", {}), settings.policy.file_digests)
+    if digest is None:
+        return None
+    section = settings.policy
+    path = section.weights
+    if section.policies:
+        found = configured_weights(section, live)
+        source = "the mapping of policies"
+    elif live is not None:
+        without = section.model_copy(update={"weights": None, "weights_key": None})
+        source, found = "the policy", configured_weights(without, live)
+    elif path is not None:
+        source, found = repr(path), configured_weights(section, version=version)
+    else:
+        raise WeightsError(f"the run got its weights from a live policy; {_GIVE_AGAIN}")
+    if found is None or found.digest != digest:
+        held = "no weights" if found is None else f"other weights (digest {found.digest[:16]})"
+        raise WeightsError(f"{source} has {held} now; the run was made with digest {digest[:16]}")
+    return replace(found, version=version)
+
+
+def _check_files(recorded: Mapping[str, str], now: Mapping[str, str]) -> None:
+    """Refuse a model whose file was changed; one that is elsewhere is judged by what it does."""
+    for name in changed_files(recorded, now):
+        raise WeightsError(
+            f"the file of policy_kwargs[{name!r}] has digest {now[name][:16]} now; the run was made with "
+            f"{recorded[name][:16]}: put back the file that it was made with"
+        )

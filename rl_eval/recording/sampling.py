@@ -1,0 +1,396 @@
+"""Sampling of trajectories: the episodes of a group's plan, in order, as many as are asked for.
+
+Episodes are run in *waves*, each an evaluation of the next indices of the plan. What a batch holds depends on the plan,
+the weights and the request alone: which wave an episode ran in, and on which runner, changes nothing. Whole episodes
+that a batch has no room for wait for the next one.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, Literal, final
+
+from rl_eval.errors import ConfigError, EvalError, UsageError, nearest
+from rl_eval.execution.handle import EvalHandle
+from rl_eval.execution.recorded import TRAJECTORY
+from rl_eval.recording.trajectories.batch import Fragment, as_arrays, as_tensordict, reserve
+from rl_eval.recording.trajectories.recorder import TrajectoryRecorder
+from rl_eval.recording.trajectories.trajectory import Trajectory
+from rl_eval.records.episode import Outcome
+from rl_eval.results.result import EvalResult
+from rl_eval.scheduling.plan import EpisodePlan
+
+__all__ = ["SampleRequest", "Sampler"]
+
+_MODES: Final = ("complete_episodes", "truncate_episodes")
+_ORDERS: Final = ("plan", "first_ready")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleRequest:
+    """What one batch is to hold, and its form.
+
+    Raises:
+        ConfigError: A value is out of range, or two contradict each other.
+    """
+
+    num_episodes: int | None = None
+    """Whole episodes: exactly so many."""
+    num_env_steps: int | None = None
+    """Steps: exactly so many in mode ``truncate_episodes``; in mode ``complete_episodes`` as few whole episodes as have
+    so many together."""
+    mode: Literal["complete_episodes", "truncate_episodes"] = "complete_episodes"
+    """Whether a batch ends with a whole episode, or within one, whose rest then begins the next batch."""
+    order: Literal["plan", "first_ready"] = "plan"
+    """Order of the episodes in the batch: of their indices, or of their arrival, which depends on the machine and is
+    labelled ``("collector", "arrival")``. Which episodes these are does not depend on it."""
+    split_trajs: bool = False
+    """Whether every episode has a row of its own, padded with zeros, and with a ``("collector", "mask")``; by default
+    the frames stand in line."""
+    as_arrays: bool = False
+    """Return a dict of numpy arrays instead of a ``TensorDict``; keys are joined with dots."""
+    storage: str | os.PathLike[str] | None = None
+    """Folder for the batch as a memory-mapped ``TensorDict``; of an iterator, a folder in it for each batch. It must
+    not exist."""
+    compress_images: bool = False
+    """Compress images where they are recorded, without loss, until a batch is made of them."""
+    skip_failed: bool = False
+    """Leave out episodes that failed on all attempts, and take further ones for them; by default they are an error."""
+
+    def __post_init__(self) -> None:
+        if (self.num_episodes is None) == (self.num_env_steps is None):
+            raise ConfigError(
+                f"num_episodes is {self.num_episodes} and num_env_steps is {self.num_env_steps}: give one of them"
+            )
+        for name, choices in {"mode": _MODES, "order": _ORDERS}.items():
+            if (value := getattr(self, name)) not in choices:
+                raise ConfigError(f"{name} is {value!r}: {nearest(str(value), choices)}")
+        if self.number < 1:
+            raise ConfigError(f"{self._measure} is {self.number}: ask for at least 1")
+        if self.num_episodes is not None and self.truncates:
+            raise ConfigError('mode is "truncate_episodes", which cuts at a number of steps: give num_env_steps')
+        if self.as_arrays and self.storage is not None:
+            raise ConfigError(
+                f"storage is {os.fspath(self.storage)!r}, where a TensorDict is kept: leave as_arrays out"
+            )
+
+    @property
+    def _measure(self) -> str:
+        return "num_env_steps" if self.num_episodes is None else "num_episodes"
+
+    @property
+    def number(self) -> int:
+        """How many there are to be, of episodes or of steps."""
+        return operator.index(getattr(self, self._measure))
+
+    @property
+    def truncates(self) -> bool:
+        """Whether a batch may end within an episode."""
+        return self.mode == "truncate_episodes"
+
+
+RunWave = Callable[[int, int, int, Callable[..., Any]], "EvalHandle"]
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """An episode that failed on all attempts, and so left no trajectory."""
+
+    why: str
+    weights_version: int
+    told: bool = False
+    """Whether the caller knows: then batches go on without it."""
+
+
+@final
+class Sampler:
+    """Takes batches from the plan of a group, from one index to the next.
+
+    Args:
+        run: Starts to run ``(seed, first index, number of episodes, recorder)``.
+        version: Returns the version of the weights that the next wave will have.
+        slots: Returns how many episodes run at once.
+        seed: Root seed of the plan.
+        index: Where to begin.
+        works_ahead: Whether ``run`` returns before it is done.
+    """
+
+    def __init__(
+        self,
+        run: RunWave,
+        version: Callable[[], int],
+        slots: Callable[[], int],
+        seed: int,
+        index: int = 0,
+        *,
+        works_ahead: bool = True,
+    ) -> None:
+        self._run, self._version, self._slots, self._works_ahead = run, version, slots, works_ahead
+        self._lock = threading.RLock()
+        self._seed, self._next, self._offset = seed, index, 0
+        self._ready: dict[int, Trajectory] = {}
+        """Episodes that wait, by index, in the order of arrival."""
+        self._failed: dict[int, _Failure] = {}
+        """Episodes that left no trajectory."""
+        self._ahead: tuple[int, int, EvalHandle] | None = None
+        """The wave under way: its first index, how many episodes it has, and its handle."""
+        self._episodes = self._frames = 0
+        """What has come in so far: the mean length tells how large a wave has to be."""
+        self._last_version: int | None = None
+        """Version of the weights of the last batch."""
+        self._renewed = False
+        """Whether weights changed before this batch: then whatever is too much for it is likely to be dropped."""
+
+    # ------------------------------------------------------------------ where it is
+
+    def restart(self, seed: int | None = None, index: int = 0) -> None:
+        """Go to another place; what was run ahead is dropped.
+
+        Args:
+            seed: Root seed of the plan; by default as it is.
+            index: Index of the next episode.
+
+        Raises:
+            ConfigError: A value is out of range.
+        """
+        seed = self._seed if seed is None else seed
+        plan = EpisodePlan(1, seed, index)
+        with self._lock:
+            self.stop_ahead()
+            self._seed, self._next, self._offset = plan.seed, plan.first_index, 0
+            self._ready, self._failed = {}, {}
+
+    def state_dict(self) -> dict[str, int]:
+        """Return where it is: root seed, index of the next episode, and how many of its steps were taken."""
+        with self._lock:
+            return {"seed": self._seed, "index": self._next, "step": self._offset}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Go where another one was; an episode that it had cut runs again."""
+        with self._lock:
+            self.restart(state["seed"], state["index"])
+            self._offset = state["step"]
+
+    def skip_rest(self) -> None:
+        """Begin the next batch with a new episode, if the last one ended within one."""
+        with self._lock:
+            if self._offset:
+                self._next, self._offset = self._next + 1, 0
+
+    def stop_ahead(self) -> None:
+        """Cancel what runs before it was asked for; what has finished of it is kept if it is whole."""
+        with self._lock:
+            if self._ahead is None:
+                return
+            first, _, handle = self._ahead
+            self._ahead = None
+            handle.cancel("its consumer has gone")
+            if handle.exception() is None and handle.done():
+                self._take_in(handle.result(), first)
+
+    # ------------------------------------------------------------------ batches
+
+    def sample(self, request: SampleRequest) -> Any:
+        """Return the next batch.
+
+        Raises:
+            EvalError: An episode failed, and ``skip_failed`` is not set; it will not be asked for again.
+        """
+        with self._lock:
+            return self._sample(request, request.storage)
+
+    def iterate(self, request: SampleRequest, num_batches: int | None = None) -> Iterator[Any]:
+        """Return batches; while one is looked at, at most one wave runs ahead.
+
+        Args:
+            request: What each is to hold.
+            num_batches: How many; by default without end.
+        """
+        if num_batches is not None and num_batches < 1:
+            raise ConfigError(f"num_batches is {num_batches}: ask for at least 1, or leave it out")
+        return self._batches(request, num_batches)
+
+    def _batches(self, request: SampleRequest, num_batches: int | None) -> Iterator[Any]:
+        done = 0
+        try:
+            while True:
+                with self._lock:
+                    folder = None if request.storage is None else Path(request.storage, f"batch_{done:06d}")
+                    batch = self._sample(request, folder)
+                    done += 1
+                    if done != num_batches:
+                        self._run_ahead(request)
+                yield batch
+                del batch
+                if done == num_batches:
+                    return
+        finally:
+            self.stop_ahead()
+
+    def _sample(self, request: SampleRequest, folder: str | os.PathLike[str] | None) -> Any:
+        if folder is not None and Path(folder).exists():
+            raise ConfigError(f"storage is {os.fspath(folder)!r}, which exists: choose another folder")
+        if not request.truncates:
+            self.skip_rest()
+        version = self._version()
+        self._renewed, self._last_version = self._last_version not in {None, version}, version
+        while (fragments := self._fragments(request)) is None:
+            self._take_wave(request)
+        batch = _formed(fragments, request, folder, list(self._ready))
+        # Only now: what could not be stored is there still.
+        self._advance(fragments)
+        return batch
+
+    def _fragments(self, request: SampleRequest) -> list[Fragment] | None:
+        """Return what the next batch holds, in plan order; None while it lacks episodes.
+
+        Raises:
+            EvalError: An episode failed.
+        """
+        self._drop_other_weights()
+        found: list[Fragment] = []
+        missing, index, start = request.number, self._next, self._offset
+        while missing > 0:
+            if index in self._failed:
+                self._tolerate(index, request)
+            elif (trajectory := self._ready.get(index)) is None:
+                return None
+            else:
+                stop = min(len(trajectory), start + missing) if request.truncates else len(trajectory)
+                found.append(Fragment(trajectory, start, stop))
+                missing -= 1 if request.num_episodes is not None else stop - start
+            index, start = index + 1, 0
+        return found
+
+    def _tolerate(self, index: int, request: SampleRequest) -> None:
+        failure = self._failed[index]
+        self._failed[index] = replace(failure, told=True)
+        if not (failure.told or request.skip_failed):
+            raise EvalError(
+                f"episode {index} failed on all attempts and leaves no trajectory: {failure.why}. Ask again to go on "
+                "without it, or leave such episodes out with skip_failed=True"
+            )
+
+    def _advance(self, fragments: list[Fragment]) -> None:
+        """Let what was taken go."""
+        last = fragments[-1]
+        whole = last.stop == len(last.trajectory)
+        self._next = last.trajectory.index + whole
+        self._offset = 0 if whole else last.stop
+        self._ready = {index: one for index, one in self._ready.items() if index >= self._next}
+        self._failed = {index: one for index, one in self._failed.items() if index >= self._next}
+
+    def _drop_other_weights(self) -> None:
+        """Drop whole episodes that ran ahead with weights that have been replaced; they run again.
+
+        The rest of an episode that was cut stays, and says with which weights it ran. So does a failure that was told.
+        """
+        version = self._version()
+        begun = self._next if self._offset else -1
+        self._failed = {index: one for index, one in self._failed.items() if one.told or one.weights_version == version}
+        self._ready = {
+            index: one for index, one in self._ready.items() if one.weights_version == version or index == begun
+        }
+
+    # ------------------------------------------------------------------ waves
+
+    def _take_wave(self, request: SampleRequest) -> None:
+        """Have episodes run, and take in what they left."""
+        if self._ahead is None:
+            self._start_wave(request)
+        assert self._ahead is not None
+        first, count, handle = self._ahead
+        self._ahead = None
+        result = handle.result()
+        self._take_in(result, first)
+        if self._lacks(first, count):
+            raise EvalError(f"not all episodes of the batch ran: {result.reason or _no_trajectory(result)}")
+
+    def _take_in(self, result: EvalResult, first: int) -> None:
+        table = result.table
+        for index, artifacts in result.artifacts.items():
+            if (trajectory := artifacts.get(TRAJECTORY)) is not None:
+                self._ready[first + index] = replace(trajectory, index=first + index)
+                self._episodes += 1
+                self._frames += len(trajectory)
+        for index in (table.rows["outcome"] == Outcome.FAILED).nonzero()[0].tolist():
+            faults = table.faults.get(index)
+            why = str(faults[-1]) if faults else "its runners did not live to say why"
+            self._failed[first + index] = _Failure(why, int(table.rows["weights_version"][index]))
+
+    def _lacks(self, first: int, count: int) -> bool:
+        return any(index not in self._ready and index not in self._failed for index in range(first, first + count))
+
+    def _start_wave(self, request: SampleRequest) -> None:
+        """Start to run the first episodes that are missing."""
+        index, missing = self._next, request.number + self._offset
+        while index in self._ready or index in self._failed:
+            known = self._ready.get(index)
+            missing -= 0 if known is None else 1 if request.num_episodes is not None else len(known)
+            index += 1
+        count = max(1, missing)
+        if request.num_env_steps is not None:
+            count = self._expected(count)
+        recorder = partial(TrajectoryRecorder, compress_images=request.compress_images)
+        self._ahead = (index, count, self._run(self._seed, index, count, recorder))
+
+    def _expected(self, steps: int) -> int:
+        """Return how many episodes to run for so many steps."""
+        expected = math.ceil(steps * self._episodes / self._frames) if self._frames else 1
+        if self._renewed and self._frames:
+            # A few more, as another wave takes as long as a whole one.
+            return expected + math.isqrt(expected)
+        # Fewer than there are slots would leave some idle, and what is too much begins the next batch.
+        return max(self._slots(), expected)
+
+    def _run_ahead(self, request: SampleRequest) -> None:
+        able = self._works_ahead and not self._renewed
+        idle = able and self._ahead is None and all(one.told for one in self._failed.values())
+        if idle and self._fragments(request) is None:
+            self._start_wave(request)
+
+
+def _formed(
+    fragments: list[Fragment], request: SampleRequest, folder: str | os.PathLike[str] | None, arrived: list[int]
+) -> Any:
+    """Return a batch in the form that was asked for.
+
+    Raises:
+        ConfigError: It cannot be stored.
+    """
+    arrivals = request.order == "first_ready"
+    if arrivals:
+        place = {index: number for number, index in enumerate(arrived)}
+        fragments = sorted(fragments, key=lambda one: place[one.trajectory.index])
+    if request.as_arrays:
+        return as_arrays(fragments, padded=request.split_trajs, arrivals=arrivals)
+    batch = as_tensordict(fragments, padded=request.split_trajs, arrivals=arrivals)
+    return batch if folder is None else _stored(batch, Path(folder))
+
+
+def _stored(batch: Any, folder: Path) -> Any:
+    """Return a batch whose tensors lie in a new folder, whole or not at all."""
+    try:
+        folder.mkdir(parents=True)
+        stored = batch.memmap_like(folder)
+        reserve(folder)
+        return stored.update_(batch)
+    except (OSError, RuntimeError) as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise UsageError(
+            f"storage is {os.fspath(folder)!r}, where the batch cannot be written: {error}. It is not lost: ask again, "
+            "with another folder"
+        ) from error
+
+
+def _no_trajectory(result: EvalResult) -> str:
+    notes = result.notes
+    return f"their trajectories could not be recorded: {'; '.join(notes)}" if notes else "they left no trajectory"

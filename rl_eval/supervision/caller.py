@@ -1,0 +1,130 @@
+"""State of the caller's process that an evaluation leaves as it is: Ctrl-C, working directory, threads of torch.
+
+A Ctrl-C reaches Python code in the main thread only, and through the handler of SIGINT. So where that handler takes
+note of what it raises, a ``KeyboardInterrupt`` without such a note is the environment's own.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import Any, Final, final
+
+__all__ = ["ctrl_c_noted", "current_folder", "expect_no_ctrl_c", "one_thread", "survivable", "working_in"]
+
+_ERRORS: Final = (Exception, SystemExit)
+
+_unattended = threading.Event()
+"""Set in a process that nobody interrupts with Ctrl-C."""
+
+
+@final
+class _NotedHandler:
+    """Handler of SIGINT that does what the former one does, and remembers whether that raised."""
+
+    def __init__(self, former: Any) -> None:
+        self.former = former
+        self.raised = False
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        try:
+            self.former(number, frame)
+        except BaseException:
+            self.raised = True
+            raise
+
+
+@contextmanager
+def ctrl_c_noted() -> Iterator[None]:
+    """Take note of Ctrl-C while environments run in this thread, if it is the main one."""
+    former = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(former):
+        yield
+        return
+    noted = _NotedHandler(former)
+    signal.signal(signal.SIGINT, noted)
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGINT) is noted:
+            signal.signal(signal.SIGINT, former)
+
+
+def expect_no_ctrl_c() -> None:
+    """Declare that this process runs environments and nothing else, so that any interrupt comes from them."""
+    _unattended.set()
+
+
+def survivable() -> tuple[type[BaseException], ...]:
+    """Return what an environment may raise at its own charge: errors, ``sys.exit()``, and what is no Ctrl-C."""
+    return _ERRORS if _may_be_ctrl_c() else (*_ERRORS, KeyboardInterrupt)
+
+
+def _may_be_ctrl_c() -> bool:
+    """Whether a ``KeyboardInterrupt`` of now may come from SIGINT; in doubt, it may."""
+    if _unattended.is_set() or threading.current_thread() is not threading.main_thread():
+        return False
+    handler = signal.getsignal(signal.SIGINT)
+    if handler in (signal.SIG_IGN, signal.SIG_DFL):
+        return False  # A process in the background ignores it, and one without a handler would be dead.
+    return handler.raised if isinstance(handler, _NotedHandler) else True
+
+
+def current_folder() -> str | None:
+    """Return the working directory; None if it was removed."""
+    with suppress(FileNotFoundError):
+        return os.getcwd()  # noqa: PTH109 - Called in each time slice.
+    return None
+
+
+@contextmanager
+def working_in(folder: str | None) -> Iterator[None]:
+    """Work in a folder, and return to the present working directory at the end.
+
+    Args:
+        folder: Where to work; None for the present working directory.
+    """
+    former = current_folder()
+    _change_to(folder)
+    try:
+        yield
+    finally:
+        _change_to(former)
+
+
+def _change_to(folder: str | None) -> None:
+    if folder is not None and folder != current_folder():
+        with suppress(FileNotFoundError, NotADirectoryError):  # It was removed meanwhile.
+            os.chdir(folder)
+
+
+@contextmanager
+def one_thread(*, kept: bool = False) -> Iterator[None]:
+    """Compute with one thread of torch, as runners in their own processes do.
+
+    Small networks lose time to more threads, many times over on a busy machine, and the last bits of a sum depend on
+    their number. Each thread of a process has a number of its own.
+
+    Args:
+        kept: Whether the calling thread keeps the one; by default it gets its former number back at the end.
+    """
+    torch: Any = sys.modules.get("torch")
+    # Another thread may be importing it.
+    if not hasattr(torch, "set_num_threads") or (former := torch.get_num_threads()) == 1:
+        yield
+        return
+    try:
+        torch.set_num_threads(1)
+        # Torch remembers the number for threads that have not computed yet, and another thread restores it for them.
+        restoring = threading.Thread(target=torch.set_num_threads, args=(former,))
+        restoring.start()
+        restoring.join()
+        yield
+    finally:
+        if not kept:
+            torch.set_num_threads(former)

@@ -1,0 +1,71 @@
+"""Base class of loggers, and the row that all of them write for a point."""
+
+from __future__ import annotations
+
+import abc
+import math
+from typing import TYPE_CHECKING, Any
+
+from typing_extensions import Self
+
+from rl_eval.results.point import EvalPoint
+
+if TYPE_CHECKING:
+    from rl_eval.execution.handle import EvalProgress
+    from rl_eval.recording.video import Video
+
+__all__ = ["Logger", "finite_metrics", "prefix_of", "row_of"]
+
+
+class Logger(abc.ABC):
+    """Receiver of the points of one learning curve, in the order in which they are evaluated.
+
+    Its methods are called by one thread at a time. An error that it raises is reported, and ends neither the
+    evaluation nor the training.
+    """
+
+    @abc.abstractmethod
+    def log(self, point: EvalPoint) -> None:
+        """Write a point. It replaces an earlier one of the same step, where the medium can."""
+
+    def log_video(self, video: Video, point: EvalPoint) -> None:  # noqa: B027  # Optional.
+        """Write a video of one of the episodes of a point, after the point."""
+
+    def progress(self, progress: EvalProgress) -> None:  # noqa: B027  # Optional.
+        """Receive the progress of the evaluation under way."""
+
+    def reached(self, step: int) -> None:  # noqa: B027  # Optional.
+        """Receive the step that training has reached; a later point is of that step or an earlier one."""
+
+    def close(self) -> None:  # noqa: B027  # Optional.
+        """Write what is left, and release files and processes; may be called again."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def row_of(point: EvalPoint) -> dict[str, Any]:
+    """Return a point as one flat row: step, weights version, time, status, fingerprint and metrics."""
+    result = point.result
+    return {
+        "step": point.step,
+        "weights_version": point.weights_version,
+        "time": result.provenance.get("finished_at"),
+        "status": result.status,
+        "fingerprint": result.fingerprint,
+        **point.metrics,
+    }
+
+
+def finite_metrics(point: EvalPoint) -> dict[str, float]:
+    """Return the metrics of a point that are finite numbers: others have no place on an axis."""
+    return {name: float(value) for name, value in point.metrics.items() if math.isfinite(value)}
+
+
+def prefix_of(point: EvalPoint) -> str:
+    """Return the prefix of the names of the metrics, such as ``"eval/"``; it may be empty."""
+    mean = "episode_return_mean"
+    return next((name.removesuffix(mean) for name in point.metrics if f"/{name}".endswith(f"/{mean}")), "eval/")

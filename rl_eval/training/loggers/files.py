@@ -1,0 +1,146 @@
+"""Learning curves as text files with one line per step, which a resumed training continues.
+
+Every point writes the whole file anew, atomically: a kill or a full disk leaves it as it was. Only a file that begins
+with the names that every point begins with is continued; any other is refused and stays as it is.
+"""
+
+from __future__ import annotations
+
+import abc
+import csv
+import io
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final, final
+
+from rl_eval.atomic_write import sweep, write_text
+from rl_eval.errors import UsageError
+from rl_eval.records.plain import plain
+from rl_eval.results.point import EvalPoint
+from rl_eval.training.loggers.base import Logger, row_of
+
+__all__ = ["CSVLogger", "JSONLinesLogger"]
+
+Row = Mapping[str, Any]
+
+_MARK: Final = ["step", "weights_version", "time", "status", "fingerprint"]
+"""First names of every row of :func:`row_of`; a file that begins with them is ours."""
+
+
+class _StepFile(Logger):
+    """Text file with at most one row per step.
+
+    Args:
+        path: The file; it is continued if it is there, and not changed before the first point.
+
+    Raises:
+        UsageError: It is there and something else.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path).absolute()
+        self._read()
+
+    def log(self, point: EvalPoint) -> None:
+        """See :class:`Logger`.
+
+        Raises:
+            UsageError: The file has become something else.
+            OSError: The point cannot be written; the file is as it was.
+        """
+        sweep(self.path.parent)
+        names, rows = self._read()
+        rows[point.step] = row_of(point)
+        try:
+            write_text(self.path.resolve(), self._format(names, [*rows.values()]))
+        except OSError as error:
+            reason = f"{error.strerror}: step {point.step} was not written"
+            raise OSError(error.errno, reason, os.fspath(self.path)) from error
+
+    @abc.abstractmethod
+    def _parse(self, text: str) -> tuple[list[Any], list[Row]]:
+        """Return the names that a file begins with, and its rows.
+
+        Raises:
+            ValueError: A line cannot be read.
+        """
+
+    @abc.abstractmethod
+    def _format(self, names: list[Any], rows: list[Row]) -> str:
+        """Return the text of a file, which began with these names before."""
+
+    def _read(self) -> tuple[list[Any], dict[int, Row]]:
+        """Return the names that the file begins with, and its rows by step."""
+        content = self.path.read_bytes() if self.path.exists() else b""
+        if not content:
+            return [], {}
+        try:
+            names, rows = self._parse(content.decode())
+            _check_mark(names)
+            return names, {int(row["step"]): row for row in rows}
+        except (ValueError, KeyError, TypeError, csv.Error) as error:
+            raise UsageError(
+                f"{self.path} is there already, and no file of this logger ({type(error).__name__}: {error}): it was "
+                "left as it is; give another path, or move it away"
+            ) from error
+
+
+@final
+class JSONLinesLogger(_StepFile):
+    """File with one JSON object per step; NaN is null, and infinity the text ``inf``.
+
+    Args:
+        path: The file; it is continued if it is there, and not changed before the first point.
+
+    Raises:
+        UsageError: It is there and something else.
+    """
+
+    def _parse(self, text: str) -> tuple[list[Any], list[Row]]:
+        rows = [json.loads(line) for line in text.split("\n") if line]
+        return list(rows[0]) if rows else [], rows
+
+    def _format(self, names: list[Any], rows: list[Row]) -> str:
+        return "".join(json.dumps(plain(row), allow_nan=False) + "\n" for row in rows)
+
+
+@final
+class CSVLogger(_StepFile):
+    """Table with one line per step under a header; NaN is an empty cell, and infinity ``inf``.
+
+    A metric that comes up later gets a column at the right, which is empty in earlier lines; one that is missing
+    leaves its cell empty.
+
+    Args:
+        path: The file; it is continued if it is there, and not changed before the first point.
+
+    Raises:
+        UsageError: It is there and something else.
+    """
+
+    def _parse(self, text: str) -> tuple[list[Any], list[Row]]:
+        reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
+        rows: list[Row] = list(reader)
+        if any(None in row or None in row.values() for row in rows):
+            raise ValueError("a line has not as many cells as the header")
+        return list(reader.fieldnames or ()), rows
+
+    def _format(self, names: list[Any], rows: list[Row]) -> str:
+        columns = list(dict.fromkeys([*names, *(name for row in rows for name in row)]))
+        text = io.StringIO(newline="")
+        lines: list[Iterable[Any]] = [columns, *([_cell(row.get(name)) for name in columns] for row in rows)]
+        csv.writer(text, lineterminator="\n").writerows(lines)
+        return text.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    return "" if value is None or (isinstance(value, float) and math.isnan(value)) else value
+
+
+def _check_mark(names: list[Any]) -> None:
+    if names[: len(_MARK)] != _MARK:
+        begin = ", ".join(map(str, names[:3])) or "a blank line"
+        raise ValueError(f"it begins with {begin}, not with {', '.join(_MARK)}")

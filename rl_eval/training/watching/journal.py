@@ -1,0 +1,246 @@
+"""Journal of a watcher: the state of each checkpoint, and the best one.
+
+``watch.json`` is replaced atomically at every change. An entry without a score is pending: its evaluation log tells
+which episodes remain. An entry with a score is final. The entries are also the list of folders that the watcher made;
+it removes no other folder.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import IO, Any, Final, Literal, final
+
+from rl_eval.atomic_write import is_temporary, write_text
+from rl_eval.errors import ConfigError, LogOwned
+from rl_eval.log.changes import code_differences
+from rl_eval.records.foreign import parse_json, typed
+from rl_eval.records.plain import differences, plain
+from rl_eval.results.result import EvalResult
+from rl_eval.results.text import interval_text
+from rl_eval.training.watching.checkpoints import Checkpoint
+
+__all__ = ["Entry", "Journal", "Score", "claim_output"]
+
+JOURNAL_FILE: Final = "watch.json"
+_LOCK_FILE: Final = ".lock"
+
+PENDING: Final = "pending"
+"""Status of a checkpoint whose evaluation has not finished."""
+UNREADABLE: Final = "unreadable"
+"""Status of a checkpoint that could not be loaded; all others are statuses of results."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """Numbers of one evaluation."""
+
+    status: str
+    reason: str = ""
+    first_index: int = 0
+    """Index of the first episode."""
+    mean: float | None = None
+    """Mean return; None if there is none, likewise the ends of its interval."""
+    low: float | None = None
+    high: float | None = None
+    num_episodes: int = 0
+    """Number of episodes in the mean."""
+    num_failed: int = 0
+    fingerprint: str = ""
+    determinism: str = ""
+    """Report of a failed determinism check; empty if it passed."""
+    interval: str = ""
+    """The interval in words, with its method and notes."""
+
+    @classmethod
+    def of(cls, result: EvalResult) -> Score:
+        """Return the score of a result."""
+        mean, low, high = (
+            value if math.isfinite(value) else None
+            for value in (result.mean_return, result.interval.low, result.interval.high)
+        )
+        return cls(
+            result.status,
+            result.reason,
+            result.plan.first_index,
+            mean,
+            low,
+            high,
+            num_episodes=result.aggregates.count,
+            num_failed=result.num_failed,
+            fingerprint=result.fingerprint,
+            determinism=str(result.determinism) if result.determinism.passed is False else "",
+            interval=interval_text(result.interval, "{:.6g}".format),
+        )
+
+    def __str__(self) -> str:
+        if self.mean is None:
+            return f"{self.status}: {self.reason}"
+        text = f"mean return {self.mean:.6g} over {self.num_episodes} episodes"
+        if self.interval:
+            text += f" ({self.interval})"
+        if self.status != "complete":
+            text += f"; {self.status}: {self.reason}"
+        return f"{text}; {self.determinism}" if self.determinism else text
+
+
+@dataclass(frozen=True)
+class Entry:
+    """State of one checkpoint."""
+
+    info: Checkpoint
+    digest: str
+    """128-bit xxh3 of its contents."""
+    companions: dict[str, Path] = field(default_factory=dict)
+    """The trainer's files that belong to it, by argument of the policy's factory."""
+    selection: Score = field(default_factory=lambda: Score(PENDING))
+    """Score on the episodes by which the best is chosen."""
+    held_out: Score | None = None
+    """Score on episodes that had no part in the choice; only candidates for the best have one."""
+
+    @property
+    def id(self) -> str:
+        """Name of its folders."""
+        name, digest = (re.sub(r"[^A-Za-z0-9._-]", "_", text).lstrip(".") for text in (self.info.name, self.digest))
+        return f"{name[-80:]}-{digest[:16]}"
+
+
+@dataclass
+class _State:
+    schema: Literal["rl_eval watch"]
+    format: Literal[2]
+    task: dict[str, Any] = field(default_factory=dict)
+    checkpoints: list[Entry] = field(default_factory=list)
+    best: str | None = None
+
+
+@final
+class Journal:
+    """Entries of an output folder.
+
+    Args:
+        folder: Folder of ``watch.json``.
+        task: Common settings of all evaluations, and the digests of their ``code``.
+
+    Raises:
+        ConfigError: The file is damaged, or has scores of another task.
+    """
+
+    def __init__(self, folder: Path, task: Mapping[str, Any]) -> None:
+        self._path = folder / JOURNAL_FILE
+        self._task = plain(task)
+        state = _read(self._path)
+        self.entries = {entry.id: entry for entry in state.checkpoints}
+        self.best = state.best
+        """Id of the best checkpoint."""
+        if any(entry.selection.status != UNREADABLE for entry in self.curve):
+            self.check(state.task)
+        elif state.task != self._task:  # Perhaps no checkpoint could be loaded because of what has changed.
+            self.entries = {}
+
+    @property
+    def curve(self) -> list[Entry]:
+        """Entries with a score, in the order of training."""
+        scored = [entry for entry in self.entries.values() if entry.selection.status != PENDING]
+        return sorted(scored, key=lambda entry: entry.info.order)
+
+    @property
+    def candidate(self) -> Entry | None:
+        """Entry with the highest mean return among complete evaluations, the first of equals; None if there is none."""
+        complete = [one for one in self.curve if one.selection.status == "complete" and one.selection.mean is not None]
+        return max(complete, key=lambda one: one.selection.mean or 0.0, default=None)
+
+    def knows(self, info: Checkpoint) -> bool:
+        """Return whether a checkpoint with this signature has a score."""
+        return any(entry.info == info for entry in self.curve)
+
+    def check(self, task: Mapping[str, Any]) -> None:
+        """Check that the points of another task belong on this curve.
+
+        Raises:
+            ConfigError: Settings or code have changed.
+        """
+        there, here = dict(plain(task)), dict(self._task)
+        changes = code_differences(there.pop("code", {}), here.pop("code", {}))
+        changes = [f"{leaf.key}: {leaf.a!r} -> {leaf.b!r}" for leaf in differences(there, here)] + changes
+        if changes:
+            raise ConfigError(
+                f"{self._path} is about another evaluation (there -> here): {'; '.join(changes)}. Undo the change, or "
+                "give another --output"
+            )
+
+    def put(self, entry: Entry) -> None:
+        """Add or replace an entry."""
+        self.entries[entry.id] = entry
+        self.save()
+
+    def drop(self, entry: Entry) -> None:
+        """Remove an entry."""
+        del self.entries[entry.id]
+        self.save()
+
+    def drop_unreadable(self) -> None:
+        """Remove the entries of checkpoints that could not be loaded."""
+        for entry in self.curve:
+            if entry.selection.status == UNREADABLE:
+                self.drop(entry)
+
+    def save(self) -> None:
+        """Write the file."""
+        state = _State("rl_eval watch", 2, self._task, list(self.entries.values()), self.best)
+        write_text(self._path, json.dumps(asdict(state), indent=1, default=str) + "\n")
+
+
+def claim_output(run_dir: Path, output: Path) -> IO[str]:
+    """Return a lock on an output folder; it ends when it is closed and when the process ends, even by SIGKILL.
+
+    Args:
+        run_dir: The watched folder, resolved.
+        output: The output folder, resolved; made if it does not exist.
+
+    Raises:
+        ConfigError: The folder has contents of another program, or cannot be written to.
+        LogOwned: Another watcher uses it, in this process or in another.
+    """
+    if run_dir.is_relative_to(output):
+        raise ConfigError(f"--output {output} contains the trainer's files: give a folder such as {run_dir / 'eval'}")
+    names = {path.name for path in output.iterdir() if not is_temporary(path.name)} if output.is_dir() else set()
+    if JOURNAL_FILE in names:
+        _read(output / JOURNAL_FILE)
+    elif others := names - {_LOCK_FILE}:
+        raise ConfigError(
+            f"the output folder {output} contains {', '.join(sorted(others)[:3])} and no {JOURNAL_FILE}: give --output "
+            "an empty or a new folder"
+        )
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        lock = (output / _LOCK_FILE).open("a+")
+    except OSError as error:
+        raise ConfigError(f"the output folder {output} cannot be used: {error.strerror}") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        lock.close()
+        raise LogOwned(f"another watcher writes to {output}: stop it, or give another --output") from error
+    return lock
+
+
+def _read(path: Path) -> _State:
+    """Read a journal; an absent one is empty.
+
+    Raises:
+        ConfigError: It is damaged, or was not written by a watcher.
+    """
+    if not path.exists():
+        return _State("rl_eval watch", 2)
+    try:
+        state = typed(_State, parse_json(path.read_text()))
+    except (OSError, ValueError) as error:
+        what = "is damaged, or was not written by this version of rl-eval watch"
+        raise ConfigError(f"{path} {what} ({type(error).__name__}: {error}): give another --output") from error
+    return state

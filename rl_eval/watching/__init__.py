@@ -1,9 +1,0 @@
-"""Evaluation of the checkpoints of a training run as they appear: ``rl-eval watch``.
-
-``checkpoints`` finds and copies checkpoints, ``journal`` records the outcome of each, ``curve`` writes the files that
-people read, and ``watcher`` is the loop.
-"""
-
-from rl_eval.watching.watcher import Watcher, WatchOptions
-
-__all__ = ["WatchOptions", "Watcher"]
