@@ -230,10 +230,10 @@ class EvalOutcome:
             result = self._result(reason, self.store.table)
         except Exception as error:
             self._close()
-            self.handle.set_error(error)
+            self._end_with(error)
             return []
         self._close()
-        self.handle.set_result(result)
+        self._end_with(result)
         return [] if self._follow_up is None else self._follow_up(result)
 
     def fail(self, error: BaseException) -> None:
@@ -243,7 +243,7 @@ class EvalOutcome:
         with suppress(EvalError):
             self.store.flush(_LAST_FLUSH_S)
         self._close()
-        self.handle.set_error(error)
+        self._end_with(error)
 
     # ------------------------------------------------------------------ how far it is
 
@@ -275,9 +275,8 @@ class EvalOutcome:
             for job in self.conclude(reason):
                 job.fail(EvalError(reason))
         except BaseException as error:  # Ctrl-C, too: nobody else can end it any more.
-            if not self.handle.done():
-                self.done = True
-                self.handle.set_error(EvalError(f"{reason}, and that was interrupted by {type(error).__name__}"))
+            if not self.done:
+                self._end_with(EvalError(f"{reason}, and that was interrupted by {type(error).__name__}"))
             raise
 
     def _close(self) -> None:
@@ -285,6 +284,13 @@ class EvalOutcome:
         self.store.close()
         self.handle.release(self.progress())
         self.weights = None
+
+    def _end_with(self, result: EvalResult | BaseException) -> None:
+        """Give the handle a result or an error; then it is done, so that an interrupt before leaves that to others."""
+        if isinstance(result, BaseException):
+            self.handle.set_error(result)
+        else:
+            self.handle.set_result(result)
         self.done = True
 
     def _snapshot(self, reason: str) -> EvalResult:

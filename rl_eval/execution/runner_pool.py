@@ -165,8 +165,10 @@ class RunnerPool:
             return None
         member.heard = now
         if not isinstance(reply.call.request, Start) and not reply.lost:
-            _, request = member.pending.popleft()
-            member.probed = isinstance(request, Run) or member.probed
+            # By its tag: a large answer that is fetched from another node may come after a younger, small one.
+            place = next(place for place, (tag, _) in enumerate(member.pending) if tag == reply.call.tag)
+            del member.pending[place]
+            member.probed = isinstance(reply.call.request, Run) or member.probed
             if reply.error is None:
                 self._failing.discard(member.index)
             if isinstance(report := reply.value, RunReport):
@@ -304,4 +306,5 @@ class RunnerPool:
 
 
 def _gets_weights(member: Member) -> bool:
-    return any(isinstance(request, SetWeights) for _, request in member.pending)
+    # A copy, since other threads ask for the phase.
+    return any(isinstance(request, SetWeights) for _, request in list(member.pending))

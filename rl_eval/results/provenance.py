@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import functools
 import platform
+import re
 import socket
 import subprocess
 import sys
@@ -30,8 +31,8 @@ if TYPE_CHECKING:
 __all__ = ["check_trust", "manifest_of", "provenance"]
 
 _PACKAGES: Final = ("rl-eval", "gymnasium", "mujoco", "numpy", "ray", "tensordict", "torch")
-_NAMING: Final = {"env", "policy", "weights", "filters"}
-"""Last parts of config keys whose text is imported or loaded, even without the colon of a reference."""
+_NAMING: Final = re.compile(r"(.*\.)?(env|policy|weights|filters)|.*_kwargs\..*|runners\.runtime_env\..*")
+"""Config keys whose text is imported, loaded or run, even without the colon of a reference."""
 
 _evaluated: Final[set[tuple[str, ...]]] = set()
 """Named code of the configs that this process has evaluated."""
@@ -76,7 +77,7 @@ def _named_code(config: Any) -> tuple[str, ...]:
     return tuple(
         f"\n  {key} = {value!r}"
         for key, value in leaves(config)
-        if isinstance(value, str) and (":" in value or key.rpartition(".")[2] in _NAMING or "_kwargs." in key)
+        if isinstance(value, str) and (":" in value or _NAMING.fullmatch(key))
     )
 
 

@@ -15,6 +15,7 @@ from rl_eval.backends import Call, Reply
 from rl_eval.backends.requests import Run, Start
 from rl_eval.errors import ConfigError, NumericsMismatch, RunnerLost
 from rl_eval.execution.aspects import default_aspects
+from rl_eval.execution.determinism_check import DeterminismCheck
 from rl_eval.execution.loop import ControlLoop
 from rl_eval.execution.outcome import EvalOutcome
 from rl_eval.execution.record_store import RecordStore
@@ -320,3 +321,19 @@ def test_an_evaluation_has_the_same_records_without_any_of_its_aspects(left_out:
     world.finish_all()
     assert world.handle.result().fingerprint == whole.handle.result().fingerprint
     assert world.handle.result().status == "complete"
+
+
+def test_a_runner_may_be_lost_while_a_check_without_episodes_waits_for_the_disk(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """There is nothing that it could have held."""
+    world, slow = World(determinism_check=0), True
+    checking = lambda: any(isinstance(job, DeterminismCheck) for job in world.loop._active.values())  # noqa: E731
+    monkeypatch.setattr(world.outcome.store, "is_settled", lambda: not (slow and checking()))
+    while not checking():
+        for index in (0, 1):
+            world.finish(index)
+    world.lose(0)
+    slow = False
+    world.turn()
+    assert world.handle.result(10).status == "complete"

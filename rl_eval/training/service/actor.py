@@ -178,10 +178,12 @@ class EvalService:
             if found.handle is not None and not unless_started:
                 found.handle.cancel(reason)
             elif found in self._waiting():
+                from rl_eval.execution.aspects import default_aspects
                 from rl_eval.execution.outcome import EvalOutcome
 
                 settings = self._open_group().settings
-                self._conclude(found, EvalOutcome(settings, settings.plan()).handle.snapshot(reason))
+                outcome = EvalOutcome(settings, settings.plan(), aspects=default_aspects(dict))
+                self._conclude(found, outcome.handle.snapshot(reason))
 
     # ------------------------------------------------------------------ calls of anybody
 

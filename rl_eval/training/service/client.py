@@ -63,6 +63,8 @@ class ServiceEngine:
         self._delivered: list[str] = []  # Requests whose delivery the service does not know.
         self._progress: dict[str, EvalProgress] = {}
         self._ended = threading.Event()
+        self._error: EvalError | None = None
+        """Why no answers come any more."""
         try:
             self.welcome: Welcome = self._ask("connect", _CONNECT_S, self.client)
         except BaseException:
@@ -144,7 +146,9 @@ class ServiceEngine:
         return ask(getattr(self._actor, method).remote(*args), timeout_s, self._name)
 
     def _check_connection(self) -> None:
-        """Raise where a call would make Ray start a cluster."""
+        """Raise where a call would make Ray start a cluster, or where no answer would be heard."""
+        if self._error is not None:
+            raise self._error
         if self._connection.lost:
             raise ClusterError(f"evaluation service {self._name!r} cannot be reached: ray.shutdown() was called")
 
@@ -181,7 +185,8 @@ class ServiceEngine:
         except Exception as error:
             if not self._ended.is_set():  # Else it was to be expected.
                 cause = f"evaluation service {self._name!r} cannot be reached: {error}"
-                self._fail_all(error if isinstance(error, EvalError) else ClusterError(cause))
+                self._error = error if isinstance(error, EvalError) else ClusterError(cause)
+                self._fail_all(self._error)
 
     def _conclude(self, request: str, answer: bytes) -> None:
         if (handle := self._handles.get(request)) is None:
