@@ -182,7 +182,7 @@ def _put_aside(
     from rl_eval.log.contents import read_manifest
     from rl_eval.log.storage import open_storage
     from rl_eval.policies.live import configured_weights
-    from rl_eval.recording.replay import check_recorded
+    from rl_eval.recording.replay import recorded_config
     from rl_eval.results.provenance import manifest_of
 
     failed = [index for index, row in enumerate(result.table.completed) if result.table.filled[index] and not row]
@@ -194,8 +194,7 @@ def _put_aside(
         raise UsageError(
             f"{shown(path)} has a result but no evaluation log, which --retry needs: evaluate again with --log-dir DIR"
         )
-    config = {name: dict(section) for name, section in result.provenance["config"].items()}
-    check_recorded(config)
+    config = recorded_config(result.provenance["config"])
     tolerance = config["fault_tolerance"]
     spent = max((fault.attempt for fault in result.faults), default=0)
     tolerance["max_attempts_per_episode"] = spent + (attempts or tolerance["max_attempts_per_episode"])

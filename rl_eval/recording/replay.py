@@ -46,10 +46,10 @@ from rl_eval.weights import WeightsSnapshot
 
 __all__ = [
     "Replay",
-    "check_recorded",
     "compared",
     "lease_of",
     "rebuilt_runner",
+    "recorded_config",
     "recorded_episode",
     "replay",
     "replay_each",
@@ -62,6 +62,8 @@ _GIVE_AGAIN: Final = (
     "or rl_eval.recording.video.record_videos(DIR, ..., config=..., policy=...)"
 )
 _BUDGET_S: Final = 1.0
+_FORMER_ITEMS: Final = (("observation_filter", "NoFilter"), ("filters", None))
+"""Items of ``policy`` in the configs of older runs, which change nothing."""
 
 
 @dataclass(frozen=True)
@@ -247,8 +249,7 @@ def _settings(
 ) -> EvalSettings:
     """Return what was evaluated, as a process without Ray can run it."""
     if config is None:
-        usable = _without_ray(provenance["config"])
-        check_recorded(usable, passed=policy is not None)
+        usable = recorded_config(_without_ray(provenance["config"]), passed=policy is not None)
         if not trust:
             check_trust(provenance)
         return make_settings(usable)
@@ -260,12 +261,18 @@ def _settings(
     return make_settings(_without_ray({name: dict(section) for name, section in settings}))
 
 
-def check_recorded(config: Mapping[str, Any], *, passed: bool = False) -> None:
-    """Refuse a recorded config that only describes something.
+def recorded_config(recorded: Mapping[str, Any], *, passed: bool = False) -> dict[str, dict[str, Any]]:
+    """Return the config that a run has recorded, to evaluate again.
+
+    Args:
+        recorded: The config in the provenance of the result.
+        passed: Whether the policy is given as a live object.
 
     Raises:
         ConfigError: It holds a live object, or a secret that was not written down.
     """
+    config = {name: dict(section) for name, section in recorded.items()}
+    config["policy"] = dict(item for item in config["policy"].items() if item not in _FORMER_ITEMS)
     if found := next(_unnameable(config, "policy.policy" if passed else ""), None):
         raise ConfigError(f"the run was configured with a live object, {found}; {_GIVE_AGAIN}")
     if masked := list(_masked(config, "policy" if passed else "")):
@@ -274,6 +281,7 @@ def check_recorded(config: Mapping[str, Any], *, passed: bool = False) -> None:
             "value, in Python: rl_eval.replay(DIR, INDEX, config=...) or "
             "rl_eval.recording.video.record_videos(DIR, ..., config=...)"
         )
+    return config
 
 
 def _without_ray(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

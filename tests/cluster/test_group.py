@@ -186,14 +186,11 @@ def test_runners_are_added_and_removed_while_an_evaluation_runs(warm: EvalRunner
     assert returns[-tail:] == [record.episode_return for record in expected.episodes]
 
 
-def test_two_callers_cannot_remove_all_runners(warm: EvalRunnerGroup) -> None:
+def test_two_callers_cannot_remove_all_runners() -> None:
     """Each may remove one of the two; together they would leave none."""
-    with ThreadPoolExecutor(2) as callers:
-        removals = [callers.submit(warm.remove_runners, 1) for _ in range(2)]
-    assert {type(removal.exception()) for removal in removals} == {type(None), ConfigError}
-    assert len(warm.healthy_runner_ids) == 1
-    warm.add_runners(1)
-    assert eventually(lambda: len(warm.healthy_runner_ids) == 2)
+    with EvalRunnerGroup(config(2)) as group, ThreadPoolExecutor(2) as callers:
+        removals = [callers.submit(group.remove_runners, 1) for _ in range(2)]
+        assert {type(removal.exception()) for removal in removals} == {type(None), ConfigError}
 
 
 def test_a_runner_killed_from_outside_is_replaced(warm: EvalRunnerGroup) -> None:

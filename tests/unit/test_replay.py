@@ -130,6 +130,16 @@ def test_settings_of_ray_and_of_deadlines_are_left_out(module):
     assert replay("run", 3, trust=True).identical
 
 
+def test_a_run_with_keys_that_are_gone_is_replayed(module):
+    """Older runs have recorded them, at values that change nothing; at others the run was another one."""
+    result = evaluate(EvalConfig().environment("CartPole-v1").policy("random").evaluation(num_episodes=2))
+    result.provenance["config"]["policy"] |= {"observation_filter": "NoFilter", "filters": None}
+    assert replay(result, 1).identical
+    result.provenance["config"]["policy"]["observation_filter"] = "MeanStdFilter"
+    with pytest.raises(ConfigError, match="observation_filter"):
+        replay(result, 1, trust=True)
+
+
 def test_the_attempt_that_counted_runs_again(module):
     """Those before it failed, and may have killed or hung their runner."""
     result = evaluate(config(attempt_rates=[0.9]), run_dir="run")
