@@ -6,7 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
-from typing import Any, final
+from typing import Any, Final, final
 
 import gymnasium as gym
 import numpy as np
@@ -14,13 +14,13 @@ import numpy.typing as npt
 
 from rl_eval.records.determinism import TraceRecorder
 from rl_eval.records.episode import (
+    COLUMNS,
     ROW,
     EpisodeSpec,
     Fault,
     Lease,
     Outcome,
     Progress,
-    Row,
     RunReport,
     Truncation,
     without_place,
@@ -162,28 +162,36 @@ class Lane:
     def row(
         self, terminated: bool, cut: Truncation, runner: int, version: int, inference_clock: float
     ) -> tuple[float, ...]:
-        """Return the completed attempt as a :data:`rl_eval.records.episode.Row`."""
+        """Return the completed attempt, in the order of :data:`_MEASURED`: by name it takes a microsecond longer."""
         assert self.lease is not None
-        row: tuple[float, ...] = Row(
-            index=self.lease.index,
-            seed=self.lease.seed,
-            episode_return=self.episode_return,
-            discounted_return=self.discounted_return,
-            length=self.length,
-            terminated=terminated,
-            truncated=bool(cut),
-            truncated_by=cut,
-            success_once=self.success_once,
-            success_at_end=self.success_at_end,
-            outcome=Outcome.COMPLETED,
-            attempts=self.attempt,
-            runner=runner,
-            weights_version=version,
-            reset_seconds=self.reset_seconds,
-            step_seconds=self.step_seconds,
-            inference_seconds=inference_clock - self.inference_started,
+        return (
+            self.lease.index,
+            self.lease.seed,
+            self.episode_return,
+            self.discounted_return,
+            self.length,
+            terminated,
+            bool(cut),
+            cut,
+            self.success_once,
+            self.success_at_end,
+            Outcome.COMPLETED,
+            self.attempt,
+            runner,
+            version,
+            self.reset_seconds,
+            self.step_seconds,
+            inference_clock - self.inference_started,
         )
-        return row
+
+
+_MEASURED: Final = (
+    *("index", "seed", "episode_return", "discounted_return", "length", "terminated", "truncated", "truncated_by"),
+    *("success_once", "success_at_end", "outcome", "attempts", "runner", "weights_version"),
+    *("reset_seconds", "step_seconds", "inference_seconds"),
+)
+"""Columns of a completed attempt, as :meth:`Lane.row` returns them."""
+_MEASURED_ROW: Final = np.dtype([(name, ROW[name]) for name in _MEASURED])
 
 
 def _no_env(*args: Any, **kwargs: Any) -> Any:
@@ -284,7 +292,7 @@ class PendingReport:
         live = [lane for lane in lanes if lane.lease is not None]
         under_way = sum(lane.length for lane in live), sum(lane.step_seconds for lane in live)
         report = RunReport(
-            rows=np.array(self.rows, ROW),
+            rows=_rows_of(self.rows),
             infos=np.array(self.infos, np.float64).reshape(len(self.rows), len(self.info_keys)),
             faults=tuple(self.faults),
             progress=tuple(lane.progress() for lane in live),
@@ -304,3 +312,11 @@ class PendingReport:
         self._under_way = under_way
         self._begin()
         return report
+
+
+def _rows_of(measured: list[tuple[Any, ...]]) -> npt.NDArray[np.void]:
+    """Return rows of :meth:`Lane.row` as an array of :data:`ROW`, shape (n,), each column by its name."""
+    given, rows = np.array(measured, _MEASURED_ROW), np.empty(len(measured), ROW)
+    for name in COLUMNS:
+        rows[name] = given[name]
+    return rows
