@@ -12,6 +12,7 @@ from rl_eval.cli.evaluated import Evaluated, with_evaluated
 from rl_eval.cli.printing import AsJson, print_json, print_note, written
 from rl_eval.cli.settings import Assignments, read_config
 from rl_eval.cli.shared import argument
+from rl_eval.errors import UsageError
 
 if TYPE_CHECKING:
     from rl_eval.config.builder import EvalConfig
@@ -31,6 +32,8 @@ def init(
     config = read_config(None, None, assignments, evaluated.keys(print_note, assignments, trust=None))
     config.build()
     text = commented_yaml(config)
+    if path.exists():
+        raise UsageError(f"{path} exists already: give another path")
     with written(path), path.open("x", encoding="utf-8") as file:
         file.write(text)
     command = f"rl-eval run {shlex.quote(str(path))}"

@@ -55,9 +55,11 @@ class Monitor:
         if not quiet:
             threading.Thread(target=self._run, name="rl_eval progress", daemon=True).start()
 
-    def say(self, phase: str) -> None:
-        """Show what is being done from now on."""
+    def say(self, phase: str, *, at_once: bool = False) -> None:
+        """Show what is being done from now on; ``at_once`` writes a line of it where there is no live one."""
         self._phase, self._source = phase, None
+        if at_once and not self._live:
+            self.announce(self._line())
 
     def announce(self, line: str) -> None:
         """Write a line at once, above the live one."""
@@ -74,12 +76,12 @@ class Monitor:
         self._source = source
 
     @contextmanager
-    def room(self) -> Iterator[None]:
-        """Write how far the evaluation came, and show nothing while its result is printed."""
+    def room(self, phase: str) -> Iterator[None]:
+        """Write how the evaluation ended and how far it came, and show nothing while its result is printed."""
         with self._showing:
             self._hide()
             if not self._live:
-                self.announce(self._line("done"))
+                self.announce(self._line(phase))
             yield
 
     def close(self) -> None:
@@ -101,7 +103,7 @@ class Monitor:
     def _line(self, phase: str = "") -> str:
         progress = self._source() if self._source else None
         now = phase or (progress.phase if progress else self._phase)
-        return progress_line(now, time.monotonic() - self._began, progress, self._num_runners)
+        return progress_line(now, time.monotonic() - self._began, progress, self._num_runners, ended=bool(phase))
 
     def _draw(self) -> None:
         """Draw the live line."""
@@ -146,7 +148,9 @@ def headline(settings: EvalSettings) -> str:
     )
 
 
-def progress_line(phase: str, seconds: float, progress: EvalProgress | None = None, num_runners: int = 0) -> str:
+def progress_line(
+    phase: str, seconds: float, progress: EvalProgress | None = None, num_runners: int = 0, *, ended: bool = False
+) -> str:
     """Return what is being done, how far an evaluation is, and the time since the command began.
 
     Args:
@@ -154,8 +158,11 @@ def progress_line(phase: str, seconds: float, progress: EvalProgress | None = No
         seconds: Since the command began.
         progress: How far the evaluation is; None before there is one.
         num_runners: Ray actors that the evaluation should have.
+        ended: Whether the evaluation is over, so that no time is left.
     """
     parts = [phase, *(_parts(progress, num_runners) if progress else [])]
+    if progress and not ended:
+        parts += _time_left(progress)
     minutes, rest = divmod(round(seconds), 60)
     clock = f"{minutes // 60}:{minutes % 60:02}:{rest:02}" if minutes >= 60 else f"{minutes}:{rest:02}"
     return ", ".join([*parts, clock])
@@ -177,6 +184,9 @@ def _parts(progress: EvalProgress, num_runners: int) -> list[str]:
         parts.append(f"{progress.num_runners} of {counted(num_runners, 'runner')}")
     if progress.num_faults:
         parts.append(f"{counted(progress.num_faults, 'fault')}, {progress.num_failed:,} failed")
-    if (here := done - progress.num_earlier) > 0 and done < planned:
-        parts.append(f"about {progress.seconds * (planned - done) / here:,.0f} s left")
     return parts
+
+
+def _time_left(progress: EvalProgress) -> list[str]:
+    here, left = progress.num_finished - progress.num_earlier, progress.num_episodes - progress.num_finished
+    return [f"about {progress.seconds * left / here:,.0f} s left"] if here > 0 and left else []

@@ -290,8 +290,9 @@ def run_evaluation(
 
     address = runners.address or os.environ.get("RAY_ADDRESS")
     ray = f"connecting to Ray at {address}" if address else "starting Ray"
-    monitor.say(ray if runners.num_runners else "building environment and policy")
-    with EvalRunnerGroup(settings, threaded=runners.num_runners > 0) as group:
+    uses_ray = runners.num_runners > 0
+    monitor.say(ray if uses_ray else "building environment and policy", at_once=uses_ray)
+    with EvalRunnerGroup(settings, threaded=uses_ray) as group:
         handle = group.submit(run_dir=run_dir, accept_code_change=accept_code_change, on_submitted=begin)
         try:
             result = handle.result()
@@ -300,9 +301,9 @@ def run_evaluation(
             monitor.close()
             os.write(2, f"error: {error}; {_continuation(run_dir)}\n".encode())
             os._exit(ExitCode.CLUSTER)
-        with monitor.room():
+        with monitor.room("stopped" if result.stopped_early else "done"):
             deliver(result)
-        monitor.say("stopping the runners" if runners.num_runners else "closing the environments")
+        monitor.say("stopping the runners" if uses_ray else "closing the environments", at_once=uses_ray)
         if interruption.number is not None and result.stopped_early:
             print_note(_continuation(run_dir))
         interruption.conclude(exit_code_of(result, interruption))

@@ -169,7 +169,8 @@ def _first_policy(folder: Path, pattern: str, poll_s: float | None, tell: Callab
     """
     waits, told = poll_s is not None and not any(folder.glob(pattern)), ""
     while True:
-        why = f"nothing in {str(folder.resolve())!r} matches {pattern!r} yet"
+        missing = "" if folder.is_dir() else ": there is no such folder"
+        why = f"nothing in {str(folder.resolve())!r} matches {pattern!r} yet{missing}"
         for path in sorted(folder.glob(pattern)):
             try:
                 print_note(f"policy: {policy_source(str(path)).said}, and other checkpoints likewise")

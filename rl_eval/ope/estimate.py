@@ -262,7 +262,7 @@ def _table(estimates: OffPolicyEstimates) -> Group:
 
 def _cells(one: Estimate, simulated: float | None) -> Iterator[str]:
     places = decimals((one.interval.high - one.interval.low) / 4, one.value)
-    yield one.name
+    yield f"{one.name} (model)" if one.verdict == "model" else one.name
     yield "none" if math.isnan(one.value) else number(one.value, places)
     yield _ends(one.interval, lambda end: number(end, places))
     if simulated is not None:

@@ -20,6 +20,7 @@ __all__ = ["load_episodes"]
 Array = npt.NDArray[Any]
 
 _MINARI: Final = "minari:"
+_FORMS: Final = "Give an npz file, the folder of a TensorDict, or minari:ID"
 _NAMES: Final[dict[str, tuple[str, ...]]] = {
     "episode": ("episode", "collector.traj_ids", "traj_ids"),
     "step": ("step", "collector.step"),
@@ -66,8 +67,10 @@ def _npz(path: Path) -> dict[str, Array]:
     try:
         with np.load(path, allow_pickle=False) as loaded:
             return dict(loaded)
-    except (OSError, ValueError, EOFError, TypeError, AttributeError, zipfile.BadZipFile) as error:
-        raise UsageError(f"{path} cannot be read as an npz file ({error}): give one array per column") from error
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror or error}. {_FORMS}") from error
+    except (ValueError, EOFError, TypeError, AttributeError, zipfile.BadZipFile) as error:
+        raise UsageError(f"{path} is not an npz file with one array per column. {_FORMS}") from error
 
 
 def _memory_mapped(path: Path) -> Any:

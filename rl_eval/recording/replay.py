@@ -272,7 +272,9 @@ def recorded_config(recorded: Mapping[str, Any], *, passed: bool = False) -> dic
         ConfigError: It holds a live object, or a secret that was not written down.
     """
     config = {name: dict(section) for name, section in recorded.items()}
-    config["policy"] = dict(item for item in config["policy"].items() if item not in _FORMER_ITEMS)
+    named = config["policy"].get("policies") or {}
+    config["policy"]["policies"] = {name: _without_former(one) for name, one in named.items()}
+    config["policy"] = _without_former(config["policy"])
     if found := next(_unnameable(config, "policy.policy" if passed else ""), None):
         raise ConfigError(f"the run was configured with a live object, {found}; {_GIVE_AGAIN}")
     if masked := list(_masked(config, "policy" if passed else "")):
@@ -282,6 +284,10 @@ def recorded_config(recorded: Mapping[str, Any], *, passed: bool = False) -> dic
             "rl_eval.recording.video.record_videos(DIR, ..., config=...)"
         )
     return config
+
+
+def _without_former(policy: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in policy.items() if (key, value) not in _FORMER_ITEMS}
 
 
 def _without_ray(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

@@ -484,7 +484,7 @@ def test_without_a_terminal_lines_come_at_the_start_now_and_then_and_at_the_end(
     assert eventually(lambda: read().count("starting Ray, 0:00\n") >= 2)
     monitor.follow(lambda: progress(phase="probing the policy"))
     assert eventually(lambda: "probing the policy, 120 of 200" in read())
-    with monitor.room():
+    with monitor.room("done"):
         lines = read().splitlines()
         time.sleep(0.2)
         assert read().splitlines() == lines
@@ -509,7 +509,7 @@ def test_on_a_terminal_one_line_lives_below_all_others(monkeypatch):
     monitor.announce("stopping")
     assert eventually(lambda: len(terminal.lines) > 2 and "120 of 200" in terminal.lines[2])
     assert terminal.lines[:2] == ["running in this process", "stopping"]
-    with monitor.room():
+    with monitor.room("done"):
         terminal.write("the result\n")
     monitor.say("stopping the runners")
     assert eventually(lambda: "stopping the runners" in terminal.lines[-1])
