@@ -315,6 +315,24 @@ ev.submit()
 
 
 @pytest.mark.slow
+def test_a_client_whose_ray_shuts_down_does_not_wait_for_ever(gate: Gate, tmp_path: Path) -> None:
+    client = """
+import ray
+from rl_eval.errors import ClusterError
+ev = Evaluator.from_name("shared", address=sys.argv[1])
+handle = ev.submit(weights(17))
+ray.shutdown()
+try:
+    handle.result(60)
+except ClusterError as error:
+    say("cannot be reached" in str(error))
+"""
+    with program(tmp_path, client) as running:
+        assert running.hear() == [True]
+        assert running.process.wait(60) == 0, running.errors.read_text()
+
+
+@pytest.mark.slow
 def test_weights_that_a_factory_made_cannot_be_had_back() -> None:
     config = (
         EvalConfig()

@@ -12,11 +12,10 @@ import os
 import socket
 import threading
 import uuid
+from concurrent import futures
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final, final
-
-import ray
 
 from rl_eval.backends.connection import Connection
 from rl_eval.errors import ClusterError, EvalError
@@ -173,7 +172,10 @@ class ServiceEngine:
                 sent = list(self._delivered)
                 self._check_connection()
                 call = self._actor.poll.remote(self.client, have, sent)
-                while not ray.wait([call], timeout=_LOOK_S)[0]:
+                answer = (
+                    call.future()
+                )  # Not ray.wait: where the caller shuts Ray down meanwhile, that ends the process.
+                while not futures.wait([answer], timeout=_LOOK_S).done:
                     self._check_connection()
                     if self._ended.is_set():
                         return
