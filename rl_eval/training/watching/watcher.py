@@ -406,7 +406,5 @@ def _check_key(key: str) -> str:
 
 def _advice(path: Path) -> str:
     """Return how to watch models of a library; empty for any other file."""
-    for name, scheme in schemes().items():
-        if "@" not in scheme.form and scheme.recognises(path):
-            return f". For {scheme.form} set policy.policy to rl_eval.integrations.{name}:load_policy"
-    return ""
+    models = [one.named(path) for one in schemes().values() if "@" not in one.form and one.recognises(path)]
+    return f". It is a whole model: set policy.policy to {models[0]}" if models else ""
