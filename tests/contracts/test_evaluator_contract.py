@@ -141,7 +141,7 @@ def _nothing_stays() -> Iterator[None]:
 
 
 def group_of(evaluator: Evaluator) -> Any:
-    return evaluator._engine._group  # type: ignore[attr-defined]
+    return evaluator._group  # type: ignore[attr-defined]
 
 
 def returns(result: EvalResult) -> set[float]:

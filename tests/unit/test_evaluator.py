@@ -104,7 +104,7 @@ def result() -> EvalResult:
 @pytest.fixture
 def cue(result: EvalResult, monkeypatch: pytest.MonkeyPatch) -> Cue:
     made = Cue(result)
-    monkeypatch.setattr("rl_eval.training.engine.EvalRunnerGroup", lambda settings, policy, threaded: made)
+    monkeypatch.setattr("rl_eval.training.evaluator.EvalRunnerGroup", lambda settings, policy, threaded: made)
     return made
 
 

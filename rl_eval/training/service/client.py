@@ -20,12 +20,11 @@ from typing import Any, Final, final
 from rl_eval.backends.connection import Connection
 from rl_eval.errors import ClusterError, EvalError
 from rl_eval.execution.handle import EvalHandle, EvalProgress
-from rl_eval.execution.jobs import FollowUp
-from rl_eval.training.service.directory import ask, end_service
+from rl_eval.training.service.directory import ask, end_service, find_service
 from rl_eval.training.service.requests import FinishedEvaluation, Welcome, unpickled
 from rl_eval.weights import HeldWeights, WeightsSnapshot, snapshot_weights
 
-__all__ = ["ServiceEngine"]
+__all__ = ["ServiceClient"]
 
 _LOOK_S: Final = 0.05  # Between two checks of the thread whether this client has left.
 _SILENCE_S: Final = 60.0  # A service that does not answer for so long is given up.
@@ -34,25 +33,32 @@ _DISCONNECT_S: Final = 5.0
 
 
 @final
-class ServiceEngine:
-    """Evaluations of a service under the name of a client; an :class:`rl_eval.training.engine.Engine`.
+class ServiceClient:
+    """Evaluations of a service under the name of a client.
 
     Args:
-        actor: The service.
-        connection: Of this process to the service's cluster.
+        connection: Of this process to the service's cluster; it is closed with this, and if an error is raised.
         name: Of the service.
         namespace: Of its name.
         client: Name of the client; None for a new one.
+        actor: The service, which would end without this handle of it; by default it is found by its name.
         owner: Whether the service ends with this.
 
     Raises:
+        UsageError: There is no service of this name.
         ClusterError: The service does not answer.
     """
 
     def __init__(
-        self, actor: Any, connection: Connection, name: str, namespace: str, client: str | None, *, owner: bool
+        self,
+        connection: Connection,
+        name: str,
+        namespace: str,
+        client: str | None,
+        actor: Any = None,
+        *,
+        owner: bool = False,
     ) -> None:
-        self._actor = actor
         self._connection = connection
         self._name = name
         self._namespace = namespace
@@ -65,6 +71,7 @@ class ServiceEngine:
         self._error: EvalError | None = None
         """Why no answers come any more."""
         try:
+            self._actor = actor or find_service(name, namespace)
             self.welcome: Welcome = self._ask("connect", _CONNECT_S, self.client)
         except BaseException:
             connection.close()
@@ -76,23 +83,19 @@ class ServiceEngine:
         # Ray must not be waited for in a thread while it is taken down.
         atexit.register(self.end_thread)
 
-    def submit(
-        self, *, weights: Any, version: int | None, step: int, follow_up: FollowUp | None, held: HeldWeights
-    ) -> EvalHandle:
+    def submit(self, weights: Any, version: int | None, step: int, held: HeldWeights) -> EvalHandle:
         """Hand a request over to the service.
 
         Args:
             weights: As for ``EvalRunnerGroup.submit``; None for those that this client sent last.
             version: Least version that they may get.
             step: Training step.
-            follow_up: Always None: what follows is the service's.
             held: Gets a copy of the weights.
 
         Raises:
             WeightsError: The weights cannot be used.
             ClusterError: The service is gone, or does not answer.
         """
-        assert follow_up is None
         if weights is not None:  # Their version is the service's to give.
             known = isinstance(weights, WeightsSnapshot)
             held.snapshot = replace(weights, version=0) if known else snapshot_weights(weights, 0)
