@@ -67,10 +67,8 @@ def _npz(path: Path) -> dict[str, Array]:
     try:
         with np.load(path, allow_pickle=False) as loaded:
             return dict(loaded)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror or error}. {_FORMS}") from error
-    except (ValueError, EOFError, TypeError, AttributeError, zipfile.BadZipFile) as error:
-        raise UsageError(f"{path} is not an npz file with one array per column. {_FORMS}") from error
+    except (OSError, ValueError, EOFError, TypeError, AttributeError, zipfile.BadZipFile) as error:
+        raise UsageError(f"{path} is not an npz file with one array per column: {error}. {_FORMS}") from error
 
 
 def _memory_mapped(path: Path) -> Any:
