@@ -17,7 +17,7 @@ from waiting import eventually
 
 from rl_eval import EvalConfig, EvalResult, Evaluator, EvaluatorBusy, evaluate, load
 from rl_eval.cli import app
-from rl_eval.errors import ClusterError, ConfigError, UsageError, WeightsError
+from rl_eval.errors import ClusterError, ConfigError, UsageError
 from rl_eval.training.service.directory import end_service, list_services
 from rl_eval.weights import load_weights_file
 from tests.planted import leaks, secret
@@ -280,17 +280,6 @@ def test_clients_take_turns_and_have_room_of_their_own(gate: Gate) -> None:
         assert steps == [0, 1, 2, 3, 100], "in the order of acceptance"
         ends = sorted((Path(one.run_dir).with_name("answer").stat().st_mtime_ns, one.step) for one in modest.history())
         assert [step for _, step in ends if step in steps][-5:] == [0, 100, 1, 2, 3], "in turns"
-
-
-def test_no_weights_are_those_of_the_same_client_that_fitted_last(service: Gate) -> None:
-    with reach() as one, reach() as two:
-        assert one.evaluate(weights(11)).mean_return == 11.0
-        assert two.evaluate().mean_return == 0.0, "a client that sent none evaluates the policy as it was given"
-        assert two.evaluate(weights(22)).mean_return == 22.0
-        for _ in range(2):
-            with pytest.raises(WeightsError, match="shape"):
-                one.evaluate({"value": torch.zeros(2)})
-        assert one.evaluate().mean_return == 11.0
 
 
 @pytest.mark.slow

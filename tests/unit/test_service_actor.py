@@ -243,7 +243,9 @@ def test_weights_that_do_not_fit_fail_alone_and_are_forgotten(world):
         assert isinstance(world.result(name), WeightsError)
     world.service.close()
     world.begin("first")
-    assert world.submit("again").weights_version == 1
+    assert world.submit("again").weights_version == 1, "the last ones of this client that fitted"
+    assert world.submit("other", client="stranger").weights_version == 0, "the policy as it was given"
+    assert world.result("other", "stranger").episodes[0].weights_version == 0
     assert world.result("again").status == "complete"
 
 
