@@ -138,8 +138,7 @@ class Evaluator:
                     self._group.apply_to_one(lambda _: None)
             self._delivery.begin(lambda _: None, videos, threaded=backend != "inline")
             return
-        from rl_eval.training.service.client import ServiceClient
-        from rl_eval.training.service.directory import start_service
+        from rl_eval.training.service.client import ServiceClient, start_service
         from rl_eval.training.service.requests import ServiceOptions
 
         folder = "" if run_dir is None else os.fspath(run_dir)
@@ -186,8 +185,7 @@ class Evaluator:
             UsageError: There is no service of this name; the message lists those that there are.
             ClusterError: The cluster or the service does not answer.
         """
-        from rl_eval.training.service.client import ServiceClient
-        from rl_eval.training.service.directory import reach
+        from rl_eval.training.service.client import ServiceClient, reach
 
         evaluator = object.__new__(cls)
         evaluator._prepare(busy_policy, max_queue, Delivery(on_result, on_error, metrics_fn, log_prefix, loggers))

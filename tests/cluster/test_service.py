@@ -18,7 +18,7 @@ from waiting import eventually
 from rl_eval import EvalConfig, EvalResult, Evaluator, EvaluatorBusy, evaluate, load
 from rl_eval.cli import app
 from rl_eval.errors import ClusterError, ConfigError, UsageError
-from rl_eval.training.service.directory import end_service, list_services
+from rl_eval.training.service.client import end_service, list_services
 from rl_eval.weights import load_weights_file
 from tests.planted import leaks, secret
 from tests.unit.cli_world import printed

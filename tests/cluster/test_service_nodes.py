@@ -10,7 +10,7 @@ from service_world import echo
 from waiting import eventually
 
 from rl_eval import Evaluator
-from rl_eval.training.service.directory import end_service
+from rl_eval.training.service.client import end_service
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
