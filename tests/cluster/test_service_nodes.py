@@ -60,7 +60,7 @@ def _client() -> Any:
             handles = []
             for step in (2, 3):
                 ballast = torch.full((megabytes * 2**18,), 1.0)
-                handles.append(self.ev.submit({"value": torch.full((1,), 10.0 * step), "ballast": ballast}, step))
+                handles.append(self.ev.submit({"weight": torch.full((1, 1), 10.0 * step), "ballast": ballast}, step))
             tickets = [(handle.step, handle.weights_version) for handle in handles]
             return ray.get_runtime_context().get_node_id(), tickets
 

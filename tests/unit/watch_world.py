@@ -24,17 +24,6 @@ FACTORIES = '''
 from pathlib import Path
 
 
-def from_safetensors(path):
-    """A folder with weights among other files."""
-    from safetensors.torch import load_file
-
-    from rl_eval.policies.mlp import MLPActor
-
-    module = MLPActor(4, 2)
-    module.load_state_dict(load_file(Path(path) / "weights.safetensors"))
-    return module
-
-
 def from_file(path):
     """Weights alone."""
     from safetensors.torch import load_file
