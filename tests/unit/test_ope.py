@@ -30,6 +30,7 @@ from rl_eval.ope.estimators import (
 )
 from rl_eval.ope.target import check_unchanged_actions, target_log_probs, target_policy
 from rl_eval.policies.function import CallablePolicy
+from rl_eval.policies.noise import EpisodeNoise
 from tests.unit.cli_world import call, make_folder, printed
 from tests.unit.pages_world import blocks, pages
 
@@ -405,52 +406,39 @@ def test_a_file_that_is_none_is_said(tmp_path):
         (gym.spaces.Discrete(4, start=2), 4),
         (gym.spaces.MultiDiscrete([2, 3], start=[1, 0]), 5),
         (gym.spaces.MultiBinary(3), 3),
-        (gym.spaces.Box(-1, 1, (2,)), (2, 2)),
+        (gym.spaces.Box(-1, 1, (2,)), 4),
     ],
     ids=["Discrete", "MultiDiscrete", "MultiBinary", "Box"],
 )
-def test_a_module_gives_the_log_probabilities_of_torch(space, outputs):
-    """Those of torch's distributions, at actions from anywhere; without sampling an action is certain or impossible."""
+def test_a_module_tells_of_any_action_what_it_tells_when_it_draws_it(space, outputs):
+    """That is torch's, as the tests of samples show; without sampling an action is certain or impossible."""
     torch = pytest.importorskip("torch")
     from rl_eval.policies.module import ModulePolicy
 
-    class Heads(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.heads = torch.nn.ModuleList(torch.nn.Linear(3, count) for count in np.atleast_1d(outputs))
+    box = isinstance(space, gym.spaces.Box)
 
+    class Net(torch.nn.Linear):
         def forward(self, observations):
-            found = tuple(head(observations) for head in self.heads)
-            return found if len(found) > 1 else found[0]
+            found = super().forward(observations)
+            return found.split(2, 1) if box else found
 
     torch.manual_seed(0)
-    space.seed(0)
-    module, of = Heads(), torch.distributions
+    net, live = Net(3, outputs), np.ones(20, bool)
     observations = np.random.default_rng(0).normal(size=(20, 3)).astype(np.float32)
-    actions = np.stack([space.sample() for _ in range(20)])
-    fixed, box = ModulePolicy(module, space, deterministic=True), isinstance(space, gym.spaces.Box)
+    drawing, fixed = (ModulePolicy(net, space, deterministic=known) for known in (False, True))
     with torch.no_grad():
-        found = ModulePolicy(module, space, deterministic=False).log_prob(observations, actions)
-        parts = [head(torch.from_numpy(observations)) for head in module.heads]
-        if box:
-            expected = of.Normal(parts[0], parts[1].exp()).log_prob(torch.from_numpy(actions)).sum(1)
-        elif isinstance(space, gym.spaces.MultiBinary):
-            expected = of.Bernoulli(logits=parts[0]).log_prob(torch.from_numpy(actions).float()).sum(1)
-        else:
-            shifted = torch.from_numpy((actions - space.start).reshape(20, -1))
-            logits = parts[0].split(getattr(space, "nvec", np.array([4])).tolist(), 1)
-            expected = sum(map(lambda part, one: of.Categorical(logits=part).log_prob(one), logits, shifted.T))
-        assert found == pytest.approx(expected.numpy(), abs=1e-5)
+        actions = drawing.act(observations, None, live, EpisodeNoise(np.arange(20), np.zeros(20, int)))[0]
+        assert drawing.log_prob(observations, actions) == pytest.approx(drawing.outputs["action_log_prob"])
         if box:
             with pytest.raises(ConfigError, match="one action per observation in a continuous space"):
                 fixed.log_prob(observations, actions)
         else:
-            taken = fixed.act(observations, None, np.ones(20, bool), None)[0]
+            taken = fixed.act(observations, None, live, None)[0]
             assert (fixed.log_prob(observations, taken) == 0).all()
             assert set(fixed.log_prob(observations, actions)) == {0.0, -np.inf}
         with pytest.raises(PolicyError, match="not one-hot"):
             fixed.log_prob(observations, np.zeros((20, 7)))
-        if not isinstance(space, gym.spaces.Box | gym.spaces.MultiBinary):
+        if isinstance(space, gym.spaces.Discrete | gym.spaces.MultiDiscrete):
             with pytest.raises(PolicyError, match="action 9 is not in"):
                 fixed.log_prob(observations, np.full_like(actions, 9))
 

@@ -307,25 +307,23 @@ def test_a_checkpoint_must_hold_still(tmp_path):
     assert "m1" not in [one.name for one in folder.scan()]
 
 
-@pytest.mark.parametrize("as_folder", [False, True], ids=["zip files", "folders"])
+@pytest.mark.parametrize("as_folder", [False, True], ids=["files", "folders"])
 def test_a_factory_can_load_checkpoints_itself(folder, as_folder):
     """Each has runners of its own; a torn one is skipped and the others are not."""
     configure(policy={"policy": "watch_factories:from_path", "policy_kwargs": {"scale": 2.0}})
     for step in (1, 2, 3):
         home = Path("run", f"model_{step}") if as_folder else Path("run")
         home.mkdir(exist_ok=True)
-        path = home / ("weights.zip" if as_folder else f"model_{step}.zip")
-        torch.save(weights_of_step(step, good=step == 3), path)
+        path = save(step, step == 3, home, "weights" if as_folder else "model_{}")
         if step == 2:
             path.write_bytes(path.read_bytes()[:1000])
         age(path)
-    checkpoints = "run/model_*" if as_folder else "run/*.zip"
-    outcome = watch_once("--as", "policy.policy_kwargs.path", checkpoints=checkpoints)
+    outcome = watch_once("--as", "policy.policy_kwargs.path", checkpoints="run/model_*")
     assert outcome.exit_code == ExitCode.PARTIAL, outcome.output
     assert [row["status"] for row in curve()] == ["complete", "unreadable", "complete"]
     assert best()["step"] == 3
     kept = Path("run/eval", best()["checkpoint"])
-    assert (kept / "weights.zip" if as_folder else kept).is_file()
+    assert (kept / "weights" if as_folder else kept).is_file()
 
 
 def make_models(*steps):
@@ -443,7 +441,7 @@ def test_a_file_that_changes_while_it_is_evaluated_gives_the_number_of_its_forme
     monkeypatch.syspath_prepend(folder)
     path = save(1)
     expected = evaluated(shutil.copy(path, "former.safetensors"))
-    config = CONFIG if key == "policy.weights" else CONFIG | {"policy": {"policy": "watch_factories:from_file"}}
+    config = CONFIG if key == "policy.weights" else CONFIG | {"policy": {"policy": "watch_factories:from_path"}}
     change = (lambda: save(1, good=True)) if fate == "overwritten" else (lambda: path.unlink(missing_ok=True))
     run_watcher(config=config, key=key, submitted=lambda handle: change())
     (row,) = curve()
@@ -588,7 +586,7 @@ def test_a_fault_of_the_environment_is_never_the_checkpoints(folder, monkeypatch
     write_environment("watch_licensed", licensed=True)
     monkeypatch.syspath_prepend(folder)
     if key != "policy.weights":
-        configure(policy={"policy": "watch_factories:from_file"})
+        configure(policy={"policy": "watch_factories:from_path"})
     for step in (1, 2):
         age(save(step))
     args = ("--set", "environment.env=watch_licensed:make", "--as", key)
