@@ -10,15 +10,12 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 import pytest
+from evaluator_world import LIMIT_S, config
 
-from rl_eval import EvalConfig, EvalHandle, EvalPoint, EvalResult, Evaluator, evaluate
+from rl_eval import EvalHandle, EvalPoint, EvalResult, Evaluator, evaluate
 from rl_eval.errors import ClusterError, ConfigError, EvaluatorBusy, UsageError, WeightsError
 from rl_eval.training.loggers import Logger
-
-LIMIT_S = 30.0
-"""Far beyond what anything here takes; reached only by what hangs."""
 
 
 def headlines(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -86,14 +83,6 @@ class Hold:
         self.first()
         self.held.set()
         assert self.go.wait(LIMIT_S)
-
-
-def config() -> EvalConfig:
-    return EvalConfig().environment("CartPole-v1").policy(always_left).evaluation(num_episodes=1)
-
-
-def always_left(observations: Any) -> Any:
-    return np.zeros(len(observations), np.int64)
 
 
 @pytest.fixture(scope="module")
@@ -468,7 +457,7 @@ def test_points_carry_all_metrics_with_the_prefix(cue: Cue, prefix: str) -> None
     start = f"{prefix}/" if prefix else ""
     named = {f"{start}{key}": value for key, value in cue.result.metrics.items()}
     assert point.metrics == named | {f"{start}longest": float(cue.result.episodes[0].length)}
-    assert (point.step, point.weights_version, seen) == (7, 1, [[0]])
+    assert (point.step, point.weights_version, seen) == (7, 1, [[0, 1]])
 
 
 def test_a_state_is_refused_while_a_result_could_be_lost(cue: Cue) -> None:
