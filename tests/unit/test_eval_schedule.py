@@ -5,10 +5,12 @@ import time
 
 import numpy as np
 import pytest
+from evaluator_modules import Scale
+from evaluator_world import config
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl_eval import EvalConfig, Evaluator, evaluate
+from rl_eval import Evaluator
 from rl_eval.errors import EvalError, EvaluatorBusy, UsageError
 from rl_eval.training.schedule import EvalSchedule
 
@@ -302,24 +304,15 @@ def test_the_last_point_is_the_final_policy(jumps, every, final):
 @pytest.mark.parametrize("backend", ["inline", "thread"])
 def test_a_training_loop_with_an_evaluator(backend):
     """Every accepted policy has its own number, the last one included, and arrives with its step."""
-    torch = pytest.importorskip("torch")
-    config = (
-        EvalConfig()
-        .environment("CartPole-v1")
-        .runners(num_envs_per_runner=2)
-        .evaluation(num_episodes=3, max_episode_steps=30)
-    )
-    module, points = torch.nn.Linear(4, 2), []
+    module, points, accepted = Scale(), [], []
     schedule = EvalSchedule(every_steps=100)
-    with Evaluator(config, module, backend=backend, on_result=points.append) as evaluator:
-        accepted = []
+    with Evaluator(config(), module, backend=backend, on_result=points.append) as evaluator:
         for step in range(0, 1_000, 70):
-            with torch.no_grad():
-                module.bias[0] += 0.01
-            if schedule.update(evaluator, module, step):
+            if schedule.update(evaluator, module.become(float(step)), step):
                 accepted.append(step)
         result = schedule.finish(evaluator, module, step)
     assert schedule.unfinished == ()
     assert [point.step for point in points] == [*accepted, step]
-    assert points[-1].result.fingerprint == result.fingerprint == evaluate(config, module).fingerprint
+    assert [point.result.mean_return for point in points] == [*accepted, step]
+    assert points[-1].result.fingerprint == result.fingerprint
     assert accepted[0] == 140
