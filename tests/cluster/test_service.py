@@ -207,7 +207,8 @@ def test_a_service_on_the_same_folder_goes_on_and_one_that_is_stopped_ends_its_p
         assert eventually(lambda: all(map(gone, pids)))
         assert CliRunner().invoke(app, ["service", "stop", "first"]).exit_code == 2
     gate.touch()
-    with own_service("second", client="trainer", run_dir=tmp_path / "service", idle_timeout_s=1.0, detached=True) as ev:
+    second = {"client": "trainer", "run_dir": tmp_path / "service", "idle_timeout_s": 1.0, "detached": True}
+    with own_service("second", gate=str(gate), **second) as ev:
         assert [(handle.step, handle.result(60).mean_return) for handle in ev.resumed] == [(1, 1.0), (2, 2.0)]
         ev.shutdown()
         assert eventually(lambda: status("second") is None), "an idle service did not end"

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import ray
 from machines import many_nodes
-from service_world import echo
+from service_world import ROOT, echo
 from waiting import eventually
 
 from rl_eval import Evaluator
@@ -22,7 +22,8 @@ def test_what_a_client_sent_outlives_the_clients_node(tmp_path: Path) -> None:
     """A client's node dies after the acknowledgement; its requests are evaluated with its weights."""
     gate = tmp_path / "gate"
     with many_nodes(1) as cluster:
-        config, policy = echo(str(gate))
+        paths = {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'cluster'}"}
+        config, policy = echo(str(gate), runtime_env={"env_vars": paths})
         policy.register_buffer("ballast", _ballast(0))
         with Evaluator(config, policy, name="eval", client="owner") as ev:
             running = ev.submit(step=1)
