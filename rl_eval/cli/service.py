@@ -36,7 +36,7 @@ def list_(
 ) -> None:
     """Show the evaluation services of a cluster: their state, and their clients."""
     with reported(debug), _connected(address):
-        from rl_eval.training.service.directory import list_services
+        from rl_eval.training.service.client import list_services
 
         services = [
             status or {"name": name, "namespace": space, "state": "silent"}
@@ -61,7 +61,7 @@ def stop(
 ) -> None:
     """End an evaluation service and its runners; unfinished requests stay in its folder."""
     with reported(debug), _connected(address):
-        from rl_eval.training.service.directory import end_service
+        from rl_eval.training.service.client import end_service
 
         orderly = end_service(name, namespace)
         if as_json:
@@ -72,7 +72,7 @@ def stop(
 
 @contextmanager
 def _connected(address: str | None) -> Iterator[None]:
-    from rl_eval.training.service.directory import reach
+    from rl_eval.training.service.client import reach
 
     with closing(reach(address)):
         yield

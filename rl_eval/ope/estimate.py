@@ -14,10 +14,6 @@ from typing import TYPE_CHECKING, Any, Final, Literal, final
 
 import numpy as np
 import numpy.typing as npt
-from rich import box
-from rich.console import Console, Group, RenderableType
-from rich.table import Table
-from rich.text import Text
 
 from rl_eval.errors import UsageError, nearest
 from rl_eval.ope.data import LoggedEpisodes
@@ -35,11 +31,14 @@ from rl_eval.ope.estimators import (
 from rl_eval.ope.target import target_log_probs, with_log_probs
 from rl_eval.protocols import Policy
 from rl_eval.records.plain import plain
+from rl_eval.reports.page import Page, Table, rich_page, text_page
 from rl_eval.results.stats.aggregate import exact_mean
 from rl_eval.results.stats.interval import Interval, mean_interval, no_interval
 from rl_eval.results.text import decimals, number
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from rl_eval.results.result import EvalResult
 
 __all__ = ["LEAST_SAMPLE_SIZE", "Estimate", "OffPolicyEstimates", "Verdict", "WeightStatistics", "estimate"]
@@ -49,7 +48,6 @@ Verdict = Literal["identified", "not identified", "model", "measured"]
 LEAST_SAMPLE_SIZE: Final = 10.0
 """Lowest effective sample size for an estimate."""
 
-_WIDTH: Final = 110
 _SURE: Final = 0.999
 """Coverage of the interval in which the mean weight must be 1: a refusal is rarely chance."""
 
@@ -123,13 +121,28 @@ class OffPolicyEstimates:
         return dict(plain(asdict(self)))
 
     def __str__(self) -> str:
-        console = Console(width=_WIDTH, color_system=None, force_terminal=False, highlight=False)
-        with console.capture() as captured:
-            console.print(self)
-        return "\n".join(line.rstrip() for line in captured.get().splitlines())
+        return text_page(self._page())
 
     def __rich__(self) -> RenderableType:
-        return _table(self)
+        return rich_page(self._page())
+
+    def _page(self) -> Page:
+        """Return a table of the estimates, and below it the reasons for missing values."""
+        simulated = next((one.value for one in self if one.name == "simulation"), None)
+        level = f"{100 * self.estimates[0].interval.confidence:g} % interval"
+        gap = () if simulated is None else ("- simulation",)
+        headings = ("estimator", "value", level, *gap, "ESS", "largest", "mean weight")
+        why: dict[str, list[str]] = {}
+        for one in self:
+            if one.reason or not one.interval.exists:
+                told = "not identified: " if one.verdict == "not identified" else ""
+                why.setdefault(told + (one.reason or one.interval.note), []).append(one.name)
+        notes = [f"{', '.join(names)} {reason}" for reason, names in why.items()]
+        if any(one.verdict == "model" for one in self):
+            notes.append("The interval of fitted_q leaves out the error of the fit.")
+        data = f"{self.num_episodes:,} episodes of another, {self.num_steps:,} steps, at most {self.longest:,} each"
+        table = Table("", headings, [[*_cells(one, simulated)] for one in self])
+        return Page("Value of the target policy", f"from {data}; discount {self.gamma:g}", "", [table], notes)
 
 
 def estimate(
@@ -230,34 +243,6 @@ def _objection(weights: WeightStatistics, *, finite: bool) -> str:
     if interval.exists and interval.low - _ROUNDING > 1:
         return f"{mean}, above 1: the stored log-probabilities are not those of the policy that acted"
     return ""
-
-
-# ---------------------------------------------------------------------- the table
-
-
-def _table(estimates: OffPolicyEstimates) -> Group:
-    """Return a table of the estimates, and below it the reasons for missing values."""
-    simulated = next((one.value for one in estimates if one.name == "simulation"), None)
-    table = Table("estimator", box=box.SIMPLE_HEAD, show_edge=False)
-    level = f"{100 * estimates.estimates[0].interval.confidence:g} % interval"
-    gap = () if simulated is None else ("- simulation",)
-    for name in ("value", level, *gap, "ESS", "largest", "mean weight"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for one in estimates:
-        table.add_row(*_cells(one, simulated), style="" if one.verdict in ("identified", "measured") else "dim")
-    why: dict[str, list[str]] = {}
-    for one in estimates:
-        if one.reason or not one.interval.exists:
-            told = "not identified: " if one.verdict == "not identified" else ""
-            why.setdefault(told + (one.reason or one.interval.note), []).append(one.name)
-    notes = [f"{', '.join(names)} {reason}" for reason, names in why.items()]
-    if any(one.verdict == "model" for one in estimates):
-        notes.append("The interval of fitted_q leaves out the error of the fit.")
-    title = (
-        f"Value of the target policy from {estimates.num_episodes:,} episodes of another, {estimates.num_steps:,} "
-        f"steps, at most {estimates.longest:,} each; discount {estimates.gamma:g}"
-    )
-    return Group(Text(title), Text(), table, *[Text(note, style="yellow") for note in notes])
 
 
 def _cells(one: Estimate, simulated: float | None) -> Iterator[str]:

@@ -7,6 +7,7 @@ that have seen the rewards of an episode would bias its doubly robust estimate.
 
 from __future__ import annotations
 
+import copy
 from typing import Any, Final
 
 import numpy as np
@@ -122,8 +123,12 @@ def _fit(inputs: _Inputs, rows: torch.Tensor, scale: float, gamma: float, update
     rewards = (inputs.rewards / scale).float()
     width = inputs.states.shape[1] + inputs.actions.shape[2]
     generator = torch.Generator().manual_seed(seed)
-    network, slow = _network(width, generator), _network(width, generator)
-    slow.load_state_dict(network.state_dict())
+    with torch.random.fork_rng(devices=[]):  # Layers draw their first weights from the global generator.
+        torch.default_generator.manual_seed(seed)
+        network = nn.Sequential(
+            nn.Linear(width, _HIDDEN), nn.ReLU(), nn.Linear(_HIDDEN, _HIDDEN), nn.ReLU(), nn.Linear(_HIDDEN, 1)
+        )
+    slow = copy.deepcopy(network)
     optimizer = torch.optim.Adam(network.parameters(), lr=1e-3)
     for _ in range(updates):
         batch = rows[torch.randint(len(rows), (_BATCH,), generator=generator)]
@@ -139,15 +144,3 @@ def _fit(inputs: _Inputs, rows: torch.Tensor, scale: float, gamma: float, update
             for kept, new in zip(slow.parameters(), network.parameters(), strict=True):
                 kept.lerp_(new, _AVERAGING)
     return slow
-
-
-def _network(width: int, generator: torch.Generator) -> nn.Sequential:
-    with torch.device("meta"):  # Its layers draw no initial weights from the global generator.
-        network = nn.Sequential(
-            nn.Linear(width, _HIDDEN), nn.ReLU(), nn.Linear(_HIDDEN, _HIDDEN), nn.ReLU(), nn.Linear(_HIDDEN, 1)
-        )
-    network.to_empty(device="cpu")
-    for layer in (part for part in network if isinstance(part, nn.Linear)):
-        nn.init.kaiming_uniform_(layer.weight, nonlinearity="relu", generator=generator)
-        nn.init.zeros_(layer.bias)
-    return network

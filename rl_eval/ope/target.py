@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import sys
+from collections.abc import Callable
 from typing import Any, Final
 
 import gymnasium as gym
@@ -97,14 +98,7 @@ def with_log_probs(policy: Any, episodes: LoggedEpisodes) -> Any:
         )
     copied = copy.deepcopy(policy)
     probed = ModulePolicy(copied, gym.spaces.Discrete(1), False)
-    try:
-        with no_grad():
-            [logits] = probed.probe_outputs(episodes.observations[:1].copy())
-    except Exception as error:
-        raise UsageError(
-            f"{type(policy).__name__} raised for observations of shape {episodes.observations.shape[1:]}: "
-            f"{summary_of(error)}"
-        ) from error
+    [logits] = _answer(type(policy).__name__, probed.probe_outputs, episodes.observations[:1])
     return ModulePolicy(copied, gym.spaces.Discrete(logits.shape[-1]), False)
 
 
@@ -124,28 +118,26 @@ def target_log_probs(policy: Any, episodes: LoggedEpisodes) -> npt.NDArray[np.fl
             f"the target policy {type(policy).__name__} has a state, which is unknown at a logged step: give a policy "
             "that depends on the observation alone"
         )
-    batches = [slice(start, start + _BATCH) for start in range(0, len(episodes.rewards), _BATCH)]
-    found = [
-        _log_probs_of(policy, episodes.observations[rows].copy(), episodes.actions[rows].copy()) for rows in batches
-    ]
+    name, found = f"log_prob of {type(policy).__name__}", []
+    for start in range(0, len(episodes.rewards), _BATCH):
+        batch = [array[start : start + _BATCH] for array in (episodes.observations, episodes.actions)]
+        log_probs = np.asarray(_answer(name, policy.log_prob, *batch), np.float64)
+        if log_probs.shape != (count := len(batch[0]),):
+            raise UsageError(f"{name} returned shape {log_probs.shape} for {count} actions: return one number for each")
+        found.append(log_probs)
     return np.concatenate(found)
 
 
-def _log_probs_of(policy: ActionLogProb, observations: Any, actions: Any) -> npt.NDArray[np.float64]:
-    """Ask a policy about arrays of its own, since a tensor must not share memory that cannot be written to."""
+def _answer(name: str, function: Callable[..., Any], *arrays: npt.NDArray[Any]) -> Any:
+    """Call a function with copies of arrays, since a tensor must not share memory that cannot be written to."""
     try:
         with no_grad():
-            log_probs = np.asarray(policy.log_prob(observations, actions), np.float64)
+            return function(*(array.copy() for array in arrays))
     except UsageError:
         raise
     except Exception as error:
+        shapes = " and ".join(str(array.shape[1:]) for array in arrays)
         raise UsageError(
-            f"log_prob of {type(policy).__name__} raised for observations of shape {observations.shape[1:]} and "
-            f"actions of shape {actions.shape[1:]}: {summary_of(error)}. Are they of this environment?"
+            f"{name} raised for observations (and actions) of shape {shapes}: {summary_of(error)}. Are they of this "
+            "environment?"
         ) from error
-    if log_probs.shape != (len(actions),):
-        raise UsageError(
-            f"log_prob of {type(policy).__name__} returned shape {log_probs.shape} for {len(actions)} actions: return "
-            "one number per action"
-        )
-    return log_probs

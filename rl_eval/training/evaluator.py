@@ -12,24 +12,26 @@ import operator
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Literal, final, get_args
 
-from rl_eval.config.builder import EvalConfig
-from rl_eval.config.settings import EvalSettings
+from rl_eval.config.builder import EvalConfig, settings_of
+from rl_eval.config.settings import EvalSettings, make_settings
 from rl_eval.errors import ConfigError, EvaluatorBusy, UsageError, nearest
+from rl_eval.execution.group import EvalRunnerGroup
 from rl_eval.execution.handle import EvalHandle
 from rl_eval.training.delivery import Delivery, Listener, Request
-from rl_eval.training.engine import Backend, Engine, GroupEngine, with_backend
 from rl_eval.training.loggers import Logger
 
 if TYPE_CHECKING:
     from rl_eval.recording.video import VideoSettings
     from rl_eval.results.result import EpisodeSequence, EvalResult
-    from rl_eval.training.service.client import ServiceEngine
+    from rl_eval.training.service.client import ServiceClient
     from rl_eval.training.service.requests import FinishedEvaluation
 
 __all__ = ["BusyPolicy", "Evaluator"]
 
+Backend = Literal["inline", "thread", "ray"]
 BusyPolicy = Literal["skip", "queue", "latest"]
 
 _logger = logging.getLogger(__name__)
@@ -85,7 +87,9 @@ class Evaluator:
         ...     ev.evaluate(module, step)
     """
 
-    _service: ServiceEngine | None
+    _group: EvalRunnerGroup
+    """Runners of this evaluator alone; there are none if a service has them."""
+    _service: ServiceClient | None
 
     def __init__(
         self,
@@ -109,25 +113,38 @@ class Evaluator:
         client: str | None = None,
         run_dir: str | os.PathLike[str] | None = None,
     ) -> None:
-        _check_service(name, backend, namespace, detached, idle_timeout_s, client, run_dir)
+        of_a_service = {
+            "namespace": namespace != _NAMESPACE,
+            "detached": detached,
+            "idle_timeout_s": idle_timeout_s != _IDLE_S,
+            "client": client is not None,
+            "run_dir": run_dir is not None,
+        }
+        for key, given in of_a_service.items():
+            if given and name is None:
+                raise ConfigError(f"{key} is given, but there is no service without a name: give name=...")
+        if name is not None and (backend not in (None, "ray") or after is not None):
+            raise ConfigError(f"name is {name!r}: leave out backend and after, as a service has runners of its own")
         if videos is not None and not hasattr(videos, "max_videos"):
             raise ConfigError(f"videos is {videos!r}: give VideoSettings({videos!r}, FOLDER)")
-        settings, backend = with_backend(config, "ray" if name is not None else backend)
-        if name is not None and after is not None:
-            raise ConfigError("after is set, but other evaluators may share the service: leave out after")
+        settings, backend = _with_backend(config, backend if name is None else "ray")
         self._prepare(busy_policy, max_queue, Delivery(on_result, on_error, metrics_fn, log_prefix, loggers, after))
         if name is None:
             self.settings = settings
-            self._begin(GroupEngine(settings, policy, backend), videos, threaded=backend != "inline")
+            self._group = EvalRunnerGroup(settings, policy, threaded=backend != "inline")
+            if backend == "thread":
+                # A factory may draw from the global generators, which are set back behind it: not while training draws.
+                with suppress(Exception):  # The first evaluation raises it.
+                    self._group.apply_to_one(lambda _: None)
+            self._delivery.begin(lambda _: None, videos, threaded=backend != "inline")
             return
-        from rl_eval.training.service.client import ServiceEngine
-        from rl_eval.training.service.directory import start_service
+        from rl_eval.training.service.client import ServiceClient, start_service
         from rl_eval.training.service.requests import ServiceOptions
 
         folder = "" if run_dir is None else os.fspath(run_dir)
         options = ServiceOptions(name, namespace, folder, detached, idle_timeout_s, videos)
         actor, connection = start_service(settings, policy, options)
-        self._join(ServiceEngine(actor, connection, name, namespace, client, owner=not detached))
+        self._join(ServiceClient(connection, name, namespace, client, actor, owner=not detached))
 
     @classmethod
     def from_name(
@@ -168,18 +185,11 @@ class Evaluator:
             UsageError: There is no service of this name; the message lists those that there are.
             ClusterError: The cluster or the service does not answer.
         """
-        from rl_eval.training.service.client import ServiceEngine
-        from rl_eval.training.service.directory import find_service, reach
+        from rl_eval.training.service.client import ServiceClient, reach
 
         evaluator = object.__new__(cls)
         evaluator._prepare(busy_policy, max_queue, Delivery(on_result, on_error, metrics_fn, log_prefix, loggers))
-        connection = reach(address)
-        try:
-            actor = find_service(name, namespace)
-        except UsageError:
-            connection.close()
-            raise
-        evaluator._join(ServiceEngine(actor, connection, name, namespace, client, owner=False))
+        evaluator._join(ServiceClient(reach(address), name, namespace, client))
         return evaluator
 
     def _prepare(self, busy_policy: BusyPolicy, max_queue: int, delivery: Delivery) -> None:
@@ -199,18 +209,13 @@ class Evaluator:
         self._next_step = self._version = 0
         self._stopped = False
 
-    def _begin(self, engine: Engine, videos: VideoSettings | None, *, threaded: bool) -> None:
-        self._engine = engine
-        self._delivery.begin(engine.acknowledge, videos, threaded=threaded)
-
-    def _join(self, engine: ServiceEngine) -> None:
+    def _join(self, service: ServiceClient) -> None:
         """Go on as the client of a service."""
-        welcome = engine.welcome
+        welcome, self._service = service.welcome, service
         self.settings = welcome.settings
         self._next_step, self._version = welcome.next_step, welcome.weights_version
-        self._begin(engine, None, threaded=True)
-        self._service = engine
-        self.resumed = tuple(engine.resumed)
+        self._delivery.begin(service.acknowledge, None, threaded=True)
+        self.resumed = tuple(service.resumed)
         self._delivery.expect(*(Request.of(handle) for handle in self.resumed))
 
     # ------------------------------------------------------------------ asking
@@ -316,9 +321,11 @@ class Evaluator:
                     "first, or end with evaluate() or EvalSchedule.finish()",
                     ", ".join(map(str, ended)),
                 )
-        if self._service is not None:
+        if self._service is None:
+            self._group.stop()
+        else:
             self._delivery.flush(timeout_s)  # The service learns what was delivered before it is left.
-        self._engine.stop()
+            self._service.stop()
         self._delivery.end(timeout_s)
 
     def __enter__(self) -> Evaluator:
@@ -340,13 +347,12 @@ class Evaluator:
             replaced = self._admit(request)
             if weights is not None and version is None:
                 version = self._version + 1
-            handle = request.handle = self._engine.submit(
-                weights=weights,
-                version=version,
-                step=request.step,
-                follow_up=self._delivery.follow_up(request),
-                held=request.held,
-            )
+            if self._service is None:
+                follow_up = self._delivery.follow_up(request)
+                handle = self._group.submit(weights=weights, version=version, follow_up=follow_up, held=request.held)
+            else:
+                handle = self._service.submit(weights, version, request.step, request.held)
+            request.handle, handle.step = handle, request.step
             self._next_step = request.step + 1
             self._version = self._version if version is None else handle.weights_version
             self._delivery.expect(request)
@@ -380,27 +386,21 @@ class Evaluator:
             raise UsageError(f"the state cannot be {what} while {pending} evaluations are pending: drain() first")
 
 
-def _check_service(
-    name: str | None,
-    backend: Backend | None,
-    namespace: str,
-    detached: bool,
-    idle_timeout_s: float,
-    client: str | None,
-    run_dir: str | os.PathLike[str] | None,
-) -> None:
-    """Refuse what would be ignored."""
-    if name is not None:
-        if backend not in (None, "ray"):
-            raise ConfigError(f"backend is {backend!r}, but a service has processes of its own: leave it out")
-        return
-    given = {
-        "namespace": namespace != _NAMESPACE,
-        "detached": detached,
-        "idle_timeout_s": idle_timeout_s != _IDLE_S,
-        "client": client is not None,
-        "run_dir": run_dir is not None,
-    }
-    for key, meant in given.items():
-        if meant:
-            raise ConfigError(f"{key} is given, but there is no service without a name: give name=...")
+def _with_backend(config: EvalConfig | EvalSettings, backend: Backend | None) -> tuple[EvalSettings, Backend]:
+    """Bring the backend and the number of runners together."""
+    if backend is not None and backend not in get_args(Backend):
+        raise ConfigError(f"backend is {backend!r}: {nearest(str(backend), get_args(Backend))}")
+    if isinstance(config, EvalConfig):
+        values = config.to_dict()
+    else:
+        values = {name: dict(section) for name, section in settings_of(config)}
+    runners = values.setdefault("runners", {})
+    if backend == "ray" and runners.get("num_runners", 0) == 0:
+        runners["num_runners"] = 1
+    settings = make_settings(values)
+    count = settings.runners.num_runners
+    if count and backend in ("inline", "thread"):
+        raise ConfigError(
+            f"backend is {backend!r}, but runners.num_runners is {count}: use backend='ray', or runners.num_runners=0"
+        )
+    return settings, backend or ("ray" if count else "thread")

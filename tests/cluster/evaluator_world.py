@@ -21,6 +21,7 @@ class Line(gym.Env[Any, Any]):
 
     Args:
         gate: A folder; a reset notes there that it has begun, and waits until the gate is opened.
+        until: A file; no episode ends before it is there.
         endless: Whether episodes never end.
         raises: Whether every reset raises.
     """
@@ -28,8 +29,8 @@ class Line(gym.Env[Any, Any]):
     observation_space = gym.spaces.Box(-np.inf, np.inf, (1,), np.float32)
     action_space = gym.spaces.Box(-np.inf, np.inf, (1,), np.float32)
 
-    def __init__(self, gate: str = "", endless: bool = False, raises: bool = False) -> None:
-        self.gate, self.endless, self.raises = gate, endless, raises
+    def __init__(self, gate: str = "", until: str = "", endless: bool = False, raises: bool = False) -> None:
+        self.gate, self.until, self.endless, self.raises = gate, until, endless, raises
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         if self.raises:
@@ -40,6 +41,9 @@ class Line(gym.Env[Any, Any]):
         return np.ones(1, np.float32), {}
 
     def step(self, action: Any) -> Any:
+        if self.until and not Path(self.until).exists():
+            time.sleep(0.01)
+            return np.ones(1, np.float32), 0.0, False, False, {}
         return np.ones(1, np.float32), float(action[0]), not self.endless, False, {}
 
 

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from evaluator_modules import Scale
+from evaluator_world import config
 
 from rl_eval import EvalConfig
 
@@ -26,7 +28,7 @@ ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
 
 
 def weights(value):
-    return {"value": torch.full((1,), float(value))}
+    return {"weight": torch.full((1, 1), float(value))}
 
 
 def say(*words):
@@ -35,7 +37,7 @@ def say(*words):
 """Beginning of every program that :func:`program` runs."""
 
 
-def echo(gate: str | None = None, num_episodes: int = 2, **runners: Any) -> tuple[EvalConfig, Any]:
+def echo(gate: str = "", num_episodes: int = 2, **runners: Any) -> tuple[EvalConfig, Any]:
     """Return a config and a policy of one weight, which is the return of every episode.
 
     Args:
@@ -43,44 +45,8 @@ def echo(gate: str | None = None, num_episodes: int = 2, **runners: Any) -> tupl
         num_episodes: Episodes of an evaluation.
         **runners: More settings of the runners.
     """
-    import gymnasium as gym
-    import numpy as np
-    import torch
-    from torch import nn
-
-    # Inside a function, so that they are pickled by value: runners need not find this module.
-    class Echo(gym.Env[Any, Any]):
-        def __init__(self) -> None:
-            self.observation_space = gym.spaces.Box(0.0, 1.0, (1,), np.float32)
-            self.action_space = gym.spaces.Box(-1e6, 1e6, (1,), np.float32)
-
-        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-            super().reset(seed=seed)
-            return np.zeros(1, np.float32), {}
-
-        def step(self, action: Any) -> Any:
-            done = gate is None or Path(gate).exists()
-            if not done:
-                import time
-
-                time.sleep(0.01)
-            return np.zeros(1, np.float32), float(action[0]) if done else 0.0, done, False, {}
-
-    class Value(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.value = nn.Parameter(torch.zeros(1))
-
-        def forward(self, observations: torch.Tensor) -> torch.Tensor:
-            return self.value.expand(len(observations), 1)
-
-    config = (
-        EvalConfig()
-        .environment(lambda context: Echo())
-        .runners(**{"num_runners": 1, "num_envs_per_runner": 2, **runners})
-        .evaluation(num_episodes=num_episodes)
-    )
-    return config, Value()
+    runners = {"num_runners": 1, "num_envs_per_runner": 2, **runners}
+    return config(until=gate).runners(**runners).evaluation(num_episodes=num_episodes), Scale()
 
 
 class Program:

@@ -45,7 +45,7 @@ def notes(folder: Path) -> dict[str, str]:
 
 
 def pids(evaluator: Evaluator) -> list[int]:
-    found: list[int] = evaluator._engine._group.foreach_runner(lambda runner: os.getpid())  # type: ignore[attr-defined]
+    found: list[int] = evaluator._group.foreach_runner(lambda runner: os.getpid())  # type: ignore[attr-defined]
     return found
 
 

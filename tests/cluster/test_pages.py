@@ -11,7 +11,7 @@ import torch
 from service_world import echo
 
 from rl_eval import EvalConfig
-from rl_eval.training.service.directory import end_service, list_services
+from rl_eval.training.service.client import end_service, list_services
 from tests.unit.pages_world import Reader, pages
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")

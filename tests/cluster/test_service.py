@@ -13,12 +13,12 @@ import pytest
 import torch
 from service_world import ROOT, echo, program
 from typer.testing import CliRunner
-from waiting import eventually
+from waiting import eventually, gone
 
 from rl_eval import EvalConfig, EvalResult, Evaluator, EvaluatorBusy, evaluate, load
 from rl_eval.cli import app
-from rl_eval.errors import ClusterError, ConfigError, UsageError, WeightsError
-from rl_eval.training.service.directory import end_service, list_services
+from rl_eval.errors import ClusterError, ConfigError, UsageError
+from rl_eval.training.service.client import end_service, list_services
 from rl_eval.weights import load_weights_file
 from tests.planted import leaks, secret
 from tests.unit.cli_world import printed
@@ -64,7 +64,7 @@ def gate(service: Gate) -> Iterator[Gate]:
 @contextmanager
 def own_service(name: str, **options: Any) -> Iterator[Evaluator]:
     """A service for one test; nothing of it is left."""
-    config, policy = echo(options.pop("gate", None))
+    config, policy = echo(options.pop("gate", ""))
     evaluator = Evaluator(config, policy, name=name, **{"busy_policy": "queue", **options})
     try:
         yield evaluator
@@ -79,7 +79,7 @@ def reach(client: str | None = None, **options: Any) -> Evaluator:
 
 
 def weights(value: float) -> dict[str, torch.Tensor]:
-    return {"value": torch.full((1,), float(value))}
+    return {"weight": torch.full((1, 1), float(value))}
 
 
 def status(name: str) -> dict[str, Any] | None:
@@ -98,13 +98,6 @@ def processes_of(service: str) -> set[int]:
     living = [one for one in cluster.actors().values() if one["State"] == "ALIVE"]
     (home,) = (one["Address"] for one in living if one["Name"] == f"rl_eval:{service}")
     return {one["Pid"] for one in living if home in (one["Address"], one["OwnerAddress"])}
-
-
-def alive(pid: int) -> bool:
-    try:
-        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return False
 
 
 # ------------------------------------------------------------------------------ what dies
@@ -174,9 +167,7 @@ def test_every_accepted_request_is_answered_once_whoever_is_killed(tmp_path: Pat
 def here(gate: str, value: float) -> EvalResult:
     """What the same evaluation comes to in this process."""
     config, policy = echo(gate, num_runners=0)
-    with torch.no_grad():
-        policy.value.fill_(value)
-    return evaluate(config, policy=policy)
+    return evaluate(config, policy=policy.become(value))
 
 
 def submit_many(client: Evaluator, number: int, count: int) -> list[Any]:
@@ -213,10 +204,11 @@ def test_a_service_on_the_same_folder_goes_on_and_one_that_is_stopped_ends_its_p
         with pytest.raises(ClusterError, match="'first' is gone"):
             ev.submit(weights(3))
         handles[0].cancel()
-        assert eventually(lambda: not any(map(alive, pids)))
+        assert eventually(lambda: all(map(gone, pids)))
         assert CliRunner().invoke(app, ["service", "stop", "first"]).exit_code == 2
     gate.touch()
-    with own_service("second", client="trainer", run_dir=tmp_path / "service", idle_timeout_s=1.0, detached=True) as ev:
+    second = {"client": "trainer", "run_dir": tmp_path / "service", "idle_timeout_s": 1.0, "detached": True}
+    with own_service("second", gate=str(gate), **second) as ev:
         assert [(handle.step, handle.result(60).mean_return) for handle in ev.resumed] == [(1, 1.0), (2, 2.0)]
         ev.shutdown()
         assert eventually(lambda: status("second") is None), "an idle service did not end"
@@ -237,7 +229,7 @@ time.sleep(1000)
         found = status("mortal")
         assert found is not None
         started.kill()
-    assert eventually(lambda: status("mortal") is None and not alive(found["pid"]))
+    assert eventually(lambda: status("mortal") is None and gone(found["pid"]))
     with pytest.raises(ClusterError, match="'mortal'"):
         guest.submit(weights(1)).result(60)
     guest.shutdown()
@@ -280,17 +272,6 @@ def test_clients_take_turns_and_have_room_of_their_own(gate: Gate) -> None:
         assert steps == [0, 1, 2, 3, 100], "in the order of acceptance"
         ends = sorted((Path(one.run_dir).with_name("answer").stat().st_mtime_ns, one.step) for one in modest.history())
         assert [step for _, step in ends if step in steps][-5:] == [0, 100, 1, 2, 3], "in turns"
-
-
-def test_no_weights_are_those_of_the_same_client_that_fitted_last(service: Gate) -> None:
-    with reach() as one, reach() as two:
-        assert one.evaluate(weights(11)).mean_return == 11.0
-        assert two.evaluate().mean_return == 0.0, "a client that sent none evaluates the policy as it was given"
-        assert two.evaluate(weights(22)).mean_return == 22.0
-        for _ in range(2):
-            with pytest.raises(WeightsError, match="shape"):
-                one.evaluate({"value": torch.zeros(2)})
-        assert one.evaluate().mean_return == 11.0
 
 
 @pytest.mark.slow

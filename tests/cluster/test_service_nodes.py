@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import ray
 from machines import many_nodes
-from service_world import echo
+from service_world import ROOT, echo
 from waiting import eventually
 
 from rl_eval import Evaluator
-from rl_eval.training.service.directory import end_service
+from rl_eval.training.service.client import end_service
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -22,7 +22,8 @@ def test_what_a_client_sent_outlives_the_clients_node(tmp_path: Path) -> None:
     """A client's node dies after the acknowledgement; its requests are evaluated with its weights."""
     gate = tmp_path / "gate"
     with many_nodes(1) as cluster:
-        config, policy = echo(str(gate))
+        paths = {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'cluster'}"}
+        config, policy = echo(str(gate), runtime_env={"env_vars": paths})
         policy.register_buffer("ballast", _ballast(0))
         with Evaluator(config, policy, name="eval", client="owner") as ev:
             running = ev.submit(step=1)
@@ -60,7 +61,7 @@ def _client() -> Any:
             handles = []
             for step in (2, 3):
                 ballast = torch.full((megabytes * 2**18,), 1.0)
-                handles.append(self.ev.submit({"value": torch.full((1,), 10.0 * step), "ballast": ballast}, step))
+                handles.append(self.ev.submit({"weight": torch.full((1, 1), 10.0 * step), "ballast": ballast}, step))
             tickets = [(handle.step, handle.weights_version) for handle in handles]
             return ray.get_runtime_context().get_node_id(), tickets
 

@@ -84,6 +84,7 @@ class Facade:
         """Step and mean return of every delivered result."""
         self.errors: list[BaseException] = []
         self.evaluator: Any
+        given: Any
         if kind == "torchrl":
             envs = pytest.importorskip("torchrl.envs")
             from tensordict.nn import TensorDictModule
@@ -91,9 +92,10 @@ class Facade:
             from rl_eval.integrations import torchrl
 
             self.policy = lambda weight: TensorDictModule(Scale(weight), ["observation"], ["action"])
+            given = self.policy(-1.0)
             self.evaluator = torchrl.Evaluator(
                 lambda: envs.GymWrapper(Line(**environment)),
-                self.policy(-1.0),
+                given,
                 num_trajectories=2,
                 num_envs=1,
                 busy_policy={"skip": "error"}.get(busy_policy, busy_policy),
@@ -103,15 +105,17 @@ class Facade:
             self.ask = self.evaluator.trigger_eval
         else:
             self.policy = Scale  # type: ignore[assignment]
+            given = Scale(-1.0)
             self.evaluator = make(
                 kind,
                 config(**environment),
-                Scale(-1.0),
+                given,
                 busy_policy=busy_policy,
                 on_result=lambda point: self.points.append((point.step, point.result.mean_return)),
                 on_error=self.errors.append,
             )
             self.ask = self.evaluator.submit
+        _train(given)
 
     def __enter__(self) -> Facade:
         return self
@@ -123,11 +127,16 @@ class Facade:
         """Submit a module, which the trainer changes afterwards."""
         module = None if weight is None else self.policy(weight)
         self.ask(module, step)
-        for parameter in [] if module is None else module.parameters():
-            parameter.data.fill_(99.0)
+        _train(module)
 
     def settle(self) -> None:
         assert eventually(lambda: not self.evaluator.pending)
+
+
+def _train(module: Any) -> None:
+    """Change a module, if any, as its trainer does afterwards."""
+    for parameter in [] if module is None else module.parameters():
+        parameter.data.fill_(99.0)
 
 
 @pytest.fixture(autouse=True)
@@ -141,7 +150,7 @@ def _nothing_stays() -> Iterator[None]:
 
 
 def group_of(evaluator: Evaluator) -> Any:
-    return evaluator._engine._group  # type: ignore[attr-defined]
+    return evaluator._group  # type: ignore[attr-defined]
 
 
 def returns(result: EvalResult) -> set[float]:
@@ -178,7 +187,10 @@ def gate(tmp_path: Path) -> Iterator[Gate]:
 
 @pytest.mark.parametrize("facade", [*HERE, pytest.param("ray", marks=pytest.mark.ray), *OTHERS], indirect=True)
 def test_each_evaluation_has_the_weights_of_its_request(facade: str) -> None:
-    """In the order of the requests, with their steps; a request without weights has those before it."""
+    """In the order of the requests, with their steps; a request without weights has those before it.
+
+    Policies and weights are copied: what their trainer does with them afterwards does not reach the evaluator.
+    """
     with Facade(facade) as asked:
         asked.submit()
         for value in (1.0, 2.0, 3.0):
@@ -323,15 +335,6 @@ def test_wrappers_are_taken_off() -> None:
                 assert returns(ev.evaluate(form)) == {float(value)}, type(form)
     finally:
         torch.distributed.destroy_process_group()
-
-
-def test_a_policy_and_its_architecture_are_the_callers_own(mostly: Any) -> None:
-    """A policy object is copied: its training does not reach the evaluator."""
-    module = Scale(7.0)
-    with make(mostly, config(), module) as ev:
-        module.become(8.0)
-        assert returns(ev.evaluate()) == {7.0}
-        assert returns(ev.evaluate(module)) == {8.0}
 
 
 # ------------------------------------------------------------------------------ busy

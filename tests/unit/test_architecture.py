@@ -72,7 +72,6 @@ RAY = (
     "backends.agents",
     "backends.connection",
     "training.service.client",
-    "training.service.directory",
 )
 """Modules that import Ray."""
 

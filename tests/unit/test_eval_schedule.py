@@ -5,10 +5,12 @@ import time
 
 import numpy as np
 import pytest
+from evaluator_modules import Scale
+from evaluator_world import config
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl_eval import EvalConfig, Evaluator, evaluate
+from rl_eval import Evaluator
 from rl_eval.errors import EvalError, EvaluatorBusy, UsageError
 from rl_eval.training.schedule import EvalSchedule
 
@@ -77,26 +79,6 @@ class Untouchable:
 # ------------------------------------------------------------------------------ examples
 
 
-def test_crossed_intervals_are_one_evaluation():
-    """A loop that jumps from 9 000 to 35 000 is evaluated at 35 000, and next at 40 000."""
-    schedule, evaluator = EvalSchedule(every_steps=10_000), Eager()
-    for step in (0, 9_000, 35_000, 35_000, 39_999, 40_000, 49_999, 50_001):
-        schedule.update(evaluator, None, step)
-    assert evaluator.steps == [35_000, 40_000, 50_001]
-
-
-def test_what_was_refused_stays_due_with_the_newest_policy():
-    """The evaluator is free again at 17: interval 1 is evaluated there, with the weights of 17."""
-    schedule, evaluator = EvalSchedule(every_steps=10), FakeEvaluator(capacity=0)
-    assert not schedule.update(evaluator, "w12", 12)
-    assert schedule.due(13)
-    evaluator.capacity = 1
-    assert schedule.update(evaluator, "w17", 17)
-    assert evaluator.accepted == [(17, "w17")]
-    assert not schedule.due(18)
-    assert evaluator.refused == 1
-
-
 def test_weights_that_are_not_due_or_refused_are_not_touched():
     """Copying them is the evaluator's part, once it has accepted."""
     schedule = EvalSchedule(every_steps=10)
@@ -106,6 +88,7 @@ def test_weights_that_are_not_due_or_refused_are_not_touched():
 
 def test_steps_of_numpy_are_steps():
     """And what is not an integer is an error."""
+    assert EvalSchedule(every_steps=1e4).every_steps == 10_000
     schedule, evaluator = EvalSchedule(every_steps=np.int64(10)), Eager()
     assert schedule.update(evaluator, None, np.int64(10))
     assert type(schedule.state_dict()["last_step"]) is int
@@ -114,14 +97,6 @@ def test_steps_of_numpy_are_steps():
 
 
 # ------------------------------------------------------------------------------ the end
-
-
-def test_the_final_policy_is_always_evaluated():
-    schedule, evaluator = EvalSchedule(every_steps=10), Eager()
-    schedule.update(evaluator, None, 10)
-    assert schedule.finish(evaluator, "final", 13) == "result of 13"
-    assert evaluator.accepted[-1] == (13, "final")
-    assert schedule.unfinished == ()
 
 
 def test_weights_that_changed_after_the_last_step_are_evaluated():
@@ -176,56 +151,20 @@ def test_the_wait_is_bounded_and_says_what_is_missing(capacity, unfinished, step
     assert evaluator.steps == steps
 
 
-def test_an_evaluation_that_failed_is_heard_of():
-    schedule, evaluator = EvalSchedule(every_steps=10, final=False), FakeEvaluator()
-    schedule.update(evaluator, None, 10)
-    evaluator.running[0].error = EvalError("no runner is left")
-    evaluator.end_all()
-    with pytest.raises(EvalError, match="no runner is left"):
-        schedule.finish(evaluator, None, 10)
-    assert schedule.unfinished == ()
-
-
 # ------------------------------------------------------------------------------ restarts
 
 
-def test_a_restored_loop_repeats_what_had_not_finished():
-    """The evaluation of 20 was under way when the checkpoint was written: nobody would ever see it."""
-    schedule, evaluator = EvalSchedule(every_steps=10), FakeEvaluator(capacity=2)
-    schedule.update(evaluator, None, 10)
-    evaluator.end_all()
-    schedule.update(evaluator, None, 20)
-    state = schedule.state_dict()
-    evaluator.end_all()
-    assert schedule.state_dict() == {"last_step": 20}
-    restored = EvalSchedule(every_steps=10)
-    restored.load_state_dict(state)
-    assert not restored.due(19)
-    assert restored.due(20)
-
-
 def test_what_a_shutdown_ended_is_due_again():
-    """A handler of SIGTERM shuts down, writes the checkpoint, and the loop is restored later."""
-    schedule, evaluator = EvalSchedule(every_steps=10), FakeEvaluator()
+    """A handler of SIGTERM shuts down, writes the checkpoint, and the loop is restored later; the end tells of it."""
+    schedule, evaluator = EvalSchedule(every_steps=10, final=False), FakeEvaluator()
     schedule.update(evaluator, None, 10)
     evaluator.running[0].error = EvalError("the group was stopped before this was done")
     evaluator.end_all()
+    with pytest.raises(EvalError, match="the group was stopped"):
+        schedule.finish(evaluator, None, 10)
     restored = EvalSchedule(every_steps=10)
     restored.load_state_dict(schedule.state_dict())
     assert restored.due(10)
-
-
-def test_going_back_with_the_schedule_evaluates_the_way_again():
-    """A loop that restores its checkpoint and its schedule goes over its steps with other weights."""
-    schedule, evaluator = EvalSchedule(every_steps=10), Eager()
-    schedule.update(evaluator, None, 10)
-    state = schedule.state_dict()
-    for step in (20, 30, 45):
-        schedule.update(evaluator, None, step)
-    assert not schedule.due(20)
-    schedule.load_state_dict(state)
-    assert schedule.due(20)
-    assert repr(schedule) == "EvalSchedule(every_steps=10, final=True, last_step=10)"
 
 
 def test_what_was_submitted_before_going_back_no_longer_counts():
@@ -247,24 +186,10 @@ def test_results_of_the_past_are_let_go():
     assert len(schedule._open) <= 1
 
 
-def test_a_restored_loop_evaluates_its_final_policy():
-    """Whatever was evaluated at this step before: a checkpoint does not tell what followed."""
-    schedule, evaluator = EvalSchedule(every_steps=10), Eager()
-    schedule.update(evaluator, None, 10)
-    restored = EvalSchedule(every_steps=10)
-    restored.load_state_dict(schedule.state_dict())
-    assert restored.finish(evaluator, None, 10) == "result of 10"
-    assert evaluator.steps == [10, 10]
-
-
 @pytest.mark.parametrize("every", [0, -1, 0.5, float("nan"), "10", None])
 def test_an_interval_that_is_none_is_refused(every):
     with pytest.raises(UsageError, match=f"every_steps is {every!r}: give an int"):
         EvalSchedule(every_steps=every)
-
-
-def test_a_whole_float_is_an_interval():
-    assert EvalSchedule(every_steps=1e4).every_steps == 10_000
 
 
 @pytest.mark.parametrize("state", [{}, {"last_step": "10"}, {"step": 3}])
@@ -379,24 +304,15 @@ def test_the_last_point_is_the_final_policy(jumps, every, final):
 @pytest.mark.parametrize("backend", ["inline", "thread"])
 def test_a_training_loop_with_an_evaluator(backend):
     """Every accepted policy has its own number, the last one included, and arrives with its step."""
-    torch = pytest.importorskip("torch")
-    config = (
-        EvalConfig()
-        .environment("CartPole-v1")
-        .runners(num_envs_per_runner=2)
-        .evaluation(num_episodes=3, max_episode_steps=30)
-    )
-    module, points = torch.nn.Linear(4, 2), []
+    module, points, accepted = Scale(), [], []
     schedule = EvalSchedule(every_steps=100)
-    with Evaluator(config, module, backend=backend, on_result=points.append) as evaluator:
-        accepted = []
+    with Evaluator(config(), module, backend=backend, on_result=points.append) as evaluator:
         for step in range(0, 1_000, 70):
-            with torch.no_grad():
-                module.bias[0] += 0.01
-            if schedule.update(evaluator, module, step):
+            if schedule.update(evaluator, module.become(float(step)), step):
                 accepted.append(step)
         result = schedule.finish(evaluator, module, step)
     assert schedule.unfinished == ()
     assert [point.step for point in points] == [*accepted, step]
-    assert points[-1].result.fingerprint == result.fingerprint == evaluate(config, module).fingerprint
+    assert [point.result.mean_return for point in points] == [*accepted, step]
+    assert points[-1].result.fingerprint == result.fingerprint
     assert accepted[0] == 140

@@ -10,15 +10,12 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 import pytest
+from evaluator_world import LIMIT_S, config
 
-from rl_eval import EvalConfig, EvalHandle, EvalPoint, EvalResult, Evaluator, evaluate
+from rl_eval import EvalHandle, EvalPoint, EvalResult, Evaluator, evaluate
 from rl_eval.errors import ClusterError, ConfigError, EvaluatorBusy, UsageError, WeightsError
 from rl_eval.training.loggers import Logger
-
-LIMIT_S = 30.0
-"""Far beyond what anything here takes; reached only by what hangs."""
 
 
 def headlines(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -88,14 +85,6 @@ class Hold:
         assert self.go.wait(LIMIT_S)
 
 
-def config() -> EvalConfig:
-    return EvalConfig().environment("CartPole-v1").policy(always_left).evaluation(num_episodes=1)
-
-
-def always_left(observations: Any) -> Any:
-    return np.zeros(len(observations), np.int64)
-
-
 @pytest.fixture(scope="module")
 def result() -> EvalResult:
     return evaluate(config())
@@ -104,7 +93,7 @@ def result() -> EvalResult:
 @pytest.fixture
 def cue(result: EvalResult, monkeypatch: pytest.MonkeyPatch) -> Cue:
     made = Cue(result)
-    monkeypatch.setattr("rl_eval.training.engine.EvalRunnerGroup", lambda settings, policy, threaded: made)
+    monkeypatch.setattr("rl_eval.training.evaluator.EvalRunnerGroup", lambda settings, policy, threaded: made)
     return made
 
 
@@ -207,18 +196,14 @@ def test_a_wrong_argument_is_named(cue: Cue, options: dict[str, Any], named: str
         Evaluator(config(), **options)
 
 
-@pytest.mark.parametrize("backend", ["inline", "thread"])
-def test_runners_and_a_backend_without_them_do_not_go_together(cue: Cue, backend: Any) -> None:
-    with pytest.raises(ConfigError, match=r"runners\.num_runners"):
-        Evaluator(config().runners(num_runners=2), backend=backend)
-
-
 def test_the_backend_follows_from_the_number_of_runners_and_the_other_way_round(cue: Cue) -> None:
-    """``ray`` without a number means one runner."""
+    """``ray`` without a number means one runner; both must not contradict each other."""
     with Evaluator(config(), backend="ray") as ev:
         assert ev.settings.runners.num_runners == 1
     with Evaluator(config().runners(num_runners=3).build()) as ev:
         assert ev.settings.runners.num_runners == 3
+    with pytest.raises(ConfigError, match=r"runners\.num_runners"):
+        Evaluator(config().runners(num_runners=2), backend="inline")
 
 
 # ------------------------------------------------------------------------------ nothing is lost, nothing hangs
@@ -337,36 +322,28 @@ def test_an_error_from_before_the_shutdown_is_told_and_the_shutdowns_own_is_not(
     assert told == ["its own"]
 
 
-def test_a_callback_may_shut_down(cue: Cue) -> None:
-    """As one that has seen enough does: the evaluator's thread ends, and so does every wait."""
+def test_a_callback_may_shut_down(cue: Cue, caplog: pytest.LogCaptureFixture) -> None:
+    """As one that has seen enough does: every wait ends, and what has no result is said, but is no error.
 
-    def stop(point: EvalPoint) -> None:
-        ev.shutdown()
-
-    ev = Evaluator(config(), busy_policy="queue", on_result=stop)
-    handles = [ev.submit() for _ in range(2)]
+    The end of a ``with``, a second shutdown, may come while the callback still runs.
+    """
+    told: list[BaseException] = []
+    hold = Hold(lambda: ev.shutdown())  # noqa: PLW0108 - made below
+    ev = Evaluator(config(), busy_policy="queue", on_result=hold, on_error=told.append)
+    handles = [ev.submit(step=step) for step in (10, 20, 30)]
     cue.end(0)
+    assert hold.held.wait(LIMIT_S)
+    ev.shutdown(timeout_s=0.01)
+    hold.go.set()
+    ev.shutdown()
     assert handles[0].result(LIMIT_S) is cue.result
     with pytest.raises(ClusterError):
         handles[1].result(LIMIT_S)
     settled(ev)
     with pytest.raises(UsageError, match="shut down"):
         ev.submit()
-
-
-def test_a_second_shutdown_does_not_take_what_the_first_ended_for_an_error(cue: Cue) -> None:
-    """The end of the ``with`` comes while the callback that shut down still runs."""
-    told: list[BaseException] = []
-    hold = Hold(lambda: ev.shutdown())  # noqa: PLW0108 - made below
-    ev = Evaluator(config(), busy_policy="queue", on_result=hold, on_error=told.append)
-    ev.submit()
-    ev.submit()
-    cue.end(0)
-    assert hold.held.wait(LIMIT_S)
-    ev.shutdown(timeout_s=0.01)
-    hold.go.set()
-    ev.shutdown()
     assert told == []
+    assert "steps 20, 30" in caplog.text
 
 
 def test_a_callback_may_submit_but_not_wait_for_itself(cue: Cue) -> None:
@@ -405,28 +382,6 @@ def test_a_callback_that_hangs_delays_the_shutdown_and_nothing_else(cue: Cue) ->
     hold.go.set()
 
 
-class _Silent(Logger):
-    def log(self, point: EvalPoint) -> None:
-        pass
-
-
-def test_progress_that_cannot_be_told_ends_nothing(cue: Cue, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The evaluator's thread survives it."""
-    monkeypatch.setattr("rl_eval.training.delivery._PROGRESS_S", 0.01)
-    asked = threading.Event()
-    told: list[BaseException] = []
-
-    def note(error: BaseException) -> None:
-        told.append(error)
-        asked.set()
-
-    with Evaluator(config(), loggers=_Silent(), on_error=note) as ev:
-        ev.submit()
-        assert asked.wait(LIMIT_S)
-        cue.end(0)
-        settled(ev)
-
-
 @pytest.mark.parametrize("policy", ["skip", "queue", "latest"])
 def test_a_callback_that_is_slower_than_the_evaluations_holds_them_up(
     cue: Cue, policy: Any, monkeypatch: pytest.MonkeyPatch
@@ -451,9 +406,13 @@ def test_a_callback_that_is_slower_than_the_evaluations_holds_them_up(
     assert steps == [0, 1, 2, 3, 4, 1000]
 
 
-def test_a_logger_that_hangs_is_told_the_newest_step_only(cue: Cue) -> None:
-    """Refused requests tell it where training is; what it has not heard does not pile up."""
-    hold, heard = Hold(), []
+def test_a_logger_that_hangs_is_told_the_newest_step_only(cue: Cue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refused requests tell it where training is; what it has not heard does not pile up.
+
+    Progress that cannot be told ends nothing.
+    """
+    monkeypatch.setattr("rl_eval.training.delivery._PROGRESS_S", 0.01)
+    hold, heard, told = Hold(), [], threading.Event()
 
     class Slow(Logger):
         def log(self, point: EvalPoint) -> None:
@@ -462,8 +421,9 @@ def test_a_logger_that_hangs_is_told_the_newest_step_only(cue: Cue) -> None:
         def reached(self, step: int) -> None:
             heard.append(step)
 
-    with Evaluator(config(), loggers=Slow()) as ev:
+    with Evaluator(config(), loggers=Slow(), on_error=lambda error: told.set()) as ev:
         ev.submit(None, 0)
+        assert told.wait(LIMIT_S)
         cue.end(0)
         assert hold.held.wait(LIMIT_S)
         ev.submit(None, 1)
@@ -497,40 +457,25 @@ def test_points_carry_all_metrics_with_the_prefix(cue: Cue, prefix: str) -> None
     start = f"{prefix}/" if prefix else ""
     named = {f"{start}{key}": value for key, value in cue.result.metrics.items()}
     assert point.metrics == named | {f"{start}longest": float(cue.result.episodes[0].length)}
-    assert (point.step, point.weights_version, seen) == (7, 1, [[0]])
+    assert (point.step, point.weights_version, seen) == (7, 1, [[0, 1]])
 
 
 def test_a_state_is_refused_while_a_result_could_be_lost(cue: Cue) -> None:
+    """What is no state is refused as well, and changes nothing."""
     with Evaluator(config()) as ev:
+        ev.load_state_dict({"step": 5, "weights_version": 3})
+        for wrong in ({}, {"step": 1}, {"step": 1.5, "weights_version": 0}, None, [1, 2]):
+            with pytest.raises(UsageError, match="is not the state of an Evaluator"):
+                ev.load_state_dict(wrong)  # type: ignore[arg-type]
         state = ev.state_dict()
+        assert state == {"step": 5, "weights_version": 3}
         ev.submit()
         for call in (ev.state_dict, lambda: ev.load_state_dict(state)):
             with pytest.raises(UsageError, match="1 evaluations are pending"):
                 call()
         cue.end(0)
         settled(ev)
-        assert ev.state_dict()["step"] == 1
-
-
-@pytest.mark.parametrize("state", [{}, {"step": 1}, {"step": 1.5, "weights_version": 0}, None, [1, 2]])
-def test_what_is_no_state_is_refused_and_changes_nothing(cue: Cue, state: Any) -> None:
-    with Evaluator(config()) as ev:
-        ev.load_state_dict({"step": 5, "weights_version": 3})
-        with pytest.raises(UsageError, match="is not the state of an Evaluator"):
-            ev.load_state_dict(state)
-        assert ev.state_dict() == {"step": 5, "weights_version": 3}
-
-
-# ------------------------------------------------------------------------------ what is said
-
-
-def test_what_a_shutdown_ends_is_said(cue: Cue, caplog: pytest.LogCaptureFixture) -> None:
-    """Whoever leaves the block with a request open is told that it has no result."""
-    with caplog.at_level(logging.WARNING), Evaluator(config(), busy_policy="queue") as ev:
-        ev.submit("weights", 10)
-        ev.submit("weights", 20)
-    assert "steps 10, 20" in caplog.text
-    assert "drain() first" in caplog.text
+        assert ev.state_dict()["step"] == 6
 
 
 # ------------------------------------------------------------------------------ after an evaluation

@@ -4,23 +4,15 @@ import os
 import signal
 from collections.abc import Callable
 
-import numpy as np
 import pytest
+from evaluator_world import config
 
-from rl_eval import EvalConfig, EvalRunnerGroup, Evaluator
+from rl_eval import EvalRunnerGroup, Evaluator
 from rl_eval.errors import UsageError
 
 pytestmark = pytest.mark.process
 
 RAISED, RETURNED = 7, 8
-
-
-def config() -> EvalConfig:
-    return EvalConfig().environment("CartPole-v1").evaluation(num_episodes=3, seed=0)
-
-
-def policy(observations: np.ndarray) -> np.ndarray:
-    return np.ones(len(observations), np.int64)
 
 
 def in_a_fork(function: Callable[[], object]) -> int:
@@ -39,7 +31,7 @@ def in_a_fork(function: Callable[[], object]) -> int:
 
 
 def test_an_evaluator_with_threads_raises_and_goes_on_in_its_own_process() -> None:
-    with Evaluator(config(), policy=policy, backend="thread") as evaluator:
+    with Evaluator(config(), backend="thread") as evaluator:
         expected = evaluator.evaluate().fingerprint
         assert in_a_fork(evaluator.evaluate) == RAISED
         assert in_a_fork(evaluator.submit) == RAISED
@@ -49,7 +41,7 @@ def test_an_evaluator_with_threads_raises_and_goes_on_in_its_own_process() -> No
 
 
 def test_a_group_with_a_thread_raises_and_goes_on_in_its_own_process() -> None:
-    with EvalRunnerGroup(config(), policy) as group:
+    with EvalRunnerGroup(config()) as group:
         expected = group.evaluate().fingerprint
         assert in_a_fork(group.evaluate) == RAISED
         assert in_a_fork(group.stop) == RETURNED
@@ -57,6 +49,6 @@ def test_a_group_with_a_thread_raises_and_goes_on_in_its_own_process() -> None:
 
 
 def test_without_threads_a_fork_can_go_on() -> None:
-    with Evaluator(config(), policy=policy, backend="inline") as evaluator:
+    with Evaluator(config(), backend="inline") as evaluator:
         evaluator.evaluate()
         assert in_a_fork(evaluator.evaluate) == RETURNED

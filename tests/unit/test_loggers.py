@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 import types
+from dataclasses import replace
 from pathlib import Path
 
 import cloudpickle
@@ -30,10 +31,9 @@ from rl_eval.atomic_write import is_temporary, temporary_name
 from rl_eval.errors import ConfigError, UsageError
 from rl_eval.recording.video import Video
 from rl_eval.recording.video.encoder import Encoder
-from rl_eval.records.episode import ROW, EpisodeTable, Fault, Outcome
+from rl_eval.records.episode import Fault
 from rl_eval.results.point import EvalPoint
-from rl_eval.results.result import EvalResult, Timing
-from rl_eval.scheduling.plan import EpisodePlan
+from rl_eval.results.result import EvalResult
 from rl_eval.training.loggers import (
     ConsoleLogger,
     CSVLogger,
@@ -42,30 +42,23 @@ from rl_eval.training.loggers import (
     TensorBoardLogger,
     WandbLogger,
 )
+from tests.unit.test_comparison import make_result
 
 
 def point(step=100, returns=(1.0, 2.0, 4.0), prefix="eval", version=3, failed=0, **extra) -> EvalPoint:
     """Build a point whose result has these returns, and failed episodes after them."""
-    count = len(returns) + failed
-    plan, table = EpisodePlan(count, 0), EpisodeTable(count)
-    rows = np.zeros(count, ROW)
-    rows["index"], rows["seed"] = np.arange(count), plan.seeds
-    rows["episode_return"] = rows["discounted_return"] = [*returns, *[np.nan] * failed]
-    rows["length"], rows["success_once"], rows["success_at_end"] = 5, -1, -1
-    rows["outcome"] = [Outcome.COMPLETED] * len(returns) + [Outcome.FAILED] * failed
-    rows["weights_version"] = version
-    faults = [
-        Fault(i, int(plan.seeds[i]), 1, "env", "step", 2, "RuntimeError", "broke", "", 0, "here", 0.1)
-        for i in range(len(returns), count)
-    ]
-    table.fill(rows, faults=faults)
+    count = len(returns)
+    made = make_result(np.array([*returns, *[np.nan] * failed]), failed=range(count, count + failed))
+    for _ in range(failed):
+        made.table.add_fault(Fault(count, 0, 1, "env", "step", 2, "RuntimeError", "broke", "", 0, "here", 0.1))
+    finished = {"finished_at": "2025-01-01T00:00:00+00:00"}
     result = EvalResult(
-        table=table,
-        plan=plan,
-        status="partial" if failed else "complete",
+        table=made.table,
+        plan=made.plan,
+        status=made.status,
         reason=f"{failed} episodes\nfailed" if failed else "",
-        timing=Timing.of_totals({"wall_seconds": 2.0, "env_steps": 5 * count}, 2),
-        provenance={"finished_at": "2025-01-01T00:00:00+00:00"},
+        timing=made.timing,
+        provenance=finished,
     )
     named = {f"{prefix}/{key}" if prefix else key: value for key, value in (result.metrics | extra).items()}
     return EvalPoint(step, version, result, named)
@@ -196,8 +189,10 @@ def test_a_kill_leaves_the_file_as_it_was(tmp_path, logger, rows):
         child = os.fork()
         if not child:
             Path.write_text = lambda self, text, **_: (write(self, text[: len(text) // 2]), os.kill(os.getpid(), 9))
-            logger(path).log(point(20))
-            os._exit(0)
+            try:
+                logger(path).log(point(20))
+            finally:
+                os._exit(0)
         assert os.waitpid(child, 0)[1] == signal.SIGKILL
         assert len(list(tmp_path.iterdir())) == 1 + path.exists()
         assert [int(row["step"]) for row in (rows(path) if path.exists() else [])] == before
@@ -206,19 +201,19 @@ def test_a_kill_leaves_the_file_as_it_was(tmp_path, logger, rows):
         assert list(tmp_path.iterdir()) == [path]
 
 
-FOREIGN = {
-    "text": "hello\nworld\n",
-    "an open quote": '"a\n',
-    "a list": "[1]\n",
-    "a trainer's table": "step,train_loss,lr\n10000,0.51,3e-4\n",
-    "a trainer's header without an end": "step,train_loss,lr",
-    "the beginning of a header": "step,weights_v",
-    "blank lines": " \n\n \n",
-    "a trainer's objects": '{"step": 10000, "loss": 0.5}\n{"step": 20000, "loss": 0.4}\n',
-    "a trainer's object without an end": '{"step": 10000, "loss": 0.5}',
-    "a torn first object": '{"step": 10',
-    "text that is not UTF-8": "step,\udcff\n",
-}
+FOREIGN = (
+    "hello\nworld\n",
+    '"a\n',
+    "[1]\n",
+    "step,train_loss,lr\n10000,0.51,3e-4\n",
+    "step,weights_v",
+    " \n\n \n",
+    '{"step": 10000, "loss": 0.5}\n{"step": 20000, "loss": 0.4}\n',
+    '{"step": 10000, "loss": 0.5}',
+    '{"step": 10',
+    "step,\udcff\n",
+)
+"""Text, half a quote, lists, tables and objects of a trainer, torn ones, blank lines, and what is not UTF-8."""
 
 
 @both
@@ -230,7 +225,7 @@ def test_a_file_of_something_else_is_refused(tmp_path, logger, rows):
     columns = len(ours.splitlines()[0].split(","))
     line = '{"loss": 0.5}' if logger is JSONLinesLogger else ",".join("x" * columns)
     behind = [ours + line, ours + line + "\n", ours + "# learning rate lowered\n", ours[:-50]]
-    for content in (*FOREIGN.values(), *behind):
+    for content in (*FOREIGN, *behind):
         path.unlink()
         log = logger(path)
         path.write_text(content, errors="surrogateescape")
@@ -244,36 +239,24 @@ def test_a_file_of_something_else_is_refused(tmp_path, logger, rows):
 # ------------------------------------------------------------------------------ console
 
 
-def printed(*points, width=200):
-    text = io.StringIO()
-    log = ConsoleLogger(Console(file=text, width=width))
-    for one in points:
+@pytest.mark.process
+def test_the_console_shows_one_line_per_point_and_video(tmp_path):
+    """However narrow, for files and pipes; also if every episode failed, and with what is odd about a video."""
+    text, video = io.StringIO(), make_video(tmp_path)
+    log = ConsoleLogger(Console(file=text, width=20))
+    for one in (point(10_000, speed=0.25), point(20_000, failed=2), point(failed=2, returns=())):
         log.log(one)
-    return text.getvalue()
-
-
-def test_the_console_shows_one_line_per_point():
-    """However narrow, for files and pipes; also if every episode failed."""
-    shown = printed(point(10_000, speed=0.25), point(20_000, failed=2), point(failed=2, returns=()), width=20)
-    first, second, third = shown.splitlines()
+    log.log_video(video.save(tmp_path), point())
+    log.log_video(replace(video, differences=("length",)), point())
+    first, second, third, *videos = text.getvalue().splitlines()
     assert "return nan [nan, nan]" in third
     interval = point().result.interval
     assert first.startswith("eval step 10,000 (weights 3)  return 2.33333 [")
     assert f"[{interval.low:.6g}, {interval.high:.6g}] 95%" in first
-    assert "3 episodes, 15 steps in 2.0 s, speed 0.25" in first
+    assert "3 episodes, 600 steps in 1.0 s, speed 0.25" in first
     assert "2 failed, 2 faults" in second
     assert "partial: 2 episodes failed" in second
-
-
-@pytest.mark.process
-def test_the_console_names_videos(tmp_path):
-    """And what is odd about them."""
-    text = io.StringIO()
-    log = ConsoleLogger(Console(file=text, width=30))
-    video = make_video(tmp_path)
-    log.log_video(video.save(tmp_path), point())
-    log.log_video(Video(**{**vars(video), "differences": ("length",)}), point())
-    assert text.getvalue().splitlines() == [
+    assert videos == [
         f"  video of episode 2: {tmp_path / video.name}",
         "  video of episode 2 (differs from the record in length)",
     ]
@@ -310,30 +293,24 @@ def test_tensorboard_reads_every_scalar_back(tmp_path):
         assert found[0].value == np.float32(points[0].metrics[name])
 
 
-def test_tensorboard_reads_the_histogram_back(tmp_path):
-    """Of the counted returns: how many, their sum, least and greatest, and where they lie."""
+def test_tensorboard_reads_histogram_and_band_back(tmp_path):
+    """Of the counted returns: how many, their sum, least and greatest, and where they lie; of the mean, its ends."""
+    from tensorboard.plugins.custom_scalar import layout_pb2
+
     returns = [0.0] * 10 + [1.0] * 30 + [5.0] * 2
     with TensorBoardLogger(tmp_path) as log:
-        log.log(point(10, returns=returns, failed=1))
-        log.log(point(20, returns=[3.0] * 4))
-        log.log(point(30, returns=[], failed=1))
-    first, second = events(tmp_path).Histograms("eval/episode_return")
+        log.log(point(10, returns=returns, failed=1, prefix="held_out"))
+        log.log(point(20, returns=[3.0] * 4, prefix="held_out"))
+        log.log(point(30, returns=[], failed=1, prefix="held_out"))
+    read = events(tmp_path, "held_out")
+    first, second = read.Histograms("held_out/episode_return")
     found = first.histogram_value
     assert (found.num, found.sum, found.min, found.max) == (42, 40, 0, 5)
     assert sorted(count for count in found.bucket if count) == [2, 10, 30]
     assert [end % 1 for end in found.bucket_limit] == [0.5] * len(found.bucket_limit)
     assert (second.step, second.histogram_value.num, second.histogram_value.sum) == (20, 4, 12)
-
-
-def test_tensorboard_shows_the_interval_as_a_band(tmp_path):
-    """One chart with mean, lower and upper end."""
-    from tensorboard.plugins.custom_scalar import layout_pb2
-
-    with TensorBoardLogger(tmp_path) as log:
-        log.log(point(10, prefix="held_out"))
-    content = events(tmp_path, "held_out").Tensors("custom_scalars__config__")[0].tensor_proto.string_val[0]
+    (content,) = read.Tensors("custom_scalars__config__")[0].tensor_proto.string_val
     (category,) = layout_pb2.Layout.FromString(content).category
-    assert category.title == "held_out"
     (series,) = category.chart[0].margin.series
     ends = [series.value, series.lower, series.upper]
     assert ends == [f"held_out/episode_return_{end}" for end in ("mean", "ci_low", "ci_high")]
@@ -355,46 +332,31 @@ def test_tensorboard_gets_videos_as_animated_pictures(tmp_path, prefix):
     assert image.encoded_image_string.startswith(b"GIF89a")
 
 
-@pytest.fixture
-def seconds(monkeypatch):
-    """Let a second pass between two files of events, whose names begin with it."""
+def test_tensorboard_hides_what_was_written_from_a_repeated_step_on(tmp_path, monkeypatch):
+    """In the same process, and after a restart; and nothing of the training, which is ahead of its evaluation."""
     from tensorboard.summary.writer import event_file_writer
+    from torch.utils.tensorboard import SummaryWriter
 
+    # A second passes between two files of events, whose names begin with it.
     clock = types.SimpleNamespace(**vars(time))
     clock.time = itertools.count(int(time.time())).__next__
     monkeypatch.setattr(event_file_writer, "time", clock)
-
-
-@pytest.mark.usefixtures("seconds")
-def test_tensorboard_hides_what_was_written_from_a_repeated_step_on(tmp_path):
-    """In the same process, and after a restart."""
-    with TensorBoardLogger(tmp_path) as log:
-        for step in (10, 20, 30):
-            log.log(point(step))
-        log.log(point(20, returns=(7.0, 9.0)))
-    mean = pytest.approx(7 / 3)
-    assert scalars(tmp_path) == [(10, mean), (20, 8)]
-    with TensorBoardLogger(tmp_path) as log:
-        log.log(point(20, returns=(1.0, 2.0)))
-        log.log(point(30))
-    assert scalars(tmp_path) == [(10, mean), (20, 1.5), (30, mean)]
-
-
-@pytest.mark.usefixtures("seconds")
-def test_tensorboard_hides_nothing_of_the_training(tmp_path):
-    """Training is ahead of its evaluation, and a step may be evaluated again."""
-    from torch.utils.tensorboard import SummaryWriter
-
-    with SummaryWriter(tmp_path) as training, TensorBoardLogger(tmp_path) as log:
+    with SummaryWriter(tmp_path) as training:
         for step in range(40):
             training.add_scalar("train/loss", 1.0, step)
-        training.flush()
-        log.log(point(10))
-        log.log(point(10))
+        with TensorBoardLogger(tmp_path) as log:
+            for step in (10, 20, 30):
+                log.log(point(step))
+            log.log(point(20, returns=(7.0, 9.0)))
+        mean = pytest.approx(7 / 3)
+        assert scalars(tmp_path) == [(10, mean), (20, 8)]
+        with TensorBoardLogger(tmp_path) as log:
+            log.log(point(20, returns=(1.0, 2.0)))
+            log.log(point(30))
+        assert scalars(tmp_path) == [(10, mean), (20, 1.5), (30, mean)]
         for step in range(40, 60):
             training.add_scalar("train/loss", 1.0, step)
     assert [event.step for event in events(tmp_path, ".").Scalars("train/loss")] == list(range(60))
-    assert [step for step, _ in scalars(tmp_path)] == [10]
 
 
 @pytest.mark.process
@@ -463,8 +425,11 @@ def test_mlflow_reads_every_metric_and_the_video_back(store, tmp_path):
     assert video.read_bytes() == make_video(tmp_path).content
 
 
-def test_mlflow_leaves_a_run_that_it_was_given_open(store):
-    """It is training's, by its object or its id; names that MLflow refuses are written otherwise."""
+def test_mlflow_leaves_a_run_that_it_was_given_open(store, monkeypatch):
+    """By its object or its id; names that MLflow refuses are written otherwise. No run starts before its first point.
+
+    The experiment of a new one is that which the environment names.
+    """
     run = store.create_run(store.create_experiment("train"))
     for given in (run, run.info.run_id):
         with MLflowLogger(run=given) as log:
@@ -474,10 +439,6 @@ def test_mlflow_leaves_a_run_that_it_was_given_open(store):
     assert found.info.status == "RUNNING"
     assert values(store, found) == [(10, point().result.mean_return)] * 2
     assert values(store, found, "eval/speed___") == [(10, 0.5)] * 2
-
-
-def test_mlflow_starts_no_run_before_there_is_a_point(store, monkeypatch):
-    """The experiment is the one that the environment names."""
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "named outside")
     log = cloudpickle.loads(cloudpickle.dumps(MLflowLogger()))
     log.close()
@@ -522,13 +483,8 @@ def wandb_records(folder):
 
 
 def wandb_history(folder):
-    rows = []
-    for record in wandb_records(folder):
-        if record.WhichOneof("record_type") == "history":
-            rows.append(
-                {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
-            )
-    return rows
+    told = [one.history.item for one in wandb_records(folder) if one.WhichOneof("record_type") == "history"]
+    return [{item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in row} for row in told]
 
 
 @pytest.mark.process
@@ -558,7 +514,6 @@ def test_wandb_writes_an_offline_run(quiet, tmp_path):
 
 @pytest.mark.process
 def test_wandb_leaves_a_run_that_it_was_given_open(quiet, tmp_path):
-    """It is training's."""
     run = quiet.init(project="train", mode="offline", dir=str(tmp_path), reinit="create_new")
     with WandbLogger(run=run) as log:
         log.log(point(10))
@@ -573,38 +528,35 @@ def test_wandb_leaves_a_run_that_it_was_given_open(quiet, tmp_path):
 # ------------------------------------------------------------------------------ all of them
 
 
-@pytest.mark.parametrize(
-    ("make", "package", "extra"),
-    [
-        (lambda: TensorBoardLogger("x"), "tensorboard", "tensorboard"),
-        (lambda: WandbLogger("x"), "wandb", "wandb"),
-        (lambda: MLflowLogger("x"), "mlflow", "mlflow"),
-    ],
-)
-def test_a_missing_package_is_named_with_its_extra(monkeypatch, make, package, extra):
+@pytest.mark.parametrize("logger", [TensorBoardLogger, WandbLogger, MLflowLogger])
+def test_a_missing_package_is_named_with_its_extra(monkeypatch, logger):
     """When the logger is made, and not when the first evaluation ends."""
+    package = logger.__name__.removesuffix("Logger").lower()
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == package else find(name))
-    with pytest.raises(ConfigError, match=rf"needs the package {package}: pip install 'rl-eval\[{extra}\]'"):
-        make()
+    with pytest.raises(ConfigError, match=rf"rl-eval\[{package}\]"):
+        logger("x")
+
+
+WRITER = types.SimpleNamespace(add_scalar=print)
 
 
 @pytest.mark.parametrize(
-    "make",
+    ("logger", "args", "options"),
     [
-        TensorBoardLogger,
-        lambda: TensorBoardLogger("x", writer=types.SimpleNamespace(add_scalar=print)),
-        lambda: TensorBoardLogger(types.SimpleNamespace(add_scalar=print)),
-        lambda: TensorBoardLogger(writer="x"),
-        lambda: WandbLogger("curves", run=object()),
-        lambda: MLflowLogger("curves", run="0123"),
-        lambda: MLflowLogger(run="0123", run_name="x"),
+        (TensorBoardLogger, [], {}),
+        (TensorBoardLogger, ["x"], {"writer": WRITER}),
+        (TensorBoardLogger, [WRITER], {}),
+        (TensorBoardLogger, [], {"writer": "x"}),
+        (WandbLogger, ["curves"], {"run": object()}),
+        (MLflowLogger, ["curves"], {"run": "0123"}),
+        (MLflowLogger, [], {"run": "0123", "run_name": "x"}),
     ],
 )
-def test_a_place_is_given_once(make):
+def test_a_place_is_given_once(logger, args, options):
     """A run or a writer together with settings of another would leave one of them ignored."""
     with pytest.raises(ConfigError, match=r"either"):
-        make()
+        logger(*args, **options)
 
 
 @pytest.mark.process  # Some versions of W&B look for libraries with a program.

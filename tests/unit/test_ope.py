@@ -18,6 +18,7 @@ from rl_eval.cli.exits import ExitCode
 from rl_eval.errors import ConfigError, PolicyError, UsageError
 from rl_eval.integrations.rllib.filters import FilteredPolicy
 from rl_eval.ope import ActionValues, LoggedEpisodes, estimate, load_episodes
+from rl_eval.ope.data import places_of
 from rl_eval.ope.estimators import (
     MODEL_FREE,
     WHOLE_EPISODES,
@@ -29,6 +30,7 @@ from rl_eval.ope.estimators import (
 )
 from rl_eval.ope.target import check_unchanged_actions, target_log_probs, target_policy
 from rl_eval.policies.function import CallablePolicy
+from rl_eval.policies.noise import EpisodeNoise
 from tests.unit.cli_world import call, make_folder, printed
 from tests.unit.pages_world import blocks, pages
 
@@ -141,35 +143,32 @@ def test_the_effective_sample_size_is_that_of_the_weights_in_use():
     assert effective_sample_size(logarithms) < effective_sample_size(logarithms[:, -1:])
 
 
-def two_lengths(count):
-    """Half of the episodes end at once with nothing; the others go on to a reward of 1, as the target always does."""
-    episode, step, action, reward = [], [], [], []
-    for index in range(count):
-        for number in range(1 + index % 2):
-            episode.append(index)
-            step.append(number)
-            action.append(index % 2)
-            reward.append(float(number))
-    step = np.array(step)
-    last = np.append(np.diff(episode) != 0, True)
+def steps_of(lengths, **columns):
+    """Columns of episodes of these lengths, whose observation is the step and whose actions were certain."""
+    episode = np.repeat(np.arange(len(lengths)), lengths)
+    step = places_of(episode)
     return {
-        "episode": np.array(episode),
+        "episode": episode,
         "step": step,
         "observation": step,
-        "action": np.array(action),
-        "reward": np.array(reward),
-        "terminated": last,
+        "action": np.zeros(len(step), int),
+        "reward": step.astype(float),
+        "terminated": np.append(np.diff(episode) != 0, True),
         "truncated": np.zeros(len(step), bool),
-        "action_log_prob": np.where(step == 0, np.log(0.5), 0.0),
+        "action_log_prob": np.zeros(len(step)),
+        **columns,
     }
+
+
+def two_lengths(count):
+    """Half of the episodes end at once with nothing; the others go on to a reward of 1, as the target always does."""
+    steps = steps_of(1 + np.arange(count) % 2)
+    return steps | {"action": steps["episode"] % 2, "action_log_prob": np.where(steps["step"] == 0, np.log(0.5), 0.0)}
 
 
 def one_step(count, **columns):
     """Episodes of one step each."""
-    zeros = {name: np.zeros(count) for name in ("step", "observation", "action", "reward")}
-    flags = {"terminated": np.ones(count, bool), "truncated": np.zeros(count, bool)}
-    log_probs = {"action_log_prob": np.full(count, -1.0)}
-    return load_episodes({"episode": np.arange(count), **zeros, **flags, **log_probs, **columns})
+    return load_episodes(steps_of([1] * count, **{"action_log_prob": np.full(count, -1.0)} | columns))
 
 
 ALWAYS_ON = TabularPolicy(np.array([[0.0, 1.0], [0.0, 1.0]]))
@@ -249,10 +248,6 @@ def test_weights_above_1_are_no_estimate():
     assert found["weighted_is"].weights.mean_weight_interval.low > 1
 
 
-def spoiled(**columns):
-    return {**two_lengths(6), **columns}
-
-
 def changed(name, row, value):
     column = two_lengths(6)[name].astype(float)
     column[row] = value
@@ -260,43 +255,33 @@ def changed(name, row, value):
 
 
 SHUFFLED = np.array([0, 2, 1, 3, 4, 5, 6, 7, 8])
-BAD = {
-    "no log-probabilities": ("no column action_log_prob", {"action_log_prob": None}),
-    "no rewards": ("no column reward", {"reward": None}),
-    "NaN log-probability": ("episode 1: step 1 has no log-probability", changed("action_log_prob", 2, np.nan)),
-    "probabilities": ("episode 0: the log-probability at step 0 is 0.5", changed("action_log_prob", 0, 0.5)),
-    "probability 0": ("episode 3: the log-probability at step 0 is -inf", changed("action_log_prob", 4, -np.inf)),
-    "infinite": ("episode 3: the log-probability at step 1 is inf", changed("action_log_prob", 5, np.inf)),
-    "NaN reward": ("episode 3: its reward at step 0 is nan", changed("reward", 4, np.nan)),
-    "infinite reward": ("episode 3: its reward at step 0 is inf", changed("reward", 4, np.inf)),
-    "NaN observation": ("episode 3: its observation at step 0 is nan", changed("observation", 4, np.nan)),
-    "NaN action": ("episode 3: its action at step 0 is nan", changed("action", 4, np.nan)),
-    "shuffled": ("episode 1: step 1 stands where step 0", {name: v[SHUFFLED] for name, v in two_lengths(6).items()}),
-    "missing step": (
-        "episode 1: step 1 stands where step 0",
-        {n: np.delete(v, 1, 0) for n, v in two_lengths(6).items()},
-    ),
-    "scattered": ("episode 0: its steps do not stand together", changed("episode", 8, 0)),
-    "unfinished": ("episode 5: it is unfinished: step 1", changed("terminated", 8, 0)),
-    "goes on": ("episode 1: it continues after step 0", changed("truncated", 1, 1)),
-    "two weights": (
-        "episode 3: weights_version 2 acted, but weights_version 1",
-        {"weights_version": [1] * 4 + [2] * 5},
-    ),
-    "two policies": ("episode 3: behaviour 2 acted", {"behaviour": [1] * 4 + [2] * 5}),
-    "one number": (r"column reward has shape \(9, 2\)", {"reward": np.zeros((9, 2))}),
-    "lengths": (r"column reward has shape \(8,\)", {"reward": np.zeros(8)}),
-    "words": ("column action has dtype", {"action": np.array(["left"] * 9)}),
-    "nothing": ("no steps", {name: v[:0] for name, v in two_lengths(6).items()}),
-}
+BAD = [
+    ("no column action_log_prob", {"action_log_prob": None}),
+    ("episode 1: step 1 has no log-probability", changed("action_log_prob", 2, np.nan)),
+    ("episode 0: the log-probability at step 0 is 0.5", changed("action_log_prob", 0, 0.5)),
+    ("episode 3: the log-probability at step 0 is -inf", changed("action_log_prob", 4, -np.inf)),
+    ("episode 3: the log-probability at step 1 is inf", changed("action_log_prob", 5, np.inf)),
+    ("episode 3: its reward at step 0 is inf", changed("reward", 4, np.inf)),
+    ("episode 3: its observation at step 0 is nan", changed("observation", 4, np.nan)),
+    ("episode 1: step 1 stands where step 0", {name: v[SHUFFLED] for name, v in two_lengths(6).items()}),
+    ("episode 1: step 1 stands where step 0", {name: np.delete(v, 1, 0) for name, v in two_lengths(6).items()}),
+    ("episode 0: its steps do not stand together", changed("episode", 8, 0)),
+    ("column episode has 0.5", changed("episode", 0, 0.5)),
+    ("episode 5: it is unfinished: step 1", changed("terminated", 8, 0)),
+    ("episode 1: it continues after step 0", changed("truncated", 1, 1)),
+    ("episode 3: weights_version 2 acted, but weights_version 1", {"weights_version": [1] * 4 + [2] * 5}),
+    ("episode 3: behaviour 2 acted", {"behaviour": [1] * 4 + [2] * 5}),
+    (r"column reward has shape \(9, 2\)", {"reward": np.zeros((9, 2))}),
+    ("column action has dtype", {"action": np.array(["left"] * 9)}),
+    ("no steps", {name: v[:0] for name, v in two_lengths(6).items()}),
+]
 
 
-@pytest.mark.parametrize("kind", BAD)
-def test_bad_data_are_refused_by_episode(kind):
+@pytest.mark.parametrize(("message", "columns"), BAD)
+def test_bad_data_are_refused_by_episode(message, columns):
     """What is wrong, and with which episode."""
-    message, columns = BAD[kind]
     with pytest.raises(UsageError, match=message):
-        load_episodes({name: column for name, column in spoiled(**columns).items() if column is not None})
+        load_episodes({name: column for name, column in (two_lengths(6) | columns).items() if column is not None})
 
 
 def test_logged_episodes_cannot_be_changed():
@@ -357,17 +342,11 @@ def test_a_tensordict_reads_as_the_columns_do(tmp_path, padded):
 def test_steps_without_numbers_have_to_lead_to_one_another():
     """Else shuffled ones could not be told from others."""
     torch, tensordict = pytest.importorskip("torch"), pytest.importorskip("tensordict")
-    columns = two_lengths(6)
-    columns["observation"] = np.arange(9.0)
-    data = tensordict_of(columns, torch, tensordict.TensorDict)
+    data = tensordict_of(two_lengths(6) | {"observation": np.arange(9.0)}, torch, tensordict.TensorDict)
     del data["collector", "step"]
-    assert load_episodes(data).step_numbers().tolist() == columns["step"].tolist()
-    longer = next(row for row in range(8) if columns["step"][row + 1])
-    order = torch.arange(9)
-    order[[longer, longer + 1]] = order[[longer + 1, longer]]
-    episode = columns["episode"][longer]
-    with pytest.raises(UsageError, match=f"episode {episode}: .*step 1 "):
-        load_episodes(data[order])
+    assert load_episodes(data).step_numbers().tolist() == two_lengths(6)["step"].tolist()
+    with pytest.raises(UsageError, match=r"episode 1: .*step 1 "):
+        load_episodes(data[torch.from_numpy(SHUFFLED)])
     del data["next", "observation"]
     with pytest.raises(UsageError, match="no column step"):
         load_episodes(data)
@@ -427,59 +406,41 @@ def test_a_file_that_is_none_is_said(tmp_path):
         (gym.spaces.Discrete(4, start=2), 4),
         (gym.spaces.MultiDiscrete([2, 3], start=[1, 0]), 5),
         (gym.spaces.MultiBinary(3), 3),
-        (gym.spaces.Box(-1, 1, (2,)), (2, 2)),
+        (gym.spaces.Box(-1, 1, (2,)), 4),
     ],
     ids=["Discrete", "MultiDiscrete", "MultiBinary", "Box"],
 )
-def test_a_module_gives_the_log_probabilities_of_torch(space, outputs):
-    """Those of torch's distributions, at actions from anywhere."""
+def test_a_module_tells_of_any_action_what_it_tells_when_it_draws_it(space, outputs):
+    """That is torch's, as the tests of samples show; without sampling an action is certain or impossible."""
     torch = pytest.importorskip("torch")
     from rl_eval.policies.module import ModulePolicy
 
-    torch.manual_seed(0)
-    heads = torch.nn.ModuleList(torch.nn.Linear(3, n) for n in (outputs if isinstance(outputs, tuple) else (outputs,)))
+    box = isinstance(space, gym.spaces.Box)
 
-    class Heads(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.heads = heads
-
+    class Net(torch.nn.Linear):
         def forward(self, observations):
-            found = tuple(head(observations) for head in self.heads)
-            return found if len(found) > 1 else found[0]
+            found = super().forward(observations)
+            return found.split(2, 1) if box else found
 
-    space.seed(0)
+    torch.manual_seed(0)
+    net, live = Net(3, outputs), np.ones(20, bool)
     observations = np.random.default_rng(0).normal(size=(20, 3)).astype(np.float32)
-    actions = np.stack([space.sample() for _ in range(20)])
+    drawing, fixed = (ModulePolicy(net, space, deterministic=known) for known in (False, True))
     with torch.no_grad():
-        found = ModulePolicy(Heads(), space, deterministic=False).log_prob(observations, actions)
-        parts = [head(torch.from_numpy(observations)) for head in heads]
-    of = torch.distributions
-    if isinstance(space, gym.spaces.Box):
-        expected = of.Normal(parts[0], parts[1].exp()).log_prob(torch.from_numpy(actions)).sum(1)
-    elif isinstance(space, gym.spaces.MultiBinary):
-        expected = of.Bernoulli(logits=parts[0]).log_prob(torch.from_numpy(actions).float()).sum(1)
-    else:
-        shifted = torch.from_numpy((actions - space.start).reshape(20, -1))
-        logits = parts[0].split(getattr(space, "nvec", np.array([4])).tolist(), 1)
-        expected = sum(
-            of.Categorical(logits=part).log_prob(column) for part, column in zip(logits, shifted.T, strict=True)
-        )
-    assert found == pytest.approx(expected.numpy(), abs=1e-5)
-    fixed = ModulePolicy(Heads(), space, deterministic=True)
-    if isinstance(space, gym.spaces.Box):
-        with torch.no_grad(), pytest.raises(ConfigError, match="one action per observation in a continuous space"):
-            fixed.log_prob(observations, actions)
-    else:
-        with torch.no_grad():
-            taken = fixed.act(observations, None, np.ones(20, bool), None)[0]
+        actions = drawing.act(observations, None, live, EpisodeNoise(np.arange(20), np.zeros(20, int)))[0]
+        assert drawing.log_prob(observations, actions) == pytest.approx(drawing.outputs["action_log_prob"])
+        if box:
+            with pytest.raises(ConfigError, match="one action per observation in a continuous space"):
+                fixed.log_prob(observations, actions)
+        else:
+            taken = fixed.act(observations, None, live, None)[0]
             assert (fixed.log_prob(observations, taken) == 0).all()
             assert set(fixed.log_prob(observations, actions)) == {0.0, -np.inf}
-    with torch.no_grad(), pytest.raises(PolicyError, match="not one-hot"):
-        fixed.log_prob(observations, np.zeros((20, 7)))
-    if not isinstance(space, gym.spaces.Box | gym.spaces.MultiBinary):
-        with torch.no_grad(), pytest.raises(PolicyError, match="action 9 is not in"):
-            fixed.log_prob(observations, np.full_like(actions, 9))
+        with pytest.raises(PolicyError, match="not one-hot"):
+            fixed.log_prob(observations, np.zeros((20, 7)))
+        if isinstance(space, gym.spaces.Discrete | gym.spaces.MultiDiscrete):
+            with pytest.raises(PolicyError, match="action 9 is not in"):
+                fixed.log_prob(observations, np.full_like(actions, 9))
 
 
 def test_a_filter_before_the_target_policy_is_part_of_it():
@@ -525,19 +486,14 @@ def test_a_module_is_a_target_policy_that_samples(space, monkeypatch):
     monkeypatch.setattr("rl_eval.ope.fitted_q._LEAST_UPDATES", 20)
     from rl_eval.policies.module import ModulePolicy
 
-    class Net(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.head = torch.nn.Linear(1, 3 if isinstance(space, gym.spaces.Discrete) else 2)
+    discrete = isinstance(space, gym.spaces.Discrete)
 
+    class Net(torch.nn.Linear):
         def forward(self, x):
-            logits = self.head(x)
-            return logits if isinstance(space, gym.spaces.Discrete) else (logits, torch.zeros(2))
+            return super().forward(x) if discrete else (super().forward(x), torch.zeros(2))
 
     torch.manual_seed(0)
-    net = Net()
-    rng = np.random.default_rng(0)
-    discrete = isinstance(space, gym.spaces.Discrete)
+    net, rng = Net(1, 3 if discrete else 2), np.random.default_rng(0)
     actions = rng.integers(0, 3, 300) if discrete else rng.normal(size=(300, 2))
     densities = -0.5 * (actions**2).sum(-1) - np.log(2 * np.pi)
     episodes = one_step(
@@ -548,11 +504,9 @@ def test_a_module_is_a_target_policy_that_samples(space, monkeypatch):
         action_log_prob=np.full(300, np.log(1 / 3)) if discrete else densities,
     )
     found = estimate(episodes, net)
+    assert net.training
     assert found.to_dict() == estimate(episodes, ModulePolicy(net, space, deterministic=False)).to_dict()
     assert np.isfinite(found["weighted_is"].value)
-    fresh = Net()
-    estimate(episodes, fresh, values=None)
-    assert fresh.training
 
 
 @pytest.mark.parametrize(
@@ -632,15 +586,11 @@ def test_the_command_estimates_what_the_simulation_measures(tmp_path, monkeypatc
     pytest.importorskip("torch")
     folder = make_folder(tmp_path, monkeypatch)
     (folder / "cli_heads.py").write_text(HEADS)
-    rng, columns = np.random.default_rng(0), {name: [] for name in two_lengths(2)}
-    for episode in range(300):
-        length = int(rng.integers(10, 20))
-        for step in range(length):
-            action = int(rng.random() < 0.5)
-            row = (episode, step, [step], action, action, step + 1 == length, False, np.log(0.5))
-            for name, value in zip(columns, row, strict=True):
-                columns[name].append(value)
-    columns["observation"] = np.array(columns["observation"], np.float32)
+    rng = np.random.default_rng(0)
+    columns = steps_of(rng.integers(10, 20, 300))
+    action = rng.integers(0, 2, len(columns["step"]))
+    columns |= {"action": action, "reward": action, "action_log_prob": np.full(len(action), np.log(0.5))}
+    columns["observation"] = columns["step"][:, None].astype(np.float32)
     np.savez(folder / "data.npz", **columns)
     args = ("toy.yaml", "--set", "policy.policy=cli_heads:tilted", "--set", "policy.deterministic=false")
     outcome = call("ope", "data.npz", *args, "--no-fit", "--gamma", "0.9", "--json")
@@ -653,8 +603,7 @@ def test_the_command_estimates_what_the_simulation_measures(tmp_path, monkeypatc
     shown = call("ope", "data.npz", *args, "--no-fit", "--no-simulation").stdout
     assert "weighted_per_decision_is" in shown
     assert "simulation " not in shown.replace("- simulation", "")
-    few = {name: np.asarray(column)[: columns["episode"].index(5)] for name, column in columns.items()}
-    np.savez(folder / "few.npz", **few)
+    np.savez(folder / "few.npz", **{name: column[columns["episode"] < 5] for name, column in columns.items()})
     outcome = call("ope", "few.npz", *args, "--no-fit", "--no-simulation", "--json")
     assert outcome.exit_code == ExitCode.USAGE
     refused = {one["name"]: one for one in printed("ope", outcome.stdout)["estimates"]}
@@ -662,20 +611,19 @@ def test_the_command_estimates_what_the_simulation_measures(tmp_path, monkeypatc
     assert refused["trajectory_is"]["value"] is None
 
 
+FLAT, LONGER = {"action": np.zeros((4, 2), np.float32)}, steps_of([2, 2])
+
+
 @pytest.mark.parametrize(
-    ("env", "limit", "named"),
-    [("CartPole-v1", None, "observations"), ("Pendulum-v1", None, "actions"), ("Acrobot-v1", 1, "max_episode_steps")],
+    ("env", "size", "columns", "named"),
+    [("CartPole-v1", 3, {}, "observations"), ("Pendulum-v1", 3, FLAT, "actions"), ("Acrobot-v1", 6, LONGER, "max_ep")],
 )
-def test_episodes_of_another_environment_are_refused(env, limit, named):
+def test_episodes_of_another_environment_are_refused(env, size, columns, named):
     """By the shapes of its spaces, and by its limit of steps."""
-    columns = {"observation": np.zeros((4, 6 if env == "Acrobot-v1" else 3), np.float32)}
-    columns |= {"action": np.zeros((4, 2) if env == "Pendulum-v1" else 4, float if env == "Pendulum-v1" else int)}
-    if env == "Acrobot-v1":
-        ends = np.arange(4) % 2 == 1
-        columns |= {"episode": [0, 0, 1, 1], "step": [0, 1, 0, 1], "terminated": ends}
-    config = EvalConfig().environment(env).policy("rl_eval.policies.mlp:make_mlp")
+    config = EvalConfig().environment(env).policy("rl_eval.policies.mlp:make_mlp").evaluation(max_episode_steps=1)
+    episodes = one_step(4, **columns | {"observation": np.zeros((4, size), np.float32)})
     with pytest.raises(UsageError, match=named):
-        target_policy(config.evaluation(max_episode_steps=limit).build(), one_step(4, **columns))
+        target_policy(config.build(), episodes)
 
 
 def test_actions_that_were_changed_before_they_were_stored_are_refused():
@@ -687,12 +635,9 @@ def test_actions_that_were_changed_before_they_were_stored_are_refused():
         check_unchanged_actions(episodes, space, "clip")
     with pytest.raises(UsageError, match="unsquash"):
         check_unchanged_actions(episodes, space, "unsquash")
-    for unharmed, handling in (
-        (space, "none"),
-        (gym.spaces.Box(-2, 2, (1,)), "clip"),
-        (gym.spaces.Discrete(2), "clip"),
-    ):
-        check_unchanged_actions(episodes, unharmed, handling)
+    check_unchanged_actions(episodes, space, "none")
+    check_unchanged_actions(episodes, gym.spaces.Box(-2, 2, (1,)), "clip")
+    check_unchanged_actions(episodes, gym.spaces.Discrete(2), "clip")
 
 
 HEADS = '''

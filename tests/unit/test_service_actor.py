@@ -5,11 +5,10 @@ import threading
 import time
 from pathlib import Path
 
-import gymnasium as gym
-import numpy as np
 import pytest
 import torch
-from torch import nn
+from evaluator_modules import Scale
+from evaluator_world import Line, echo
 
 from rl_eval import EvalConfig, load
 from rl_eval.errors import ClusterError, ConfigError, EvalError, UsageError, WeightsError, redaction
@@ -22,23 +21,8 @@ LIMIT_S = 30.0
 """Far beyond what anything here takes; reached only by what hangs."""
 
 
-class Scores(nn.Module):
-    """Pushes the cart to the side of its one weight."""
-
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(1))
-
-    def forward(self, observations):
-        return torch.cat([torch.zeros(len(observations), 1), self.weight.expand(len(observations), 1)], -1)
-
-
 def weights(value, size=1):
-    return snapshot_weights({"weight": torch.full((size,), float(value))}, 0)
-
-
-def always_left(observations):
-    return np.zeros(len(observations), np.int64)
+    return snapshot_weights({"weight": torch.full((size, 1), float(value))}, 0)
 
 
 class Service(EvalService):
@@ -52,25 +36,12 @@ class Service(EvalService):
         self.ended.set()
 
 
-class Gated(gym.Wrapper):
-    """Without its gate no episode goes on."""
-
-    gate: Path
-
-    def step(self, action):
-        if self.gate.exists():
-            return super().step(action)
-        time.sleep(0.01)
-        return np.zeros(4, np.float32), 0.0, False, False, {}
-
-
 def gated(context):
     """Return an environment, unless the gate says that it is broken; the error tells the password."""
-    env = Gated(gym.make("CartPole-v1"))
-    env.gate = Path(context["gate"])
-    if env.gate.exists() and env.gate.read_text():
+    gate = Path(context["gate"])
+    if gate.exists() and gate.read_text():
         raise ConnectionError(f"not with {context['password']}")
-    return env
+    return Line(until=str(gate))
 
 
 class World:
@@ -91,7 +62,6 @@ class World:
         payload, taken = split_secrets(content, redaction.secrets_in(content[0].model_dump()))
         options = ServiceOptions("one", "here", str(self.folder), True, idle_timeout_s, None, start, taken)
         self.service = Service(options)
-        self.call = lambda method, *args: getattr(self.service, method)(*args)
         self.service.open(payload)
 
     def submit(self, name, step=0, client="me", sent=None):
@@ -111,13 +81,13 @@ class World:
 
 @pytest.fixture(params=[None], ids=["function"])
 def world(tmp_path, request):
-    made = World(tmp_path, request.param or always_left)
+    made = World(tmp_path, request.param or echo)
     yield made
     made.gate.touch()
     made.service.close()
 
 
-scored = pytest.mark.parametrize("world", [Scores()], indirect=True, ids=["module"])
+scored = pytest.mark.parametrize("world", [Scale()], indirect=True, ids=["module"])
 
 
 # ------------------------------------------------------------------------------ another process takes its place
@@ -243,7 +213,9 @@ def test_weights_that_do_not_fit_fail_alone_and_are_forgotten(world):
         assert isinstance(world.result(name), WeightsError)
     world.service.close()
     world.begin("first")
-    assert world.submit("again").weights_version == 1
+    assert world.submit("again").weights_version == 1, "the last ones of this client that fitted"
+    assert world.submit("other", client="stranger").weights_version == 0, "the policy as it was given"
+    assert world.result("other", "stranger").episodes[0].weights_version == 0
     assert world.result("again").status == "complete"
 
 
@@ -268,7 +240,7 @@ class Strange(Exception):
 def test_an_outcome_that_cannot_travel_arrives_as_an_error():
     assert isinstance(unpickled(pickled(OSError(28, "No space left on device"))), OSError)
     assert isinstance(unpickled(pickled(Strange(1, 2))), EvalError)
-    assert isinstance(unpickled(pickle.dumps(always_left).replace(b"always_left", b"always_lost")), UsageError)
+    assert isinstance(unpickled(pickle.dumps(gated).replace(b"gated", b"lost!")), UsageError)
 
 
 def test_a_request_is_answered_and_the_next_runs_although_its_answer_cannot_be_kept(world, monkeypatch):

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import zipfile
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -64,11 +65,8 @@ def make_watcher(said=None, config=CONFIG, submitted=lambda handle: None, **opti
 
 
 def run_watcher(*args, **options):
-    watching = make_watcher(*args, **options)
-    try:
+    with closing(make_watcher(*args, **options)) as watching:
         watching.run(0.0, once=True)
-    finally:
-        watching.close()
 
 
 def evaluated(path, **evaluation):
@@ -114,7 +112,10 @@ def configure(**sections):
 
 
 def test_a_folder_of_checkpoints_becomes_a_curve(folder):
-    """In the order of training, with the numbers of a plain evaluation of each file; ``--json`` prints the rows."""
+    """In the order of training, with the numbers of a plain evaluation of each file; ``--json`` prints the rows.
+
+    Each is an ordinary evaluation log, whose provenance names the trainer's file.
+    """
     paths = {step: save(step, good=step == 20) for step in (100, 3, 20)}
     outcome = watch_once("--json")
     assert outcome.exit_code == ExitCode.COMPLETE, outcome.output
@@ -127,30 +128,29 @@ def test_a_folder_of_checkpoints_becomes_a_curve(folder):
         assert float(row["episode_return_ci_high"]) == result.interval.high
         assert (row["status"], row["num_episodes"], row["num_failed_episodes"]) == ("complete", "6", "0")
         assert log_of(row).manifest.weights["version"] == int(row["step"])
+        log = Path("run/eval/evaluations", row["evaluation"])
+        assert load(log).fingerprint == row["fingerprint"]
+        assert load(log).provenance["config"]["policy"]["weights"] == str(paths[int(row["step"])].resolve())
+    assert replay(log, 2).identical
     assert "step 20 (model_20.safetensors): mean return" in outcome.stderr
 
 
 def test_the_picture_can_be_decoded(folder, monkeypatch):
+    """Without matplotlib there is the table alone, and one line says so."""
     monkeypatch.setattr(watcher, "curve_png", curve_png)
     from matplotlib.image import imread
 
     save(1)
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "matplotlib.figure", None)
+        outcome = watch_once()
+        assert (outcome.exit_code, outcome.stdout.count("matplotlib")) == (ExitCode.COMPLETE, 1)
+    assert (steps(), Path("run/eval/curve.png").exists()) == ([1], False)
     save(2, good=True)
     watch_once()
     picture = imread("run/eval/curve.png")
     assert picture.shape == (540, 960, 4)
     assert ((picture[..., 0] > 0.7) & (picture[..., 1] < 0.3)).any(), "the best is red"
-
-
-def test_without_matplotlib_there_is_the_table(folder, monkeypatch):
-    monkeypatch.setattr(watcher, "curve_png", curve_png)
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    save(1)
-    outcome = watch_once()
-    assert outcome.exit_code == ExitCode.COMPLETE
-    assert outcome.stdout.count("matplotlib") == 1
-    assert steps() == [1]
-    assert not Path("run/eval/curve.png").exists()
 
 
 def test_the_best_is_tested_again_on_episodes_that_no_choice_has_seen(folder):
@@ -175,6 +175,9 @@ def test_the_best_is_tested_again_on_episodes_that_no_choice_has_seen(folder):
 def test_a_better_one_replaces_the_best(folder):
     """A worse or equal one does not; only the best one's copy is kept."""
     save(1)
+    watch_once("--held-out", 0, "--output", "once")
+    assert best("once")["held_out"] is None
+    assert not Path("once/held_out").exists()
     watch_once()
     assert best()["step"] == 1
     shutil.copy("run/model_1.safetensors", "run/model_5.safetensors")
@@ -185,13 +188,6 @@ def test_a_better_one_replaces_the_best(folder):
     assert best()["step"] == 7
     assert copies() == [best()["checkpoint"]]
     assert len(list(Path("run/eval/held_out").iterdir())) == 2
-
-
-def test_without_held_out_episodes_there_is_no_second_number(folder):
-    save(1)
-    watch_once("--held-out", 0)
-    assert best()["held_out"] is None
-    assert not Path("run/eval/held_out").exists()
 
 
 @pytest.mark.parametrize(("status", "mean"), [("partial", 9.0), ("failed", 9.0), ("complete", None), ("complete", 1.0)])
@@ -219,16 +215,6 @@ def test_a_failed_determinism_check_is_beside_each_number(folder, monkeypatch, l
     assert ("quote this one" in found["held_out"]["meaning"]) == (not leak)
 
 
-def test_an_evaluation_can_be_loaded_and_replayed(folder):
-    """It is an ordinary evaluation log, whose provenance names the trainer's file."""
-    path = save(4, good=True)
-    watch_once()
-    log = Path("run/eval/evaluations", curve()[0]["evaluation"])
-    assert load(log).fingerprint == curve()[0]["fingerprint"]
-    assert load(log).provenance["config"]["policy"]["weights"] == str(path.resolve())
-    assert replay(log, 2).identical
-
-
 # ------------------------------------------------------------------------------ each once
 
 
@@ -245,16 +231,10 @@ def test_nothing_is_evaluated_twice(folder):
     assert outcome.stdout.startswith("nothing new: 2 checkpoints")
     assert fingerprints() == before
     assert rows_in_logs() == rows == dict.fromkeys(rows, 6)
-
-
-def test_other_contents_under_the_same_name_are_another_checkpoint(folder):
-    save(1)
-    watch_once()
     save(1, good=True)
     watch_once()
-    assert steps() == [1, 1]
-    assert len({row["digest"] for row in curve()}) == 2
-    assert best()["digest"] == max(curve(), key=lambda row: float(row["episode_return_mean"]))["digest"]
+    assert steps() == [1, 1, 2], "other contents under the same name are another checkpoint"
+    assert len({row["digest"] for row in curve()}) == 3
 
 
 def test_a_key_selects_the_weights_of_each_checkpoint(folder):
@@ -273,23 +253,26 @@ def scanned(folder, pattern="**/*", step_pattern=None):
     return CheckpointFolder(folder, pattern, compile_step_pattern(step_pattern), folder / "eval")
 
 
-@pytest.mark.parametrize(
-    ("name", "pattern", "step"),
-    [
-        ("model_1000_steps.zip", None, 1000),
-        ("checkpoint_000012", None, 12),
-        ("ppo-v1_e7.zip", r"e(\d+)", 7),
-        ("latest.zip", None, None),
-        ("ppo.zip", r"e(\d+)", None),
-        ("a/b3/model_5.pt", None, 5),
-    ],
-)
-def test_steps_are_read_from_names(tmp_path, name, pattern, step):
-    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-    (tmp_path / name).touch()
-    found = scanned(tmp_path, step_pattern=pattern)
+def stable(pattern):
+    """Return the one checkpoint of the run that stands still."""
+    found = scanned(Path("run"), pattern)
     found.scan()
-    assert {one.name: one.step for one in found.scan()}[name] == step
+    [info] = found.scan()
+    return info
+
+
+def test_steps_are_read_from_names(tmp_path):
+    expected = {
+        None: {"model_1000_steps.zip": 1000, "checkpoint_000012": 12, "latest.zip": None, "a/b3/model_5.pt": 5},
+        r"e(\d+)": {"ppo-v1_e7.zip": 7, "ppo.zip": None},
+    }
+    for pattern, names in expected.items():
+        for name in names:
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).touch()
+        found = scanned(tmp_path, step_pattern=pattern)
+        found.scan()
+        assert names.items() <= {one.name: one.step for one in found.scan()}.items()
 
 
 def test_checkpoints_without_a_step_follow_by_time(folder):
@@ -324,45 +307,23 @@ def test_a_checkpoint_must_hold_still(tmp_path):
     assert "m1" not in [one.name for one in folder.scan()]
 
 
-def test_a_folder_that_is_removed_during_a_scan_hides_no_other(tmp_path, monkeypatch):
-    real, gone = Path.glob, []
-
-    def glob(path, pattern):
-        found = list(real(path, pattern))
-        yield from found[:1]
-        if not gone:
-            gone.append(path)
-            raise FileNotFoundError(path)
-        yield from found[1:]
-
-    for step in (1, 2):
-        (tmp_path / f"m{step}").touch()
-    folder = scanned(tmp_path, "**/m*")
-    folder.scan()
-    monkeypatch.setattr(Path, "glob", glob)
-    assert [one.step for one in folder.scan()] == [1, 2]
-    assert gone
-
-
-@pytest.mark.parametrize("as_folder", [False, True], ids=["zip files", "folders"])
+@pytest.mark.parametrize("as_folder", [False, True], ids=["files", "folders"])
 def test_a_factory_can_load_checkpoints_itself(folder, as_folder):
     """Each has runners of its own; a torn one is skipped and the others are not."""
     configure(policy={"policy": "watch_factories:from_path", "policy_kwargs": {"scale": 2.0}})
     for step in (1, 2, 3):
         home = Path("run", f"model_{step}") if as_folder else Path("run")
         home.mkdir(exist_ok=True)
-        path = home / ("weights.zip" if as_folder else f"model_{step}.zip")
-        torch.save(weights_of_step(step, good=step == 3), path)
+        path = save(step, step == 3, home, "weights" if as_folder else "model_{}")
         if step == 2:
             path.write_bytes(path.read_bytes()[:1000])
         age(path)
-    checkpoints = "run/model_*" if as_folder else "run/*.zip"
-    outcome = watch_once("--as", "policy.policy_kwargs.path", checkpoints=checkpoints)
+    outcome = watch_once("--as", "policy.policy_kwargs.path", checkpoints="run/model_*")
     assert outcome.exit_code == ExitCode.PARTIAL, outcome.output
     assert [row["status"] for row in curve()] == ["complete", "unreadable", "complete"]
     assert best()["step"] == 3
     kept = Path("run/eval", best()["checkpoint"])
-    assert (kept / "weights.zip" if as_folder else kept).is_file()
+    assert (kept / "weights" if as_folder else kept).is_file()
 
 
 def make_models(*steps):
@@ -385,63 +346,42 @@ def test_each_model_brings_its_own_normalizer(folder):
     own = {step: Path(f"run/model_{step}_vecnormalize.pkl").resolve() for step in (1, 2)}
     for step in (1, 2):
         own[step].write_text(str(step))
-    plain, none = settings_of_models(), settings_of_models(vecnormalize=False)
-    assert [companions_of(models[step], plain) for step in (1, 2)] == [{"vecnormalize": own[step]} for step in (1, 2)]
-    assert companions_of(models[1], none) == {}
+        assert companions_of(models[step], settings_of_models()) == {"vecnormalize": own[step]}
+    assert companions_of(models[1], settings_of_models(vecnormalize=False)) == {}
     of_one = settings_of_models(path=str(models[2]), vecnormalize=str(own[2]))
     assert without_companions(of_one).policy.policy_kwargs == {"path": str(models[2])}
     shared = settings_of_models(vecnormalize=str(own[2]))
-    for settings in (none, shared, settings_of_models(path=str(models[2]), vecnormalize=False)):
-        assert without_companions(settings) is settings
+    assert without_companions(shared) is shared
     assert companions_of(models[2], shared) == {}
     with pytest.raises(ConfigError, match=r"policy_kwargs.vecnormalize"):
         companions_of(models[1], shared)
+    info, both = stable("*_1.zip"), {"vecnormalize": own[1]}
+    assert copy_checkpoint(models[1], info, both, Path("copy"))
+    assert Path("copy", own[1].name).read_text() == "1"
     own[1].rename("run/other_vecnormalize.pkl")
-    Path("run/another_vecnormalize.pkl").touch()
-    assert companions_of(models[1], shared) == companions_of(models[1], plain) == {}
-
-
-def test_companions_are_copied_with_a_checkpoint(folder):
-    """If the trainer removes one meanwhile, there is no copy."""
-    make_models(1)
-    model, beside = Path("run/model_1.zip"), Path("run/model_1_vecnormalize.pkl")
-    beside.write_text("statistics")
-    found = scanned(Path("run"), "*.zip")
-    [info] = [found.scan(), found.scan()][1]
-    assert copy_checkpoint(model, info, {"vecnormalize": beside}, Path("copy"))
-    assert Path("copy", beside.name).read_text() == "statistics"
-    beside.unlink()
-    assert copy_checkpoint(model, info, {"vecnormalize": beside}, Path("copy")) is None
+    assert copy_checkpoint(models[1], info, both, Path("copy")) is None, "the trainer has removed a part"
 
 
 # ------------------------------------------------------------------------------ bad ones
 
 
 def test_a_torn_file_is_skipped(folder):
-    """It is not tried again, unless asked for; the others have their points."""
-    for step in (1, 2, 3):
+    """It is not tried again, unless asked for; the others have their points. Weights of another network likewise."""
+    for step in (1, 2, 4):
         save(step)
-    torn = Path("run/model_2.safetensors")
+    torn, strange = Path("run/model_2.safetensors"), Path("run/model_3.safetensors")
     torn.write_bytes(torn.read_bytes()[:-100])
-    age(torn)
+    save_file({"strange": torch.zeros(3)}, strange)
+    age(torn), age(strange)
     assert watch_once().exit_code == ExitCode.PARTIAL
-    assert [row["status"] for row in curve()] == ["complete", "unreadable", "complete"]
+    assert [row["status"] for row in curve()] == ["complete", "unreadable", "unreadable", "complete"]
     assert str(torn.resolve()) in curve()[1]["reason"]
     again = watch_once()
     assert (again.exit_code, again.stdout.split(":")[0]) == (ExitCode.PARTIAL, "nothing new")
-    assert "skipped" in watch_once("--retry-unreadable").stdout
+    assert watch_once("--retry-unreadable").stdout.count(": skipped") == 2
     save(2)
     assert watch_once().exit_code == ExitCode.PARTIAL
     assert [row["status"] for row in curve() if row["step"] == "2"] == ["unreadable", "complete"]
-
-
-def test_weights_of_another_network_are_the_checkpoints_fault(folder):
-    """The runners keep working."""
-    save_file({"strange": torch.zeros(3)}, "run/model_1.safetensors")
-    age("run/model_1.safetensors")
-    save(2)
-    assert watch_once().exit_code == ExitCode.PARTIAL
-    assert [row["status"] for row in curve()] == ["unreadable", "complete"]
 
 
 def test_a_young_one_that_cannot_be_loaded_is_left_for_later(folder):
@@ -457,12 +397,12 @@ def test_a_young_one_that_cannot_be_loaded_is_left_for_later(folder):
 
 @pytest.mark.parametrize("models", [False, True], ids=["an empty file", "a model of a library"])
 def test_if_nothing_can_be_loaded_the_watch_has_failed(folder, models):
-    """For a model of a library the message names the factory that loads it."""
+    """For a model of a library the message says how it is named."""
     make_models(1)
     Path("run/model_1.safetensors").write_bytes(b"")
     outcome = watch_once("--retry-s", 0, checkpoints="run/*.zip" if models else "run")
     assert outcome.exit_code == ExitCode.FAILED
-    assert ("rl_eval.integrations.sb3:load_policy" in outcome.output) == models
+    assert (f"sb3:{Path('run/model_1.zip').resolve()}" in outcome.output) == models
 
 
 @pytest.mark.parametrize("as_folder", [False, True], ids=["file", "folder"])
@@ -482,8 +422,7 @@ def test_a_checkpoint_that_changes_while_it_is_copied_gives_no_copy(folder, monk
             shutil.rmtree(copied) if as_folder else copied.unlink()
         raise OSError(28, "No space left on device", str(target))
 
-    found = scanned(Path("run"), "model_1")
-    [info] = [found.scan(), found.scan()][1]
+    info = stable("model_1")
     monkeypatch.setattr(shutil, "copyfile", disturb)
     monkeypatch.setattr(shutil.copytree, "__defaults__", (False, None, disturb, False, False))
     if fate == "untouched":
@@ -502,7 +441,7 @@ def test_a_file_that_changes_while_it_is_evaluated_gives_the_number_of_its_forme
     monkeypatch.syspath_prepend(folder)
     path = save(1)
     expected = evaluated(shutil.copy(path, "former.safetensors"))
-    config = CONFIG if key == "policy.weights" else CONFIG | {"policy": {"policy": "watch_factories:from_file"}}
+    config = CONFIG if key == "policy.weights" else CONFIG | {"policy": {"policy": "watch_factories:from_path"}}
     change = (lambda: save(1, good=True)) if fate == "overwritten" else (lambda: path.unlink(missing_ok=True))
     run_watcher(config=config, key=key, submitted=lambda handle: change())
     (row,) = curve()
@@ -515,16 +454,13 @@ def test_a_file_that_changes_while_it_is_evaluated_gives_the_number_of_its_forme
 # ------------------------------------------------------------------------------ the command line
 
 
-OPTIONS = ("-n", 6, "--seed", 3, "--runners", 0, "--envs-per-runner", 4)
-
-
 def test_options_replace_a_config(folder):
     """As for ``rl-eval run``; the weights are the checkpoints'."""
     save(1)
-    by_config = watch_once("--output", "one")
-    policy = ("--env", "CartPole-v1", "--policy", "rl_eval.policies.mlp:make_mlp")
-    by_options = call("watch", "run", "--once", "--poll-s", 0.02, "--output", "two", *policy, *OPTIONS)
-    assert by_options.exit_code == by_config.exit_code == ExitCode.COMPLETE, by_options.output
+    watch_once("--output", "one")
+    options = ("--env", "CartPole-v1", "--policy", "rl_eval.policies.mlp:make_mlp", "-n", 6, "--seed", 3)
+    runners = ("--runners", 0, "--envs-per-runner", 4)
+    assert call("watch", "run", "--once", "--poll-s", 0.02, "--output", "two", *options, *runners).exit_code == 0
     assert curve("two")[0]["fingerprint"] == curve("one")[0]["fingerprint"]
 
 
@@ -534,20 +470,15 @@ def test_options_replace_a_config(folder):
         (("c.yaml",), "CHECKPOINTS"),
         (("c.yaml", "run", "more.safetensors"), "2 CHECKPOINTS"),
         (("run", "c.yaml"), "rl-eval watch c.yaml run"),
-        (("later",), "--env"),
         (("run/*.zip",), "--env"),
         (("run/*.safetensors", "--env", "CartPole-v1"), "--policy"),
-        (("run/*.pt", "--env", "CartPole-v1"), "*.pt"),
         (("run/*.zip", "--env", "CartPole-v1"), "--trust"),
         (("run", "--env", "CartPole-v1", "--weights", "w.pt"), "--weights w.pt"),
         (("c.yaml", "run", "--as", "policy.device"), "--as policy.device"),
         (("c.yaml", "run", "--step-pattern", "("), "--step-pattern"),
-        (("c.yaml", "run", "--step-pattern", "step"), "--step-pattern"),
-        (("c.yaml", "run", "--set", "evaluation.first_index=2147483640"), "first_index"),
         (("c.yaml", "run", "--held-out", 2**31 - 3), "first_index"),
         (("c.yaml", "run", "--output", "c.yaml"), "output folder"),
         (("c.yaml", "run/*.pt"), "run' matches '*.pt'"),
-        (("c.yaml", "models"), "*.zip"),
         (("c.yaml", "elsewhere"), "elsewhere'"),
     ],
 )
@@ -555,8 +486,6 @@ def test_a_mistake_is_named_before_anything_runs(folder, arguments, named):
     save(1)
     make_models(1)
     Path("run/other").touch()
-    Path("models").mkdir()
-    Path("models/model_7.zip").touch()
     outcome = call("watch", *arguments, "--once", "--poll-s", 0.02)
     assert outcome.exit_code == ExitCode.USAGE, outcome.output
     assert named in " ".join(outcome.stderr.split())
@@ -571,7 +500,6 @@ def test_a_mistake_is_named_before_anything_runs(folder, arguments, named):
         ("run/model_*.safetensors", ["model_1.safetensors"], "run"),
         ("run/**/*_*.safetensors", ["model_1.safetensors", "other_2.safetensors", "deep/model_3.safetensors"], "run"),
         ("r?n/model_*.safetensors", ["run/model_1.safetensors"], "."),
-        ("run/model_1.safetensors", ["model_1.safetensors"], "run"),
         ("[odd] run", ["model_4.safetensors"], "[odd] run"),
         ("~/run/deep", ["model_3.safetensors"], "run/deep"),
     ],
@@ -620,34 +548,25 @@ def test_a_curve_has_points_of_one_evaluation(folder):
     assert watch_once("--set", "runners.num_envs_per_runner=2").exit_code == ExitCode.COMPLETE
 
 
-@pytest.fixture
-def worth(folder, monkeypatch):
-    """Settings with an environment whose code can be edited, and one evaluated checkpoint."""
+def test_a_curve_has_points_of_one_code(folder, monkeypatch):
+    """Edits between two calls or two scans are errors that name the file; with the former code it continues."""
     monkeypatch.syspath_prepend(folder)
     write_environment("watch_worth")
     config = CONFIG | {"environment": {"env": "watch_worth:make"}}
     save(1)
     run_watcher(config=config)
-    yield config
-    sys.modules.pop("watch_worth")
-
-
-def test_a_curve_has_points_of_one_code(worth):
-    """Edits between two calls or two scans are errors that name the file; with the former code it continues."""
     save(2)
-    watching = make_watcher(config=worth)
+    watching = make_watcher(config=config)
     write_environment("watch_worth", worth=3)
-    try:
-        with pytest.raises(ConfigError, match=r"watch_worth\.py.*--output"):
-            watching.run(0.0, once=True)
-    finally:
-        watching.close()
+    with closing(watching), pytest.raises(ConfigError, match=r"watch_worth\.py.*--output"):
+        watching.run(0.0, once=True)
     with pytest.raises(ConfigError, match=r"watch_worth\.py.*--output"):
-        make_watcher(config=worth)
+        make_watcher(config=config)
     assert steps() == [1]
     write_environment("watch_worth")
-    run_watcher(config=worth)
+    run_watcher(config=config)
     assert steps() == [1, 2]
+    sys.modules.pop("watch_worth")
 
 
 @pytest.mark.parametrize("factory", ["reject", "from_pat"])
@@ -667,7 +586,7 @@ def test_a_fault_of_the_environment_is_never_the_checkpoints(folder, monkeypatch
     write_environment("watch_licensed", licensed=True)
     monkeypatch.syspath_prepend(folder)
     if key != "policy.weights":
-        configure(policy={"policy": "watch_factories:from_file"})
+        configure(policy={"policy": "watch_factories:from_path"})
     for step in (1, 2):
         age(save(step))
     args = ("--set", "environment.env=watch_licensed:make", "--as", key)
@@ -693,20 +612,12 @@ def contents(folder):
     }
 
 
-FOREIGN = {
-    "the watched folder": "run",
-    "one above it": ".",
-    "the watched folder by a link": "link",
-    "a folder with other files": "results",
-    "a watch.json of another program": "other",
-    "a damaged watch.json": "damaged",
-    "a watch.json of a folder that is not ours": "escaping",
-    "the default, which the trainer uses": None,
-}
+FOREIGN = ("run", ".", "link", "results", "other", "damaged", "escaping", None)
+"""The watched folder, one above it, a link to it; other files; three kinds of watch.json; what the trainer uses."""
 ESCAPING = {"schema": "rl_eval watch", "format": 2, "checkpoints": [{"info": 3, "digest": "/../../run"}]}
 
 
-@pytest.mark.parametrize("output", FOREIGN.values(), ids=FOREIGN)
+@pytest.mark.parametrize("output", FOREIGN)
 def test_a_foreign_folder_is_refused_and_stays_as_it_is(folder, output):
     """Whatever names are in it: the trainer may have a folder named best."""
     save(1)
@@ -729,9 +640,8 @@ def test_a_foreign_folder_is_refused_and_stays_as_it_is(folder, output):
 
 def test_names_in_a_journal_lead_to_no_other_folder():
     """Names and digests may come from a file that another program wrote."""
-    entry = Entry(Checkpoint("../../a/..", 1, 0.0, ""), "/../../b")
-    assert "/" not in entry.id
-    assert not entry.id.startswith(".")
+    name = Entry(Checkpoint("../../a/..", 1, 0.0, ""), "/../../b").id
+    assert ("/" in name, name[0] == ".") == (False, False)
 
 
 def test_files_that_others_put_into_the_output_folder_stay(folder):
@@ -762,8 +672,10 @@ claim_output(Path("run").resolve(), Path("run/eval").resolve())
 
 @pytest.mark.process
 def test_of_two_watchers_one_is_refused(folder):
-    """In one process or in two; the refused one lets no other in, the closed one does."""
+    """In one process or in two; the refused one lets no other in, the closed one does, whatever forks live on."""
     first = make_watcher()
+    if not (fork := os.fork()):
+        signal.pause()
     for _ in range(2):
         with pytest.raises(LogOwned):
             make_watcher()
@@ -774,6 +686,8 @@ def test_of_two_watchers_one_is_refused(folder):
         assert other.returncode == (not closed), other.stderr
         assert (b"LogOwned" in other.stderr) == (not closed)
     make_watcher().close()
+    os.kill(fork, signal.SIGKILL)
+    os.waitpid(fork, 0)
 
 
 # ------------------------------------------------------------------------------ crashes
@@ -952,29 +866,3 @@ def test_a_signal_during_an_evaluation_ends_it_cleanly(slow_run):
     assert watch_once("--held-out", 0).exit_code == ExitCode.COMPLETE
     assert steps() == [1, 2]
     assert set(rows_in_logs().values()) == {40}
-
-
-# ------------------------------------------------------------------------------ while training writes
-
-
-@pytest.mark.slow
-@pytest.mark.process
-def test_a_file_that_is_written_slowly_is_evaluated_whole(folder):
-    """It stands still half way, and has one point, of the end."""
-    data = save(2, good=True).read_bytes()
-    expected = evaluated(shutil.copy("run/model_2.safetensors", "whole.safetensors")).fingerprint
-    with Path("out.txt").open("w") as out, Path("run/model_2.safetensors").open("wb") as writing:
-        writing.write(data[: len(data) // 2])
-        writing.flush()
-        process = start(*watch_args(poll_s=0.1), stdout=out, stderr=subprocess.PIPE, text=True)
-        try:
-            assert eventually(lambda: "cannot be evaluated yet" in Path("out.txt").read_text(), process=process)
-            writing.write(data[len(data) // 2 :])
-            writing.flush()
-            assert eventually(Path("run/eval/best.json").exists, process=process)
-        finally:
-            process.send_signal(signal.SIGINT)
-            _, err = process.communicate(timeout=60)
-    assert process.returncode == 130, err
-    assert "Traceback" not in err
-    assert [(row["status"], row["fingerprint"]) for row in curve()] == [("complete", expected)]

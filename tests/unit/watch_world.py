@@ -24,28 +24,6 @@ FACTORIES = '''
 from pathlib import Path
 
 
-def from_safetensors(path):
-    """A folder with weights among other files."""
-    from safetensors.torch import load_file
-
-    from rl_eval.policies.mlp import MLPActor
-
-    module = MLPActor(4, 2)
-    module.load_state_dict(load_file(Path(path) / "weights.safetensors"))
-    return module
-
-
-def from_file(path):
-    """Weights alone."""
-    from safetensors.torch import load_file
-
-    from rl_eval.policies.mlp import MLPActor
-
-    module = MLPActor(4, 2)
-    module.load_state_dict(load_file(path))
-    return module
-
-
 def without_licence(context):
     """An environment that this machine cannot run."""
     raise RuntimeError("no licence server")
@@ -57,15 +35,15 @@ def reject(path):
 
 
 def from_path(path, scale=1.0):
-    """A trainer's own format: a zip file, or a folder with one in it."""
-    import torch
+    """A trainer's own format: a file of weights, or a folder with one in it."""
+    from safetensors.torch import load_file
 
     from rl_eval.policies.mlp import MLPActor
 
     path = Path(path)
     assert path.name.startswith("model_")
     module = MLPActor(4, 2)
-    module.load_state_dict(torch.load(path / "weights.zip" if path.is_dir() else path, weights_only=True))
+    module.load_state_dict(load_file(path / "weights" if path.is_dir() else path))
     return module
 '''
 

@@ -497,7 +497,7 @@ class RayEvalWorker:
         if evaluator is not None:
             evaluator.shutdown()
             if self._owned is not None:
-                from rl_eval.training.service.directory import end_service
+                from rl_eval.training.service.client import end_service
 
                 end_service(self._owned, _NAMESPACE)
 

@@ -207,11 +207,11 @@ class EvalService:
                 "node": ray.util.get_node_ip_address(),
                 "pid": os.getpid(),
                 "age_s": now - self._born,
-                "running": "" if running is None else f"{_client_of(running)}, step {running.ticket.step}",
+                "running": "" if running is None else f"{running.ticket.client}, step {running.ticket.step}",
                 "num_waiting": len(waiting),
                 "num_finished": sum(request.answer is not None for request in self._requests.values()),
                 "num_runners": 0 if self._group is None else len(self._group.healthy_runner_ids),
-                "clients": sorted({*connected, *map(_client_of, waiting)}),
+                "clients": sorted({*connected, *(one.ticket.client for one in waiting)}),
             }
 
     def close(self) -> None:
@@ -226,7 +226,7 @@ class EvalService:
     # ------------------------------------------------------------------ requests
 
     def _of(self, client: str) -> list[Request]:
-        return [request for request in self._requests.values() if _client_of(request) == client]
+        return [request for request in self._requests.values() if request.ticket.client == client]
 
     def _undelivered(self, client: str, have: Collection[str] = ()) -> list[Request]:
         """Return the answered requests of a client that were not delivered."""
@@ -259,8 +259,8 @@ class EvalService:
         with self._changed:
             while not self._closed:
                 if self._group is not None and (waiting := self._waiting()):
-                    turn = min(waiting, key=lambda one: self._turns.get(_client_of(one), 0))
-                    self._turns[_client_of(turn)] = 1 + max(self._turns.values(), default=0)
+                    turn = min(waiting, key=lambda one: self._turns.get(one.ticket.client, 0))
+                    self._turns[turn.ticket.client] = 1 + max(self._turns.values(), default=0)
                     self._running = turn
                     return turn
                 limit = max(self._options.idle_timeout_s, 0.0 if self._group else _OPENING_S)
@@ -278,7 +278,7 @@ class EvalService:
             WeightsError: The weights do not fit, as an earlier request has shown.
             UsageError: The weights of the policy are lost.
         """
-        client, version, weights = _client_of(request), request.ticket.weights_version, self._initial
+        client, version, weights = request.ticket.client, request.ticket.weights_version, self._initial
         with self._changed:
             group = self._open_group()
             if version and not request.weights.exists():
@@ -298,7 +298,7 @@ class EvalService:
             return None
         from rl_eval.recording.video.recording import follow_up_videos, saved
 
-        name = quote(_client_of(request), safe="")
+        name = quote(request.ticket.client, safe="")
         folder = Path(settings.folder, f"client_{name}", f"step_{request.ticket.step}")
 
         def report(error: Exception) -> None:
@@ -317,7 +317,7 @@ class EvalService:
         request.conclude(outcome)
         version, unfit = request.ticket.weights_version, isinstance(outcome, WeightsError)
         ran = not isinstance(outcome, Exception) and len(outcome.episodes) > 0
-        for one in self._of(_client_of(request)):
+        for one in self._of(request.ticket.client):
             other = one.ticket.weights_version
             if other == version if unfit else ran and other < version:
                 with suppress(OSError):  # What cannot be removed takes room only.
@@ -334,7 +334,3 @@ class EvalService:
 def _write_private(content: bytes, file: Path) -> None:
     file.chmod(0o600)
     file.write_bytes(content)
-
-
-def _client_of(request: Request) -> str:
-    return request.ticket.client

@@ -7,6 +7,7 @@ its own file at any time.
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 import shutil
@@ -33,7 +34,6 @@ __all__ = [
 ]
 
 _LAST_NUMBER: Final = re.compile(r"(\d+)(?!.*\d)")
-_GLOBS: Final = 20
 _PATH: Final = "path"
 """Argument of the libraries' factories that names the model."""
 
@@ -83,7 +83,7 @@ class CheckpointFolder:
 
     Args:
         folder: The folder; it need not exist yet.
-        pattern: Glob relative to it, of files or folders. Hidden ones never match.
+        pattern: Glob relative to it, of files or folders. Hidden ones match a pattern with their dot alone.
         step_pattern: Searched in the name without its suffix; its first group is the step.
         exclude: Folder that contains no checkpoints.
     """
@@ -108,35 +108,23 @@ class CheckpointFolder:
         return f"nothing in {str(self.folder)!r} matches {self._pattern!r}{hint}"
 
     def scan(self) -> list[Checkpoint]:
-        """Return the checkpoints that have not changed since the last scan, in order.
-
-        Raises:
-            ConfigError: The pattern cannot be used.
-        """
+        """Return the checkpoints that have not changed since the last scan, in order."""
         former, self.found = self.found, {checkpoint.name: checkpoint for checkpoint in self._find()}
         stable = [one for name, one in self.found.items() if name in former and former[name].signature == one.signature]
         self.unstable = sorted(self.found.keys() - {one.name for one in stable})
         return sorted(stable, key=lambda one: one.order)
 
     def _find(self) -> Iterator[Checkpoint]:
-        for path in self._paths():
-            name = path.relative_to(self.folder)
-            if any(part.startswith(".") for part in name.parts) or path.is_relative_to(self._exclude):
+        # Unlike Path.glob, it goes on where the trainer removes a folder during the search.
+        for name in map(Path, glob.glob(self._pattern, root_dir=self.folder, recursive=True)):  # noqa: PTH207
+            path = self.folder / name
+            if path.is_relative_to(self._exclude):
                 continue
             step = self._step_pattern.search(path.stem)
             with suppress(OSError):  # The trainer removed it during the scan.
                 signature, modified = _signature(path)
                 number = int(step[1]) if step and (step[1] or "").isdecimal() else None
                 yield Checkpoint(name.as_posix(), number, modified, signature)
-
-    def _paths(self) -> list[Path]:
-        for _ in range(_GLOBS):
-            with suppress(FileNotFoundError):  # If a folder is removed during the search, the whole search ends.
-                try:
-                    return sorted(self.folder.glob(self._pattern))
-                except (ValueError, NotImplementedError) as error:
-                    raise ConfigError(f"CHECKPOINTS {self._pattern!r} cannot be used: {error}") from None
-        return []
 
 
 def copy_checkpoint(path: Path, checkpoint: Checkpoint, companions: Mapping[str, Path], target: Path) -> str | None:

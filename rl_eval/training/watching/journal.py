@@ -10,7 +10,9 @@ from __future__ import annotations
 import fcntl
 import json
 import math
+import os
 import re
+import weakref
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -29,6 +31,9 @@ __all__ = ["Entry", "Journal", "Score", "claim_output"]
 
 JOURNAL_FILE: Final = "watch.json"
 _LOCK_FILE: Final = ".lock"
+_locks: Final[weakref.WeakSet[IO[str]]] = weakref.WeakSet()
+# A fork has every open file of its parent, and would keep the lock for as long as it lives.
+os.register_at_fork(after_in_child=lambda: [lock.close() for lock in _locks])
 
 PENDING: Final = "pending"
 """Status of a checkpoint whose evaluation has not finished."""
@@ -199,6 +204,8 @@ class Journal:
 def claim_output(run_dir: Path, output: Path) -> IO[str]:
     """Return a lock on an output folder; it ends when it is closed and when the process ends, even by SIGKILL.
 
+    Forks of the process do not have it.
+
     Args:
         run_dir: The watched folder, resolved.
         output: The output folder, resolved; made if it does not exist.
@@ -227,6 +234,7 @@ def claim_output(run_dir: Path, output: Path) -> IO[str]:
     except BlockingIOError as error:
         lock.close()
         raise LogOwned(f"another watcher writes to {output}: stop it, or give another --output") from error
+    _locks.add(lock)
     return lock
 
 

@@ -121,7 +121,6 @@ class Watcher:
         self._folder = CheckpointFolder(run_dir, options.pattern, pattern, self._output)
         self._group: EvalRunnerGroup | None = None
         self._logged: set[str] = set()
-        self._published: object = None
         self._claim = claim_output(run_dir, self._output)
         try:
             self.journal = Journal(self._output, self._task())
@@ -299,9 +298,9 @@ class Watcher:
             self._log(f"best: {candidate.info}, on episodes that had no part in the choice: {candidate.held_out}")
 
     def _publish(self) -> None:
-        """Write the files for people if they have changed."""
+        """Write the files for people."""
         entries, best = self.journal.curve, self.journal.best
-        if not entries or self._published == (entries, best):
+        if not entries:
             return
         write_text(self._output / "curve.csv", curve_csv(entries, best))
         if best in self.journal.entries:
@@ -313,7 +312,6 @@ class Watcher:
             write_bytes(self._output / "curve.png", curve_png(entries, best, title))
         except ImportError:
             self._log_once("matplotlib is not installed, so there is no curve.png: pip install 'rl-eval[plot]'")
-        self._published = (entries, best)
 
     # ------------------------------------------------------------------ evaluations
 
@@ -406,7 +404,5 @@ def _check_key(key: str) -> str:
 
 def _advice(path: Path) -> str:
     """Return how to watch models of a library; empty for any other file."""
-    for name, scheme in schemes().items():
-        if "@" not in scheme.form and scheme.recognises(path):
-            return f". For {scheme.form} set policy.policy to rl_eval.integrations.{name}:load_policy"
-    return ""
+    models = [one.named(path) for one in schemes().values() if "@" not in one.form and one.recognises(path)]
+    return f". It is a whole model: set policy.policy to {models[0]}" if models else ""

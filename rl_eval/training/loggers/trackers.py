@@ -1,0 +1,354 @@
+"""Loggers of other programs: TensorBoard, Weights & Biases, MLflow, and the Prometheus endpoint of every Ray node."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import math
+import os
+import re
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, final
+
+import numpy as np
+
+from rl_eval.errors import ConfigError
+from rl_eval.log.storage import absolute_place
+from rl_eval.records.episode import Outcome
+from rl_eval.results.point import EvalPoint
+from rl_eval.results.stats.aggregate import histogram_edges
+from rl_eval.training.loggers.base import Logger, finite_metrics, prefix_of
+
+if TYPE_CHECKING:
+    from rl_eval.execution.handle import EvalProgress
+    from rl_eval.recording.video import Video
+
+__all__ = ["MLflowLogger", "RayMetrics", "TensorBoardLogger", "WandbLogger"]
+
+_REFUSED: Final = re.compile(r"[^\w.\-/ ]", re.ASCII)
+"""Characters that MLflow has in no name of a metric."""
+_COUNTERS: Final = {
+    "episodes_done": "Episodes that completed.",
+    "episodes_failed": "Episodes that ran out of attempts.",
+    "episodes_retried": "Episodes that took more than one attempt.",
+    "env_steps": "Environment steps, those of wasted attempts included.",
+    "faults": "Faults of environments, policies and runners.",
+    "runner_restarts": "Runners lost during evaluations; each is replaced while the budget of restarts lasts.",
+    "evaluations": "Evaluations that ended.",
+}
+_GAUGES: Final = {
+    "mean_return": "Mean return of the last evaluation that has one.",
+    "evaluated_step": "Training step of the last evaluation.",
+    "weights_version": "Weights version of the last evaluation.",
+    "weights_lag": "Steps that training has gone on since the weights of the last evaluation.",
+    "running_episodes_finished": "Finished episodes of the evaluation under way.",
+    "runners": "Runners that are up.",
+}
+
+
+def _check_installed(logger: Logger, package: str) -> None:
+    if importlib.util.find_spec(package) is None:
+        raise ConfigError(f"{type(logger).__name__} needs the package {package}: pip install 'rl-eval[{package}]'")
+
+
+def _check_run(logger: Logger, run: Any, *of_a_new_one: Any) -> None:
+    if run is not None and any(of_a_new_one):
+        raise ConfigError(f"{type(logger).__name__} was given a run, and arguments for a new one: leave either out")
+
+
+@contextmanager
+def _file_of(video: Video) -> Iterator[Path]:
+    """A file with a video, for as long as the context lasts."""
+    with tempfile.TemporaryDirectory(prefix="rl_eval-") as folder:
+        path = video.path or video.save(Path(folder)).path
+        assert path is not None
+        yield path
+
+
+@final
+class TensorBoardLogger(Logger):
+    """Writer of event files, in a folder of their own inside ``log_dir``.
+
+    It is named after the metrics' prefix (``log_dir/eval``), so TensorBoard shows evaluation as a run beside that of
+    the training which writes to ``log_dir``.
+
+    Each finite metric is a scalar; the mean return and its interval also form one chart with a band, under "Custom
+    Scalars". Videos become animated pictures, since TensorBoard shows no other.
+
+    A step that is not greater than the last one, as when a training goes on from an earlier checkpoint, hides what was
+    written from that step on. So does the first point of a logger that continues a folder. This concerns the folder of
+    evaluation alone, and with it every logger that has the same ``log_dir`` and prefix: have one.
+
+    A ``writer`` that is there already is written to as it is, under names with the prefix, and flushed, but never
+    closed. What it wrote before stays: a step that is evaluated again is a second value. The chart with the band is
+    left out, since a folder has one layout of such charts, and it may be the trainer's.
+
+    Args:
+        log_dir: The folder that TensorBoard is started with, or one inside it; the trainer may write there too.
+        writer: A ``SummaryWriter`` of torch or of tensorboardX, instead of ``log_dir``. It cannot be pickled.
+
+    Raises:
+        ConfigError: tensorboard is not installed, or not exactly one of ``log_dir`` and ``writer`` is given.
+    """
+
+    def __init__(self, log_dir: str | os.PathLike[str] | None = None, *, writer: Any = None) -> None:
+        is_path, is_writer = isinstance(log_dir, str | os.PathLike), hasattr(writer, "add_scalar")
+        if (is_path, is_writer) != (writer is None, log_dir is None):
+            raise ConfigError(
+                "TensorBoardLogger takes either log_dir, a path, or writer, a SummaryWriter: TensorBoardLogger(path) "
+                "or TensorBoardLogger(writer=writer)"
+            )
+        if writer is None:
+            _check_installed(self, "tensorboard")
+        self._ours = writer is None
+        self._log_dir = "" if log_dir is None else absolute_place(log_dir)
+        self._writer: Any = writer
+        self._last_step = -1
+
+    def log(self, point: EvalPoint) -> None:
+        """See :class:`Logger`."""
+        if point.step <= self._last_step:
+            self.close()
+        self._last_step = point.step
+        writer = self._writer or self._open(point)
+        for name, value in finite_metrics(point).items():
+            writer.add_scalar(name, value, point.step)
+        returns = point.result.counted_rows["episode_return"]
+        if len(returns):
+            writer.add_histogram(
+                f"{prefix_of(point)}episode_return", returns, point.step, bins=histogram_edges(returns)
+            )
+        writer.flush()
+
+    def log_video(self, video: Video, point: EvalPoint) -> None:
+        """See :class:`Logger`."""
+        from rl_eval.recording.video.encoder import gif
+
+        writer = self._writer or self._open(point)
+        message = _messages_of(writer)
+        picture = message.Image(
+            height=video.height, width=video.width, colorspace=3, encoded_image_string=gif(video.content)
+        )
+        tag = f"{prefix_of(point)}episode_{video.index}"
+        writer.file_writer.add_summary(message(value=[message.Value(tag=tag, image=picture)]), point.step)
+        writer.flush()
+
+    def close(self) -> None:
+        """See :class:`Logger`."""
+        if self._ours and self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    def _open(self, point: EvalPoint) -> Any:
+        from torch.utils.tensorboard import SummaryWriter
+
+        prefix = prefix_of(point)
+        name = prefix.strip("/") or "eval"
+        # A purge hides every tag of its folder from that step on, and training is ahead of its evaluation.
+        writer = self._writer = SummaryWriter(os.path.join(self._log_dir, name), purge_step=point.step)  # noqa: PTH118 - a URL too.
+        band = [f"{prefix}episode_return_{end}" for end in ("mean", "ci_low", "ci_high")]
+        writer.add_custom_scalars({name: {"episode return": ["Margin", band]}})
+        return writer
+
+
+def _messages_of(writer: Any) -> Any:
+    """Return the class of the protocol buffers that a writer takes: tensorboardX has its own."""
+    own = any(base.__module__.startswith("tensorboardX.") for base in type(writer).__mro__)
+    package = "tensorboardX.proto" if own else "tensorboard.compat.proto"
+    return importlib.import_module(f"{package}.summary_pb2").Summary
+
+
+@final
+class WandbLogger(Logger):
+    """Writer to a run of its own, or to the one that training logs to.
+
+    Everything is drawn over ``<log_prefix>/step``, and not over W&B's own counter, which must not go back: evaluations
+    report steps that training has left behind. W&B's history cannot be rewritten, so a step that is evaluated again is
+    a second row.
+
+    Args:
+        project: Project of the new run.
+        mode: ``online``, ``offline`` or ``disabled``; by default as W&B's environment variables say.
+        run: A live run to log to; it is not finished by :meth:`close`.
+        **settings: More arguments of ``wandb.init``, such as ``name``, ``dir``, ``id``, ``group``.
+
+    Raises:
+        ConfigError: wandb is not installed, or ``run`` is given together with what is for a new one.
+    """
+
+    def __init__(
+        self, project: str | None = None, *, mode: str | None = None, run: Any = None, **settings: Any
+    ) -> None:
+        _check_installed(self, "wandb")
+        _check_run(self, run, project, mode, settings)
+        self._ours = run is None
+        self._run = run
+        self._settings = {"project": project, "mode": mode, "resume": "allow", "reinit": "create_new", **settings}
+        self._defined: set[str] = set()
+
+    def log(self, point: EvalPoint) -> None:
+        """See :class:`Logger`."""
+        import wandb
+
+        prefix = prefix_of(point)
+        row: dict[str, Any] = finite_metrics(point)
+        returns = point.result.counted_rows["episode_return"]
+        if len(returns):
+            row[f"{prefix}episode_return"] = wandb.Histogram(
+                np_histogram=np.histogram(returns, histogram_edges(returns))
+            )
+        self._log(row, point)
+
+    def log_video(self, video: Video, point: EvalPoint) -> None:
+        """See :class:`Logger`."""
+        import wandb
+
+        with _file_of(video) as path:
+            self._log({f"{prefix_of(point)}episode_{video.index}": wandb.Video(str(path), format="mp4")}, point)
+
+    def close(self) -> None:
+        """See :class:`Logger`."""
+        if self._ours and self._run is not None:
+            self._run.finish()
+            self._run = None
+
+    def _log(self, row: dict[str, Any], point: EvalPoint) -> None:
+        import wandb
+
+        if self._run is None:
+            self._run = wandb.init(**self._settings)
+        axis = f"{prefix_of(point)}step"
+        for name in row.keys() - self._defined:
+            self._run.define_metric(name, step_metric=axis)
+        self._defined |= row.keys()
+        self._run.log({**row, axis: point.step})
+
+
+@final
+class MLflowLogger(Logger):
+    """Writer to a run of its own, or to the one that training logs to.
+
+    It uses a client of its own, so the active run of ``mlflow.start_run`` is neither used nor changed. MLflow keeps
+    every value of a metric, so a step that is evaluated again is a second value. Characters that MLflow refuses in
+    names become ``_``.
+
+    Args:
+        experiment: Name of the experiment of the new run, which is made if it is missing; by default
+            ``$MLFLOW_EXPERIMENT_NAME``, or MLflow's ``Default``.
+        run: A run to log to, such as ``mlflow.active_run()``, or its id; it is not ended by :meth:`close`.
+        tracking_uri: Server or store; by default as ``mlflow.set_tracking_uri`` and ``$MLFLOW_TRACKING_URI`` say.
+        **settings: More arguments of ``MlflowClient.create_run``: ``run_name``, ``tags``, ``start_time``.
+
+    Raises:
+        ConfigError: mlflow is not installed, or ``run`` is given together with what is for a new one.
+    """
+
+    def __init__(
+        self, experiment: str | None = None, *, run: Any = None, tracking_uri: str | None = None, **settings: Any
+    ) -> None:
+        _check_installed(self, "mlflow")
+        _check_run(self, run, experiment, settings)
+        self._ours = run is None
+        self._run_id: str | None = run if run is None or isinstance(run, str) else run.info.run_id
+        self._experiment = experiment
+        self._tracking_uri = tracking_uri
+        self._settings = settings
+
+    def log(self, point: EvalPoint) -> None:
+        """See :class:`Logger`."""
+        from mlflow.entities import Metric
+
+        now = time.time_ns() // 1_000_000
+        metrics = [
+            Metric(_REFUSED.sub("_", name), value, now, point.step) for name, value in finite_metrics(point).items()
+        ]
+        client = self._client()
+        client.log_batch(self._run(client), metrics)
+
+    def log_video(self, video: Video, point: EvalPoint) -> None:
+        """See :class:`Logger`."""
+        client, place = self._client(), _REFUSED.sub("_", f"{prefix_of(point)}step_{point.step}")
+        with _file_of(video) as path:
+            client.log_artifact(self._run(client), str(path), place)
+
+    def close(self) -> None:
+        """See :class:`Logger`."""
+        if self._ours and self._run_id is not None:
+            self._client().set_terminated(self._run_id)
+            self._run_id = None
+
+    def _client(self) -> Any:
+        from mlflow import MlflowClient
+
+        return MlflowClient(self._tracking_uri)
+
+    def _run(self, client: Any) -> str:
+        """Return the id of the run, which is made for the first point."""
+        if self._run_id is None:
+            name = self._experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME") or "Default"
+            found = client.get_experiment_by_name(name)
+            experiment = client.create_experiment(name) if found is None else found.experiment_id
+            self._run_id = str(client.create_run(experiment, **self._settings).info.run_id)
+        return self._run_id
+
+
+@final
+class RayMetrics(Logger):
+    """Counters and gauges of ``ray.util.metrics``, exported as ``ray_rl_eval_<name>``, counters with ``_total``.
+
+    Ray must be running in this process, as a driver or an actor; a gauge without a value is not exported.
+
+    Args:
+        name: Label ``evaluator`` of every series, for several evaluators in one cluster.
+    """
+
+    def __init__(self, name: str = "eval") -> None:
+        from ray.util.metrics import Counter, Gauge
+
+        self._tags, label = {"evaluator": name}, ("evaluator",)
+        self._counters: dict[str, Any] = {
+            key: Counter(f"rl_eval_{key}", text, label) for key, text in _COUNTERS.items()
+        }
+        self._gauges: dict[str, Any] = {key: Gauge(f"rl_eval_{key}", text, label) for key, text in _GAUGES.items()}
+        self._reached: int | None = None
+        self._evaluated: int | None = None
+
+    def log(self, point: EvalPoint) -> None:
+        """See :class:`Logger`."""
+        result = point.result
+        self._count(
+            episodes_done=int((result.table.rows["outcome"] == Outcome.COMPLETED).sum()),
+            episodes_failed=result.num_failed,
+            episodes_retried=result.num_retried,
+            env_steps=result.timing.env_steps,
+            faults=len(result.faults),
+            runner_restarts=int(result.provenance.get("runners_lost") or 0),
+            evaluations=1,
+        )
+        self._evaluated = point.step
+        self._set(mean_return=result.mean_return, evaluated_step=point.step, weights_version=point.weights_version)
+        self.reached(point.step)
+
+    def progress(self, progress: EvalProgress) -> None:
+        """See :class:`Logger`."""
+        self._set(running_episodes_finished=progress.num_finished, runners=progress.num_runners)
+
+    def reached(self, step: int) -> None:
+        """See :class:`Logger`."""
+        self._reached = step if self._reached is None else max(self._reached, step)
+        if self._evaluated is not None:
+            self._set(weights_lag=self._reached - self._evaluated)
+
+    def _count(self, **amounts: int) -> None:
+        for name, amount in amounts.items():
+            if amount > 0:
+                self._counters[name].inc(amount, self._tags)
+
+    def _set(self, **values: float) -> None:
+        for name, value in values.items():
+            if math.isfinite(value):
+                self._gauges[name].set(value, self._tags)
