@@ -144,4 +144,4 @@ class NodeAgents:
         if lives and self._spawned[node_id] < _MAX_AGENTS_PER_NODE:
             for runner, process_info in self._process_infos.items():
                 if process_info.node_id == node_id:
-                    self._agent(node_id).watch.remote(runner, process_info)
+                    self._watch(runner, process_info)

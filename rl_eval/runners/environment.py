@@ -97,8 +97,7 @@ def build_env(
         ConfigError: The id is unknown, or the path cannot be imported.
         Exception: Whatever the environment's constructor raises.
     """
-    context = EnvContext(copy_containers(section.env_kwargs), runner_index, lane_index, num_runners, remote)
-    env, kwargs = section.env, dict(context)
+    env, kwargs = section.env, copy_containers(section.env_kwargs)
     if isinstance(env, str) and (env in gym.registry or _GYMNASIUM_ID.fullmatch(env)):
         try:
             # Runners check what an environment returns themselves; the checker would cost a call per step.
@@ -123,7 +122,7 @@ def build_env(
         raise ConfigError(
             f"environment.env is {env!r}, a function of observations: that is a policy, not an environment"
         )
-    return _call(factory, kwargs, context)
+    return _call(factory, kwargs, EnvContext(kwargs, runner_index, lane_index, num_runners, remote))
 
 
 def time_limit(env: Any) -> int | None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Iterable
-from heapq import heapify, heappop, heappush
 from typing import Final, final
 
 __all__ = ["Isolation"]
@@ -46,7 +46,7 @@ class Isolation:
 
     def add(self, index: int) -> None:
         """Have an episode wait."""
-        heappush(self._waiting, index)
+        insort(self._waiting, index)
 
     def discard(self, indices: Iterable[int]) -> None:
         """Let episodes go: they are done."""
@@ -60,12 +60,11 @@ class Isolation:
             lanes: Of the runner.
             runners: Runners that are free for isolated episodes.
         """
-        first = heappop(self._waiting)
-        room = min(lanes, self._largest[first], -(-(1 + len(self._waiting)) // runners))
+        first = self._waiting[0]
+        room = min(lanes, self._largest[first], -(-len(self._waiting) // runners))
         # Those that must be alone wait for another runner.
-        beside = [index for index in sorted(self._waiting) if self._largest[index] > 1][: room - 1]
+        beside = [index for index in self._waiting[1:] if self._largest[index] > 1][: room - 1]
         room = min([room, *(self._largest[index] for index in beside)])
         taken = [first, *beside[: room - 1]]
         self._waiting = [index for index in self._waiting if index not in taken]
-        heapify(self._waiting)
         return taken

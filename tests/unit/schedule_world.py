@@ -66,12 +66,12 @@ def check(schedule: Any) -> None:
     held = [index for state in runners.values() for index in state.held]
     assert len(held) == len(set(held)) == len(holder), "an episode is held twice"
     assert all(holder[i] == runner for runner, state in runners.items() for i in state.held), "holder and held disagree"
-    queued = [*schedule._requeued, *schedule._retries, *isolation.waiting]
+    queued = [*schedule._again, *isolation.waiting]
     assert len({*queued, *held}) == len(queued) + len(held), "an episode is queued twice, or queued and held"
     assert not any(done[index] for index in [*queued, *held]), "a finished episode is held or queued"
     assert schedule.unfinished == done.count(0), "the count of unfinished episodes is off"
     fresh = done.count(0, schedule._next) if schedule._next < len(done) else 0
-    assert schedule._waiting == fresh + len(schedule._requeued) + len(schedule._retries), "an episode is in no queue"
+    assert schedule._waiting == fresh + len(schedule._again), "an episode is in no queue"
     for runner, state in runners.items():
         assert all((i in isolation) == state.isolating for i in state.held), "an isolated episode runs beside others"
         assert state.reclaiming <= state.held.keys(), "reclaims what is not held"

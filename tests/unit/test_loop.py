@@ -269,7 +269,7 @@ def test_a_group_that_stops_in_the_check_fails_the_evaluation() -> None:
     world.post(Opening(outcome))
     while not outcome.activity:
         world.answer()
-    world.loop._fail_all(NO_LICENCE)
+    world.loop._die(NO_LICENCE)
     assert outcome.handle.exception() is NO_LICENCE
     assert world.loop._active == {}
 

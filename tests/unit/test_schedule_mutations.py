@@ -31,8 +31,8 @@ MUTANTS = {
     "charges what failed on an excluded runner": ("self._uncharged[index] = self._uncharged.get(index, 0) + 1", "pass"),
     "charges a suspect that was not alone": ("if lost.isolating and len(held) == 1:", "if True:"),
     "lets a suspect run beside others": (
-        "if index in self._isolation:\n            self._isolation.add(index)\n        elif",
-        "if",
+        "if index in self._isolation:\n            self._isolation.add(index)\n        else:\n            insort",
+        "insort",
     ),
     "feeds a runner that only fails": ("if state.isolating or self._suspended(runner):", "if state.isolating:"),
     "does not wake idle runners after a loss": (
