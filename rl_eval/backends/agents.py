@@ -13,9 +13,8 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from rl_eval.supervision.flight_recorder import ProcessInfo
 from rl_eval.supervision.node_agent import Deadlines, NodeAgent
-from rl_eval.supervision.processes import end_runner, erase_recordings
+from rl_eval.supervision.processes import ProcessInfo, end_runner, erase_recordings
 
 __all__ = ["NodeAgents"]
 

@@ -22,9 +22,10 @@ from ray.exceptions import (
 )
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from rl_eval.backends import Call, Reply, pickled, pickled_settings
+from rl_eval.backends import Call, Reply
 from rl_eval.backends.agents import NodeAgents
 from rl_eval.backends.connection import Connection, summarize
+from rl_eval.backends.pickling import pickled, pickled_settings
 from rl_eval.backends.requests import RunnerRequest, SetWeights, Start, Stop
 from rl_eval.backends.runner_actor import Failure, RunnerActor
 from rl_eval.config.settings import EvalSettings, RunnersSection, with_values

@@ -17,18 +17,18 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast, final
 
 from rl_eval.adapters import integration_for
-from rl_eval.backends import Backend, pickled
+from rl_eval.backends import Backend
+from rl_eval.backends.pickling import pickled
 from rl_eval.config.builder import EvalConfig, settings_of
 from rl_eval.config.settings import EvalSettings, PolicySection, check_runner, with_values
 from rl_eval.errors import ConfigError, EvalError
 from rl_eval.errors.redaction import learn
 from rl_eval.execution.aspects import default_aspects
-from rl_eval.execution.group_weights import GroupWeights, PublishedWeights
 from rl_eval.execution.handle import EvalHandle
 from rl_eval.execution.jobs import Apply, Ask, Do, FollowUp, Job, WeightsSync
 from rl_eval.execution.loop import ControlLoop
 from rl_eval.execution.outcome import Aspect, EvalOutcome
-from rl_eval.execution.runner_pool import RunnerPool
+from rl_eval.execution.runner_pool import GroupWeights, PublishedWeights, RunnerPool
 from rl_eval.execution.session import Opening
 from rl_eval.policies.live import check_policies, configured_weights, live_policies, with_live, without_live
 from rl_eval.results.result import EvalResult

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, final
 from rl_eval.backends import requests
 from rl_eval.backends.requests import RunnerRequest
 from rl_eval.errors import ClusterError, RunnerLost
-from rl_eval.execution.group_weights import PublishedWeights
-from rl_eval.execution.runner_pool import Member, RunnerPool
+from rl_eval.execution.runner_pool import Member, PublishedWeights, RunnerPool
 from rl_eval.supervision.flight_recorder import CrashReport
 
 if TYPE_CHECKING:

@@ -19,8 +19,16 @@ import numpy as np
 import numpy.typing as npt
 
 from rl_eval.errors import LogError
-from rl_eval.log.changes import Amendment, Retry, counts, read_amendments, read_retries, retried_since
-from rl_eval.log.manifest import MANIFEST_FILE, Manifest
+from rl_eval.log.manifest import (
+    MANIFEST_FILE,
+    Amendment,
+    Manifest,
+    Retry,
+    counts,
+    read_amendments,
+    read_retries,
+    retried_since,
+)
 from rl_eval.log.ownership import Claim, read_claims
 from rl_eval.log.segments import Segment, SegmentName, decode, sum_totals
 from rl_eval.log.storage import Storage, open_storage

@@ -17,9 +17,17 @@ from typing import Final, final
 
 from rl_eval.errors import ConfigError, EvalError, LogError, LogMismatch
 from rl_eval.log import ownership
-from rl_eval.log.changes import amend, ask_again, code_differences, newest_code, read_amendments, read_retries
 from rl_eval.log.contents import LogContents, Scan, fold, read_manifest, scan, set_aside
-from rl_eval.log.manifest import MANIFEST_FILE, Manifest
+from rl_eval.log.manifest import (
+    MANIFEST_FILE,
+    Manifest,
+    amend,
+    ask_again,
+    code_differences,
+    newest_code,
+    read_amendments,
+    read_retries,
+)
 from rl_eval.log.ownership import Ownership, take_ownership
 from rl_eval.log.segments import Kind, encode, name_of
 from rl_eval.log.storage import Storage, is_unusable, open_storage

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any, Final, final
+from typing import TYPE_CHECKING, Any, Final, final
 
 import gymnasium as gym
 import numpy as np
@@ -26,8 +26,10 @@ from rl_eval.records.episode import (
     Truncation,
     without_place,
 )
-from rl_eval.runners.observers import ObservedSlot
 from rl_eval.supervision.flight_recorder import STEP, FlightRecorder
+
+if TYPE_CHECKING:
+    from rl_eval.runners.observers import ObservedSlot
 
 __all__ = ["Lane", "PendingReport", "episode_hook"]
 

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from rl_eval.supervision.flight_recorder import STACK_SIGNAL, Cause, CrashReport, Moment, ProcessInfo, read_moment
+from rl_eval.supervision.flight_recorder import STACK_SIGNAL, Cause, CrashReport, Moment, read_moment
 from rl_eval.supervision.orphan_reaper import OrphanReaper
-from rl_eval.supervision.processes import end_runner, erase_recordings, living, send_signal
+from rl_eval.supervision.processes import ProcessInfo, end_runner, erase_recordings, living, send_signal
 
 __all__ = ["Deadlines", "NodeAgent"]
 

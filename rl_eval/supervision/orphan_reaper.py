@@ -19,8 +19,7 @@ import time
 from dataclasses import asdict
 from typing import IO, Final
 
-from rl_eval.supervision.flight_recorder import ProcessInfo
-from rl_eval.supervision.processes import end_runner, erase_recordings, living
+from rl_eval.supervision.processes import ProcessInfo, end_runner, erase_recordings, living
 
 __all__ = ["OrphanReaper"]
 

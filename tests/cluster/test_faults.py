@@ -15,7 +15,7 @@ from waiting import eventually
 from rl_eval import EvalConfig, EvalResult, EvalRunnerGroup, evaluate
 from rl_eval.backends import ray_actors
 from rl_eval.protocols import EnvContext
-from rl_eval.supervision.proc import process_born
+from rl_eval.supervision.processes import process_born
 from rl_eval.testing import FaultyEnv
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")

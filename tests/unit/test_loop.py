@@ -12,11 +12,10 @@ from rl_eval.backends import Call, Reply
 from rl_eval.backends.requests import GetWeightsVersion, Run, SetWeights, Start
 from rl_eval.errors import ConfigError, EnvError, RunnerLost, WeightsError
 from rl_eval.execution.aspects import default_aspects
-from rl_eval.execution.group_weights import PublishedWeights
 from rl_eval.execution.jobs import Apply, Do, Job, WeightsSync
 from rl_eval.execution.loop import ControlLoop
 from rl_eval.execution.outcome import EvalOutcome
-from rl_eval.execution.runner_pool import RunnerPool
+from rl_eval.execution.runner_pool import PublishedWeights, RunnerPool
 from rl_eval.execution.session import Opening
 from rl_eval.records.episode import ROW, Fault, Outcome, RunReport
 from rl_eval.scheduling.failures import CallFailed, RunnerDied, StartFailed, Verdict, judge

@@ -29,7 +29,7 @@ from agents_world import (
 from tensordict import TensorDict
 
 from rl_eval import EvalConfig, EvalResult, EvalRunnerGroup, evaluate, load, replay
-from rl_eval.backends import pickled_settings
+from rl_eval.backends.pickling import pickled_settings
 from rl_eval.errors import ConfigError, EvalError, WeightsError
 from rl_eval.integrations.rllib.workers import RolloutWorkers
 from rl_eval.recording.trajectories.export import export_trajectories

@@ -12,8 +12,7 @@ from rl_eval.backends import Call, Reply
 from rl_eval.backends.requests import Apply, Request, Run, RunnerRequest, SetWeights, Start
 from rl_eval.config.builder import EvalConfig
 from rl_eval.errors import EnvError, RunnerLost, RunnerStartError
-from rl_eval.execution.group_weights import PublishedWeights
-from rl_eval.execution.runner_pool import Member, RunnerPool
+from rl_eval.execution.runner_pool import Member, PublishedWeights, RunnerPool
 from rl_eval.records.episode import ROW, Fault, RunReport
 from rl_eval.weights import snapshot_weights
 from tests.unit.pool_world import FakeBackend

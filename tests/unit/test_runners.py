@@ -30,7 +30,6 @@ from rl_eval.runners import (
     base,
     lane,
     runner_class,
-    single_agent,
     vector,
 )
 from rl_eval.scheduling.plan import EpisodePlan
@@ -240,7 +239,7 @@ def undisturbed(**changes: Any) -> str:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
     """Replace the runners' clock by one that the test moves."""
     now = [1000.0]
-    for module in (base, vector, single_agent, lane):
+    for module in (base, vector, lane):
         monkeypatch.setattr(module, "perf_counter", lambda: now[0])
     return now  # type: ignore[return-value]
 

@@ -11,11 +11,11 @@ from rl_eval.policies import adapt_policy
 from rl_eval.protocols import Policy
 from rl_eval.records.agents import agent_columns
 from rl_eval.records.episode import EpisodeSpec
+from rl_eval.runners.environment import ValueReader
 from rl_eval.runners.lane import Lane
 from rl_eval.runners.multi_agent.inference import AgentsInference, PolicyInference
 from rl_eval.runners.multi_agent.mapping import DEFAULT_POLICY, PolicyMapping, SeveralPolicies, sections_of
 from rl_eval.runners.multi_agent.team import TeamEnv, agents_of, build_team
-from rl_eval.runners.values import ValueReader
 from rl_eval.runners.vector import VectorEvalRunner
 from rl_eval.weights import WeightsSnapshot, policies_of
 
