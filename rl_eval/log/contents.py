@@ -25,8 +25,7 @@ from rl_eval.log.manifest import (
     Manifest,
     Retry,
     counts,
-    read_amendments,
-    read_retries,
+    read_changes,
     retried_since,
 )
 from rl_eval.log.ownership import Claim, read_claims
@@ -99,7 +98,7 @@ def read_log(run_dir: str | os.PathLike[str]) -> LogContents:
     storage = open_storage(run_dir)
     try:
         manifest = read_manifest(storage)
-        amendments, retries = read_amendments(storage), read_retries(storage)
+        amendments, retries = read_changes(storage)
         found = scan(storage)
         if found.damaged or found.missing:
             found = scan(storage)  # A listing beside a live driver may show its last segment and not the one before.

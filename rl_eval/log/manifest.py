@@ -41,9 +41,8 @@ __all__ = [
     "code_differences",
     "counts",
     "newest_code",
-    "read_amendments",
+    "read_changes",
     "read_numbered",
-    "read_retries",
     "retried_since",
     "write_numbered",
 ]
@@ -215,13 +214,14 @@ def newest_code(manifest: Manifest, amendments: Sequence[Amendment]) -> dict[str
     return amendments[-1].code if amendments else manifest.code
 
 
-def read_amendments(storage: Storage) -> list[Amendment]:
-    """Read all amendments of a log, in order.
+def read_changes(storage: Storage) -> tuple[list[Amendment], list[Retry]]:
+    """Read all amendments and retries of a log, in order.
 
     Raises:
         LogError: One is damaged.
     """
-    return list(read_numbered(storage, _AMENDMENTS, Amendment, "which code the last episodes were made with"))
+    amendments = read_numbered(storage, _AMENDMENTS, Amendment, "which code the last episodes were made with")
+    return [*amendments], [*read_numbered(storage, _RETRIES, Retry, "which failed episodes were run again")]
 
 
 def amend(storage: Storage, manifest: Manifest, known: Sequence[Amendment], ours: Manifest, finished: int) -> Amendment:
@@ -269,15 +269,6 @@ def ask_again(storage: Storage, epoch: int, indices: Iterable[int], known: Seque
     retry = Retry(now, epoch, tuple(sorted(indices)))
     write_numbered(storage, _RETRIES, len(known) + 1, asdict(retry))
     return retry
-
-
-def read_retries(storage: Storage) -> list[Retry]:
-    """Read all retries of a log, in order.
-
-    Raises:
-        LogError: One is damaged.
-    """
-    return list(read_numbered(storage, _RETRIES, Retry, "which failed episodes were run again"))
 
 
 def retried_since(retries: Iterable[Retry]) -> dict[int, int]:
