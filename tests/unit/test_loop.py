@@ -161,35 +161,6 @@ def test_weights_that_one_runner_refuses_are_taken_from_those_that_have_them() -
     assert [call[:2] for call in world.backend.calls[-2:]] == [(0, SetWeights("good")), (1, SetWeights("good"))]
 
 
-@pytest.mark.parametrize("joins_late", [False, True], ids=["both-up", "one-joins-during-the-broadcast"])
-def test_a_late_refusal_of_weights_that_were_withdrawn_fails_nothing_else(joins_late: bool) -> None:
-    """The first refusal has failed the broadcast; the other runners' come while the group goes on with what it had."""
-    world = World(runners=2)
-    world.start(0, *(() if joins_late else (1,)))
-    former = PublishedWeights("good", snapshot_weights({"w": torch.zeros(1)}, 0))
-    world.pool.weights.send(former)
-    sync = world.post(WeightsSync(PublishedWeights("bad", snapshot_weights({"v": torch.zeros(1)}, 1))))
-    if joins_late:
-        world.start(1)
-    bad = [Call(*call) for call in world.backend.calls if call[1] == SetWeights("bad")]
-    assert [call.runner for call in bad] == [0, 1]
-    world.turn(Reply(bad[0], error=WeightsError("weights lack 'w'")))
-    assert isinstance(sync.future.exception(timeout=0), WeightsError)
-    world.backend.calls = [call for call in world.backend.calls if call[1] != SetWeights("bad")]
-    outcome = EvalOutcome(world.settings, EpisodePlan(200))
-    world.post(Opening(outcome))
-    world.turn(Reply(bad[1], error=WeightsError("weights lack 'w'")))
-    assert world.loop._fatal is None
-    for _ in range(10_000):
-        if outcome.done:
-            break
-        world.turn()
-        world.answer()
-    result = outcome.handle.result(timeout=0)
-    assert (result.status, len(result.episodes)) == ("complete", 200)
-    assert {record.runner for record in result.episodes} == {0, 1}
-
-
 def test_a_start_that_fails_everywhere_ends_the_group() -> None:
     """With the original error, as soon as the last one has failed."""
     world = World(runners=2)
