@@ -21,7 +21,7 @@ from rl_eval.backends.requests import Apply, Run, SetWeights, Start
 from rl_eval.errors import ClusterError, EvalError, NumericsMismatch, RunnerLost, UsageError
 from rl_eval.execution.jobs import Job, WeightsSync
 from rl_eval.execution.runner_pool import Member, RunnerPool
-from rl_eval.scheduling.failures import CallFailed, Failure, RunnerDied, StartFailed, Verdict, judge
+from rl_eval.scheduling.failures import Verdict, judge
 from rl_eval.supervision.caller import ctrl_c_noted, one_thread
 from rl_eval.supervision.flight_recorder import CrashReport
 
@@ -251,7 +251,7 @@ class ControlLoop:
         try:
             job.replied(member, reply.value, now)
         except NumericsMismatch as error:
-            self._act_on(CallFailed(error, everywhere=False), member, error, job, now)
+            self._act_on(error, member, job, now)
         except EvalError as error:
             job.fail(error)
 
@@ -269,14 +269,16 @@ class ControlLoop:
             return  # Withdrawn, since another runner refused them perhaps; others follow, and are judged by themselves.
         everywhere = self._pool.raised(member)
         if isinstance(reply.call.request, Start):
-            self._act_on(StartFailed(error, everywhere and not self._pool.ever_ready), member, error, None, now)
+            self._act_on(error, member, None, now, everywhere=everywhere and not self._pool.ever_ready)
             return
         # The weights that a starting runner gets first are those of the broadcast under way.
         syncs = [job for job in self._active.values() if isinstance(job, WeightsSync)]
-        self._act_on(CallFailed(error, everywhere), member, error, asked or next(iter(syncs), None), now)
+        self._act_on(error, member, asked or next(iter(syncs), None), now, everywhere=everywhere)
 
-    def _act_on(self, failure: Failure, member: Member, error: BaseException, asked: Job | None, now: float) -> None:
-        match judge(failure):
+    def _act_on(
+        self, error: BaseException, member: Member, asked: Job | None, now: float, *, everywhere: bool = False
+    ) -> None:
+        match judge(error, everywhere=everywhere):
             case Verdict.END if asked is not None:
                 asked.fail(error)
             case Verdict.END:
@@ -284,7 +286,7 @@ class ControlLoop:
             case Verdict.EXCLUDE:
                 self._pool.exclude(member, error)
                 self.forget([member])
-            case Verdict.REPLACE | Verdict.REPLACE_FREE:
+            case Verdict.REPLACE:
                 self._lose(member, error, now)
 
     def _lose(
@@ -298,8 +300,7 @@ class ControlLoop:
     ) -> None:
         # What happened on a node that was taken away is evidence against nobody.
         charged = self._report_lost(member, None if preempted else crash_report)
-        verdict = judge(RunnerDied(charged, preempted))
-        self._pool.lose(member, why, now, free=verdict is Verdict.REPLACE_FREE)
+        self._pool.lose(member, why, now, free=charged or preempted)
 
     def _report_lost(self, member: Member, crash_report: CrashReport | None) -> bool:
         """Tell the jobs that a member is gone; return whether an episode was charged with it."""

@@ -31,7 +31,17 @@ if TYPE_CHECKING:
     from rl_eval.runners.lane import Lane
 
 
-__all__ = ["ValueReader", "broken_step", "build_env", "construct_env", "import_env", "read_reset", "time_limit"]
+__all__ = [
+    "ValueReader",
+    "broken_step",
+    "build_env",
+    "construct_env",
+    "episode_hook",
+    "import_env",
+    "read_reset",
+    "scalar_of",
+    "time_limit",
+]
 
 _MEMBERS: Final = ("reset", "step", "observation_space", "action_space")
 
@@ -139,6 +149,13 @@ def build_env(
             f"environment.env is {env!r}, a function of observations: that is a policy, not an environment"
         )
     return _call(factory, kwargs, EnvContext(kwargs, runner_index, lane_index, num_runners, remote))
+
+
+def episode_hook(env: gym.Env[Any, Any]) -> Callable[[int, int, int], None] | None:
+    """Find :meth:`rl_eval.EpisodeAware.begin_episode`, also under gymnasium's wrappers."""
+    if isinstance(env, gym.Env):
+        return env.get_wrapper_attr("begin_episode") if env.has_wrapper_attr("begin_episode") else None
+    return getattr(env, "begin_episode", None)
 
 
 def time_limit(env: Any) -> int | None:
@@ -339,18 +356,21 @@ class ValueReader:
         return bool(number)
 
     def _scalar(self, field: str, value: Any) -> float | None:
-        """Read a number of Python, numpy or torch, or an array of one; None if it is something else."""
-        if isinstance(value, (int, float)):
-            return value
-        shape, item = getattr(value, "shape", None), getattr(value, "item", None)
-        if not isinstance(shape, tuple) or item is None or math.prod(shape) != 1:
-            return None
-        number = item()
-        if not isinstance(number, (int, float)):
-            return None
-        if shape:
+        number = scalar_of(value)
+        if number is not None and getattr(value, "shape", None):
             self._note(f"the environment returns {field} as an array of one value, which is read as that value")
         return number
+
+
+def scalar_of(value: Any) -> float | None:
+    """Read a number of Python, numpy or torch, or an array of one; None if it is something else."""
+    if isinstance(value, (int, float)):
+        return value
+    shape, item = getattr(value, "shape", None), getattr(value, "item", None)
+    if not isinstance(shape, tuple) or item is None or math.prod(shape) != 1:
+        return None
+    number = item()
+    return number if isinstance(number, (int, float)) else None
 
 
 def read_reset(result: Any) -> Any:

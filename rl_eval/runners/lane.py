@@ -26,12 +26,13 @@ from rl_eval.records.episode import (
     Truncation,
     without_place,
 )
+from rl_eval.runners.environment import episode_hook
 from rl_eval.supervision.flight_recorder import STEP, FlightRecorder
 
 if TYPE_CHECKING:
     from rl_eval.runners.observers import ObservedSlot
 
-__all__ = ["Lane", "PendingReport", "episode_hook"]
+__all__ = ["Lane", "PendingReport"]
 
 
 def _no_env(*args: Any, **kwargs: Any) -> Any:
@@ -178,13 +179,6 @@ _MEASURED: Final = (
 )
 """Columns of a completed attempt, as :meth:`Lane.row` returns them."""
 _MEASURED_ROW: Final = np.dtype([(name, ROW[name]) for name in _MEASURED])
-
-
-def episode_hook(env: gym.Env[Any, Any]) -> Callable[[int, int, int], None] | None:
-    """Find :meth:`rl_eval.EpisodeAware.begin_episode`, also under gymnasium's wrappers."""
-    if isinstance(env, gym.Env):
-        return env.get_wrapper_attr("begin_episode") if env.has_wrapper_attr("begin_episode") else None
-    return getattr(env, "begin_episode", None)
 
 
 @final

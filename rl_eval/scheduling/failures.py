@@ -29,8 +29,6 @@ from enum import Enum
 from pathlib import Path
 from typing import Final, final
 
-from typing_extensions import assert_never
-
 from rl_eval.errors import NumericsMismatch, UsageError
 from rl_eval.records.episode import MESSAGE_CAP, TRACEBACK_CAP, Fault, FaultCause, Phase
 from rl_eval.scheduling.plan import EpisodePlan
@@ -38,12 +36,8 @@ from rl_eval.supervision.flight_recorder import CrashReport, LaneEntry
 
 __all__ = [
     "ACCIDENT",
-    "CallFailed",
     "FailFast",
-    "Failure",
     "LossAttribution",
-    "RunnerDied",
-    "StartFailed",
     "Verdict",
     "attribute_loss",
     "chance_of_streak",
@@ -60,64 +54,30 @@ _FIRST_CALL_GRACE_S: Final = 30.0
 """The first call also probes the policy and builds environments."""
 
 
-# ------------------------------------------------------------------------------ failures and verdicts
-
-
-@dataclass(frozen=True, slots=True)
-class StartFailed:
-    """A runner could not be built."""
-
-    error: BaseException
-    everywhere: bool
-    """Whether no position of the group could start so far."""
-
-
-@dataclass(frozen=True, slots=True)
-class CallFailed:
-    """A call on a runner raised."""
-
-    error: BaseException
-    everywhere: bool
-    """Whether it raised on every position that is still there."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunnerDied:
-    """A runner's process is gone, or was ended because a deadline passed or it was silent for too long."""
-
-    charged: bool = False
-    """Whether an episode was charged with it."""
-    preempted: bool = False
-    """Whether its node was taken away."""
-
-
-Failure = StartFailed | CallFailed | RunnerDied
+# ------------------------------------------------------------------------------ verdicts
 
 
 class Verdict(Enum):
-    """Consequence of a failure for the runner, and for its group."""
+    """Consequence of an error for the runner, and for its group."""
 
     REPLACE = "replace"
     """Another one takes its place after a back-off, within the restart budget of the position."""
-    REPLACE_FREE = "replace free"
-    """Another one takes its place, and the budget is left alone."""
     EXCLUDE = "exclude"
     """Its position stays empty."""
     END = "end"
     """Whoever waits for the call, or for the group where nobody does, gets the error."""
 
 
-def judge(failure: Failure) -> Verdict:
-    """Return what becomes of a runner."""
-    match failure:
-        case RunnerDied(charged, preempted):
-            return Verdict.REPLACE_FREE if charged or preempted else Verdict.REPLACE
-        case StartFailed(error, everywhere) | CallFailed(error, everywhere):
-            if isinstance(error, NumericsMismatch):
-                return Verdict.EXCLUDE
-            return Verdict.END if everywhere or isinstance(error, UsageError) else Verdict.REPLACE
-        case _:
-            assert_never(failure)
+def judge(error: BaseException, *, everywhere: bool) -> Verdict:
+    """Return what becomes of a runner that could not be built, or on which a call raised.
+
+    Args:
+        error: What was raised.
+        everywhere: Whether no position of the group could start so far, or the call raised on every one that is left.
+    """
+    if isinstance(error, NumericsMismatch):
+        return Verdict.EXCLUDE
+    return Verdict.END if everywhere or isinstance(error, UsageError) else Verdict.REPLACE
 
 
 # ------------------------------------------------------------------------------ limits

@@ -10,7 +10,7 @@ import torch
 from rl_eval import EvalConfig
 from rl_eval.backends import Call, Reply
 from rl_eval.backends.requests import GetWeightsVersion, Run, SetWeights, Start
-from rl_eval.errors import ConfigError, EnvError, RunnerLost, WeightsError
+from rl_eval.errors import ConfigError, EnvError, NumericsMismatch, RunnerLost, WeightsError
 from rl_eval.execution.aspects import default_aspects
 from rl_eval.execution.jobs import Apply, Do, Job, WeightsSync
 from rl_eval.execution.loop import ControlLoop
@@ -18,7 +18,7 @@ from rl_eval.execution.outcome import EvalOutcome
 from rl_eval.execution.runner_pool import PublishedWeights, RunnerPool
 from rl_eval.execution.session import Opening
 from rl_eval.records.episode import ROW, Fault, Outcome, RunReport
-from rl_eval.scheduling.failures import CallFailed, RunnerDied, StartFailed, Verdict, judge
+from rl_eval.scheduling.failures import Verdict, judge
 from rl_eval.scheduling.plan import EpisodePlan
 from rl_eval.weights import snapshot_weights
 from tests.unit.pool_world import FakeBackend
@@ -310,18 +310,14 @@ def test_a_preempted_node_is_not_counted_against_its_position() -> None:
 
 
 @pytest.mark.parametrize(
-    ("failure", "verdict"),
+    ("error", "everywhere", "verdict"),
     [
-        (StartFailed(ConfigError("x"), everywhere=False), Verdict.END),
-        (StartFailed(EnvError("x"), everywhere=False), Verdict.REPLACE),
-        (StartFailed(EnvError("x"), everywhere=True), Verdict.END),
-        (CallFailed(RuntimeError("x"), everywhere=False), Verdict.REPLACE),
-        (CallFailed(RuntimeError("x"), everywhere=True), Verdict.END),
-        (RunnerDied(), Verdict.REPLACE),
-        (RunnerDied(charged=True), Verdict.REPLACE_FREE),
-        (RunnerDied(preempted=True), Verdict.REPLACE_FREE),
+        (ConfigError("x"), False, Verdict.END),
+        (EnvError("x"), False, Verdict.REPLACE),
+        (EnvError("x"), True, Verdict.END),
+        (NumericsMismatch("x"), True, Verdict.EXCLUDE),
     ],
 )
-def test_verdicts(failure: Any, verdict: Verdict) -> None:
-    """One failure, one verdict."""
-    assert judge(failure) is verdict
+def test_verdicts(error: Exception, everywhere: bool, verdict: Verdict) -> None:
+    """One error, one verdict."""
+    assert judge(error, everywhere=everywhere) is verdict
