@@ -6,11 +6,14 @@ A *phase* is a job in which runners play episodes; the determinism check is anot
 from __future__ import annotations
 
 import abc
+import re
 import time
 from collections import defaultdict
+from collections.abc import Iterable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Any, Final, final
 
@@ -26,7 +29,7 @@ from rl_eval.execution.runner_pool import Member
 from rl_eval.records.episode import Fault, RunReport, charged_attempts, failed_row
 from rl_eval.results.provenance import manifest_of
 from rl_eval.scheduling import events
-from rl_eval.scheduling.failures import FailFast, attribute_loss
+from rl_eval.scheduling.failures import attribute_loss
 from rl_eval.scheduling.schedule import Schedule
 from rl_eval.supervision.flight_recorder import CrashReport
 from rl_eval.weights import HeldWeights
@@ -34,7 +37,7 @@ from rl_eval.weights import HeldWeights
 if TYPE_CHECKING:
     from rl_eval.log import LogContents, Manifest
 
-__all__ = ["CALLS_IN_FLIGHT", "EpisodeSession", "Opening", "Phase"]
+__all__ = ["CALLS_IN_FLIGHT", "EpisodeSession", "FailFast", "Opening", "Phase"]
 
 CALLS_IN_FLIGHT: Final = 2
 """Per runner: while one runs, the next waits in its mailbox, so no lane waits for the control loop."""
@@ -252,6 +255,57 @@ class Opening(Job):
             self._reading.set_exception(error)
         else:
             self._reading.set_result(read)
+
+
+_FEWEST: Final = 20
+_PER_LANE: Final = 4
+"""A runner holds up to two leases per lane, and their first attempts may all fail before a retry completes."""
+_FRAME: Final = re.compile(r'^  File "(.+)", line (\d+), in ', re.MULTILINE)
+_PACKAGE: Final = Path(__file__).parents[1]
+
+
+@final
+class FailFast:
+    """Counter of the first attempts of an evaluation, as long as all of them fail with one error at one place.
+
+    Args:
+        lanes: Lanes of all runners: each may fail four times before the evaluation ends.
+    """
+
+    def __init__(self, lanes: int) -> None:
+        self._limit = max(_FEWEST, _PER_LANE * lanes)
+        self._first: Fault | None = None
+        self._count = 0
+        self._over = False
+
+    def completed(self) -> None:
+        """An episode completed: from now on nothing ends the evaluation early."""
+        self._over = True
+
+    def failed(self, faults: Iterable[Fault]) -> str:
+        """Count failed attempts; return why the evaluation ends, empty if it goes on."""
+        for fault in faults:
+            self._first = self._first or fault
+            self._over = self._over or _kind(fault) != _kind(self._first)
+            self._count += 1
+        if self._over or self._first is None or self._count < self._limit:
+            return ""
+        first = self._first
+        where = f" at {':'.join(place)}" if (place := _place(first)) else ""
+        return (
+            f"{first.error_type}: {first.message}: all of the first {self._count} attempts failed like this in "
+            f"{first.phase}{where} ({first.cause}); fault_tolerance.fail_fast=false goes on all the same"
+        )
+
+
+def _kind(fault: Fault) -> tuple[object, ...]:
+    return fault.error_type, fault.cause, fault.phase, _place(fault)
+
+
+def _place(fault: Fault) -> tuple[str, ...]:
+    """Return file and line of the innermost frame that is not of this package, empty if there is none."""
+    frames = [frame for frame in _FRAME.findall(fault.traceback) if _PACKAGE not in Path(frame[0]).parents]
+    return frames[-1] if frames else ()
 
 
 _PATIENCE_S: Final = 10.0

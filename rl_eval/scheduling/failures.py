@@ -16,18 +16,14 @@ other floats than the group's                                    yes
 
 *Replace* counts against ``max_runner_restarts`` unless an episode is charged or the node was pre-empted. What an
 environment or a policy raises during an episode is no failure of a runner: the schedule charges the episode, and
-excludes a runner on which every attempt fails while another one completes episodes (:func:`chance_of_streak`).
+excludes a runner on which every attempt fails while another one completes episodes.
 """
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
-from pathlib import Path
-from typing import Final, final
+from typing import Final
 
 from rl_eval.errors import NumericsMismatch, UsageError
 from rl_eval.records.episode import MESSAGE_CAP, TRACEBACK_CAP, Fault, FaultCause, Phase
@@ -35,20 +31,13 @@ from rl_eval.scheduling.plan import EpisodePlan
 from rl_eval.supervision.flight_recorder import CrashReport, LaneEntry
 
 __all__ = [
-    "ACCIDENT",
-    "FailFast",
     "LossAttribution",
     "Verdict",
     "attribute_loss",
-    "chance_of_streak",
     "judge",
     "silence_limit",
-    "suspicious_streak",
 ]
 
-ACCIDENT: Final = 0.001
-"""Probability of a streak of failures below which it is no accident."""
-_SHORTEST_STREAK: Final = 3
 _SLACK_S: Final = 1.0
 _FIRST_CALL_GRACE_S: Final = 30.0
 """The first call also probes the policy and builds environments."""
@@ -83,30 +72,6 @@ def judge(error: BaseException, *, everywhere: bool) -> Verdict:
 # ------------------------------------------------------------------------------ limits
 
 
-def chance_of_streak(streak: int, live: int, completed: int, failed: int) -> float:
-    """Return how probable it is that a sound runner has only failures to show, or a bound that is above it.
-
-    What the other runners have come to says how often attempts fail: with a uniform prior the rate has the distribution
-    ``Beta(1 + failed, 1 + completed)``, and the streak the beta-binomial one. Failures come early and completed
-    episodes late, so attempts still under way may all complete: any ``streak`` of ``streak + live`` may have failed.
-
-    Args:
-        streak: Attempts that failed on the runner, with none completed.
-        live: Attempts under way on it.
-        completed: Episodes that others have completed meanwhile.
-        failed: Attempts that have failed meanwhile on runners that do complete episodes.
-    """
-    if not completed:
-        return 1.0
-    one_way = _log_beta(1 + failed + streak, 1 + completed) - _log_beta(1 + failed, 1 + completed)
-    return math.exp(min(0.0, one_way + _log_choose(streak + live, live)))
-
-
-def suspicious_streak(lanes: int) -> int:
-    """Return after how many failures in a row a runner gets nothing more until another one has ended an attempt."""
-    return max(_SHORTEST_STREAK, lanes)
-
-
 def silence_limit(limit_s: float, slice_s: float, *, probed: bool) -> float:
     """Return after how many seconds without an answer a runner is ended.
 
@@ -116,65 +81,6 @@ def silence_limit(limit_s: float, slice_s: float, *, probed: bool) -> float:
         probed: Whether it has answered a call with the weights that it has.
     """
     return limit_s + slice_s + _SLACK_S + (0.0 if probed else _FIRST_CALL_GRACE_S)
-
-
-def _log_beta(a: int, b: int) -> float:
-    return math.lgamma(a) + math.lgamma(b) - math.lgamma(a + b)
-
-
-def _log_choose(n: int, k: int) -> float:
-    return math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
-
-
-_FEWEST: Final = 20
-_PER_LANE: Final = 4
-"""A runner holds up to two leases per lane, and their first attempts may all fail before a retry completes."""
-_FRAME: Final = re.compile(r'^  File "(.+)", line (\d+), in ', re.MULTILINE)
-_PACKAGE: Final = Path(__file__).parents[1]
-
-
-@final
-class FailFast:
-    """Counter of the first attempts of an evaluation, as long as all of them fail with one error at one place.
-
-    Args:
-        lanes: Lanes of all runners: each may fail four times before the evaluation ends.
-    """
-
-    def __init__(self, lanes: int) -> None:
-        self._limit = max(_FEWEST, _PER_LANE * lanes)
-        self._first: Fault | None = None
-        self._count = 0
-        self._over = False
-
-    def completed(self) -> None:
-        """An episode completed: from now on nothing ends the evaluation early."""
-        self._over = True
-
-    def failed(self, faults: Iterable[Fault]) -> str:
-        """Count failed attempts; return why the evaluation ends, empty if it goes on."""
-        for fault in faults:
-            self._first = self._first or fault
-            self._over = self._over or _kind(fault) != _kind(self._first)
-            self._count += 1
-        if self._over or self._first is None or self._count < self._limit:
-            return ""
-        first = self._first
-        where = f" at {':'.join(place)}" if (place := _place(first)) else ""
-        return (
-            f"{first.error_type}: {first.message}: all of the first {self._count} attempts failed like this in "
-            f"{first.phase}{where} ({first.cause}); fault_tolerance.fail_fast=false goes on all the same"
-        )
-
-
-def _kind(fault: Fault) -> tuple[object, ...]:
-    return fault.error_type, fault.cause, fault.phase, _place(fault)
-
-
-def _place(fault: Fault) -> tuple[str, ...]:
-    """Return file and line of the innermost frame that is not of this package, empty if there is none."""
-    frames = [frame for frame in _FRAME.findall(fault.traceback) if _PACKAGE not in Path(frame[0]).parents]
-    return frames[-1] if frames else ()
 
 
 @dataclass(frozen=True, slots=True)
