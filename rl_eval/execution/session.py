@@ -410,7 +410,7 @@ class EpisodeSession(Phase):
 
     def _ended(self) -> None:
         for position in self._excluded:  # What took its place has failed too, if not yet often enough.
-            self._outcome.store.uncharge_all(position)
+            self._outcome.store.uncharge(position)
 
     # ------------------------------------------------------------------ events, commands and calls
 
@@ -496,10 +496,10 @@ class EpisodeSession(Phase):
     def _exclude(self, runner: int, failures: int, uncharged: tuple[tuple[int, int], ...]) -> None:
         """End a runner on which everything fails; another process may take its place, within its restart budget."""
         outcome, member = self._outcome, self.pool.members[runner]
-        last = outcome.store.fault_of(member.index, uncharged[-1]) if uncharged else None
-        outcome.store.uncharge(member.index, uncharged)
+        faults = outcome.store.uncharge(member.index, uncharged)
         why = f"all of the last {failures} attempts failed on it, while others completed episodes"
-        if last is not None:
+        if faults:
+            last = faults[-1]
             why += f"; the last on {last.node} in {last.phase}: {last.error_type}: {last.message}"
         text = f"runner {member.index} was excluded, and its failures charged to no episode: {why}"
         outcome.exclusions.append(text)
