@@ -28,7 +28,7 @@ import numpy.typing as npt
 from rl_eval.adapters import integration_for
 from rl_eval.atomic_write import write_atomically
 from rl_eval.errors import ConfigError, WeightsError
-from rl_eval.records.canonical import canonical_digest
+from rl_eval.records.plain import canonical_digest
 
 if TYPE_CHECKING:
     import torch

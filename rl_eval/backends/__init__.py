@@ -10,50 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from rl_eval.backends.policy_pickle import pickle_without_weights
 from rl_eval.backends.requests import Request, RunnerRequest
-from rl_eval.config.settings import SECTIONS, EvalSettings
-from rl_eval.errors import ConfigError, RunnerLost
+from rl_eval.errors import RunnerLost
 from rl_eval.supervision.flight_recorder import CrashReport
 from rl_eval.weights import WeightsSnapshot
 
-__all__ = ["Backend", "Call", "Reply", "pickled", "pickled_settings"]
-
-
-def pickled(value: Any, what: str, without_weights_of: Any = None) -> bytes:
-    """Pickle a value for a runner.
-
-    Args:
-        value: The value.
-        what: Its name, for the error.
-        without_weights_of: Policy, or several by id, whose weights are left out; for :func:`unpickle_with_weights`.
-
-    Raises:
-        ConfigError: It cannot be pickled.
-    """
-    try:
-        return pickle_without_weights(value, without_weights_of)
-    except Exception as error:
-        raise ConfigError(
-            f"{what} cannot be sent to a runner, because pickling failed: {error}. Give it as "
-            '"module:attr", or keep open files, locks and generators out of it'
-        ) from error
-
-
-def pickled_settings(settings: EvalSettings, policy: Any, *more: Any, without_weights: bool = False) -> bytes:
-    """Pickle settings, a policy object, and other values.
-
-    Raises:
-        ConfigError: They cannot be pickled; the message names the key, if it is one.
-    """
-    try:
-        return pickled((settings, policy, *more), "the configuration", policy if without_weights else None)
-    except ConfigError:
-        for section in SECTIONS:
-            for key, value in dict(getattr(settings, section)).items():
-                pickled(value, f"{section}.{key}")
-        pickled(policy, "the policy")
-        raise
+__all__ = ["Backend", "Call", "Reply"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,8 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from rl_eval.supervision.flight_recorder import ProcessInfo
 from rl_eval.supervision.node_agent import Deadlines, NodeAgent
-from rl_eval.supervision.processes import end_runner, erase_recordings
+from rl_eval.supervision.processes import ProcessInfo, end_runner, erase_recordings
 
 __all__ = ["NodeAgents"]
 
@@ -43,10 +42,9 @@ class NodeAgents:
         self._options = {"num_cpus": 0, "max_concurrency": _CONCURRENCY, "max_restarts": 0, "runtime_env": plain}
         self._agents: dict[str, Any] = {}
         self._spawned: Counter[str] = Counter()
-        self._process_infos: dict[int, ProcessInfo] = {}
-        self._killers: dict[int, partial[None]] = {}
-        """Calls that have Ray end a runner."""
-        self._settling: dict[Any, int] = {}
+        self._processes: dict[int, tuple[ProcessInfo, partial[None]]] = {}
+        """Process of each runner that is up, and the call that has Ray end it."""
+        self._settling: dict[Any, tuple[int, partial[None]]] = {}
         self._ended: set[int] = set()
         """Runners that were ended before it was known where they lived."""
         self._watches: dict[Any, str] = {}
@@ -58,28 +56,26 @@ class NodeAgents:
 
     def knows(self, runner: int) -> bool:
         """Whether the process of a runner is up."""
-        return runner in self._process_infos
+        return runner in self._processes
 
     def expect(self, runner: int, actor: Any) -> None:
         """Ask a new runner where it lives."""
-        self._settling[actor.settle.remote()] = runner
-        self._killers[runner] = partial(ray.kill, actor)
+        self._settling[actor.settle.remote()] = runner, partial(ray.kill, actor)
 
     def ended(self, ref: Any) -> None:
         """A call has ended, which matters if it is among :attr:`refs`."""
         if ref in self._watches:
             self._replace(self._watches.pop(ref))
             return
-        runner = self._settling.pop(ref, None)
-        if runner is None:
+        if ref not in self._settling:
             return
+        runner, killer = self._settling.pop(ref)
         try:
-            process_info: ProcessInfo = ray.get(ref)
+            self._processes[runner] = ray.get(ref), killer
         except RayError:
             return  # Its other calls fail as well.
-        self._process_infos[runner] = process_info
         if self._needed:
-            self._watch(runner, process_info)
+            self._watch(runner)
         if runner in self._ended:
             self._ended.remove(runner)
             self.end(runner)
@@ -88,28 +84,26 @@ class NodeAgents:
         """Have all runners watched from now on: one was lost."""
         if not self._needed:
             self._needed = True
-            for runner, process_info in self._process_infos.items():
-                self._watch(runner, process_info)
+            for runner in self._processes:
+                self._watch(runner)
 
     def crash_report(self, runner: int) -> Any:
         """Ask why a runner died; return the call, or None if nobody knows where it lived."""
-        process_info, killer = self._process_infos.pop(runner, None), self._killers.pop(runner, None)
+        found = self._processes.pop(runner, None)
         self._start_all()
-        if process_info is None:
-            return None
-        return self._agent(process_info.node_id).crash_report.remote(runner, process_info, killer)
+        return None if found is None else self._agent(found[0].node_id).crash_report.remote(runner, *found)
 
     def end(self, runner: int) -> None:
         """Have a runner's process ended, and what it had started."""
-        if runner in self._settling.values():
+        if any(runner == settling for settling, _ in self._settling.values()):
             self._ended.add(runner)
-        process_info, _ = self._process_infos.pop(runner, None), self._killers.pop(runner, None)
-        if process_info is not None and (agent := self._agents.get(process_info.node_id)) is not None:
+        found = self._processes.pop(runner, None)
+        if found is not None and (agent := self._agents.get(found[0].node_id)) is not None:
             agent.end.remote(runner)
 
     def end_on(self, node_id: str) -> None:
         """End the runners of this machine from here, since its raylet and with it their agent is lost."""
-        for process_info in self._process_infos.values():
+        for process_info, _ in self._processes.values():
             if process_info.node_id == node_id:
                 end_runner(process_info)
                 erase_recordings(process_info)
@@ -124,8 +118,9 @@ class NodeAgents:
             ray.kill(agent)
         self._agents, self._watches, self._settling = {}, {}, {}
 
-    def _watch(self, runner: int, process_info: ProcessInfo) -> None:
-        self._agent(process_info.node_id).watch.remote(runner, process_info, self._killers[runner])
+    def _watch(self, runner: int) -> None:
+        process_info, killer = self._processes[runner]
+        self._agent(process_info.node_id).watch.remote(runner, process_info, killer)
 
     def _agent(self, node_id: str) -> Any:
         if node_id not in self._agents:
@@ -142,6 +137,6 @@ class NodeAgents:
             ray.kill(agent)
         lives = any(node["NodeID"] == node_id and node["Alive"] for node in ray.nodes())
         if lives and self._spawned[node_id] < _MAX_AGENTS_PER_NODE:
-            for runner, process_info in self._process_infos.items():
+            for runner, (process_info, _) in self._processes.items():
                 if process_info.node_id == node_id:
-                    self._agent(node_id).watch.remote(runner, process_info)
+                    self._watch(runner)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import random
 import signal
@@ -16,7 +17,6 @@ import ray
 
 from rl_eval.config.settings import RunnersSection
 from rl_eval.errors import ConfigError, RunnerStartError
-from rl_eval.supervision.crash_signals import crash_handlers_kept
 from rl_eval.supervision.process_environment import runner_environment
 
 __all__ = ["Connection", "summarize"]
@@ -26,6 +26,11 @@ _PROBE_TIMEOUT_S: Final = 3.0
 _CLUSTER_ID: Final = "/ray.rpc.NodeInfoGcsService/GetClusterId"
 """The call with which Ray's own client begins."""
 _HOOK: Final = "worker_process_setup_hook"
+_CRASH_SIGNALS: Final = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
+_SIGACTION_SIZE: Final = 256
+"""Bytes for a ``struct sigaction``, which has up to 152 and begins with the address of the handler."""
+_NO_HANDLER: Final = bytes(ctypes.sizeof(ctypes.c_void_p))
+"""Address that stands for no handler."""
 
 
 @final
@@ -155,7 +160,7 @@ def _process_kept() -> Iterator[None]:
     """
     state, variables, handler = random.getstate(), dict(os.environ), signal.getsignal(signal.SIGTERM)
     try:
-        with crash_handlers_kept():
+        with _crash_handlers_kept():
             yield
     finally:
         random.setstate(state)
@@ -164,6 +169,26 @@ def _process_kept() -> Iterator[None]:
         os.environ.update(variables)
         if handler not in (None, signal.SIG_DFL) and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, handler)
+
+
+@contextlib.contextmanager
+def _crash_handlers_kept() -> Iterator[None]:
+    """Keep handlers of crashes, such as those of :mod:`faulthandler`; where there was none, a new one stays.
+
+    They are installed by C code, and the module :mod:`signal` does not see them.
+    """
+    sigaction = ctypes.CDLL(None).sigaction
+    kept: dict[signal.Signals, Any] = {
+        number: ctypes.create_string_buffer(_SIGACTION_SIZE) for number in _CRASH_SIGNALS
+    }
+    for number, action in kept.items():
+        sigaction(number, None, action)
+    try:
+        yield
+    finally:
+        for number, action in kept.items():
+            if not action.raw.startswith(_NO_HANDLER):
+                sigaction(number, action, None)
 
 
 def _check_connection(section: RunnersSection) -> None:

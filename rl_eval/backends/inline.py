@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, final
 
-from rl_eval.backends import Call, Reply, pickled
-from rl_eval.backends.policy_pickle import unpickle_with_weights
+from rl_eval.backends import Call, Reply
+from rl_eval.backends.pickling import pickled, unpickle_with_weights
 from rl_eval.backends.requests import Request, Run, RunnerRequest, Start, answer
 from rl_eval.config.settings import EvalSettings
 from rl_eval.errors import RunnerLost

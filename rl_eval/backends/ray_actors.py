@@ -6,7 +6,8 @@ import signal
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any, Final, final
 
 import ray
@@ -22,9 +23,10 @@ from ray.exceptions import (
 )
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from rl_eval.backends import Call, Reply, pickled, pickled_settings
+from rl_eval.backends import Call, Reply
 from rl_eval.backends.agents import NodeAgents
 from rl_eval.backends.connection import Connection, summarize
+from rl_eval.backends.pickling import pickled, pickled_settings
 from rl_eval.backends.requests import RunnerRequest, SetWeights, Start, Stop
 from rl_eval.backends.runner_actor import Failure, RunnerActor
 from rl_eval.config.settings import EvalSettings, RunnersSection, with_values
@@ -51,16 +53,6 @@ _STOP_TIMEOUT_S: Final = 3.0
 _AGENT_STOP_TIMEOUT_S: Final = 2.0
 _CRASH_REPORT_TIMEOUT_S: Final = 5.0
 """A new agent's process takes a second or two to start; without an answer, nothing is charged."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Postmortem:
-    """A lost runner whose node's agent was asked what it was doing."""
-
-    call: Call
-    why: BaseException
-    deadline: float
-    preempted: bool = False
 
 
 @final
@@ -93,7 +85,8 @@ class RayBackend:
         self._lanes = settings.runners.lanes
         self._actors: dict[int, Any] = {}
         self._calls: dict[Any, Call] = {}
-        self._postmortems: dict[Any, _Postmortem] = {}
+        self._postmortems: dict[Any, tuple[Reply, float]] = {}
+        """Losses about which the node's agent was asked, and until when its answer is waited for."""
         self._dying: set[int] = set()
         self._unreported_losses: list[Reply] = []
         """Losses that nobody could be asked about and that are yet to be reported."""
@@ -249,26 +242,22 @@ class RayBackend:
             return None
         self._drop_calls(call.runner)
         self._dying.add(call.runner)
+        lost = Reply(call, error=why, lost=True, preempted=preempted)
         asked = self._agents.crash_report(call.runner)
         if asked is None:
-            return Reply(call, error=why, lost=True, preempted=preempted)
-        self._postmortems[asked] = _Postmortem(call, why, time.monotonic() + _CRASH_REPORT_TIMEOUT_S, preempted)
+            return lost
+        self._postmortems[asked] = lost, time.monotonic() + _CRASH_REPORT_TIMEOUT_S
         return None
 
     def _concluded(self, ref: Any) -> Reply:
-        lost = self._postmortems.pop(ref)
-        try:
-            crash_report = ray.get(ref)
-        except RayError:
-            crash_report = None  # The agent died too, as it does with its node.
-        return Reply(lost.call, error=lost.why, lost=True, crash_report=crash_report, preempted=lost.preempted)
+        lost, _ = self._postmortems.pop(ref)
+        with suppress(RayError):  # The agent died too, as it does with its node.
+            lost = replace(lost, crash_report=ray.get(ref))
+        return lost
 
     def _unanswered(self, now: float) -> list[Reply]:
-        overdue = [ref for ref, lost in self._postmortems.items() if now > lost.deadline]
-        return [
-            Reply(lost.call, error=lost.why, lost=True, preempted=lost.preempted)
-            for lost in map(self._postmortems.pop, overdue)
-        ]
+        overdue = [ref for ref, (_, deadline) in self._postmortems.items() if now > deadline]
+        return [self._postmortems.pop(ref)[0] for ref in overdue]
 
     def _drop_calls(self, runner: int) -> None:
         self._calls = {ref: call for ref, call in self._calls.items() if call.runner != runner}
@@ -335,9 +324,8 @@ def _count(runners: int) -> str:
 
 def _amounts(resources: dict[str, Any]) -> str:
     shown = [
-        f"{amount:g} {name}" for name, amount in sorted(resources.items()) if not name.startswith(("node:", "object"))
-    ]
-    shown = [
-        text if not text.endswith(" memory") else f"{resources['memory'] / 2**30:.1f} GiB memory" for text in shown
+        f"{amount / 2**30:.1f} GiB memory" if name == "memory" else f"{amount:g} {name}"
+        for name, amount in sorted(resources.items())
+        if not name.startswith(("node:", "object"))
     ]
     return ", ".join(shown) or "nothing"

@@ -18,8 +18,8 @@ import cloudpickle
 from rl_eval.backends.requests import RunnerRequest, SetWeights, Stop, answer
 from rl_eval.errors import EvalError, summary_of
 from rl_eval.supervision.caller import expect_no_ctrl_c
-from rl_eval.supervision.flight_recorder import ProcessInfo, install
-from rl_eval.supervision.processes import erase_recordings
+from rl_eval.supervision.flight_recorder import install
+from rl_eval.supervision.processes import ProcessInfo, erase_recordings
 
 if TYPE_CHECKING:
     from rl_eval.runners import Runner
@@ -106,7 +106,7 @@ class RunnerActor:
         """Call the user's ``init_fn``, unpickle the rest of the user's code and build the runner."""
         import cloudpickle
 
-        from rl_eval.backends.policy_pickle import unpickle_with_weights
+        from rl_eval.backends.pickling import unpickle_with_weights
 
         if self._trouble is not None:
             raise self._trouble

@@ -324,7 +324,7 @@ def _read_log(run_dir: str, label: str, say: Callable[[str], None]) -> LogConten
 
 
 def _differs(contents: LogContents, settings: EvalSettings) -> bool:
-    from rl_eval.log.changes import code_differences, newest_code
+    from rl_eval.log.manifest import code_differences, newest_code
     from rl_eval.policies.live import configured_weights
     from rl_eval.results.provenance import manifest_of
 

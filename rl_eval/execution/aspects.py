@@ -11,12 +11,11 @@ from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, final
 
-from rl_eval.errors import NumericsMismatch
+from rl_eval.errors import ConfigError, NumericsMismatch
 from rl_eval.errors.redaction import redact_text
 from rl_eval.execution.determinism_check import DeterminismCheck, DeterminismSample
 from rl_eval.execution.outcome import Aspect, EvalOutcome
 from rl_eval.results.provenance import provenance
-from rl_eval.scheduling.numerics_agreement import NumericsAgreement
 
 if TYPE_CHECKING:
     from rl_eval.execution.jobs import Job
@@ -51,41 +50,65 @@ class Provenance(Aspect):
 
 @final
 class Numerics(Aspect):
-    """Agreement of all runners on one numerics key: the floats of one table have one origin."""
+    """Agreement of all runners on one numerics key: what floats may depend on besides the weights.
+
+    The key of most runners counts, until something is recorded. Records cannot be taken back, so from then on their key
+    counts, however many runners with another one come up.
+    """
 
     def __init__(self, outcome: EvalOutcome) -> None:
         super().__init__(outcome)
-        self._agreement = NumericsAgreement()
+        self._reported: dict[int, tuple[dict[str, Any], str]] = {}
+        """Key of each runner, and digest of the weights that its policy was built with, by incarnation."""
 
     def reported(self, member: Member, report: RunReport) -> None:
-        """Compare the key of a runner with that of the others.
+        """Compare the key of a runner with the one that counts.
 
         Raises:
-            NumericsMismatch: The runner computes floats in another way than the others.
+            NumericsMismatch: They differ, so the runner's floats could, too.
+            ConfigError: The runner built its policy with other weights than the others.
         """
         if not report.numerics:
             return
-        store, runner = self.outcome.store, member.incarnation
-        self._agreement.cast(runner, report.numerics, report.built_weights)
+        store = self.outcome.store
+        self._reported[member.incarnation] = report.numerics, report.built_weights
         if not store.numerics:
             if not len(report.rows):
                 return
-            store.numerics = self._agreement.most_frequent()
-        sent = self.outcome.weights is not None
-        try:
-            self._agreement.check(runner, member.index, store.numerics, weights_sent=sent, durable=store.durable)
-        except NumericsMismatch as error:
-            self.outcome.refusals.append(str(error))
-            store.note(f"{error}; it took no part")
-            raise
+            store.numerics = self._most_frequent()
+        known, key = store.numerics, report.numerics
+        different = [name for name in known if known[name] != key.get(name)]
+        if not different:
+            return
+        if different == ["outputs"] and self.outcome.weights is None and self._built_others(report.built_weights):
+            raise ConfigError(
+                f"runner {member.index} built another policy than the others: a factory that initializes weights at "
+                "random needs policy.weights, or sync_weights before the evaluation"
+            )
+        shown = ", ".join(f"{name} is {key.get(name)!r}, not {known[name]!r}" for name in different)
+        others = "the records in the log" if store.durable else "its group"
+        why = f"runner {member.index} would compute other floats than {others}: {shown}"
+        self.outcome.refusals.append(why)
+        store.note(f"{why}; it took no part")
+        raise NumericsMismatch(why)
 
     def lost(self, member: Member, crash_report: CrashReport | None) -> None:
         """Forget the key of a runner that is gone."""
-        self._agreement.forget(member.incarnation)
+        self._reported.pop(member.incarnation, None)
 
     def describe(self, fields: dict[str, Any]) -> None:
         """Add the key; before the first record, the most frequent one."""
-        fields["provenance"]["numerics"] = dict(self.outcome.store.numerics or self._agreement.most_frequent())
+        fields["provenance"]["numerics"] = dict(self.outcome.store.numerics or self._most_frequent())
+
+    def _most_frequent(self) -> dict[str, Any]:
+        """Return the key that most runners have, of equally frequent ones the first; empty if there is none."""
+        keys = [key for key, _ in self._reported.values()]
+        return max(keys, key=keys.count, default={})
+
+    def _built_others(self, built: str) -> bool:
+        """Return whether no runner with the key that counts built its policy with these weights, or with none."""
+        theirs = {weights for key, weights in self._reported.values() if key == self.outcome.store.numerics}
+        return not built or built not in theirs
 
 
 @final

@@ -22,8 +22,8 @@ import numpy.typing as npt
 from rl_eval.backends.requests import Apply, Run
 from rl_eval.config.settings import EvalSettings
 from rl_eval.execution.outcome import EvalOutcome
-from rl_eval.execution.phase import CALLS_IN_FLIGHT, Phase
 from rl_eval.execution.runner_pool import Member
+from rl_eval.execution.session import CALLS_IN_FLIGHT, Phase
 from rl_eval.records.determinism import UNFINISHED, Determinism, FirstDifference, first_difference
 from rl_eval.records.episode import EpisodeTable, Lease, RunReport, different_columns, outcomes_of
 from rl_eval.results.metrics import episode_seconds

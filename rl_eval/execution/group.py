@@ -11,30 +11,28 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast, final
 
 from rl_eval.adapters import integration_for
-from rl_eval.backends import Backend, pickled
+from rl_eval.backends import Backend
+from rl_eval.backends.pickling import pickled
 from rl_eval.config.builder import EvalConfig, settings_of
 from rl_eval.config.settings import EvalSettings, PolicySection, check_runner, with_values
 from rl_eval.errors import ConfigError, EvalError
 from rl_eval.errors.redaction import learn
 from rl_eval.execution.aspects import default_aspects
-from rl_eval.execution.group_weights import GroupWeights, PublishedWeights
 from rl_eval.execution.handle import EvalHandle
-from rl_eval.execution.jobs import Apply, Ask, Do, FollowUp, Job, WeightsSync
+from rl_eval.execution.jobs import Apply, Ask, Awaited, Do, FollowUp, WeightsSync
 from rl_eval.execution.loop import ControlLoop
 from rl_eval.execution.outcome import Aspect, EvalOutcome
-from rl_eval.execution.runner_pool import RunnerPool
+from rl_eval.execution.runner_pool import GroupWeights, PublishedWeights, RunnerPool
 from rl_eval.execution.session import Opening
 from rl_eval.policies.live import check_policies, configured_weights, live_policies, with_live, without_live
 from rl_eval.results.result import EvalResult
 from rl_eval.results.source_code import code_of
 from rl_eval.runners import EvalRunner
-from rl_eval.scheduling.plan import EpisodePlan
 from rl_eval.supervision.caller import current_folder, working_in
 from rl_eval.weights import HeldWeights, WeightsSnapshot, add_missing, snapshot_weights
 
@@ -190,13 +188,28 @@ class EvalRunnerGroup:
         changes = {key: value for key, value in given.items() if value is not None}
         settings = with_values(self.settings, evaluation=changes)
         plan = settings.plan()
-        log = _open_log(None if run_dir is None else self._located(run_dir), accept_code_change)
-        try:
-            return self._post_evaluation(settings, plan, log, weights, version, follow_up, held, on_submitted)
-        except BaseException:
+        if weights is None and version is not None:
+            raise ConfigError(f"version is {version}, but no weights are given: it is the number of new weights")
+        with contextlib.ExitStack() as opened:
+            log = _open_log(None if run_dir is None else self._located(run_dir), accept_code_change)
             if log is not None:
-                log.close()
-            raise
+                opened.callback(log.close)
+            with self._post_lock:
+                sync = None if weights is None else self._weights_job(weights, version)
+                jobs = None if follow_up is None else follow_up.jobs
+                outcome = EvalOutcome(settings, plan, log, jobs, self._aspects)
+                handle = outcome.handle
+                handle.weights_version = self._weights.posted_version
+                if self._callbacks is not None:
+                    handle.add_done_callback(partial(_tell_result, self._callbacks))
+                if on_submitted is not None:
+                    on_submitted(handle)
+                if sync is not None:
+                    sync.superseded = lambda: outcome.done
+                    self._loop.post(sync)
+                self._loop.post(Opening(outcome, sync, held))
+            opened.pop_all()
+        return handle
 
     def evaluate(
         self,
@@ -334,10 +347,8 @@ class EvalRunnerGroup:
 
     def foreach_runner(self, function: Callable[[EvalRunner], Result]) -> list[Result]:
         """Call a function with every runner that is up, where it lives; return the results by position."""
-        if self.settings.runners.num_runners:
-            pickled(function, "the function")  # What cannot travel is an error here, and not in the driver's thread.
-        job = Apply(function)
-        return self._wait(job, job.future)
+        results: list[Result] = self._call(Apply(function), function)
+        return results
 
     def apply_to_one(self, function: Callable[[EvalRunner], Result], timeout_s: float = 600.0) -> Result:
         """Call a function with one runner that is up, where it lives, between evaluations; return its result.
@@ -350,10 +361,8 @@ class EvalRunnerGroup:
         Raises:
             ClusterError: The runner was lost, or took too long.
         """
-        if self.settings.runners.num_runners:
-            pickled(function, "the function")
-        job: Ask[Result] = Ask(timeout_s, function)
-        return self._wait(job, job.future)
+        result: Result = self._call(Ask(timeout_s, function), function)
+        return result
 
     @property
     def healthy_runner_ids(self) -> list[int]:
@@ -367,7 +376,7 @@ class EvalRunnerGroup:
             ConfigError: ``count`` is below 1, or the group runs in this process.
         """
         self._check_resizable("add_runners", count)
-        self._do(lambda pool, now: pool.grow(count, now))
+        self._wait(Do(lambda pool, now: pool.grow(count, now)))
 
     def remove_runners(self, count: int = 1) -> None:
         """End the last runners; what they were running is run by others.
@@ -382,7 +391,7 @@ class EvalRunnerGroup:
                 raise ConfigError(f"remove_runners({count}): the group has {pool.expected()}, and keeps at least one")
             self._loop.forget(pool.shrink(count))
 
-        self._do(remove)
+        self._wait(Do(remove))
 
     def get_metrics(self) -> dict[str, float]:
         """Return lifetime counters of the group, and the sums of its runners', lost ones included.
@@ -412,35 +421,6 @@ class EvalRunnerGroup:
 
     # ------------------------------------------------------------------ plumbing
 
-    def _post_evaluation(
-        self,
-        settings: EvalSettings,
-        plan: EpisodePlan,
-        log: EvaluationLog | None,
-        weights: Any,
-        version: int | None,
-        follow_up: FollowUp | None,
-        held: HeldWeights | None,
-        on_submitted: Callable[[EvalHandle], object] | None,
-    ) -> EvalHandle:
-        if weights is None and version is not None:
-            raise ConfigError(f"version is {version}, but no weights are given: it is the number of new weights")
-        with self._post_lock:
-            sync = None if weights is None else self._weights_job(weights, version)
-            jobs = None if follow_up is None else follow_up.jobs
-            outcome = EvalOutcome(settings, plan, log, jobs, self._aspects)
-            handle = outcome.handle
-            handle.weights_version = self._weights.posted_version
-            if self._callbacks is not None:
-                handle.add_done_callback(partial(_tell_result, self._callbacks))
-            if on_submitted is not None:
-                on_submitted(handle)
-            if sync is not None:
-                sync.superseded = lambda: outcome.done
-                self._loop.post(sync)
-            self._loop.post(Opening(outcome, sync, held))
-        return handle
-
     @cached_property
     def _aspects(self) -> Sequence[Callable[[EvalOutcome], Aspect]]:
         """Aspects of every evaluation."""
@@ -469,13 +449,14 @@ class EvalRunnerGroup:
         in_thread = self._threaded and not self.settings.runners.num_runners
         return absolute_place(place, self._folder if in_thread else None)
 
-    def _wait(self, job: Job, future: Future[Result]) -> Result:
+    def _wait(self, job: Awaited[Result]) -> Result:
         self._loop.post(job)
-        return future.result()
+        return job.future.result()
 
-    def _do(self, function: Callable[[RunnerPool, float], None]) -> None:
-        job = Do(function)
-        self._wait(job, job.future)
+    def _call(self, job: Apply, function: Callable[[EvalRunner], Any]) -> Any:
+        if self.settings.runners.num_runners:
+            pickled(function, "the function")  # What cannot travel is an error here, and not in the driver's thread.
+        return self._wait(job)
 
     def _check_resizable(self, what: str, count: int) -> None:
         if count < 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import math
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -12,15 +13,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, final
 from rl_eval.backends import requests
 from rl_eval.backends.requests import RunnerRequest
 from rl_eval.errors import ClusterError, RunnerLost
-from rl_eval.execution.group_weights import PublishedWeights
-from rl_eval.execution.runner_pool import Member, RunnerPool
+from rl_eval.execution.runner_pool import Member, PublishedWeights, RunnerPool
 from rl_eval.supervision.flight_recorder import CrashReport
 
 if TYPE_CHECKING:
     from rl_eval.results.result import EvalResult
     from rl_eval.runners import EvalRunner
 
-__all__ = ["Apply", "Ask", "Do", "FollowUp", "Job", "WeightsSync"]
+__all__ = ["Apply", "Ask", "Awaited", "Do", "FollowUp", "Job", "WeightsSync"]
 
 
 Result = TypeVar("Result")
@@ -75,7 +75,7 @@ class Job(abc.ABC):
         return []
 
 
-class _Awaited(Job, Generic[Result]):
+class Awaited(Job, Generic[Result]):
     """A job whose caller waits for a future."""
 
     def __init__(self) -> None:
@@ -100,7 +100,7 @@ class _Awaited(Job, Generic[Result]):
 
 
 @final
-class Do(_Awaited[None]):
+class Do(Awaited[None]):
     """Calls a function where the pool may be changed: in the driver's thread, between two turns."""
 
     exclusive = False
@@ -119,7 +119,7 @@ class Do(_Awaited[None]):
             self._succeed(None)
 
 
-class _Broadcast(_Awaited[list[Any]]):
+class _Broadcast(Awaited[Any]):
     """Calls every member that is up, waiting for the first if none is, and collects what they return."""
 
     def __init__(self, request: RunnerRequest) -> None:
@@ -200,7 +200,6 @@ class WeightsSync(_Broadcast):
         super().fail(error)
 
 
-@final
 class Apply(_Broadcast):
     """Calls a function with every runner."""
 
@@ -217,37 +216,23 @@ class Apply(_Broadcast):
 
 
 @final
-class Ask(_Awaited[Result]):
-    """Calls one runner, the first that is up, between evaluations.
+class Ask(Apply):
+    """Calls one runner, the first that is up, between evaluations; its future gets what that returns.
 
     A runner that does not answer in time is given up, as one that hangs in an episode is.
     """
 
     exclusive = True
 
-    def __init__(self, timeout_s: float, function: Callable[[EvalRunner], Result]) -> None:
-        super().__init__()
+    def __init__(self, timeout_s: float, function: Callable[[EvalRunner], Any]) -> None:
+        super().__init__(function)
         self._timeout_s = timeout_s
-        self._request = requests.Apply(function)
-        self._member: Member | None = None
-        self._deadline = 0.0
+        self._deadline = math.inf
 
     def start(self, now: float) -> None:
         """See :class:`Job`."""
         for member in self.pool.ready()[:1]:
-            self.joined(member, now)
-
-    def joined(self, member: Member, now: float) -> None:
-        """See :class:`Job`."""
-        if self._member is None:
-            self._member, self._deadline = member, now + self._timeout_s
-            self.pool.call(member, self._request, tag=self.tag, now=now)
-
-    def lost(self, member: Member, crash_report: CrashReport | None, now: float) -> bool:
-        """See :class:`Job`."""
-        if member is self._member:
-            self.fail(ClusterError(f"runner {member.index} was lost during the call"))
-        return False
+            self._send(member, now)
 
     def replied(self, member: Member, value: Any, now: float) -> None:
         """See :class:`Job`."""
@@ -255,15 +240,15 @@ class Ask(_Awaited[Result]):
 
     def tick(self, now: float) -> None:
         """See :class:`Job`."""
-        if self.done or not self.started:
-            return
-        if self._member is None:
-            if self.pool.hopeless:
-                self.fail(ClusterError(f"no runner is left: {self.pool.last_loss}"))
-        elif now > self._deadline:
-            why = f"runner {self._member.index} did not return from a call within {self._timeout_s:g} s"
-            self.pool.terminate(self._member, RunnerLost(why))
+        super().tick(now)
+        for member in self._unanswered() if now > self._deadline and not self.done else ():
+            why = f"runner {member.index} did not return from a call within {self._timeout_s:g} s"
+            self.pool.terminate(member, RunnerLost(why))
             self.fail(ClusterError(why))
+
+    def _send(self, member: Member, now: float) -> None:
+        self._deadline = now + self._timeout_s
+        super()._send(member, now)
 
 
 @dataclass(frozen=True)
@@ -284,19 +269,15 @@ class FollowUp:
     def jobs(self, result: EvalResult) -> list[Job]:
         """Return the jobs that do it."""
         try:
-            asks: list[Job] = []
-            futures: list[Future[Any]] = []
-            for function in self.choose(result):
-                ask: Ask[Any] = Ask(self.timeout_s, function)
-                asks.append(ask)
-                futures.append(ask.future)
+            asks = [Ask(self.timeout_s, function) for function in self.choose(result)]
         except Exception as error:
             failed: Future[Any] = Future()
             failed.set_exception(error)
             self.done([failed])
             return []
+        futures = [ask.future for ask in asks]
         if not futures:
             self.done([])
         for future in futures:
             future.add_done_callback(lambda _: self.done(futures) if all(one.done() for one in futures) else None)
-        return asks
+        return [*asks]

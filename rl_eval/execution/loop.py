@@ -12,7 +12,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Final, final
 
@@ -21,7 +21,7 @@ from rl_eval.backends.requests import Apply, Run, SetWeights, Start
 from rl_eval.errors import ClusterError, EvalError, NumericsMismatch, RunnerLost, UsageError
 from rl_eval.execution.jobs import Job, WeightsSync
 from rl_eval.execution.runner_pool import Member, RunnerPool
-from rl_eval.scheduling.failures import CallFailed, Failure, RunnerDied, StartFailed, Verdict, judge
+from rl_eval.scheduling.failures import Verdict, judge
 from rl_eval.supervision.caller import ctrl_c_noted, one_thread
 from rl_eval.supervision.flight_recorder import CrashReport
 
@@ -85,7 +85,7 @@ class ControlLoop:
         self._inbox.put(job)
         if self._stopping:
             # The loop may have read its inbox for the last time.
-            self._refuse_inbox()
+            self._fail(self._posted())
         elif not self._threaded:
             self._run(until=job)
 
@@ -107,7 +107,7 @@ class ControlLoop:
         self._backend.stop()
         if self._thread.is_alive():
             # A step of this process hangs; whoever waits for a result must not.
-            self._fail_all(ClusterError(f"{_STOPPED}; the environment still hangs in a call"))
+            self._fail_all(f"{_STOPPED}; the environment still hangs in a call")
 
     @property
     def _forked(self) -> bool:
@@ -141,7 +141,7 @@ class ControlLoop:
     def _leave(self) -> None:
         self._stopping = True
         self._backend.leave()
-        self._fail_all(self._fatal or ClusterError(_STOPPED))
+        self._fail_all()
 
     def _turn(self) -> None:
         self._read_inbox(block=not self._backend.busy)
@@ -184,13 +184,17 @@ class ControlLoop:
         timeout = self._pool.patience(self._clock()) if block else 0.0
         if self._active:
             timeout = min(timeout, self._poll_s)
-        with suppress(queue.Empty):
-            item = self._inbox.get(timeout=timeout) if timeout else self._inbox.get_nowait()
-            while True:
-                if item is not None:
-                    self._waiting.append(item)
-                item = self._inbox.get_nowait()
+        self._waiting += self._posted(timeout)
         self._advance()
+
+    def _posted(self, timeout_s: float = 0.0) -> Iterator[Job]:
+        """Yield the jobs that were posted, waiting for the first."""
+        with suppress(queue.Empty):
+            job = self._inbox.get(timeout=timeout_s) if timeout_s else self._inbox.get_nowait()
+            while True:
+                if job is not None:
+                    yield job
+                job = self._inbox.get_nowait()
 
     def _start_jobs(self) -> bool:
         """Start the jobs whose turn has come; return whether there were any."""
@@ -247,7 +251,7 @@ class ControlLoop:
         try:
             job.replied(member, reply.value, now)
         except NumericsMismatch as error:
-            self._act_on(CallFailed(error, everywhere=False), member, error, job, now)
+            self._act_on(error, member, job, now)
         except EvalError as error:
             job.fail(error)
 
@@ -265,14 +269,16 @@ class ControlLoop:
             return  # Withdrawn, since another runner refused them perhaps; others follow, and are judged by themselves.
         everywhere = self._pool.raised(member)
         if isinstance(reply.call.request, Start):
-            self._act_on(StartFailed(error, everywhere and not self._pool.ever_ready), member, error, None, now)
+            self._act_on(error, member, None, now, everywhere=everywhere and not self._pool.ever_ready)
             return
         # The weights that a starting runner gets first are those of the broadcast under way.
         syncs = [job for job in self._active.values() if isinstance(job, WeightsSync)]
-        self._act_on(CallFailed(error, everywhere), member, error, asked or next(iter(syncs), None), now)
+        self._act_on(error, member, asked or next(iter(syncs), None), now, everywhere=everywhere)
 
-    def _act_on(self, failure: Failure, member: Member, error: BaseException, asked: Job | None, now: float) -> None:
-        match judge(failure):
+    def _act_on(
+        self, error: BaseException, member: Member, asked: Job | None, now: float, *, everywhere: bool = False
+    ) -> None:
+        match judge(error, everywhere=everywhere):
             case Verdict.END if asked is not None:
                 asked.fail(error)
             case Verdict.END:
@@ -280,7 +286,7 @@ class ControlLoop:
             case Verdict.EXCLUDE:
                 self._pool.exclude(member, error)
                 self.forget([member])
-            case Verdict.REPLACE | Verdict.REPLACE_FREE:
+            case Verdict.REPLACE:
                 self._lose(member, error, now)
 
     def _lose(
@@ -294,8 +300,7 @@ class ControlLoop:
     ) -> None:
         # What happened on a node that was taken away is evidence against nobody.
         charged = self._report_lost(member, None if preempted else crash_report)
-        verdict = judge(RunnerDied(charged, preempted))
-        self._pool.lose(member, why, now, free=verdict is Verdict.REPLACE_FREE)
+        self._pool.lose(member, why, now, free=charged or preempted)
 
     def _report_lost(self, member: Member, crash_report: CrashReport | None) -> bool:
         """Tell the jobs that a member is gone; return whether an episode was charged with it."""
@@ -305,24 +310,18 @@ class ControlLoop:
     def _die(self, error: BaseException) -> None:
         """Nothing can work any more: what waits fails, and so does what comes."""
         self._fatal = self._fatal or error
-        self._fail_all(self._fatal)
+        self._fail_all()
 
-    def _fail_all(self, error: BaseException) -> None:
+    def _fail_all(self, why: str = _STOPPED) -> None:
         self._retire()  # What was to follow a job that is done fails too, and whoever waits for it hears of that.
-        for job in [*self._active.values(), *self._waiting]:
-            with suppress(Exception):  # Whoever waits for the others must hear of it too.
-                job.fail(error)
+        jobs = [*self._active.values(), *self._waiting, *self._posted()]
         self._active, self._waiting = {}, deque()
-        self._refuse_inbox()
+        self._fail(jobs, why)
 
-    def _refuse_inbox(self) -> None:
-        error = self._fatal or ClusterError(_STOPPED)
-        try:
-            while True:
-                if (job := self._inbox.get_nowait()) is not None:
-                    job.fail(error)
-        except queue.Empty:
-            pass
+    def _fail(self, jobs: Iterable[Job], why: str = _STOPPED) -> None:
+        for job in jobs:
+            with suppress(Exception):  # Whoever waits for the others must hear of it too.
+                job.fail(self._fatal or ClusterError(why))
 
 
 def _needless(job: Job, after: Job | None) -> bool:

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 from rl_eval.config.settings import EvalSettings
 from rl_eval.errors import EvalError
-from rl_eval.execution.event_ring import EventRing
-from rl_eval.execution.handle import EvalHandle, EvalProgress
+from rl_eval.execution.handle import EvalHandle, EvalProgress, EventRing
 from rl_eval.execution.jobs import Job
 from rl_eval.execution.record_store import RecordStore
 from rl_eval.execution.runner_pool import Member, RunnerPool

@@ -107,14 +107,19 @@ class RecordStore:
         chosen = slice(None) if len(positions) == len(report.rows) else list(positions)
         self._enter(report.rows[chosen], report.infos[chosen], ())
 
-    def fault_of(self, runner: int, attempt: tuple[int, int]) -> Fault | None:
-        """Return the charged fault of an attempt, (index, attempt), that failed on a runner, given by its position."""
-        return self._charged.get((*attempt, runner))
+    def uncharge(self, runner: int, attempts: Iterable[tuple[int, int]] | None = None) -> list[Fault]:
+        """Charge nobody with attempts that failed on a runner; return their faults as they were.
 
-    def uncharge(self, runner: int, attempts: Iterable[tuple[int, int]]) -> None:
-        """Charge nobody with attempts that failed on a runner, given by its position and (index, attempt)."""
-        found = [self._charged.pop((*attempt, runner), None) for attempt in attempts]
-        self.add_faults(tuple(replace(fault, charged=False) for fault in found if fault is not None))
+        Args:
+            runner: Its position.
+            attempts: As (index, attempt); by default all on it but those of episodes that were given up.
+        """
+        if attempts is None:
+            failed = self.table.rows["outcome"] == Outcome.FAILED
+            attempts = [(index, attempt) for index, attempt, at in self._charged if at == runner and not failed[index]]
+        found = [self._charged.pop(key) for attempt in attempts if (key := (*attempt, runner)) in self._charged]
+        self.add_faults(tuple(replace(fault, charged=False) for fault in found))
+        return found
 
     def add_faults(self, faults: tuple[Fault, ...]) -> None:
         """Take faults, in the order in which they happened."""
@@ -195,12 +200,6 @@ class RecordStore:
             known = self.table.filled[rows["index"]]
             found.update(self.table.mismatches(rows[known], infos[known]))
         return tuple(sorted(found))
-
-    def uncharge_all(self, runner: int) -> None:
-        """Charge nobody with what failed on a runner, given by its position, but for episodes that were given up."""
-        failed = self.table.rows["outcome"] == Outcome.FAILED
-        found = [(index, attempt) for index, attempt, where in self._charged if where == runner and not failed[index]]
-        self.uncharge(runner, found)
 
     # ------------------------------------------------------------------ inside
 

@@ -1,11 +1,19 @@
-"""Session of an evaluation: its weights are taken, its log is read, and the episodes that have no record run."""
+"""Session of an evaluation: its weights are taken, its log is read, and the episodes that have no record run.
+
+A *phase* is a job in which runners play episodes; the determinism check is another one.
+"""
 
 from __future__ import annotations
 
+import abc
+import re
+import time
 from collections import defaultdict
+from collections.abc import Iterable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Any, Final, final
 
@@ -13,16 +21,15 @@ import numpy as np
 from typing_extensions import assert_never
 
 from rl_eval.backends.requests import Run
-from rl_eval.errors import RunnerLost
+from rl_eval.errors import EvalError, RunnerLost
 from rl_eval.execution.jobs import Job, WeightsSync
 from rl_eval.execution.outcome import EvalOutcome
-from rl_eval.execution.phase import CALLS_IN_FLIGHT, Phase
+from rl_eval.execution.record_store import FLUSH_TIMEOUT_S
 from rl_eval.execution.runner_pool import Member
 from rl_eval.records.episode import Fault, RunReport, charged_attempts, failed_row
 from rl_eval.results.provenance import manifest_of
 from rl_eval.scheduling import events
-from rl_eval.scheduling.attribution import attribute_loss
-from rl_eval.scheduling.failures import FailFast
+from rl_eval.scheduling.failures import attribute_loss
 from rl_eval.scheduling.schedule import Schedule
 from rl_eval.supervision.flight_recorder import CrashReport
 from rl_eval.weights import HeldWeights
@@ -30,7 +37,140 @@ from rl_eval.weights import HeldWeights
 if TYPE_CHECKING:
     from rl_eval.log import LogContents, Manifest
 
-__all__ = ["EpisodeSession", "Opening"]
+__all__ = ["CALLS_IN_FLIGHT", "EpisodeSession", "FailFast", "Opening", "Phase"]
+
+CALLS_IN_FLIGHT: Final = 2
+"""Per runner: while one runs, the next waits in its mailbox, so no lane waits for the control loop."""
+
+
+class Phase(Job):
+    """Job that has runners play episodes; done when all that it has recorded is committed."""
+
+    exclusive = True
+
+    def __init__(self, outcome: EvalOutcome) -> None:
+        self._outcome = outcome
+        self._reason = ""
+        """Why it was ended early."""
+        self._next: Job | None = None
+        """Job that follows as soon as everything is committed."""
+        self._commit_ends = 0.0
+        """When the last commit must be over; 0 before it has begun."""
+        self._successors: list[Job] | None = None
+
+    @abc.abstractmethod
+    def _begin(self, now: float) -> None:
+        """Give the runners their first episodes."""
+
+    @abc.abstractmethod
+    def _lost(self, member: Member, crash_report: CrashReport | None, now: float) -> bool:
+        """Go on without a member; return whether an episode is to blame."""
+
+    @abc.abstractmethod
+    def _watch(self, now: float) -> None:
+        """Check timeouts, and the size of the pool."""
+
+    @abc.abstractmethod
+    def _abandon(self, now: float) -> None:
+        """Abort all live episodes, so that they cannot report into the next evaluation."""
+
+    @property
+    @abc.abstractmethod
+    def _complete(self) -> bool:
+        """Whether nothing is left to run."""
+
+    @abc.abstractmethod
+    def _ended(self) -> None:
+        """Record what came of it."""
+
+    @final
+    def start(self, now: float) -> None:
+        """See :class:`Job`."""
+        self._reason = self._outcome.cancelled
+        if not self._reason:
+            self._begin(now)
+        self.tick(now)
+
+    @final
+    def lost(self, member: Member, crash_report: CrashReport | None, now: float) -> bool:
+        """See :class:`Job`."""
+        if self.done:
+            return False
+        member.terminated = True  # Whatever follows must not be given to it.
+        self._outcome.lost(member, crash_report)
+        return not self._over and self._lost(member, crash_report, now)
+
+    @final
+    def tick(self, now: float) -> None:
+        """See :class:`Job`."""
+        if self.done or not self.started:
+            return
+        try:
+            self._outcome.store.settle()
+            if not (self._over or self._complete):
+                self._look(now)
+            if self._over or self._complete:
+                self._commit(now)
+        except EvalError as error:
+            self.fail(error)
+
+    @final
+    def fail(self, error: BaseException) -> None:
+        """See :class:`Job`."""
+        if not self.done:
+            self._outcome.fail(error)
+            if self.started:
+                self._abandon(time.monotonic())
+
+    @final
+    @property
+    def done(self) -> bool:
+        """See :class:`Job`."""
+        return self._successors is not None or self._outcome.done
+
+    @final
+    def successors(self) -> list[Job]:
+        """See :class:`Job`."""
+        return self._successors or []
+
+    @final
+    @property
+    def _over(self) -> bool:
+        """Whether nothing counts any more."""
+        return bool(self._reason) or self._outcome.done
+
+    @final
+    def _look(self, now: float) -> None:
+        """End early if there is a reason to."""
+        if reason := self._outcome.cancelled or self._outcome.failure:
+            self._abandon(now)
+            self._reason = reason
+        elif self.pool.hopeless:
+            self._reason = f"no runner is left, the last was lost because: {self.pool.last_loss}"
+        else:
+            self._watch(now)
+
+    @final
+    def _commit(self, now: float) -> None:
+        outcome, store = self._outcome, self._outcome.store
+        if not self._commit_ends:
+            self._commit_ends, self.waits_for_disk = now + FLUSH_TIMEOUT_S, True
+            self._ended()
+            self._next = None if self._reason else outcome.next_job()
+            if self._next is None:
+                outcome.finish(self._reason, now)
+            store.hurry()
+        if store.is_settled():
+            self._successors = [self._next] if self._next is not None else outcome.conclude(self._reason)
+        elif now > self._commit_ends:
+            store.flush(0.0)  # Raises, and says why.
+
+    @final
+    def _abort(self, runner: int, now: float) -> None:
+        """Send a runner the request to drop everything."""
+        if member := self.pool.members.get(runner):
+            self.pool.call(member, Run(budget_s=0.0, abort=True), tag=self.tag, now=now)
+
 
 _LAST_READ_S: Final = 5.0
 """For a read that is under way when the evaluation fails: its folder must not be given up while it is read."""
@@ -115,6 +255,57 @@ class Opening(Job):
             self._reading.set_exception(error)
         else:
             self._reading.set_result(read)
+
+
+_FEWEST: Final = 20
+_PER_LANE: Final = 4
+"""A runner holds up to two leases per lane, and their first attempts may all fail before a retry completes."""
+_FRAME: Final = re.compile(r'^  File "(.+)", line (\d+), in ', re.MULTILINE)
+_PACKAGE: Final = Path(__file__).parents[1]
+
+
+@final
+class FailFast:
+    """Counter of the first attempts of an evaluation, as long as all of them fail with one error at one place.
+
+    Args:
+        lanes: Lanes of all runners: each may fail four times before the evaluation ends.
+    """
+
+    def __init__(self, lanes: int) -> None:
+        self._limit = max(_FEWEST, _PER_LANE * lanes)
+        self._first: Fault | None = None
+        self._count = 0
+        self._over = False
+
+    def completed(self) -> None:
+        """An episode completed: from now on nothing ends the evaluation early."""
+        self._over = True
+
+    def failed(self, faults: Iterable[Fault]) -> str:
+        """Count failed attempts; return why the evaluation ends, empty if it goes on."""
+        for fault in faults:
+            self._first = self._first or fault
+            self._over = self._over or _kind(fault) != _kind(self._first)
+            self._count += 1
+        if self._over or self._first is None or self._count < self._limit:
+            return ""
+        first = self._first
+        where = f" at {':'.join(place)}" if (place := _place(first)) else ""
+        return (
+            f"{first.error_type}: {first.message}: all of the first {self._count} attempts failed like this in "
+            f"{first.phase}{where} ({first.cause}); fault_tolerance.fail_fast=false goes on all the same"
+        )
+
+
+def _kind(fault: Fault) -> tuple[object, ...]:
+    return fault.error_type, fault.cause, fault.phase, _place(fault)
+
+
+def _place(fault: Fault) -> tuple[str, ...]:
+    """Return file and line of the innermost frame that is not of this package, empty if there is none."""
+    frames = [frame for frame in _FRAME.findall(fault.traceback) if _PACKAGE not in Path(frame[0]).parents]
+    return frames[-1] if frames else ()
 
 
 _PATIENCE_S: Final = 10.0
@@ -219,7 +410,7 @@ class EpisodeSession(Phase):
 
     def _ended(self) -> None:
         for position in self._excluded:  # What took its place has failed too, if not yet often enough.
-            self._outcome.store.uncharge_all(position)
+            self._outcome.store.uncharge(position)
 
     # ------------------------------------------------------------------ events, commands and calls
 
@@ -305,10 +496,10 @@ class EpisodeSession(Phase):
     def _exclude(self, runner: int, failures: int, uncharged: tuple[tuple[int, int], ...]) -> None:
         """End a runner on which everything fails; another process may take its place, within its restart budget."""
         outcome, member = self._outcome, self.pool.members[runner]
-        last = outcome.store.fault_of(member.index, uncharged[-1]) if uncharged else None
-        outcome.store.uncharge(member.index, uncharged)
+        faults = outcome.store.uncharge(member.index, uncharged)
         why = f"all of the last {failures} attempts failed on it, while others completed episodes"
-        if last is not None:
+        if faults:
+            last = faults[-1]
             why += f"; the last on {last.node} in {last.phase}: {last.error_type}: {last.message}"
         text = f"runner {member.index} was excluded, and its failures charged to no episode: {why}"
         outcome.exclusions.append(text)

@@ -19,8 +19,15 @@ import numpy as np
 import numpy.typing as npt
 
 from rl_eval.errors import LogError
-from rl_eval.log.changes import Amendment, Retry, counts, read_amendments, read_retries, retried_since
-from rl_eval.log.manifest import MANIFEST_FILE, Manifest
+from rl_eval.log.manifest import (
+    MANIFEST_FILE,
+    Amendment,
+    Manifest,
+    Retry,
+    counts,
+    read_changes,
+    retried_since,
+)
 from rl_eval.log.ownership import Claim, read_claims
 from rl_eval.log.segments import Segment, SegmentName, decode, sum_totals
 from rl_eval.log.storage import Storage, open_storage
@@ -91,7 +98,7 @@ def read_log(run_dir: str | os.PathLike[str]) -> LogContents:
     storage = open_storage(run_dir)
     try:
         manifest = read_manifest(storage)
-        amendments, retries = read_amendments(storage), read_retries(storage)
+        amendments, retries = read_changes(storage)
         found = scan(storage)
         if found.damaged or found.missing:
             found = scan(storage)  # A listing beside a live driver may show its last segment and not the one before.

@@ -17,9 +17,16 @@ from typing import Final, final
 
 from rl_eval.errors import ConfigError, EvalError, LogError, LogMismatch
 from rl_eval.log import ownership
-from rl_eval.log.changes import amend, ask_again, code_differences, newest_code, read_amendments, read_retries
 from rl_eval.log.contents import LogContents, Scan, fold, read_manifest, scan, set_aside
-from rl_eval.log.manifest import MANIFEST_FILE, Manifest
+from rl_eval.log.manifest import (
+    MANIFEST_FILE,
+    Manifest,
+    amend,
+    ask_again,
+    code_differences,
+    newest_code,
+    read_changes,
+)
 from rl_eval.log.ownership import Ownership, take_ownership
 from rl_eval.log.segments import Kind, encode, name_of
 from rl_eval.log.storage import Storage, is_unusable, open_storage
@@ -153,7 +160,7 @@ class EvaluationLog:
                 "\n  ".join([f"{self._storage.label} holds another evaluation (there -> here):", *differences]),
                 "Give another --log-dir, or start beside it with --fresh",
             )
-        amendments, retries = read_amendments(self._storage), read_retries(self._storage)
+        amendments, retries = read_changes(self._storage)
         changes = code_differences(newest_code(theirs, amendments), ours.code)
         if changes and not self._accept_code_change:
             raise LogMismatch(
@@ -176,7 +183,7 @@ class EvaluationLog:
         """
         self.begin(manifest)
         try:
-            ask_again(self._storage, self._owner.epoch, indices, read_retries(self._storage))
+            ask_again(self._storage, self._owner.epoch, indices, read_changes(self._storage)[1])
         except OSError as error:
             raise LogError(f"{self._storage.label} cannot be written: {error}") from error
 

@@ -19,8 +19,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from rl_eval.backends import pickled
-from rl_eval.backends.policy_pickle import unpickle_with_weights
+from rl_eval.backends.pickling import pickled, unpickle_with_weights
 from rl_eval.config.builder import EvalConfig, settings_of
 from rl_eval.config.policy_sources import changed_files
 from rl_eval.config.settings import EvalSettings, make_settings, needs_processes

@@ -1,22 +1,23 @@
 """Runners: leases to records, one environment slot at a time; and the class that a config selects.
 
-``contract`` is what the control loop needs of any runner, ``base`` the abstract runner over slots. Imported by
-backends and test tools; knows no schedule, store or log.
+:class:`Runner` is all that the control loop needs of one, whatever it steps and however; ``base`` the abstract runner
+over slots. Imported by backends and test tools; knows no schedule, store or log.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
-from typing import Any, Final, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Final, Protocol, TypeVar, cast
 
 from rl_eval.config.references import import_attribute
+from rl_eval.config.settings import EvalSettings
 from rl_eval.errors import ConfigError, nearest
+from rl_eval.records.episode import Lease, RunReport
 from rl_eval.runners.base import EvalRunner
-from rl_eval.runners.contract import Runner
 from rl_eval.runners.observers import EpisodeObserver
-from rl_eval.runners.single_agent import SingleAgentEvalRunner
-from rl_eval.runners.vector import VectorEvalRunner
+from rl_eval.runners.vector import SingleAgentEvalRunner, VectorEvalRunner
+from rl_eval.weights import WeightsSnapshot
 
 __all__ = [
     "KINDS",
@@ -28,9 +29,74 @@ __all__ = [
     "runner_class",
 ]
 
+Result = TypeVar("Result")
+
+
+class Runner(Protocol):
+    """Turns leases into rows, in slices of time.
+
+    A runner is built where it works, as ``cls(settings, runner_index, policy)``, and called by one thread. It answers
+    for three things: every lease becomes one row or one fault, or is given back; the row depends on the lease, the
+    environment and the policy alone; and no call takes much longer than its budget.
+    :class:`~rl_eval.testing.EvalRunnerContract` tests them. What went wrong in an episode is a
+    :class:`~rl_eval.records.episode.Fault` of the report; what a method raises is the runner's own failure.
+    """
+
+    default_lanes: ClassVar[int]
+    """Episodes that it runs at once, if ``runners.num_envs_per_runner`` does not say."""
+    max_lanes: ClassVar[int | None]
+    """Most episodes that it can run at once; None for any number."""
+    needs_processes: ClassVar[bool]
+    """Whether it cannot share its process, so that ``runners.num_runners`` must be at least 1."""
+    several_agents: ClassVar[bool]
+    """Whether its environments have several agents, whose policies may be ``policy.policies``."""
+
+    def __init__(self, settings: EvalSettings, runner_index: int, policy: Any = None) -> None:
+        """Build environments and policy; a live policy replaces the configured one."""
+
+    @classmethod
+    def columns(cls, settings: EvalSettings) -> tuple[str, ...]:
+        """Return the names of the numbers that its rows have besides the fixed columns, ``RunReport.infos``."""
+
+    def run(
+        self, leases: Sequence[Lease] = (), budget_s: float = 0.1, reclaim: Sequence[int] = (), abort: bool = False
+    ) -> RunReport:
+        """Add leases to the queue, work for about ``budget_s`` seconds, and report.
+
+        Unfinished episodes go on in the next call. Every call gets something done, however small its budget.
+
+        Args:
+            leases: Episodes to add.
+            budget_s: Seconds to work; a runner that runs out of episodes returns earlier.
+            reclaim: Indices to give back, as far as they have not started.
+            abort: Drop queue and live episodes first.
+        """
+
+    def set_weights(self, snapshot: WeightsSnapshot) -> int:
+        """Copy weights into the policy, and return their version.
+
+        Raises:
+            EvalError: An episode is live.
+            WeightsError: The weights do not fit, or the policy has none.
+        """
+
+    @property
+    def weights_version(self) -> int:
+        """Version of the weights that the policy has; 0 before any were set."""
+
+    def apply(self, function: Callable[[Any], Result]) -> Result:
+        """Call a function with this runner, where it lives."""
+
+    def metrics(self) -> dict[str, float]:
+        """Return lifetime counters."""
+
+    def stop(self) -> None:
+        """Close all environments."""
+
+
 KINDS: Final[Mapping[str, str]] = {
     "vector": "vector:VectorEvalRunner",
-    "single_agent": "single_agent:SingleAgentEvalRunner",
+    "single_agent": "vector:SingleAgentEvalRunner",
     "multi_agent": "multi_agent.runner:MultiAgentEvalRunner",
     "subprocess": "subprocess_slots:SubprocessEvalRunner",
 }

@@ -39,10 +39,9 @@ from rl_eval.records.episode import (
     first_seen,
     record_of,
 )
-from rl_eval.runners.environment import construct_env, import_env, time_limit
+from rl_eval.runners.environment import ValueReader, broken_step, construct_env, import_env, read_reset, time_limit
 from rl_eval.runners.lane import Lane, PendingReport
 from rl_eval.runners.observers import Factory, ObservedSlot, observer_factories
-from rl_eval.runners.values import ValueReader, broken_step, read_reset
 from rl_eval.supervision.caller import current_folder, survivable, working_in
 from rl_eval.supervision.flight_recorder import CLOSE, CONSTRUCT, NOW, RESET, SINCE, flight_recorder
 from rl_eval.weights import WeightsSnapshot, apply_weights, module_of

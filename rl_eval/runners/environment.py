@@ -1,25 +1,47 @@
-"""Construction of a lane's environment, from a gymnasium id, ``"module:attr"`` or a callable, and of its wrappers."""
+"""Environments of lanes: how they are built, and how what they return besides observations is read.
+
+An environment comes from a gymnasium id, ``"module:attr"`` or a callable. A reward is a number and a flag is true or
+false: text, None, several values and objects are refused, since ``"False"`` would pass as true and ``"0.3"`` as 0.3.
+Runners take Python's own floats and bools as they are, and ask here about everything else.
+"""
 
 from __future__ import annotations
 
 import inspect
+import math
 import re
-from collections.abc import Iterable, Mapping
+import reprlib
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from importlib.util import find_spec
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, final
 
 import gymnasium as gym
+import numpy as np
 from gymnasium.envs.registration import load_env_creator
 
 from rl_eval.adapters import integration_for
 from rl_eval.config.references import import_attribute, takes_observations
 from rl_eval.config.settings import LIVE_ENVIRONMENT, EnvironmentSection, copy_containers, is_live_environment
-from rl_eval.errors import ConfigError
+from rl_eval.errors import ConfigError, EnvError
 from rl_eval.protocols import EnvContext
-from rl_eval.runners.action_masks import ActionMasks
+from rl_eval.records.episode import first_seen
 
-__all__ = ["build_env", "construct_env", "import_env", "time_limit"]
+if TYPE_CHECKING:
+    from rl_eval.runners.lane import Lane
+
+
+__all__ = [
+    "ValueReader",
+    "broken_step",
+    "build_env",
+    "construct_env",
+    "episode_hook",
+    "import_env",
+    "read_reset",
+    "scalar_of",
+    "time_limit",
+]
 
 _MEMBERS: Final = ("reset", "step", "observation_space", "action_space")
 
@@ -79,7 +101,11 @@ def construct_env(
     _check_seed(env, f"environment.env {section.env!r}")
     for place, wrapper in enumerate(section.wrappers):
         env = _wrapped(env, wrapper, f"environment.wrappers[{place}]")
-    return ActionMasks(env) if section.action_masks else env
+    if not section.action_masks:
+        return env
+    from rl_eval.runners.action_masks import ActionMasks
+
+    return ActionMasks(env)
 
 
 def build_env(
@@ -97,8 +123,7 @@ def build_env(
         ConfigError: The id is unknown, or the path cannot be imported.
         Exception: Whatever the environment's constructor raises.
     """
-    context = EnvContext(copy_containers(section.env_kwargs), runner_index, lane_index, num_runners, remote)
-    env, kwargs = section.env, dict(context)
+    env, kwargs = section.env, copy_containers(section.env_kwargs)
     if isinstance(env, str) and (env in gym.registry or _GYMNASIUM_ID.fullmatch(env)):
         try:
             # Runners check what an environment returns themselves; the checker would cost a call per step.
@@ -123,7 +148,14 @@ def build_env(
         raise ConfigError(
             f"environment.env is {env!r}, a function of observations: that is a policy, not an environment"
         )
-    return _call(factory, kwargs, context)
+    return _call(factory, kwargs, EnvContext(kwargs, runner_index, lane_index, num_runners, remote))
+
+
+def episode_hook(env: gym.Env[Any, Any]) -> Callable[[int, int, int], None] | None:
+    """Find :meth:`rl_eval.EpisodeAware.begin_episode`, also under gymnasium's wrappers."""
+    if isinstance(env, gym.Env):
+        return env.get_wrapper_attr("begin_episode") if env.has_wrapper_attr("begin_episode") else None
+    return getattr(env, "begin_episode", None)
 
 
 def time_limit(env: Any) -> int | None:
@@ -234,3 +266,149 @@ def _is_env_class(factory: Any) -> bool:
     return inspect.isclass(factory) and (
         issubclass(factory, gym.Env) or callable(getattr(factory, "observation_space", None))
     )
+
+
+_BOOLS: Final = (bool, np.bool_)
+_OLD_STEP: Final = 4
+"""Values that ``step`` returned before gym 0.26."""
+
+
+@final
+class ValueReader:
+    """Reads rewards, flags and infos.
+
+    Args:
+        info_keys: Names of the ``info`` scalars to keep.
+        note: Takes a note for the reader of the result.
+    """
+
+    def __init__(self, info_keys: tuple[str, ...], note: Callable[[str], None]) -> None:
+        self._info_keys = info_keys
+        self._note = note
+
+    def reward(self, lane: Lane, value: Any) -> float:
+        """Return the reward of the step that a lane has taken.
+
+        Raises:
+            EnvError: It is no finite number.
+        """
+        number = float(value) if isinstance(value, float) else self._scalar("reward", value)
+        if number is None:
+            raise EnvError(
+                f"the reward is {_shown(value)}: gymnasium's contract is a number, so let step() return one float"
+            )
+        if not math.isfinite(number):
+            raise EnvError(f"the reward of step {lane.length} is {number}, which is not a finite number")
+        return float(number)
+
+    def flag(self, field: str, value: Any) -> bool:
+        """Return ``terminated`` or ``truncated``.
+
+        Raises:
+            EnvError: It is neither true nor false.
+        """
+        flag = bool(value) if isinstance(value, _BOOLS) else self._flag(field, value)
+        if flag is None:
+            raise EnvError(
+                f"{field} is {_shown(value)}: gymnasium's contract is a bool, so let step() return True or False for it"
+            )
+        return flag
+
+    def read_info(self, lane: Lane, info: Any) -> None:
+        """Keep success and the scalars that were asked for.
+
+        Raises:
+            EnvError: The info is no mapping, or a scalar that was asked for is no number.
+        """
+        if type(info) is not dict:
+            _check_info("step", info)
+        success = info.get("is_success", info.get("success"))
+        if success is not None:
+            self._read_success(lane, info, success)
+        for position, key in enumerate(self._info_keys):
+            if key in info:
+                lane.info[position] = self._info_scalar(key, info[key])
+
+    def _read_success(self, lane: Lane, info: Mapping[str, Any], value: Any) -> None:
+        field = f"info[{'is_success' if 'is_success' in info else 'success'!r}]"
+        flag = self._flag(field, value)
+        if flag is None:
+            assert lane.lease is not None
+            text = f"{field} is neither true nor false, and such steps count as reporting no success"
+            self._note(first_seen(text, lane.lease.index, lane.length, _shown(value)))
+            return
+        lane.success_at_end = int(flag)
+        lane.success_once = max(lane.success_once, lane.success_at_end)
+
+    def _info_scalar(self, key: str, value: Any) -> float:
+        number = self._scalar(f"info[{key!r}]", value)
+        if number is None:
+            raise EnvError(f"info[{key!r}], which evaluation.info_keys asks for, is no number: {_shown(value)}")
+        return float(number)
+
+    def _flag(self, field: str, value: Any) -> bool | None:
+        """Read a flag; None if it is none. A float is one if it is 0 or 1."""
+        if isinstance(value, _BOOLS):
+            return bool(value)
+        number = self._scalar(field, value)
+        if number is None or (isinstance(number, float) and number not in {0.0, 1.0}):
+            return None
+        return bool(number)
+
+    def _scalar(self, field: str, value: Any) -> float | None:
+        number = scalar_of(value)
+        if number is not None and getattr(value, "shape", None):
+            self._note(f"the environment returns {field} as an array of one value, which is read as that value")
+        return number
+
+
+def scalar_of(value: Any) -> float | None:
+    """Read a number of Python, numpy or torch, or an array of one; None if it is something else."""
+    if isinstance(value, (int, float)):
+        return value
+    shape, item = getattr(value, "shape", None), getattr(value, "item", None)
+    if not isinstance(shape, tuple) or item is None or math.prod(shape) != 1:
+        return None
+    number = item()
+    return number if isinstance(number, (int, float)) else None
+
+
+def read_reset(result: Any) -> Any:
+    """Return the observation of what ``reset`` returned.
+
+    Raises:
+        EnvError: It is not ``(observation, info)``.
+    """
+    if not isinstance(result, (tuple, list)) or len(result) != 2:
+        raise EnvError(f"reset() returned {_count(result)}: gymnasium's contract is (observation, info)")
+    observation, info = result
+    if type(info) is not dict:
+        _check_info("reset", info)
+    return observation
+
+
+def broken_step(result: Any) -> EnvError:
+    """Return the error about a step that returned something else than five values."""
+    old = isinstance(result, tuple) and len(result) == _OLD_STEP
+    return EnvError(
+        f"step() returned {_count(result)}{' (the API of gym before 0.26)' if old else ''}: gymnasium's contract is "
+        "(observation, reward, terminated, truncated, info)"
+    )
+
+
+def _check_info(method: str, info: Any) -> None:
+    if not isinstance(info, Mapping):
+        raise EnvError(f"{method}() returned {reprlib.repr(info)} as info: gymnasium's contract is a dict, if empty")
+
+
+def _count(result: Any) -> str:
+    return f"{len(result)} values" if isinstance(result, (tuple, list)) else _shown(result)
+
+
+def _shown(value: Any) -> str:
+    """Return a value with its type and shape, in a few words."""
+    if value is None:
+        return "None"
+    shape = getattr(value, "shape", None)
+    of_shape = f" and shape {tuple(shape)}" if isinstance(shape, tuple) else ""
+    return f"{reprlib.repr(value)} of type {type(value).__name__}{of_shape}"

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any, Final, final
+from typing import TYPE_CHECKING, Any, Final, final
 
 import gymnasium as gym
 import numpy as np
@@ -25,73 +26,59 @@ from rl_eval.records.episode import (
     Truncation,
     without_place,
 )
-from rl_eval.runners.observers import ObservedSlot
+from rl_eval.runners.environment import episode_hook
 from rl_eval.supervision.flight_recorder import STEP, FlightRecorder
 
-__all__ = ["Lane", "PendingReport", "episode_hook"]
+if TYPE_CHECKING:
+    from rl_eval.runners.observers import ObservedSlot
+
+__all__ = ["Lane", "PendingReport"]
 
 
+def _no_env(*args: Any, **kwargs: Any) -> Any:
+    raise RuntimeError("the lane has no environment")
+
+
+@dataclass(slots=True, eq=False)
 class Lane:
-    """One environment slot of a runner.
+    """One environment slot of a runner."""
 
-    Args:
-        index: Position in the runner, and row in its batch.
-        num_info_keys: Number of info scalars to keep.
-        observe: Builds the observers of an environment; None without.
-    """
+    index: int
+    """Position in the runner, and row in its batch."""
+    num_info_keys: int
+    """Number of info scalars to keep."""
+    observe: Callable[[int, Any], ObservedSlot] | None = None
+    """Builds the observers of an environment; None without."""
+    observed: ObservedSlot | None = None
+    env: gym.Env[Any, Any] | None = None
+    step: Callable[[Any], Any] = _no_env
+    reset: Callable[..., Any] = _no_env
+    begin_episode: Callable[[int, int, int], None] | None = None
+    spare: gym.Env[Any, Any] | None = None
+    """The lane's own environment, while another one serves an episode that needs a fresh one."""
+    trace: TraceRecorder | None = None
+    lease: Lease | None = None
+    attempt: int = 0
+    length: int = 0
+    episode_return: float = 0.0
+    discounted_return: float = 0.0
+    discount: float = 1.0
+    success_once: int = -1
+    success_at_end: int = -1
+    info: list[float] = field(default_factory=list)
+    started: float = 0.0
+    reset_seconds: float = 0.0
+    step_seconds: float = 0.0
+    inference_started: float = 0.0
+    stale: bool = False
+    """Whether its environment must not serve another attempt."""
+    unreported: bool = False
+    """Whether its last attempt has ended and the group does not know yet."""
+    stepping: int = field(init=False)
+    """What the flight recorder shows during a step, less the number of steps."""
 
-    __slots__ = (
-        "attempt",
-        "begin_episode",
-        "discount",
-        "discounted_return",
-        "env",
-        "episode_return",
-        "index",
-        "inference_started",
-        "info",
-        "lease",
-        "length",
-        "num_info_keys",
-        "observe",
-        "observed",
-        "reset",
-        "reset_seconds",
-        "spare",
-        "stale",
-        "started",
-        "step",
-        "step_seconds",
-        "stepping",
-        "success_at_end",
-        "success_once",
-        "trace",
-        "unreported",
-    )
-
-    def __init__(
-        self, index: int, num_info_keys: int, observe: Callable[[int, Any], ObservedSlot] | None = None
-    ) -> None:
-        self.index = index
-        self.num_info_keys = num_info_keys
-        self.observe = observe
-        self.observed: ObservedSlot | None = None
-        self.env: gym.Env[Any, Any] | None = None
-        self.step: Callable[[Any], Any] = _no_env
-        self.reset: Callable[..., Any] = _no_env
-        self.begin_episode: Callable[[int, int, int], None] | None = None
-        self.spare: gym.Env[Any, Any] | None = None
-        """The lane's own environment, while another one serves an episode that needs a fresh one."""
-        self.trace: TraceRecorder | None = None
-        self.lease: Lease | None = None
-        self.attempt = 0
-        self.length = 0
-        self.stale = False
-        """Whether its environment must not serve another attempt."""
-        self.unreported = False
-        """Whether its last attempt has ended and the group does not know yet."""
-        self.stepping = FlightRecorder.mark(STEP, index)
-        """What the flight recorder shows during a step, less the number of steps."""
+    def __post_init__(self) -> None:
+        self.stepping = FlightRecorder.mark(STEP, self.index)
 
     def attach(self, env: gym.Env[Any, Any]) -> None:
         """Take an environment; bound methods save lookups in the loop."""
@@ -194,17 +181,6 @@ _MEASURED: Final = (
 _MEASURED_ROW: Final = np.dtype([(name, ROW[name]) for name in _MEASURED])
 
 
-def _no_env(*args: Any, **kwargs: Any) -> Any:
-    raise RuntimeError("the lane has no environment")
-
-
-def episode_hook(env: gym.Env[Any, Any]) -> Callable[[int, int, int], None] | None:
-    """Find :meth:`rl_eval.EpisodeAware.begin_episode`, also under gymnasium's wrappers."""
-    if isinstance(env, gym.Env):
-        return env.get_wrapper_attr("begin_episode") if env.has_wrapper_attr("begin_episode") else None
-    return getattr(env, "begin_episode", None)
-
-
 @final
 class PendingReport:
     """Everything that a runner has to tell, as it comes up.
@@ -212,25 +188,6 @@ class PendingReport:
     Args:
         info_keys: Names of the ``info`` scalars that each row comes with.
     """
-
-    __slots__ = (
-        "_notes",
-        "_under_way",
-        "artifacts",
-        "built_weights",
-        "construct_seconds",
-        "env_steps",
-        "faults",
-        "inference_seconds",
-        "info_keys",
-        "infos",
-        "reset_seconds",
-        "returned",
-        "rows",
-        "standing_note",
-        "step_seconds",
-        "traces",
-    )
 
     def __init__(self, info_keys: tuple[str, ...]) -> None:
         self.info_keys = info_keys

@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple, TypeVar, cast, final
 import cloudpickle
 
 from rl_eval.errors import EnvError
-from rl_eval.runners.environment import construct_env, time_limit
+from rl_eval.runners.environment import construct_env, episode_hook, time_limit
 
 __all__ = [
     "BEGIN",
@@ -42,6 +42,8 @@ _WORKER: Final = "from rl_eval.runners.slot_process import main; main()"
 _LAST: Final = -1
 """Number of the reply that stands for the end of the process."""
 _LAST_WORDS_S: Final = 0.2
+_FACTS: Final = ("observation_space", "action_space", "render_mode", "metadata")
+"""Attributes of an environment that its runner asks for without a call."""
 
 Result = TypeVar("Result")
 
@@ -258,7 +260,7 @@ class SlotEnv:
         """The reply to what was asked."""
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("observation_space", "action_space", "render_mode", "metadata"):
+        if name in _FACTS:
             return self._slot.facts.get(name)
         raise AttributeError(name)
 
@@ -371,9 +373,7 @@ class _Slot:
 
     @staticmethod
     def _begin(env: Any, index: int, seed: int, attempt: int) -> Any:
-        has = env.has_wrapper_attr("begin_episode") if hasattr(env, "has_wrapper_attr") else True
-        get = getattr(env, "get_wrapper_attr", lambda name: getattr(env, name, None))
-        if has and (hook := get("begin_episode")) is not None:
+        if (hook := episode_hook(env)) is not None:
             hook(index, seed, attempt)
         return env.reset(seed=seed)
 
@@ -412,8 +412,7 @@ def fast_dumps(value: Any) -> bytes:
 
 def _facts(env: Any) -> dict[str, Any]:
     """Return what a runner asks of an environment without calling it."""
-    names = ("observation_space", "action_space", "render_mode", "metadata")
-    facts = {name: getattr(env, name, None) for name in names} | {"time_limit": time_limit(env)}
+    facts = {name: getattr(env, name, None) for name in _FACTS} | {"time_limit": time_limit(env)}
     return {name: value for name, value in facts.items() if _travels(value)}
 
 

@@ -1,13 +1,19 @@
-"""Runners as the schedule sees them: what each holds, and which of them are idle, overloaded or failing."""
+"""Runners as the schedule sees them: what each holds, which are idle or failing, and which episodes run apart."""
 
 from __future__ import annotations
 
+import math
+from bisect import insort
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import final
+from typing import Final, final
 
-from rl_eval.scheduling.failures import ACCIDENT, chance_of_streak, suspicious_streak
+__all__ = ["Isolation", "RunnerState", "RunnerStates"]
 
-__all__ = ["RunnerState", "RunnerStates"]
+
+_ACCIDENT: Final = 0.001
+"""Probability of a streak of failures below which it is no accident."""
+_SHORTEST_STREAK: Final = 3
 
 
 @dataclass(slots=True)
@@ -71,7 +77,7 @@ class RunnerStates(dict[int, RunnerState]):
         state = self.get(runner)
         (self.dry.add if state and not state.held else self.dry.discard)(runner)
         (self.backlogged.add if state and state.queued else self.backlogged.discard)(runner)
-        failing = state is not None and state.streak >= suspicious_streak(state.lanes)
+        failing = state is not None and state.streak >= _suspicious_streak(state.lanes)
         (self.failing.add if failing else self.failing.discard)(runner)
 
     def hungry(self) -> list[int]:
@@ -111,4 +117,98 @@ class RunnerStates(dict[int, RunnerState]):
 
     def _is_broken(self, state: RunnerState) -> bool:
         completed, failed = self._completed - state.since[0], max(0, self._failed - state.since[1])
-        return chance_of_streak(state.streak, state.live, completed, failed) < ACCIDENT
+        return _chance_of_streak(state.streak, state.live, completed, failed) < _ACCIDENT
+
+
+def _chance_of_streak(streak: int, live: int, completed: int, failed: int) -> float:
+    """Return how probable it is that a sound runner has only failures to show, or a bound that is above it.
+
+    What the other runners have come to says how often attempts fail: with a uniform prior the rate has the distribution
+    ``Beta(1 + failed, 1 + completed)``, and the streak the beta-binomial one. Failures come early and completed
+    episodes late, so attempts still under way may all complete: any ``streak`` of ``streak + live`` may have failed.
+
+    Args:
+        streak: Attempts that failed on the runner, with none completed.
+        live: Attempts under way on it.
+        completed: Episodes that others have completed meanwhile.
+        failed: Attempts that have failed meanwhile on runners that do complete episodes.
+    """
+    if not completed:
+        return 1.0
+    one_way = _log_beta(1 + failed + streak, 1 + completed) - _log_beta(1 + failed, 1 + completed)
+    return math.exp(min(0.0, one_way + _log_choose(streak + live, live)))
+
+
+def _suspicious_streak(lanes: int) -> int:
+    """Return after how many failures in a row a runner gets nothing more until another one has ended an attempt."""
+    return max(_SHORTEST_STREAK, lanes)
+
+
+def _log_beta(a: int, b: int) -> float:
+    return math.lgamma(a) + math.lgamma(b) - math.lgamma(a + b)
+
+
+def _log_choose(n: int, k: int) -> float:
+    return math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
+
+
+_SPLIT: Final = 8
+"""Into how many groups the suspects of one loss are split."""
+
+
+@final
+class Isolation:
+    """Suspected episodes, and those that wait for a runner of their own.
+
+    Where many episodes were live when a process ended, they run again in groups of an eighth, so that one round clears
+    most of them; a group that ends its runner again is split once more, until each suspect runs alone.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: list[int] = []
+        self._largest: dict[int, int] = {}
+        """Suspects that may share a runner with it, itself included, by index; kept until it is done."""
+
+    def __len__(self) -> int:
+        """Return how many wait."""
+        return len(self._waiting)
+
+    def __contains__(self, index: int) -> bool:
+        """Return whether an episode runs apart from others."""
+        return index in self._largest
+
+    @property
+    def waiting(self) -> tuple[int, ...]:
+        """Indices that wait for a runner."""
+        return tuple(self._waiting)
+
+    def suspect(self, indices: Iterable[int]) -> None:
+        """Isolate episodes one of which may have ended their runner; a single one is isolated from all others."""
+        suspects = list(indices)
+        for index in suspects:
+            self._largest[index] = -(-len(suspects) // _SPLIT)
+
+    def add(self, index: int) -> None:
+        """Have an episode wait."""
+        insort(self._waiting, index)
+
+    def discard(self, indices: Iterable[int]) -> None:
+        """Let episodes go: they are done."""
+        for index in self._largest.keys() & indices:
+            del self._largest[index]
+
+    def take(self, lanes: int, runners: int) -> list[int]:
+        """Remove and return what runs together on one runner.
+
+        Args:
+            lanes: Of the runner.
+            runners: Runners that are free for isolated episodes.
+        """
+        first = self._waiting[0]
+        room = min(lanes, self._largest[first], -(-len(self._waiting) // runners))
+        # Those that must be alone wait for another runner.
+        beside = [index for index in self._waiting[1:] if self._largest[index] > 1][: room - 1]
+        room = min([room, *(self._largest[index] for index in beside)])
+        taken = [first, *beside[: room - 1]]
+        self._waiting = [index for index in self._waiting if index not in taken]
+        return taken

@@ -22,7 +22,7 @@ what failed on it alone is not charged. When the attempts of an episode are used
 that, and nothing else makes failed records.
 
 A lost runner is charged to an episode on evidence only. Episodes that ended it, or may have, are *isolated* from then
-on (see :mod:`rl_eval.scheduling.isolation`): when a runner would have nothing to do they run on it apart from all
+on (see :mod:`rl_eval.scheduling.runners`): when a runner would have nothing to do they run on it apart from all
 others, on all such runners at once, so that they can take nobody's work with them, and so that a death alone is proof.
 """
 
@@ -30,7 +30,6 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Collection, Iterable, Mapping
-from heapq import heappop, heappush
 
 from typing_extensions import assert_never
 
@@ -52,9 +51,8 @@ from rl_eval.scheduling.events import (
     RunnerLost,
     RunnerReported,
 )
-from rl_eval.scheduling.isolation import Isolation
 from rl_eval.scheduling.plan import EpisodePlan
-from rl_eval.scheduling.runners import RunnerState, RunnerStates
+from rl_eval.scheduling.runners import Isolation, RunnerState, RunnerStates
 
 __all__ = ["Schedule"]
 
@@ -90,9 +88,8 @@ class Schedule:
             self._done[index] = 1
         self._unfinished = len(plan) - sum(self._done)
         self._next = 0
-        self._requeued: list[int] = []
-        self._retries: list[int] = []
-        """Indices that wait for a runner on which they have not failed, in order."""
+        self._again: list[int] = []
+        """Indices that were held and wait for a runner, one on which they have not failed, in order."""
         self._isolation = Isolation()
         self._num_isolated = 0
         """Isolated episodes that are held."""
@@ -127,7 +124,7 @@ class Schedule:
     @property
     def awaits_runners(self) -> bool:
         """Whether something waits for runners that have not joined; :class:`PoolSized` ends the wait."""
-        return self._awaited and bool(self._retries or self._runners.failing)
+        return self._awaited and bool(self._runners.failing or self._failed_on.keys() & self._again)
 
     def knows(self, runner: int) -> bool:
         """Whether the runner has joined and is neither lost nor excluded."""
@@ -265,10 +262,8 @@ class Schedule:
             return [self._give_up(index)]
         if index in self._isolation:
             self._isolation.add(index)
-        elif index in self._failed_on:
-            insort(self._retries, index)
         else:
-            heappush(self._requeued, index)
+            insort(self._again, index)
         return []
 
     def _settle(self, indices: Collection[int]) -> None:
@@ -346,7 +341,7 @@ class Schedule:
         common = self._unfinished - len(self._isolation) - self._num_isolated
         share = -(-common // max(self._expected, len(self._runners)))
         limit = min(state.depth, share) - len(state.held)
-        taken = [] if self._retries or self._requeued else self._take_fresh(limit)
+        taken = [] if self._again else self._take_fresh(limit)
         while (index := self._take(runner, any_episode=len(taken) < limit, free=len(taken) < state.free)) is not None:
             taken.append(index)
         return self._lease(runner, taken) if taken else None
@@ -355,12 +350,10 @@ class Schedule:
         """Remove and return the lowest index that a runner may take; a free lane takes a retry beyond the share."""
         if not (any_episode or free) or not self._waiting:
             return None
-        retry = next((index for index in self._retries if self._allowed(runner, index)), None)
-        if any_episode and self._requeued and (retry is None or self._requeued[0] < retry):
-            return heappop(self._requeued)
-        if retry is not None:
-            self._retries.remove(retry)
-            return retry
+        for index in self._again:
+            if self._allowed(runner, index) if index in self._failed_on else any_episode:
+                self._again.remove(index)
+                return index
         return next(iter(self._take_fresh(int(any_episode))), None)
 
     def _take_fresh(self, count: int) -> list[int]:

@@ -20,17 +20,16 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter, time
-from typing import Any, Final, Literal, NamedTuple, final
+from typing import Any, Final, Literal, NamedTuple, final, get_args
 
 from rl_eval.errors import RunnerStartError
-from rl_eval.supervision.proc import process_born
+from rl_eval.supervision.processes import RUNNER_MARK, ProcessInfo, process_born
 
 __all__ = [
     "ACT",
     "CLOSE",
     "CONSTRUCT",
     "RESET",
-    "RUNNER_MARK",
     "STACK_SIGNAL",
     "STEP",
     "Cause",
@@ -38,14 +37,14 @@ __all__ = [
     "FlightRecorder",
     "LaneEntry",
     "Moment",
-    "ProcessInfo",
     "flight_recorder",
     "install",
     "read_moment",
 ]
 
 IDLE, CONSTRUCT, RESET, STEP, ACT, CLOSE = range(6)
-_PHASES: Final = ("idle", "construct", "reset", "step", "act", "close")
+PhaseName = Literal["idle", "construct", "reset", "step", "act", "close"]
+_PHASES: Final[tuple[PhaseName, ...]] = get_args(PhaseName)
 
 NOW: Final = 2
 SINCE: Final = 3
@@ -66,11 +65,7 @@ _FOLDER: Final = "rl_eval-runner-"
 _YOUNG_S: Final = 60.0
 """A folder that is not older may belong to a runner that has not locked its file yet."""
 
-RUNNER_MARK: Final = "RL_EVAL_RUNNER"
-"""Environment variable by which the processes that a runner started are found after its death."""
-
 Cause = Literal["deadline", "stopped", "signal", "vanished"]
-PhaseName = Literal["idle", "construct", "reset", "step", "act", "close"]
 
 
 class LaneEntry(NamedTuple):
@@ -101,20 +96,6 @@ class Moment:
         if self.phase in ("idle", "act") or not self.lanes:
             return None
         return self.lanes[self.lane]
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessInfo:
-    """Process of a runner, and the files of its recorder and its stacks."""
-
-    node_id: str
-    pid: int
-    born: int
-    """Start time of the process in clock ticks since boot: tells it from a later one with the same pid."""
-    mark: str
-    """Value of :data:`RUNNER_MARK` in its environment."""
-    recorder: str
-    stack: str
 
 
 @dataclass(frozen=True, slots=True)

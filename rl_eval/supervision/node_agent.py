@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from rl_eval.supervision.flight_recorder import STACK_SIGNAL, Cause, CrashReport, Moment, ProcessInfo, read_moment
+from rl_eval.supervision.flight_recorder import STACK_SIGNAL, Cause, CrashReport, Moment, read_moment
 from rl_eval.supervision.orphan_reaper import OrphanReaper
-from rl_eval.supervision.processes import end_runner, erase_recordings, living, send_signal
+from rl_eval.supervision.processes import ProcessInfo, end_runner, erase_recordings, living, send_signal
 
 __all__ = ["Deadlines", "NodeAgent"]
 
@@ -230,22 +230,15 @@ def _cause(stopped: bool, overdue: str, stack: str) -> tuple[Cause, str]:
 
 def _ask_for_stack(process_info: ProcessInfo) -> None:
     """Have a live process write its stacks, and wait until it has, for a moment."""
-    before = _size(process_info.stack)
+    before = len(_read(process_info.stack))
     if not send_signal(process_info.pid, STACK_SIGNAL):
         return
     deadline, size = time.perf_counter() + _STACK_WAIT_S, before
     while time.perf_counter() < deadline:
         time.sleep(_STACK_POLL_S)
-        if (now := _size(process_info.stack)) > before and now == size:
+        if (now := len(_read(process_info.stack))) > before and now == size:
             return
         size = now
-
-
-def _size(path: str) -> int:
-    try:
-        return Path(path).stat().st_size
-    except OSError:
-        return 0
 
 
 def _read(path: str) -> str:

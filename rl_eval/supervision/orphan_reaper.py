@@ -19,8 +19,7 @@ import time
 from dataclasses import asdict
 from typing import IO, Final
 
-from rl_eval.supervision.flight_recorder import ProcessInfo
-from rl_eval.supervision.processes import end_runner, erase_recordings, living
+from rl_eval.supervision.processes import ProcessInfo, end_runner, erase_recordings, living
 
 __all__ = ["OrphanReaper"]
 
@@ -81,14 +80,10 @@ def main() -> None:
             status = living(runner)
             still[runner] = still[runner] + 1 if status and status.stopped else 0
             if status is None or still[runner] > _STOPPED_ROUNDS:
-                _reap(runner)
+                end_runner(runner)
+                erase_recordings(runner)
                 del still[runner]
         time.sleep(float(sys.argv[1]))
-
-
-def _reap(runner: ProcessInfo) -> None:
-    end_runner(runner)
-    erase_recordings(runner)
 
 
 if __name__ == "__main__":

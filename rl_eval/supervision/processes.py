@@ -1,16 +1,78 @@
-"""Processes of a runner, and their end: all that it started, whatever state they are in."""
+"""Processes: whether they live, and the end of a runner's with all that it started, whatever state they are in."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import signal
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Final, NamedTuple
 
-from rl_eval.supervision.flight_recorder import RUNNER_MARK, ProcessInfo
-from rl_eval.supervision.proc import ProcessStatus, process_born, process_status
+__all__ = [
+    "RUNNER_MARK",
+    "ProcessInfo",
+    "ProcessStatus",
+    "end_runner",
+    "erase_recordings",
+    "living",
+    "process_born",
+    "process_status",
+    "send_signal",
+]
 
-__all__ = ["end_runner", "erase_recordings", "living", "send_signal"]
+RUNNER_MARK: Final = "RL_EVAL_RUNNER"
+"""Environment variable by which the processes that a runner started are found after its death."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessInfo:
+    """Process of a runner, and the files of its recorder and its stacks."""
+
+    node_id: str
+    pid: int
+    born: int
+    """Start time of the process in clock ticks since boot: tells it from a later one with the same pid."""
+    mark: str
+    """Value of :data:`RUNNER_MARK` in its environment."""
+    recorder: str
+    stack: str
+
+
+class ProcessStatus(NamedTuple):
+    """One reading of ``/proc/PID/stat``."""
+
+    state: str
+    """A letter: ``R`` runs, ``S`` sleeps, ``T`` is stopped, ``Z`` is a zombie."""
+    born: int
+    """When it started, in clock ticks since boot."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether it only waits to be collected."""
+        return self.state in ("Z", "X")
+
+    @property
+    def stopped(self) -> bool:
+        """Whether it stands still by a signal, or under a debugger."""
+        return self.state in ("T", "t")
+
+
+def process_status(pid: int) -> ProcessStatus | None:
+    """Read the status of a process; None if there is none, or the kernel does not say."""
+    try:
+        # The name, in parentheses, may hold anything.
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    # What is read of a process that ends at this moment may be empty.
+    return ProcessStatus(fields[0], int(fields[19])) if len(fields) > 19 else None
+
+
+def process_born(pid: int) -> int | None:
+    """Return when a process started; None if there is none."""
+    status = process_status(pid)
+    return None if status is None else status.born
 
 
 def living(process_info: ProcessInfo) -> ProcessStatus | None:

@@ -20,7 +20,7 @@ from waiting import eventually
 from workloads import cartpole
 
 from rl_eval import EvalConfig, EvalRunnerGroup, evaluate
-from rl_eval.supervision.proc import process_status
+from rl_eval.supervision.processes import process_status
 
 pytestmark = pytest.mark.ray
 

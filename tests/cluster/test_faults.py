@@ -10,12 +10,13 @@ from typing import Any
 
 import gymnasium as gym
 import pytest
+import ray
 from waiting import eventually
 
 from rl_eval import EvalConfig, EvalResult, EvalRunnerGroup, evaluate
 from rl_eval.backends import ray_actors
 from rl_eval.protocols import EnvContext
-from rl_eval.supervision.proc import process_born
+from rl_eval.supervision.processes import process_born
 from rl_eval.testing import FaultyEnv
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
@@ -84,6 +85,18 @@ def recovers(folder: Path, runner: str, kind: str, phase: str, **fault: Any) -> 
     assert len(struck(folder)) == 1
     check_recovered(result)
     return result
+
+
+def test_an_agent_that_is_killed_is_replaced(folder: Path) -> None:
+    """The next one watches the runners that were there before, and ends the one that hangs."""
+    with EvalRunnerGroup(config(kind="gil_sleep", phase="step", folder=str(folder))) as group:
+        group.foreach_runner(id)
+        (agent,) = group._backend._agents._agents.values()
+        ray.kill(agent)
+        result = group.evaluate()
+    assert len(struck(folder)) == 1
+    assert {fault.cause for fault in result.faults} == {"timeout"}
+    check_recovered(result)
 
 
 STRUCK = {3: "segfault", GUILTY: "gil_sleep", 14: "sigkill"}

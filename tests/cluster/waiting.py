@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from rl_eval.supervision.proc import process_status
+from rl_eval.supervision.processes import process_status
 
 
 def eventually(

@@ -60,29 +60,6 @@ class Books:
         return self.streak >= max(3, self.lanes)
 
 
-def check(schedule: Any) -> None:
-    """Assert what must hold inside of a schedule between any two events."""
-    runners, holder, done, isolation = schedule._runners, schedule._holder, schedule._done, schedule._isolation
-    held = [index for state in runners.values() for index in state.held]
-    assert len(held) == len(set(held)) == len(holder), "an episode is held twice"
-    assert all(holder[i] == runner for runner, state in runners.items() for i in state.held), "holder and held disagree"
-    queued = [*schedule._requeued, *schedule._retries, *isolation.waiting]
-    assert len({*queued, *held}) == len(queued) + len(held), "an episode is queued twice, or queued and held"
-    assert not any(done[index] for index in [*queued, *held]), "a finished episode is held or queued"
-    assert schedule.unfinished == done.count(0), "the count of unfinished episodes is off"
-    fresh = done.count(0, schedule._next) if schedule._next < len(done) else 0
-    assert schedule._waiting == fresh + len(schedule._requeued) + len(schedule._retries), "an episode is in no queue"
-    for runner, state in runners.items():
-        assert all((i in isolation) == state.isolating for i in state.held), "an isolated episode runs beside others"
-        assert state.reclaiming <= state.held.keys(), "reclaims what is not held"
-        assert (runner in runners.dry) == (not state.held), "the set of dry runners is off"
-        assert (runner in runners.backlogged) == (state.queued > 0), "the set of backlogged runners is off"
-    isolated = sum(len(state.held) for state in runners.values() if state.isolating)
-    assert isolated == schedule._num_isolated, "the count of isolated episodes is off"
-    if schedule.unfinished and runners and not schedule._cancelled and not schedule.awaits_runners:
-        assert holder, "nothing is under way, and not everything is done"
-
-
 class Referee:
     """Hands events to a schedule and holds its commands against the laws."""
 
@@ -283,7 +260,6 @@ class Referee:
                     self._check_exclusion(command)
                 case api.Abort():
                     assert self.cancelled, "a runner is aborted though nobody cancelled"
-        check(self.schedule)
         self._check_counts()
         self._check_liveness()
         return commands
@@ -394,7 +370,6 @@ class Referee:
         schedule = self.schedule
         assert schedule.unfinished == self.unfinished, "the count of unfinished episodes is off"
         assert schedule.complete == (not self.unfinished), "complete before the end, or not at the end"
-        assert len(schedule._holder) == len(self.holder), "the count of leases is off"
         for runner, books in self.runners.items():
             assert schedule.holds(runner) == bool(books.held), f"what runner {runner} holds is off"
 
@@ -815,7 +790,7 @@ class World:
             self._obey(self.referee.cancel())
         for _ in range(3):
             self._round()
-        assert not self.referee.schedule._holder, "leases are held long after the cancellation"
+        assert not self.referee.holder, "leases are held long after the cancellation"
         self._resume()
 
     def _finish(self) -> None:

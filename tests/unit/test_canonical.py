@@ -19,7 +19,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl_eval.records.canonical import canonical_digest
+from rl_eval.records.plain import canonical_digest
 from rl_eval.weights import snapshot_weights
 from tests.unit.test_weights import Statistics as WeightsWithState
 

@@ -20,7 +20,7 @@ import pytest
 
 import rl_eval
 from rl_eval import EvalConfig, evaluate
-from rl_eval.backends import pickled_settings
+from rl_eval.backends.pickling import pickled_settings
 from rl_eval.errors import ConfigError
 from tests.unit.pages_world import (
     DOCS,

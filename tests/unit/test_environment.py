@@ -57,11 +57,6 @@ class WithoutObservationSpace(gym.Env[Any, Any]):
         self.action_space = spaces.Discrete(2)
 
 
-def named_length(context: EnvContext, *, length: int) -> Corridor:
-    assert context["length"] == length
-    return Corridor(length)
-
-
 def seen_context(context: EnvContext) -> Corridor:
     env = Corridor()
     env.context = context  # type: ignore[attr-defined]
@@ -131,11 +126,6 @@ def test_a_callable_is_called_with_the_context(env: Any) -> None:
     assert isinstance(context, EnvContext)
     assert context == {"length": 8}
     assert (context.runner_index, context.lane_index, context.num_runners, context.remote) == (4, 2, 9, False)
-
-
-def test_a_callable_gets_what_it_names_as_keyword_only_parameters() -> None:
-    """Beside the context, which has them too."""
-    assert build(named_length, {"length": 8}).length == 8
 
 
 def test_a_path_may_have_dots_behind_the_colon() -> None:
@@ -221,32 +211,6 @@ def test_what_a_constructor_raises_is_not_disguised(env: Any) -> None:
         build(env)
 
 
-def test_wrong_kwargs_are_named_with_their_key() -> None:
-    """Before the environment is built, in Python's own words."""
-    expected = "env_kwargs has no_such_argument, but Corridor takes length, table: got an unexpected keyword"
-    with pytest.raises(ConfigError, match=expected):
-        build(Corridor, {"no_such_argument": 1})
-
-
-def test_a_function_that_names_its_arguments_gets_them() -> None:
-    """As in ``def make(size=1.0)``; ``config`` and ``context`` are what others call the context."""
-    made: list[Any] = []
-
-    def sized(size: Any = 1.0) -> gym.Env[Any, Any]:
-        made.append(size)
-        return gym.make("CartPole-v1")
-
-    def needing(size: Any) -> gym.Env[Any, Any]:
-        return sized(size)
-
-    def configured(config: Any = None) -> gym.Env[Any, Any]:
-        return sized(config)
-
-    for function, kwargs in ((sized, {}), (sized, {"size": 3}), (needing, {"size": 4}), (configured, {"config": 5})):
-        construct_env(EnvironmentSection(env=function, env_kwargs=kwargs), 0, 0, 1)
-    assert made == [1.0, 3, 4, {"config": 5}]
-
-
 @pytest.mark.parametrize(
     ("make", "received"),
     [
@@ -277,6 +241,8 @@ def annotated_later(size: float = 1.0, place: EnvContext | None = None) -> Any:
         (lambda anything: anything, {"a": 1}, {"a": 1}),
         (lambda config=None: config, {"a": 1}, {"a": 1}),
         (lambda context=None: context, {"a": 1}, {"a": 1}),
+        (lambda config=None: config, {"config": 5}, {"config": 5}),
+        (lambda size=1.0: size, {"size": 3}, 3),
         (lambda env_config=(): env_config, {"a": 1}, {"a": 1}),
         (annotated, {"a": 1}, {"a": 1}),
         (annotated_later, {}, (1.0, {})),

@@ -11,7 +11,7 @@ import pytest
 
 from rl_eval import EvalConfig, EvalRunnerGroup
 from rl_eval.errors import UsageError
-from rl_eval.execution.event_ring import EventRing
+from rl_eval.execution.handle import EventRing
 from rl_eval.scheduling import events
 from rl_eval.scheduling.plan import EpisodePlan
 from rl_eval.scheduling.schedule import Schedule

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rl_eval import EvalConfig, evaluate
+from rl_eval.execution import session
+from rl_eval.execution.session import FailFast
 from rl_eval.records.episode import Fault
-from rl_eval.scheduling import failures as fail_fast
-from rl_eval.scheduling.failures import FailFast
 
-OURS = [str(Path(fail_fast.__file__).with_name(name)) for name in ("one.py", "two.py")]
+OURS = [str(Path(session.__file__).with_name(name)) for name in ("one.py", "two.py")]
 
 
 def fault(kind: str = "OSError", line: int = 3, phase: str = "reset") -> Fault:

@@ -9,17 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from rl_eval.supervision.flight_recorder import (
-    ACT,
-    NOW,
-    RESET,
-    RUNNER_MARK,
-    SINCE,
-    STEP,
-    FlightRecorder,
-    read_moment,
-)
-from rl_eval.supervision.proc import process_born, process_status
+from rl_eval.supervision.flight_recorder import ACT, NOW, RESET, SINCE, STEP, FlightRecorder, read_moment
+from rl_eval.supervision.processes import RUNNER_MARK, process_born, process_status
 
 
 def written(path: Path, recorder: FlightRecorder) -> Path:

@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from rl_eval.execution.group_weights import GroupWeights, PublishedWeights
+from rl_eval.execution.runner_pool import GroupWeights, PublishedWeights
 from rl_eval.weights import snapshot_weights
 
 

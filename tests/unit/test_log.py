@@ -432,34 +432,6 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.process
-def test_a_disk_that_is_really_full(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The log gives up with the system's words, leaves no half file, and goes on when there is room again."""
-    monkeypatch.setattr(writer, "RETRY_SECONDS", (0.001, 0.01))
-    run_dir = small_disk / "run"
-    log = EvaluationLog.open(run_dir)
-    log.begin(make_manifest())
-    ballast = small_disk / "ballast"
-    ballast.write_bytes(b"x" * 150_000)
-    announced: list[int] = []
-
-    def fill() -> None:
-        for index in range(1000):
-            log.append(make_batch([index]))
-            log.flush(10)
-            announced.extend(int(i) for batch in log.poll() for i in batch.rows["index"])
-
-    with pytest.raises(LogError, match="No space left on device"):
-        fill()
-    log.close()
-    assert announced
-    assert_holds(read_log(run_dir), announced)
-    assert not [path for path in run_dir.rglob(".*") if path.is_file()]
-    ballast.unlink()
-    write_log(run_dir, make_batch([999]))
-    assert_holds(read_log(run_dir), [*announced, 999])
-
-
-@pytest.mark.process
 def test_a_disk_without_room_for_a_claim(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """That is not the caller's mistake, and leaves nothing that the next driver would have to wait for."""
     monkeypatch.setattr(ownership, "BEAT_SECONDS", 1000.0)

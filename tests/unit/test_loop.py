@@ -10,16 +10,15 @@ import torch
 from rl_eval import EvalConfig
 from rl_eval.backends import Call, Reply
 from rl_eval.backends.requests import GetWeightsVersion, Run, SetWeights, Start
-from rl_eval.errors import ConfigError, EnvError, RunnerLost, WeightsError
+from rl_eval.errors import ConfigError, EnvError, NumericsMismatch, RunnerLost, WeightsError
 from rl_eval.execution.aspects import default_aspects
-from rl_eval.execution.group_weights import PublishedWeights
 from rl_eval.execution.jobs import Apply, Do, Job, WeightsSync
 from rl_eval.execution.loop import ControlLoop
 from rl_eval.execution.outcome import EvalOutcome
-from rl_eval.execution.runner_pool import RunnerPool
+from rl_eval.execution.runner_pool import PublishedWeights, RunnerPool
 from rl_eval.execution.session import Opening
 from rl_eval.records.episode import ROW, Fault, Outcome, RunReport
-from rl_eval.scheduling.failures import CallFailed, RunnerDied, StartFailed, Verdict, judge
+from rl_eval.scheduling.failures import Verdict, judge
 from rl_eval.scheduling.plan import EpisodePlan
 from rl_eval.weights import snapshot_weights
 from tests.unit.pool_world import FakeBackend
@@ -162,35 +161,6 @@ def test_weights_that_one_runner_refuses_are_taken_from_those_that_have_them() -
     assert [call[:2] for call in world.backend.calls[-2:]] == [(0, SetWeights("good")), (1, SetWeights("good"))]
 
 
-@pytest.mark.parametrize("joins_late", [False, True], ids=["both-up", "one-joins-during-the-broadcast"])
-def test_a_late_refusal_of_weights_that_were_withdrawn_fails_nothing_else(joins_late: bool) -> None:
-    """The first refusal has failed the broadcast; the other runners' come while the group goes on with what it had."""
-    world = World(runners=2)
-    world.start(0, *(() if joins_late else (1,)))
-    former = PublishedWeights("good", snapshot_weights({"w": torch.zeros(1)}, 0))
-    world.pool.weights.send(former)
-    sync = world.post(WeightsSync(PublishedWeights("bad", snapshot_weights({"v": torch.zeros(1)}, 1))))
-    if joins_late:
-        world.start(1)
-    bad = [Call(*call) for call in world.backend.calls if call[1] == SetWeights("bad")]
-    assert [call.runner for call in bad] == [0, 1]
-    world.turn(Reply(bad[0], error=WeightsError("weights lack 'w'")))
-    assert isinstance(sync.future.exception(timeout=0), WeightsError)
-    world.backend.calls = [call for call in world.backend.calls if call[1] != SetWeights("bad")]
-    outcome = EvalOutcome(world.settings, EpisodePlan(200))
-    world.post(Opening(outcome))
-    world.turn(Reply(bad[1], error=WeightsError("weights lack 'w'")))
-    assert world.loop._fatal is None
-    for _ in range(10_000):
-        if outcome.done:
-            break
-        world.turn()
-        world.answer()
-    result = outcome.handle.result(timeout=0)
-    assert (result.status, len(result.episodes)) == ("complete", 200)
-    assert {record.runner for record in result.episodes} == {0, 1}
-
-
 def test_a_start_that_fails_everywhere_ends_the_group() -> None:
     """With the original error, as soon as the last one has failed."""
     world = World(runners=2)
@@ -269,7 +239,7 @@ def test_a_group_that_stops_in_the_check_fails_the_evaluation() -> None:
     world.post(Opening(outcome))
     while not outcome.activity:
         world.answer()
-    world.loop._fail_all(NO_LICENCE)
+    world.loop._die(NO_LICENCE)
     assert outcome.handle.exception() is NO_LICENCE
     assert world.loop._active == {}
 
@@ -340,18 +310,14 @@ def test_a_preempted_node_is_not_counted_against_its_position() -> None:
 
 
 @pytest.mark.parametrize(
-    ("failure", "verdict"),
+    ("error", "everywhere", "verdict"),
     [
-        (StartFailed(ConfigError("x"), everywhere=False), Verdict.END),
-        (StartFailed(EnvError("x"), everywhere=False), Verdict.REPLACE),
-        (StartFailed(EnvError("x"), everywhere=True), Verdict.END),
-        (CallFailed(RuntimeError("x"), everywhere=False), Verdict.REPLACE),
-        (CallFailed(RuntimeError("x"), everywhere=True), Verdict.END),
-        (RunnerDied(), Verdict.REPLACE),
-        (RunnerDied(charged=True), Verdict.REPLACE_FREE),
-        (RunnerDied(preempted=True), Verdict.REPLACE_FREE),
+        (ConfigError("x"), False, Verdict.END),
+        (EnvError("x"), False, Verdict.REPLACE),
+        (EnvError("x"), True, Verdict.END),
+        (NumericsMismatch("x"), True, Verdict.EXCLUDE),
     ],
 )
-def test_verdicts(failure: Any, verdict: Verdict) -> None:
-    """One failure, one verdict."""
-    assert judge(failure) is verdict
+def test_verdicts(error: Exception, everywhere: bool, verdict: Verdict) -> None:
+    """One error, one verdict."""
+    assert judge(error, everywhere=everywhere) is verdict

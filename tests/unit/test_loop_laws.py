@@ -11,10 +11,10 @@ from rl_eval.backends import Call, Reply
 from rl_eval.backends.requests import Apply as CallFunction
 from rl_eval.backends.requests import GetWeightsVersion, Run, SetWeights, Start, Stop
 from rl_eval.errors import ClusterError, RunnerLost, WeightsError
-from rl_eval.execution.group_weights import PublishedWeights
 from rl_eval.execution.handle import EvalHandle
 from rl_eval.execution.jobs import Apply, WeightsSync
 from rl_eval.execution.outcome import EvalOutcome
+from rl_eval.execution.runner_pool import PublishedWeights
 from rl_eval.execution.session import Opening
 from rl_eval.scheduling.plan import EpisodePlan
 from rl_eval.weights import snapshot_weights

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from waiting import eventually, gone
 
-from rl_eval.supervision.flight_recorder import LaneEntry, Moment, ProcessInfo
+from rl_eval.supervision.flight_recorder import LaneEntry, Moment
 from rl_eval.supervision.node_agent import Deadlines, NodeAgent
-from rl_eval.supervision.proc import process_status
+from rl_eval.supervision.processes import ProcessInfo, process_status
 
 LIMIT_S = 60.0
 
@@ -318,7 +318,7 @@ AGENT = """
 import functools, json, sys
 from rl_eval.supervision import node_agent
 from rl_eval.supervision.node_agent import Deadlines, NodeAgent
-from rl_eval.supervision.flight_recorder import ProcessInfo
+from rl_eval.supervision.processes import ProcessInfo
 node_agent.OrphanReaper = functools.partial(node_agent.OrphanReaper, round_s=0.02)
 agent = NodeAgent(Deadlines())
 agent.watch(1, ProcessInfo(**json.loads(sys.argv[1])), print)

@@ -119,15 +119,6 @@ def check_rates(games: int) -> None:
     assert sum(metrics[f"{name}_rate/player_1"] for name in TRUTH) == pytest.approx(1.0, abs=1e-12)
 
 
-@pytest.mark.parametrize("make", [tag_config, tictactoe_config])
-def test_records_do_not_depend_on_the_number_of_slots(make: Any) -> None:
-    """PettingZoo's ``seed_test`` asks for equal trajectories of equal seeds; here also beside any others."""
-    results = [evaluate(make(10, num_envs_per_runner=slots)) for slots in (1, 8)]
-    assert results[0].fingerprint == results[1].fingerprint
-    assert results[0].table.infos.tobytes() == results[1].table.infos.tobytes()
-    assert evaluate(make(3).evaluation(determinism_check=1.0)).determinism.passed
-
-
 def test_images_of_a_visual_environment_reach_the_policies() -> None:
     """Two paddles see pixels; one policy plays both."""
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from rl_eval.backends.policy_pickle import pickle_without_weights, unpickle_with_weights
+from rl_eval.backends.pickling import pickle_without_weights, unpickle_with_weights
 from rl_eval.weights import snapshot_weights, weights_of
 
 

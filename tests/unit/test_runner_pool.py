@@ -12,8 +12,7 @@ from rl_eval.backends import Call, Reply
 from rl_eval.backends.requests import Apply, Request, Run, RunnerRequest, SetWeights, Start
 from rl_eval.config.builder import EvalConfig
 from rl_eval.errors import EnvError, RunnerLost, RunnerStartError
-from rl_eval.execution.group_weights import PublishedWeights
-from rl_eval.execution.runner_pool import Member, RunnerPool
+from rl_eval.execution.runner_pool import Member, PublishedWeights, RunnerPool
 from rl_eval.records.episode import ROW, Fault, RunReport
 from rl_eval.weights import snapshot_weights
 from tests.unit.pool_world import FakeBackend
@@ -260,15 +259,6 @@ def test_the_restart_budget_is_a_limit(budget: int) -> None:
     assert world.pool.restarts == budget
 
 
-def test_other_runners_are_hope() -> None:
-    """A position that stays empty is no end while another one works or is being replaced."""
-    world = World(fault_tolerance__max_runner_restarts=0).grow().started(0, 1)
-    world.lose(0)
-    assert not world.pool.hopeless
-    world.lose(1)
-    assert world.pool.hopeless
-
-
 def test_an_excluded_runner_is_not_replaced() -> None:
     """A runner that cannot serve, such as one that computes other floats, is given up for good."""
     world = World().grow().started(0, 1)
@@ -336,15 +326,6 @@ def test_the_first_call_has_more_time() -> None:
     assert silence_limit(world) > silence_limit(working(fault_tolerance__runner_timeout_s=5.0)) + 10
 
 
-def test_answers_break_the_silence() -> None:
-    """A runner that answers in time is never given up, however long it works."""
-    world = working(fault_tolerance__runner_timeout_s=5.0)
-    for _ in range(100):
-        assert world.wait(5.0) == []
-        world.answer(0)
-        world.call(0)
-
-
 def test_one_answer_of_two_breaks_the_silence() -> None:
     """With two calls in flight, the answer to the first restarts the wait for the second."""
     world = working(fault_tolerance__runner_timeout_s=5.0)
@@ -392,16 +373,6 @@ def test_calls_are_counted_by_tag() -> None:
     assert [member.in_flight(tag) for tag in (0, 1, 2)] == [0, 1, 0]
     assert member.probed
     assert world.backend.calls == [(0, RUN, 1), (0, RUN, 1), (0, APPLY, 2)]
-
-
-def test_many_runners_lost_at_once_are_all_replaced() -> None:
-    """The budget is each position's own: a node that dies with many runners does not use up that of the others."""
-    world = World().grow(15).started(*range(15))
-    for incarnation in range(15):
-        world.lose(incarnation)
-    assert world.pool.expected() == 15
-    world.wait(60)
-    assert sorted(member.index for member in world.pool.members.values()) == list(range(15))
 
 
 # ------------------------------------------------------------------------------ what is said

@@ -1,4 +1,8 @@
-"""How leases become records: the same ones in every layout, through every fault, within every budget."""
+"""How leases become records, through every fault and within every budget.
+
+What every runner owes (one row per lease, bit by bit that of the reference in every layout; reclaim, abort, weights) is
+tested by ``rl_eval.testing.EvalRunnerContract``, in ``tests/contracts/test_runner_contract.py``.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +22,11 @@ from gymnasium.wrappers import TimeLimit
 from torch import nn
 
 from rl_eval.config.builder import EvalConfig
-from rl_eval.errors import ConfigError, EnvError, EvalError, PolicyError, WeightsError
+from rl_eval.errors import ConfigError, EnvError, PolicyError, WeightsError
 from rl_eval.execution.group import EvalRunnerGroup
 from rl_eval.policies.mlp import make_mlp
 from rl_eval.protocols import EnvContext
-from rl_eval.records.episode import EpisodeRecord, EpisodeTable, Fault, Lease, RunReport, failed_row
+from rl_eval.records.episode import EpisodeTable, Lease, RunReport, failed_row
 from rl_eval.runners import (
     EvalRunner,
     SingleAgentEvalRunner,
@@ -30,11 +34,10 @@ from rl_eval.runners import (
     base,
     lane,
     runner_class,
-    single_agent,
     vector,
 )
 from rl_eval.scheduling.plan import EpisodePlan
-from rl_eval.testing import dict_observation, impure, make_dict_policy, make_gru
+from rl_eval.testing import impure
 from rl_eval.weights import load_weights_file, snapshot_weights
 
 Array = npt.NDArray[Any]
@@ -240,7 +243,7 @@ def undisturbed(**changes: Any) -> str:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
     """Replace the runners' clock by one that the test moves."""
     now = [1000.0]
-    for module in (base, vector, single_agent, lane):
+    for module in (base, vector, lane):
         monkeypatch.setattr(module, "perf_counter", lambda: now[0])
     return now  # type: ignore[return-value]
 
@@ -295,40 +298,6 @@ def test_cartpole_is_the_same_as_a_plain_loop(kind: str, lanes: int) -> None:
     assert len({record.length for record in table}) > 1
 
 
-def untrained() -> nn.Module:
-    torch.manual_seed(0)
-    env = gym.make("CartPole-v1")
-    return make_mlp(env.observation_space, env.action_space)
-
-
-WORLDS: dict[str, Callable[[], dict[str, Any]]] = {
-    "walk": dict,
-    "nested observations": lambda: {"env": dict_observation, "policy": make_dict_policy(spaces.Discrete(2))},
-    "recurrent and sampled": lambda: {
-        "env": "CartPole-v1",
-        "policy": make_gru(gym.make("CartPole-v1").observation_space, spaces.Discrete(2)),
-        "policy__deterministic": False,
-    },
-    "sampled network": lambda: {
-        "env": "CartPole-v1",
-        "policy": untrained(),
-        "policy__deterministic": False,
-    },
-}
-
-
-@pytest.mark.parametrize("world", WORLDS)
-def test_the_fingerprint_is_the_same_in_every_layout(world: str) -> None:
-    """Lanes, runner and the order of the leases leave no trace in the outcome columns."""
-    fingerprints = set()
-    for kind, lanes in LAYOUTS:
-        table = play(make(kind=kind, lanes=lanes, **WORLDS[world]()))
-        fingerprints.add(table.fingerprint())
-    backwards = play(make(lanes=3, **WORLDS[world]()), leases_of(EPISODES)[::-1])
-    assert fingerprints == {backwards.fingerprint()}
-    assert len(set(backwards.rows["episode_return"])) > EPISODES / 3
-
-
 @pytest.mark.process  # MuJoCo looks for its libraries with a program.
 def test_hopper_with_sampled_actions_is_the_same_in_every_layout() -> None:
     """MuJoCo, a frozen normalizer and a sampled Gaussian: the floats have the same bits in every layout."""
@@ -351,7 +320,7 @@ def test_hopper_with_sampled_actions_is_the_same_in_every_layout() -> None:
 
 
 def test_an_impure_environment_is_not_the_same_in_every_layout() -> None:
-    """The law above can fail: state that leaks across resets shows in the fingerprint, unless nothing is reused."""
+    """State that leaks across resets shows in the fingerprint, unless nothing is reused."""
 
     def fingerprints(reuse: str) -> set[str]:
         options = {"env": impure, "policy": cartpole_policy(), "environment__env_reuse": reuse}
@@ -427,45 +396,6 @@ def test_the_original_error_survives(kind: str, lanes: int) -> None:
         f"episode 4 (seed {first.seed}), attempt 1, runner 7: env failed in step after 1 steps"
     )
     assert table.record(4).attempts == 3
-
-
-@layouts
-@pytest.mark.parametrize("step", [0, 2])
-def test_when_attempts_run_out_the_record_says_failed(kind: str, lanes: int, step: int) -> None:
-    """A failed episode has no return and no length, all its faults, and leaves the others as they are."""
-
-    def trouble(index: int, attempt: int) -> tuple[str, int] | None:
-        return ("raise", step) if index in (0, 5) else None
-
-    table = play(make(troubled(trouble), kind=kind, lanes=lanes))
-    clean = play(make())
-    for record in table:
-        if record.index in (0, 5):
-            assert (record.outcome, record.attempts, record.length) == ("failed", 3, 0)
-            assert math.isnan(record.episode_return)
-            assert math.isnan(record.discounted_return)
-            assert (record.terminated, record.truncated, record.success_once, record.success_at_end) == (
-                False,
-                False,
-                None,
-                None,
-            )
-            assert [fault.attempt for fault in record.faults] == [1, 2, 3]
-        else:
-            assert record.episode_return == clean.record(record.index).episode_return
-            assert not record.faults
-
-
-@layouts
-def test_attempts_charged_elsewhere_count(kind: str, lanes: int) -> None:
-    """A lease that starts at its second attempt has one attempt less, and its record says which one it was."""
-    seed = EpisodePlan(2)[1].seed
-    runner = make(troubled(lambda index, attempt: ("raise", 1) if attempt < 3 else None), kind=kind, lanes=lanes)
-    record = play(runner, [Lease(1, seed, 2, 0)]).record(1)
-    assert (record.attempts, [fault.attempt for fault in record.faults]) == (3, [2])
-    runner = make(troubled(lambda index, attempt: ("raise", 1)), kind=kind, lanes=lanes)
-    record = play(runner, [Lease(1, seed, 2, 0)]).record(1)
-    assert (record.outcome, [fault.attempt for fault in record.faults]) == ("failed", [2, 3])
 
 
 @layouts
@@ -700,31 +630,35 @@ def test_an_exception_of_the_policy_is_told_as_its_own(kind: str, lanes: int) ->
     assert {record.outcome for record in table} == {"completed", "failed"}
 
 
-@layouts
-def test_a_wrong_shape_is_told_before_any_episode_runs(kind: str, lanes: int) -> None:
-    """A policy whose actions can fit no observation is an error of the call, not a fault per episode."""
+class Boxed(Walk):
+    """Acts in a Box."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.action_space = spaces.Box(-1, 1, (1,))  # type: ignore[assignment]
+
+
+@kinds
+@pytest.mark.parametrize(
+    ("world", "policy", "error", "message"),
+    [
+        (
+            Walk,
+            lambda observations: np.zeros((len(observations), 2), int),
+            PolicyError,
+            r"action of shape \(16, 2\) for a batch of 16, but Discrete\(3\) needs \(16,\)",
+        ),
+        (Boxed, nn.Linear(3, 1), ConfigError, r"policy\.deterministic is False"),
+    ],
+)
+def test_a_policy_that_cannot_act_is_told_before_any_episode_runs(
+    kind: str, lanes: int, world: type[Walk], policy: Any, error: type[Exception], message: str
+) -> None:
+    """Actions that can fit no observation, and sampling without a distribution, are no fault per episode."""
     log: list[Any] = []
-    runner = make(troubled(calm, log), lambda observations: np.zeros((len(observations), 2), int), kind, lanes)
-    with pytest.raises(
-        PolicyError, match=r"action of shape \(16, 2\) for a batch of 16, but Discrete\(3\) needs \(16,\)"
-    ):
-        runner.run(leases_of(3))
-    assert not [entry for entry in log if entry[0] == "reset"]
-
-
-@layouts
-def test_sampling_without_a_distribution_is_told_before_any_episode_runs(kind: str, lanes: int) -> None:
-    """``deterministic=False`` that cannot be honoured is a ConfigError of the call."""
-    log: list[Any] = []
-
-    class Boxed(Walk):
-        def __init__(self) -> None:
-            super().__init__()
-            self.action_space = spaces.Box(-1, 1, (1,))  # type: ignore[assignment]
-
-    environment = lambda context: Troubled(Boxed(), calm, log)  # noqa: E731
-    runner = make(environment, nn.Linear(3, 1), kind, lanes, policy__deterministic=False)
-    with pytest.raises(ConfigError, match=r"policy\.deterministic is False"):
+    environment = lambda context: Troubled(world(), calm, log)  # noqa: E731
+    runner = make(environment, policy, kind, lanes, policy__deterministic=not isinstance(policy, nn.Module))
+    with pytest.raises(error, match=message):
         runner.run(leases_of(3))
     assert not [entry for entry in log if entry[0] == "reset"]
 
@@ -950,20 +884,6 @@ def test_faults_between_small_budgets_change_nothing(kind: str, lanes: int) -> N
 
 
 @layouts
-def test_a_call_ends_with_its_budget(kind: str, lanes: int, clock: list[float]) -> None:
-    """The budget is checked after every step: ten steps of 10 ms fit into 100 ms, whatever the number of lanes."""
-
-    runner = make(lambda context: Ticking(Endless(), clock), kind=kind, lanes=lanes)
-    runner.run(leases_of(20), 0.1)
-    for _ in range(5):
-        before = clock[0]
-        report = runner.run((), 0.1)
-        assert clock[0] - before == pytest.approx(0.1, abs=0.0101)
-        assert not len(report.rows)
-        assert len(report.progress) == lanes
-
-
-@layouts
 def test_slow_resets_count_against_the_budget(kind: str, lanes: int, clock: list[float]) -> None:
     """A reset that outlives the budget ends the call; the next one goes on, until every lane runs."""
 
@@ -994,13 +914,6 @@ def test_slow_steps_end_a_call_in_the_middle_of_a_sweep(kind: str, lanes: int, c
     assert len(steps) == lanes
     assert max(steps) - min(steps) <= 1
     assert sum(steps) == 3 * lanes + 1
-
-
-def test_a_runner_without_work_returns_at_once() -> None:
-    """No leases, no steps, no rows: an idle call does not wait for its budget."""
-    for kind, lanes in LAYOUTS:
-        report = make(kind=kind, lanes=lanes).run((), 1e9)
-        assert (len(report.rows), report.env_steps, report.progress, report.faults) == (0, 0, (), ())
 
 
 def test_half_the_lanes_idle_is_reason_to_report_early(clock: list[float]) -> None:
@@ -1066,35 +979,6 @@ def test_without_a_limit_an_attempt_may_take_its_time(kind: str, lanes: int, clo
 
 
 @layouts
-def test_only_what_has_not_started_is_given_back(kind: str, lanes: int, clock: list[float]) -> None:
-    """Of the indices that the group wants back, those still queued are returned; live ones run on."""
-    runner = make(lambda context: Ticking(Endless(), clock), kind=kind, lanes=lanes)
-    runner.run(leases_of(lanes + 3), 0.05)
-    report = runner.run((), 0.0, reclaim=[0, lanes, lanes + 2, 999])
-    assert sorted(report.returned) == [lanes, lanes + 2]
-    assert sorted(progress.index for progress in report.progress) == list(range(lanes))
-    assert runner.run((), 0.0, reclaim=[lanes]).returned == ()
-    assert runner.run((), 0.0, reclaim=[lanes + 1]).returned == (lanes + 1,)
-
-
-@layouts
-@pytest.mark.parametrize("world", ["walk", "recurrent and sampled"])
-def test_after_an_abort_the_next_evaluation_is_clean(kind: str, lanes: int, world: str, clock: list[float]) -> None:
-    """An abort drops queue and live lanes; nothing of them reaches the records that follow."""
-    ticking = lambda context: Ticking(Walk() if world == "walk" else gym.make("CartPole-v1"), clock)  # noqa: E731
-    runner = make(kind=kind, lanes=lanes, **WORLDS[world]() | {"env": ticking})
-    early = runner.run(leases_of(EPISODES, seed=9), 0.5)
-    assert early.progress
-    report = runner.run((), 0.0, (), True)
-    done = set(early.rows["index"].tolist())
-    assert set(report.returned) | done == set(range(EPISODES))
-    assert len(report.returned) == EPISODES - len(done)
-    assert (report.progress, len(report.rows)) == ((), 0)
-    assert runner.metrics()["env_steps"] == round((clock[0] - 1000.0) / 0.01)
-    assert play(runner).fingerprint() == play(make(**WORLDS[world]())).fingerprint()
-
-
-@layouts
 def test_an_abort_in_the_middle_of_a_sweep_leaves_nothing_behind(kind: str, lanes: int, clock: list[float]) -> None:
     """Actions chosen before the abort are not taken after it."""
 
@@ -1145,19 +1029,6 @@ def test_new_weights_have_a_new_key(kind: str, lanes: int) -> None:
     assert before["outputs"] != after["outputs"]
     assert {**before, "outputs": 0} == {**after, "outputs": 0}
     assert before["device"] == "cpu"
-
-
-@layouts
-def test_weights_are_refused_while_an_episode_is_live(kind: str, lanes: int, clock: list[float]) -> None:
-    """No episode sees two versions: the refusal changes nothing, and after an abort they are accepted."""
-    runner = make(lambda context: Ticking(Endless(), clock), weighted([1.0, 0.0, 0.0]), kind, lanes)
-    assert runner.run(leases_of(1), 0.01).progress
-    other = snapshot_weights(weighted([0.0, 0.0, 1.0]), 12)
-    with pytest.raises(EvalError, match="drain or abort"):
-        runner.set_weights(other)
-    assert runner.weights_version == 0
-    runner.run((), 0.0, (), True)
-    assert runner.set_weights(other) == 12
 
 
 def test_weights_that_do_not_fit_leave_version_and_policy() -> None:
@@ -1267,48 +1138,8 @@ def test_a_runner_has_few_enough_attributes_to_be_fast(kind: str) -> None:
     assert len(vars(make(kind=kind))) <= 30
 
 
-@layouts
-def test_a_runner_answers_about_itself(kind: str, lanes: int) -> None:
-    """Spaces, health, ping and a function that is applied to it."""
-    runner = make(kind=kind, lanes=lanes, index=3)
-    assert runner.spaces == (Walk().observation_space, spaces.Discrete(3))
-    assert runner.apply(lambda it: it.runner_index) == 3
-    assert runner.metrics() == {"episodes": 0, "faults": 0, "env_steps": 0, "close_errors": 0}
-
-
-class Textbook(EvalRunner):
-    """A user's own runner: one lane, and a loop that pays no attention to the budget."""
-
-    def run(
-        self, leases: Sequence[Lease] = (), budget_s: float = 0.1, reclaim: Sequence[int] = (), abort: bool = False
-    ) -> RunReport:
-        self._accept(leases, reclaim, abort)
-        lane = self._lanes[0]
-        while lane.lease is not None or self._queue:
-            if lane.lease is None and not self._begin(lane):
-                continue
-            actions, errors = self._inference.act()
-            if errors:
-                raise errors[0]
-            self._try_env_step(lane, actions[0])
-        return self._report()
-
-    def make_policy(self, policy: Any = None) -> Any:
-        self.made = True
-        return super().make_policy(policy)
-
-
 class Unfinished(EvalRunner):
     """Lacks ``run``."""
-
-
-@pytest.mark.parametrize("kind", [Textbook, f"{__name__}:Textbook"], ids=["class", "path"])
-def test_a_users_own_runner_has_the_same_table(kind: Any) -> None:
-    """A subclass decides the order of steps; faults, sums and records come with the base class."""
-    runner = make(troubled(seeded("raise")), kind=kind)
-    assert type(runner) is Textbook
-    assert runner.made
-    assert play(runner).fingerprint() == undisturbed()
 
 
 @pytest.mark.parametrize(
@@ -1337,17 +1168,3 @@ def test_the_built_in_runners_have_names() -> None:
     assert runner_class("vector") is VectorEvalRunner
     assert runner_class("single_agent") is SingleAgentEvalRunner
     assert runner_class("rl_eval:VectorEvalRunner") is VectorEvalRunner
-
-
-def test_records_and_faults_can_be_sent() -> None:
-    """A report is plain arrays and values: it survives pickling bit by bit."""
-    import pickle
-
-    report = make(troubled(seeded("raise")), lanes=3).run(leases_of(EPISODES), 10.0)
-    again = pickle.loads(pickle.dumps(report))
-    assert again.rows.tobytes() == report.rows.tobytes()
-    assert again.faults == report.faults
-    assert all(isinstance(fault, Fault) for fault in again.faults)
-    table = EpisodeTable(EPISODES)
-    table.fill(again.rows)
-    assert all(isinstance(record, EpisodeRecord) for record in table)

@@ -16,9 +16,6 @@ import pytest
 
 from rl_eval.records.episode import ROW, EpisodeTable, Lease, Outcome
 from rl_eval.scheduling.events import (
-    Abort,
-    Audit,
-    Cancelled,
     Charge,
     Command,
     Exclude,
@@ -42,10 +39,6 @@ def make(
     num_episodes: int, runners: int = 1, done: Collection[int] = (), attempts: Mapping[int, int] | None = None
 ) -> Schedule:
     return Schedule(EpisodePlan(num_episodes), expected_runners=runners, done=done, attempts=attempts)
-
-
-def gave_up(index: int, attempts: int = 3) -> GiveUp:
-    return GiveUp(index, EpisodePlan(index + 1)[index].seed, attempts)
 
 
 def attempts_granted(commands: list[Command]) -> dict[int, int]:
@@ -82,20 +75,6 @@ def test_leases_are_granted_in_index_order() -> None:
     schedule = make(100)
     assert granted(schedule.handle(RunnerJoined(0, lanes=3))) == {0: [0, 1, 2, 3, 4, 5]}
     assert granted(schedule.handle(RunnerReported(0, finished=[4]))) == {0: [6]}
-
-
-def test_a_runner_leaves_their_share_to_those_that_will_join() -> None:
-    """Four episodes for four expected runners are one each, however many lanes the first one has."""
-    schedule = make(4, runners=4)
-    for runner in range(4):
-        assert granted(schedule.handle(RunnerJoined(runner, lanes=64))) == {runner: [runner]}
-
-
-def test_a_smaller_fleet_has_larger_shares() -> None:
-    """When fewer runners will come than expected, those that are there get what was left for the others."""
-    schedule = make(4, runners=4)
-    schedule.handle(RunnerJoined(0, lanes=4))
-    assert granted(schedule.handle(PoolSized(1))) == {0: [1, 2, 3]}
 
 
 def test_short_episodes_deepen_the_queue() -> None:
@@ -149,34 +128,6 @@ def test_a_retry_waits_for_runners_that_are_expected_until_there_are_none() -> N
     assert not schedule.awaits_runners
 
 
-def test_a_retry_goes_to_a_free_lane_beyond_the_share() -> None:
-    """It has waited long enough."""
-    schedule = make(2, runners=2)
-    schedule.handle(RunnerJoined(0, lanes=2))
-    schedule.handle(RunnerJoined(1, lanes=2))
-    assert granted(schedule.handle(RunnerReported(0, failed_attempts=[(0, 1)]))) == {1: [0]}
-
-
-def test_when_attempts_are_used_up_the_episode_is_given_up() -> None:
-    """By the schedule, wherever the last attempt failed."""
-    schedule = two_runners(1)
-    assert attempts_granted(schedule.handle(RunnerReported(0, failed_attempts=[(0, 1)]))) == {0: 2}
-    schedule.handle(RunnerReported(1, failed_attempts=[(0, 2)]))
-    schedule.handle(RunnerReported(0, failed_attempts=[(0, 3)]))
-    schedule.handle(RunnerReported(1, failed_attempts=[(0, 3)]))
-    assert schedule.complete
-
-
-def test_a_late_row_is_audited() -> None:
-    """A runner that was given up reports after all: its row is compared, and the holder's is recorded."""
-    schedule = make(1, runners=2)
-    schedule.handle(RunnerJoined(0, lanes=1))
-    schedule.handle(RunnerLost(0))
-    schedule.handle(RunnerJoined(1, lanes=1))
-    assert schedule.handle(RunnerReported(0, finished=[0])) == [Audit((0,))]
-    assert schedule.handle(RunnerReported(1, finished=[0])) == [Record((0,))]
-
-
 def test_a_late_fault_is_not_charged() -> None:
     """A runner that no longer holds a lease cannot use up its attempts."""
     schedule = make(1)
@@ -186,23 +137,6 @@ def test_a_late_fault_is_not_charged() -> None:
     [grant] = schedule.handle(RunnerJoined(1, lanes=1))
     assert isinstance(grant, Grant)
     assert grant.leases[0].attempt == 1
-
-
-def test_a_repeated_row_is_audited() -> None:
-    """The same row twice, in one report or in two, is recorded once."""
-    schedule = make(2)
-    schedule.handle(RunnerJoined(0, lanes=2))
-    assert schedule.handle(RunnerReported(0, finished=[1, 0, 1])) == [Record((0, 1)), Audit((2,))]
-    assert schedule.handle(RunnerReported(0, finished=[0])) == [Audit((0,))]
-
-
-def test_nothing_happens_when_a_runner_is_lost_twice() -> None:
-    """Two sources may tell of one death; runners that never joined may die too."""
-    schedule = make(2)
-    schedule.handle(RunnerJoined(0, lanes=1))
-    schedule.handle(RunnerLost(0))
-    assert schedule.handle(RunnerLost(0)) == []
-    assert schedule.handle(RunnerLost(99)) == []
 
 
 def test_a_runner_joins_once() -> None:
@@ -225,99 +159,12 @@ def one_suspect() -> Schedule:
     return schedule
 
 
-def test_a_suspect_is_not_charged_and_runs_after_all_others() -> None:
-    """The first time nobody knows whose fault it was: the same attempt runs again, when nothing else is left."""
-    schedule = one_suspect()
-    assert schedule.handle(RunnerReported(1, finished=[0, 2])) == [Record((0, 1))]
-    commands = schedule.handle(RunnerReported(1, finished=[3]))
-    assert attempts_granted(commands) == {1: 1}
-
-
-def test_a_suspect_that_runs_well_alone_is_done() -> None:
-    """It was not its fault after all."""
-    schedule = one_suspect()
-    schedule.handle(RunnerReported(1, finished=[0, 2, 3]))
-    assert schedule.handle(RunnerReported(1, finished=[1])) == [Record((0,))]
-    assert schedule.complete
-
-
 def test_a_second_death_alone_is_charged() -> None:
     """Nothing else was running: the suspect is guilty, and its next attempt follows, alone again."""
     schedule = one_suspect()
     schedule.handle(RunnerReported(1, finished=[0, 2, 3]))
     assert schedule.handle(RunnerLost(1, suspects=[(1, 1)])) == [Charge(1, 1)]
     assert attempts_granted(schedule.handle(RunnerJoined(2, lanes=2))) == {1: 2}
-
-
-def test_a_death_alone_that_leaves_no_word_is_not_charged() -> None:
-    """The node went, say: the same attempt runs again, still alone."""
-    schedule = one_suspect()
-    schedule.handle(RunnerReported(1, finished=[0, 2, 3]))
-    assert schedule.handle(RunnerLost(1)) == []
-    assert attempts_granted(schedule.handle(RunnerJoined(2, lanes=2))) == {1: 1}
-    assert schedule.handle(RunnerLost(2, suspects=[(1, 1)])) == [Charge(1, 1)]
-
-
-def test_what_is_proven_is_charged_at_once_and_isolated() -> None:
-    """An attempt that hung is used up; the episode takes nobody with it when it hangs again."""
-    schedule = make(3)
-    schedule.handle(RunnerJoined(0, lanes=2))
-    assert schedule.handle(RunnerLost(0, charged=[(0, 1)])) == [Charge(0, 1)]
-    assert attempts_granted(schedule.handle(RunnerJoined(1, lanes=2))) == {1: 1, 2: 1}
-    assert attempts_granted(schedule.handle(RunnerReported(1, finished=[1, 2]))) == {0: 2}
-
-
-def test_an_episode_without_attempts_is_given_up() -> None:
-    """No runner is left to write its record, so the schedule says that it failed, and counts it as done."""
-    schedule = make(1)
-    for runner, attempt in enumerate((1, 2)):
-        schedule.handle(RunnerJoined(runner, lanes=1))
-        assert schedule.handle(RunnerLost(runner, charged=[(0, attempt)])) == [Charge(0, attempt)]
-    schedule.handle(RunnerJoined(2, lanes=1))
-    assert schedule.handle(RunnerLost(2, charged=[(0, 3)])) == [Charge(0, 3), gave_up(0)]
-    assert (schedule.complete, schedule.unfinished, len(schedule._holder)) == (True, 0, 0)
-
-
-def test_attempts_that_a_live_runner_reported_count() -> None:
-    """Two exceptions and a hang are three attempts."""
-    schedule = make(1)
-    schedule.handle(RunnerJoined(0, lanes=1))
-    for attempt in (1, 2):
-        schedule.handle(RunnerReported(0, failed_attempts=[(0, attempt)]))
-    assert schedule.handle(RunnerLost(0, charged=[(0, 3)])) == [Charge(0, 3), gave_up(0)]
-
-
-def test_an_attempt_is_charged_once() -> None:
-    """Evidence about an attempt that ended before, as a recorder that lags may give, charges nothing."""
-    schedule = make(1)
-    schedule.handle(RunnerJoined(0, lanes=1))
-    schedule.handle(RunnerReported(0, failed_attempts=[(0, 1)]))
-    assert schedule.handle(RunnerLost(0, charged=[(0, 1)])) == []
-    assert attempts_granted(schedule.handle(RunnerJoined(1, lanes=1))) == {0: 2}
-
-
-def test_evidence_against_what_the_lost_runner_did_not_hold_means_nothing() -> None:
-    """Its recorder may name an episode that it has returned or reported."""
-    schedule = make(2, runners=2)
-    schedule.handle(RunnerJoined(0, lanes=1))
-    schedule.handle(RunnerJoined(1, lanes=1))
-    assert schedule.handle(RunnerLost(0, charged=[(1, 3)], suspects=[(99, 1)])) == []
-    schedule.handle(RunnerLost(1))
-    assert attempts_granted(schedule.handle(RunnerJoined(2, lanes=2))) == {0: 1}
-    assert attempts_granted(schedule.handle(RunnerJoined(3, lanes=2))) == {1: 1}
-
-
-def test_suspects_run_alone_on_every_idle_runner() -> None:
-    """In parallel, one on each, in the order of the plan; who has one gets nothing else."""
-    schedule = make(3)
-    schedule.handle(RunnerJoined(0, lanes=3))
-    schedule.handle(RunnerLost(0, suspects=[(0, 1), (2, 1)]))
-    assert granted(schedule.handle(RunnerJoined(2, lanes=3))) == {2: [1]}
-    assert granted(schedule.handle(RunnerJoined(1, lanes=3))) == {1: [0]}
-    assert granted(schedule.handle(RunnerJoined(3, lanes=3))) == {3: [2]}
-    assert schedule.handle(PoolSized(7)) == []
-    assert schedule.handle(RunnerLost(1, suspects=[(0, 1)])) == [Charge(0, 1)]
-    assert attempts_granted(schedule.handle(RunnerReported(3, finished=[2]))) == {0: 2}
 
 
 def test_many_suspects_are_cleared_in_groups() -> None:
@@ -329,15 +176,6 @@ def test_many_suspects_are_cleared_in_groups() -> None:
     assert first == [[*range(8)], [*range(8, 16)]]
     assert schedule.handle(RunnerLost(1, suspects=[(index, 1) for index in range(8)])) != [Charge(0, 1)]
     assert granted(schedule.handle(RunnerJoined(3, lanes=64))) == {3: [0]}
-
-
-def test_what_a_group_leaves_behind_when_one_of_it_is_proven_is_not_charged() -> None:
-    """A deadline names its episode, also among suspects."""
-    schedule = make(16)
-    schedule.handle(RunnerJoined(0, lanes=16))
-    schedule.handle(RunnerLost(0, suspects=[(index, 1) for index in range(16)]))
-    assert granted(schedule.handle(RunnerJoined(1, lanes=16))) == {1: [0, 1]}
-    assert schedule.handle(RunnerLost(1, charged=[(1, 1)])) == [Charge(1, 1)]
 
 
 def test_a_kill_in_a_wide_forward_pass_costs_three_episode_lengths_at_most() -> None:
@@ -367,28 +205,6 @@ def test_a_kill_in_a_wide_forward_pass_costs_three_episode_lengths_at_most() -> 
     assert rounds <= 2048 // 512 + 3
 
 
-def test_what_is_in_isolation_is_nobodys_share() -> None:
-    """Two episodes that may run now are one each for two runners, though two more wait in isolation."""
-    schedule = make(4, runners=2)
-    schedule.handle(RunnerJoined(0, lanes=2))
-    schedule.handle(RunnerJoined(1, lanes=2))
-    commands = schedule.handle(RunnerLost(0, suspects=[(0, 1), (1, 1)]))
-    assert commands == []
-    schedule.handle(RunnerLost(1))
-    assert granted(schedule.handle(RunnerJoined(2, lanes=2))) == {2: [2]}
-    assert granted(schedule.handle(RunnerJoined(3, lanes=2))) == {3: [3]}
-
-
-def test_verdicts_are_passed_after_the_cancellation_too() -> None:
-    """A runner that hangs instead of dropping its episodes is charged, and nothing more is granted."""
-    schedule = make(2, attempts={1: 2})
-    schedule.handle(RunnerJoined(0, lanes=1))
-    schedule.handle(Cancelled())
-    assert schedule.handle(RunnerLost(0, charged=[(0, 1), (1, 3)])) == [Charge(0, 1), Charge(1, 3), gave_up(1)]
-    assert schedule.handle(RunnerJoined(1, lanes=1)) == []
-    assert (len(schedule._holder), schedule.unfinished) == (0, 1)
-
-
 # ------------------------------------------------------------------------------ balance
 
 
@@ -410,39 +226,7 @@ def test_a_queued_lease_moves_to_an_idle_runner() -> None:
     assert schedule.handle(RunnerReported(0, finished=[5])) == [Record((0,)), Reclaim(1, (3,))]
 
 
-def test_a_reclaim_may_cross_the_report_of_the_episode() -> None:
-    """An episode that is finished before the request arrives is recorded for its holder."""
-    schedule = dry_and_busy()
-    commands = schedule.handle(RunnerReported(2, finished=[4, 5]))
-    assert commands[0] == Record((0, 1))
-    assert reclaimed(commands) == {1: (3,)}
-
-
-def test_a_live_episode_is_never_taken() -> None:
-    """An idle runner waits when all others hold no more than they have lanes."""
-    schedule = make(4, runners=2)
-    schedule.handle(RunnerJoined(0, lanes=2))
-    schedule.handle(RunnerJoined(1, lanes=2))
-    assert schedule.handle(RunnerReported(1, finished=[2, 3])) == [Record((0, 1))]
-
-
-def test_a_refused_reclaim_does_not_count_as_an_answer_to_come() -> None:
-    """When the asked runner has started the episode already, another runner is asked."""
-    schedule = dry_and_busy()
-    assert reclaimed(schedule.handle(RunnerReported(2, finished=[4], live=[5]))) == {1: (3,)}
-
-
 # ------------------------------------------------------------------------------ cancellation, resume
-
-
-def test_a_cancelled_evaluation_grants_nothing_more() -> None:
-    """Runners that hold leases are told to drop them; what they finished first still counts."""
-    schedule = make(5)
-    schedule.handle(RunnerJoined(0, lanes=2))
-    assert schedule.handle(Cancelled()) == [Abort(0)]
-    assert schedule.handle(RunnerJoined(1, lanes=2)) == []
-    assert schedule.handle(RunnerReported(0, finished=[0], returned=[1, 2, 3])) == [Record((0,))]
-    assert (len(schedule._holder), schedule.unfinished, schedule.complete) == (0, 4, False)
 
 
 def test_resume_runs_what_is_not_done() -> None:
@@ -452,28 +236,6 @@ def test_resume_runs_what_is_not_done() -> None:
     assert granted(schedule.handle(RunnerJoined(0, lanes=4))) == {0: [1, 4, 5]}
     assert schedule.handle(RunnerReported(0, finished=[1, 4, 5])) == [Record((0, 1, 2))]
     assert schedule.complete
-
-
-def test_nothing_is_left_to_do_when_all_is_done() -> None:
-    """A run that was finished before it resumed is complete, and grants nothing."""
-    schedule = make(3, done=[2, 0, 1])
-    assert schedule.complete
-    assert schedule.handle(RunnerJoined(0, lanes=4)) == []
-
-
-def test_resume_goes_on_with_the_next_attempt() -> None:
-    """What was charged before the driver died stays charged; attempts of finished episodes mean nothing."""
-    schedule = make(3, done=[2], attempts={0: 1, 2: 3})
-    assert attempts_granted(schedule.handle(RunnerJoined(0, lanes=2))) == {0: 2, 1: 1}
-
-
-def test_resume_gives_up_what_has_no_attempt_left() -> None:
-    """With the first event, whatever it is, and without a runner; until then it is unfinished."""
-    schedule = make(3, attempts={0: 3, 2: 4})
-    assert schedule.unfinished == 3
-    assert schedule.handle(PoolSized(2)) == [gave_up(0), gave_up(2, attempts=4)]
-    assert schedule.unfinished == 1
-    assert granted(schedule.handle(RunnerJoined(0, lanes=4))) == {0: [1]}
 
 
 @pytest.mark.parametrize("index", [-1, 3])

@@ -11,7 +11,6 @@ from types import ModuleType
 import pytest
 
 import rl_eval.scheduling.schedule
-from tests.unit import schedule_world
 from tests.unit.schedule_world import run_history
 
 HISTORIES = 150
@@ -31,8 +30,8 @@ MUTANTS = {
     "charges what failed on an excluded runner": ("self._uncharged[index] = self._uncharged.get(index, 0) + 1", "pass"),
     "charges a suspect that was not alone": ("if lost.isolating and len(held) == 1:", "if True:"),
     "lets a suspect run beside others": (
-        "if index in self._isolation:\n            self._isolation.add(index)\n        elif",
-        "if",
+        "if index in self._isolation:\n            self._isolation.add(index)\n        else:\n            insort",
+        "insort",
     ),
     "feeds a runner that only fails": ("if state.isolating or self._suspended(runner):", "if state.isolating:"),
     "does not wake idle runners after a loss": (
@@ -41,6 +40,30 @@ MUTANTS = {
     ),
     "hoards: ignores the share of the others": ("min(state.depth, share)", "state.depth"),
     "never reclaims": ("*self._rebalance(), ", ""),
+    "takes back what may have started": ("count = -(-state.queued // 2)", "count = state.queued + 1"),
+    "waits for an answer that cannot come": ("        state.reclaiming.difference_update(report.live)\n", ""),
+    "charges an attempt twice": (
+        "if charged.get(index, 0) > self._attempts.get(index, 0):",
+        "if index in charged:",
+    ),
+    "records a row twice": (" and index not in recorded", ""),
+    "drops a late row": ("                audited.append(position)", "                pass"),
+    "acts on a second loss of a runner": (
+        "        if lost is None:\n            return []\n",
+        "        if lost is None:\n            return [Abort(loss.runner)]\n",
+    ),
+    "runs what was proven beside others": ("                self._isolation.suspect([index])", "                pass"),
+    "shares out what is isolated": (
+        "common = self._unfinished - len(self._isolation) - self._num_isolated",
+        "common = self._unfinished",
+    ),
+    "grants after a cancellation": ("        if self._cancelled:\n            return []\n", ""),
+    "forgets what had no attempt left": ("self._give_up_spent() if self._spent else []", "[]"),
+    "leaves a smaller pool its shares": (
+        "                commands += self._feed(self._runners.hungry())\n            case Cancelled",
+        "                pass\n            case Cancelled",
+    ),
+    "keeps a retry from a free lane": ("free=len(taken) < state.free", "free=False"),
 }
 
 
@@ -51,7 +74,6 @@ def plant(old: str, new: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     module = ModuleType("mutated_schedule")
     monkeypatch.setitem(sys.modules, module.__name__, module)
     exec(compile(text.replace(old, new), module.__name__, "exec"), vars(module))
-    monkeypatch.setattr(schedule_world, "check", lambda schedule: None)
     return module
 
 

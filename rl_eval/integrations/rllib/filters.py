@@ -26,7 +26,7 @@ from rl_eval.execution.group import evaluate
 from rl_eval.policies import adapt_policy
 from rl_eval.protocols import ActionLogProb, NoiseSource, Policy, Probeable, Recurrent
 from rl_eval.records.episode import EpisodeRecord, EpisodeSpec
-from rl_eval.runners.multi_agent.mapping import DEFAULT_POLICY
+from rl_eval.runners.multi_agent.runner import DEFAULT_POLICY
 from rl_eval.weights import module_of
 
 __all__ = [

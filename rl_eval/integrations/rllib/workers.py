@@ -16,7 +16,7 @@ from rl_eval.execution.group import EvalRunnerGroup
 from rl_eval.integrations.rllib.filters import FilteredPolicy, MeanStdFilter
 from rl_eval.protocols import Policy
 from rl_eval.runners import EvalRunner
-from rl_eval.runners.multi_agent.mapping import DEFAULT_POLICY
+from rl_eval.runners.multi_agent.runner import DEFAULT_POLICY
 from rl_eval.weights import module_of, snapshot_weights, tensors_of
 
 __all__ = ["RolloutWorkers", "as_remote"]

@@ -21,8 +21,7 @@ from rl_eval.adapters import integration_for
 from rl_eval.config.settings import EnvironmentSection, EvalSettings, copy_containers
 from rl_eval.errors import ConfigError, EnvError, UsageError, summary_of
 from rl_eval.records.agents import AGENT_COLUMNS
-from rl_eval.runners.environment import build_env
-from rl_eval.runners.lane import episode_hook
+from rl_eval.runners.environment import build_env, episode_hook, scalar_of
 
 __all__ = ["AECAgents", "AgentsEnv", "ParallelAgents", "TeamEnv", "Turn", "agents_of", "build_team"]
 
@@ -410,22 +409,19 @@ def _listed(agents: Sequence[Any], most: int = 8) -> str:
 
 def _number(agent: Any, value: Any) -> float:
     """Return a reward as a float."""
-    try:
-        number = float(value.item() if getattr(value, "shape", None) else value)
-    except (TypeError, ValueError, RuntimeError):
-        number = None
-    if number is None or isinstance(value, (str, bytes)):
+    number = scalar_of(value)
+    if number is None:
         raise EnvError(f"the reward of agent {agent!r} is {value!r} of type {type(value).__name__}, which is no number")
     if not isfinite(number):
         raise EnvError(f"the reward of agent {agent!r} is {number}, which is not a finite number")
-    return number
+    return float(number)
 
 
 def _flag(word: str, agent: Any, value: Any) -> bool:
     """Return an agent's ending as a bool."""
-    if isinstance(value, (bool, np.bool_)) or (isinstance(value, (int, np.integer)) and value in {0, 1}):
-        return bool(value)
-    raise EnvError(f"{word} of agent {agent!r} is {value!r}, which is neither true nor false")
+    if (number := scalar_of(value)) not in (0, 1):
+        raise EnvError(f"{word} of agent {agent!r} is {value!r}, which is neither true nor false")
+    return bool(number)
 
 
 _REGISTRIES: Final = ("aec", "parallel")

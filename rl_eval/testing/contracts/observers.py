@@ -6,8 +6,8 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import Any, Final, NamedTuple
 
-from rl_eval.records.canonical import canonical_digest
 from rl_eval.records.episode import EpisodeRecord, EpisodeSpec
+from rl_eval.records.plain import canonical_digest
 from rl_eval.runners import SingleAgentEvalRunner
 from rl_eval.runners.observers import observer_factories
 from rl_eval.testing.contracts.suite import RunnerSuite, expect, leases_of, play

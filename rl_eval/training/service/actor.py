@@ -28,9 +28,9 @@ from rl_eval.training.service.requests import Request, ServiceOptions, Ticket, W
 
 if TYPE_CHECKING:
     from rl_eval.execution.group import EvalRunnerGroup
-    from rl_eval.execution.group_weights import PublishedWeights
     from rl_eval.execution.handle import EvalHandle, EvalProgress
     from rl_eval.execution.jobs import FollowUp
+    from rl_eval.execution.runner_pool import PublishedWeights
     from rl_eval.recording.video import Video
     from rl_eval.results.result import EvalResult
     from rl_eval.weights import WeightsSnapshot

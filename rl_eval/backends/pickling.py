@@ -1,4 +1,4 @@
-"""Pickles of a policy object without its weights, which travel in a snapshot beside it.
+"""Pickles for runners: settings, functions, and a policy without its weights, which travel in a snapshot beside it.
 
 A policy of 2 GB would otherwise be in memory once more as bytes, and once more while these are written.
 """
@@ -11,12 +11,50 @@ from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import cloudpickle
 
+from rl_eval.config.settings import SECTIONS, EvalSettings
+from rl_eval.errors import ConfigError
 from rl_eval.weights import WeightsSnapshot, named_tensors
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["pickle_without_weights", "unpickle_with_weights"]
+__all__ = ["pickle_without_weights", "pickled", "pickled_settings", "unpickle_with_weights"]
+
+
+def pickled(value: Any, what: str, without_weights_of: Any = None) -> bytes:
+    """Pickle a value for a runner.
+
+    Args:
+        value: The value.
+        what: Its name, for the error.
+        without_weights_of: Policy, or several by id, whose weights are left out; for :func:`unpickle_with_weights`.
+
+    Raises:
+        ConfigError: It cannot be pickled.
+    """
+    try:
+        return pickle_without_weights(value, without_weights_of)
+    except Exception as error:
+        raise ConfigError(
+            f"{what} cannot be sent to a runner, because pickling failed: {error}. Give it as "
+            '"module:attr", or keep open files, locks and generators out of it'
+        ) from error
+
+
+def pickled_settings(settings: EvalSettings, policy: Any, *more: Any, without_weights: bool = False) -> bytes:
+    """Pickle settings, a policy object, and other values.
+
+    Raises:
+        ConfigError: They cannot be pickled; the message names the key, if it is one.
+    """
+    try:
+        return pickled((settings, policy, *more), "the configuration", policy if without_weights else None)
+    except ConfigError:
+        for section in SECTIONS:
+            for key, value in dict(getattr(settings, section)).items():
+                pickled(value, f"{section}.{key}")
+        pickled(policy, "the policy")
+        raise
 
 
 class _Place(NamedTuple):
