@@ -57,8 +57,8 @@ def _fetched(
     offline = False
     try:  # A download has no limit of time for a server that accepts and is silent; this question has one.
         wanted = revision or constants.DEFAULT_REVISION
-        found = HfApi().model_info(repo, revision=wanted, timeout=constants.HF_HUB_ETAG_TIMEOUT)
-        names = [sibling.rfilename for sibling in found.siblings or ()]
+        info = HfApi().model_info(repo, revision=wanted, timeout=constants.HF_HUB_ETAG_TIMEOUT)
+        names = [sibling.rfilename for sibling in info.siblings or ()]
     except errors.HfHubHTTPError:
         pass  # An answer: the error of the download explains it.
     except Exception:
@@ -67,17 +67,12 @@ def _fetched(
     companions = [f"{beside}/{one.companions}".removeprefix("/") for one in integrations() if one.companions]
     patterns = [file, f"{file}/*", *companions]
     try:
-        return Path(
-            snapshot_download(repo, revision=revision, allow_patterns=patterns, local_files_only=offline)
-        ), names
+        found = snapshot_download(repo, revision=revision, allow_patterns=patterns, local_files_only=offline)
+        return Path(found), names
     except Exception as error:
-        silent = f"{constants.ENDPOINT} has not answered within {constants.HF_HUB_ETAG_TIMEOUT} s (HF_HUB_ETAG_TIMEOUT)"
-        reasons = {
-            "LocalEntryNotFoundError": "it is not in the cache, and "
-            + ("HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else silent),
-            "GatedRepoError": f"the owners of {repo} grant access: ask them, and log in with `hf auth login`",
-            "RepositoryNotFoundError": f"there is no repository {repo}, or it is private: log in with `hf auth login`",
-            "RevisionNotFoundError": f"{repo} has no revision {revision}",
-        }
-        reason = reasons.get(type(error).__name__) or str(error).strip().partition("\n")[0] or type(error).__name__
+        reason = " ".join(str(error).split()) or type(error).__name__
+        if isinstance(error, errors.LocalEntryNotFoundError):
+            timeout = f"{constants.ENDPOINT} has not answered within {constants.HF_HUB_ETAG_TIMEOUT} s"
+            why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else f"{timeout} (HF_HUB_ETAG_TIMEOUT)"
+            reason = f"it is not in the cache, and {why}"
         raise ConfigError(f"{text}: {reason}") from error

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, TextIO
+from typing import Annotated, Any, Final, TextIO
 
 import typer
 from rich.console import Console
@@ -19,11 +19,6 @@ from rich.console import Console
 from rl_eval.errors import UsageError
 from rl_eval.errors.redaction import redact_text
 from rl_eval.reports.page import Page, rich_page, text_page
-
-if TYPE_CHECKING:
-    from rl_eval.ope import OffPolicyEstimates
-    from rl_eval.results.comparison import Comparison
-    from rl_eval.results.result import EvalResult
 
 __all__ = [
     "AsJson",
@@ -58,8 +53,8 @@ def results() -> TextIO:
     return _reserved[0] if _reserved else sys.stdout
 
 
-def print_report(report: Page | EvalResult | Comparison | OffPolicyEstimates) -> None:
-    """Print a page, a result, a comparison or estimates."""
+def print_report(report: Any) -> None:
+    """Print a page, or a value that prints itself as one."""
     console = Console(file=results(), highlight=False)
     if console.is_terminal:
         with written():

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from rl_eval.cli.exits import Debug, explained, reported
+from rl_eval.cli.exits import explained
 from rl_eval.cli.printing import AsJson, print_json, print_line, print_report
 from rl_eval.cli.shared import CommandLine, argument, option
 from rl_eval.reports.page import Line, Page
@@ -32,10 +32,9 @@ def list_(
     address: Address = None,
     namespace: Annotated[str | None, option("NAME", "Ray namespace; by default all.")] = None,
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """Show the evaluation services of a cluster: their state, and their clients."""
-    with reported(debug), _connected(address):
+    with _connected(address):
         from rl_eval.training.service.directory import list_services
 
         services = [
@@ -57,10 +56,9 @@ def stop(
     address: Address = None,
     namespace: Annotated[str, typer.Option(metavar="NAME", help="Ray namespace.")] = "rl_eval",
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """End an evaluation service and its runners; unfinished requests stay in its folder."""
-    with reported(debug), _connected(address):
+    with _connected(address):
         from rl_eval.training.service.directory import end_service
 
         orderly = end_service(name, namespace)

@@ -25,19 +25,15 @@ __all__ = [
     "read_settings",
 ]
 
-ConfigPath = Annotated[
-    Path, argument("CONFIG", "YAML file that says what to evaluate, and how; rl-eval init writes one.")
-]
-OptionalConfigPath = Annotated[
-    Path | None,
-    argument("CONFIG", "YAML file that says what to evaluate, and how; options change it, or say everything."),
-]
+_CONFIG = argument("CONFIG", "YAML file that says what to evaluate, and how; options change it.")
+ConfigPath = Annotated[Path, _CONFIG]
+OptionalConfigPath = Annotated[Path | None, _CONFIG]
 Section = Annotated[str | None, option("NAME", "Use this (dotted) section of the file, not all of it.", "--section")]
 Assignments = Annotated[
     list[str] | None,
     option(
         "KEY=VALUE",
-        "Set any key of the config, e.g. environment.env_kwargs.gravity=9.0; the value is YAML. May be repeated.",
+        "Set any key of the config, such as environment.env_kwargs.gravity=9.0, to a YAML value; may be repeated.",
         "--set",
     ),
 ]
@@ -89,28 +85,22 @@ def find_modules_here() -> None:
 
 def _assign(config: EvalConfig, assignment: str) -> None:
     """Apply one ``KEY=VALUE``; a key longer than ``section.name`` reaches into a mapping."""
-    key, equals, text = assignment.partition("=")
-    if not equals:
-        raise ConfigError(f"--set {assignment}: it lacks = and a value, as in evaluation.num_episodes=50")
-    parts = key.strip().split(".")
-    value = _parse(assignment, text)
-    if inner := parts[2:]:
-        section, name = parts[:2]
-        from rl_eval.records.plain import with_leaf
-
-        value = with_leaf(config.to_dict().get(section, {}).get(name), inner, value)
-    config.set(".".join(parts[:2]), value)
-
-
-def _parse(assignment: str, text: str) -> Any:
     import yaml
 
     from rl_eval.config.builder import read_yaml
+    from rl_eval.records.plain import with_leaf
 
+    key, equals, text = assignment.partition("=")
+    if not equals:
+        raise ConfigError(f"--set {assignment}: it lacks = and a value, as in evaluation.num_episodes=50")
     try:
-        return read_yaml(text)
+        value = read_yaml(text)
     except yaml.YAMLError:
         shown = redact_command([assignment])[0]
         raise ConfigError(
             f"--set {shown}: the value is not valid YAML, see its quotes and brackets, and whether a key is there twice"
         ) from None
+    parts = key.strip().split(".")
+    if inner := parts[2:]:
+        value = with_leaf(config.to_dict().get(parts[0], {}).get(parts[1]), inner, value)
+    config.set(".".join(parts[:2]), value)

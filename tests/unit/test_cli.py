@@ -25,7 +25,7 @@ from rl_eval.cli import COMMANDS
 from rl_eval.cli.exits import ExitCode, code_of, reported
 from rl_eval.cli.output import claim_folder, new_folder
 from rl_eval.cli.printing import print_note
-from rl_eval.cli.progress import Monitor, progress_line
+from rl_eval.cli.progress import Monitor, headline, progress_line
 from rl_eval.cli.settings import read_settings
 from rl_eval.config.builder import EvalConfig
 from rl_eval.errors import (
@@ -472,7 +472,7 @@ class Terminal(io.TextIOWrapper):
 def test_without_a_terminal_lines_come_at_the_start_now_and_then_and_at_the_end(capfd):
     """Also while Ray starts and stops; nothing is written while the result is printed."""
     monitor = Monitor(quiet=False, interval_s=0.05)
-    monitor.plan(SETTINGS)
+    monitor.announce(headline(SETTINGS))
     monitor.say("starting Ray")
     told = ""
 
@@ -529,10 +529,10 @@ def test_failed_is_3_and_is_saved(folder):
 
 
 def test_an_unexpected_error_shows_its_traceback(folder, monkeypatch):
-    def broken(*args):
+    def broken(*args, **kwargs):
         raise RuntimeError("a bug of ours")
 
-    monkeypatch.setattr("rl_eval.cli.run.look_up", broken)
+    monkeypatch.setattr("rl_eval.cli.run.carry_out", broken)
     outcome = call("run", "toy.yaml")
     assert outcome.exit_code == ExitCode.BUG
     assert "Traceback" in outcome.stderr

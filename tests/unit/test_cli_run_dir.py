@@ -265,13 +265,13 @@ def test_fresh_names(folder):
     for name in ("a", "b-2", "c"):
         (folder / name).mkdir()
         (folder / name / "file").touch()
-    assert fresh_run_dir("a") == fresh_run_dir("a/") == "a-2"
-    assert fresh_run_dir("b") == "b"
-    assert fresh_run_dir(f"file://{folder}/c") == f"file://{folder}/c-2"
+    assert fresh_run_dir("a", print) == fresh_run_dir("a/", print) == "a-2"
+    assert fresh_run_dir("b", print) == "b"
+    assert fresh_run_dir(f"file://{folder}/c", print) == f"file://{folder}/c-2"
     (folder / "empty").mkdir()
-    assert fresh_run_dir("empty") == "empty"
+    assert fresh_run_dir("empty", print) == "empty"
     with pytest.raises(ConfigError):
-        fresh_run_dir("a/file")
+        fresh_run_dir("a/file", print)
 
 
 def test_the_rows_of_a_log_are_those_of_the_result(folder):

@@ -77,7 +77,7 @@ def test_what_fails_again_is_failed_and_can_be_retried_again(folder):
 def test_a_retry_that_did_not_come_to_run_leaves_a_log_to_continue(flaky, monkeypatch):
     """The episodes are unfinished then, the saved result is older and no contradiction, and retry goes on."""
     with monkeypatch.context() as patch:
-        patch.setattr("rl_eval.cli.run.run_evaluation", lambda *args: 1 / 0)
+        patch.setattr("rl_eval.execution.group.EvalRunnerGroup", lambda *args, **kwargs: 1 / 0)
         assert call("run", "--retry", "runs").exit_code == ExitCode.BUG
     between = load("runs")
     assert len(between.episodes) == 30 - flaky.num_failed
