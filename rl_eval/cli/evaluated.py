@@ -46,7 +46,7 @@ class Evaluated:
         int | None, option("N", "Ray actors; 0 is this process, without Ray.", "--num-runners", "--runners")
     ] = None
     num_envs_per_runner: Annotated[
-        int | None, option("N", "Environments in each runner.", "--num-envs-per-runner", "--envs-per-runner")
+        int | None, option("N", "Environments in each runner", "--num-envs-per-runner", "--envs-per-runner")
     ] = None
     device: Annotated[str | None, option("DEVICE", "Device of the policy: cpu, cuda, cuda:0.")] = None
     stochastic: Annotated[
