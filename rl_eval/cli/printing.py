@@ -18,7 +18,6 @@ from rich.console import Console
 
 from rl_eval.errors import UsageError
 from rl_eval.errors.redaction import redact_text
-from rl_eval.reports.page import Page, rich_page, text_page
 
 __all__ = [
     "AsJson",
@@ -58,9 +57,9 @@ def print_report(report: Any) -> None:
     console = Console(file=results(), highlight=False)
     if console.is_terminal:
         with written():
-            console.print(rich_page(report) if isinstance(report, Page) else report)
+            console.print(report)
     else:
-        print_line(text_page(report) if isinstance(report, Page) else str(report))
+        print_line(str(report))
 
 
 def print_either(as_json: bool, described: Any, report: Any) -> None:

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from rl_eval.cli.exits import ExitCode
@@ -18,12 +17,7 @@ from rl_eval.log import EvaluationLog, read_log
 from rl_eval.records.episode import Batch
 from rl_eval.results.loading import load
 from rl_eval.results.result import EvalResult
-from tests.unit.cli_world import call, environment, make_folder
-
-
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    return make_folder(tmp_path, monkeypatch)
+from tests.unit.cli_world import call, environment
 
 
 def run(*args, run_dir="runs"):
@@ -272,13 +266,6 @@ def test_fresh_names(folder):
     assert fresh_run_dir("empty", print) == "empty"
     with pytest.raises(ConfigError):
         fresh_run_dir("a/file", print)
-
-
-def test_the_rows_of_a_log_are_those_of_the_result(folder):
-    """Bit by bit."""
-    run("--set", "evaluation.gamma=0.9")
-    rows = np.sort(read_log("runs").rows, order="index")
-    assert rows.tobytes() == EvalResult.load("runs").table.rows.tobytes()
 
 
 def test_a_given_folder_keeps_up_with_its_run(folder):

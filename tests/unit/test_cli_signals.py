@@ -18,12 +18,7 @@ from rl_eval.cli.exits import reported
 from rl_eval.cli.signals import Interrupted, Interruption
 from rl_eval.errors import LogError
 from rl_eval.log import read_log
-from tests.unit.cli_world import make_folder, start
-
-
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    return make_folder(tmp_path, monkeypatch)
+from tests.unit.cli_world import start
 
 
 @pytest.mark.parametrize("number", [SIGINT, SIGTERM, SIGHUP])

@@ -1,6 +1,5 @@
 """Typical first mistakes: each message names the field and the fix, and none leaves a traceback or starts Ray."""
 
-import json
 import re
 import sys
 from pathlib import Path
@@ -9,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from rl_eval import EvalConfig, Evaluator, evaluate, load
+from rl_eval import EvalConfig, Evaluator, evaluate
 from rl_eval.cli.exits import ExitCode
 from rl_eval.errors import ConfigError, PolicyError
 from tests.unit.cli_world import call, make_folder
@@ -279,15 +278,6 @@ def test_a_policy_is_named_in_every_way(folder):
     Path("net.pt").touch()
     with pytest.raises(ConfigError, match="torch:MODULE:ATTR@net"):
         evaluate(EvalConfig().environment("CartPole-v1"), "net.pt")
-
-
-def test_a_failed_run_is_shown_with_its_reason(folder):
-    failed = run(*sets("environment.env=mistakes:Old"), "--log-dir", "log", "-n", "40")
-    assert failed.exit_code == ExitCode.FAILED
-    told = json.loads(Path("log/result.json").read_text())["reason"]
-    assert "failed like this" in told
-    assert load("log").reason == told
-    assert "failed like this" in " ".join(call("show", "log").stdout.split())
 
 
 def test_a_result_that_is_not_complete_is_a_warning(folder, caplog):

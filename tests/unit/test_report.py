@@ -213,12 +213,6 @@ def test_a_task_has_its_own_numbers() -> None:
     assert "By task" in Elements(page(result)).shown
 
 
-def test_few_episodes_of_a_task_have_a_caption() -> None:
-    result = make_result(40, info_keys=("task",))
-    result.table.infos[:, 0] = np.arange(40) < 19
-    assert group_tables(result)[0].caption
-
-
 @pytest.mark.parametrize("values", [np.arange(90) / 2, np.full(90, np.inf), np.full(90, np.nan), np.arange(90)])
 def test_a_measurement_divides_nothing(values: np.ndarray) -> None:
     result = make_result(90, info_keys=("distance",))
@@ -256,12 +250,6 @@ def test_a_refused_comparison_has_its_reason() -> None:
     assert "Mean returns with their intervals" in page(make_result(20), make_result(20))
     many = [make_result(20, env=env) for env in ("Ant-v5", "Hopper-v5", "Walker2d-v5")]
     assert Elements(page(*many)).shown.startswith("3 environments: 3 evaluations")
-
-
-def test_pairs_beyond_the_limit_have_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rl_eval.reports.report._MOST_PAIRS", 1)
-    text = page(*[make_result(20)] * 4)
-    assert text.count("difference of returns") == 2 * text.count("Only 1 results are compared") == 2
 
 
 def checkpoint(number: int, key: str) -> EvalResult:

@@ -320,18 +320,3 @@ def test_the_pictures_of_the_docs_can_be_made(tmp_path: Path) -> None:
             assert new.size == old.size
         assert max(made.stat().st_size, there.stat().st_size) < 150_000
     assert (tmp_path / "terminal.svg").read_bytes().count(b"fingerprint") > 1
-
-
-def test_the_terminal_of_the_docs_stands_still_for_those_who_want_no_motion(browser: Any) -> None:
-    """Its last frame is shown; others begin with an empty prompt."""
-    seen = {}
-    for motion in ("reduce", "no-preference"):
-        page = browser.new_page(reduced_motion=motion)
-        page.goto((ROOT / "docs" / "terminal.svg").as_uri())
-        visible = (
-            "nodes => nodes.filter(node => getComputedStyle(node).visibility === 'visible').map(n => n.textContent)"
-        )
-        seen[motion] = page.locator("text").evaluate_all(visible)
-        last = page.locator(".last").all_text_contents()
-        page.close()
-    assert seen == {"reduce": last, "no-preference": ["$ █"]}

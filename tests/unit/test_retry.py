@@ -11,13 +11,8 @@ from rl_eval.cli.exits import ExitCode
 from rl_eval.errors import LogError
 from rl_eval.log import EvaluationLog, read_log
 from rl_eval.results.loading import load
-from tests.unit.cli_world import call, make_folder
+from tests.unit.cli_world import call
 from tests.unit.log_world import make_batch, make_manifest
-
-
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    return make_folder(tmp_path, monkeypatch)
 
 
 def faulty(attempts, *rates):

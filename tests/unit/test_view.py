@@ -145,16 +145,6 @@ def test_a_new_run_is_there_when_the_index_is_loaded_again(tmp_path: Path) -> No
         assert client.get("/").status == 500
 
 
-def test_runs_beyond_the_limit_are_counted(made: Path, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The oldest are not listed, and so not served."""
-    oldest = client.ids()["b"]
-    monkeypatch.setattr("rl_eval.reports.view._MOST_ROWS", 2)
-    with serving(made) as other:
-        assert "6 runs, the newest first; the first 2 are shown" in other.get("/").text
-        assert list(other.ids()) == ["a", "deeper/c"]
-        assert other.get(f"/report?run={oldest}").status == 404
-
-
 def test_a_run_that_broke_since_it_was_listed_has_its_reason(tmp_path: Path) -> None:
     """The server goes on."""
     make_result(10).save(tmp_path / "run")
