@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from rl_eval.cli.episodes import consents
+from rl_eval.cli.settings import consents
 from rl_eval.cli.shared import option
 from rl_eval.config.policy_sources import PolicySource, absolute, forms, named_source, schemes
 from rl_eval.config.references import dotted

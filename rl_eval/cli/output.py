@@ -70,19 +70,13 @@ _OUR_TARGET: Final = re.compile(r"\d{4}-\d\d-\d\d-\d{6}-[^/]+")
 def claimed_folders(
     output: Path | None, run_dir: str | None, name: str, *, force: bool
 ) -> Iterator[tuple[str | None, Path | None]]:
-    """Choose where log and result go; a new ``--output`` that is still empty in the end is removed.
+    """Choose where log and result go.
 
     Without ``run_dir`` the log goes to a new folder in ``runs``, or nowhere if there is an ``--output``.
     """
     given = run_dir is not None or output is not None
     with nullcontext(run_dir) if given else _new_log_folder(name) as log_dir:
-        made = None if output is None or output.exists() else output
-        try:
-            yield log_dir, claim_folder(output, log_dir, force=force)
-        finally:
-            if made is not None:
-                with suppress(OSError):
-                    made.rmdir()
+        yield log_dir, claim_folder(output, log_dir, force=force)
 
 
 def claim_folder(output: Path | None, run_dir: str | None, *, force: bool = False) -> Path | None:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from rl_eval.cli.episodes import episodes_option, load_to_run, parse_episodes, with_episodes
 from rl_eval.cli.evaluated import Evaluated, TrustPolicy, with_evaluated
 from rl_eval.cli.exits import ExitCode
 from rl_eval.cli.output import (
@@ -27,7 +26,17 @@ from rl_eval.cli.output import (
 )
 from rl_eval.cli.printing import AsJson, Quiet, flush_results, print_json, print_line, print_note, print_report
 from rl_eval.cli.restarts import run_with_restarts
-from rl_eval.cli.settings import Assignments, OptionalConfigPath, Section, find_modules_here, read_settings
+from rl_eval.cli.settings import (
+    Assignments,
+    OptionalConfigPath,
+    Section,
+    episodes_option,
+    find_modules_here,
+    load_to_run,
+    parse_episodes,
+    read_settings,
+    with_episodes,
+)
 from rl_eval.cli.shared import absolute_place, option, shown
 from rl_eval.cli.signals import Interruption
 from rl_eval.errors import ClusterDied, ConfigError, UsageError

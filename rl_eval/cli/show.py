@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from rl_eval.cli.episodes import Results, episodes_option, parse_episodes
 from rl_eval.cli.printing import AsJson, counted, print_json, print_line, print_note, print_report
+from rl_eval.cli.settings import Results, episodes_option, parse_episodes
 from rl_eval.cli.shared import FolderOfRuns
 from rl_eval.errors.redaction import redact_text
 from rl_eval.reports.page import Line, Page, lines, one_line

@@ -9,8 +9,8 @@ import pytest
 from typer.main import get_command
 
 from rl_eval.cli import app
-from rl_eval.cli.episodes import parse_episodes
 from rl_eval.cli.exits import ExitCode
+from rl_eval.cli.settings import parse_episodes
 from rl_eval.errors import UsageError
 from rl_eval.results.loading import load
 from tests.unit.cli_world import call, make_folder, printed

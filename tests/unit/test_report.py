@@ -23,8 +23,7 @@ from rl_eval.cli.exits import ExitCode
 from rl_eval.recording.videos import video_name, videos_of
 from rl_eval.records.episode import Outcome
 from rl_eval.reports.charts import WIDTH, Plot, axis_over, histogram, means, running_mean
-from rl_eval.reports.episodes import episode_data, pack
-from rl_eval.reports.html import Source, render
+from rl_eval.reports.html import Source, episode_data, pack, render
 from rl_eval.reports.pages import result_page
 from rl_eval.reports.report import group_tables
 from rl_eval.results.comparison import compare
@@ -180,11 +179,11 @@ def test_any_integers_can_be_packed(values: list[int]) -> None:
 
 def test_columns_and_rows_beyond_the_limits_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first ones stay; the numbers go over all of them."""
-    monkeypatch.setattr("rl_eval.reports.episodes._MOST_TEXT", 6_000)
+    monkeypatch.setattr("rl_eval.reports.html._MOST_TEXT", 6_000)
     data = episode_data(make_result(200, info_keys=[f"key{n}" for n in range(30)]))
     assert 0 < len(data["infos"]) == 30 - data["infos_omitted"] < 30
     assert data["infos"][0][0] == "key0"
-    monkeypatch.setattr("rl_eval.reports.episodes.MOST_ROWS", 50)
+    monkeypatch.setattr("rl_eval.reports.html._MOST_ROWS", 50)
     data = episode_data(make_result(80))
     assert (data["omitted"], data["columns"]["index"][1]) == (30, 50)
 
