@@ -110,7 +110,6 @@ def run(
             settings = read_settings(config, section, assignments, keys)
             if episodes is not None:
                 settings = with_episodes(settings, episodes)
-                say(f"only --episodes {episodes} of the plan: -n sets how many it has")
             if config is None and not settings.runners.num_runners:
                 say("running in this process: --runners 2 runs on two Ray actors")
             find_modules_here()
