@@ -11,21 +11,13 @@ import pytest
 from rl_eval.cli.exits import ExitCode
 from rl_eval.log import EvaluationLog
 from rl_eval.results.loading import load
-from tests.unit.cli_world import call
-
-FLAKY = [
-    "environment.env=rl_eval.testing:faulty",
-    "environment.env_kwargs={env: two_length, attempt_rates: [0.4, 0.6]}",
-    "fault_tolerance.max_attempts_per_episode=2",
-    "evaluation.info_keys=[x]",
-    "evaluation.gamma=0.9",
-]
+from tests.unit.cli_world import call, faulty, sets
 
 
 @pytest.fixture
 def flaky(folder):
     """A run with faults, failed episodes among them, in the folder ``runs``."""
-    args = [part for text in FLAKY for part in ("--set", text)]
+    args = [*faulty(2, 0.4, 0.6), *sets("evaluation.info_keys=[x]", "evaluation.gamma=0.9")]
     assert call("run", "toy.yaml", "--log-dir", "runs", *args).exit_code == ExitCode.PARTIAL
     return load("runs")
 

@@ -14,24 +14,14 @@ from rl_eval.cli.output import fresh_run_dir
 from rl_eval.errors import ConfigError, LogFenced, UsageError
 from rl_eval.execution import group
 from rl_eval.log import EvaluationLog, read_log
-from rl_eval.records.episode import Batch
 from rl_eval.results.loading import load
 from rl_eval.results.result import EvalResult
 from tests.unit.cli_world import call, environment
+from tests.unit.log_world import cut
 
 
 def run(*args, run_dir="runs"):
     return call("run", "toy.yaml", "--log-dir", run_dir, *args)
-
-
-def cut(source, target, count):
-    """Write a log that ends after so many episodes."""
-    found = read_log(source)
-    log = EvaluationLog.open(target)
-    log.begin(found.manifest)
-    log.append(Batch(found.rows[:count], found.infos[:count], (), {"env_steps": 1.0}, found.numerics))
-    log.flush(10)
-    log.close()
 
 
 @pytest.fixture

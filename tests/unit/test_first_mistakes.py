@@ -11,7 +11,7 @@ import torch
 from rl_eval import EvalConfig, Evaluator, evaluate
 from rl_eval.cli.exits import ExitCode
 from rl_eval.errors import ConfigError, PolicyError
-from tests.unit.cli_world import call, make_folder
+from tests.unit.cli_world import call, make_folder, sets
 
 MISTAKES = '''
 import gymnasium as gym
@@ -102,10 +102,6 @@ def folder(tmp_path, monkeypatch):
 
 def run(*words, config="toy.yaml"):
     return call("run", config, "--num-episodes", 4, *words)
-
-
-def sets(*assignments):
-    return [word for assignment in assignments for word in ("--set", assignment)]
 
 
 MLP = "policy.policy=rl_eval.policies.mlp:make_mlp"

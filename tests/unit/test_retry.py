@@ -4,25 +4,14 @@ import json
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from rl_eval.cli.exits import ExitCode
 from rl_eval.errors import LogError
 from rl_eval.log import EvaluationLog, read_log
 from rl_eval.results.loading import load
-from tests.unit.cli_world import call
+from tests.unit.cli_world import call, failed, faulty
 from tests.unit.log_world import make_batch, make_manifest
-
-
-def faulty(attempts, *rates):
-    kwargs = {"env": "two_length", "attempt_rates": list(rates)}
-    values = {
-        "environment.env": "rl_eval.testing:faulty",
-        "environment.env_kwargs": json.dumps(kwargs),
-        "fault_tolerance.max_attempts_per_episode": attempts,
-    }
-    return [part for key, value in values.items() for part in ("--set", f"{key}={value}")]
 
 
 @pytest.fixture
@@ -32,10 +21,6 @@ def flaky(folder):
     assert outcome.exit_code == ExitCode.PARTIAL
     assert "rl-eval run --retry runs" in outcome.stderr
     return load("runs")
-
-
-def failed(result):
-    return np.flatnonzero(result.table.filled & ~result.table.completed).tolist()
 
 
 def test_a_retry_gives_the_result_of_a_run_with_more_attempts(flaky):

@@ -44,7 +44,7 @@ class Client:
     """Asks a server on this machine, and may lie about the name by which it knows it."""
 
     def __init__(self, server: RunServer) -> None:
-        self.port = server.server_address[1]
+        self.port, self.url = server.server_address[1], server.url
 
     def get(self, target: str, host: str | None = None, method: str = "GET") -> Response:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
