@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from typing import Annotated, Any
 
 import typer
 
 from rl_eval.cli.exits import explained
-from rl_eval.cli.printing import AsJson, print_json, print_line, print_report
+from rl_eval.cli.printing import AsJson, print_either, print_report
 from rl_eval.cli.shared import CommandLine, argument, option
 from rl_eval.reports.page import Line, Page
 
@@ -34,20 +33,18 @@ def list_(
     as_json: AsJson = False,
 ) -> None:
     """Show the evaluation services of a cluster: their state, and their clients."""
-    with _connected(address):
-        from rl_eval.training.service.directory import list_services
+    from rl_eval.training.service.directory import list_services, reach
 
+    with closing(reach(address)):
         services = [
             status or {"name": name, "namespace": space, "state": "silent"}
             for (space, name), status in list_services(namespace).items()
         ]
-        if as_json:
-            print_json(services)
-            return
-        for status in services:
-            print_report(_page(status))
-        if not services:
-            print_line(f"no evaluation service{'' if namespace is None else f' in namespace {namespace}'}")
+    none = f"no evaluation service{'' if namespace is None else f' in namespace {namespace}'}"
+    if as_json or not services:
+        print_either(as_json, services, none)
+    for status in () if as_json else services:
+        print_report(_page(status))
 
 
 @app.command("stop", epilog=explained("service"), short_help="End a service.")
@@ -58,22 +55,13 @@ def stop(
     as_json: AsJson = False,
 ) -> None:
     """End an evaluation service and its runners; unfinished requests stay in its folder."""
-    with _connected(address):
-        from rl_eval.training.service.directory import end_service
-
-        orderly = end_service(name, namespace)
-        if as_json:
-            print_json({"name": name, "namespace": namespace, "state": "ended" if orderly else "killed"})
-        else:
-            print_line(f"service {name} has ended" if orderly else f"service {name} did not answer, and was killed")
-
-
-@contextmanager
-def _connected(address: str | None) -> Iterator[None]:
-    from rl_eval.training.service.directory import reach
+    from rl_eval.training.service.directory import end_service, reach
 
     with closing(reach(address)):
-        yield
+        orderly = end_service(name, namespace)
+    described = {"name": name, "namespace": namespace, "state": "ended" if orderly else "killed"}
+    told = f"service {name} has ended" if orderly else f"service {name} did not answer, and was killed"
+    print_either(as_json, described, told)
 
 
 def _page(status: dict[str, Any]) -> Page:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -62,29 +63,18 @@ def _with_traceback(ctx: typer.Context, wanted: bool) -> None:
 
 
 _shared = typer.Typer(add_completion=False)
+_flag = partial(option, None, expose_value=False)
 
 
 @_shared.command()
 def _options(
     verbose: Annotated[
         bool,
-        typer.Option(
-            *("--verbose", "-v"),
-            envvar=VERBOSE,
-            callback=_with_traceback,
-            expose_value=False,
-            help="Show the traceback of any error.",
-        ),
+        _flag("Show the traceback of any error.", "--verbose", "-v", envvar=VERBOSE, callback=_with_traceback),
     ] = False,
     no_color: Annotated[
         bool,
-        typer.Option(
-            "--no-color",
-            callback=_without_color,
-            is_eager=True,
-            expose_value=False,
-            help="No colours on the terminal; NO_COLOR=1 does the same.",
-        ),
+        _flag("No colours; NO_COLOR=1 does the same.", "--no-color", callback=_without_color, is_eager=True),
     ] = False,
 ) -> None:
     """Do nothing: only the options count."""
