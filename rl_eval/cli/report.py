@@ -13,6 +13,7 @@ import typer
 from rl_eval.atomic_write import write_text
 from rl_eval.cli.printing import AsJson, counted, print_either, written
 from rl_eval.cli.shared import FolderOfRuns, argument
+from rl_eval.cli.signals import Interrupted
 from rl_eval.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -82,6 +83,6 @@ def view(
             webbrowser.open(server.url)
         try:
             server.serve_forever()
-        except KeyboardInterrupt as stop:
+        except (Interrupted, KeyboardInterrupt) as stop:
             if getattr(stop, "exit_code", 130) != 130:
                 raise

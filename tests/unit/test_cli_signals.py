@@ -112,6 +112,17 @@ PIPED = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
 
 
 @pytest.mark.process
+@pytest.mark.parametrize("number", [SIGINT, SIGTERM])
+def test_a_signal_ends_a_pilot_and_is_no_fault_of_its_environment(folder, number):
+    """Although it comes while a step is computed, as here from the step itself."""
+    step = f"    def step(self, action):\n        signal.raise_signal({int(number)})\n"
+    Path("sends.py").write_text(f"import signal\nfrom cli_toys import Count\n\nclass Sends(Count):\n{step}")
+    process = start("plan", "toy.yaml", "--set", "environment.env=sends:Sends", **PIPED)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (128 + number, ""), err
+
+
+@pytest.mark.process
 def test_a_signal_saves_what_has_finished(folder):
     """As a partial result over the finished prefix; who has a log is told how to continue."""
     cases = [
