@@ -183,3 +183,11 @@ def _no_secret_in_any_file(request: pytest.FixtureRequest, tmp_path_factory: pyt
     if request.config.getoption("--scan-secrets"):
         found = list(leaking_files(tmp_path_factory.getbasetemp()))
         assert not found, "\n".join(found)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with a config and the module that it names."""
+    from tests.unit.cli_world import make_folder
+
+    return Path(make_folder(tmp_path, monkeypatch))

@@ -5,7 +5,6 @@ Nothing here imports torch, Ray, gymnasium or scipy before a command needs it, s
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import Annotated, Final
@@ -28,8 +27,8 @@ from rl_eval.cli import (
     show,
     watch,
 )
-from rl_eval.cli.exits import VERBOSE, ExitCode, explained
-from rl_eval.cli.shared import CommandLine, NoColor
+from rl_eval.cli.exits import ExitCode, explained
+from rl_eval.cli.shared import CommandLine
 
 __all__ = ["COMMANDS", "app", "main"]
 
@@ -82,20 +81,10 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-def _with_tracebacks(wanted: bool) -> None:
-    if wanted:
-        os.environ[VERBOSE] = "1"  # Where every command finds it.
-
-
 @app.callback()
 def _root(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
-    verbose: Annotated[
-        bool,
-        typer.Option("--verbose", "-v", callback=_with_tracebacks, help="Show the traceback of any error."),
-    ] = False,
-    no_color: NoColor = False,
 ) -> None:
     """Evaluate reinforcement learning policies: the result depends on policy, environment and plan alone."""

@@ -18,17 +18,9 @@ def compare(
     force: Annotated[
         bool, typer.Option("--force", help="Compare also results that are not a function of their seeds.")
     ] = False,
-    require: Annotated[
-        list[str] | None,
-        option(
-            "'b >= a - 5'", "Exit with 1 if the mean returns are shown not to meet this, with 2 if neither is shown."
-        ),
-    ] = None,
+    require: Annotated[list[str] | None, option("'b >= a - 5'", "Exit with 1 if this is shown not to hold.")] = None,
     fail_on: Annotated[
-        Literal["regression"] | None,
-        typer.Option(
-            show_default=False, help="Exit with 1 if b is shown to return less than a, with 2 if pairs are missing."
-        ),
+        Literal["regression"] | None, option(None, "Exit with 1 if b is shown to return less than a.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

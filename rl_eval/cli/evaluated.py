@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from rl_eval.cli.episodes import consents
+from rl_eval.cli.settings import consents
 from rl_eval.cli.shared import option
 from rl_eval.config.policy_sources import PolicySource, absolute, forms, named_source, schemes
 from rl_eval.config.references import dotted
@@ -36,33 +36,21 @@ class Evaluated:
         option(
             "POLICY",
             "Policy: the file or folder of a library's model, a module that torch.save wrote, pkg.module:attr of what "
-            "makes it or of a function of observations, or random; LIBRARY:PATH or torch:MODULE:ATTR@FILE where the "
-            "path alone does not tell. A PATH or FILE may be hf://OWNER/REPO/FILE[@REVISION], which is downloaded.",
+            "makes it or of a function of observations, random, LIBRARY:PATH, or torch:MODULE:ATTR@FILE. A PATH or "
+            "FILE may be hf://OWNER/REPO/FILE[@REVISION], which is downloaded.",
         ),
     ] = None
-    weights: Annotated[
-        Path | None, option("FILE", "Weights for the module of --policy pkg.module:attr: .safetensors, .pt.")
-    ] = None
+    weights: Annotated[Path | None, option("FILE", "Weights (.safetensors, .pt) for --policy pkg.module:attr.")] = None
     num_episodes: Annotated[int | None, option("N", "Episodes to run.", "--num-episodes", "-n")] = None
     num_runners: Annotated[
         int | None, option("N", "Ray actors; 0 is this process, without Ray.", "--num-runners", "--runners")
     ] = None
     num_envs_per_runner: Annotated[
-        int | None,
-        option(
-            "N",
-            "Environments in each runner; by default 8, 1 for `single_agent`, and for others what their class says.",
-            *("--num-envs-per-runner", "--envs-per-runner"),
-        ),
+        int | None, option("N", "Environments in each runner", "--num-envs-per-runner", "--envs-per-runner")
     ] = None
     device: Annotated[str | None, option("DEVICE", "Device of the policy: cpu, cuda, cuda:0.")] = None
     stochastic: Annotated[
-        bool | None,
-        typer.Option(
-            "--stochastic/--deterministic",
-            show_default=False,
-            help="Sample actions, or take the most likely ones; by default as CONFIG says, and without one the latter.",
-        ),
+        bool | None, option(None, "Sample actions, or take the most likely ones.", "--stochastic/--deterministic")
     ] = None
     seed: Annotated[int | None, option("S", "Root seed of the plan.")] = None
     address: Annotated[str | None, option("A", "Address of the Ray cluster.")] = None

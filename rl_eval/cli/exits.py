@@ -17,6 +17,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from rl_eval.cli.signals import Interrupted
 from rl_eval.errors import ClusterError, EvalError, UsageError, summary_of
 from rl_eval.errors.redaction import redact_text
 from rl_eval.reports.page import lines
@@ -111,7 +112,7 @@ def reported(debug: bool) -> Iterator[None]:
         yield
     except (typer.Exit, BrokenPipeError):
         raise
-    except (KeyboardInterrupt, SystemExit) as stop:
+    except (Interrupted, KeyboardInterrupt, SystemExit) as stop:
         # Ray's own handler of SIGTERM, which is in place while Ray starts, exits with its number.
         if isinstance(stop, SystemExit) and stop.code != signal.SIGTERM:
             raise

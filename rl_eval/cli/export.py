@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal, get_args
 import typer
 
 from rl_eval.atomic_write import write_atomically
-from rl_eval.cli.episodes import Results, Trust, episodes_option, load_to_run, parse_episodes
 from rl_eval.cli.printing import AsJson, print_either, written
+from rl_eval.cli.settings import Results, Trust, episodes_option, load_to_run, parse_episodes
 from rl_eval.cli.shared import option, shown
 from rl_eval.errors import ConfigError
 

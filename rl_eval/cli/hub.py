@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from rl_eval.adapters import integrations
-from rl_eval.errors import ConfigError, nearest
+from rl_eval.errors import ConfigError
 
 __all__ = ["on_this_machine"]
 
@@ -34,17 +34,15 @@ def on_this_machine(text: str, say: Callable[[str], None]) -> str:
     owner, name, path = (*place.split("/", 2), "", "")[:3]
     if not (owner and name and path) or (at and not revision):
         raise ConfigError(f"{_SCHEME}{rest} is not a file of the Hugging Face Hub: write it as {_FORM}")
-    folder, names = _fetched(f"{_SCHEME}{rest}", f"{owner}/{name}", path, revision or None, say)
+    folder = _fetched(f"{_SCHEME}{rest}", f"{owner}/{name}", path, revision or None, say)
     if not (folder / path).exists():
-        raise ConfigError(f"{_SCHEME}{rest}: {owner}/{name} has no such file: {nearest(path, names)}")
+        raise ConfigError(f"{_SCHEME}{rest}: {owner}/{name} has no such file")
     say(f"{_SCHEME}{rest}: revision {folder.name}")
     return f"{before}{folder / path}"
 
 
-def _fetched(
-    text: str, repo: str, path: str, revision: str | None, say: Callable[[str], None]
-) -> tuple[Path, list[str]]:
-    """Return the folder of the revision, which has its digest as name, and the names of all its files."""
+def _fetched(text: str, repo: str, path: str, revision: str | None, say: Callable[[str], None]) -> Path:
+    """Return the folder of the revision, which has its digest as name."""
     try:
         from huggingface_hub import HfApi, constants, errors, snapshot_download
         from huggingface_hub.utils import disable_progress_bars
@@ -53,12 +51,10 @@ def _fetched(
     say(f"{text}: asking {constants.ENDPOINT}, which needs the network")
     if not sys.stderr.isatty():
         disable_progress_bars()
-    names: list[str] = []
     offline = False
     try:  # A download has no limit of time for a server that accepts and is silent; this question has one.
         wanted = revision or constants.DEFAULT_REVISION
-        found = HfApi().model_info(repo, revision=wanted, timeout=constants.HF_HUB_ETAG_TIMEOUT)
-        names = [sibling.rfilename for sibling in found.siblings or ()]
+        HfApi().model_info(repo, revision=wanted, timeout=constants.HF_HUB_ETAG_TIMEOUT)
     except errors.HfHubHTTPError:
         pass  # An answer: the error of the download explains it.
     except Exception:
@@ -67,17 +63,11 @@ def _fetched(
     companions = [f"{beside}/{one.companions}".removeprefix("/") for one in integrations() if one.companions]
     patterns = [file, f"{file}/*", *companions]
     try:
-        return Path(
-            snapshot_download(repo, revision=revision, allow_patterns=patterns, local_files_only=offline)
-        ), names
+        return Path(snapshot_download(repo, revision=revision, allow_patterns=patterns, local_files_only=offline))
     except Exception as error:
-        silent = f"{constants.ENDPOINT} has not answered within {constants.HF_HUB_ETAG_TIMEOUT} s (HF_HUB_ETAG_TIMEOUT)"
-        reasons = {
-            "LocalEntryNotFoundError": "it is not in the cache, and "
-            + ("HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else silent),
-            "GatedRepoError": f"the owners of {repo} grant access: ask them, and log in with `hf auth login`",
-            "RepositoryNotFoundError": f"there is no repository {repo}, or it is private: log in with `hf auth login`",
-            "RevisionNotFoundError": f"{repo} has no revision {revision}",
-        }
-        reason = reasons.get(type(error).__name__) or str(error).strip().partition("\n")[0] or type(error).__name__
+        reason = " ".join(str(error).split()) or type(error).__name__
+        if isinstance(error, errors.LocalEntryNotFoundError):
+            timeout = f"{constants.ENDPOINT} has not answered within {constants.HF_HUB_ETAG_TIMEOUT} s"
+            why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else f"{timeout} (HF_HUB_ETAG_TIMEOUT)"
+            reason = f"it is not in the cache, and {why}"
         raise ConfigError(f"{text}: {reason}") from error

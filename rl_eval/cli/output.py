@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from rl_eval.cli.printing import print_note
-from rl_eval.cli.shared import absolute_place, option, shown
+from rl_eval.cli.printing import print_note, written
+from rl_eval.cli.shared import absolute_path, absolute_place, option, shown
 from rl_eval.errors import ClusterError, ConfigError, LogError, UsageError
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Force",
     "LogDir",
+    "Output",
     "claim_folder",
     "claimed_folders",
     "finished_result",
@@ -43,10 +44,18 @@ LogDir = Annotated[
     str | None,
     option(
         "DIR",
-        "Folder or URI of the evaluation log. A run that is there is continued: only what is missing runs. By default "
-        "a new folder in runs/, to which runs/latest leads.",
+        "Folder or URI of the log, continued if a run is there. By default runs/TIME-NAME, to which runs/latest leads.",
         "--log-dir",
         parser=absolute_place,
+    ),
+]
+Output = Annotated[
+    Path | None,
+    option(
+        "DIR",
+        "Folder of the result; by default that of the log. Without --log-dir, no log is kept then.",
+        *("--output", "-o"),
+        parser=absolute_path,
     ),
 ]
 Force = Annotated[bool, typer.Option("--force", help="Replace another result that is in --output.")]
@@ -61,19 +70,13 @@ _OUR_TARGET: Final = re.compile(r"\d{4}-\d\d-\d\d-\d{6}-[^/]+")
 def claimed_folders(
     output: Path | None, run_dir: str | None, name: str, *, force: bool
 ) -> Iterator[tuple[str | None, Path | None]]:
-    """Choose where log and result go; a new ``--output`` that is still empty in the end is removed.
+    """Choose where log and result go.
 
     Without ``run_dir`` the log goes to a new folder in ``runs``, or nowhere if there is an ``--output``.
     """
     given = run_dir is not None or output is not None
     with nullcontext(run_dir) if given else _new_log_folder(name) as log_dir:
-        made = None if output is None or output.exists() else output
-        try:
-            yield log_dir, claim_folder(output, log_dir, force=force)
-        finally:
-            if made is not None:
-                with suppress(OSError):
-                    made.rmdir()
+        yield log_dir, claim_folder(output, log_dir, force=force)
 
 
 def claim_folder(output: Path | None, run_dir: str | None, *, force: bool = False) -> Path | None:
@@ -94,16 +97,14 @@ def claim_folder(output: Path | None, run_dir: str | None, *, force: bool = Fals
 
     if force and output is None:
         raise ConfigError("--force replaces the result in --output: give --output, or leave --force out")
-    folder = _run_folder(run_dir) if output is None else output
+    folder = _folder_of(output, run_dir)
     if folder is None:
         return None
     check_ours(folder)
     if not force and (folder / RESULT_FILE).exists() and not _is_of_run(folder, run_dir):
         raise ConfigError(f"{shown(folder)} holds the result of another evaluation: give another --output, or --force")
-    try:
+    with written(f"the folder {shown(folder)}"):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise _unusable(folder, error) from error
     if not os.access(folder, os.W_OK | os.X_OK):
         raise ConfigError(f"the output folder {shown(folder)} cannot be written to: give another --output")
     return folder
@@ -121,10 +122,8 @@ def unsaved_folder(
         say: Called with a line about that.
         force: Whether any result in ``output`` may be replaced.
     """
-    from rl_eval.results.files import RESULT_FILE
-
-    folder = _run_folder(run_dir) if output is None else output
-    if folder is None or _read_result(folder / RESULT_FILE).get("fingerprint") == fingerprint:
+    folder = _folder_of(output, run_dir)
+    if folder is None or _read_result(folder).get("fingerprint") == fingerprint:
         return None
     if output is None and not os.access(folder, os.W_OK | os.X_OK):
         say(f"{shown(folder)} cannot be written to: the result is printed, and not saved")
@@ -132,40 +131,69 @@ def unsaved_folder(
     return claim_folder(output, run_dir, force=force)
 
 
+def _folder_of(output: Path | None, run_dir: str | None) -> Path | None:
+    from rl_eval.log.storage import is_uri
+
+    return output or (None if run_dir is None or is_uri(run_dir) else Path(run_dir))
+
+
+def _is_of_run(folder: Path, run_dir: str | None) -> bool:
+    """Return whether the result in a folder is that of a run, as far as it had come."""
+    if run_dir is None or folder == _folder_of(None, run_dir):
+        return run_dir is not None
+    from rl_eval.log.contents import read_manifest
+    from rl_eval.log.storage import open_storage
+
+    manifest, saved = read_manifest(open_storage(run_dir)), _read_result(folder)
+    if manifest is None:
+        return False
+    theirs = saved["plan"].get("fingerprint"), *(saved["provenance"].get(key) for key in ("identity", "weights"))
+    return bool(theirs == (manifest.plan_fingerprint, manifest.identity, manifest.weights))
+
+
+def _read_result(folder: Path) -> dict[str, Any]:
+    """Return the contents of a result file; empty for anything else."""
+    from rl_eval.results.files import RESULT_FILE, read_summary
+
+    try:
+        return read_summary(folder / RESULT_FILE)
+    except UsageError:
+        return {}
+
+
 @contextmanager
 def _new_log_folder(name: str) -> Iterator[str]:
     """Make ``runs/<time>-<name>`` for a log, with ``runs/latest`` leading there; if nothing finished, remove both."""
     now = datetime.datetime.now(datetime.timezone.utc).astimezone()
     folder = new_folder(RUNS.absolute() / f"{now:%Y-%m-%d-%H%M%S}-{name}")
-    link = folder.with_name(LATEST)
-    former = _link(link, folder.name)
-    if link.is_symlink() and not _OUR_TARGET.fullmatch(target := str(link.readlink())):
-        print_note(f"{RUNS / LATEST} points to {target}, which rl-eval did not make: it is not changed")
+    former = _lead_to(folder)
     try:
         yield str(folder)
     finally:
         if not any((*folder.glob("segments/*"), *folder.glob("result.json"))):
             shutil.rmtree(folder, ignore_errors=True)
-            _link(link, former)
+            _lead_to(former)
 
 
-def _link(link: Path, target: str | None) -> str | None:
-    """Point our link to a folder beside it, or remove it; return its former target.
+def _lead_to(folder: Path) -> Path:
+    """Point our link to a folder beside it, or remove it if that is not there; return where it led.
 
     A run works without the link, so errors are ignored. What another program put in its place stays.
     """
-    former = None
+    link, former = folder.with_name(LATEST), folder.with_name("none")
     with suppress(OSError):
-        if link.is_symlink():
-            former = str(link.readlink())
-        if not _OUR_TARGET.fullmatch(former or "") and os.path.lexists(link):
-            return None
-        if target is None:
+        if os.path.lexists(link):
+            target = str(link.readlink())  # An error where it is no link.
+            if not _OUR_TARGET.fullmatch(target):
+                print_note(f"{RUNS / LATEST} points to {target}, which rl-eval did not make: it is not changed")
+                return former
+            former = folder.with_name(target)
+        if folder.exists():
+            temporary = link.with_name(f".{LATEST}.{os.getpid()}")
+            temporary.symlink_to(folder.name)
+            temporary.replace(link)
+        else:
             link.unlink(missing_ok=True)
-            return former
-        temporary = link.with_name(f".{LATEST}.{os.getpid()}")
-        temporary.symlink_to(target)
-        temporary.replace(link)
     return former
 
 
@@ -173,53 +201,18 @@ def new_folder(base: Path) -> Path:
     """Create and return the first of BASE, BASE-2, BASE-3, ... that is not there; no two processes get the same.
 
     Raises:
-        ConfigError: None can be created.
+        UsageError: None can be created.
     """
-    for number in itertools.count(1):
-        folder = base if number == 1 else base.with_name(f"{base.name}-{number}")
-        try:
+    for folder in map(Path, _numbered(str(base))):
+        # Only making it tells whether it is free.
+        with written(f"the folder {shown(folder)}"), suppress(FileExistsError):
             folder.mkdir(parents=True)
-        except FileExistsError:  # Only making it tells whether it is free.
-            continue
-        except OSError as error:
-            raise _unusable(folder, error) from error
-        return folder
+            return folder
     raise AssertionError("numbers do not end")
 
 
-def _unusable(folder: Path, error: OSError) -> ConfigError:
-    return ConfigError(f"the folder {shown(folder)} cannot be created ({error.strerror}): give another --output")
-
-
-def _run_folder(run_dir: str | None) -> Path | None:
-    from rl_eval.log.storage import is_uri
-
-    return None if run_dir is None or is_uri(run_dir) else Path(run_dir)
-
-
-def _is_of_run(folder: Path, run_dir: str | None) -> bool:
-    """Return whether the result in a folder is that of a run, as far as it had come."""
-    if run_dir is None or folder == _run_folder(run_dir):
-        return run_dir is not None
-    from rl_eval.log.contents import read_manifest
-    from rl_eval.log.storage import open_storage
-    from rl_eval.results.files import RESULT_FILE
-
-    manifest, saved = read_manifest(open_storage(run_dir)), _read_result(folder / RESULT_FILE)
-    if manifest is None:
-        return False
-    theirs = saved["plan"].get("fingerprint"), *(saved["provenance"].get(key) for key in ("identity", "weights"))
-    return bool(theirs == (manifest.plan_fingerprint, manifest.identity, manifest.weights))
-
-
-def _read_result(path: Path) -> dict[str, Any]:
-    """Return the contents of a result file; empty for anything else."""
-    from rl_eval.results.files import read_summary
-
-    try:
-        return read_summary(path)
-    except UsageError:
-        return {}
+def _numbered(base: str) -> Iterator[str]:
+    return itertools.chain([base], (f"{base}-{number}" for number in itertools.count(2)))
 
 
 def save_patiently(save: Callable[[], None], folder: Path) -> None:
@@ -249,15 +242,17 @@ def save_patiently(save: Callable[[], None], folder: Path) -> None:
 # What a log holds already
 
 
-def fresh_run_dir(run_dir: str) -> str:
-    """Return the first of DIR, DIR-2, DIR-3, ... in which there is nothing yet."""
+def fresh_run_dir(run_dir: str, say: Callable[[str], None]) -> str:
+    """Return the first of DIR, DIR-2, DIR-3, ... in which there is nothing yet; tell if it is not DIR."""
     from rl_eval.log.storage import is_uri
 
     # A query belongs to the file system, not to the folder.
     base, mark, query = run_dir.partition("?") if is_uri(run_dir) else (run_dir, "", "")
-    base = base.rstrip("/") or base
-    names = itertools.chain([base], (f"{base}-{number}" for number in itertools.count(2)))
-    return next(name + mark + query for name in names if _is_free(name + mark + query))
+    names = (f"{name}{mark}{query}" for name in _numbered(base.rstrip("/") or base))
+    chosen = next(name for name in names if _is_free(name))
+    if chosen != run_dir:
+        say(f"a run is there already; starting beside it, in {shown(chosen)}")
+    return chosen
 
 
 def _is_free(run_dir: str) -> bool:
@@ -291,15 +286,15 @@ def finished_result(run_dir: str, settings: EvalSettings, say: Callable[[str], N
         return None
     finished, planned, share = len(contents.rows), contents.manifest.num_episodes, settings.evaluation.determinism_check
     state = f"continuing {label}: {finished:,} of {planned:,} episodes were finished"
-    result = None
-    if finished == planned:
-        result = result_of_log(contents, label)
-        # A check that "auto" decided against counts as one.
-        if not contents.determinism if share == "auto" else share and result.determinism.passed is None:
-            state, result = f"{state}; some of them are run again, as a check", None
-        else:
-            state = f"{label} is complete: nothing is left to run"
-    say(state)
+    if finished < planned:
+        say(state)
+        return None
+    result = result_of_log(contents, label)
+    # A check that "auto" decided against counts as one.
+    if not contents.determinism if share == "auto" else share and result.determinism.passed is None:
+        say(f"{state}; some of them are run again, as a check")
+        return None
+    say(f"{label} is complete: nothing is left to run")
     return result
 
 
@@ -307,8 +302,7 @@ def _read_log(run_dir: str, label: str, say: Callable[[str], None]) -> LogConten
     """Return what a log holds; None if there is none, or one that has to be repaired first."""
     from rl_eval.log import read_log
     from rl_eval.log.contents import read_manifest
-    from rl_eval.log.storage import is_uri, open_storage
-    from rl_eval.results.files import RESULT_FILE
+    from rl_eval.log.storage import open_storage
 
     try:
         if read_manifest(open_storage(run_dir)) is not None:
@@ -318,7 +312,8 @@ def _read_log(run_dir: str, label: str, say: Callable[[str], None]) -> LogConten
         return None
     except OSError:
         return None  # The log reports it when it is opened.
-    if not is_uri(run_dir) and Path(run_dir, RESULT_FILE).exists():
+    folder = _folder_of(None, run_dir)
+    if folder is not None and _read_result(folder):
         raise ConfigError(f"{label} holds a result without a log: give another --log-dir, or --fresh")
     return None
 

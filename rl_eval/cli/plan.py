@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -40,7 +41,7 @@ def plan(
     detect: Annotated[float | None, option("D", "Compute how many episodes show a difference of D in returns.")] = None,
     half_width: Annotated[float | None, option("W", "Compute how many episodes give the mean return ± W.")] = None,
     rates: Annotated[
-        tuple[str, str] | None, option("A B", "Run nothing; compare two success rates, such as 17/20 and 14/20.")
+        tuple[str, str] | None, option("A B", "Only compare two success rates, as 17/20 and 14/20.")
     ] = None,
     pilot: Annotated[int, typer.Option(metavar="N", min=_FEWEST, help="Episodes of the pilot.")] = 20,
     correlation: Annotated[
@@ -78,10 +79,10 @@ def _run_pilot(settings: EvalSettings, episodes: int) -> EvalResult:
     from rl_eval.config.settings import SECTIONS, needs_processes, with_values
     from rl_eval.execution.group import EvalRunnerGroup
 
-    given = (getattr(getattr(settings, section), key) for section in SECTIONS for key in needs_processes(section))
-    in_process = not settings.runners.num_runners or not (
-        settings.runners.runner_class.needs_processes or any(map(bool, given))
+    needs = settings.runners.runner_class.needs_processes or any(
+        getattr(getattr(settings, section), key) for section in SECTIONS for key in needs_processes(section)
     )
+    in_process = not (settings.runners.num_runners and needs)
     settings = with_values(
         settings,
         evaluation={"num_episodes": episodes, "determinism_check": 0.0},
@@ -106,35 +107,27 @@ def _planned(
     numbers, episodes, runners = result.aggregates, settings.evaluation.num_episodes, settings.runners.num_runners
     minutes = result.timing.wall_seconds / len(result.plan) / max(1, runners) / 60
     planned: dict[str, Any] = {"episodes": episodes, "minutes": minutes * episodes}
-    figures: dict[str, Any] = {
-        "pilot": {"episodes": numbers.count, "mean": numbers.mean, "std": numbers.std},
-        "planned": planned,
-        "correlation": correlation,
-        "detect": None,
-        "mean": None,
-    }
+    pilot = {"episodes": numbers.count, "mean": numbers.mean, "std": numbers.std}
+    figures: dict[str, Any] = {"pilot": pilot, "planned": planned, "correlation": correlation}
+    figures |= {"detect": None, "mean": None}
     places = decimals(numbers.sem, numbers.mean)
     returns = f"mean return {number(numbers.mean, places)}, std {number(numbers.std, places)}"
     where = f"on {runners} runners as fast as this process" if runners > 1 else "on one runner"
-    lines = [
-        Line("pilot", f"{numbers.count:,}", f"episodes: {returns}, {number(result.timing.wall_seconds)} s"),
-        Line("plan", f"{episodes:,}", f"episodes: about {_span(minutes * episodes)} {where}"),
+    sections = [
+        [
+            Line("pilot", f"{numbers.count:,}", f"episodes: {returns}, {number(result.timing.wall_seconds)} s"),
+            Line("plan", f"{episodes:,}", f"episodes: about {_span(minutes * episodes)} {where}"),
+        ]
     ]
-    title, policy = environment_name(result.provenance) or "plan", policy_name(result.provenance)
+    page = Page(environment_name(result.provenance) or "plan", policy_name(result.provenance), "plan", sections)
     if not 0 < numbers.std < math.inf:
-        return plain(figures), Page(title, policy, "plan", [lines], [_NO_SPREAD])
-    spread = Spread(numbers.std, numbers.count)
+        return plain(figures), replace(page, notes=[_NO_SPREAD])
+    spread, asked = Spread(numbers.std, numbers.count), []
     planned["half_width"] = spread.half_width(episodes)
     planned["unpaired_difference"] = spread.difference(episodes)
     planned["paired_difference"] = spread.difference(episodes, correlation)
     width, unpaired, paired = (number(value, decimals(value / 10)) for value in [*planned.values()][2:])
     on_equal_seeds = f"on equal seeds, if the returns correlate by {correlation:g}"
-    shown = [
-        Line("interval", f"± {width}", "95 % interval of the mean, roughly"),
-        Line("detectable", unpaired, "difference of two such means (power 80 %)"),
-        Line("", paired, on_equal_seeds),
-    ]
-    asked: list[Line] = []
     if half_width is not None:
         needed = spread.episodes_of_half_width(half_width)
         figures["mean"] = {"half_width": half_width, "episodes": needed, "minutes": minutes * needed}
@@ -148,7 +141,12 @@ def _planned(
         shows = f"episodes of either policy ({first}) show {detect:g} (power 80 %)"
         asked.append(Line("detect", f"{counts['unpaired']:,}", shows))
         asked.append(Line("", f"{counts['paired']:,}", f"{on_equal_seeds} ({second})"))
-    return plain(figures), Page(title, policy, "plan", [lines, shown, asked])
+    shown = [
+        Line("interval", f"± {width}", "95 % interval of the mean, roughly"),
+        Line("detectable", unpaired, "difference of two such means (power 80 %)"),
+        Line("", paired, on_equal_seeds),
+    ]
+    return plain(figures), replace(page, sections=[*sections, shown, asked])
 
 
 def _span(minutes: float) -> str:

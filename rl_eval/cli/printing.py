@@ -11,19 +11,13 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, TextIO
+from typing import Annotated, Any, Final, TextIO
 
 import typer
 from rich.console import Console
 
 from rl_eval.errors import UsageError
 from rl_eval.errors.redaction import redact_text
-from rl_eval.reports.page import Page, rich_page, text_page
-
-if TYPE_CHECKING:
-    from rl_eval.ope import OffPolicyEstimates
-    from rl_eval.results.comparison import Comparison
-    from rl_eval.results.result import EvalResult
 
 __all__ = [
     "AsJson",
@@ -58,14 +52,14 @@ def results() -> TextIO:
     return _reserved[0] if _reserved else sys.stdout
 
 
-def print_report(report: Page | EvalResult | Comparison | OffPolicyEstimates) -> None:
-    """Print a page, a result, a comparison or estimates."""
+def print_report(report: Any) -> None:
+    """Print a page, or a value that prints itself as one."""
     console = Console(file=results(), highlight=False)
     if console.is_terminal:
         with written():
-            console.print(rich_page(report) if isinstance(report, Page) else report)
+            console.print(report)
     else:
-        print_line(text_page(report) if isinstance(report, Page) else str(report))
+        print_line(str(report))
 
 
 def print_either(as_json: bool, described: Any, report: Any) -> None:

@@ -14,13 +14,13 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, final
 
 from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Column
 
 from rl_eval.cli.printing import counted
 from rl_eval.results.text import decimals, environment_name, number
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
-
     from rl_eval.config.settings import EvalSettings
     from rl_eval.execution.handle import EvalProgress
 
@@ -59,21 +59,16 @@ class Monitor:
         """Show what is being done from now on; ``at_once`` writes a line of it where there is no live one."""
         self._phase, self._source = phase, None
         if at_once and not self._live:
-            self.announce(self._line())
+            self._show()
 
     def announce(self, line: str) -> None:
         """Write a line at once, above the live one."""
         with self._showing:
             self._console.print(line, soft_wrap=True, markup=False)
 
-    def plan(self, settings: EvalSettings) -> None:
-        """Write what is evaluated."""
-        self._num_runners = settings.runners.num_runners
-        self.announce(headline(settings))
-
-    def follow(self, source: Callable[[], EvalProgress]) -> None:
-        """Show how far an evaluation is."""
-        self._source = source
+    def follow(self, source: Callable[[], EvalProgress], num_runners: int = 0) -> None:
+        """Show how far an evaluation is, which should have so many runners."""
+        self._source, self._num_runners = source, num_runners
 
     @contextmanager
     def room(self, phase: str) -> Iterator[None]:
@@ -81,7 +76,7 @@ class Monitor:
         with self._showing:
             self._hide()
             if not self._live:
-                self.announce(self._line(phase))
+                self._show(phase)
             yield
 
     def close(self) -> None:
@@ -93,23 +88,17 @@ class Monitor:
     def _run(self) -> None:
         while not self._closing.wait(self._interval_s):
             with self._showing:
-                if self._closing.is_set():
-                    return
-                if self._live:
-                    self._draw()
-                else:
-                    self.announce(self._line())
+                if not self._closing.is_set():
+                    self._show()
 
-    def _line(self, phase: str = "") -> str:
+    def _show(self, ended: str = "") -> None:
         progress = self._source() if self._source else None
-        now = phase or (progress.phase if progress else self._phase)
-        return progress_line(now, time.monotonic() - self._began, progress, self._num_runners, ended=bool(phase))
-
-    def _draw(self) -> None:
-        """Draw the live line."""
-        from rich.progress import BarColumn, Progress, TextColumn
-        from rich.table import Column
-
+        phase = ended or (progress.phase if progress else self._phase)
+        seconds = time.monotonic() - self._began
+        line = progress_line(phase, seconds, progress, self._num_runners, ended=bool(ended))
+        if not self._live:
+            self.announce(line)
+            return
         if self._bar is None:
             self._bar = Progress(
                 BarColumn(12),
@@ -120,16 +109,10 @@ class Monitor:
                 expand=True,
                 redirect_stdout=sys.stdout is sys.stderr,  # As within a command: its results have another stream.
             )
-            self._bar.add_task("", total=None)
+            self._bar.add_task("")
             self._bar.start()
-        progress = self._source() if self._source else None
-        self._bar.update(
-            self._bar.task_ids[0],
-            total=progress.num_episodes if progress else None,
-            completed=progress.num_finished if progress else 0,
-            description=self._line(),
-            refresh=True,
-        )
+        done, total = (progress.num_finished, progress.num_episodes) if progress else (0, None)
+        self._bar.update(self._bar.task_ids[0], total=total, completed=done, description=line, refresh=True)
 
     def _hide(self) -> None:
         if self._bar is not None:
@@ -160,33 +143,28 @@ def progress_line(
         num_runners: Ray actors that the evaluation should have.
         ended: Whether the evaluation is over, so that no time is left.
     """
-    parts = [phase, *(_parts(progress, num_runners) if progress else [])]
-    if progress and not ended:
-        parts += _time_left(progress)
+    parts = [phase, *(_parts(progress, num_runners, ended) if progress else [])]
     minutes, rest = divmod(round(seconds), 60)
     clock = f"{minutes // 60}:{minutes % 60:02}:{rest:02}" if minutes >= 60 else f"{minutes}:{rest:02}"
     return ", ".join([*parts, clock])
 
 
-def _parts(progress: EvalProgress, num_runners: int) -> list[str]:
-    done, planned = progress.num_finished, progress.num_episodes
-    parts = [f"{done:,} of {planned:,} episodes"]
+def _parts(progress: EvalProgress, num_runners: int, ended: bool) -> Iterator[str]:
+    done, left = progress.num_finished, progress.num_episodes - progress.num_finished
+    yield f"{done:,} of {progress.num_episodes:,} episodes"
     if progress.seconds > _LONG_S and not done:
-        parts.append("no episode has ended yet; evaluation.max_episode_steps limits their length")
+        yield "no episode has ended yet; evaluation.max_episode_steps limits their length"
     if not math.isnan(progress.mean_return):
         spread = 0.0 if math.isnan(progress.half_width) else progress.half_width / 1.96
         places = decimals(spread, progress.mean_return)
-        mean = number(progress.mean_return, places) + (f" ± {number(progress.half_width, places)}" if spread else "")
-        parts.append(f"mean return {mean} over the first {progress.num_prefix:,}")
+        interval = f" ± {number(progress.half_width, places)}" if spread else ""
+        yield f"mean return {number(progress.mean_return, places)}{interval} over the first {progress.num_prefix:,}"
     if progress.env_steps and progress.seconds:
-        parts.append(f"{number(progress.env_steps / progress.seconds, 0)} steps/s")
+        yield f"{number(progress.env_steps / progress.seconds, 0)} steps/s"
     if num_runners:
-        parts.append(f"{progress.num_runners} of {counted(num_runners, 'runner')}")
+        yield f"{progress.num_runners} of {counted(num_runners, 'runner')}"
     if progress.num_faults:
-        parts.append(f"{counted(progress.num_faults, 'fault')}, {progress.num_failed:,} failed")
-    return parts
-
-
-def _time_left(progress: EvalProgress) -> list[str]:
-    here, left = progress.num_finished - progress.num_earlier, progress.num_episodes - progress.num_finished
-    return [f"about {progress.seconds * left / here:,.0f} s left"] if here > 0 and left else []
+        yield f"{counted(progress.num_faults, 'fault')}, {progress.num_failed:,} failed"
+    here = done - progress.num_earlier
+    if here > 0 and left and not ended:
+        yield f"about {progress.seconds * left / here:,.0f} s left"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import webbrowser
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 from urllib.parse import quote
@@ -14,6 +13,7 @@ import typer
 from rl_eval.atomic_write import write_text
 from rl_eval.cli.printing import AsJson, counted, print_either, written
 from rl_eval.cli.shared import FolderOfRuns, argument
+from rl_eval.cli.signals import Interrupted
 from rl_eval.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -76,9 +76,13 @@ def view(
         server = RunServer(folder, port)
     except OSError as error:
         raise ConfigError(f"port {port} cannot be used: {error.strerror or error}; leave --port out") from error
-    with suppress(KeyboardInterrupt), server:
+    with server:
         described = {"url": server.url, "folder": str(folder), "runs": server.num_runs}
         print_either(as_json, described, f"{server.url}   {counted(server.num_runs, 'run')} in {folder}, until Ctrl-C")
         if open_:
             webbrowser.open(server.url)
-        server.serve_forever()
+        try:
+            server.serve_forever()
+        except (Interrupted, KeyboardInterrupt) as stop:
+            if getattr(stop, "exit_code", 130) != 130:
+                raise

@@ -90,13 +90,12 @@ def repeated(
             failures = 1 if now.finished > before.finished else failures + 1
             before = now
             delay = min(first_delay_s * 2.0 ** min(failures - 1, 30), _LONGEST_DELAY_S)
-            next_step = f"restart {failures} of {max_restarts} in {delay:g} s"
-            if failures > max_restarts:
-                next_step = f"gave up after {max_restarts} restarts without a new episode"
             far = f"{now.finished:,} of {now.planned:,} episodes in the log" if now.planned else "no log"
-            typer.echo(f"rl-eval: run ended with {code}, {far}; {next_step}", err=True)
+            told = f"rl-eval: run ended with {code}, {far}"
             if failures > max_restarts:
+                typer.echo(f"{told}; gave up after {max_restarts} restarts without a new episode", err=True)
                 return code
+            typer.echo(f"{told}; restart {failures} of {max_restarts} in {delay:g} s", err=True)
             end = time.monotonic() + delay
             while not asked and time.monotonic() < end:  # Python goes on with a sleep after a signal.
                 time.sleep(min(_POLL_S, delay))
@@ -115,9 +114,5 @@ def _is_final(code: int, progress: Progress) -> bool:
 
 def without_option(words: Sequence[str]) -> list[str]:
     """Return the words of a command without ``--max-restarts N``."""
-    kept, skip = [], False
-    for word in words:
-        if not skip and not word.startswith(f"{_OPTION}=") and word != _OPTION:
-            kept.append(word)
-        skip = not skip and word == _OPTION
-    return kept
+    pairs = zip(["", *words], words, strict=False)
+    return [word for before, word in pairs if _OPTION not in (before, word.partition("=")[0])]

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from rl_eval.cli.episodes import episodes_option, load_to_run, parse_episodes, with_episodes
 from rl_eval.cli.evaluated import Evaluated, TrustPolicy, with_evaluated
-from rl_eval.cli.exits import Debug, ExitCode, reported
+from rl_eval.cli.exits import ExitCode
 from rl_eval.cli.output import (
     Force,
     LogDir,
+    Output,
     claimed_folders,
     finished_result,
     fresh_run_dir,
@@ -26,8 +26,18 @@ from rl_eval.cli.output import (
 )
 from rl_eval.cli.printing import AsJson, Quiet, flush_results, print_json, print_line, print_note, print_report
 from rl_eval.cli.restarts import run_with_restarts
-from rl_eval.cli.settings import Assignments, OptionalConfigPath, Section, find_modules_here, read_settings
-from rl_eval.cli.shared import absolute_path, absolute_place, option, shown
+from rl_eval.cli.settings import (
+    Assignments,
+    OptionalConfigPath,
+    Section,
+    episodes_option,
+    find_modules_here,
+    load_to_run,
+    parse_episodes,
+    read_settings,
+    with_episodes,
+)
+from rl_eval.cli.shared import absolute_place, option, shown
 from rl_eval.cli.signals import Interruption
 from rl_eval.errors import ClusterDied, ConfigError, UsageError
 from rl_eval.results.text import interval_text
@@ -39,12 +49,13 @@ if TYPE_CHECKING:
     from rl_eval.results.requirements import MetricRequirement
     from rl_eval.results.result import EvalResult
 
-__all__ = ["deliver", "exit_code_of", "look_up", "name_of", "print_result", "run", "run_evaluation"]
+__all__ = ["carry_out", "deliver", "exit_code_of", "name_of", "print_result", "run"]
 
-_BESIDE_RETRY: Final = frozenset(
-    ["retry", "attempts", "episodes", "accept_code_change", "trust", "require", "quiet", "as_json", "debug", "no_color"]
-)
+_BESIDE_RETRY: Final = "retry attempts episodes accept_code_change trust require quiet as_json verbose no_color"
 """Parameters that may stand beside ``--retry``."""
+_LOG, _RETRY = {"run_dir": "--log-dir"}, {"retry": "--retry"}
+_NEEDED: Final = {"attempts": _RETRY, "accept_code_change": _LOG | _RETRY, "fresh": _LOG}
+"""Parameters that go with another one, one of which has to be given."""
 _NAMED: Final = 10
 """Failed episodes that a message names."""
 
@@ -57,92 +68,73 @@ def run(
     section: Section = None,
     trust: TrustPolicy = False,
     episodes: Annotated[
-        str | None,
-        episodes_option("Run this range of the plan only, as in 7-9; or with --retry these of the failed episodes."),
+        str | None, episodes_option("Run this range of the plan; with --retry, of what failed.")
     ] = None,
     run_dir: LogDir = None,
-    retry: Annotated[
-        str | None, option("DIR", "Run the failed episodes of the run in DIR again.", parser=absolute_place)
-    ] = None,
+    retry: Annotated[str | None, option("DIR", "Run the failed episodes of DIR again.", parser=absolute_place)] = None,
     attempts: Annotated[
-        int | None, option("N", "Further attempts of --retry; by default as many as the config gives.", min=1)
+        int | None, option("N", "Further attempts of --retry; by default as in the config.", min=1)
     ] = None,
     accept_code_change: Annotated[
-        bool, option(None, "Continue a run although the code of environment or policy was changed.")
+        bool, option(None, "Go on although the code of environment or policy changed.")
     ] = False,
     fresh: Annotated[bool, option(None, "Leave a run in DIR alone; begin in DIR-2, DIR-3, ...")] = False,
     max_restarts: Annotated[
-        int,
-        option(
-            "N",
-            "Run in a child process, and start it again until the log is complete, or until N restarts in a row "
-            "brought no new episode.",
-            min=0,
-        ),
+        int, option("N", "Run in a child process, started again until N in a row brought no new episode.", min=0)
     ] = 0,
-    output: Annotated[
-        Path | None,
-        option(
-            "DIR",
-            "Folder for result.json and episodes.parquet; by default that of the log. Without --log-dir, no log is "
-            "kept then.",
-            *("--output", "-o"),
-            parser=absolute_path,
-        ),
-    ] = None,
+    output: Output = None,
     force: Force = False,
     assignments: Assignments = None,
     require: Annotated[
-        list[str] | None,
-        option("'METRIC >= X'", "Exit with 5 unless this holds, as 'episode_return_ci_low >= 475'; may be repeated."),
+        list[str] | None, option("'METRIC >= X'", "Exit with 5 unless this holds; may be repeated.")
     ] = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """Evaluate a policy as a config file or --env and --policy say, print the result and save it."""
     say = (lambda _: None) if quiet else print_note
-    with Interruption() as interruption, reported(debug):
-        _check_options(ctx)
-        if max_restarts:
-            raise typer.Exit(run_with_restarts(run_dir, max_restarts, fresh=fresh))
-        if config is None and retry is None:
-            evaluated.check("run", assignments)
-        requirements = _requirements(require or ())
-        keys = evaluated.keys(say, assignments, trust=trust)
-        earlier = None if retry is None else load_to_run(retry, trust)
-        from rl_eval.cli.progress import Monitor
+    _check_options(ctx)
+    if max_restarts:
+        raise typer.Exit(run_with_restarts(run_dir, max_restarts, fresh=fresh))
+    if config is None and retry is None:
+        evaluated.check("run", assignments)
+    requirements = _requirements(require or ())
+    keys = evaluated.keys(say, assignments, trust=trust)
+    earlier = None if retry is None else load_to_run(retry, trust)
+    from rl_eval.cli.progress import Monitor
 
-        with closing(Monitor(quiet=quiet or as_json)) as monitor:
-            if retry is not None and earlier is not None:
-                run_dir, settings = retry, _put_aside(retry, earlier, episodes, attempts, accept_code_change)
-            else:
-                settings = read_settings(config, section, assignments, keys)
-                if episodes is not None:
-                    settings = with_episodes(settings, episodes)
-                    say(f"only --episodes {episodes} of the plan: -n sets how many it has")
-                if config is None and not settings.runners.num_runners:
-                    say("running in this process: --runners 2 runs on two Ray actors")
-                find_modules_here()
-            run_dir, result = look_up(run_dir, fresh, settings, say)
-            given = partial(deliver, quiet=quiet, as_json=as_json)
-            if result is None:
-                name = name_of(settings, config, section)
-                with claimed_folders(output, run_dir, name, force=force) as (log_dir, place):
-                    given = partial(given, folder=place)
-                    result = run_evaluation(settings, log_dir, accept_code_change, interruption, monitor, given)
-                    if result.num_failed and log_dir is None:
-                        say("no log was kept, so --retry cannot run the failed episodes again: add --log-dir DIR")
-                    elif result.num_failed:
-                        say(f"rl-eval run --retry {shown(str(log_dir))} runs what failed again")
-            else:
-                monitor.close()
-                given(result, unsaved_folder(result.fingerprint, output, run_dir, say, force=force))
-        code = exit_code_of(result, interruption)
-        for requirement in requirements if code else ():
-            print_note(f"{requirement}: not judged, since the result is {result.status}")
-        if code := code or _unmet(requirements, result):
-            raise typer.Exit(code)
+    with closing(Monitor(quiet=quiet or as_json)) as monitor:
+        if retry is not None and earlier is not None:
+            run_dir, settings = retry, _put_aside(retry, earlier, episodes, attempts, accept_code_change)
+        else:
+            settings = read_settings(config, section, assignments, keys)
+            if episodes is not None:
+                settings = with_episodes(settings, episodes)
+            if config is None and not settings.runners.num_runners:
+                say("running in this process: --runners 2 runs on two Ray actors")
+            find_modules_here()
+        result, log_dir = carry_out(
+            settings,
+            partial(deliver, quiet=quiet, as_json=as_json),
+            say,
+            ctx.obj,
+            monitor,
+            name=name_of(settings, config, section),
+            output=output,
+            run_dir=run_dir,
+            force=force,
+            fresh=fresh,
+            accept_code_change=accept_code_change,
+        )
+    if result.num_failed and log_dir is None:
+        say("no log was kept, so --retry cannot run the failed episodes again: add --log-dir DIR")
+    elif result.num_failed:
+        say(f"rl-eval run --retry {shown(str(log_dir))} runs what failed again")
+    code = exit_code_of(result, ctx.obj)
+    for requirement in requirements if code else ():
+        print_note(f"{requirement}: not judged, since the result is {result.status}")
+    if code := code or _unmet(requirements, result):
+        raise typer.Exit(code)
 
 
 def _check_options(ctx: typer.Context) -> None:
@@ -151,21 +143,17 @@ def _check_options(ctx: typer.Context) -> None:
     Raises:
         ConfigError: The other one is missing, or ``--retry`` stands beside what its log says.
     """
-    named = {
+    given = {
         str(param.name): param.opts[0]
         for param in ctx.command.params
         if (source := ctx.get_parameter_source(str(param.name))) and source.name == "COMMANDLINE"
     }
-    if "retry" in named and (others := [named[name] for name in named.keys() - _BESIDE_RETRY]):
+    if "retry" in given and (others := [given[name] for name in given if name not in _BESIDE_RETRY.split()]):
         raise ConfigError(f"--retry takes the evaluation from its log: leave {', '.join(sorted(others))} out")
-    for name, needed in (
-        ("attempts", ("retry",)),
-        ("accept_code_change", ("run_dir", "retry")),
-        ("fresh", ("run_dir",)),
-    ):
-        if name in named and not named.keys() & set(needed):
-            other = " or ".join(f"--{'log-dir' if one == 'run_dir' else one}" for one in needed)
-            raise ConfigError(f"{named[name]} goes with {other}: give that too, or leave {named[name]} out")
+    for name, needed in _NEEDED.items():
+        if name in given and not given.keys() & needed.keys():
+            other = " or ".join(needed.values())
+            raise ConfigError(f"{given[name]} goes with {other}: give that too, or leave {given[name]} out")
 
 
 def _put_aside(
@@ -249,65 +237,66 @@ def name_of(settings: EvalSettings, config: Path | None, section: str | None) ->
     return re.sub(r"[^\w.-]+", "-", env).strip("-.") or "run"
 
 
-def look_up(
-    run_dir: str | None, fresh: bool, settings: EvalSettings, say: Callable[[str], None]
-) -> tuple[str | None, EvalResult | None]:
-    """Return where the log goes, and the result of a run that is complete there already."""
-    if run_dir is None:
-        return None, None
-    if not fresh:
-        return run_dir, finished_result(run_dir, settings, say)
-    chosen = fresh_run_dir(run_dir)
-    if chosen != run_dir:
-        say(f"a run is there already; starting beside it, in {shown(chosen)}")
-    return chosen, None
-
-
-def run_evaluation(
+def carry_out(
     settings: EvalSettings,
-    run_dir: str | None,
-    accept_code_change: bool,
+    deliver: Callable[[EvalResult, Path | None], None],
+    say: Callable[[str], None],
     interruption: Interruption,
     monitor: Monitor,
-    deliver: Callable[[EvalResult], object],
-) -> EvalResult:
-    """Run the evaluation; save and print the result before the runners are stopped, which may take a while.
+    *,
+    name: str,
+    output: Path | None,
+    run_dir: str | None,
+    force: bool,
+    fresh: bool = False,
+    accept_code_change: bool = False,
+) -> tuple[EvalResult, str | None]:
+    """Run an evaluation, unless its log is complete already; deliver the result, and return it with its log.
 
-    Runners of this process work in this thread, the main one, since some environments need it.
+    It is delivered before the runners are stopped, which may take a while. Runners of this process work in this
+    thread, the main one, since some environments need it.
     """
+    from rl_eval.cli.progress import headline
+
+    if run_dir is not None and fresh:
+        run_dir = fresh_run_dir(run_dir, say)
+    elif run_dir is not None and (found := finished_result(run_dir, settings, say)) is not None:
+        monitor.close()
+        deliver(found, unsaved_folder(found.fingerprint, output, run_dir, say, force=force))
+        return found, run_dir
     runners = settings.runners
-    monitor.plan(settings)
-    monitor.say("loading")
-    from rl_eval.execution.group import EvalRunnerGroup
+    address, uses_ray = runners.address or os.environ.get("RAY_ADDRESS"), runners.num_runners > 0
+    with claimed_folders(output, run_dir, name, force=force) as (log_dir, folder):
+        monitor.announce(headline(settings))
+        monitor.say("loading")
+        from rl_eval.execution.group import EvalRunnerGroup
 
-    def begin(handle: EvalHandle) -> None:
-        def cancel() -> None:
-            monitor.announce("stopping; a second signal gives the result up")
-            handle.cancel()
+        def begin(handle: EvalHandle) -> None:
+            def cancel() -> None:
+                monitor.announce("stopping; a second signal gives the result up")
+                handle.cancel()
 
-        monitor.follow(handle.progress)
-        interruption.defer(None if run_dir is None else handle.flush, cancel=cancel)
+            monitor.follow(handle.progress, runners.num_runners)
+            interruption.defer(None if log_dir is None else handle.flush, cancel=cancel)
 
-    address = runners.address or os.environ.get("RAY_ADDRESS")
-    ray = f"connecting to Ray at {address}" if address else "starting Ray"
-    uses_ray = runners.num_runners > 0
-    monitor.say(ray if uses_ray else "building environment and policy", at_once=uses_ray)
-    with EvalRunnerGroup(settings, threaded=uses_ray) as group:
-        handle = group.submit(run_dir=run_dir, accept_code_change=accept_code_change, on_submitted=begin)
-        try:
-            result = handle.result()
-        except ClusterDied as error:
-            # Ray's client may end this process at any moment, and would do it when the group stops.
-            monitor.close()
-            os.write(2, f"error: {error}; {_continuation(run_dir)}\n".encode())
-            os._exit(ExitCode.CLUSTER)
-        with monitor.room("stopped" if result.stopped_early else "done"):
-            deliver(result)
-        monitor.say("stopping the runners" if uses_ray else "closing the environments", at_once=uses_ray)
-        if interruption.number is not None and result.stopped_early:
-            print_note(_continuation(run_dir))
-        interruption.conclude(exit_code_of(result, interruption))
-    return result
+        ray = f"connecting to Ray at {address}" if address else "starting Ray"
+        monitor.say(ray if uses_ray else "building environment and policy", at_once=uses_ray)
+        with EvalRunnerGroup(settings, threaded=uses_ray) as group:
+            handle = group.submit(run_dir=log_dir, accept_code_change=accept_code_change, on_submitted=begin)
+            try:
+                result = handle.result()
+            except ClusterDied as error:
+                # Ray's client may end this process at any moment, and would do it when the group stops.
+                monitor.close()
+                os.write(2, f"error: {error}; {_continuation(log_dir)}\n".encode())
+                os._exit(ExitCode.CLUSTER)
+            with monitor.room("stopped" if result.stopped_early else "done"):
+                deliver(result, folder)
+            monitor.say("stopping the runners" if uses_ray else "closing the environments", at_once=uses_ray)
+            if interruption.number is not None and result.stopped_early:
+                print_note(_continuation(log_dir))
+            interruption.conclude(exit_code_of(result, interruption))
+    return result, log_dir
 
 
 def _continuation(run_dir: str | None) -> str:
@@ -317,8 +306,24 @@ def _continuation(run_dir: str | None) -> str:
     return f"what had finished is in the log: the same command with --log-dir {shown(run_dir)} continues"
 
 
-def deliver(result: EvalResult, folder: Path | None, *, quiet: bool, as_json: bool) -> None:
+def deliver(
+    result: EvalResult,
+    folder: Path | None,
+    *,
+    quiet: bool,
+    as_json: bool,
+    save: Callable[[Path], None] | None = None,
+    show: Callable[[], None] | None = None,
+) -> None:
     """Save and print a result. One that cannot be saved is printed all the same.
+
+    Args:
+        result: Finished or not.
+        folder: Where it is saved, if anywhere.
+        quiet: Print one line.
+        as_json: Print JSON.
+        save: Saves it in another way.
+        show: Prints it in another way.
 
     Raises:
         ClusterError: It cannot be saved.
@@ -327,9 +332,9 @@ def deliver(result: EvalResult, folder: Path | None, *, quiet: bool, as_json: bo
 
     try:
         if folder is not None:
-            save_patiently(partial(result.save, folder), folder)
+            save_patiently(partial(save or result.save, folder), folder)
     finally:
-        print_result(result, quiet=quiet, as_json=as_json)
+        (show or partial(print_result, result, quiet=quiet, as_json=as_json))()
     if folder is not None and not quiet:
         print_line(f"\nsaved in {shown(folder)}: {RESULT_FILE}, {EPISODES_FILE}", err=as_json)
     flush_results()

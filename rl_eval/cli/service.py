@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from typing import Annotated, Any
 
 import typer
 
-from rl_eval.cli.exits import Debug, explained, reported
-from rl_eval.cli.printing import AsJson, print_json, print_line, print_report
+from rl_eval.cli.exits import explained
+from rl_eval.cli.printing import AsJson, print_either, print_report
 from rl_eval.cli.shared import CommandLine, argument, option
 from rl_eval.reports.page import Line, Page
 
@@ -32,23 +31,20 @@ def list_(
     address: Address = None,
     namespace: Annotated[str | None, option("NAME", "Ray namespace; by default all.")] = None,
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """Show the evaluation services of a cluster: their state, and their clients."""
-    with reported(debug), _connected(address):
-        from rl_eval.training.service.client import list_services
+    from rl_eval.training.service.client import list_services, reach
 
+    with closing(reach(address)):
         services = [
             status or {"name": name, "namespace": space, "state": "silent"}
             for (space, name), status in list_services(namespace).items()
         ]
-        if as_json:
-            print_json(services)
-            return
-        for status in services:
-            print_report(_page(status))
-        if not services:
-            print_line(f"no evaluation service{'' if namespace is None else f' in namespace {namespace}'}")
+    none = f"no evaluation service{'' if namespace is None else f' in namespace {namespace}'}"
+    if as_json or not services:
+        print_either(as_json, services, none)
+    for status in () if as_json else services:
+        print_report(_page(status))
 
 
 @app.command("stop", epilog=explained("service"), short_help="End a service.")
@@ -57,25 +53,15 @@ def stop(
     address: Address = None,
     namespace: Annotated[str, typer.Option(metavar="NAME", help="Ray namespace.")] = "rl_eval",
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """End an evaluation service and its runners; unfinished requests stay in its folder."""
-    with reported(debug), _connected(address):
-        from rl_eval.training.service.client import end_service
-
-        orderly = end_service(name, namespace)
-        if as_json:
-            print_json({"name": name, "namespace": namespace, "state": "ended" if orderly else "killed"})
-        else:
-            print_line(f"service {name} has ended" if orderly else f"service {name} did not answer, and was killed")
-
-
-@contextmanager
-def _connected(address: str | None) -> Iterator[None]:
-    from rl_eval.training.service.client import reach
+    from rl_eval.training.service.client import end_service, reach
 
     with closing(reach(address)):
-        yield
+        orderly = end_service(name, namespace)
+    described = {"name": name, "namespace": namespace, "state": "ended" if orderly else "killed"}
+    told = f"service {name} has ended" if orderly else f"service {name} did not answer, and was killed"
+    print_either(as_json, described, told)
 
 
 def _page(status: dict[str, Any]) -> Page:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -13,8 +14,9 @@ from typer.core import TyperCommand, TyperGroup
 
 from rl_eval.cli.exits import VERBOSE, reported
 from rl_eval.cli.printing import reserved_stdout
+from rl_eval.cli.signals import Interruption
 
-__all__ = ["CommandLine", "FolderOfRuns", "NoColor", "absolute_path", "absolute_place", "argument", "option", "shown"]
+__all__ = ["CommandLine", "FolderOfRuns", "absolute_path", "absolute_place", "argument", "option", "shown"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -56,58 +58,49 @@ def _without_color(wanted: bool) -> None:
         os.environ["NO_COLOR"] = "1"  # What rich looks at, in this process and in those that it starts.
 
 
-NoColor = Annotated[
-    bool,
-    typer.Option(
-        "--no-color",
-        callback=_without_color,
-        is_eager=True,
-        expose_value=False,
-        help="No colours on the terminal; NO_COLOR=1 does the same.",
-    ),
-]
-
-
 def _with_traceback(ctx: typer.Context, wanted: bool) -> None:
-    ctx.meta[VERBOSE] = wanted
+    ctx.meta[VERBOSE] = wanted or ctx.meta.get(VERBOSE, False)  # A command has the meta of the whole command line.
 
-
-Verbose = Annotated[
-    bool,
-    typer.Option(
-        "--verbose",
-        "-v",
-        envvar=VERBOSE,
-        callback=_with_traceback,
-        expose_value=False,
-        help="Show the traceback of any error.",
-    ),
-]
 
 _shared = typer.Typer(add_completion=False)
+_flag = partial(option, None, expose_value=False)
 
 
 @_shared.command()
-def _options(verbose: Verbose = False, no_color: NoColor = False) -> None:
+def _options(
+    verbose: Annotated[
+        bool,
+        _flag("Show the traceback of any error.", "--verbose", "-v", envvar=VERBOSE, callback=_with_traceback),
+    ] = False,
+    no_color: Annotated[
+        bool,
+        _flag("No colours; NO_COLOR=1 does the same.", "--no-color", callback=_without_color, is_eager=True),
+    ] = False,
+) -> None:
     """Do nothing: only the options count."""
 
 
-class _Command(TyperCommand):
-    """A command with its own options, and then those of all."""
+def _with_shared(params: list[Any]) -> list[Any]:
+    """Return options, and then those of all commands."""
+    own = {name for param in params for name in param.opts}
+    return params + [param for param in typer.main.get_command(_shared).params if own.isdisjoint(param.opts)]
 
+
+class _Command(TyperCommand):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        own = {name for param in self.params for name in param.opts}
-        self.params += [param for param in typer.main.get_command(_shared).params if own.isdisjoint(param.opts)]
+        super().__init__(*args, **{**kwargs, "params": _with_shared(kwargs.pop("params"))})
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command, with stdout for its result alone; its errors become messages and exit codes."""
-        with reserved_stdout(), reported(ctx.meta.get(VERBOSE, False)):
+        """Run the command, with stdout for its result alone; errors and signals become messages and exit codes."""
+        with reserved_stdout(), Interruption() as ctx.obj, reported(ctx.meta[VERBOSE]):
             return super().invoke(ctx)
 
 
 class _Commands(TyperGroup):
     """Commands under headings in the help."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{**kwargs, "params": _with_shared(kwargs.pop("params"))})
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write a section for each heading, in the order of the commands."""

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from rl_eval.cli.episodes import Results, episodes_option, parse_episodes
 from rl_eval.cli.printing import AsJson, counted, print_json, print_line, print_note, print_report
+from rl_eval.cli.settings import Results, episodes_option, parse_episodes
 from rl_eval.cli.shared import FolderOfRuns
 from rl_eval.errors.redaction import redact_text
 from rl_eval.reports.page import Line, Page, lines, one_line
@@ -18,47 +18,37 @@ from rl_eval.results.text import number
 
 if TYPE_CHECKING:
     from rl_eval.records.episode import Fault
-    from rl_eval.reports.listing import ListedRun
     from rl_eval.results.result import EvalResult
     from rl_eval.results.story import Event
 
 __all__ = ["list_", "show"]
 
 _GAP: Final = "   "
-_HEADINGS: Final = ["when", "status", "episodes", "mean return (interval)", "environment", "policy", "run"]
 _SHOWN: Final = 5
 """Faults, slow episodes and failed ones that are shown."""
 
 
 def list_(folder: FolderOfRuns = Path("runs"), as_json: AsJson = False) -> None:
     """List the runs in a folder and below, the latest first; what they hold is read, and nothing they name runs."""
-    from rl_eval.reports.listing import list_runs
+    from rl_eval.reports.listing import HEADINGS, list_runs
 
     runs = list_runs(folder)
     if as_json:
         print_json([run.to_dict() for run in runs])
-    elif runs:
-        rows = [_HEADINGS, *map(_cells, runs)]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        for row in rows:
-            line = _GAP.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-            print_line(redact_text(line.rstrip()))
-    else:
+        return
+    if not runs:
         print_note(f"no runs in {folder}: rl-eval run keeps them there, unless --log-dir or --output says where")
-
-
-def _cells(run: ListedRun) -> list[str]:
-    """Return the texts of a line; a broken run has a reason after its path, and no numbers."""
-    if run.status == "broken":
-        return ["", run.status, "", "", "", "", f"{run.name}: {run.problem}"]
-    return [run.minute, run.state, run.count, run.mean, run.environment, run.policy, run.name]
+        return
+    rows = [HEADINGS, *(run.cells for run in runs)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        line = _GAP.join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        print_line(redact_text(line.rstrip()))
 
 
 def show(
     path: Results,
-    episodes: Annotated[
-        str | None, episodes_option("Show what happened to these episodes, as in 3,7-9, in order.")
-    ] = None,
+    episodes: Annotated[str | None, episodes_option("Show what happened to these episodes, in order.")] = None,
     faults: Annotated[bool, typer.Option("--faults", help="Show every fault with its traceback.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -75,13 +65,17 @@ def show(
         print_json({**described, "result": result.to_dict()})
         return
     print_report(result)
-    cells = _cells_of_run(run) if run else {}
+    cells: dict[str, list[tuple[str, str]]] = {}
+    if run:
+        damaged = f"set aside as damaged: {', '.join(run['damaged'])}" if run["damaged"] else ""
+        cells["sessions"] = [(f"{run['sessions']:,}", f"the last one: {run['last']}")]
+        cells["segments"] = [(f"{run['segments']:,}", damaged)]
     if not faults:
         cells["faults"] = [(f"{count:,}", kind) for kind, count in result.fault_counts.items()]
         cells["messages"] = [("", _located(fault)) for fault in result.faults[-_SHOWN:]]
-    lengths = result.table.rows["length"]
     cells["slowest"] = [
-        (f"episode {one['index']}", f"{number(one['seconds'])} s   {lengths[one['index']]:,} steps") for one in slowest
+        (f"episode {one['index']}", f"{number(one['seconds'])} s   {result.table.rows['length'][one['index']]:,} steps")
+        for one in slowest
     ]
     cells["failed"] = [
         (f"episode {one['index']}", f"seed {one['seed']}   {one['attempts']} attempts   {one['last_error']}")
@@ -89,12 +83,11 @@ def show(
     ]
     if len(failed) > _SHOWN:
         cells["failed"].append(("", f"and {len(failed) - _SHOWN:,} more: --json has them all"))
-    if any(cells.values()):
-        section = [
-            Line("" if position else label, value, text)
-            for label, found in cells.items()
-            for position, (value, text) in enumerate(found)
-        ]
+    if section := [
+        Line("" if position else label, value, text)
+        for label, found in cells.items()
+        for position, (value, text) in enumerate(found)
+    ]:
         print_line()
         state = "saved result" if run is None else "ended" if run["released"] else "at work, or killed"
         print_report(Page(redact_text(path) if run is None else run["run_dir"], "", state, [section]))
@@ -121,14 +114,6 @@ def _run(path: str) -> dict[str, Any] | None:
     return None
 
 
-def _cells_of_run(run: dict[str, Any]) -> dict[str, list[tuple[str, str]]]:
-    damaged = f"set aside as damaged: {', '.join(run['damaged'])}" if run["damaged"] else ""
-    return {
-        "sessions": [(f"{run['sessions']:,}", f"the last one: {run['last']}")],
-        "segments": [(f"{run['segments']:,}", damaged)],
-    }
-
-
 def _slowest(result: EvalResult) -> list[dict[str, Any]]:
     import numpy as np
 
@@ -137,8 +122,8 @@ def _slowest(result: EvalResult) -> list[dict[str, Any]]:
 
     completed = np.flatnonzero(result.table.completed)
     seconds = episode_seconds(result.table.rows[completed])
-    order = np.argsort(-seconds, kind="stable")[:_SHOWN]
-    return [{"index": int(completed[place]), "seconds": plain(float(seconds[place]))} for place in order]
+    slowest = np.argsort(-seconds, kind="stable")[:_SHOWN]
+    return [plain({"index": completed[place], "seconds": seconds[place]}) for place in slowest]
 
 
 def _failed(result: EvalResult) -> list[dict[str, Any]]:

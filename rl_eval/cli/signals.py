@@ -24,8 +24,8 @@ _FLUSH_S: Final = 30.0
 """Longest time for a flush of the log."""
 
 
-class Interrupted(KeyboardInterrupt):
-    """A signal that ends the command at once."""
+class Interrupted(BaseException):
+    """A signal that ends the command at once; a ``KeyboardInterrupt`` could be taken for an environment's own."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)

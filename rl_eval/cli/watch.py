@@ -15,7 +15,7 @@ import typer
 
 from rl_eval.adapters import loader_of
 from rl_eval.cli.evaluated import Evaluated, TrustPolicy, policy_source, with_evaluated
-from rl_eval.cli.exits import Debug, ExitCode, reported
+from rl_eval.cli.exits import ExitCode
 from rl_eval.cli.printing import AsJson, print_json, print_line, print_note
 from rl_eval.cli.settings import Assignments, OptionalConfigPath, Section, find_modules_here, read_config
 from rl_eval.cli.shared import argument, option
@@ -32,15 +32,12 @@ __all__ = ["watch"]
 
 @with_evaluated
 def watch(
+    ctx: typer.Context,
     evaluated: Evaluated,
     config: OptionalConfigPath = None,
     checkpoints: Annotated[
         list[str] | None,
-        argument(
-            "CHECKPOINTS",
-            "Folder of *.safetensors files, or of models of a library; or a quoted glob of files or folders, such as "
-            "'runs/ppo/model_*.zip'. Without CONFIG, models of a library also set the policy.",
-        ),
+        argument("CHECKPOINTS", "Folder of weights or models, or a quoted glob, such as 'runs/ppo/model_*.zip'."),
     ] = None,
     section: Section = None,
     trust: TrustPolicy = False,
@@ -48,91 +45,81 @@ def watch(
     key: Annotated[
         str | None,
         option(
-            "KEY",
-            "Config key of a checkpoint's path: policy.weights, or policy.policy_kwargs.NAME, an argument of the "
-            "factory. [default: policy.weights; policy.policy_kwargs.path for models of a library]",
-            "--as",
+            "KEY", "Config key of a checkpoint's path, such as policy.policy_kwargs.NAME, if not the usual.", "--as"
         ),
     ] = None,
     step_pattern: Annotated[
         str | None, option("REGEX", "Its first group is the training step in a name. [default: the last number]")
     ] = None,
     output: Annotated[
-        Path | None,
-        option("DIR", "Folder for all files. [default: eval in the folder of CHECKPOINTS]", "--output", "-o"),
+        Path | None, option("DIR", "Folder for all files. [default: CHECKPOINTS/eval]", "--output", "-o")
     ] = None,
     held_out: Annotated[
-        int | None,
-        option(
-            "N", "Held-out episodes of the best checkpoint; 0 for none. [default: as many as --num-episodes]", min=0
-        ),
+        int | None, option("N", "Held-out episodes of the best checkpoint. [default: as many as --num-episodes]", min=0)
     ] = None,
     once: Annotated[bool, typer.Option("--once", help="Evaluate the checkpoints that exist, and exit.")] = False,
     poll_s: Annotated[float, typer.Option(metavar="S", min=0.01, help="Seconds between two scans.")] = 5.0,
     retry_s: Annotated[
-        float,
-        typer.Option(
-            metavar="S", min=0.0, help="Try an unreadable checkpoint again for so long after its last change."
-        ),
+        float, typer.Option(metavar="S", min=0.0, help="Try an unreadable checkpoint so long after its last change.")
     ] = 60.0,
     retry_unreadable: Annotated[
-        bool, typer.Option("--retry-unreadable", help="Try the checkpoints again that earlier calls could not load.")
+        bool, typer.Option("--retry-unreadable", help="Try what earlier calls could not load again.")
     ] = False,
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """Evaluate each checkpoint of a training run as it appears; write a learning curve, and keep the best."""
-    with Interruption() as interruption, reported(debug):
-        config, run_dir, pattern = _places(config, checkpoints or [])
-        if evaluated.weights is not None:
-            raise ConfigError(f"--weights {evaluated.weights}: leave it out, the weights are the checkpoints'")
-        look_s, tell = None if once else poll_s, partial(_tell, err=as_json)
-        if config is None:
-            evaluated.check(f"watch '{run_dir / pattern}'", assignments, needs_policy=False)
-        if config is None and evaluated.policy is None:
-            # Mistakes in other options are reported before the wait for a checkpoint.
-            of_any = replace(evaluated, policy="random").keys(lambda _: None, assignments, trust=trust)
-            read_config(None, section, assignments, of_any).build()
-            evaluated = replace(evaluated, policy=_first_policy(run_dir, pattern or "*", look_s, tell))
-        # Notes on a single model are left out: there are many.
-        read = read_config(config, section, assignments, evaluated.keys(lambda _: None, assignments, trust=trust))
-        settings = read.build()
-        factory = settings.policy.policy
-        library = loader_of(factory)
-        scheme = schemes().get(library.name) if library else None
-        loads = library is not None and str(factory).endswith(":load_policy")
-        find_modules_here()
-        from rl_eval.training.watching import Watcher, WatchOptions
+    interruption: Interruption = ctx.obj
+    config, run_dir, pattern = _places(config, checkpoints or [])
+    if evaluated.weights is not None:
+        raise ConfigError(f"--weights {evaluated.weights}: leave it out, the weights are the checkpoints'")
+    look_s, tell = None if once else poll_s, partial(_tell, err=as_json)
+    if config is None:
+        evaluated.check(f"watch '{run_dir / pattern}'", assignments, needs_policy=False)
+    if config is None and evaluated.policy is None:
+        # Mistakes in other options are reported before the wait for a checkpoint.
+        of_any = replace(evaluated, policy="random").keys(lambda _: None, assignments, trust=trust)
+        read_config(None, section, assignments, of_any).build()
+        evaluated = replace(evaluated, policy=_first_policy(run_dir, pattern or "*", look_s, tell))
+    # Notes on a single model are left out: there are many.
+    read = read_config(config, section, assignments, evaluated.keys(lambda _: None, assignments, trust=trust))
+    settings = read.build()
+    factory = settings.policy.policy
+    library = loader_of(factory)
+    scheme = schemes().get(library.name) if library else None
+    loads = library is not None and str(factory).endswith(":load_policy")
+    find_modules_here()
+    from rl_eval.training.watching import Watcher, WatchOptions
 
-        options = WatchOptions(
-            run_dir,
-            pattern=pattern or f"*{scheme.suffix if scheme and scheme.suffix else '.safetensors'}",
-            output=output or run_dir / "eval",
-            key=key or ("policy.policy_kwargs.path" if loads else "policy.weights"),
-            step_pattern=step_pattern,
-            held_out=held_out,
-            retry_s=retry_s,
-        )
-        if options.output.resolve().is_relative_to(run_dir.resolve()):
-            _wait_for(run_dir, look_s, tell)  # A folder made for the output could have a misspelt name.
-        watcher = Watcher(
-            settings,
-            options,
-            tell,
-            stopping=lambda: interruption.number is not None,
-            submitted=lambda handle: interruption.defer(handle.flush),
-        )
-        with closing(watcher):
-            interruption.defer(lambda _: None)  # Between two evaluations everything is in its file.
-            if retry_unreadable:
-                watcher.journal.drop_unreadable()
-            watcher.run(poll_s, once=once)
-            if as_json:
-                print_json(watcher.curve)
-            code = _exit_code(watcher, interruption)
-            interruption.conclude(code)
-        if code:
-            raise typer.Exit(code)
+    options = WatchOptions(
+        run_dir,
+        pattern=pattern or f"*{scheme.suffix if scheme and scheme.suffix else '.safetensors'}",
+        output=output or run_dir / "eval",
+        key=key or ("policy.policy_kwargs.path" if loads else "policy.weights"),
+        step_pattern=step_pattern,
+        held_out=held_out,
+        retry_s=retry_s,
+    )
+    if options.output.resolve().is_relative_to(run_dir.resolve()):
+        # A folder made for the output could have a misspelt name.
+        _wait(lambda: "" if run_dir.is_dir() else f"there is no folder {str(run_dir.resolve())!r}", look_s, tell)
+    watcher = Watcher(
+        settings,
+        options,
+        tell,
+        stopping=lambda: interruption.number is not None,
+        submitted=lambda handle: interruption.defer(handle.flush),
+    )
+    with closing(watcher):
+        interruption.defer(lambda _: None)  # Between two evaluations everything is in its file.
+        if retry_unreadable:
+            watcher.journal.drop_unreadable()
+        watcher.run(poll_s, once=once)
+        if as_json:
+            print_json(watcher.curve)
+        code = _exit_code(watcher, interruption)
+        interruption.conclude(code)
+    if code:
+        raise typer.Exit(code)
 
 
 def _places(config: Path | None, checkpoints: list[str]) -> tuple[Path | None, Path, str]:
@@ -167,35 +154,37 @@ def _first_policy(folder: Path, pattern: str, poll_s: float | None, tell: Callab
     Raises:
         ConfigError: There are checkpoints, but none of them shows it.
     """
-    waits, told = poll_s is not None and not any(folder.glob(pattern)), ""
-    while True:
-        missing = "" if folder.is_dir() else ": there is no such folder"
-        why = f"nothing in {str(folder.resolve())!r} matches {pattern!r} yet{missing}"
+    found: list[str] = []
+
+    def missing() -> str:
+        gone = "" if folder.is_dir() else ": there is no such folder"
+        why = f"nothing in {str(folder.resolve())!r} matches {pattern!r} yet{gone}"
         for path in sorted(folder.glob(pattern)):
             try:
                 print_note(f"policy: {policy_source(str(path)).said}, and other checkpoints likewise")
-                return str(path)
+                found.append(str(path))
             except ConfigError as error:  # noqa: PERF203 - few files
                 why = str(error)
-        if not waits:
-            raise ConfigError(
-                f"--policy is missing, and no checkpoint shows it: {why}. Give pkg.module:attr of what builds the "
-                "module whose weights they hold, or of what loads them"
-            )
+            else:
+                return ""
+        return (
+            f"--policy is missing, and no checkpoint shows it: {why}. Give pkg.module:attr of what builds the module "
+            "whose weights they hold, or of what loads them"
+        )
+
+    _wait(missing, None if any(folder.glob(pattern)) else poll_s, tell)
+    return found[0]
+
+
+def _wait(missing: Callable[[], str], poll_s: float | None, tell: Callable[[str], None]) -> None:
+    """Wait until nothing is missing any more; raise what is if ``poll_s`` is None."""
+    told = ""
+    while why := missing():
+        if poll_s is None:
+            raise ConfigError(why)
         if why != told:
-            tell(f"waiting for the first checkpoint: {why}")
-            told = why
-        time.sleep(poll_s or 0)
-
-
-def _wait_for(folder: Path, poll_s: float | None, tell: Callable[[str], None]) -> None:
-    """Wait until a folder exists; raise if ``poll_s`` is None."""
-    if folder.is_dir():
-        return
-    if poll_s is None:
-        raise ConfigError(f"there is no folder {str(folder.resolve())!r}")
-    tell(f"waiting for the folder {folder}")
-    while not folder.is_dir():
+            tell(f"waiting: {why}")
+        told = why
         time.sleep(poll_s)
 
 

@@ -174,31 +174,29 @@ def running_mean(places: npt.NDArray[np.int64], values: npt.NDArray[np.float64],
 
 
 def means(
-    steps: Sequence[float], values: Sequence[float], ends: Sequence[tuple[float, float]], label: str, *, joined: bool
+    steps: Sequence[float], values: Sequence[float], ends: Sequence[tuple[float, float]], label: str
 ) -> Plot | None:
-    """Draw mean returns with their intervals; None if there is nothing to draw.
+    """Draw mean returns over checkpoints, with their intervals; None if there is nothing to draw.
 
     Args:
         steps: Places of the means, in ascending order.
         values: One for each step; NaN is left out.
         ends: Low and high end of each interval; NaN without one.
         label: Meaning of a step.
-        joined: Whether a line leads from mean to mean, as over checkpoints.
     """
     x = axis_over(label, steps, _LEFT, WIDTH - _RIGHT, whole=True)
     y = axis_over("mean return", [*values, *(end for pair in ends for end in pair)], HEIGHT - _BOTTOM, _TOP)
     if x is None or y is None:
         return None
     drawn = [(step, mean, pair) for step, mean, pair in zip(steps, values, ends, strict=True) if not math.isnan(mean)]
-    line = _path("line", x.place([step for step, _, _ in drawn]), y.place([mean for _, mean, _ in drawn]))
-    shapes = [line] if joined and drawn else []
+    shapes = [_path("line", x.place([step for step, _, _ in drawn]), y.place([mean for _, mean, _ in drawn]))]
     for step, mean, pair in drawn:
         if not math.isnan(pair[0]):
             shapes.append(_path("whisker", x.place([step] * 2), y.place(pair)))
         at = {"cx": _px(float(x.place(step))), "cy": _px(float(y.place(mean))), "r": "4"}
         shapes.append(Shape("circle", "point", at, f"{mean:,.6g}"))
-    title = "Mean return over checkpoints" if joined else "Mean returns with their intervals"
-    return Plot(title, x, y, shapes, key=[("line", "mean return"), ("whisker", "interval")] if joined else [])
+    key = [("line", "mean return"), ("whisker", "interval")]
+    return Plot("Mean return over checkpoints", x, y, shapes if drawn else [], key=key)
 
 
 def _path(css: str, across: Iterable[float], up: Iterable[float], title: str = "") -> Shape:

@@ -1,7 +1,10 @@
-"""HTML of a report: template, style and script in one text, with a policy that forbids every connection.
+"""HTML of a report: template, style, script and episodes in one text, with a policy that forbids every connection.
 
 Equal results give equal bytes: nothing here knows the time, the machine or the process. Jinja2 escapes all text, data
 are JSON whose markup characters are escaped as well, and nothing runs but the one script whose digest the page names.
+
+Each column of the episodes is a little-endian array of the smallest type that shows the same seven digits, its bytes
+sorted by their place in the number, which compresses better, then zlib and base64; the page unpacks it when opened.
 """
 
 from __future__ import annotations
@@ -12,31 +15,36 @@ import hashlib
 import json
 import math
 import shlex
+import zlib
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from rl_eval.errors.redaction import redact_text
 from rl_eval.log.storage import absolute_place
-from rl_eval.reports.episodes import data_of_all, shown_rows
+from rl_eval.records.episode import Outcome
 from rl_eval.reports.page import Table
 from rl_eval.reports.pages import headline
 from rl_eval.reports.report import overview, pair_pages, run_page
 from rl_eval.results.files import RESULT_FILE
 from rl_eval.results.metrics import episode_seconds
 from rl_eval.results.result import EvalResult
+from rl_eval.results.story import story
 from rl_eval.results.text import environment_name
 
 if TYPE_CHECKING:
     import jinja2
 
-__all__ = ["GENERATOR", "Source", "content_policy", "render", "render_template"]
+__all__ = ["GENERATOR", "Source", "episode_data", "pack", "render", "render_template"]
 
 GENERATOR: Final = '<meta name="generator" content="rl-eval report">'
 """Element near the beginning of each page by which a file is known as one."""
-STATIC_ROWS: Final = 100
+_STATIC_ROWS: Final = 100
 """Episodes that are readable without JavaScript."""
 
 _HEADINGS: Final = ("episode", "seed", "return", "length", "end", "success", "attempts", "runner", "seconds")
@@ -45,6 +53,18 @@ _MANY: Final = 3
 """Environments that a heading counts and does not name."""
 _MOST_VIDEOS: Final = 1_000
 _ESCAPES: Final = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
+
+_MOST_ROWS: Final = 200_000
+"""Episodes of one result in the table; the others are in the numbers alone."""
+
+_MOST_TEXT: Final = 1_700_000
+"""Characters of the packed columns of one result: info scalars beyond it are left out."""
+_MOST_FAULTS: Final = 20_000
+_MOST_TRACEBACKS: Final = 2_000_000
+"""Characters of tracebacks of one result, each different one counted once."""
+_UNSIGNED: Final = ("<u1", "<u2", "<u4")
+_DIGITS: Final = 1e-7
+"""Relative error that does not show."""
 
 
 class Source(NamedTuple):
@@ -78,7 +98,7 @@ def render(sources: Sequence[Source]) -> str:
     ]
     data = [
         {key: run[key] for key in ("path", "anchor", "videos")} | episodes
-        for run, episodes in zip(runs, data_of_all(results), strict=True)
+        for run, episodes in zip(runs, _data_of_all(results), strict=True)
     ]
     titles = list(dict.fromkeys(environment_name(result.provenance) or "evaluation" for result in results))
     heading = " and ".join(titles) if len(titles) < _MANY else f"{len(titles)} environments"
@@ -91,7 +111,7 @@ def render(sources: Sequence[Source]) -> str:
 
 def _static_rows(result: EvalResult) -> Table:
     """Return the first episodes, with seven digits of their returns and three of their seconds."""
-    shown = shown_rows(result)[:STATIC_ROWS]
+    shown = _shown_rows(result)[:_STATIC_ROWS]
     rows = []
     for index, seconds in zip(shown.tolist(), episode_seconds(result.table.rows[shown]).tolist(), strict=True):
         record = result.table.record(index)
@@ -119,14 +139,14 @@ def render_template(template: str, script: str = "", data: Any = None, form: str
     style, inert = _asset("page.css"), json.dumps(data, separators=(",", ":"), allow_nan=False).translate(_ESCAPES)
     trusted = {"style": style, "script": script, "data": inert, "generator": GENERATOR}
     text = _environment().get_template(template).render(
-        policy=content_policy(style, script, form),
+        policy=_content_policy(style, script, form),
         **{name: Markup(value) for name, value in trusted.items()},  # noqa: S704  # Files of this folder, inert JSON.
         **shown,
     )  # fmt: skip
     return text.encode("utf-8", "replace").decode()  # Names of files and JSON can hold half a character.
 
 
-def content_policy(style: str, script: str, form: str = "'none'") -> str:
+def _content_policy(style: str, script: str, form: str = "'none'") -> str:
     """Return a content security policy: this style and this script, and nothing from anywhere."""
 
     def digest(text: str) -> str:
@@ -171,3 +191,95 @@ def _folder_of(path: str) -> Path:
     text = path.partition("?")[0]
     folder = Path(text).parent if Path(text).name == RESULT_FILE else Path(text)
     return folder if folder.name not in ("", "..") else Path(absolute_place(folder))
+
+
+def _data_of_all(results: Sequence[EvalResult]) -> list[dict[str, Any]]:
+    """Return :func:`episode_data` of each result, without columns that equal the first result's, as seeds do."""
+    first, *others = map(episode_data, results)
+    for other in others:
+        columns = other["columns"].items()
+        other["columns"] = {name: packed for name, packed in columns if packed != first["columns"][name]}
+    return [first, *others]
+
+
+def episode_data(result: EvalResult) -> dict[str, Any]:
+    """Return the finished episodes of a result, with their faults, as JSON values.
+
+    Returns:
+        ``columns``: packed columns by name; ``infos``: those of info scalars, as pairs of name and column; ``faults``:
+        packed text of a JSON object; ``omitted``: episodes that are not there.
+    """
+    positions = _shown_rows(result)
+    rows, infos = result.table.rows[positions], []
+    ends = np.where(rows["terminated"], 0, np.maximum(rows["truncated_by"], 1))
+    mantissas, exponents = np.frexp(episode_seconds(rows))  # Noise beyond a few digits does not compress.
+    columns = {
+        "index": rows["index"],
+        "seed": rows["seed"],
+        "return": rows["episode_return"],
+        "length": rows["length"],
+        "end": np.where(rows["outcome"] == Outcome.FAILED, 3, ends),
+        "success": rows["success_at_end"].astype(np.int16) + 1,
+        "attempts": rows["attempts"],
+        "runner": rows["runner"].astype(np.int64) + 1,
+        "seconds": np.ldexp(np.round(mantissas * 2**13) / 2**13, exponents),
+        "counted": result.counted[positions],
+    }
+    packed = {name: pack(values) for name, values in columns.items()}
+    left = _MOST_TEXT - sum(len(text) for _, _, text in packed.values())
+    for name, values in zip(result.table.info_keys, result.table.infos.T, strict=True):
+        column = pack(values[positions])
+        left -= len(column[2])
+        if left < 0:
+            break
+        infos.append([name, column])
+    return {
+        "columns": packed,
+        "infos": infos,
+        "infos_omitted": len(result.table.info_keys) - len(infos),
+        "faults": _compressed(json.dumps(_fault_data(result), separators=(",", ":"), allow_nan=False).encode("ascii")),
+        "omitted": int(result.table.filled.sum()) - len(rows),
+    }
+
+
+def _shown_rows(result: EvalResult) -> npt.NDArray[np.intp]:
+    """Return the indices of the episodes that the table has: the first of those that finished."""
+    return np.flatnonzero(result.table.filled)[:_MOST_ROWS]
+
+
+def pack(values: npt.NDArray[Any]) -> list[Any]:
+    """Return an array of numbers as ``[type, count, text]``."""
+    small = _narrow(values)
+    planes = small.view(np.uint8).reshape(len(small), small.itemsize).T
+    return [small.dtype.str[1:], len(small), _compressed(planes.tobytes())]
+
+
+def _narrow(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    if values.dtype.kind in "biu":
+        least, most = (int(values.min()), int(values.max())) if len(values) else (0, 0)
+        fits = (kind for kind in _UNSIGNED if least >= 0 and most <= np.iinfo(kind).max)
+        return np.ascontiguousarray(values, next(fits, "<f8"))
+    wide = np.ascontiguousarray(values, "<f8")
+    with np.errstate(over="ignore", under="ignore"):
+        small = wide.astype("<f4")
+        known = np.isfinite(wide)
+        shows = bool((np.abs(small[known] - wide[known]) <= _DIGITS * np.abs(wide[known])).all())
+    return small if shows else wide
+
+
+def _fault_data(result: EvalResult) -> dict[str, Any]:
+    """Return faults as rows, told as in a story, and each different traceback once; a row without one has place -1."""
+    texts: dict[str, int] = {}
+    left, rows = _MOST_TRACEBACKS, []
+    events = (event for index in sorted(result.table.faults) for event in story(result, index))
+    told = ((event.fault, event.text) for event in events if event.fault is not None)
+    for fault, text in islice(told, _MOST_FAULTS):
+        if fault.traceback not in texts and len(fault.traceback) <= left:
+            left -= len(fault.traceback)
+            texts[fault.traceback] = len(texts)
+        rows.append([fault.index, fault.attempt, fault.runner, text, texts.get(fault.traceback, -1)])
+    return {"rows": rows, "tracebacks": list(texts)}
+
+
+def _compressed(data: bytes) -> str:
+    return base64.b64encode(zlib.compress(data, 9)).decode()

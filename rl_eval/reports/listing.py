@@ -22,7 +22,10 @@ from rl_eval.results.files import EPISODES_FILE, RESULT_FILE, check_format, chec
 from rl_eval.results.loading import load
 from rl_eval.results.text import decimals, environment_name, number, policy_name
 
-__all__ = ["ListedRun", "list_runs"]
+__all__ = ["HEADINGS", "ListedRun", "list_runs"]
+
+HEADINGS: Final = ("when", "status", "episodes", "mean return (interval)", "environment", "policy", "run")
+"""Columns of the list, on a terminal and in a browser."""
 
 _LOG_FOLDERS: Final = {"owners", "segments"}
 _LONGEST: Final = 200
@@ -59,26 +62,17 @@ class ListedRun:
         return _line(self.path)
 
     @property
-    def state(self) -> str:
-        """Status, and whether episodes are known not to be a function of their seeds."""
-        return f"{self.status}, not deterministic" if self.deterministic is False else self.status
-
-    @property
-    def minute(self) -> str:
-        """``when``, as people write it."""
-        return self.when[:16].replace("T", " ")
-
-    @property
-    def count(self) -> str:
-        """Episodes that count, of how many where that is another number."""
-        return f"{self.episodes:,}" if self.episodes == self.planned else f"{self.episodes:,} of {self.planned:,}"
-
-    @property
-    def mean(self) -> str:
-        """Mean return with its interval, where there is one."""
+    def cells(self) -> tuple[str, ...]:
+        """Texts under the headings; a broken one has its reason behind its name, and no numbers."""
+        if self.status == "broken":
+            return "", self.status, "", "", "", "", f"{self.name}: {self.problem}"
+        state = f"{self.status}, not deterministic" if self.deterministic is False else self.status
+        count = f"{self.episodes:,}" if self.episodes == self.planned else f"{self.episodes:,} of {self.planned:,}"
         places = decimals((self.high - self.low) / 4, self.mean_return)
         mean = number(self.mean_return, places)
-        return f"{mean} ({number(self.low, places)} to {number(self.high, places)})" if self.low < self.high else mean
+        if self.low < self.high:
+            mean = f"{mean} ({number(self.low, places)} to {number(self.high, places)})"
+        return self.when[:16].replace("T", " "), state, count, mean, self.environment, self.policy, self.name
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain JSON values; NaN becomes None."""

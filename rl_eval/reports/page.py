@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from rl_eval.reports.charts import Plot
 
-__all__ = ["WIDTH", "Line", "Page", "Table", "lines", "notebook_page", "one_line", "rich_page", "text_page"]
+__all__ = ["WIDTH", "Line", "Page", "Table", "lines", "one_line"]
 
 WIDTH: Final = 80
 _LABEL: Final = 13
@@ -52,7 +52,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Page:
-    """Content of a page, before it is laid out."""
+    """Content of a page, which prints itself as plain text, for :mod:`rich`, and in a notebook."""
 
     title: str
     subtitle: str
@@ -64,6 +64,31 @@ class Page:
     verdict: str = ""
     failure: str = ""
     """Why there are no numbers to trust, before everything else."""
+
+    def __str__(self) -> str:
+        from rich.console import Console, Group
+
+        console = Console(file=io.StringIO(), width=1_000, color_system=None, highlight=False, legacy_windows=False)
+        with console.capture() as captured:
+            console.print(Group(*_parts(self, "-")))
+        return "\n".join(line.rstrip() for line in captured.get().splitlines())
+
+    def __rich__(self) -> RenderableType:
+        """Return the page in colour; all but its tables is at most 80 columns wide."""
+        from rich.console import Group
+
+        return Group(*_parts(self, "─"))
+
+    def _repr_html_(self) -> str:
+        """Return one HTML table for a notebook; all text is escaped."""
+        rows: list[Sequence[str]] = []
+        for section in (self.head, *self.sections, self.tail):
+            if isinstance(section, Table):
+                rows += [(section.title,), section.headings, *section.rows]
+            elif isinstance(section, Sequence):
+                rows += section
+        caption = _escaped(" ".join(filter(None, (self.title, self.subtitle, self.state))))
+        return f"<table><caption>{caption}</caption>{''.join(map(_html_row, rows))}</table>"
 
     @property
     def head(self) -> list[Line]:
@@ -93,23 +118,6 @@ def _printed(char: str) -> str:
 def lines(text: str) -> str:
     """Return text with its own lines, such as a traceback."""
     return "\n".join(one_line(line.expandtabs()).rstrip() for line in text.splitlines())
-
-
-def text_page(page: Page) -> str:
-    """Render a page as plain text."""
-    from rich.console import Console
-
-    console = Console(file=io.StringIO(), width=1_000, color_system=None, highlight=False, legacy_windows=False)
-    with console.capture() as captured:
-        console.print(rich_page(page, rule="-"))
-    return "\n".join(line.rstrip() for line in captured.get().splitlines())
-
-
-def rich_page(page: Page, *, rule: str = "─") -> RenderableType:
-    """Render a page for :mod:`rich`; all but its tables is at most 80 columns wide."""
-    from rich.console import Group
-
-    return Group(*_parts(page, rule))
 
 
 def _parts(page: Page, rule: str) -> Iterator[RenderableType]:
@@ -178,18 +186,6 @@ def _text(text: str, style: str = "") -> Text:
     from rich.text import Text
 
     return Text(one_line(text), style)
-
-
-def notebook_page(page: Page) -> str:
-    """Render a page as one HTML table for a notebook; all text is escaped."""
-    rows: list[Sequence[str]] = []
-    for section in (page.head, *page.sections, page.tail):
-        if isinstance(section, Table):
-            rows += [(section.title,), section.headings, *section.rows]
-        elif isinstance(section, Sequence):
-            rows += section
-    caption = _escaped(" ".join(filter(None, (page.title, page.subtitle, page.state))))
-    return f"<table><caption>{caption}</caption>{''.join(map(_html_row, rows))}</table>"
 
 
 def _html_row(row: Sequence[str]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import singledispatch
 from typing import TYPE_CHECKING, Any, Final
 
-from rl_eval.reports.page import Line, Page, Table, notebook_page, rich_page, text_page
+from rl_eval.reports.page import Line, Page, Table
 from rl_eval.results.comparison import Comparison
 from rl_eval.results.crossplay import CrossPlay, Estimate, Outcomes
 from rl_eval.results.metrics import policy_names
@@ -25,11 +25,9 @@ from rl_eval.results.text import (
 )
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from rl_eval.results.stats.interval import Interval
 
-__all__ = ["headline", "notebook", "page_of", "result_page", "rich", "text"]
+__all__ = ["headline", "page_of", "result_page"]
 
 Write = Callable[[float], str]
 
@@ -49,21 +47,6 @@ _WITH_INTERVALS: Final = 4
 def page_of(shown: Any) -> Page:
     """Return the page of a result, a comparison or cross-play."""
     raise TypeError(f"there is no page of a {type(shown).__name__}")
-
-
-def text(shown: Any) -> str:
-    """Return the page of a value as plain text."""
-    return text_page(page_of(shown))
-
-
-def rich(shown: Any) -> RenderableType:
-    """Return the page of a value for :mod:`rich`."""
-    return rich_page(page_of(shown))
-
-
-def notebook(shown: Any) -> str:
-    """Return the page of a value as HTML for a notebook."""
-    return notebook_page(page_of(shown))
 
 
 # A result

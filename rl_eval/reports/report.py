@@ -24,7 +24,7 @@ from rl_eval.results.metrics import success_counts
 from rl_eval.results.result import EvalResult
 from rl_eval.results.stats.aggregate import exact_mean
 from rl_eval.results.stats.interval import FEW, Interval, return_interval, success_interval
-from rl_eval.results.text import decimals, environment_name, lookup, number, percent
+from rl_eval.results.text import decimals, lookup, number, percent
 
 __all__ = ["group_tables", "overview", "pair_pages", "run_page"]
 
@@ -184,22 +184,15 @@ def _provenance(provenance: Mapping[str, Any]) -> Table:
 
 def overview(names: Sequence[str], results: Sequence[EvalResult]) -> Page:
     """Return the page of all results side by side, and of their learning curve if they are checkpoints of one run."""
-    rows, numbered = [], range(1, len(results) + 1)
-    for place, name, result in zip(numbered, names, results, strict=True):
+    rows = []
+    for place, (name, result) in enumerate(zip(names, results, strict=True), 1):
         success = "" if result.success_rate is None else percent(result.success_rate)
         counted = f"{result.aggregates.count:,}"
         rows.append((f"{place}", name, *headline(result)[1:], result.status, counted, success))
     table = Table("All results", ("", "result", "mean return", "interval", "status", "episodes", "success"), rows)
-    of_one = len({environment_name(result.provenance) for result in results}) == 1  # Others share no axis.
-    figures = [_means(numbered, results, "result") if of_one else None, _curve(results)]
     beyond = f"Only {_MOST_PAIRS} results are compared with the first one; rl-eval compare compares any two."
     notes = [beyond] if len(results) > _MOST_PAIRS + 1 else []
-    return Page("All results", "", "", [table, *filter(None, figures)], notes=notes)
-
-
-def _means(steps: Sequence[float], results: Sequence[EvalResult], label: str, *, joined: bool = False) -> Plot | None:
-    ends = [(result.interval.low, result.interval.high) for result in results]
-    return means(steps, [result.mean_return for result in results], ends, label, joined=joined)
+    return Page("All results", "", "", [table, *filter(None, [_curve(results)])], notes=notes)
 
 
 def _curve(results: Sequence[EvalResult]) -> Plot | None:
@@ -208,8 +201,9 @@ def _curve(results: Sequence[EvalResult]) -> Plot | None:
     for what, step_of in (("version of the weights", _version), ("number in the checkpoint's name", _checkpoint)):
         points = {step: result for result in alike if (step := step_of(result)) is not None}
         if len(points) == len(alike) > 1:
-            steps = sorted(points)
-            return _means(steps, [points[step] for step in steps], what, joined=True)
+            drawn = [points[step] for step in sorted(points)]
+            ends = [(result.interval.low, result.interval.high) for result in drawn]
+            return means(sorted(points), [result.mean_return for result in drawn], ends, what)
     return None
 
 

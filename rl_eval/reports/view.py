@@ -25,7 +25,7 @@ from rl_eval.errors.redaction import redact_text
 from rl_eval.recording.videos import video_files, videos_of
 from rl_eval.records.foreign import damage
 from rl_eval.reports.html import Source, render, render_template
-from rl_eval.reports.listing import ListedRun, list_runs
+from rl_eval.reports.listing import HEADINGS, ListedRun, list_runs
 from rl_eval.results.loading import load
 
 __all__ = ["RunServer"]
@@ -117,7 +117,9 @@ class RunServer(socketserver.ThreadingTCPServer):
 
     def _index(self) -> str:
         count, title = self._list(), f"Runs in {self._folder}"
-        page = render_template("index.html.j2", form="'self'", title=title, runs=self._runs, count=count)
+        page = render_template(
+            "index.html.j2", form="'self'", title=title, headings=HEADINGS, runs=self._runs, count=count
+        )
         return redact_text(page)
 
     def _source(self, run: ListedRun) -> Source:

@@ -10,8 +10,6 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from rl_eval.results.stats.interval import Interval
 
 __all__ = [
@@ -27,8 +25,8 @@ __all__ = [
     "weights_name",
 ]
 
-_RENDERER: Final = "rl_eval.reports.pages"
-"""Module with ``text``, ``rich`` and ``notebook``, each a function of what is printed."""
+_PAGES: Final = "rl_eval.reports.pages"
+"""Module with ``page_of``, a function of what is printed."""
 
 
 class Printed:
@@ -37,18 +35,17 @@ class Printed:
     __slots__ = ()
 
     def __str__(self) -> str:
-        return str(_renderer().text(self))
+        return str(_page_of(self))
 
-    def __rich__(self) -> RenderableType:
-        found: RenderableType = _renderer().rich(self)
-        return found
+    def __rich__(self) -> Any:
+        return _page_of(self)
 
     def _repr_html_(self) -> str:
-        return str(_renderer().notebook(self))
+        return str(_page_of(self)._repr_html_())
 
 
-def _renderer() -> Any:
-    return importlib.import_module(_RENDERER)
+def _page_of(shown: Printed) -> Any:
+    return importlib.import_module(_PAGES).page_of(shown)
 
 
 _METHODS: Final = {

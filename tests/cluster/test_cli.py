@@ -11,18 +11,13 @@ import pytest
 
 import rl_eval
 from rl_eval.log import read_log
-from tests.unit.cli_world import call, environment, make_folder, start
+from tests.unit.cli_world import call, environment, start
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 MARK = "RL_EVAL_TEST_MARK"
 RAYS_OWN = ("DashboardAgent", "dashboard/agent.py", "RuntimeEnvAgent", "runtime_env/agent/main.py")
 """Services of a Ray node; they may take a minute to notice that it is gone."""
-
-
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    return make_folder(tmp_path, monkeypatch)
 
 
 def descendants(mark):

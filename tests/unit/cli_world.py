@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import yaml
 from typer.testing import CliRunner
 
@@ -104,6 +105,23 @@ def make_folder(tmp_path, monkeypatch):
 
 def call(*args):
     return CliRunner().invoke(app, [str(arg) for arg in args])
+
+
+def sets(*assignments):
+    """Return options that set keys."""
+    return [word for assignment in assignments for word in ("--set", assignment)]
+
+
+def faulty(attempts, *rates):
+    """Return options of episodes whose first, second, ... attempts fail at these rates."""
+    kwargs = json.dumps({"env": "two_length", "attempt_rates": rates})
+    limit = f"fault_tolerance.max_attempts_per_episode={attempts}"
+    return sets("environment.env=rl_eval.testing:faulty", f"environment.env_kwargs={kwargs}", limit)
+
+
+def failed(result):
+    """Return the indices of the episodes that failed."""
+    return np.flatnonzero(result.table.filled & ~result.table.completed).tolist()
 
 
 def printed(command, text):

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from rl_eval.log import Manifest
+from rl_eval.log import EvaluationLog, Manifest, read_log
 from rl_eval.records.episode import ROW, Batch, Fault, Outcome
 
 ROOT = Path(__file__).parents[2]
@@ -75,3 +75,16 @@ def start_driver(script: str, *arguments: str) -> subprocess.Popen[str]:
         [sys.executable, "-c", prelude + script, *arguments],
         cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
+
+
+def cut(source: Path, target: Path, count: int) -> Path:
+    """Write a log that ends after so many episodes."""
+    found = read_log(source)
+    log = EvaluationLog.open(target)
+    log.begin(found.manifest)
+    indices = set(found.rows["index"][:count].tolist())
+    faults = tuple(fault for fault in found.faults if fault.index in indices)
+    log.append(Batch(found.rows[:count], found.infos[:count], faults, {"env_steps": 7.0}, found.numerics))
+    log.flush(10)
+    log.close()
+    return target

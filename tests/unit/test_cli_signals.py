@@ -18,12 +18,7 @@ from rl_eval.cli.exits import reported
 from rl_eval.cli.signals import Interrupted, Interruption
 from rl_eval.errors import LogError
 from rl_eval.log import read_log
-from tests.unit.cli_world import make_folder, start
-
-
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    return make_folder(tmp_path, monkeypatch)
+from tests.unit.cli_world import start
 
 
 @pytest.mark.parametrize("number", [SIGINT, SIGTERM, SIGHUP])
@@ -114,6 +109,17 @@ def test_rays_own_handler_ends_the_command_like_ours():
 
 ENDLESS = ("run", "toy.yaml", "--set", "evaluation.num_episodes=1000000", "--set")
 PIPED = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("number", [SIGINT, SIGTERM])
+def test_a_signal_ends_a_pilot_and_is_no_fault_of_its_environment(folder, number):
+    """Although it comes while a step is computed, as here from the step itself."""
+    step = f"    def step(self, action):\n        signal.raise_signal({int(number)})\n"
+    Path("sends.py").write_text(f"import signal\nfrom cli_toys import Count\n\nclass Sends(Count):\n{step}")
+    process = start("plan", "toy.yaml", "--set", "environment.env=sends:Sends", **PIPED)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (128 + number, ""), err
 
 
 @pytest.mark.process

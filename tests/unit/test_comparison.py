@@ -12,15 +12,14 @@ import numpy.typing as npt
 import pytest
 
 from rl_eval.errors import ComparisonError
-from rl_eval.records.episode import ROW, EpisodeTable, Outcome
+from rl_eval.records.determinism import Determinism
 from rl_eval.results.comparison import Comparison, compare, verdict_of
-from rl_eval.results.result import EvalResult, Timing
+from rl_eval.results.result import EvalResult
 from rl_eval.results.stats.interval import Interval
 from rl_eval.results.stats.paired import mcnemar, paired_difference
-from rl_eval.scheduling.plan import EpisodePlan
+from tests.unit.report_world import make_result as made
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
 IDENTITY: dict[str, Any] = {
@@ -34,30 +33,17 @@ NOISE = np.random.default_rng(22).normal(0.0, 5.0, 60)
 
 
 def make_result(
-    returns: npt.NDArray[np.float64],
-    *,
-    failed: Sequence[int] = (),
-    missing: Sequence[int] = (),
-    success: npt.ArrayLike = -1,
-    seed: int = 0,
-    **identity: Any,
+    returns: npt.NDArray[np.float64], *, success: npt.ArrayLike = -1, seed: int = 0, **more: Any
 ) -> EvalResult:
     """Return a result with given returns, whose identity differs from the usual one as asked."""
-    plan = EpisodePlan(len(returns), seed)
-    rows = np.zeros(len(plan), ROW)
-    rows["index"], rows["seed"], rows["length"] = np.arange(len(plan)), plan.seeds, 10
-    rows["episode_return"], rows["outcome"], rows["attempts"] = returns, Outcome.COMPLETED, 1
-    rows["success_once"] = rows["success_at_end"] = success
-    rows["outcome"][list(failed)], rows["episode_return"][list(failed)] = Outcome.FAILED, np.nan
-    table = EpisodeTable(len(plan))
-    table.fill(np.delete(rows, list(missing)))
-    return EvalResult(
-        table=table,
-        plan=plan,
-        status="partial" if failed or missing else "complete",
-        reason="",
-        timing=Timing(1.0, 600, 0.0, 0.5, 0.25, 1),
-        provenance={"identity": {**IDENTITY, **identity}, "weights": {"digest": "ab" * 16}},
+    of_records = {name: more.pop(name) for name in ("failed", "missing") if name in more}
+    return made(
+        returns,
+        seed=seed,
+        rows={"success_once": success, "success_at_end": success},
+        determinism=Determinism(),
+        provenance={"identity": {**IDENTITY, **more}, "weights": {"digest": "ab" * 16}},
+        **of_records,
     )
 
 

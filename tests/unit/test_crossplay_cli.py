@@ -61,7 +61,7 @@ def test_a_damaged_log_is_told_before_a_game_is_played(folder: Path) -> None:
 def test_a_complete_run_is_not_played_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a log the same command prints the same numbers, and plays nothing; a folder is not overwritten."""
     first = call("--log-dir", "log", "--json")
-    monkeypatch.setattr(sys.modules["rl_eval.cli.crossplay"], "run_evaluation", None)
+    monkeypatch.setattr("rl_eval.execution.group.EvalRunnerGroup", None)
     again = call("--log-dir", "log", "--json")
     assert (again.exit_code, again.stdout) == (0, first.stdout)
     assert call("-o", "log").exit_code == 2

@@ -3,17 +3,16 @@
 import json
 from pathlib import Path
 
-import numpy as np
 import pyarrow.csv
 import pytest
 from typer.main import get_command
 
 from rl_eval.cli import app
-from rl_eval.cli.episodes import parse_episodes
 from rl_eval.cli.exits import ExitCode
+from rl_eval.cli.settings import parse_episodes
 from rl_eval.errors import UsageError
 from rl_eval.results.loading import load
-from tests.unit.cli_world import call, make_folder, printed
+from tests.unit.cli_world import call, failed, faulty, make_folder, printed
 
 COMMANDS = {
     "run": ("toy.yaml", "-q"),
@@ -23,10 +22,6 @@ COMMANDS = {
     "replay": ("runs",),
     "replay --video": ("runs", "--video", "-o", "films"),
 }
-FLAKY = (
-    *("--set", "environment.env=rl_eval.testing:faulty", "--set", "fault_tolerance.max_attempts_per_episode=1"),
-    *("--set", "environment.env_kwargs={env: two_length, attempt_rates: [0.3, 0.0]}"),
-)
 
 
 @pytest.fixture(scope="module")
@@ -120,14 +115,10 @@ def test_run_takes_one_range_of_the_plan_from_where_it_begins(place, tmp_path, b
     assert chosen_by("run", "3,7-9").exit_code == ExitCode.USAGE
 
 
-def failed(result):
-    return np.flatnonzero(result.table.filled & ~result.table.completed).tolist()
-
-
 def test_retry_runs_the_chosen_ones_of_those_that_failed(place, tmp_path):
     """The others stay failed, with their faults, and can be tried later."""
     runs = tmp_path / "flaky"
-    assert call("run", "toy.yaml", "-q", "--log-dir", runs, *FLAKY).exit_code == ExitCode.PARTIAL
+    assert call("run", "toy.yaml", "-q", "--log-dir", runs, *faulty(1, 0.3, 0.0)).exit_code == ExitCode.PARTIAL
     first = load(runs)
     one, *others = failed(first)
     completed = min({*range(30)} - {*failed(first)})

@@ -9,7 +9,7 @@ import yaml
 
 from rl_eval.cli import COMMANDS
 from rl_eval.cli.exits import exit_codes
-from tests.unit.cli_world import call, make_folder, printed
+from tests.unit.cli_world import call, faulty, make_folder, printed
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -115,10 +115,7 @@ def place(tmp_path_factory):
 SET = ("--set",)
 FAIL = ("--set", "environment.env_kwargs={fail: true}")
 BROKEN = ("--set", "policy.policy=cli_toys:broken")
-FLAKY = (
-    *("--set", "environment.env=rl_eval.testing:faulty", "--set", "fault_tolerance.max_attempts_per_episode=1"),
-    *("--set", "environment.env_kwargs={env: two_length, attempt_rates: [0.5, 1.0, 1.0]}"),
-)
+FLAKY = faulty(1, 0.5, 1.0, 1.0)
 FICKLE = (*SET, "environment.env=codes_toys:fickle", *SET, "fault_tolerance.max_attempts_per_episode=1")
 SILENT = (*SET, "policy.policy=codes_toys:Coin", *SET, "policy.policy_kwargs={silent: true}")
 RUN = ("run", "toy.yaml", "-q")

@@ -1,6 +1,5 @@
 """Typical first mistakes: each message names the field and the fix, and none leaves a traceback or starts Ray."""
 
-import json
 import re
 import sys
 from pathlib import Path
@@ -9,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from rl_eval import EvalConfig, Evaluator, evaluate, load
+from rl_eval import EvalConfig, Evaluator, evaluate
 from rl_eval.cli.exits import ExitCode
 from rl_eval.errors import ConfigError, PolicyError
-from tests.unit.cli_world import call, make_folder
+from tests.unit.cli_world import call, make_folder, sets
 
 MISTAKES = '''
 import gymnasium as gym
@@ -103,10 +102,6 @@ def folder(tmp_path, monkeypatch):
 
 def run(*words, config="toy.yaml"):
     return call("run", config, "--num-episodes", 4, *words)
-
-
-def sets(*assignments):
-    return [word for assignment in assignments for word in ("--set", assignment)]
 
 
 MLP = "policy.policy=rl_eval.policies.mlp:make_mlp"
@@ -279,15 +274,6 @@ def test_a_policy_is_named_in_every_way(folder):
     Path("net.pt").touch()
     with pytest.raises(ConfigError, match="torch:MODULE:ATTR@net"):
         evaluate(EvalConfig().environment("CartPole-v1"), "net.pt")
-
-
-def test_a_failed_run_is_shown_with_its_reason(folder):
-    failed = run(*sets("environment.env=mistakes:Old"), "--log-dir", "log", "-n", "40")
-    assert failed.exit_code == ExitCode.FAILED
-    told = json.loads(Path("log/result.json").read_text())["reason"]
-    assert "failed like this" in told
-    assert load("log").reason == told
-    assert "failed like this" in " ".join(call("show", "log").stdout.split())
 
 
 def test_a_result_that_is_not_complete_is_a_warning(folder, caplog):

@@ -11,14 +11,9 @@ from rl_eval.config.builder import EvalConfig
 from rl_eval.config.settings import SECTIONS
 from rl_eval.errors import ConfigError
 from rl_eval.results.loading import load
-from tests.unit.cli_world import call, make_folder, printed
+from tests.unit.cli_world import call, printed
 
 CONFIGS = sorted(Path(__file__).parents[2].glob("configs/*.yaml"))
-
-
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    return make_folder(tmp_path, monkeypatch)
 
 
 def rich_config():

@@ -3,7 +3,6 @@
 import json
 import shutil
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,9 +11,9 @@ from rl_eval.config.builder import EvalConfig
 from rl_eval.errors import LogError, UsageError
 from rl_eval.execution.group import EvalRunnerGroup, evaluate
 from rl_eval.log import EvaluationLog, read_log
-from rl_eval.records.episode import Batch
 from rl_eval.results.loading import load
 from rl_eval.results.result import EvalResult
+from tests.unit.log_world import cut
 
 NUM_EPISODES = 24
 
@@ -45,19 +44,6 @@ def run(finished, tmp_path):
     """A copy of it that may be harmed."""
     shutil.copytree(finished[0], tmp_path / "run")
     return tmp_path / "run"
-
-
-def cut(source: Path, target: Path, count: int) -> Path:
-    """Write a log that ends after so many episodes."""
-    found = read_log(source)
-    log = EvaluationLog.open(target)
-    log.begin(found.manifest)
-    indices = set(found.rows["index"][:count].tolist())
-    faults = tuple(fault for fault in found.faults if fault.index in indices)
-    log.append(Batch(found.rows[:count], found.infos[:count], faults, {"env_steps": 7.0}, found.numerics))
-    log.flush(10)
-    log.close()
-    return target
 
 
 def test_a_log_gives_back_the_result_of_its_run(finished):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,10 +17,10 @@ from PIL import Image
 from rl_eval.recording.videos import video_name
 from rl_eval.records.determinism import Determinism
 from rl_eval.reports.html import Source, render
-from rl_eval.reports.view import RunServer
 from rl_eval.results.files import RESULT_FILE
 from tests.unit.cli_world import call
 from tests.unit.report_world import make_result
+from tests.unit.test_view import serving
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = shutil.which("chromium")
@@ -230,12 +229,8 @@ def filmed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def address(filmed: Path) -> Iterator[str]:
     """Where the folder is served."""
-    with RunServer(filmed) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        yield server.url
-        server.shutdown()
-        thread.join()
+    with serving(filmed) as client:
+        yield client.url
 
 
 def played(page: Any, link: Any) -> list[float]:
@@ -292,11 +287,9 @@ def test_all_columns_are_in_sight(browser: Any, tmp_path: Path) -> None:
         policy = "rl_eval.policies.uniform:UniformPolicy"
         result = make_result(30, place, failed=(1, 2), policy=policy, env="my_env:Reach", determinism=found)
         result.save(tmp_path / str(place) / name)
-    with RunServer(tmp_path) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
+    with serving(tmp_path) as client:
         page = browser.new_page(viewport={"width": 1200, "height": 800})
-        page.goto(server.url)
+        page.goto(client.url)
         assert "partial, not deterministic" in page.locator("main").inner_text()
         assert page.locator(".scroll").evaluate("node => node.scrollWidth - node.clientWidth") == 0
         for box in page.get_by_role("checkbox").all():
@@ -307,8 +300,6 @@ def test_all_columns_are_in_sight(browser: Any, tmp_path: Path) -> None:
         assert "give return_bounds for an interval" in table.inner_text()
         assert table.evaluate("node => node.scrollWidth - node.clientWidth") == 0
         page.close()
-        server.shutdown()
-        thread.join()
 
 
 def test_the_pictures_of_the_docs_can_be_made(tmp_path: Path) -> None:
@@ -320,18 +311,3 @@ def test_the_pictures_of_the_docs_can_be_made(tmp_path: Path) -> None:
             assert new.size == old.size
         assert max(made.stat().st_size, there.stat().st_size) < 150_000
     assert (tmp_path / "terminal.svg").read_bytes().count(b"fingerprint") > 1
-
-
-def test_the_terminal_of_the_docs_stands_still_for_those_who_want_no_motion(browser: Any) -> None:
-    """Its last frame is shown; others begin with an empty prompt."""
-    seen = {}
-    for motion in ("reduce", "no-preference"):
-        page = browser.new_page(reduced_motion=motion)
-        page.goto((ROOT / "docs" / "terminal.svg").as_uri())
-        visible = (
-            "nodes => nodes.filter(node => getComputedStyle(node).visibility === 'visible').map(n => n.textContent)"
-        )
-        seen[motion] = page.locator("text").evaluate_all(visible)
-        last = page.locator(".last").all_text_contents()
-        page.close()
-    assert seen == {"reduce": last, "no-preference": ["$ █"]}

@@ -17,15 +17,18 @@ import pytest
 from rich.console import Console
 
 from rl_eval.errors import UsageError
-from rl_eval.records.episode import COLUMNS, ROW, EpisodeTable, Fault, Outcome
+from rl_eval.records.determinism import Determinism
+from rl_eval.records.episode import COLUMNS
 from rl_eval.results.result import EvalResult, Timing
 from rl_eval.results.stats.aggregate import aggregate
 from rl_eval.results.stats.interval import mean_interval, success_interval
 from rl_eval.results.text import decimals, number
 from rl_eval.scheduling.plan import EpisodePlan
+from tests.unit.report_world import make_fault
+from tests.unit.report_world import make_result as made
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
 TIMING = Timing(
     wall_seconds=2.0, env_steps=300, reset_seconds=0.1, step_seconds=1.5, inference_seconds=0.4, num_runners=2
@@ -51,56 +54,21 @@ METRICS = {
 }  # fmt: skip
 
 
-def make_rows(plan: EpisodePlan, returns: npt.NDArray[np.float64], failed: Sequence[int]) -> npt.NDArray[np.void]:
-    """Return one row per episode; episode i has i + 1 steps, success if i is even, and a cut every fifth."""
-    count = np.arange(len(plan))
-    rows = np.zeros(len(plan), ROW)
-    rows["index"], rows["seed"], rows["length"] = count, plan.seeds, count + 1
-    rows["episode_return"], rows["discounted_return"] = returns, returns / 2
-    rows["truncated"], rows["truncated_by"] = count % 5 == 0, np.where(count % 5 == 0, 1 + count % 2, 0)
-    rows["terminated"] = ~rows["truncated"]
-    rows["success_once"], rows["success_at_end"] = 1, count % 2 == 0
-    rows["outcome"], rows["attempts"], rows["runner"], rows["weights_version"] = Outcome.COMPLETED, 1, count % 3, 7
-    rows["reset_seconds"], rows["step_seconds"], rows["inference_seconds"] = 0.125, 0.25, 0.5
-    for name, value in {"outcome": 2, "episode_return": np.nan, "discounted_return": np.nan, "length": 0}.items():
-        rows[name][list(failed)] = value
-    for name, value in {"success_once": -1, "success_at_end": -1, "attempts": 3, "weights_version": -1}.items():
-        rows[name][list(failed)] = value
-    return rows
-
-
-def make_fault(index: int, attempt: int = 1, error_type: str = "RuntimeError") -> Fault:
-    """Return a fault with every field set."""
-    return Fault(index, 11, attempt, "env", "step", 12, error_type, "bad\nthing", "traceback", 1, "host", 0.5)
-
-
 def make_result(
-    num_episodes: int = 40,
-    *,
-    returns: npt.ArrayLike | None = None,
-    failed: Sequence[int] = (),
-    missing: Sequence[int] = (),
-    success: bool = True,
-    **arguments: Any,
+    num_episodes: int = 40, *, returns: npt.ArrayLike | None = None, success: bool = True, **arguments: Any
 ) -> EvalResult:
-    """Return a result whose table is :func:`make_rows`."""
-    plan = EpisodePlan(num_episodes, seed=3)
-    drawn = np.random.default_rng(12).exponential(10, num_episodes)
-    rows = make_rows(plan, drawn if returns is None else np.asarray(returns, dtype=np.float64), failed)
-    if not success:
-        rows["success_once"] = rows["success_at_end"] = -1
-    present = np.setdiff1d(np.arange(num_episodes), missing)
-    table = EpisodeTable(num_episodes, ("height", "x"))
-    table.fill(rows[present], np.arange(2.0 * len(present)).reshape(-1, 2))
-    for index in failed:
-        for attempt in (1, 2, 3):
-            table.add_fault(make_fault(index, attempt))
-    done = {"status": "complete", "reason": ""}
-    partial = {"status": "partial", "reason": "something went wrong"}
-    state = partial if failed or missing else done
-    return EvalResult(
-        **{"table": table, "plan": plan, "timing": TIMING, "provenance": PROVENANCE, **state, **arguments}
-    )
+    """Return a result in which episode i has i + 1 steps, success if i is even, and a cut every fifth."""
+    count = np.arange(num_episodes)
+    drawn = np.random.default_rng(12).exponential(10, num_episodes) if returns is None else np.asarray(returns, float)
+    rows = {
+        "length": count + 1, "discounted_return": drawn / 2, "runner": count % 3,
+        "truncated": count % 5 == 0, "truncated_by": np.where(count % 5 == 0, 1 + count % 2, 0),
+        "terminated": count % 5 != 0, "success_once": 1 if success else -1,
+        "success_at_end": count % 2 == 0 if success else -1,
+        "reset_seconds": 0.125, "step_seconds": 0.25, "inference_seconds": 0.5,
+    }  # fmt: skip
+    usual = {"timing": TIMING, "provenance": PROVENANCE, "determinism": Determinism(), "info_keys": ("height", "x")}
+    return made(drawn, rows=rows, attempts=3, **{**usual, **arguments})
 
 
 def same(a: Any, b: Any) -> bool:
@@ -394,15 +362,16 @@ def test_json_is_strict_and_whole(tmp_path: Path) -> None:
 
 def test_parquet_reads_without_this_package(tmp_path: Path) -> None:
     """Columns have clear names and values: text, booleans, null for "none"."""
-    make_result(6, failed=[2], missing=[4]).to_parquet(tmp_path / "e.parquet")
+    result = make_result(6, failed=[2], missing=[4])
+    result.to_parquet(tmp_path / "e.parquet")
     columns = pq.read_table(tmp_path / "e.parquet").to_pydict()
     assert columns["index"] == [0, 1, 2, 3, 5]
     assert columns["outcome"] == ["completed", "completed", "failed", "completed", "completed"]
     assert columns["truncated_by"] == ["environment", None, None, None, "max_episode_steps"]
     assert columns["success_at_end"] == [True, False, None, False, False]
-    assert columns["info_x"] == [1.0, 3.0, 5.0, 7.0, 9.0]
+    assert columns["info_x"] == result.table.infos[[0, 1, 2, 3, 5], 1].tolist()
     assert [len(json.loads(faults)) for faults in columns["faults"]] == [0, 0, 3, 0, 0]
-    assert json.loads(columns["faults"][2])[0]["message"] == "bad\nthing"
+    assert json.loads(columns["faults"][2])[0]["message"] == make_fault(2).message
     assert {"seed", "episode_return", "length", "attempts", "weights_version"} <= set(columns)
 
 
@@ -555,7 +524,7 @@ PAGES = {
         ("complete", "success 50.0 % 95 % interval 35.2 % to 64.8 %, Wilson at any step 100.0 %"),
         ("complete", "time step 38 % inference 10 % reset 2 % other 50 %"),
         ("failed episodes", "episodes 39 of 40 1 failed 1 retried 3 faults faults 3 RuntimeError"),
-        ("no interval", "note something went wrong"),
+        ("no interval", "note 1 of 40 episodes failed"),
         ("nothing", "mean return n/a no interval: no episode completed"),
         ("bare", "evaluation complete"),
     ],

@@ -4,30 +4,14 @@ import json
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from rl_eval.cli.exits import ExitCode
 from rl_eval.errors import LogError
 from rl_eval.log import EvaluationLog, read_log
 from rl_eval.results.loading import load
-from tests.unit.cli_world import call, make_folder
+from tests.unit.cli_world import call, failed, faulty
 from tests.unit.log_world import make_batch, make_manifest
-
-
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    return make_folder(tmp_path, monkeypatch)
-
-
-def faulty(attempts, *rates):
-    kwargs = {"env": "two_length", "attempt_rates": list(rates)}
-    values = {
-        "environment.env": "rl_eval.testing:faulty",
-        "environment.env_kwargs": json.dumps(kwargs),
-        "fault_tolerance.max_attempts_per_episode": attempts,
-    }
-    return [part for key, value in values.items() for part in ("--set", f"{key}={value}")]
 
 
 @pytest.fixture
@@ -37,10 +21,6 @@ def flaky(folder):
     assert outcome.exit_code == ExitCode.PARTIAL
     assert "rl-eval run --retry runs" in outcome.stderr
     return load("runs")
-
-
-def failed(result):
-    return np.flatnonzero(result.table.filled & ~result.table.completed).tolist()
 
 
 def test_a_retry_gives_the_result_of_a_run_with_more_attempts(flaky):
@@ -77,7 +57,7 @@ def test_what_fails_again_is_failed_and_can_be_retried_again(folder):
 def test_a_retry_that_did_not_come_to_run_leaves_a_log_to_continue(flaky, monkeypatch):
     """The episodes are unfinished then, the saved result is older and no contradiction, and retry goes on."""
     with monkeypatch.context() as patch:
-        patch.setattr("rl_eval.cli.run.run_evaluation", lambda *args: 1 / 0)
+        patch.setattr("rl_eval.execution.group.EvalRunnerGroup", lambda *args, **kwargs: 1 / 0)
         assert call("run", "--retry", "runs").exit_code == ExitCode.BUG
     between = load("runs")
     assert len(between.episodes) == 30 - flaky.num_failed

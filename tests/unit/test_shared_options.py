@@ -71,11 +71,13 @@ def test_no_color_prints_none(folder):
             assert os.environ.pop("NO_COLOR") == "1"
 
 
-def test_a_traceback_may_be_asked_for_before_the_command(folder, monkeypatch):
+def test_a_traceback_may_be_asked_for_before_the_command_and_by_a_variable(folder, monkeypatch):
     monkeypatch.setenv("RL_EVAL_VERBOSE", "")
     assert "Traceback" not in call("show", "nowhere").output
     for words in (("show", "nowhere", "-v"), ("-v", "show", "nowhere")):
         assert "Traceback" in call(*words).output
+    monkeypatch.setenv("RL_EVAL_VERBOSE", "1")
+    assert "Traceback" in call("show", "nowhere").output
 
 
 def test_json_is_all_that_is_printed(folder):

@@ -17,7 +17,6 @@ from rl_eval.recording.video import VideoSettings, record_videos
 from rl_eval.supervision.caller import current_folder, working_in
 from rl_eval.training.loggers import CSVLogger, JSONLinesLogger, TensorBoardLogger
 from tests.unit.cli_world import call
-from tests.unit.pages_world import DOCS, blocks
 
 WANDERER = '''
 import os
@@ -65,26 +64,6 @@ def first_action(threshold_file, offset_file="threshold.txt"):
     threshold = float(Path(threshold_file).read_text()) + float(Path(offset_file).read_text())
     return lambda observations: (observations[:, 0] > threshold).astype(np.int64)
 '''
-
-
-WANDERING_DICE = """
-import os
-
-from dice import Dice
-
-
-class Wandering(Dice):
-    def __init__(self):
-        self.step_when("construct")
-
-    def step_when(self, when):
-        if when == "{when}":
-            os.chdir("{assets}")
-
-    def step(self, actions):
-        self.step_when("step")
-        return super().step(actions)
-"""
 
 
 @pytest.fixture(params=["construct", "step"])
@@ -293,20 +272,6 @@ def test_doctor_and_plan(home: Path, when: str) -> None:
         outcome = call(command, *options(when))
         assert outcome.exit_code == 0, outcome.output
     assert Path.cwd() == home
-
-
-def test_crossplay(home: Path, when: str) -> None:
-    """Log, result and the files of the games."""
-    (home / "dice.py").write_text(next(one.text for one in blocks(DOCS / "crossplay.md") if one.title == "dice.py"))
-    (home / "dice.yaml").write_text(next(one.text for one in blocks(DOCS / "crossplay.md") if one.title == "dice.yaml"))
-    (home / "wandering_dice.py").write_text(WANDERING_DICE.format(when=when, assets=home.parent / "assets"))
-    outcome = call(
-        "crossplay", "dice.yaml", "-n", 60, "--log-dir", "log", "-o", "out", "--set",
-        "environment.env=wandering_dice:Wandering",
-    )  # fmt: skip
-    assert outcome.exit_code == 0, outcome.output
-    assert_there(home, "log/manifest.json", "out/result.json", "out/crossplay.json", "out/alpharank.npz")
-    assert load(home / "log").fingerprint == load(home / "out").fingerprint
 
 
 # The rule itself

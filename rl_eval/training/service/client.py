@@ -23,8 +23,8 @@ from urllib.parse import quote
 import ray
 from ray.exceptions import RayError, RayTaskError
 
-from rl_eval.backends.pickling import pickled_settings
 from rl_eval.backends.connection import Connection, summarize
+from rl_eval.backends.pickling import pickled_settings
 from rl_eval.config.settings import EvalSettings, RunnersSection, with_values
 from rl_eval.errors import ClusterError, ConfigError, EvalError, UsageError
 from rl_eval.errors.redaction import secrets_in
