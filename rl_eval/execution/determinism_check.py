@@ -417,8 +417,10 @@ class DeterminismCheck(Phase):
             self._reruns.reported(member.incarnation, member.index, value)
             self._pump_all(now)
             if self._reruns.done and self._reruns.blames_policy and self._asking is None:
+                from rl_eval.policies.inference.policy_memory import likely_cause_at
+
                 self._asking = True
-                self.pool.call(member, Apply(_likely_cause_at), tag=self.tag, now=now)
+                self.pool.call(member, Apply(likely_cause_at), tag=self.tag, now=now)
 
     def _watch(self, now: float) -> None:
         if not self.pool.ready():  # Time without any runner that is up does not count.
@@ -459,11 +461,3 @@ class DeterminismCheck(Phase):
         while member.in_flight(self.tag) < CALLS_IN_FLIGHT and reruns.holds(runner):
             self.pool.call(member, Run(leases, self.pool.slice_s), tag=self.tag, now=now)
             leases = ()
-
-
-def _likely_cause_at(runner: Any) -> str:
-    """Return the likely reason why a runner's policy does not repeat itself; empty if it cannot be searched for."""
-    try:
-        return str(runner.inference.likely_cause())
-    except Exception:
-        return ""

@@ -20,7 +20,7 @@ from rl_eval.errors import ConfigError
 from rl_eval.policies import adapt_policy
 from rl_eval.policies.function import CallablePolicy
 from rl_eval.policies.inference.inference import BLOCK, Inference
-from rl_eval.policies.inference.policy_memory import changes, remembered
+from rl_eval.policies.inference.policy_memory import changes, likely_cause, remembered
 
 Array = npt.NDArray[Any]
 
@@ -101,7 +101,7 @@ def test_a_policy_that_does_not_repeat_itself_is_refused(name: str) -> None:
         inference = unprobed(name, lanes=lanes)
         with pytest.raises(ConfigError, match=r"policy\.allow_nondeterministic: true"):
             inference.probe()
-        cause = inference.likely_cause()
+        cause = likely_cause(inference.new_probe())
         assert UNREPEATABLE[name] in cause
         assert bool(cause) == bool(UNREPEATABLE[name])
 
@@ -208,7 +208,7 @@ def test_batch_norm_in_training_mode_is_refused() -> None:
     inference = unprobed("batch_norm_in_training_mode")
     with pytest.raises(ConfigError, match="cannot act on one alone"):
         inference.probe()
-    assert "net.2 (BatchNorm1d)" in inference.likely_cause()
+    assert "net.2 (BatchNorm1d)" in likely_cause(inference.new_probe())
 
 
 KEEPING = {
@@ -224,7 +224,7 @@ def test_rare_effects_are_found_by_the_search_though_the_results_repeat(name: st
     np.random.seed(0)  # noqa: NPY002
     inference = of_kind(name)
     assert inference.notes == ()
-    assert KEEPING[name] in inference.likely_cause()
+    assert KEEPING[name] in likely_cause(inference.new_probe())
 
 
 @pytest.mark.parametrize("name", ["batch_norm_in_training_mode", "running_statistics_in_a_buffer"])

@@ -11,6 +11,7 @@ from rl_eval.config.settings import EvalSettings
 from rl_eval.errors import ConfigError
 from rl_eval.policies import adapt_policy
 from rl_eval.policies.inference.inference import BLOCK, Inference
+from rl_eval.policies.inference.policy_memory import likely_cause_at
 from rl_eval.policies.live import configured_weights
 from rl_eval.records.episode import Fault, Lease
 from rl_eval.runners import EvalRunner, runner_class
@@ -40,7 +41,7 @@ def check_policy(settings: EvalSettings) -> Iterator[Finding]:
         try:
             judged = [_judged(fault, settings) for fault in _act(settings, runner)]
         except ConfigError as error:
-            yield problem(str(error), f"the likely cause: {cause}" if (cause := _likely_cause(runner)) else "")
+            yield problem(str(error), f"the likely cause: {cause}" if (cause := likely_cause_at(runner)) else "")
             return
         if worst := next((finding for finding in judged if finding.level == "problem"), None):
             yield worst
@@ -50,7 +51,7 @@ def check_policy(settings: EvalSettings) -> Iterator[Finding]:
         yield from (warning(text) for text in runner.inference.notes)
         if isinstance(runner.inference, Inference):  # Else there are several, each with a form of its own.
             yield _describe_inference(runner)
-            if cause := _likely_cause(runner):
+            if cause := likely_cause_at(runner):
                 yield warning(f"{cause}; where actions depend on it, an episode is not a function of its seed")
             yield _try_other_mode(settings, runner)
     except Exception as error:
@@ -134,7 +135,3 @@ def _try_other_mode(settings: EvalSettings, runner: EvalRunner) -> Finding:
     except Exception as error:
         errors = {0: error}
     return note(f"{setting} would not work: {errors[0]}" if errors else f"{setting} would work too")
-
-
-def _likely_cause(runner: EvalRunner) -> str:
-    return runner.inference.likely_cause() if isinstance(runner.inference, Inference) else ""
