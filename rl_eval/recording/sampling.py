@@ -381,7 +381,7 @@ def _stored(batch: Any, folder: Path) -> Any:
     try:
         folder.mkdir(parents=True)
         stored = batch.memmap_like(folder)
-        reserve(folder)
+        reserve(*folder.rglob("*.memmap"))
         return stored.update_(batch)
     except (OSError, RuntimeError) as error:
         shutil.rmtree(folder, ignore_errors=True)

@@ -417,52 +417,11 @@ def test_a_policy_that_keeps_something_to_itself_is_found_and_the_reason_named(m
     assert cause in "\n".join(result.notes)
 
 
-class BuiltOnce(gym.Env):
-    observation_space, action_space = gym.spaces.Box(-1, 1, (2,)), gym.spaces.Discrete(2)
-    built = 0
-
-    def __init__(self) -> None:
-        type(self).built += 1
-        if self.built > 1:
-            raise RuntimeError("port in use")
-
-    def reset(self, *, seed=None, options=None):
-        self.left = 5
-        return np.zeros(2, np.float32), {}
-
-    def step(self, action):
-        self.left -= 1
-        return np.zeros(2, np.float32), 1.0, self.left == 0, False, {}
-
-
-def test_an_episode_that_cannot_be_repeated_is_a_finding() -> None:
-    """An environment that can be built once has no second run to show."""
-    BuiltOnce.built = 0
-    config = EvalConfig().environment(BuiltOnce).policy(lambda o: np.zeros(len(o), int))
-    result = evaluate(config.runners(runner="single_agent").evaluation(num_episodes=5))
-    assert result.status == "complete"
-    assert len(result.episodes) == 5
-    assert result.determinism.passed is False
-    assert "RuntimeError: port in use" in "\n".join(result.notes)
-
-
 def test_an_episode_that_failed_at_first_is_repeated_at_the_attempt_that_counts() -> None:
     """What strikes the first attempt of an episode is no part of its record."""
-    assert evaluate(cartpole().environment(_first_attempts_fail)).determinism.passed
-
-
-class _FirstAttemptsFail(gym.Wrapper):
-    def begin_episode(self, index: int, seed: int, attempt: int) -> None:
-        self.attempt = attempt
-
-    def reset(self, **kwargs):
-        if self.attempt == 1:
-            raise RuntimeError("first attempts fail")
-        return super().reset(**kwargs)
-
-
-def _first_attempts_fail(context) -> gym.Env:
-    return _FirstAttemptsFail(gym.make("CartPole-v1"))
+    assert evaluate(
+        cartpole().environment("rl_eval.testing:faulty", env_kwargs={"env": "CartPole-v1", "attempt_rates": [1.0]})
+    ).determinism.passed
 
 
 class Counted(gym.Wrapper):

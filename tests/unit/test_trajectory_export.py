@@ -15,7 +15,7 @@ from rl_eval.errors import ConfigError, EvalError, UsageError
 from rl_eval.recording.trajectories import writers
 from rl_eval.recording.trajectories.export import export_trajectories
 from tests.unit.cli_world import call
-from tests.unit.test_runners import seeded, steer, troubled, walk
+from tests.unit.test_runners import steer, walk
 
 minari = pytest.importorskip("minari", "0.5.4")
 
@@ -59,7 +59,10 @@ def test_tensordict_has_the_steps(ran: Any, tmp_path: Path) -> None:
 
     made, result, expected = ran
     export_trajectories(result, "tensordict", tmp_path / "steps", config=made)
-    data = TensorDict.load_memmap(tmp_path / "steps").flatten_keys(".")
+    data = TensorDict.load_memmap(tmp_path / "steps")
+    assert data["next", "reward"].shape == (len(expected["action"]), 1)
+    data = data.flatten_keys(".")
+    assert set(data.keys()) == set(expected)
     assert data.batch_size == expected["action"].shape
     for key, array in expected.items():
         np.testing.assert_array_equal(data[key].numpy().reshape(array.shape), array, err_msg=key)
@@ -136,19 +139,6 @@ def test_keys_are_no_paths(tmp_path: Path) -> None:
     assert leftovers(tmp_path) == ["steps.npz"]
 
 
-def test_the_attempt_that_counted_runs_again(tmp_path: Path) -> None:
-    """Where a first attempt fails, the second one is exported, as it was recorded."""
-    made = config(troubled(seeded("raise")))
-    result = evaluate(made)
-    assert result.num_retried > 0
-    done = export_trajectories(result, "npz", tmp_path / "a.npz", config=made)
-    with np.load(done.path) as data:
-        for record in result.episodes:
-            mine = data["collector.index"] == record.index
-            assert set(data["collector.attempt"][mine]) == {record.attempts}
-            assert np.cumsum(data["next.reward"][mine])[-1] == record.episode_return
-
-
 # ------------------------------------------------------------------------------ what goes wrong
 
 
@@ -188,7 +178,7 @@ def test_nothing_is_overwritten(ran: Any, tmp_path: Path, to: str) -> None:
 @pytest.mark.parametrize(
     ("to", "name", "call"),
     [
-        ("npz", "shutil.copyfileobj", "a"),
+        ("npz", "os.posix_fallocate", "a"),
         ("tensordict", "os.posix_fallocate", "a"),
         ("minari", "minari.dataset._storages.hdf5_storage.HDF5Storage.update_episodes", "a-v0"),
     ],
@@ -209,14 +199,13 @@ def test_a_full_disk_is_said_and_leaves_nothing(
 def test_who_comes_first_keeps_the_place(ran: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that appears while episodes run is not replaced."""
     made, result, _ = ran
-    publish = writers.publish
-    (tmp_path / "theirs").write_text("theirs")
+    finish = writers.NpzWriter.finish
 
-    def late(writer: Any, finished: Path) -> None:
-        (tmp_path / "theirs").rename(tmp_path / "mine")
-        publish(writer, finished)
+    def late(writer: writers.NpzWriter) -> Path:
+        (tmp_path / "mine").write_text("theirs")
+        return finish(writer)
 
-    monkeypatch.setattr("rl_eval.recording.trajectories.export.publish", late)
+    monkeypatch.setattr(writers.NpzWriter, "finish", late)
     with pytest.raises(ConfigError, match="cannot be written: File exists"):
         export_trajectories(result, "npz", tmp_path / "mine", config=made)
     assert (tmp_path / "mine").read_text() == "theirs"

@@ -236,16 +236,6 @@ def test_frames_do_not_pile_up(tmp_path):
     assert imageio_ffmpeg.count_frames_and_secs(str(tmp_path / "video.mp4"))[0] == 600
 
 
-def test_a_difference_is_told(toys):
-    """The environment has changed since; the video shows what it does now."""
-    result = evaluate(config())
-    toys.SHIFT = 1.0
-    (video,) = recorded(result)
-    assert not video.identical
-    assert video.differences == ("episode_return",)
-    assert video.episode_return == pytest.approx(result.table.record(0).episode_return + video.length)
-
-
 def test_a_failed_episode_is_recorded_up_to_its_fault(toys):
     """At the attempt that was its last."""
     result = evaluate(config(fails=[4, 7]))
@@ -430,15 +420,6 @@ def test_without_the_encoder_the_extra_is_named(toys, monkeypatch):
 
 
 # ------------------------------------------------------------------------------ from a folder
-
-
-def test_live_objects_are_given_again(toys):
-    """As for a replay."""
-    live = config().environment(lambda context: toys.painted(context))  # noqa: PLW0108
-    evaluate(live, run_dir="run")
-    with pytest.raises(ConfigError, match="configured with a live object"):
-        recorded("run")
-    assert recorded("run", config=live)[0].identical
 
 
 # ------------------------------------------------------------------------------ the command

@@ -13,7 +13,7 @@ from rl_eval.policies import adapt_policy
 from rl_eval.policies.inference.inference import BLOCK, Inference
 from rl_eval.policies.inference.policy_memory import likely_cause_at
 from rl_eval.policies.live import configured_weights
-from rl_eval.records.episode import Fault, Lease
+from rl_eval.records.episode import Lease
 from rl_eval.runners import EvalRunner, runner_class
 from rl_eval.scheduling.plan import EpisodePlan
 from rl_eval.weights import module_of
@@ -39,7 +39,7 @@ def check_policy(settings: EvalSettings) -> Iterator[Finding]:
     try:
         yield _check_weights(settings, runner)
         try:
-            judged = [_judged(fault, settings) for fault in _act(settings, runner)]
+            judged = list(_act(settings, runner))
         except ConfigError as error:
             yield problem(str(error), f"the likely cause: {cause}" if (cause := likely_cause_at(runner)) else "")
             return
@@ -80,32 +80,21 @@ def _check_weights(settings: EvalSettings, runner: EvalRunner) -> Finding:
     )
 
 
-def _act(settings: EvalSettings, runner: EvalRunner) -> list[Fault]:
-    """Run two episodes for a moment, which also lets the runner decide how it computes; return what went wrong."""
-    plan = EpisodePlan(_EPISODES, settings.evaluation.seed)
+def _act(settings: EvalSettings, runner: EvalRunner) -> Iterator[Finding]:
+    """Run two episodes for a moment, which also lets the runner decide how it computes; yield what went wrong."""
+    plan, most = EpisodePlan(_EPISODES, settings.evaluation.seed), settings.fault_tolerance.max_attempts_per_episode
     leases = [Lease(index, plan[index].seed, 1, 0) for index in range(_EPISODES)]
-    faults: list[Fault] = []
     for _ in range(_CALLS):
-        found = runner.run(leases, _CALL_S).faults
-        faults += found
-        leases = [
-            Lease(fault.index, fault.seed, fault.attempt + 1, 0) for fault in found if _has_another(fault, settings)
-        ]
-    return faults
-
-
-def _has_another(fault: Fault, settings: EvalSettings) -> bool:
-    """Whether the episode has attempts left after this one."""
-    return fault.attempt < settings.fault_tolerance.max_attempts_per_episode
-
-
-def _judged(fault: Fault, settings: EvalSettings) -> Finding:
-    text = f"{fault.error_type}: {fault.message}"
-    if fault.cause == "policy":
-        return problem(f"cannot act: {text}")
-    if _has_another(fault, settings):
-        return warning(f"an attempt of an episode under the policy's actions failed: {text}", "repair the environment")
-    return problem(f"every attempt of an episode under the policy's actions failed; the last: {text}")
+        faults = runner.run(leases, _CALL_S).faults
+        leases = [Lease(one.index, one.seed, one.attempt + 1, 0) for one in faults if one.attempt < most]
+        for fault in faults:
+            text, subject = f"{fault.error_type}: {fault.message}", "attempt of an episode under the policy's actions"
+            if fault.cause == "policy":
+                yield problem(f"cannot act: {text}")
+            elif fault.attempt < most:
+                yield warning(f"an {subject} failed: {text}", "repair the environment")
+            else:
+                yield problem(f"every {subject} failed; the last: {text}")
 
 
 def _describe_inference(runner: EvalRunner) -> Finding:

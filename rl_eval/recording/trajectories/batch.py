@@ -32,13 +32,7 @@ __all__ = ["Fragment", "as_arrays", "as_tensordict", "reserve"]
 
 Array = npt.NDArray[Any]
 
-_COLUMNS: Final = {
-    "traj_ids": "index",
-    "index": "index",
-    "seed": "seed",
-    "attempt": "attempt",
-    "weights_version": "weights_version",
-}
+_COLUMNS: Final = {"traj_ids": "index"} | {name: name for name in ("index", "seed", "attempt", "weights_version")}
 _SCALARS: Final = {("done",), ("terminated",), ("truncated",)} | {
     ("next", name) for name in ("reward", "done", "terminated", "truncated")
 }
@@ -86,13 +80,13 @@ def as_tensordict(fragments: Sequence[Fragment], *, padded: bool = False, arriva
     return batch
 
 
-def reserve(folder: Path) -> None:
-    """Reserve disk space for all memory-mapped files of a folder: a write to a page without room ends the process.
+def reserve(*files: Path) -> None:
+    """Reserve disk space for memory-mapped files: a write to a page without room ends the process.
 
     Raises:
         OSError: There is not enough left.
     """
-    for file in folder.rglob("*.memmap"):
+    for file in files:
         with file.open("r+b") as opened:
             if size := file.stat().st_size:
                 os.posix_fallocate(opened.fileno(), 0, size)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,15 +17,7 @@ from rl_eval.errors import ConfigError, EvalError, UsageError, nearest
 from rl_eval.recording.replay import compared, lease_of, rebuilt_runner, recorded_episode, run_again
 from rl_eval.recording.trajectories.recorder import TrajectoryRecorder
 from rl_eval.recording.trajectories.trajectory import Trajectory
-from rl_eval.recording.trajectories.writers import (
-    MinariWriter,
-    NpzWriter,
-    Source,
-    TensorDictWriter,
-    Writer,
-    publish,
-    workspace,
-)
+from rl_eval.recording.trajectories.writers import MinariWriter, NpzWriter, TensorDictWriter, Writer
 from rl_eval.records.agents import agent_columns, agents_in
 from rl_eval.records.episode import RunReport
 from rl_eval.results.loading import load
@@ -132,14 +125,21 @@ def _write(writer: Writer, result: EvalResult, runner: Runner, chosen: Sequence[
     at_once = 2 * runner.settings.runners.lanes
     reports = run_again(runner, (lease_of(result, index) for index in chosen), at_once)
     trajectories = (_proved(result, report) for report in reports)
-    with workspace(writer.place) as folder:
-        begun = False
+    place, begun = writer.place, False
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{place.name}.", dir=place.parent) as folder:
         while some := list(islice(trajectories, at_once)):
             if not begun:
-                writer.begin(_source(result, seen[0], chosen), Path(folder))
+                frames = int(result.table.rows["length"][chosen].sum())
+                title = f"{len(chosen)} of {len(result.plan)} episodes of the evaluation {result.fingerprint[:16]}"
+                writer.begin(Path(folder), seen[0], frames, title)
                 begun = True
             writer.write(some)
-        publish(writer, writer.finish())
+        finished = writer.finish()
+        if finished.is_dir():
+            finished.rename(place)
+        else:
+            place.hardlink_to(finished)  # Nothing that has come up meanwhile is replaced.
 
 
 def _proved(result: EvalResult, report: RunReport) -> Trajectory:
@@ -172,13 +172,3 @@ def _recorder(env: Any, seen: list[Any], info_keys: Sequence[str]) -> Any:
     """Build the observer of an environment, and note the environment."""
     seen.append(env)
     return TrajectoryRecorder(env, info_keys, compress_images=True)
-
-
-def _source(result: EvalResult, env: Any, chosen: Sequence[int]) -> Source:
-    return Source(
-        observation_space=env.observation_space,
-        action_space=env.action_space,
-        env_spec=getattr(env, "spec", None),
-        frames=int(result.table.rows["length"][chosen].sum()),
-        title=f"{len(chosen)} of {len(result.plan)} episodes of the evaluation {result.fingerprint[:16]}",
-    )

@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any, Final, final
 
+import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
@@ -15,10 +16,8 @@ from rl_eval.policies.inference.sweep_log import Steps
 from rl_eval.recording.trajectories.trajectory import (
     CompressedArray,
     Key,
-    Leaf,
     Trajectory,
     action_leaves,
-    agent_leaves,
     observation_leaves,
 )
 from rl_eval.records.episode import COLUMNS, EpisodeRecord, EpisodeSpec
@@ -32,7 +31,8 @@ _FIRST_ROWS: Final = 256
 _BLOCK: Final = 32
 """Images that are compressed together."""
 _FIELDS: Final = ("index", "seed", "attempts", "weights_version", "terminated", "truncated")
-_labels_of: Final = itemgetter(*(list(COLUMNS).index(name) for name in _FIELDS))
+_of_record: Final = attrgetter(*_FIELDS)
+_of_row: Final = itemgetter(*(list(COLUMNS).index(name) for name in _FIELDS))
 
 
 @final
@@ -57,12 +57,12 @@ class TrajectoryRecorder:
         several = getattr(sys.modules.get("rl_eval.runners.multi_agent.team"), "TeamEnv", ())
         self._is_team = isinstance(env, several)
         if self._is_team:
-            leaves = {agent: agent_leaves(agent, *env.spaces(agent)) for agent in env.agents}
+            spaces = {agent: env.spaces(agent) for agent in env.agents}
         else:
-            leaves = {None: (observation_leaves(env.observation_space), action_leaves(env.action_space))}
+            spaces = {None: (env.observation_space, env.action_space)}
         self._agents = {
-            agent: _Columns(() if agent is None else ("agents", str(agent)), *found, compress_images)
-            for agent, found in leaves.items()
+            agent: _Columns(() if agent is None else ("agents", str(agent)), compress_images, *pair)
+            for agent, pair in spaces.items()
         }
         self._infos = {key: Rows((), np.dtype(np.float64)) for key in info_keys}
         self._rewards = Rows((), np.dtype(np.float64))
@@ -121,8 +121,8 @@ class TrajectoryRecorder:
                 self._rewards.array[steps - 1] += reward
                 self._agents[agent].rewards.array[steps - 1] += reward
         outputs = {} if self._silent and not self._is_team else {k: v for one in agents for k, v in one.outputs.items()}
-        return Trajectory.of(
-            record,
+        return Trajectory(
+            **_labels(_of_record(record)),
             observations={leaf.key: rows.taken(steps + 1) for one in agents for leaf, rows in one.observed},
             actions={leaf.key: rows.taken(steps) for one in agents for leaf, rows in one.acted},
             rewards=self._rewards.taken(steps),
@@ -138,13 +138,14 @@ class TrajectoryRecorder:
 class _Columns:
     """Columns of one agent."""
 
-    def __init__(self, root: Key, seen: Sequence[Leaf], done: Sequence[Leaf], compress_images: bool) -> None:
+    def __init__(self, root: Key, compress_images: bool, observations: gym.Space[Any], actions: gym.Space[Any]) -> None:
+        seen = observation_leaves(observations, root)
         self.compresses = compress_images and any(leaf.is_image for leaf in seen)
         self.observed = [
             (leaf, (CompressedRows if compress_images and leaf.is_image else Rows)(leaf.shape, leaf.dtype))
             for leaf in seen
         ]
-        self.acted = [(leaf, Rows(leaf.shape, leaf.dtype)) for leaf in done]
+        self.acted = [(leaf, Rows(leaf.shape, leaf.dtype)) for leaf in action_leaves(actions, root)]
         self.rewards = Rows((), np.dtype(np.float64))
         self.outputs: dict[Key, Rows] = {}
         """What the policy computed besides actions in this episode."""
@@ -217,6 +218,11 @@ class CompressedRows:
         )
 
 
+def _labels(values: tuple[Any, ...]) -> dict[str, Any]:
+    """Return a record's labels by the names that they have in a trajectory."""
+    return dict(zip([name.replace("attempts", "attempt") for name in _FIELDS], values, strict=True))
+
+
 def _compressed(rows: Array) -> bytes:
     return zlib.compress(rows.tobytes(), 1)
 
@@ -232,7 +238,7 @@ class TrajectoryBlock(Mapping[int, Trajectory]):
     """
 
     def __init__(self, steps: Steps, observation: Key, action: Key) -> None:
-        self._labels = [_labels_of(row) for row in steps.rows]
+        self._labels = [_of_row(row) for row in steps.rows]
         self._stops = steps.lengths.cumsum().tolist()
         self._keys = observation, action
         self._observations, self._actions = steps.observations, steps.actions
@@ -244,14 +250,8 @@ class TrajectoryBlock(Mapping[int, Trajectory]):
         place = self._places[index]
         start, stop = self._stops[place - 1] if place else 0, self._stops[place]
         observation, action = self._keys
-        _, seed, attempt, weights_version, terminated, truncated = self._labels[place]
         return Trajectory(
-            index=index,
-            seed=seed,
-            attempt=attempt,
-            weights_version=weights_version,
-            terminated=terminated,
-            truncated=truncated,
+            **_labels(self._labels[place]),
             observations={observation: self._observations[start + place : stop + place + 1]},
             actions={action: self._actions[start:stop]},
             rewards=self._rewards[start:stop],

@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from rl_eval.errors import ConfigError
-from rl_eval.records.episode import EpisodeRecord
 
 __all__ = [
     "ACTION_LOG_PROB",
@@ -21,7 +20,6 @@ __all__ = [
     "Leaf",
     "Trajectory",
     "action_leaves",
-    "agent_leaves",
     "nested",
     "observation_leaves",
 ]
@@ -60,37 +58,25 @@ class Leaf(NamedTuple):
         return self.dtype == np.uint8 and len(self.shape) > 1
 
 
-def observation_leaves(space: gym.Space[Any]) -> list[Leaf]:
+def observation_leaves(space: gym.Space[Any], root: Key = ()) -> list[Leaf]:
     """Return the arrays of an observation: those of a Dict space by their own keys, any other as ``observation``.
 
     A Dict space that has a key which the rest of a batch needs, such as ``action``, stands under ``observation`` too.
+
+    Args:
+        space: Of the observations.
+        root: What all keys begin with.
 
     Raises:
         ConfigError: A part of the space has no arrays of one shape.
     """
     own_keys = isinstance(space, gym.spaces.Dict) and not _RESERVED & set(space.spaces)
-    return _leaves(space, () if own_keys else ("observation",), ())
+    return _leaves(space, root if own_keys else (*root, "observation"), ())
 
 
-def action_leaves(space: gym.Space[Any]) -> list[Leaf]:
-    """Return the arrays of an action, under ``action``.
-
-    Raises:
-        ConfigError: A part of the space has no arrays of one shape.
-    """
-    return _leaves(space, ("action",), ())
-
-
-def agent_leaves(agent: Any, observations: gym.Space[Any], actions: gym.Space[Any]) -> tuple[list[Leaf], list[Leaf]]:
-    """Return the arrays of one of several agents, whose keys begin with ``agents`` and its name.
-
-    Raises:
-        ConfigError: A part of a space has no arrays of one shape.
-    """
-    root = ("agents", str(agent))
-    seen, done = observation_leaves(observations), action_leaves(actions)
-    named = [[leaf._replace(key=(*root, *leaf.key)) for leaf in leaves] for leaves in (seen, done)]
-    return named[0], named[1]
+def action_leaves(space: gym.Space[Any], root: Key = ()) -> list[Leaf]:
+    """Return the arrays of an action, under ``action``; arguments and errors as of :func:`observation_leaves`."""
+    return _leaves(space, (*root, "action"), ())
 
 
 def nested(space: gym.Space[Any], arrays: Mapping[Key, Any], root: str = "observation") -> Any:
@@ -102,23 +88,22 @@ def nested(space: gym.Space[Any], arrays: Mapping[Key, Any], root: str = "observ
         root: ``observation`` or ``action``.
     """
     leaves = observation_leaves(space) if root == "observation" else action_leaves(space)
-    return _filled(space, {leaf.path: np.asarray(arrays[leaf.key]) for leaf in leaves}, ())
+    by_path = {leaf.path: np.asarray(arrays[leaf.key]) for leaf in leaves}
 
+    def filled(part: gym.Space[Any], path: tuple[Any, ...]) -> Any:
+        if isinstance(part, gym.spaces.Tuple):
+            return tuple(filled(one, (*path, place)) for place, one in enumerate(part.spaces))
+        if isinstance(part, gym.spaces.Dict):
+            return {name: filled(one, (*path, name)) for name, one in part.spaces.items()}
+        return by_path[path]
 
-def _filled(space: gym.Space[Any], arrays: Mapping[tuple[Any, ...], Array], path: tuple[Any, ...]) -> Any:
-    if isinstance(space, gym.spaces.Dict):
-        return {name: _filled(part, arrays, (*path, name)) for name, part in space.spaces.items()}
-    if isinstance(space, gym.spaces.Tuple):
-        return tuple(_filled(part, arrays, (*path, place)) for place, part in enumerate(space.spaces))
-    return arrays[path]
+    return filled(space, ())
 
 
 def _leaves(space: gym.Space[Any], key: Key, path: tuple[Any, ...]) -> list[Leaf]:
-    if isinstance(space, gym.spaces.Dict):
-        return [leaf for name, part in space.spaces.items() for leaf in _leaves(part, (*key, name), (*path, name))]
-    if isinstance(space, gym.spaces.Tuple):
-        parts = enumerate(space.spaces)
-        return [leaf for place, part in parts for leaf in _leaves(part, (*key, str(place)), (*path, place))]
+    if isinstance(space, (gym.spaces.Dict, gym.spaces.Tuple)):
+        parts = space.spaces.items() if isinstance(space, gym.spaces.Dict) else enumerate(space.spaces)
+        return [leaf for name, part in parts for leaf in _leaves(part, (*key, str(name)), (*path, name))]
     if isinstance(space, _LEAVES):
         return [Leaf(key, path, np.dtype(space.dtype or np.float64), tuple(space.shape or ()))]
     raise ConfigError(
@@ -150,11 +135,6 @@ class CompressedArray:
             rest = rest[len(rows) :]
         return whole if dtype is None else whole.astype(dtype)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes that it takes, compressed."""
-        return sum(map(len, self.blocks))
-
 
 @dataclass(frozen=True)
 class Trajectory:
@@ -183,19 +163,6 @@ class Trajectory:
     """What the policy computed besides actions, its ``outputs``, each of shape (T, \\*shape): above all
     ``action_log_prob``, the logarithms of the probabilities (densities) of the actions that it drew."""
 
-    @classmethod
-    def of(cls, record: EpisodeRecord, **columns: Any) -> Trajectory:
-        """Return the trajectory of an episode that has its record, with its columns by the names of their fields."""
-        return cls(
-            record.index,
-            record.seed,
-            record.attempts,
-            record.weights_version,
-            terminated=record.terminated,
-            truncated=record.truncated,
-            **columns,
-        )
-
     def __len__(self) -> int:
         return len(self.rewards)
 
@@ -214,9 +181,3 @@ class Trajectory:
             if key[0] not in taken and (key in states or not any(_overlap(key, seen) for seen in self.observations))
         }
         return told | {("next", *key): self.outputs[("next", *key)] for key in states & told.keys()}
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of its arrays."""
-        columns = (self.observations, self.actions, self.infos, self.outputs)
-        return self.rewards.nbytes + sum(array.nbytes for column in columns for array in column.values())

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import shutil
-import tempfile
 import warnings
 import zipfile
 from collections.abc import Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
 from importlib.metadata import version
 from inspect import signature
 from pathlib import Path
@@ -25,21 +21,7 @@ from rl_eval.recording.trajectories.trajectory import ACTION_LOG_PROB, Trajector
 if TYPE_CHECKING:
     from tensordict import TensorDictBase
 
-__all__ = ["MinariWriter", "NpzWriter", "Source", "TensorDictWriter", "Writer", "publish", "workspace"]
-
-
-@dataclass(frozen=True)
-class Source:
-    """What a writer has to know before the first trajectory."""
-
-    observation_space: Any
-    action_space: Any
-    env_spec: Any
-    """Gymnasium's spec of the environment; None if it has none."""
-    frames: int
-    """Steps of all episodes together."""
-    title: str
-    """What the data are, in one line."""
+__all__ = ["MinariWriter", "NpzWriter", "TensorDictWriter", "Writer"]
 
 
 class Writer(Protocol):
@@ -56,8 +38,15 @@ class Writer(Protocol):
     def place(self) -> Path:
         """What will be there; it must not exist."""
 
-    def begin(self, source: Source, folder: Path) -> None:
-        """Begin, in a new folder on the disk of the place."""
+    def begin(self, folder: Path, env: Any, frames: int, title: str) -> None:
+        """Begin.
+
+        Args:
+            folder: New folder on the disk of the place.
+            env: An environment of the episodes.
+            frames: Steps of all episodes together.
+            title: Description of the data, in one line.
+        """
 
     def write(self, trajectories: Sequence[Trajectory]) -> None:
         """Write some more, in order."""
@@ -71,43 +60,33 @@ class NpzWriter:
 
     def __init__(self, target: str | os.PathLike[str]) -> None:
         self.place = Path(target).absolute()
-        self._headers: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {}
+        self._arrays: dict[str, np.memmap[Any, Any]] = {}
         self._frames = 0
 
-    def begin(self, source: Source, folder: Path) -> None:
+    def begin(self, folder: Path, env: Any, frames: int, title: str) -> None:
         """See :class:`Writer`."""
-        self._folder = folder
+        self._folder, self._total = folder, frames
 
     def write(self, trajectories: Sequence[Trajectory]) -> None:
         """See :class:`Writer`."""
         arrays = as_arrays(_whole(trajectories))
-        for number, (key, array) in enumerate(arrays.items()):
-            self._headers[key] = array.dtype, array.shape[1:]
-            with self._raw(number).open("ab") as file:
-                file.write(array.tobytes())
-        self._frames += sum(map(len, trajectories))
+        for key in arrays.keys() - self._arrays.keys():
+            # What the key is called is up to the environment's spaces.
+            file, shape = self._folder / f"{len(self._arrays)}.memmap", (self._total, *arrays[key].shape[1:])
+            self._arrays[key] = np.lib.format.open_memmap(file, "w+", arrays[key].dtype, shape)
+            reserve(file)
+        start, self._frames = self._frames, self._frames + sum(map(len, trajectories))
+        for key, array in arrays.items():
+            self._arrays[key][start : self._frames] = array
 
     def finish(self) -> Path:
         """See :class:`Writer`."""
         path = self._folder / "data.npz"
         with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-            for number, (key, (dtype, shape)) in enumerate(self._headers.items()):
-                self._pack(archive, self._raw(number), key, dtype, (self._frames, *shape))
+            for key, array in self._arrays.items():
+                array.flush()
+                archive.write(str(array.filename), f"{key}.npy")
         return path
-
-    def _raw(self, number: int) -> Path:
-        """Return the file of one array: what its key is called is up to the environment's spaces."""
-        return self._folder / str(number)
-
-    def _pack(
-        self, archive: zipfile.ZipFile, raw: Path, key: str, dtype: np.dtype[Any], shape: tuple[int, ...]
-    ) -> None:
-        header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
-        with ExitStack() as stack:
-            packed = stack.enter_context(archive.open(f"{key}.npy", "w", force_zip64=True))
-            np.lib.format.write_array_header_1_0(packed, header)
-            shutil.copyfileobj(stack.enter_context(raw.open("rb")), packed)
-        raw.unlink()
 
 
 class TensorDictWriter:
@@ -118,9 +97,9 @@ class TensorDictWriter:
         self._data: Any = None
         self._frames = 0
 
-    def begin(self, source: Source, folder: Path) -> None:
+    def begin(self, folder: Path, env: Any, frames: int, title: str) -> None:
         """See :class:`Writer`."""
-        self._folder, self._total = folder / "data", source.frames
+        self._folder, self._total = folder / "data", frames
 
     def write(self, trajectories: Sequence[Trajectory]) -> None:
         """See :class:`Writer`."""
@@ -128,10 +107,9 @@ class TensorDictWriter:
         if self._data is None:
             _make_folders(self._folder, batch)
             self._data = batch[:1].expand(self._total).memmap_like(self._folder)
-            reserve(self._folder)
-        stop = self._frames + len(batch)
-        self._data[self._frames : stop].update_(batch)
-        self._frames = stop
+            reserve(*self._folder.rglob("*.memmap"))
+        start, self._frames = self._frames, self._frames + len(batch)
+        self._data[start : self._frames].update_(batch)
 
     def finish(self) -> Path:
         """See :class:`Writer`."""
@@ -180,21 +158,25 @@ class MinariWriter:
         self.place: Path = get_dataset_path(self._id)
         self._written = 0
 
-    def begin(self, source: Source, folder: Path) -> None:
+    def begin(self, folder: Path, env: Any, frames: int, title: str) -> None:
         """See :class:`Writer`."""
         import minari
         from minari.dataset.minari_storage import MinariStorage
 
-        self._spaces = source.observation_space, source.action_space
+        self._spaces = env.observation_space, env.action_space
         self._folder = folder / "dataset"
         (self._folder / "data").mkdir(parents=True)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "env_spec is not serializable")
             self._storage = MinariStorage.new(
-                self._folder / "data", *self._spaces, env_spec=source.env_spec, data_format="hdf5", jpeg_encoding=False
+                self._folder / "data",
+                *self._spaces,
+                env_spec=getattr(env, "spec", None),
+                data_format="hdf5",
+                jpeg_encoding=False,
             )
         self._storage.update_metadata(
-            {"dataset_id": self._id, "minari_version": minari.__version__, "description": source.title}
+            {"dataset_id": self._id, "minari_version": minari.__version__, "description": title}
         )
 
     def write(self, trajectories: Sequence[Trajectory]) -> None:
@@ -232,24 +214,6 @@ class MinariWriter:
             truncations=ends & trajectory.truncated,
             infos={key: np.concatenate([[np.nan], values]) for key, values in infos.items()},
         )
-
-
-def publish(writer: Writer, finished: Path) -> None:
-    """Move what was written to its place.
-
-    Raises:
-        FileExistsError: Something is there meanwhile.
-    """
-    if finished.is_dir():
-        finished.rename(writer.place)
-    else:
-        os.link(finished, writer.place)
-
-
-def workspace(place: Path) -> tempfile.TemporaryDirectory[str]:
-    """Return a new folder beside a place, which goes with all that is left in it."""
-    place.parent.mkdir(parents=True, exist_ok=True)
-    return tempfile.TemporaryDirectory(prefix=f".{place.name}.", dir=place.parent)
 
 
 def _whole(trajectories: Sequence[Trajectory]) -> list[Fragment]:

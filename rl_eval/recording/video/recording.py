@@ -21,9 +21,9 @@ from rl_eval.config.settings import EvalSettings
 from rl_eval.errors import ClusterError, ConfigError, EnvError, UsageError, WeightsError
 from rl_eval.execution.group import EvalRunnerGroup
 from rl_eval.execution.jobs import FollowUp
-from rl_eval.recording.replay import rebuilt_runner, run_again
+from rl_eval.recording.replay import Spectator, rebuilt_runner, run_again
 from rl_eval.recording.video.encoder import Encoder
-from rl_eval.recording.video.rendering import Spectator, rendering_sibling
+from rl_eval.recording.video.rendering import rendering_sibling
 from rl_eval.recording.video.selection import VideoSettings, select_episodes
 from rl_eval.recording.videos import video_name
 from rl_eval.records.episode import EpisodeSpec, Lease, Outcome, different_columns, outcomes_of

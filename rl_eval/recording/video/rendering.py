@@ -10,40 +10,19 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Final
 
 from rl_eval.config.settings import with_values
 from rl_eval.errors import ConfigError, EnvError
-from rl_eval.recording.replay import Replay, compared, lease_of, rebuilt_runner, run_again
-from rl_eval.records.episode import EpisodeRecord, EpisodeSpec
+from rl_eval.recording.replay import Replay, Spectator, compared, lease_of, rebuilt_runner, run_again
 from rl_eval.results.result import EvalResult
 from rl_eval.runners import EvalRunner, Runner
 from rl_eval.supervision.caller import one_thread
 
-__all__ = ["Spectator", "rendering_sibling", "replay_in_window"]
+__all__ = ["rendering_sibling", "replay_in_window"]
 
 _DISPLAYS: Final = ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER")
 """Variables of which one is set where a window can be opened."""
-
-
-class Spectator:
-    """Observer that keeps the environment that it sees, and does nothing else."""
-
-    env: Any = None
-
-    def watch(self, env: Any) -> Spectator:
-        """See another environment from now on."""
-        self.env = env
-        return self
-
-    def on_episode_start(self, spec: EpisodeSpec, attempt: int, observation: Any) -> None:
-        """Ignore it, as an :class:`EpisodeObserver`."""
-
-    def on_step(self, *step: Any) -> None:
-        """Ignore it, as an :class:`EpisodeObserver`."""
-
-    def on_episode_end(self, record: EpisodeRecord) -> None:
-        """Keep nothing, as an :class:`EpisodeObserver`."""
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 
@@ -59,12 +59,10 @@ class VideoSettings:
     def __post_init__(self) -> None:
         _parse(self.select)
         object.__setattr__(self, "folder", str(Path(self.folder).absolute()))
-        for name in ("max_videos", "max_frames"):
-            if (value := getattr(self, name)) < 1:
-                raise ConfigError(f"{name} is {value}: give at least 1")
-        for name in ("fps", "timeout_s"):
-            if (number := getattr(self, name)) is not None and not 0 < number < float("inf"):
-                raise ConfigError(f"{name} is {number}: give a positive number")
+        for name in ("max_videos", "max_frames", "fps", "timeout_s"):
+            value, least = getattr(self, name), int(name.startswith("max_"))
+            if value is not None and not (value >= least and 0 < value < float("inf")):
+                raise ConfigError(f"{name} is {value}: give {'at least 1' if least else 'a positive number'}")
         check_encoder()
 
 
@@ -84,37 +82,29 @@ def select_episodes(result: EvalResult, select: str | Sequence[str], max_videos:
     Raises:
         ConfigError: A selector is unknown or its number is out of range.
     """
-    chosen = (index for selector in _parse(select) for index in _KINDS[selector.kind](result, selector.number))
+    chosen = (index for kind, number in _parse(select) for index in _KINDS[kind](result, number))
     return list(islice(dict.fromkeys(chosen), max_videos))
 
 
-class _Selector(NamedTuple):
-    kind: str
-    number: int | None
-
-
-def _parse(select: str | Sequence[str]) -> list[_Selector]:
+def _parse(select: str | Sequence[str]) -> list[tuple[str, int | None]]:
+    """Return the selectors, each with its number if it has one."""
     texts = select.split(",") if isinstance(select, str) else list(select)
-    selectors = [_parse_one(text.strip()) for text in texts]
-    if not selectors:
+    if not texts:
         raise ConfigError(f"the selection of videos is empty: give some of {', '.join(_KINDS)}")
-    return selectors
-
-
-def _parse_one(text: str) -> _Selector:
-    kind, colon, number = text.partition(":")
-    if kind not in _KINDS:
-        raise ConfigError(f"the selection of videos has {text!r}: {nearest(kind, _KINDS)}")
-    if not colon:
-        if kind in _NUMBERED:
+    selectors: list[tuple[str, int | None]] = []
+    for text in map(str.strip, texts):
+        kind, colon, number = text.partition(":")
+        least = int(kind != "episode")
+        if kind not in _KINDS:
+            raise ConfigError(f"the selection of videos has {text!r}: {nearest(kind, _KINDS)}")
+        if not colon and kind in _NUMBERED:
             raise ConfigError(f"the selection of videos has {kind!r}: {_NUMBERED[kind]}")
-        return _Selector(kind, None)
-    least = int(kind != "episode")
-    if not number.isdecimal() or int(number) < least:
-        raise ConfigError(
-            f"the selection of videos has {text!r}: give a whole number from {least} on, such as '{kind}:2'"
-        )
-    return _Selector(kind, int(number))
+        if colon and (not number.isdecimal() or int(number) < least):
+            raise ConfigError(
+                f"the selection of videos has {text!r}: give a whole number from {least} on, such as '{kind}:2'"
+            )
+        selectors.append((kind, int(number) if colon else None))
+    return selectors
 
 
 def _recorded(result: EvalResult, indices: Iterable[int]) -> Iterable[int]:
