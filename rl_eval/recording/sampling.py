@@ -21,9 +21,7 @@ from typing import Any, Final, Literal, final
 from rl_eval.errors import ConfigError, EvalError, UsageError, nearest
 from rl_eval.execution.handle import EvalHandle
 from rl_eval.execution.recorded import TRAJECTORY
-from rl_eval.recording.trajectories.batch import Fragment, as_arrays, as_tensordict, reserve
-from rl_eval.recording.trajectories.recorder import TrajectoryRecorder
-from rl_eval.recording.trajectories.trajectory import Trajectory
+from rl_eval.recording.trajectories import Fragment, Trajectory, TrajectoryRecorder, as_arrays, as_tensordict, reserve
 from rl_eval.records.episode import Outcome
 from rl_eval.results.result import EvalResult
 from rl_eval.scheduling.plan import EpisodePlan

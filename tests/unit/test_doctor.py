@@ -12,11 +12,9 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from rl_eval.cli import app
-from rl_eval.cli.checks import environment, machine
-from rl_eval.cli.checks.environment import check_environment
-from rl_eval.cli.checks.machine import check_address, check_machine
-from rl_eval.cli.checks.policy import check_policy
+from rl_eval.cli import app, checks, examination
+from rl_eval.cli.checks import check_address, check_machine, check_policy
+from rl_eval.cli.examination import check_environment
 from rl_eval.config.builder import EvalConfig
 from rl_eval.execution.group import evaluate
 from rl_eval.records.episode import without_place
@@ -190,8 +188,8 @@ def test_nothing_is_wrong_with_a_good_environment():
 @pytest.fixture
 def patient(monkeypatch):
     """Steps bound the episodes, and no clock."""
-    monkeypatch.setattr(environment, "MAX_SECONDS", 600.0)
-    monkeypatch.setattr(environment, "MAX_STEPS", 1000)
+    monkeypatch.setattr(examination, "MAX_SECONDS", 600.0)
+    monkeypatch.setattr(examination, "MAX_STEPS", 1000)
 
 
 def test_an_endless_environment_is_a_problem(patient):
@@ -208,7 +206,7 @@ def test_a_slow_environment_is_cut_at_the_steps_that_fit_into_the_time(monkeypat
             time.sleep(0.02)
             return super().step(action)
 
-    monkeypatch.setattr(environment, "MAX_SECONDS", 0.2)
+    monkeypatch.setattr(examination, "MAX_SECONDS", 0.2)
     (text,) = worst(examine(Slow))
     assert text.startswith("no episode ended in ")
 
@@ -425,7 +423,7 @@ def test_the_cause_is_named_where_a_policy_does_not_repeat_itself_or_may_not():
 
 def test_versions_other_than_the_tested_ones_are_one_quiet_line(monkeypatch):
     versions = {"Python": "3.11.7", "gymnasium": "0.29.1", "numpy": "2.1.0", "ray": "2.60.0", "torch": "2.13.0+cpu"}
-    monkeypatch.setattr(machine, "_version", versions.get)
+    monkeypatch.setattr(checks, "_version", versions.get)
     findings = list(check_machine())
     assert [(finding.level, finding.text) for finding in findings] == [
         ("ok", "Python 3.11.7, gymnasium 0.29.1, numpy 2.1.0, ray 2.60.0, torch 2.13.0+cpu"),

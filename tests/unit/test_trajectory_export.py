@@ -12,8 +12,7 @@ import pytest
 
 from rl_eval import EvalConfig, EvalResult, EvalRunnerGroup, evaluate
 from rl_eval.errors import ConfigError, EvalError, UsageError
-from rl_eval.recording.trajectories import writers
-from rl_eval.recording.trajectories.export import export_trajectories
+from rl_eval.recording.export import NpzWriter, export_trajectories
 from tests.unit.cli_world import call
 from tests.unit.test_runners import steer, walk
 
@@ -199,13 +198,13 @@ def test_a_full_disk_is_said_and_leaves_nothing(
 def test_who_comes_first_keeps_the_place(ran: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that appears while episodes run is not replaced."""
     made, result, _ = ran
-    finish = writers.NpzWriter.finish
+    finish = NpzWriter.finish
 
-    def late(writer: writers.NpzWriter) -> Path:
+    def late(writer: NpzWriter) -> Path:
         (tmp_path / "mine").write_text("theirs")
         return finish(writer)
 
-    monkeypatch.setattr(writers.NpzWriter, "finish", late)
+    monkeypatch.setattr(NpzWriter, "finish", late)
     with pytest.raises(ConfigError, match="cannot be written: File exists"):
         export_trajectories(result, "npz", tmp_path / "mine", config=made)
     assert (tmp_path / "mine").read_text() == "theirs"

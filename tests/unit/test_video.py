@@ -19,9 +19,16 @@ from rl_eval.cli.exits import ExitCode
 from rl_eval.config.builder import EvalConfig
 from rl_eval.errors import ClusterError, ConfigError, EnvError, WeightsError
 from rl_eval.execution.group import EvalRunnerGroup, evaluate
-from rl_eval.recording.video import Video, VideoSettings, record_videos, record_with_group, select_episodes
-from rl_eval.recording.video.encoder import Encoder, gif
-from rl_eval.recording.video.recording import follow_up_videos
+from rl_eval.recording.video import (
+    Encoder,
+    Video,
+    VideoSettings,
+    follow_up_videos,
+    gif,
+    record_videos,
+    record_with_group,
+    select_episodes,
+)
 from rl_eval.recording.videos import videos_of
 from rl_eval.records.episode import Fault
 from tests.unit.cli_world import call, printed
@@ -376,7 +383,7 @@ def test_a_renderer_that_fails_costs_the_video_alone(toys, kwargs, message):
 
 def test_an_encoder_that_fails_is_told(toys, monkeypatch):
     """With its own words."""
-    monkeypatch.setattr("rl_eval.recording.video.encoder._EVEN", "no_such_filter")
+    monkeypatch.setattr("rl_eval.recording.video._EVEN", "no_such_filter")
     with pytest.raises(EnvError, match=r"cannot be recorded: .*ffmpeg ended with code \d+: .*no_such_filter"):
         recorded(evaluate(config()))
 

@@ -71,7 +71,7 @@ class TensorBoardLogger(Logger):
 
     def log_video(self, video: Video, point: EvalPoint) -> None:
         """See :class:`Logger`."""
-        from rl_eval.recording.video.encoder import gif
+        from rl_eval.recording.video import gif
 
         if self._writer is None:
             self._writer = self._open(point)

@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.utils.env_checker import check_env
 
-from rl_eval.cli.checks.finding import Finding, note, ok, problem, raised, warning
+from rl_eval.cli.checks import Finding, note, ok, problem, raised, warning
 from rl_eval.config.settings import EvalSettings, PolicySection, with_values
 from rl_eval.errors import EnvError
 from rl_eval.policies.inference.policy_memory import changes, remembered
