@@ -5,6 +5,7 @@ What is written is a new file or folder, whole or not at all, with a few episode
 
 from __future__ import annotations
 
+import abc
 import importlib.util
 import os
 import tempfile
@@ -17,7 +18,7 @@ from importlib.metadata import version
 from inspect import signature
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -48,19 +49,24 @@ if TYPE_CHECKING:
 __all__ = ["FORMATS", "Exported", "MinariWriter", "NpzWriter", "TensorDictWriter", "Writer", "export_trajectories"]
 
 
-class Writer(Protocol):
-    """Writes trajectories to a place where nothing is yet; what it has begun is nowhere until it is published."""
+class Writer(abc.ABC):
+    """Writes trajectories to a place where nothing is yet; what it has begun is nowhere until it is published.
+
+    Args:
+        target: Path of the place.
+
+    Raises:
+        ConfigError: It cannot be used, or a package is missing.
+    """
+
+    place: Path
+    """What will be there; it must not exist."""
 
     def __init__(self, target: str | os.PathLike[str]) -> None:
-        """Find the place.
-
-        Raises:
-            ConfigError: It cannot be used, or a package is missing.
-        """
-
-    @property
-    def place(self) -> Path:
-        """What will be there; it must not exist."""
+        self.place = Path(target).absolute()
+        self._data: Any = None
+        self._written = 0
+        """Steps so far."""
 
     def begin(self, folder: Path, env: Any, frames: int, title: str) -> None:
         """Begin.
@@ -71,73 +77,58 @@ class Writer(Protocol):
             frames: Steps of all episodes together.
             title: Description of the data, in one line.
         """
+        self._folder, self._frames = folder / "data", frames
 
+    @abc.abstractmethod
     def write(self, trajectories: Sequence[Trajectory]) -> None:
         """Write some more, in order."""
 
     def finish(self) -> Path:
         """Write what is left, and return what is to be moved to the place."""
+        return self._folder
+
+    def _next(self, trajectories: Sequence[Trajectory]) -> slice:
+        """Return where the next steps go."""
+        start, self._written = self._written, self._written + sum(map(len, trajectories))
+        return slice(start, self._written)
 
 
-class NpzWriter:
+class NpzWriter(Writer):
     """Writer of one ``.npz`` file with :func:`~rl_eval.recording.trajectories.as_arrays` of all episodes."""
-
-    def __init__(self, target: str | os.PathLike[str]) -> None:
-        self.place = Path(target).absolute()
-        self._arrays: dict[str, np.memmap[Any, Any]] = {}
-        self._frames = 0
-
-    def begin(self, folder: Path, env: Any, frames: int, title: str) -> None:
-        """See :class:`Writer`."""
-        self._folder, self._total = folder, frames
 
     def write(self, trajectories: Sequence[Trajectory]) -> None:
         """See :class:`Writer`."""
-        arrays = as_arrays(_whole(trajectories))
-        for key in arrays.keys() - self._arrays.keys():
-            # What the key is called is up to the environment's spaces.
-            file, shape = self._folder / f"{len(self._arrays)}.memmap", (self._total, *arrays[key].shape[1:])
-            self._arrays[key] = np.lib.format.open_memmap(file, "w+", arrays[key].dtype, shape)
-            reserve(file)
-        start, self._frames = self._frames, self._frames + sum(map(len, trajectories))
-        for key, array in arrays.items():
-            self._arrays[key][start : self._frames] = array
+        here, self._data = self._next(trajectories), self._data or {}
+        self._folder.mkdir(exist_ok=True)
+        for key, array in as_arrays(_whole(trajectories)).items():
+            if key not in self._data:
+                # What the key is called is up to the environment's spaces.
+                file, shape = self._folder / str(len(self._data)), (self._frames, *array.shape[1:])
+                self._data[key] = np.lib.format.open_memmap(file, "w+", array.dtype, shape)
+                reserve(file)
+            self._data[key][here] = array
 
     def finish(self) -> Path:
         """See :class:`Writer`."""
-        path = self._folder / "data.npz"
+        path = self._folder / "all.npz"
         with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-            for key, array in self._arrays.items():
+            for key, array in self._data.items():
                 array.flush()
-                archive.write(str(array.filename), f"{key}.npy")
+                archive.write(array.filename, f"{key}.npy")
         return path
 
 
-class TensorDictWriter:
+class TensorDictWriter(Writer):
     """Writes a folder that ``TensorDict.load_memmap`` opens: all episodes, frame after frame."""
-
-    def __init__(self, target: str | os.PathLike[str]) -> None:
-        self.place = Path(target).absolute()
-        self._data: Any = None
-        self._frames = 0
-
-    def begin(self, folder: Path, env: Any, frames: int, title: str) -> None:
-        """See :class:`Writer`."""
-        self._folder, self._total = folder / "data", frames
 
     def write(self, trajectories: Sequence[Trajectory]) -> None:
         """See :class:`Writer`."""
         batch = as_tensordict(_whole(trajectories))
         if self._data is None:
             _make_folders(self._folder, batch)
-            self._data = batch[:1].expand(self._total).memmap_like(self._folder)
+            self._data = batch[:1].expand(self._frames).memmap_like(self._folder)
             reserve(*self._folder.rglob("*.memmap"))
-        start, self._frames = self._frames, self._frames + len(batch)
-        self._data[start : self._frames].update_(batch)
-
-    def finish(self) -> Path:
-        """See :class:`Writer`."""
-        return self._folder
+        self._data[self._next(trajectories)].update_(batch)
 
 
 def _make_folders(folder: Path, batch: TensorDictBase) -> None:
@@ -147,7 +138,7 @@ def _make_folders(folder: Path, batch: TensorDictBase) -> None:
             folder.joinpath(*((key,) if isinstance(key, str) else key)).parent.mkdir(parents=True, exist_ok=True)
 
 
-class MinariWriter:
+class MinariWriter(Writer):
     """Writes a data set that ``minari.load_dataset`` opens by its id, in Minari's folder (``MINARI_DATASETS_PATH``).
 
     Images are stored as they are, not as JPEG, and rewards as float64. The first of the T + 1 infos is NaN: that of the
@@ -179,16 +170,15 @@ class MinariWriter:
             raise ConfigError(
                 f"{self._id!r} is no id of a Minari data set, such as 'cartpole/ppo-v0': {error}"
             ) from error
-        self.place: Path = get_dataset_path(self._id)
-        self._written = 0
+        super().__init__(get_dataset_path(self._id))
 
     def begin(self, folder: Path, env: Any, frames: int, title: str) -> None:
         """See :class:`Writer`."""
+        super().begin(folder, env, frames, title)
         import minari
         from minari.dataset.minari_storage import MinariStorage
 
         self._spaces = env.observation_space, env.action_space
-        self._folder = folder / "dataset"
         (self._folder / "data").mkdir(parents=True)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "env_spec is not serializable")
@@ -205,12 +195,12 @@ class MinariWriter:
 
     def write(self, trajectories: Sequence[Trajectory]) -> None:
         """See :class:`Writer`."""
+        first = self._storage.total_episodes
         self._storage.update_episodes([self._buffer(one) for one in trajectories])
         labels = [
             {"index": one.index, "attempt": one.attempt, "weights_version": one.weights_version} for one in trajectories
         ]
-        self._storage.update_episode_metadata(labels, range(self._written, self._written + len(trajectories)))
-        self._written += len(trajectories)
+        self._storage.update_episode_metadata(labels, range(first, first + len(trajectories)))
 
     def finish(self) -> Path:
         """See :class:`Writer`."""

@@ -211,7 +211,10 @@ def rebuilt_runner(
         ConfigError: The recorded config cannot be used again.
     """
     settings = _settings(result.provenance, config, policy, trust)
-    settings, live = _with_live(settings, policy)
+    if policy is not None:
+        settings = with_live(settings, policy)
+    named = isinstance(settings.policy.policy, str)
+    live = live_policies(settings.policy) if settings.policy.policies else None if named else settings.policy.policy
     weights = _weights(result.provenance["weights"], settings, live)
     with working_in(None):  # An environment may change the working directory.
         try:
@@ -229,15 +232,6 @@ def rebuilt_runner(
             yield runner
         finally:
             runner.stop()
-
-
-def _with_live(settings: EvalSettings, policy: Any) -> tuple[EvalSettings, Any]:
-    """Return the settings, and the live policy or policies, of which those that were passed replace the configured."""
-    if not settings.policy.policies:
-        live = settings.policy.policy if policy is None else policy
-        return settings, None if isinstance(live, str) else live
-    settings = settings if policy is None else with_live(settings, policy)
-    return settings, live_policies(settings.policy)
 
 
 def compared(result: EvalResult, report: RunReport) -> Replay:

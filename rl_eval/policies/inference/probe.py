@@ -101,18 +101,17 @@ class Probe:
             ConfigError: The policy cannot act as configured, or does not repeat itself.
             PolicyError: Its actions do not fit the action space, on any observation.
         """
+        self.check_shapes()
         with no_grad(), buffers_kept(self.policy):
-            self._check_shapes()
             try:
-                finding = self._compare()
+                return self._compare()._replace(overwrites=self._overwrites)
             except (ConfigError, PolicyUnavailable):
                 raise
             except _Unrepeatable as seen:
-                finding = self._unrepeatable(str(seen))
+                return self._unrepeatable(str(seen))
             except Exception as error:
                 # A policy may reject made-up observations. Alone in its batch, a row depends on nothing else.
-                finding = self._unprobed(error)
-        return finding._replace(overwrites=finding.overwrites or self._overwrites)
+                return self._unprobed(error)
 
     def act_once(self, *, other: bool = False) -> None:
         """Act on the first block of observations, or on another one; an error of the policy is ignored."""
