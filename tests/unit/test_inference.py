@@ -441,29 +441,6 @@ def test_state_and_noise_belong_to_the_lane(variant: str, lanes: int, determinis
         assert not errors
 
 
-@pytest.mark.parametrize("lanes", [3, 24])
-def test_a_recurrent_network_is_the_same_in_every_layout(lanes: int) -> None:
-    """A GRU's action sequence on one lane, beside others, equals its sequence alone."""
-    discrete = spaces.Discrete(3)
-
-    def play(lanes: int, lane: int) -> list[int]:
-        inference = infer(make_gru(OBSERVATIONS, discrete), lanes, actions=discrete, deterministic=False)
-        chosen = []
-        for other in range(lanes):
-            inference.begin(other, 50 + other - lane)
-        for step in range(30):
-            for other in range(lanes):
-                inference.observations.write(other, pool(200)[step + abs(other - lane)])
-            actions, errors = inference.act()
-            assert not errors
-            chosen.append(int(actions[lane]))
-        return chosen
-
-    expected = play(1, 0)
-    assert set(expected) == {0, 1, 2}
-    assert play(lanes, 0) == play(lanes, lanes - 1) == expected
-
-
 # ------------------------------------------------------------------------------ one bad row
 
 
@@ -498,24 +475,6 @@ def test_one_bad_row_costs_one_lane(variant: str, lanes: int, poison: float, err
     assert list(errors) == [bad]
     assert type(errors[bad]) is error
     assert disturbed == undisturbed
-
-
-@pytest.mark.parametrize("lanes", [1, 3, 20])
-def test_a_policy_that_always_fails_fails_on_every_live_lane(lanes: int) -> None:
-    """Each live lane is told the original error; dead lanes are told nothing."""
-
-    def function(x: Array) -> Array:
-        raise ZeroDivisionError("always")
-
-    inference = infer(CallablePolicy(function), lanes)
-    inference.begin(0, 1)
-    _, errors = inference.act()
-    assert list(errors) == [0]
-    assert isinstance(errors[0], ZeroDivisionError)
-    for lane in range(lanes):
-        inference.begin(lane, 1)
-    _, errors = inference.act()
-    assert sorted(errors) == list(range(lanes))
 
 
 @pytest.mark.parametrize("lanes", [3, 20, 64])
