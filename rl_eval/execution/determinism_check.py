@@ -26,7 +26,6 @@ from rl_eval.execution.phase import CALLS_IN_FLIGHT, Phase
 from rl_eval.execution.runner_pool import Member, RunnerPool
 from rl_eval.records.determinism import UNFINISHED, Determinism, FirstDifference, first_difference
 from rl_eval.records.episode import Lease, RunReport, different_columns, outcomes_of
-from rl_eval.results.metrics import episode_seconds
 from rl_eval.supervision.flight_recorder import CrashReport
 
 __all__ = ["Choice", "DeterminismCheck", "DeterminismSample", "Origin", "Reruns"]
@@ -110,8 +109,9 @@ class DeterminismSample(Aspect):
         rows = store.table.rows
         alone = store.numerics.get("reference") == "row"
         sharing = 1 if alone else min(settings.runners.lanes, math.ceil(len(rows) / runners))
+        reset, step, policy = (rows[f"{name}_seconds"].astype(np.float64) for name in ("reset", "step", "inference"))
         # An episode that runs again has each forward pass, of which it had a share, for itself.
-        seconds = episode_seconds(rows) + (sharing - 1) * rows["inference_seconds"].astype(np.float64)
+        seconds = reset + step + sharing * policy
         build = self._construct_seconds if math.isfinite(self._construct_seconds) else 0.0
         chosen, remark = completed, ""
         if settings.evaluation.determinism_check == "auto":
