@@ -9,6 +9,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+from tensordict import TensorDict
 
 from rl_eval import EvalConfig, EvalResult, EvalRunnerGroup, evaluate
 from rl_eval.errors import ConfigError, EvalError, UsageError
@@ -41,30 +42,23 @@ def leftovers(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.rglob("*") if path.is_file())
 
 
-def test_npz_has_the_steps(ran: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("to", ["npz", "tensordict"])
+def test_a_file_has_the_steps(ran: Any, tmp_path: Path, to: str) -> None:
     made, result, expected = ran
-    done = export_trajectories(result, "npz", tmp_path / "steps.npz", config=made)
+    done = export_trajectories(result, to, tmp_path / "steps", config=made)
     assert (done.episodes, done.frames) == (9, len(expected["action"]))
-    assert leftovers(tmp_path) == ["steps.npz"]
-    with np.load(done.path) as data:
-        assert set(data) == set(expected)
-        for key, array in expected.items():
-            np.testing.assert_array_equal(data[key], array, err_msg=key)
-            assert data[key].dtype == array.dtype
-
-
-def test_tensordict_has_the_steps(ran: Any, tmp_path: Path) -> None:
-    from tensordict import TensorDict
-
-    made, result, expected = ran
-    export_trajectories(result, "tensordict", tmp_path / "steps", config=made)
-    data = TensorDict.load_memmap(tmp_path / "steps")
-    assert data["next", "reward"].shape == (len(expected["action"]), 1)
-    data = data.flatten_keys(".")
-    assert set(data.keys()) == set(expected)
-    assert data.batch_size == expected["action"].shape
+    if to == "npz":
+        assert leftovers(tmp_path) == ["steps"]
+        with np.load(done.path) as data:
+            found = dict(data)
+    else:
+        data = TensorDict.load_memmap(done.path)
+        assert data["next", "reward"].shape == (len(expected["action"]), 1)
+        found = {key: value.numpy() for key, value in data.flatten_keys(".").items()}
+    assert found.keys() == expected.keys()
     for key, array in expected.items():
-        np.testing.assert_array_equal(data[key].numpy().reshape(array.shape), array, err_msg=key)
+        np.testing.assert_array_equal(found[key].reshape(array.shape), array, err_msg=key)
+        assert found[key].dtype == array.dtype
 
 
 def test_minari_reads_the_episodes_that_were_chosen(ran: Any) -> None:
