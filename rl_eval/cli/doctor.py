@@ -15,7 +15,6 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from rl_eval.cli.checks.finding import Finding, note, ok, problem
 from rl_eval.cli.evaluated import Evaluated, TrustPolicy, with_evaluated
 from rl_eval.cli.exits import Debug, ExitCode, reported
 from rl_eval.cli.printing import AsJson, counted, print_json, print_note, results
@@ -25,6 +24,7 @@ from rl_eval.errors.redaction import redact_text
 from rl_eval.supervision.caller import working_in
 
 if TYPE_CHECKING:
+    from rl_eval.cli.checks import Finding
     from rl_eval.config.settings import EvalSettings
 
 __all__ = ["doctor"]
@@ -53,7 +53,7 @@ def doctor(
     Without CONFIG and options only the machine is checked; with --env alone the policy is random.
     """
     with reported(debug):
-        from rl_eval.cli.checks.machine import check_machine
+        from rl_eval.cli.checks import check_machine, note
 
         find_modules_here()
         report = _Report(quiet=quiet, as_json=as_json)
@@ -124,7 +124,7 @@ class _Report:
 
 def _examine(report: _Report, read: Callable[[], EvalSettings], *, ray: bool) -> None:
     """Make all checks that are worth making after those before."""
-    from rl_eval.cli.checks.machine import check_address, check_cluster
+    from rl_eval.cli.checks import check_address, check_cluster, check_policy, note, ok, problem
     from rl_eval.cli.progress import headline
 
     try:
@@ -133,8 +133,7 @@ def _examine(report: _Report, read: Callable[[], EvalSettings], *, ray: bool) ->
         report.section("config", [problem(str(error))])
         return
     report.section("config", [ok(headline(settings))])
-    from rl_eval.cli.checks.environment import check_environment
-    from rl_eval.cli.checks.policy import check_policy
+    from rl_eval.cli.examination import check_environment
 
     if report.section("environment", check_environment(settings)):
         report.section("policy", check_policy(settings))

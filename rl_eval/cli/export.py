@@ -57,7 +57,7 @@ def export(
         known = ", ".join(get_args(Format))
         raise ConfigError(f"no format is given: give --to, or an --output that ends in one of {known}")
     if kind in _OF_STEPS:
-        from rl_eval.recording.trajectories.export import export_trajectories
+        from rl_eval.recording.export import export_trajectories
 
         if output is None or force:
             raise ConfigError(f"--to {kind} needs an --output that does not exist, and takes no --force")

@@ -44,8 +44,7 @@ def replay(
 ) -> None:
     """Run episodes again in this process, from their provenance, and compare each with its record."""
     from rl_eval.log.storage import is_uri
-    from rl_eval.recording.video import select_episodes
-    from rl_eval.recording.videos import video_folder
+    from rl_eval.recording.videos import select_episodes, video_folder
 
     if select is not None and episodes is not None:
         raise ConfigError("--select and --episodes both choose the episodes: give one of them")
@@ -82,19 +81,16 @@ def _record(
 
     chosen = [f"episode:{recorded_episode(result, index).index}" for index in indices]
     videos = record_videos(result, chosen, folder, max_videos=len(chosen), fps=fps, max_frames=max_frames, trust=True)
-    described = [
-        {key: value for key, value in vars(made).items() if key != "content"}
-        | {"path": shown(str(made.path)), "identical": made.identical}
-        for made in videos
-    ]
-    notes = [
-        f"episode {made.index} did not come out as recorded: {', '.join(made.differences)} differ"
-        for made in videos
-        if made.differences
-    ]
-    state = "different" if notes else "identical"
-    notes += [f"the video of episode {made.index} ends after {made.frames:,} frames" for made in videos if made.cut]
-    lines = [Line(f"episode {made.index}", made.name, f"{made.frames:,} frames") for made in videos]
+    notes, lines, described = [], [], []
+    for made in videos:
+        fields = {key: value for key, value in vars(made).items() if key != "content"}
+        described.append(fields | {"path": shown(str(made.path)), "identical": made.identical})
+        lines.append(Line(f"episode {made.index}", made.name, f"{made.frames:,} frames"))
+        if made.differences:
+            notes.append(f"episode {made.index} did not come out as recorded: {', '.join(made.differences)} differ")
+        if made.cut:
+            notes.append(f"the video of episode {made.index} ends after {made.frames:,} frames")
+    state = "identical" if all(made.identical for made in videos) else "different"
     page = Page(f"{counted(len(videos), 'video')} in {folder}", "", state, [lines], notes)
     print_either(as_json, plain(described), page)
     return videos
@@ -118,22 +114,15 @@ def _run_again(result: EvalResult, indices: list[int], *, in_window: bool, as_js
     return seen
 
 
-def _described(replayed: Replay) -> dict[str, Any]:
+def _described(replayed: Replay) -> Any:
     from rl_eval.records.plain import plain
 
     again = replayed.again
-    described = {
-        "index": again.index,
-        "seed": again.seed,
-        "attempt": again.attempts,
-        "identical": replayed.identical,
-        "episode_return": again.episode_return,
-        "length": again.length,
-        "faults": [str(fault) for fault in again.faults],
-    }
+    described = {name: getattr(again, name) for name in ("index", "seed", "episode_return", "length")}
+    described |= {"attempt": again.attempts, "identical": replayed.identical, "faults": list(map(str, again.faults))}
     for key, found in (("differences", replayed.differences), ("numerics", replayed.numerics)):
         described[key] = {name: {"recorded": was, "again": now} for name, (was, now) in found.items()}
-    return {key: plain(value) for key, value in described.items()}
+    return plain(described)
 
 
 def _page(replayed: Replay) -> Page:

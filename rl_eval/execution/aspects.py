@@ -13,18 +13,17 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 from rl_eval.errors import ConfigError, NumericsMismatch
 from rl_eval.errors.redaction import redact_text
-from rl_eval.execution.determinism_check import DeterminismCheck, DeterminismSample
+from rl_eval.execution.determinism_check import DeterminismSample
 from rl_eval.execution.outcome import Aspect, EvalOutcome
 from rl_eval.results.provenance import provenance
 
 if TYPE_CHECKING:
-    from rl_eval.execution.jobs import Job
     from rl_eval.execution.runner_pool import Member, RunnerPool
     from rl_eval.log import LogContents, Manifest
-    from rl_eval.records.episode import Lease, RunReport
+    from rl_eval.records.episode import RunReport
     from rl_eval.supervision.flight_recorder import CrashReport
 
-__all__ = ["Attendance", "Code", "Numerics", "Provenance", "Redaction", "Repetition", "default_aspects"]
+__all__ = ["Attendance", "Code", "Numerics", "Provenance", "Redaction", "default_aspects"]
 
 _MOST_LOSSES: Final = 100
 """Lost runners that the provenance describes."""
@@ -36,7 +35,7 @@ def default_aspects(code: Callable[[], dict[str, Any]]) -> Sequence[Callable[[Ev
     Args:
         code: Returns the digests of the code of this process, for an evaluation without a log.
     """
-    return Provenance, Numerics, partial(Code, digests=code), Attendance, Repetition, Redaction
+    return Provenance, Numerics, partial(Code, digests=code), Attendance, DeterminismSample, Redaction
 
 
 @final
@@ -169,39 +168,6 @@ class Attendance(Aspect):
         """Add the losses."""
         lost = 0 if self._pool is None else self._pool.losses - self._losses_before
         fields["provenance"] |= {"runners_lost": lost, "losses": self._losses}
-
-
-@final
-class Repetition(Aspect):
-    """Determinism check: a few episodes that are chosen beforehand run again when all have run."""
-
-    def __init__(self, outcome: EvalOutcome) -> None:
-        super().__init__(outcome)
-        self._sample: DeterminismSample | None = None
-
-    def begin(self, pool: RunnerPool) -> None:
-        """Choose the candidates."""
-        self._sample = DeterminismSample(self.outcome.settings, self.outcome.store.table.filled)
-
-    def granted(self, leases: tuple[Lease, ...]) -> tuple[Lease, ...]:
-        """Ask for traces of the candidates."""
-        return leases if self._sample is None else self._sample.mark(leases)
-
-    def counted(self, report: RunReport, indices: set[int]) -> None:
-        """Keep the traces of the candidates."""
-        if self._sample is not None:
-            self._sample.recorded(report.construct_seconds)
-            self._sample.traces |= {index: report.traces[index] for index in indices & report.traces.keys()}
-
-    def follow_up(self) -> Job | None:
-        """Return the job that runs the sample again."""
-        if self._sample is None:
-            return None
-        return DeterminismCheck(self.outcome, self._sample)
-
-    def describe(self, fields: dict[str, Any]) -> None:
-        """Add the finding."""
-        fields["determinism"] = self.outcome.store.determinism
 
 
 @final

@@ -20,13 +20,12 @@ import numpy as np
 import numpy.typing as npt
 
 from rl_eval.backends.requests import Apply, Run
-from rl_eval.config.settings import EvalSettings
-from rl_eval.execution.outcome import EvalOutcome
-from rl_eval.execution.runner_pool import Member
+from rl_eval.execution.jobs import Job
+from rl_eval.execution.outcome import Aspect, EvalOutcome
+from rl_eval.execution.runner_pool import Member, RunnerPool
 from rl_eval.execution.session import CALLS_IN_FLIGHT, Phase
 from rl_eval.records.determinism import UNFINISHED, Determinism, FirstDifference, first_difference
-from rl_eval.records.episode import EpisodeTable, Lease, RunReport, different_columns, outcomes_of
-from rl_eval.results.metrics import episode_seconds
+from rl_eval.records.episode import Lease, RunReport, different_columns, outcomes_of
 from rl_eval.supervision.flight_recorder import CrashReport
 
 __all__ = ["Choice", "DeterminismCheck", "DeterminismSample", "Origin", "Reruns"]
@@ -60,72 +59,79 @@ class Choice(NamedTuple):
 
 
 @final
-class DeterminismSample:
-    """Candidates of one evaluation, and what is known of them.
+class DeterminismSample(Aspect):
+    """Episodes of an evaluation that are chosen beforehand, to run again when all have run."""
 
-    Args:
-        settings: What is evaluated.
-        former: Mask of the episodes that a former process finished, shape (num_episodes,).
-    """
-
-    def __init__(self, settings: EvalSettings, former: npt.NDArray[np.bool_]) -> None:
-        self._settings = settings
-        self._share: Share = settings.evaluation.determinism_check
-        self._candidates = candidates(len(former), self._share, settings.evaluation.seed)
-        self._traced = frozenset(self._candidates[:_TRACED])
-        self._former = former
+    def __init__(self, outcome: EvalOutcome) -> None:
+        super().__init__(outcome)
+        self._candidates: list[int] = []
+        self._former = np.zeros(0, bool)
+        """Mask of the episodes that a former process finished."""
         self._construct_seconds = math.inf
-        self.traces: dict[int, npt.NDArray[np.void]] = {}
-        """Traces of those that were asked for and whose rows count, by index."""
+        self._traces: dict[int, npt.NDArray[np.void]] = {}
+        """Traces of candidates whose rows count, by index."""
 
-    def mark(self, leases: tuple[Lease, ...]) -> tuple[Lease, ...]:
+    def begin(self, pool: RunnerPool) -> None:
+        """Choose the candidates."""
+        evaluation, self._former = self.outcome.settings.evaluation, self.outcome.store.table.filled
+        self._candidates = candidates(len(self._former), evaluation.determinism_check, evaluation.seed)
+
+    def granted(self, leases: tuple[Lease, ...]) -> tuple[Lease, ...]:
         """Ask for the traces of the first few candidates."""
-        if self._traced.isdisjoint([lease.index for lease in leases]):
-            return leases
-        return tuple(lease._replace(traced=True) if lease.index in self._traced else lease for lease in leases)
+        traced = self._candidates[:_TRACED]
+        return tuple([lease._replace(traced=True) if lease.index in traced else lease for lease in leases])
 
-    def recorded(self, construct_seconds: float) -> None:
-        """Note how long a runner took to build an environment, in seconds, at its quickest."""
-        self._construct_seconds = min(self._construct_seconds, construct_seconds)
+    def counted(self, report: RunReport, indices: set[int]) -> None:
+        """Keep traces, and how long a runner took to build an environment, in seconds, at its quickest."""
+        self._construct_seconds = min(self._construct_seconds, report.construct_seconds)
+        self._traces |= {index: report.traces[index] for index in indices & report.traces.keys()}
 
-    def choose(self, table: EpisodeTable, run_seconds: float, runners: int, *, alone: bool = False) -> Choice:
+    def follow_up(self) -> Job:
+        """Return the job that runs the sample again."""
+        return DeterminismCheck(self.outcome, self)
+
+    def describe(self, fields: dict[str, Any]) -> None:
+        """Add the finding."""
+        fields["determinism"] = self.outcome.store.determinism
+
+    def choose(self, run_seconds: float, runners: int) -> Choice:
         """Decide what runs again.
 
         Args:
-            table: Records of the whole plan.
             run_seconds: Duration of the run.
             runners: Number of runners that are up, at least 1.
-            alone: Whether the policy acts on each row alone, and not on those of all lanes at once.
         """
-        completed = [index for index in self._candidates if table.completed[index]]
+        settings, store = self.outcome.settings, self.outcome.store
+        completed = [index for index in self._candidates if store.table.completed[index]]
         if not completed:
             off = "switched off by evaluation.determinism_check=0"
             return Choice({}, "no episode completed" if self._candidates else off, 0.0)
-        lanes = 1 if alone else min(self._settings.runners.lanes, math.ceil(len(table.rows) / runners))
-        # An episode that runs again has each forward pass for itself, or shares it with the few others.
-        shared = table.rows["inference_seconds"].astype(np.float64)
-        own, policy = episode_seconds(table.rows) - shared, lanes * shared
-        seconds = own + policy
+        rows = store.table.rows
+        alone = store.numerics.get("reference") == "row"
+        sharing = 1 if alone else min(settings.runners.lanes, math.ceil(len(rows) / runners))
+        reset, step, policy = (rows[f"{name}_seconds"].astype(np.float64) for name in ("reset", "step", "inference"))
+        # An episode that runs again has each forward pass, of which it had a share, for itself.
+        seconds = reset + step + sharing * policy
         build = self._construct_seconds if math.isfinite(self._construct_seconds) else 0.0
-        if self._share != "auto":
-            chosen, remark = completed, ""
-        else:
+        chosen, remark = completed, ""
+        if settings.evaluation.determinism_check == "auto":
             budget = max(_FREE_SECONDS, _FREE_SHARE * run_seconds)
-            chosen, remark = _fitting(completed, own + build, policy, budget, runners, lanes), ""
-            if not chosen and self._settings.environment.env_reuse == "lane":
-                chosen = _fitting(completed, own, policy, budget, runners, lanes)
+            chosen = _fitting(completed, seconds + build, budget, runners)
+            if not chosen and settings.environment.env_reuse == "lane":
+                chosen = _fitting(completed, seconds, budget, runners)
                 remark = f"in used environments, since a new one takes {build:.1f} s"
             if not chosen:
                 remark = (
                     f"one more episode would take {min(seconds[completed]) + build:.1f} s, longer than "
                     f"{budget:.1f} s; evaluation.determinism_check=0.01 runs 1 % of the episodes again"
                 )
-        origins = {index: self._origin(table, index) for index in chosen}
+        origins = {index: self._origin(index) for index in chosen}
         return Choice(origins, remark, float((seconds + build)[chosen].sum()))
 
-    def _origin(self, table: EpisodeTable, index: int) -> Origin:
-        row, outcome = table.rows[index : index + 1], table.outcomes(slice(index, index + 1))
-        return Origin(row, outcome, -1 if self._former[index] else int(row["runner"][0]), self.traces.get(index))
+    def _origin(self, index: int) -> Origin:
+        table, here = self.outcome.store.table, slice(index, index + 1)
+        position = -1 if self._former[index] else int(table.rows["runner"][index])
+        return Origin(table.rows[here], table.outcomes(here), position, self._traces.get(index))
 
 
 def candidates(num_episodes: int, share: Share, seed: int) -> list[int]:
@@ -152,22 +158,13 @@ def candidates(num_episodes: int, share: Share, seed: int) -> list[int]:
     return [first + int(index) for index in chosen]
 
 
-def _fitting(
-    indices: Sequence[int],
-    own: npt.NDArray[np.float64],
-    policy: npt.NDArray[np.float64],
-    budget: float,
-    runners: int,
-    lanes: int,
-) -> list[int]:
-    """Return the first few episodes that together take no longer than a budget, in lanes of several runners."""
+def _fitting(indices: Sequence[int], seconds: npt.NDArray[np.float64], budget: float, runners: int) -> list[int]:
+    """Return the first few episodes that together take no longer than a budget, on several runners."""
     fitting: list[int] = []
     for index in indices:
-        some = [*fitting, index]
-        passes = math.ceil(len(some) / (runners * lanes)) * float(policy[some].max())
-        longest = max(float((own + policy)[index]), float(own[some].sum()) / runners + passes)
-        if len(fitting) < _EPISODES and longest <= budget:
-            fitting = some
+        together = float(seconds[[*fitting, index]].sum()) / runners
+        if len(fitting) < _EPISODES and max(float(seconds[index]), together) <= budget:
+            fitting.append(index)
     return fitting
 
 
@@ -220,8 +217,8 @@ class Reruns:
         origins: What is recorded, by index, of the episodes to run again.
         try_env_reuse: Whether to see if a new environment for each episode would help.
         num_runners: Runners that were asked for.
-        in_used: Why the episodes run again in environments that have served others; empty to build fresh ones. Those
-            have another history than the first time, so a difference shows as well.
+        remark: Why nothing runs again, or why episodes do in environments that have served others; empty to build
+            fresh ones. Those have another history than the first time, so a difference shows as well.
         info_keys: Names of the info scalars of a row.
     """
 
@@ -230,12 +227,12 @@ class Reruns:
         origins: Mapping[int, Origin],
         try_env_reuse: bool,
         num_runners: int,
-        in_used: str = "",
+        remark: str = "",
         info_keys: Sequence[str] = (),
     ) -> None:
-        self._try_env_reuse = try_env_reuse and not in_used
+        self._try_env_reuse = try_env_reuse and not remark
         self._num_runners = num_runners
-        self._in_used = in_used
+        self._why = remark
         self._info_keys = info_keys
         self._cut = ""
         self._first = self._current = _Pass(origins, dict.fromkeys(sorted(origins)))
@@ -272,7 +269,7 @@ class Reruns:
         origin = self._current.origins[index]
         row = origin.row[0]
         # At the attempt of the record: what failed earlier attempts is no part of the episode that counts.
-        return Lease(index, int(row["seed"]), int(row["attempts"]), runner, not self._in_used, origin.trace is not None)
+        return Lease(index, int(row["seed"]), int(row["attempts"]), runner, not self._why, origin.trace is not None)
 
     def reported(self, runner: int, position: int, report: RunReport) -> None:
         """Take what a runner finished."""
@@ -341,10 +338,12 @@ class Reruns:
 
     def _remark(self, elsewhere: int) -> str:
         first = self._first
+        if not first.origins:
+            return self._why
         if self._cut and len(first.again) + len(first.failed) < len(first.origins):
             return f"{len(first.again)} of {len(first.origins)} had run again when the check was cut short: {self._cut}"
         alone = "no second runner was up for it" if self._num_runners > 1 else "only one process took part"
-        return "; ".join(filter(None, ("" if elsewhere else alone, self._in_used)))
+        return "; ".join(filter(None, ("" if elsewhere else alone, self._why)))
 
     def _difference(self, index: int) -> FirstDifference:
         one, other = self._first.origins[index], self._first.again[index]
@@ -369,28 +368,22 @@ class DeterminismCheck(Phase):
     def __init__(self, outcome: EvalOutcome, sample: DeterminismSample) -> None:
         super().__init__(outcome)
         self._sample = sample
-        self._reruns: Reruns | None = None
+        self._reruns = Reruns({}, False, 0, UNFINISHED.remark)
         self._asking: bool | None = None
         """Whether a runner looks for the reason; None if none was asked."""
         self._likely_cause = ""
-        self._finding = UNFINISHED
         self._patience_s = self._ends = math.inf
 
     def _begin(self, now: float) -> None:
-        outcome = self._outcome
+        outcome, settings = self._outcome, self._outcome.settings
         run_seconds = now - outcome.started if outcome.started else 0.0
-        alone = outcome.store.numerics.get("reference") == "row"
-        choice = self._sample.choose(outcome.store.table, run_seconds, max(1, len(self.pool.ready())), alone=alone)
-        if not choice.origins:
-            self._finding = Determinism(remark=choice.remark)
-            return
-        settings = outcome.settings
-        reused = settings.environment.env_reuse == "lane"
-        keys = outcome.store.table.info_keys
+        choice = self._sample.choose(run_seconds, max(1, len(self.pool.ready())))
+        reused, keys = settings.environment.env_reuse == "lane", outcome.store.table.info_keys
         self._reruns = Reruns(choice.origins, reused, settings.runners.num_runners, choice.remark, keys)
         self._patience_s = max(_LEAST_PATIENCE_S, _PATIENCE * choice.seconds)
         self._ends = now + self._patience_s
-        outcome.activity = "checking determinism"
+        if choice.origins:
+            outcome.activity = "checking determinism"
         self._pump_all(now)
 
     def joined(self, member: Member, now: float) -> None:
@@ -400,8 +393,6 @@ class DeterminismCheck(Phase):
             self._pump_all(now)
 
     def _lost(self, member: Member, crash_report: CrashReport | None, now: float) -> bool:
-        if self._reruns is None:
-            return False
         if self._asking:
             self._asking = False
         self._reruns.lost(member.incarnation)
@@ -412,58 +403,46 @@ class DeterminismCheck(Phase):
         """Take a report, or the likely cause; the errors are those of :meth:`EvalOutcome.check_report`."""
         if isinstance(value, str):
             self._likely_cause, self._asking = value, False
-        elif self._reruns is not None and not self._over:
+        elif not self._over:
             self._outcome.check_report(member, value)
             self._reruns.reported(member.incarnation, member.index, value)
             self._pump_all(now)
-            if self._reruns.done and self._reruns.blames_policy and self._asking is None:
+            if self._reruns.done and self._asking is None and self._reruns.blames_policy:
+                from rl_eval.policies.inference.policy_memory import likely_cause_at
+
                 self._asking = True
-                self.pool.call(member, Apply(_likely_cause_at), tag=self.tag, now=now)
+                self.pool.call(member, Apply(likely_cause_at), tag=self.tag, now=now)
 
     def _watch(self, now: float) -> None:
         if not self.pool.ready():  # Time without any runner that is up does not count.
             self._ends = now + self._patience_s
-        elif now > self._ends and self._reruns is not None:
+        elif now > self._ends:
             self._abandon(now)
             self._reruns.stop("it took many times as long as the first run")
             self._asking = False
 
     def _abandon(self, now: float) -> None:
-        if self._reruns is not None:
-            for runner in filter(self._reruns.holds, list(self.pool.members)):
-                self._abort(runner, now)
+        for runner in filter(self._reruns.holds, list(self.pool.members)):
+            self._abort(runner, now)
 
     @property
     def _complete(self) -> bool:
-        return self._reruns is None or (self._reruns.done and not self._asking)
+        return self._reruns.done and not self._asking
 
     def _ended(self) -> None:
-        if self._reruns is not None:
-            self._reruns.stop(self._reason)
-            self._finding = replace(self._reruns.result, likely_cause=self._likely_cause)
-        self._outcome.store.determinism = self._finding
+        self._reruns.stop(self._reason)
+        self._outcome.store.determinism = replace(self._reruns.result, likely_cause=self._likely_cause)
 
     def _pump_all(self, now: float) -> None:
-        members = self.pool.ready()
+        """Keep two calls in flight at each runner that has anything to do; new episodes go with the next one."""
+        members, lanes = self.pool.ready(), self._outcome.settings.runners.lanes
         positions = [member.index for member in members]
         for member in members:
-            self._pump(member, positions, now)
-
-    def _pump(self, member: Member, positions: Collection[int], now: float) -> None:
-        """Keep two calls in flight; new episodes go with the next one."""
-        reruns, runner = self._reruns, member.incarnation
-        if reruns is None or member.in_flight(self.tag) >= CALLS_IN_FLIGHT:
-            return
-        taken = reruns.take(runner, member.index, self._outcome.settings.runners.lanes, positions)
-        leases = tuple(lease._replace(seating=self._outcome.plan.seating(lease.index)) for lease in taken)
-        while member.in_flight(self.tag) < CALLS_IN_FLIGHT and reruns.holds(runner):
-            self.pool.call(member, Run(leases, self.pool.slice_s), tag=self.tag, now=now)
-            leases = ()
-
-
-def _likely_cause_at(runner: Any) -> str:
-    """Return the likely reason why a runner's policy does not repeat itself; empty if it cannot be searched for."""
-    try:
-        return str(runner.inference.likely_cause())
-    except Exception:
-        return ""
+            runner = member.incarnation
+            leases: tuple[Lease, ...] = ()
+            if member.in_flight(self.tag) < CALLS_IN_FLIGHT:
+                taken = self._reruns.take(runner, member.index, lanes, positions)
+                leases = tuple(lease._replace(seating=self._outcome.plan.seating(lease.index)) for lease in taken)
+            while member.in_flight(self.tag) < CALLS_IN_FLIGHT and self._reruns.holds(runner):
+                self.pool.call(member, Run(leases, self.pool.slice_s), tag=self.tag, now=now)
+                leases = ()

@@ -237,7 +237,7 @@ class EvalRunnerGroup:
                 ``split_trajs``, ``as_arrays``, ``storage``, ``compress_images``, ``skip_failed``.
 
         Returns:
-            A ``TensorDict`` in the layout of :mod:`rl_eval.recording.trajectories.batch`, or a dict of arrays.
+            A ``TensorDict`` in the layout of :mod:`rl_eval.recording.trajectories`, or a dict of arrays.
 
         Raises:
             ConfigError: An option is out of range.

@@ -31,7 +31,7 @@ from rl_eval.ope.estimators import (
 from rl_eval.ope.target import target_log_probs, with_log_probs
 from rl_eval.protocols import Policy
 from rl_eval.records.plain import plain
-from rl_eval.reports.page import Page, Table, rich_page, text_page
+from rl_eval.reports.page import Page, Table
 from rl_eval.results.stats.aggregate import exact_mean
 from rl_eval.results.stats.interval import Interval, mean_interval, no_interval
 from rl_eval.results.text import decimals, number
@@ -121,10 +121,10 @@ class OffPolicyEstimates:
         return dict(plain(asdict(self)))
 
     def __str__(self) -> str:
-        return text_page(self._page())
+        return str(self._page())
 
     def __rich__(self) -> RenderableType:
-        return rich_page(self._page())
+        return self._page()
 
     def _page(self) -> Page:
         """Return a table of the estimates, and below it the reasons for missing values."""

@@ -28,6 +28,7 @@ from rl_eval.errors.redaction import MASK
 from rl_eval.policies.live import configured_weights, live_policies, with_live
 from rl_eval.records.episode import (
     EpisodeRecord,
+    EpisodeSpec,
     Lease,
     RunReport,
     different_columns,
@@ -45,6 +46,7 @@ from rl_eval.weights import WeightsSnapshot
 
 __all__ = [
     "Replay",
+    "Spectator",
     "compared",
     "lease_of",
     "rebuilt_runner",
@@ -169,6 +171,26 @@ def run_again(runner: Runner, leases: Iterable[Lease], at_once: int = 1) -> Iter
             yield reports.pop(held.popleft().index)
 
 
+class Spectator:
+    """Observer that keeps the environment that it sees, and does nothing else."""
+
+    env: Any = None
+
+    def watch(self, env: Any) -> Spectator:
+        """See another environment from now on."""
+        self.env = env
+        return self
+
+    def on_episode_start(self, spec: EpisodeSpec, attempt: int, observation: Any) -> None:
+        """Ignore it, as an :class:`EpisodeObserver`."""
+
+    def on_step(self, *step: Any) -> None:
+        """Ignore it, as an :class:`EpisodeObserver`."""
+
+    def on_episode_end(self, record: EpisodeRecord) -> None:
+        """Keep nothing, as an :class:`EpisodeObserver`."""
+
+
 @contextmanager
 def rebuilt_runner(
     result: EvalResult, config: EvalConfig | EvalSettings | None = None, policy: Any = None, *, trust: bool = False
@@ -188,7 +210,10 @@ def rebuilt_runner(
         ConfigError: The recorded config cannot be used again.
     """
     settings = _settings(result.provenance, config, policy, trust)
-    settings, live = _with_live(settings, policy)
+    if policy is not None:
+        settings = with_live(settings, policy)
+    named = isinstance(settings.policy.policy, str)
+    live = live_policies(settings.policy) if settings.policy.policies else None if named else settings.policy.policy
     weights = _weights(result.provenance["weights"], settings, live)
     with working_in(None):  # An environment may change the working directory.
         try:
@@ -206,15 +231,6 @@ def rebuilt_runner(
             yield runner
         finally:
             runner.stop()
-
-
-def _with_live(settings: EvalSettings, policy: Any) -> tuple[EvalSettings, Any]:
-    """Return the settings, and the live policy or policies, of which those that were passed replace the configured."""
-    if not settings.policy.policies:
-        live = settings.policy.policy if policy is None else policy
-        return settings, None if isinstance(live, str) else live
-    settings = settings if policy is None else with_live(settings, policy)
-    return settings, live_policies(settings.policy)
 
 
 def compared(result: EvalResult, report: RunReport) -> Replay:
@@ -274,9 +290,11 @@ def recorded_config(recorded: Mapping[str, Any], *, passed: bool = False) -> dic
     named = config["policy"].get("policies") or {}
     config["policy"]["policies"] = {name: _without_former(one) for name, one in named.items()}
     config["policy"] = _without_former(config["policy"])
-    if found := next(_unnameable(config, "policy.policy" if passed else ""), None):
-        raise ConfigError(f"the run was configured with a live object, {found}; {_GIVE_AGAIN}")
-    if masked := list(_masked(config, "policy" if passed else "")):
+    for key, value in leaves(config):
+        if isinstance(value, str) and _UNNAMEABLE.search(value) and not (passed and key == "policy.policy"):
+            raise ConfigError(f"the run was configured with a live object, {key} = {value!r}; {_GIVE_AGAIN}")
+    secret = [key for key, value in leaves(config) if isinstance(value, str) and MASK in value]
+    if masked := [key for key in secret if not (passed and key.startswith("policy."))]:
         raise ConfigError(
             f"{', '.join(masked)} was a secret, which the run did not write down: give the config again with its "
             "value, in Python: rl_eval.replay(DIR, INDEX, config=...) or "
@@ -299,49 +317,30 @@ def _without_ray(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return usable
 
 
-def _unnameable(config: Any, passed: str) -> Iterator[str]:
-    """Find what a config only describes, except for what is passed live."""
-    for key, value in leaves(config):
-        if key != passed and isinstance(value, str) and _UNNAMEABLE.search(value):
-            yield f"{key} = {value!r}"
-
-
-def _masked(config: Mapping[str, Any], passed: str) -> Iterator[str]:
-    """Find what a config has a mask for, except in the section of what is passed live."""
-    for key, value in leaves({name: section for name, section in config.items() if name != passed}):
-        if isinstance(value, str) and MASK in value:
-            yield key
-
-
 def _weights(recorded: Mapping[str, Any], settings: EvalSettings, live: Any) -> WeightsSnapshot | None:
     """Return the weights that the run had."""
     version, digest = recorded["version"], recorded["digest"]
     if live is None or settings.policy.policies:
-        _check_files(recorded.get("files", {}), settings.policy.file_digests)
+        # A model that is elsewhere now is judged by what it does.
+        now, then = settings.policy.file_digests, recorded.get("files", {})
+        for name in changed_files(then, now):
+            raise WeightsError(
+                f"the file of policy_kwargs[{name!r}] has digest {now[name][:16]} now; the run was made with "
+                f"{then[name][:16]}: put back the file that it was made with"
+            )
     if digest is None:
         return None
     section = settings.policy
-    path = section.weights
     if section.policies:
-        found = configured_weights(section, live)
         source = "the mapping of policies"
     elif live is not None:
-        without = section.model_copy(update={"weights": None, "weights_key": None})
-        source, found = "the policy", configured_weights(without, live)
-    elif path is not None:
-        source, found = repr(path), configured_weights(section, version=version)
-    else:
+        source, section = "the policy", section.model_copy(update={"weights": None, "weights_key": None})
+    elif section.weights is None:
         raise WeightsError(f"the run got its weights from a live policy; {_GIVE_AGAIN}")
+    else:
+        source = repr(section.weights)
+    found = configured_weights(section, live, version=version)
     if found is None or found.digest != digest:
         held = "no weights" if found is None else f"other weights (digest {found.digest[:16]})"
         raise WeightsError(f"{source} has {held} now; the run was made with digest {digest[:16]}")
     return replace(found, version=version)
-
-
-def _check_files(recorded: Mapping[str, str], now: Mapping[str, str]) -> None:
-    """Refuse a model whose file was changed; one that is elsewhere is judged by what it does."""
-    for name in changed_files(recorded, now):
-        raise WeightsError(
-            f"the file of policy_kwargs[{name!r}] has digest {now[name][:16]} now; the run was made with "
-            f"{recorded[name][:16]}: put back the file that it was made with"
-        )

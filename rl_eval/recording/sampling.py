@@ -21,17 +21,14 @@ from typing import Any, Final, Literal, final
 from rl_eval.errors import ConfigError, EvalError, UsageError, nearest
 from rl_eval.execution.handle import EvalHandle
 from rl_eval.execution.recorded import TRAJECTORY
-from rl_eval.recording.trajectories.batch import Fragment, as_arrays, as_tensordict, reserve
-from rl_eval.recording.trajectories.recorder import TrajectoryRecorder
-from rl_eval.recording.trajectories.trajectory import Trajectory
+from rl_eval.recording.trajectories import Fragment, Trajectory, TrajectoryRecorder, as_arrays, as_tensordict, reserve
 from rl_eval.records.episode import Outcome
 from rl_eval.results.result import EvalResult
 from rl_eval.scheduling.plan import EpisodePlan
 
 __all__ = ["SampleRequest", "Sampler"]
 
-_MODES: Final = ("complete_episodes", "truncate_episodes")
-_ORDERS: Final = ("plan", "first_ready")
+_CHOICES: Final = {"mode": ("complete_episodes", "truncate_episodes"), "order": ("plan", "first_ready")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +67,7 @@ class SampleRequest:
             raise ConfigError(
                 f"num_episodes is {self.num_episodes} and num_env_steps is {self.num_env_steps}: give one of them"
             )
-        for name, choices in {"mode": _MODES, "order": _ORDERS}.items():
+        for name, choices in _CHOICES.items():
             if (value := getattr(self, name)) not in choices:
                 raise ConfigError(f"{name} is {value!r}: {nearest(str(value), choices)}")
         if self.number < 1:
@@ -311,8 +308,10 @@ class Sampler:
         self._ahead = None
         result = handle.result()
         self._take_in(result, first)
-        if self._lacks(first, count):
-            raise EvalError(f"not all episodes of the batch ran: {result.reason or _no_trajectory(result)}")
+        if not self._ready.keys() | self._failed.keys() >= set(range(first, first + count)):
+            notes = "; ".join(result.notes)
+            left = f"their trajectories could not be recorded: {notes}" if notes else "they left no trajectory"
+            raise EvalError(f"not all episodes of the batch ran: {result.reason or left}")
 
     def _take_in(self, result: EvalResult, first: int) -> None:
         table = result.table
@@ -325,9 +324,6 @@ class Sampler:
             faults = table.faults.get(index)
             why = str(faults[-1]) if faults else "its runners did not live to say why"
             self._failed[first + index] = _Failure(why, int(table.rows["weights_version"][index]))
-
-    def _lacks(self, first: int, count: int) -> bool:
-        return any(index not in self._ready and index not in self._failed for index in range(first, first + count))
 
     def _start_wave(self, request: SampleRequest) -> None:
         """Start to run the first episodes that are missing."""
@@ -381,7 +377,7 @@ def _stored(batch: Any, folder: Path) -> Any:
     try:
         folder.mkdir(parents=True)
         stored = batch.memmap_like(folder)
-        reserve(folder)
+        reserve(*folder.rglob("*.memmap"))
         return stored.update_(batch)
     except (OSError, RuntimeError) as error:
         shutil.rmtree(folder, ignore_errors=True)
@@ -389,8 +385,3 @@ def _stored(batch: Any, folder: Path) -> Any:
             f"storage is {os.fspath(folder)!r}, where the batch cannot be written: {error}. It is not lost: ask again, "
             "with another folder"
         ) from error
-
-
-def _no_trajectory(result: EvalResult) -> str:
-    notes = result.notes
-    return f"their trajectories could not be recorded: {'; '.join(notes)}" if notes else "they left no trajectory"

@@ -1,21 +1,151 @@
-"""Videos of the episodes of a result: how their files are called, and those that lie in its folder.
+"""Videos of a result's episodes: which are made, how their files are called, and those that lie in its folder.
 
-A name says episode, seed and return, so that a video is known for one of a result's record, or for none of it.
+A selection is a list of selectors, read from left to right until ``max_videos`` episodes are chosen:
+
+============  ==================================================================================
+``first:K``   the first K of the plan
+``every:N``   every N-th of the plan, from episode 0 on
+``best:K``    the K completed ones with the highest return; at equal returns the lowest index first
+``worst:K``   the K completed ones with the lowest return, likewise
+``failed:K``  the first K that ran out of attempts; without a number, all of them
+``episode:I`` the one with index I
+============  ==================================================================================
+
+Without a number, K is 1. An episode is chosen once, however many selectors name it, and one without a record never.
+
+A file's name says episode, seed and return, so that a video is known for one of a result's record, or for none of it.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
+
+from rl_eval.errors import ConfigError, nearest
 from rl_eval.records.episode import Outcome
+from rl_eval.results.result import EvalResult
 
 if TYPE_CHECKING:
     from rl_eval.results.result import EvalResult
 
-__all__ = ["video_files", "video_folder", "video_name", "videos_of"]
+__all__ = [
+    "VideoSettings",
+    "check_encoder",
+    "select_episodes",
+    "video_files",
+    "video_folder",
+    "video_name",
+    "videos_of",
+]
+
+
+@dataclass(frozen=True)
+class VideoSettings:
+    """Settings of the videos of every evaluation.
+
+    Args:
+        select: Selectors as in this module's table, in one text with commas or in a sequence.
+        folder: Where the MP4 files go, in one folder for each training step.
+        max_videos: Most videos of one evaluation.
+        fps: Frames per second; by default those of the environment's metadata, else 30.
+        max_frames: Most frames of one video; what follows in the episode runs without it.
+        timeout_s: Longest time that one video may take, in seconds.
+
+    Raises:
+        ConfigError: A selector is unknown, a number is out of range, or the encoder is not installed.
+    """
+
+    select: str | Sequence[str] = "worst,best"
+    folder: str | os.PathLike[str] = "videos"
+    max_videos: int = 8
+    fps: float | None = None
+    max_frames: int = 10_000
+    timeout_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        _parse(self.select)
+        object.__setattr__(self, "folder", str(Path(self.folder).absolute()))
+        for name in ("max_videos", "max_frames", "fps", "timeout_s"):
+            value, least = getattr(self, name), int(name.startswith("max_"))
+            if value is not None and not (value >= least and 0 < value < float("inf")):
+                raise ConfigError(f"{name} is {value}: give {'at least 1' if least else 'a positive number'}")
+        check_encoder()
+
+
+def check_encoder() -> None:
+    """Make sure that videos can be encoded.
+
+    Raises:
+        ConfigError: imageio-ffmpeg is not installed.
+    """
+    if importlib.util.find_spec("imageio_ffmpeg") is None:
+        raise ConfigError("videos need the package imageio-ffmpeg: pip install 'rl-eval[video]'")
+
+
+def select_episodes(result: EvalResult, select: str | Sequence[str], max_videos: int) -> list[int]:
+    """Return the indices of the chosen episodes, in the order of the selectors.
+
+    Raises:
+        ConfigError: A selector is unknown or its number is out of range.
+    """
+    chosen = (index for kind, number in _parse(select) for index in _KINDS[kind](result, number))
+    return list(islice(dict.fromkeys(chosen), max_videos))
+
+
+def _parse(select: str | Sequence[str]) -> list[tuple[str, int | None]]:
+    """Return the selectors, each with its number if it has one."""
+    texts = select.split(",") if isinstance(select, str) else list(select)
+    if not texts:
+        raise ConfigError(f"the selection of videos is empty: give some of {', '.join(_KINDS)}")
+    selectors: list[tuple[str, int | None]] = []
+    for text in map(str.strip, texts):
+        kind, colon, number = text.partition(":")
+        least = int(kind != "episode")
+        if kind not in _KINDS:
+            raise ConfigError(f"the selection of videos has {text!r}: {nearest(kind, _KINDS)}")
+        if not colon and kind in _NUMBERED:
+            raise ConfigError(f"the selection of videos has {kind!r}: {_NUMBERED[kind]}")
+        if colon and (not number.isdecimal() or int(number) < least):
+            raise ConfigError(
+                f"the selection of videos has {text!r}: give a whole number from {least} on, such as '{kind}:2'"
+            )
+        selectors.append((kind, int(number) if colon else None))
+    return selectors
+
+
+def _recorded(result: EvalResult, indices: Iterable[int]) -> Iterable[int]:
+    filled = result.table.filled
+    return (index for index in indices if index < len(filled) and filled[index])
+
+
+def _ranked(result: EvalResult, sign: int) -> list[int]:
+    """Return the episodes that the numbers are about, by ``sign`` times their return."""
+    rows = result.counted_rows
+    return [int(index) for index in rows["index"][np.argsort(sign * rows["episode_return"], kind="stable")]]
+
+
+_KINDS: Final[dict[str, Callable[[EvalResult, int | None], Iterable[int]]]] = {
+    "first": lambda result, number: _recorded(result, range(min(number or 1, len(result.table)))),
+    "every": lambda result, number: _recorded(result, range(0, len(result.table), number or 1)),
+    "best": lambda result, number: _ranked(result, -1)[: number or 1],
+    "worst": lambda result, number: _ranked(result, 1)[: number or 1],
+    "failed": lambda result, number: map(int, np.flatnonzero(result.table.rows["outcome"] == Outcome.FAILED)[:number]),
+    "episode": lambda result, number: _recorded(result, [] if number is None else [number]),
+}
+_NUMBERED: Final = {
+    "every": "say every how many, such as 'every:10'",
+    "episode": "say which, such as 'episode:37'",
+}
+"""Selectors that need a number, and how to ask for it."""
+
 
 _NAME: Final = re.compile(r"episode_(\d{1,15})_seed_\d+_(return_[\w.+-]+|failed)\.mp4", re.ASCII)
 

@@ -62,19 +62,10 @@ def package_version(package: str) -> str | None:
 
 def _sources(settings: EvalSettings) -> Iterator[Any]:
     """Return what is implemented somewhere: texts that name it, and live objects."""
-    env, runner = settings.environment.env, settings.runners.runner
-    yield env
-    yield _entry_point(env)
-    yield from _live(settings.environment.env_kwargs)
-    yield from _live(settings.environment.wrappers)
-    yield settings.policy.policy
-    yield from _live(settings.policy.policy_kwargs)
-    for policy in settings.policy.policies.values():
-        yield policy.policy
-        yield from _live(policy.policy_kwargs)
-    yield settings.policy.policy_mapping_fn
-    yield runner
-    yield settings.runners.init_fn
+    env, policies = settings.environment, (settings.policy, *settings.policy.policies.values())
+    yield from (env.env, _entry_point(env.env), settings.policy.policy_mapping_fn)
+    yield from (settings.runners.runner, settings.runners.init_fn, *(one.policy for one in policies))
+    yield from _live([env.env_kwargs, env.wrappers, *(one.policy_kwargs for one in policies)])
 
 
 def _entry_point(env: Any) -> Any:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from time import perf_counter
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import gymnasium as gym
 
@@ -25,8 +25,6 @@ from rl_eval.errors import EnvError, EpisodeTimeout, EvalError, UsageError, Weig
 from rl_eval.errors.redaction import learn
 from rl_eval.policies import adapt_policy, has_random_weights
 from rl_eval.policies.inference.inference import Inference
-from rl_eval.policies.inference.policy_memory import weights_digest
-from rl_eval.policies.inference.sweep_log import SlotLog, SweepLog
 from rl_eval.protocols import Policy
 from rl_eval.records.episode import (
     EpisodeRecord,
@@ -44,7 +42,10 @@ from rl_eval.runners.lane import Lane, PendingReport
 from rl_eval.runners.observers import Factory, ObservedSlot, observer_factories
 from rl_eval.supervision.caller import current_folder, survivable, working_in
 from rl_eval.supervision.flight_recorder import CLOSE, CONSTRUCT, NOW, RESET, SINCE, flight_recorder
-from rl_eval.weights import WeightsSnapshot, apply_weights, module_of
+from rl_eval.weights import WeightsSnapshot, apply_weights, module_of, weights_of
+
+if TYPE_CHECKING:
+    from rl_eval.policies.inference.sweep_log import SlotLog, SweepLog
 
 __all__ = ["EvalRunner"]
 
@@ -241,7 +242,7 @@ class EvalRunner(abc.ABC):
         if probing:
             # Before the leases: a probe that raises fails the evaluation, and they must not be run in the next one.
             self._inference.probe()
-            self._pending.built_weights = "" if self._weights_version else weights_digest(self._policy)
+            self._pending.built_weights = self._built_weights()
             if self._has_random_weights:
                 self._pending.note(
                     f"{self.settings.policy.policy} draws the weights at random, so no other run repeats this result: "
@@ -253,6 +254,14 @@ class EvalRunner(abc.ABC):
             self._pending.returned += [lease.index for lease in self._queue if lease.index in wanted]
             self._queue = deque(lease for lease in self._queue if lease.index not in wanted)
         return probing and self.settings.runners.num_runners > 1
+
+    def _built_weights(self) -> str:
+        """Digest of weights that the policy was built with, where others may have built it too; empty without any."""
+        if self._weights_version == 0 and self.settings.runners.num_runners > 1:
+            with suppress(Exception):  # Those that are not initialized have no content.
+                if (built := weights_of(self._policy)) is not None:
+                    return built.digest
+        return ""
 
     def _abort(self) -> None:
         self._pending.returned += [lease.index for lease in self._queue]
@@ -444,10 +453,11 @@ class EvalRunner(abc.ABC):
 
     @property
     def _sweeps(self) -> SweepLog | None:
-        return self._inference.sweeps if self.acts_in_sweeps and isinstance(self._inference, Inference) else None
+        return getattr(self._inference, "sweeps", None)
 
     def _slot_log(self, slot: int) -> SlotLog | None:
-        return None if self._sweeps is None else SlotLog(self._sweeps, slot)
+        inference = self._inference
+        return inference.slot_log(slot) if self.acts_in_sweeps and isinstance(inference, Inference) else None
 
     def _inference_outputs(self, slot: int) -> Any:
         return self._inference.outputs(slot)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, Protocol, TypeVar, final, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, final, runtime_checkable
 
 import numpy as np
 
 from rl_eval.config.references import import_attribute
 from rl_eval.errors import ConfigError, summary_of
-from rl_eval.policies.inference.sweep_log import SlotLog, SweepRecorder
 from rl_eval.records.episode import EpisodeRecord, EpisodeSpec, first_seen
+
+if TYPE_CHECKING:
+    from rl_eval.policies.inference.sweep_log import SlotLog, SweepRecorder
 
 __all__ = ["EpisodeObserver", "Factory", "ObservedSlot", "observer_factories"]
 

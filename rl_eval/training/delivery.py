@@ -165,7 +165,7 @@ class Delivery:
 
         videos = None
         if self._videos is not None:
-            from rl_eval.recording.video.recording import follow_up_videos
+            from rl_eval.recording.video import follow_up_videos
 
             videos = follow_up_videos(self._videos, done)
         return FollowUp(choose, done, _AFTER_S if videos is None else videos.timeout_s)
@@ -350,7 +350,7 @@ class Delivery:
     def _log_videos(self, videos: list[Future[Video]], point: EvalPoint) -> None:
         """Save videos and give them to the loggers."""
         assert self._videos is not None
-        from rl_eval.recording.video.recording import saved
+        from rl_eval.recording.video import saved
 
         folder = Path(self._videos.folder, f"step_{point.step}")
         for video in saved((recorded.result for recorded in videos), folder, self._report):

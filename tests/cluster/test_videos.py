@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -13,13 +11,10 @@ import imageio_ffmpeg
 import pytest
 from numpy_world import config as lean
 from waiting import eventually
-from workloads import hopper
 
 from rl_eval import EvalRunnerGroup, evaluate
 from rl_eval.errors import ClusterError, ConfigError
 from rl_eval.recording.video import VideoSettings, record_with_group
-
-EGL = {"MUJOCO_GL": "egl"}
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
@@ -61,27 +56,6 @@ def test_videos_of_runners_and_the_evaluations_around_them(tmp_path):
         assert video.episode_return == record.episode_return
         assert frames_of(video.path) == record.length + 1
         assert video.path.parent == tmp_path / "step_500"
-
-
-def can_render_mujoco() -> bool:
-    """Whether EGL renders it on this machine; asked in a process of its own, since a wrong library ends it."""
-    script = "import gymnasium as gym; e = gym.make('Hopper-v5', render_mode='rgb_array'); e.reset(); e.render()"
-    asked = subprocess.run([sys.executable, "-c", script], env=os.environ | EGL, check=False, capture_output=True)
-    return asked.returncode == 0
-
-
-@pytest.mark.slow
-def test_a_video_of_mujoco_with_sampled_actions_and_a_frozen_normalizer(tmp_path):
-    """They come out again, in a sibling of the runner."""
-    if not can_render_mujoco():
-        pytest.skip("EGL renders nothing here")
-    config = hopper().environment("Hopper-v5", env_kwargs={})
-    config.runners(num_runners=1, runtime_env={"env_vars": EGL})
-    with EvalRunnerGroup(config.evaluation(num_episodes=4, max_episode_steps=40)) as group:
-        result = group.evaluate()
-        videos = record_with_group(group, result, VideoSettings("best,worst", tmp_path), 1)
-    assert [video.identical for video in videos] == [True, True]
-    assert [frames_of(video.path) for video in videos] == [video.length + 1 for video in videos]
 
 
 def test_errors_cross_the_process_boundary_by_their_class(group, before, tmp_path):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rl_eval import EvalConfig, EvalRunnerGroup
-from rl_eval.recording.trajectories.export import export_trajectories
+from rl_eval.recording.export import export_trajectories
 
 pytest.importorskip("minari")
 pytest.importorskip("d3rlpy")

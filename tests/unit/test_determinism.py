@@ -3,6 +3,8 @@
 import json
 import math
 import time
+from dataclasses import replace
+from types import SimpleNamespace
 
 import gymnasium as gym
 import numpy as np
@@ -95,9 +97,12 @@ def test_a_share_is_of_the_plan_and_at_least_one(share: float, count: int) -> No
 
 def choice_of(records: EpisodeTable, build: float = 0.0, run: float = 10.0, runners: int = 1, **sections) -> Choice:
     made = EvalConfig().environment("CartPole-v1", **sections).policy(MLP).runners(num_envs_per_runner=32)
-    sample = DeterminismSample(made.build(), np.zeros(len(records.rows), bool))
-    sample.recorded(build)
-    return sample.choose(records, run, runners)
+    store = SimpleNamespace(table=EpisodeTable(len(records.rows)), numerics={})
+    sample = DeterminismSample(SimpleNamespace(settings=made.build(), store=store))
+    sample.begin(None)
+    sample.counted(replace(report(records.rows[:0]), construct_seconds=build), set())
+    store.table = records
+    return sample.choose(run, runners)
 
 
 @given(
@@ -412,52 +417,11 @@ def test_a_policy_that_keeps_something_to_itself_is_found_and_the_reason_named(m
     assert cause in "\n".join(result.notes)
 
 
-class BuiltOnce(gym.Env):
-    observation_space, action_space = gym.spaces.Box(-1, 1, (2,)), gym.spaces.Discrete(2)
-    built = 0
-
-    def __init__(self) -> None:
-        type(self).built += 1
-        if self.built > 1:
-            raise RuntimeError("port in use")
-
-    def reset(self, *, seed=None, options=None):
-        self.left = 5
-        return np.zeros(2, np.float32), {}
-
-    def step(self, action):
-        self.left -= 1
-        return np.zeros(2, np.float32), 1.0, self.left == 0, False, {}
-
-
-def test_an_episode_that_cannot_be_repeated_is_a_finding() -> None:
-    """An environment that can be built once has no second run to show."""
-    BuiltOnce.built = 0
-    config = EvalConfig().environment(BuiltOnce).policy(lambda o: np.zeros(len(o), int))
-    result = evaluate(config.runners(runner="single_agent").evaluation(num_episodes=5))
-    assert result.status == "complete"
-    assert len(result.episodes) == 5
-    assert result.determinism.passed is False
-    assert "RuntimeError: port in use" in "\n".join(result.notes)
-
-
 def test_an_episode_that_failed_at_first_is_repeated_at_the_attempt_that_counts() -> None:
     """What strikes the first attempt of an episode is no part of its record."""
-    assert evaluate(cartpole().environment(_first_attempts_fail)).determinism.passed
-
-
-class _FirstAttemptsFail(gym.Wrapper):
-    def begin_episode(self, index: int, seed: int, attempt: int) -> None:
-        self.attempt = attempt
-
-    def reset(self, **kwargs):
-        if self.attempt == 1:
-            raise RuntimeError("first attempts fail")
-        return super().reset(**kwargs)
-
-
-def _first_attempts_fail(context) -> gym.Env:
-    return _FirstAttemptsFail(gym.make("CartPole-v1"))
+    assert evaluate(
+        cartpole().environment("rl_eval.testing:faulty", env_kwargs={"env": "CartPole-v1", "attempt_rates": [1.0]})
+    ).determinism.passed
 
 
 class Counted(gym.Wrapper):

@@ -32,7 +32,7 @@ from rl_eval import EvalConfig, EvalResult, EvalRunnerGroup, evaluate, load, rep
 from rl_eval.backends.pickling import pickled_settings
 from rl_eval.errors import ConfigError, EvalError, WeightsError
 from rl_eval.integrations.rllib.workers import RolloutWorkers
-from rl_eval.recording.trajectories.export import export_trajectories
+from rl_eval.recording.export import export_trajectories
 from rl_eval.records.agents import agent_columns, agent_rows
 from rl_eval.records.episode import EpisodeSpec
 from rl_eval.runners.multi_agent.inference import seat_seeds

@@ -20,16 +20,14 @@ from rl_eval.errors import ConfigError
 from rl_eval.policies import adapt_policy
 from rl_eval.policies.function import CallablePolicy
 from rl_eval.policies.inference.inference import BLOCK, Inference
-from rl_eval.policies.inference.policy_memory import changes, remembered
+from rl_eval.policies.inference.policy_memory import changes, likely_cause, remembered
+from tests.unit.test_inference import ACTIONS, DEPENDENT, NESTED, OBSERVATIONS, total
 
 Array = npt.NDArray[Any]
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script.*is deprecated:DeprecationWarning")
 
 PENDULUM = gym.make("Pendulum-v1")
-OBSERVATIONS = spaces.Box(-np.inf, np.inf, (4,), np.float32)
-ACTIONS = spaces.Box(-np.inf, np.inf, (2,), np.float64)
-NESTED = spaces.Dict({"a": OBSERVATIONS, "b": spaces.Tuple((spaces.Discrete(7), spaces.Box(0, 255, (3, 3), np.uint8)))})
 
 
 def probed(
@@ -60,12 +58,6 @@ def of_kind(name: str, *, allow: bool = False, lanes: int = 3) -> Inference:
     inference = unprobed(name, allow=allow, lanes=lanes)
     inference.probe()
     return inference
-
-
-def total(x: Array) -> Array:
-    """Two numbers per row that depend on that row alone, to the last bit."""
-    flat = x.reshape(len(x), -1)
-    return np.stack([flat[:, 0].astype(np.float64), flat.max(1)], 1)
 
 
 # ------------------------------------------------------------------------------ a policy that does not repeat itself
@@ -101,7 +93,7 @@ def test_a_policy_that_does_not_repeat_itself_is_refused(name: str) -> None:
         inference = unprobed(name, lanes=lanes)
         with pytest.raises(ConfigError, match=r"policy\.allow_nondeterministic: true"):
             inference.probe()
-        cause = inference.likely_cause()
+        cause = likely_cause(inference.new_probe())
         assert UNREPEATABLE[name] in cause
         assert bool(cause) == bool(UNREPEATABLE[name])
 
@@ -196,19 +188,12 @@ def test_a_row_that_depends_on_its_batch_is_noted(monkeypatch: pytest.MonkeyPatc
     assert "MKL_CBWR is not set" in note
 
 
-def test_a_policy_that_cannot_be_probed_is_noted() -> None:
-    """It is computed row by row, and the note has its own error."""
-    (note,) = of_kind("rejects_made_up_observations").notes
-    assert "ValueError: these are no sine and cosine" in note
-    assert "whether it repeats itself was not seen" in note
-
-
 def test_batch_norm_in_training_mode_is_refused() -> None:
     """It depends on its batch, and has no result for a row alone: there is no definition that could be kept."""
     inference = unprobed("batch_norm_in_training_mode")
     with pytest.raises(ConfigError, match="cannot act on one alone"):
         inference.probe()
-    assert "net.2 (BatchNorm1d)" in inference.likely_cause()
+    assert "net.2 (BatchNorm1d)" in likely_cause(inference.new_probe())
 
 
 KEEPING = {
@@ -224,7 +209,7 @@ def test_rare_effects_are_found_by_the_search_though_the_results_repeat(name: st
     np.random.seed(0)  # noqa: NPY002
     inference = of_kind(name)
     assert inference.notes == ()
-    assert KEEPING[name] in inference.likely_cause()
+    assert KEEPING[name] in likely_cause(inference.new_probe())
 
 
 @pytest.mark.parametrize("name", ["batch_norm_in_training_mode", "running_statistics_in_a_buffer"])
@@ -323,19 +308,10 @@ def test_the_probe_of_large_observations_is_bounded() -> None:
     assert inference.numerics == probed(total, LARGE, 1).numerics
 
 
-PLANTED: dict[str, Callable[[Array], Array]] = {
-    "position": lambda x: total(x) + 1e-12 * np.arange(len(x))[:, None],
-    "mean": lambda x: total(x) - total(x).mean(0),
-    "neighbour": lambda x: total(x) + 1e-9 * np.roll(total(x), 1, 0),
-    "last": lambda x: total(x) + total(x)[-1:],
-    "sorted": lambda x: np.sort(total(x), axis=0),
-}
-
-
-@pytest.mark.parametrize("name", PLANTED)
+@pytest.mark.parametrize("name", DEPENDENT)
 def test_dependence_on_the_batch_is_found_in_large_observations_too(name: str) -> None:
     """Few rows and rounds are enough for what depends on position, neighbours or the whole."""
-    assert probed(PLANTED[name], LARGE).numerics["reference"] == "row"
+    assert probed(DEPENDENT[name], LARGE).numerics["reference"] == "row"
 
 
 @pytest.mark.parametrize("pair", [(0, 1), (3, 12), (15, 14), (7, 0)])

@@ -95,16 +95,6 @@ def save_weights(seed=0):
     torch.save(make_mlp(env.observation_space, env.action_space).state_dict(), "weights.pt")
 
 
-def test_every_episode_comes_out_again(module):
-    """From the log, one by one, whatever ran beside it the first time."""
-    result = evaluate(config(), run_dir="run")
-    for index in (0, 5, 11):
-        replayed = replay("run", index)
-        assert replayed.identical
-        assert replayed.again.episode_return == result.table.record(index).episode_return
-        assert replayed.recorded.index == replayed.again.index == index
-
-
 @pytest.mark.parametrize("deterministic", [True, False])
 def test_weights_noise_and_inference_are_those_of_the_run(module, deterministic):
     """A sampled action depends on all of them."""

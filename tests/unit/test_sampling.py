@@ -136,19 +136,6 @@ def test_first_ready_order_has_the_same_episodes_and_says_so() -> None:
     np.testing.assert_array_equal(ready["next.reward"][sort], planned["next.reward"])
 
 
-def test_a_tensordict_has_the_arrays() -> None:
-    with inline(config()) as group:
-        arrays = group.sample(3, as_arrays=True)
-        group.sampler.restart()
-        batch = group.sample(3)
-    assert batch.batch_size == (len(arrays["action"]),)
-    assert batch["next", "reward"].shape == (len(arrays["action"]), 1)
-    flat = batch.flatten_keys(".")
-    assert set(flat.keys()) == set(arrays)
-    for key, array in arrays.items():
-        np.testing.assert_array_equal(flat[key].numpy().reshape(array.shape), array)
-
-
 class Gaussian(nn.Module):
     """Mean and width of a Box action depend on the observation."""
 

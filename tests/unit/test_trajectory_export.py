@@ -9,13 +9,13 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+from tensordict import TensorDict
 
 from rl_eval import EvalConfig, EvalResult, EvalRunnerGroup, evaluate
 from rl_eval.errors import ConfigError, EvalError, UsageError
-from rl_eval.recording.trajectories import writers
-from rl_eval.recording.trajectories.export import export_trajectories
+from rl_eval.recording.export import NpzWriter, export_trajectories
 from tests.unit.cli_world import call
-from tests.unit.test_runners import seeded, steer, troubled, walk
+from tests.unit.test_runners import steer, walk
 
 minari = pytest.importorskip("minari", "0.5.4")
 
@@ -42,27 +42,23 @@ def leftovers(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.rglob("*") if path.is_file())
 
 
-def test_npz_has_the_steps(ran: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("to", ["npz", "tensordict"])
+def test_a_file_has_the_steps(ran: Any, tmp_path: Path, to: str) -> None:
     made, result, expected = ran
-    done = export_trajectories(result, "npz", tmp_path / "steps.npz", config=made)
+    done = export_trajectories(result, to, tmp_path / "steps", config=made)
     assert (done.episodes, done.frames) == (9, len(expected["action"]))
-    assert leftovers(tmp_path) == ["steps.npz"]
-    with np.load(done.path) as data:
-        assert set(data) == set(expected)
-        for key, array in expected.items():
-            np.testing.assert_array_equal(data[key], array, err_msg=key)
-            assert data[key].dtype == array.dtype
-
-
-def test_tensordict_has_the_steps(ran: Any, tmp_path: Path) -> None:
-    from tensordict import TensorDict
-
-    made, result, expected = ran
-    export_trajectories(result, "tensordict", tmp_path / "steps", config=made)
-    data = TensorDict.load_memmap(tmp_path / "steps").flatten_keys(".")
-    assert data.batch_size == expected["action"].shape
+    if to == "npz":
+        assert leftovers(tmp_path) == ["steps"]
+        with np.load(done.path) as data:
+            found = dict(data)
+    else:
+        data = TensorDict.load_memmap(done.path)
+        assert data["next", "reward"].shape == (len(expected["action"]), 1)
+        found = {key: value.numpy() for key, value in data.flatten_keys(".").items()}
+    assert found.keys() == expected.keys()
     for key, array in expected.items():
-        np.testing.assert_array_equal(data[key].numpy().reshape(array.shape), array, err_msg=key)
+        np.testing.assert_array_equal(found[key].reshape(array.shape), array, err_msg=key)
+        assert found[key].dtype == array.dtype
 
 
 def test_minari_reads_the_episodes_that_were_chosen(ran: Any) -> None:
@@ -136,19 +132,6 @@ def test_keys_are_no_paths(tmp_path: Path) -> None:
     assert leftovers(tmp_path) == ["steps.npz"]
 
 
-def test_the_attempt_that_counted_runs_again(tmp_path: Path) -> None:
-    """Where a first attempt fails, the second one is exported, as it was recorded."""
-    made = config(troubled(seeded("raise")))
-    result = evaluate(made)
-    assert result.num_retried > 0
-    done = export_trajectories(result, "npz", tmp_path / "a.npz", config=made)
-    with np.load(done.path) as data:
-        for record in result.episodes:
-            mine = data["collector.index"] == record.index
-            assert set(data["collector.attempt"][mine]) == {record.attempts}
-            assert np.cumsum(data["next.reward"][mine])[-1] == record.episode_return
-
-
 # ------------------------------------------------------------------------------ what goes wrong
 
 
@@ -188,7 +171,7 @@ def test_nothing_is_overwritten(ran: Any, tmp_path: Path, to: str) -> None:
 @pytest.mark.parametrize(
     ("to", "name", "call"),
     [
-        ("npz", "shutil.copyfileobj", "a"),
+        ("npz", "os.posix_fallocate", "a"),
         ("tensordict", "os.posix_fallocate", "a"),
         ("minari", "minari.dataset._storages.hdf5_storage.HDF5Storage.update_episodes", "a-v0"),
     ],
@@ -209,14 +192,13 @@ def test_a_full_disk_is_said_and_leaves_nothing(
 def test_who_comes_first_keeps_the_place(ran: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that appears while episodes run is not replaced."""
     made, result, _ = ran
-    publish = writers.publish
-    (tmp_path / "theirs").write_text("theirs")
+    finish = NpzWriter.finish
 
-    def late(writer: Any, finished: Path) -> None:
-        (tmp_path / "theirs").rename(tmp_path / "mine")
-        publish(writer, finished)
+    def late(writer: NpzWriter) -> Path:
+        (tmp_path / "mine").write_text("theirs")
+        return finish(writer)
 
-    monkeypatch.setattr("rl_eval.recording.trajectories.export.publish", late)
+    monkeypatch.setattr(NpzWriter, "finish", late)
     with pytest.raises(ConfigError, match="cannot be written: File exists"):
         export_trajectories(result, "npz", tmp_path / "mine", config=made)
     assert (tmp_path / "mine").read_text() == "theirs"

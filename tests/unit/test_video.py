@@ -6,7 +6,6 @@ import queue
 import random
 import re
 import subprocess
-import sys
 import tracemalloc
 from pathlib import Path
 
@@ -19,119 +18,31 @@ from rl_eval.cli.exits import ExitCode
 from rl_eval.config.builder import EvalConfig
 from rl_eval.errors import ClusterError, ConfigError, EnvError, WeightsError
 from rl_eval.execution.group import EvalRunnerGroup, evaluate
-from rl_eval.recording.video import Video, VideoSettings, record_videos, record_with_group, select_episodes
-from rl_eval.recording.video.encoder import Encoder, gif
-from rl_eval.recording.video.recording import follow_up_videos
+from rl_eval.recording.video import (
+    Encoder,
+    Video,
+    VideoSettings,
+    follow_up_videos,
+    gif,
+    record_videos,
+    record_with_group,
+    select_episodes,
+)
 from rl_eval.recording.videos import videos_of
 from rl_eval.records.episode import Fault
 from tests.unit.cli_world import call, printed
+from tests.unit.render_world import world
 
 pytestmark = pytest.mark.process
 
-TOYS = '''
-from collections import Counter
-
-import gymnasium as gym
-import numpy as np
-
-SHIFT = 0.0
-EVENTS = Counter()
-"""What was done in this process, by render mode."""
+toys = pytest.fixture(world)
 
 
-class Painted(gym.Env):
-    """Three to twelve steps; each frame is grey, and five shades lighter than the one before."""
-
-    metadata = {"render_modes": ["rgb_array"], "render_fps": 20}
-    observation_space = gym.spaces.Box(0.0, 100.0, (1,), np.float32)
-    action_space = gym.spaces.Discrete(2)
-    size = (32, 48)
-    render_error = None
-
-    def __init__(self, render_mode=None, fails=(), broken_at=None, growing=False):
-        self.render_mode, self.fails, self.broken_at, self.growing = render_mode, fails, broken_at, growing
-        EVENTS["built", render_mode] += 1
-
-    def begin_episode(self, index, seed, attempt):
-        self.failing = index in self.fails
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.steps, self.length = 0, int(self.np_random.integers(3, 13))
-        return self._observation(), {}
-
-    def step(self, action):
-        EVENTS["step", self.render_mode] += 1
-        if self.failing and self.steps == 2:
-            raise RuntimeError("the simulator broke")
-        self.steps += 1
-        reward = float(action) + self.np_random.random() + SHIFT
-        return self._observation(), reward, self.steps >= self.length, False, {}
-
-    def render(self):
-        EVENTS["render", self.render_mode] += 1
-        if self.broken_at == self.steps:
-            raise RuntimeError("the renderer broke")
-        height, width = self.size
-        return np.full((height + self.steps * self.growing, width, 3), 5 * self.steps, np.uint8)
-
-    def close(self):
-        EVENTS["closed", self.render_mode] += 1
-
-    def _observation(self):
-        return np.full(1, self.steps, np.float32)
-
-
-class Odd(Painted):
-    size = (33, 47)
-
-
-class Blind(Painted):
-    """Takes no render_mode."""
-
-    metadata = {"render_modes": []}
-
-    def __init__(self):
-        super().__init__()
-
-
-def painted(context):
-    return Painted(**context)
-
-
-def deaf(context):
-    """Takes no notice of the render_mode in its context."""
-    return Painted()
-
-
-def strict(context):
-    """Refuses what it does not know, and renders anyway."""
-    if context:
-        raise TypeError(f"unknown: {list(context)}")
-    return Painted(render_mode="rgb_array")
-
-
-def ones():
-    return lambda observations: np.ones(len(observations), np.int64)
-'''
-
-
-@pytest.fixture
-def toys(tmp_path, monkeypatch):
-    (tmp_path / "video_toys.py").write_text(TOYS)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    import video_toys
-
-    yield video_toys
-    del sys.modules["video_toys"]
-
-
-def config(env="video_toys:painted", **env_kwargs):
+def config(env="tests.unit.render_world:painted", **env_kwargs):
     return (
         EvalConfig()
         .environment(env, env_kwargs=env_kwargs)
-        .policy("video_toys:ones")
+        .policy("tests.unit.render_world:ones")
         .runners(num_envs_per_runner=4)
         .evaluation(num_episodes=12, seed=3)
         .fault_tolerance(max_attempts_per_episode=2)
@@ -190,7 +101,7 @@ def test_a_video_of_cartpole(tmp_path):
 
 def test_odd_sizes_are_padded_and_not_scaled(toys):
     """Players want even ones."""
-    (video,) = recorded(evaluate(config("video_toys:Odd")))
+    (video,) = recorded(evaluate(config("tests.unit.render_world:Odd")))
     assert (video.height, video.width) == (33, 47)
     frame = decoded(video.path)[-1]
     assert frame.shape == (34, 48, 3)
@@ -234,16 +145,6 @@ def test_frames_do_not_pile_up(tmp_path):
     tracemalloc.stop()
     assert peak < 20 * frame.nbytes
     assert imageio_ffmpeg.count_frames_and_secs(str(tmp_path / "video.mp4"))[0] == 600
-
-
-def test_a_difference_is_told(toys):
-    """The environment has changed since; the video shows what it does now."""
-    result = evaluate(config())
-    toys.SHIFT = 1.0
-    (video,) = recorded(result)
-    assert not video.identical
-    assert video.differences == ("episode_return",)
-    assert video.episode_return == pytest.approx(result.table.record(0).episode_return + video.length)
 
 
 def test_a_failed_episode_is_recorded_up_to_its_fault(toys):
@@ -340,7 +241,7 @@ def test_generators_and_modes_of_the_process_are_left_alone(toys):
 # ------------------------------------------------------------------------------ what cannot be recorded
 
 
-@pytest.mark.parametrize("env", ["video_toys:deaf", "video_toys:Blind"])
+@pytest.mark.parametrize("env", ["tests.unit.render_world:deaf", "tests.unit.render_world:Blind"])
 def test_an_environment_that_does_not_render_is_a_clear_error(toys, env):
     """Of the video; the evaluation is as it was, and so is the next."""
     with EvalRunnerGroup(config(env)) as group:
@@ -356,7 +257,7 @@ def test_an_environment_that_does_not_render_is_a_clear_error(toys, env):
 
 def test_a_factory_that_renders_anyway_is_recorded(toys):
     """It refuses the mode in its context."""
-    (video,) = recorded(evaluate(config("video_toys:strict")))
+    (video,) = recorded(evaluate(config("tests.unit.render_world:strict")))
     assert video.identical
     assert video.frames == video.length + 1
 
@@ -386,7 +287,7 @@ def test_a_renderer_that_fails_costs_the_video_alone(toys, kwargs, message):
 
 def test_an_encoder_that_fails_is_told(toys, monkeypatch):
     """With its own words."""
-    monkeypatch.setattr("rl_eval.recording.video.encoder._EVEN", "no_such_filter")
+    monkeypatch.setattr("rl_eval.recording.video._EVEN", "no_such_filter")
     with pytest.raises(EnvError, match=r"cannot be recorded: .*ffmpeg ended with code \d+: .*no_such_filter"):
         recorded(evaluate(config()))
 
@@ -430,15 +331,6 @@ def test_without_the_encoder_the_extra_is_named(toys, monkeypatch):
 
 
 # ------------------------------------------------------------------------------ from a folder
-
-
-def test_live_objects_are_given_again(toys):
-    """As for a replay."""
-    live = config().environment(lambda context: toys.painted(context))  # noqa: PLW0108
-    evaluate(live, run_dir="run")
-    with pytest.raises(ConfigError, match="configured with a live object"):
-        recorded("run")
-    assert recorded("run", config=live)[0].identical
 
 
 # ------------------------------------------------------------------------------ the command

@@ -31,8 +31,7 @@ from rl_eval.integrations.torchrl.normalizers import check_initialized, load_sta
 from rl_eval.integrations.torchrl.policy import Key, TensorDictPolicy
 from rl_eval.policies.uniform import UniformPolicy
 from rl_eval.protocols import EnvContext, NoiseSource
-from rl_eval.recording.trajectories.recorder import CompressedRows
-from rl_eval.recording.trajectories.trajectory import CompressedArray
+from rl_eval.recording.trajectories import CompressedArray, CompressedRows
 from rl_eval.records.episode import EpisodeRecord, EpisodeSpec
 from rl_eval.runners import EvalRunner
 

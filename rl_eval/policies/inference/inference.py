@@ -13,8 +13,7 @@ from __future__ import annotations
 import os
 import sys
 from copy import copy
-from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import gymnasium as gym
 import numpy as np
@@ -23,7 +22,6 @@ import tree
 
 from rl_eval.config.settings import PolicySection
 from rl_eval.errors import PolicyUnavailable
-from rl_eval.policies.inference.policy_memory import likely_cause, module_tensors_kept
 from rl_eval.policies.inference.probe import BLOCK, Probe
 from rl_eval.policies.inference.spaces import (
     ActionReader,
@@ -33,10 +31,12 @@ from rl_eval.policies.inference.spaces import (
     no_grad,
     take_rows,
 )
-from rl_eval.policies.inference.sweep_log import SweepLog
 from rl_eval.policies.noise import EpisodeNoise
 from rl_eval.protocols import Policy, Recurrent
 from rl_eval.weights import module_of
+
+if TYPE_CHECKING:
+    from rl_eval.policies.inference.sweep_log import SlotLog, SweepLog
 
 __all__ = ["BLOCK", "Inference"]
 
@@ -53,6 +53,7 @@ _CLIPPED: Final = {
     "they were clipped",
 }
 """By ``policy.actions``."""
+_ALL: Final = slice(None)
 
 
 class Inference:
@@ -84,7 +85,8 @@ class Inference:
         self.live = np.zeros(self._rows, bool)
         self._seeds = np.zeros(self._rows, np.int64)
         self._steps = np.zeros(self._rows, np.int64)
-        self._fresh_state = self._initial_state()
+        with no_grad():
+            self._fresh_state = policy.initial_state(self._rows) if isinstance(policy, Recurrent) else None
         self._state = copy_batch(self._fresh_state)
         self._chunk = self._rows
         self._batched = section.inference == "batched"
@@ -95,8 +97,8 @@ class Inference:
         """Of the last :meth:`act`: rows of each forward pass, and what the policy computed for them besides actions."""
         self._outputs: dict[int, Any] | None = None
         """The same by lane, once it was asked for."""
-        self.sweeps = self._sweep_log()
-        """What records whole sweeps; None where observations or actions are nested."""
+        self.sweeps: SweepLog | None = None
+        """What records whole sweeps, once a slot was to be recorded."""
         self.numerics: dict[str, Any] = {}
         """The numerics key; empty until :meth:`probe`."""
         self._verdict: tuple[str, ...] = ()
@@ -109,13 +111,8 @@ class Inference:
         self.live[lane] = True
         self._seeds[lane] = seed
         self._steps[lane] = 0
-        if self._state is not None:
-            with no_grad():
-                tree.map_structure(
-                    lambda ours, fresh: assign_rows(ours, slice(lane, lane + 1), fresh[lane : lane + 1]),
-                    self._state,
-                    self._fresh_state,
-                )
+        with no_grad():
+            self._keep_state(slice(lane, lane + 1), take_rows(self._fresh_state, slice(lane, lane + 1)))
 
     def end(self, lane: int) -> None:
         """Free the lane."""
@@ -130,7 +127,7 @@ class Inference:
         self._computed, self._outputs = [], None
         with no_grad():
             try:
-                actions = self._act_batched() if self._batched else self._act_by_chunks(self._chunk)
+                actions = self._act_in_parts()
                 errors: dict[int, Exception] = {}
             except PolicyUnavailable:
                 raise
@@ -152,11 +149,8 @@ class Inference:
             return self.act()
         finally:
             self.live = live
-            if self._state is not None:
-                with no_grad():
-                    tree.map_structure(
-                        lambda ours, kept: assign_rows(ours, others, take_rows(kept, others)), self._state, former
-                    )
+            with no_grad():
+                self._keep_state(others, take_rows(former, others))
 
     @property
     def rows_per_pass(self) -> int | None:
@@ -172,40 +166,30 @@ class Inference:
                 self._outputs |= {at: take_rows(computed, row) for row, at in enumerate(places) if self.live[at]}
         return self._outputs.get(lane)
 
-    def _sweep_log(self) -> SweepLog | None:
+    def slot_log(self, slot: int) -> SlotLog | None:
+        """Return a slot's part of a log of sweeps; None where observations or actions are nested."""
+        from rl_eval.policies.inference.sweep_log import SlotLog, SweepLog
+
         space, observations = self._reader.structure, self.observations.arrays
         if isinstance(space, (dict, tuple)) or not isinstance(observations, np.ndarray):
             return None
-        return SweepLog(observations, np.empty((self._rows, *(space.shape or ())), space.dtype))
+        if self.sweeps is None:
+            self.sweeps = SweepLog(observations, np.empty((self._rows, *(space.shape or ())), space.dtype))
+        return SlotLog(self.sweeps, slot)
 
-    def _keep_outputs(self, rows: Any) -> None:
-        if (computed := getattr(self._policy, "outputs", None)) is not None:
-            self._computed.append((rows, computed))
-
-    def _act_batched(self) -> Any:
-        """One forward pass over the live rows, whatever their number."""
-        rows = np.flatnonzero(self.live)
-        actions, state = self._forward(rows, np.ones(len(rows), bool))
-        if self._state is not None:
-            tree.map_structure(lambda ours, new: assign_rows(ours, rows, new), self._state, state)
-        batch = tree.map_structure(lambda leaf: np.zeros((self._rows, *leaf.shape[1:]), leaf.dtype), actions)
-        tree.map_structure(lambda whole, part: assign_rows(whole, rows, part), batch, actions)
-        return batch
-
-    def _act_by_chunks(self, chunk: int) -> Any:
-        """One forward pass per chunk that has a live lane; state changes only if all succeed."""
-        if chunk == self._rows:
-            actions, state = self._forward(None, self.live)
-            self._keep_state(0, chunk, state)
-            return actions
-        parts = [
-            (start, *self._forward(slice(start, start + chunk), self.live[start : start + chunk]))
-            for start in range(0, self._rows, chunk)
-            if self.live[start : start + chunk].any()
-        ]
-        for start, _, state in parts:
-            self._keep_state(start, start + chunk, state)
-        return self._gather([(start, actions) for start, actions, _ in parts])
+    def _act_in_parts(self) -> Any:
+        """One forward pass for each part of the rows that has a live one; state changes only if all succeed."""
+        if self._batched:
+            parts: list[Any] = [np.flatnonzero(self.live)]
+        else:
+            chunks = [slice(start, start + self._chunk) for start in range(0, self._rows, self._chunk)]
+            parts = [chunk for chunk in chunks if self.live[chunk].any()] if len(chunks) > 1 else [_ALL]
+        done = [(rows, *self._forward(rows, self.live[rows])) for rows in parts]
+        for rows, _, state in done:
+            self._keep_state(rows, state)
+        return (
+            done[0][1] if parts and parts[0] is _ALL else self._gather([(rows, actions) for rows, actions, _ in done])
+        )
 
     def _act_alone(self) -> tuple[Any, dict[int, Exception]]:
         """Find whose row the policy fails on: one pass per live lane, over copies of its row.
@@ -225,50 +209,36 @@ class Inference:
             except Exception as error:
                 errors[lane] = error
                 continue
-            if self._state is not None:
-                self._keep_state(lane, lane + 1, take_rows(state, slice(0, 1)))
-            parts.append((lane, take_rows(actions, slice(0, 1))))
+            self._keep_state(slice(lane, lane + 1), take_rows(state, slice(0, 1)))
+            parts.append((slice(lane, lane + 1), take_rows(actions, slice(0, 1))))
         return self._gather(parts), errors
 
-    def _gather(self, parts: list[tuple[int, Any]]) -> Any:
-        """Lay chunks of actions into one batch."""
+    def _gather(self, parts: list[tuple[Any, Any]]) -> Any:
+        """Lay the actions of some rows into one batch."""
         if not parts:
             return tree.map_structure(lambda leaf: np.zeros((self._rows, *(leaf.shape or ()))), self._reader.structure)
         batch = tree.map_structure(lambda leaf: np.zeros((self._rows, *leaf.shape[1:]), leaf.dtype), parts[0][1])
-        for start, actions in parts:
-            tree.map_structure(
-                lambda whole, part, start=start: assign_rows(whole, slice(start, start + len(part)), part),
-                batch,
-                actions,
-            )
+        for rows, actions in parts:
+            _assign(batch, rows, actions)
         return batch
 
     def _forward(self, rows: Any, live: npt.NDArray[np.bool_]) -> tuple[Any, Any]:
-        """Act for some rows (a slice or indices; None for all), of which those of ``live`` count."""
-        observations = self.observations.arrays if rows is None else take_rows(self.observations.arrays, rows)
-        rows = slice(None) if rows is None else rows
+        """Act for some rows (a slice or indices), of which those of ``live`` count."""
+        observations = self.observations.arrays if rows is _ALL else take_rows(self.observations.arrays, rows)
         if self._overwrites:
             # Should it fail afterwards, each row is computed again, from what the environment gave.
             observations = copy_batch(observations)
         # A policy may change its state in place and fail, so it gets a copy.
-        state = None if self._state is None else copy_batch(take_rows(self._state, rows))
+        state = copy_batch(take_rows(self._state, rows))
         noise = None if self._deterministic else EpisodeNoise(self._seeds[rows], self._steps[rows])
         actions, state = self._policy.act(observations, state, live, noise)
-        if self.keeps_outputs:
-            self._keep_outputs(rows)
+        if self.keeps_outputs and (computed := getattr(self._policy, "outputs", None)) is not None:
+            self._computed.append((rows, computed))
         return self._reader.read(actions, live), state
 
-    # ------------------------------------------------------------------ recurrent state
-
-    def _initial_state(self) -> Any:
-        if not isinstance(self._policy, Recurrent):
-            return None
-        with no_grad():
-            return self._policy.initial_state(self._rows)
-
-    def _keep_state(self, start: int, stop: int, state: Any) -> None:
+    def _keep_state(self, rows: Any, state: Any) -> None:
         if self._state is not None:
-            tree.map_structure(lambda ours, new: assign_rows(ours, slice(start, stop), new), self._state, state)
+            _assign(self._state, rows, state)
 
     # ------------------------------------------------------------------ notes
 
@@ -292,29 +262,20 @@ class Inference:
             ConfigError: The policy cannot act as configured, or gives other results each time it is asked.
             PolicyError: The policy's actions do not fit the action space, on any observation.
         """
-        with no_grad():
-            probe = self._new_probe()
-            if self._batched:
-                probe.check_shapes()
-                self._chunk, self._verdict = 1, (_BATCHED,)
-                self.numerics = {"reference": "batched", "outputs": ""} | self._machine()
-                return
-            found = probe.run()
+        probe = self.new_probe()
+        if self._batched:
+            probe.check_shapes()
+            self._chunk, self._verdict = 1, (_BATCHED,)
+            self.numerics = {"reference": "batched", "outputs": ""} | self._machine()
+            return
+        found = probe.run()
         self._chunk = {"whole": self._rows, "block": BLOCK, "row": 1}[found.verdict]
-        self._overwrites = found.overwrites
-        self._verdict = found.notes
-        self.numerics = {
-            "reference": "row" if found.verdict == "row" else f"block of {BLOCK}",
-            "outputs": found.outputs,
-        } | self._machine()
+        self._overwrites, self._verdict = found.overwrites, found.notes
+        reference = "row" if found.verdict == "row" else f"block of {BLOCK}"
+        self.numerics = {"reference": reference, "outputs": found.outputs} | self._machine()
 
-    def likely_cause(self) -> str:
-        """Return the likely reason why the policy does not repeat itself; empty if nothing that it keeps shows one."""
-        probe = self._new_probe()
-        with no_grad(), module_tensors_kept(self._policy):
-            return likely_cause(self._policy, probe.act_once, partial(probe.act_once, other=True))
-
-    def _new_probe(self) -> Probe:
+    def new_probe(self) -> Probe:
+        """Return a probe of the policy with its present weights."""
         return Probe(
             self._policy,
             self.observations,
@@ -336,3 +297,8 @@ class Inference:
             "num_threads": torch.get_num_threads(),
             "device": self._device,
         }
+
+
+def _assign(target: Any, rows: Any, values: Any) -> None:
+    """Write some rows of every leaf."""
+    tree.map_structure(lambda whole, part: assign_rows(whole, rows, part), target, values)

@@ -11,6 +11,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import sys
+from collections.abc import Iterator
 from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
@@ -18,12 +20,11 @@ import numpy.typing as npt
 import tree
 
 from rl_eval.errors import ConfigError, PolicyError, PolicyUnavailable, summary_of
-from rl_eval.policies.inference.policy_memory import module_tensors_kept
-from rl_eval.policies.inference.spaces import ActionReader, ObservationBatch, copy_batch, take_rows
+from rl_eval.policies.inference.spaces import ActionReader, ObservationBatch, copy_batch, no_grad, take_rows
 from rl_eval.policies.noise import EpisodeNoise
 from rl_eval.protocols import Policy, Probeable
 
-__all__ = ["BLOCK", "Finding", "Probe", "Verdict"]
+__all__ = ["BLOCK", "Finding", "Probe", "Verdict", "buffers_kept"]
 
 BLOCK: Final = 16
 """Rows of the reference block."""
@@ -80,7 +81,7 @@ class Probe:
         deterministic: bool,
         allow_nondeterministic: bool,
     ) -> None:
-        self._policy = policy
+        self.policy = policy
         self._reader = reader
         self._fresh_state = fresh_state
         self._deterministic = deterministic
@@ -100,24 +101,22 @@ class Probe:
             ConfigError: The policy cannot act as configured, or does not repeat itself.
             PolicyError: Its actions do not fit the action space, on any observation.
         """
-        with module_tensors_kept(self._policy):
-            self._check_shapes()
+        self.check_shapes()
+        with no_grad(), buffers_kept(self.policy):
             try:
-                finding = self._compare()
+                return self._compare()._replace(overwrites=self._overwrites)
             except (ConfigError, PolicyUnavailable):
                 raise
             except _Unrepeatable as seen:
-                finding = self._unrepeatable(str(seen))
+                return self._unrepeatable(str(seen))
             except Exception as error:
                 # A policy may reject made-up observations. Alone in its batch, a row depends on nothing else.
-                finding = self._unprobed(error)
-        return finding._replace(overwrites=finding.overwrites or self._overwrites)
+                return self._unprobed(error)
 
     def act_once(self, *, other: bool = False) -> None:
         """Act on the first block of observations, or on another one; an error of the policy is ignored."""
-        rows = self._block(self._pool // 2 if other else 0)
-        with contextlib.suppress(Exception):
-            self._outputs(self._observations, rows, range(BLOCK))
+        with no_grad(), contextlib.suppress(Exception):
+            self._outputs(self._observations, self._block(self._pool // 2 if other else 0), range(BLOCK))
 
     def check_shapes(self) -> None:
         """Check that the policy's actions fit, and nothing else.
@@ -126,7 +125,7 @@ class Probe:
             ConfigError: The policy cannot act as configured.
             PolicyError: Its actions do not fit the action space.
         """
-        with module_tensors_kept(self._policy):
+        with no_grad(), buffers_kept(self.policy):
             self._check_shapes()
 
     # ------------------------------------------------------------------ verdicts
@@ -254,14 +253,14 @@ class Probe:
         noise = None if self._deterministic else EpisodeNoise(np.zeros(BLOCK, np.int64), np.zeros(BLOCK, np.int64))
         state = self._state(BLOCK)
         try:
-            answer = self._policy.act(take_rows(self._observations, self._block(0)), state, live, noise)
+            answer = self.policy.act(take_rows(self._observations, self._block(0)), state, live, noise)
         except (ConfigError, PolicyError, PolicyUnavailable):
             raise
         except Exception:
             return
         if not isinstance(answer, tuple) or len(answer) != 2:
             raise PolicyError(
-                f"act() of the policy {type(self._policy).__name__} returned a {type(answer).__name__}: return actions "
+                f"act() of the policy {type(self.policy).__name__} returned a {type(answer).__name__}: return actions "
                 "and the next state, (actions, None) where there is no state"
             )
         actions, following = answer
@@ -286,11 +285,11 @@ class Probe:
         noise = None if self._deterministic else EpisodeNoise(seeds, np.zeros(size, np.int64))
         live = np.zeros(size, bool)
         live[list(wanted)] = True
-        actions, state = self._policy.act(batch, self._state(size), live, noise)
+        actions, state = self.policy.act(batch, self._state(size), live, noise)
         computed = [actions, state]
-        if isinstance(self._policy, Probeable):
+        if isinstance(self.policy, Probeable):
             # An argmax hides last bits, so the probe looks at what it is taken of.
-            computed.append(self._policy.probe_outputs(batch))
+            computed.append(self.policy.probe_outputs(batch))
         leaves = [
             np.asarray(leaf.cpu() if hasattr(leaf, "cpu") else leaf)
             for leaf in tree.flatten(computed)
@@ -300,7 +299,22 @@ class Probe:
 
     def _state(self, size: int) -> Any:
         """Fresh state that the policy may change."""
-        return None if self._fresh_state is None else copy_batch(take_rows(self._fresh_state, slice(0, size)))
+        return copy_batch(take_rows(self._fresh_state, slice(0, size)))
+
+
+@contextlib.contextmanager
+def buffers_kept(policy: Policy) -> Iterator[None]:
+    """Put back the buffers of a policy's modules: statistics are not to come from made-up observations."""
+    torch = sys.modules.get("torch")
+    parts = (policy, *getattr(policy, "__dict__", {}).values())
+    modules = [part for part in parts if torch is not None and isinstance(part, torch.nn.Module)]
+    buffers = [buffer for module in modules for buffer in module.buffers()]
+    former = [buffer.clone() for buffer in buffers]
+    try:
+        yield
+    finally:
+        for buffer, saved in zip(buffers, former, strict=True):
+            buffer.copy_(saved)
 
 
 def _mixed(

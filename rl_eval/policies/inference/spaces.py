@@ -357,8 +357,8 @@ def assign_rows(target: Any, rows: Any, values: Any) -> None:
 
 
 def take_rows(nested: Any, rows: Any) -> Any:
-    """Return some rows of every leaf: views for a slice, copies for indices."""
-    return tree.map_structure(lambda leaf: leaf[rows], nested)
+    """Return some rows of every leaf: views for a slice, copies for indices; None stays None."""
+    return None if nested is None else tree.map_structure(lambda leaf: leaf[rows], nested)
 
 
 def copy_batch(nested: Any) -> Any:

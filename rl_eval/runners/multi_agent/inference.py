@@ -14,12 +14,11 @@ from typing import Any, Final, NamedTuple, final
 import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
-import tree
 
 from rl_eval.config.settings import PolicySection
 from rl_eval.errors import EnvError, PolicyError, UsageError
 from rl_eval.policies.inference.inference import Inference
-from rl_eval.policies.inference.spaces import assign_rows
+from rl_eval.policies.inference.spaces import take_rows
 from rl_eval.protocols import Policy
 from rl_eval.scheduling.plan import GAMMA, mix
 
@@ -80,11 +79,10 @@ class PolicyInference(Inference):
                 ),
             )
 
-    def _keep_state(self, start: int, stop: int, state: Any) -> None:
+    def _keep_state(self, rows: Any, state: Any) -> None:
         """Keep the state of rows that have acted: that of an agent that waits for its turn stays as it is."""
-        if self._state is not None:
-            acted = np.flatnonzero(self.live[start:stop])
-            tree.map_structure(lambda ours, new: assign_rows(ours, start + acted, new[acted]), self._state, state)
+        acted = np.flatnonzero(self.live[rows])
+        super()._keep_state(np.arange(len(self.live))[rows][acted], take_rows(state, acted))
 
 
 class _Place(NamedTuple):

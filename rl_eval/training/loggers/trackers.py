@@ -126,7 +126,7 @@ class TensorBoardLogger(Logger):
 
     def log_video(self, video: Video, point: EvalPoint) -> None:
         """See :class:`Logger`."""
-        from rl_eval.recording.video.encoder import gif
+        from rl_eval.recording.video import gif
 
         writer = self._writer or self._open(point)
         message = _messages_of(writer)

@@ -296,7 +296,7 @@ class EvalService:
         """Return the job that records the videos of an evaluation, in a folder per client and step."""
         if (settings := self._options.videos) is None:
             return None
-        from rl_eval.recording.video.recording import follow_up_videos, saved
+        from rl_eval.recording.video import follow_up_videos, saved
 
         name = quote(request.ticket.client, safe="")
         folder = Path(settings.folder, f"client_{name}", f"step_{request.ticket.step}")

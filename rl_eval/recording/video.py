@@ -1,9 +1,17 @@
-"""Videos of chosen episodes: each runs again in an environment that renders, here or beside a runner of a group."""
+"""Videos of chosen episodes, or a window: each runs once more, in an environment of its own that renders.
+
+A sibling of a runner, here or in a group, has one lane with an environment of its own, and the runner's policy and
+weights. The runner's own environments are not touched, and since an episode does not depend on its layout, it comes out
+again. Frames are encoded as MP4 one by one, so that a video never stands in memory uncompressed.
+"""
 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -17,22 +25,248 @@ import numpy.typing as npt
 
 from rl_eval.atomic_write import write_bytes
 from rl_eval.config.builder import EvalConfig
-from rl_eval.config.settings import EvalSettings
+from rl_eval.config.settings import EvalSettings, with_values
 from rl_eval.errors import ClusterError, ConfigError, EnvError, UsageError, WeightsError
 from rl_eval.execution.group import EvalRunnerGroup
 from rl_eval.execution.jobs import FollowUp
-from rl_eval.recording.replay import rebuilt_runner, run_again
-from rl_eval.recording.video.encoder import Encoder
-from rl_eval.recording.video.rendering import Spectator, rendering_sibling
-from rl_eval.recording.video.selection import VideoSettings, select_episodes
-from rl_eval.recording.videos import video_name
+from rl_eval.recording.replay import Replay, Spectator, compared, lease_of, rebuilt_runner, run_again
+from rl_eval.recording.videos import VideoSettings, check_encoder, select_episodes, video_name
 from rl_eval.records.episode import EpisodeSpec, Lease, Outcome, different_columns, outcomes_of
 from rl_eval.results.loading import load
 from rl_eval.results.result import EvalResult
 from rl_eval.runners import EvalRunner, Runner
 from rl_eval.supervision.caller import one_thread
 
-__all__ = ["Video", "follow_up_videos", "record_episode", "record_videos", "record_with_group", "saved"]
+__all__ = [
+    "Encoder",
+    "Video",
+    "VideoSettings",
+    "follow_up_videos",
+    "gif",
+    "record_episode",
+    "record_videos",
+    "record_with_group",
+    "rendering_sibling",
+    "replay_in_window",
+    "saved",
+    "select_episodes",
+]
+
+_EVEN: Final = "pad=ceil(iw/2)*2:ceil(ih/2)*2"
+"""Players want even sizes; a missing row or column is black."""
+_H264: Final = ("-c:v", "libx264", "-pix_fmt", "yuv420p", "-threads", "1", "-movflags", "+faststart")
+_PATIENCE_S: Final = 120.0
+"""Longest time that ffmpeg may take for a frame, or for the end of a file."""
+
+
+@final
+class Encoder:
+    """Encoder of frames as H.264, in an ffmpeg process with one thread.
+
+    ``imageio_ffmpeg.write_frames`` is not used, since it hides the process: one that hangs could not be killed, nor one
+    that fails be asked for its code and its words.
+
+    Args:
+        path: The file to write.
+        fps: Frames per second.
+        patience_s: Longest time that ffmpeg may take for a frame, or for the end of the file, in seconds.
+
+    Raises:
+        ConfigError: imageio-ffmpeg is not installed.
+    """
+
+    def __init__(self, path: Path, fps: float, *, patience_s: float = _PATIENCE_S) -> None:
+        check_encoder()
+        self._path = path
+        self._fps = fps
+        self._patience_s = patience_s
+        self._process: subprocess.Popen[bytes] | None = None
+        self.shape: tuple[int, ...] = ()
+        """Height, width and channels of a frame; empty before the first."""
+        self.frames = 0
+
+    def write(self, frame: Any) -> None:
+        """Add a frame.
+
+        Args:
+            frame: Array of uint8, shape (height, width, 3), as large as those before it.
+
+        Raises:
+            EnvError: It is something else.
+            ClusterError: ffmpeg has ended, or hangs.
+        """
+        pixels = _checked(frame, self.shape)
+        if self._process is None:
+            self.shape = pixels.shape
+            self._process = self._start()
+        assert self._process.stdin is not None
+        try:
+            with _killed_after(self._patience_s, self._process):
+                self._process.stdin.write(pixels.data)
+        except OSError:
+            self.close()
+            raise
+        self.frames += 1
+
+    def close(self) -> None:
+        """Finish the file; may be called again.
+
+        Raises:
+            ClusterError: ffmpeg failed, or hangs.
+        """
+        process, self._process = self._process, None
+        if process is None:
+            return
+        with _killed_after(self._patience_s, process):
+            words = process.communicate()[1].decode(errors="replace").strip()
+        if process.returncode < 0:
+            raise ClusterError(
+                f"ffmpeg was ended by signal {-process.returncode}, as it is after {self._patience_s:g} s for a frame"
+            )
+        if process.returncode:
+            raise ClusterError(f"ffmpeg ended with code {process.returncode}: {words}")
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        height, width, _ = self.shape
+        source = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{width}x{height}", "-r", f"{self._fps:g}", "-i", "-"]
+        command = [*_ffmpeg(), *source, "-vf", _EVEN, *_H264, str(self._path)]
+        return subprocess.Popen(  # noqa: S603  # Ours.
+            command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+        )
+
+
+@contextmanager
+def _killed_after(seconds: float, process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Kill a process that takes longer than the body may: a pipe that nobody reads blocks for ever."""
+    timer = threading.Timer(seconds, process.kill)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def gif(content: bytes, *, fps: float = 10.0) -> bytes:
+    """Return an MP4 video as an animated GIF of at most 320 pixels across, with colours of its own.
+
+    Args:
+        content: The MP4 file.
+        fps: Most frames per second.
+
+    Raises:
+        ConfigError: imageio-ffmpeg is not installed.
+    """
+    with tempfile.TemporaryDirectory(prefix="rl_eval-") as folder:
+        video, animation = Path(folder, "video.mp4"), Path(folder, "video.gif")
+        video.write_bytes(content)
+        palette = "split[frames][all];[all]palettegen[palette];[frames][palette]paletteuse"
+        scale = f"fps={fps:g},scale='min(320,iw)':-2,{palette}"
+        command = [*_ffmpeg(), "-i", str(video), "-filter_complex", scale, str(animation)]
+        subprocess.run(command, check=True, stdin=subprocess.DEVNULL, timeout=_PATIENCE_S)  # noqa: S603  # Ours.
+        return animation.read_bytes()
+
+
+def _ffmpeg() -> list[str]:
+    check_encoder()
+    import imageio_ffmpeg
+
+    return [imageio_ffmpeg.get_ffmpeg_exe(), "-y", "-v", "error"]
+
+
+def _checked(frame: Any, shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
+    if not isinstance(frame, np.ndarray) or frame.dtype != np.uint8 or frame.ndim != 3 or frame.shape[2] != 3:
+        found = f"{frame.dtype} of shape {frame.shape}" if isinstance(frame, np.ndarray) else type(frame).__name__
+        raise EnvError(f"render() returned {found}, not a uint8 array of shape (height, width, 3)")
+    if shape and frame.shape != shape:
+        raise EnvError(f"render() returned a frame of shape {frame.shape} after one of shape {shape}")
+    return np.ascontiguousarray(frame)
+
+
+_DISPLAYS: Final = ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER")
+"""Variables of which one is set where a window can be opened."""
+
+
+@contextmanager
+def rendering_sibling(runner: Runner, mode: str, timeout_s: float | None, spectator: Spectator) -> Iterator[EvalRunner]:
+    """Build a runner with one lane whose environment renders, and with the policy of another.
+
+    Args:
+        runner: Whose policy acts; between two of its calls.
+        mode: ``render_mode`` of the environment.
+        timeout_s: Longest time between reset and end of an episode, in seconds; None for any.
+        spectator: Sees the episodes.
+
+    Raises:
+        ConfigError: The runner has no observers, or the environment does not render in this mode.
+    """
+    if not isinstance(runner, EvalRunner):
+        raise ConfigError(f"episodes of {type(runner).__name__} cannot be shown: it is not an rl_eval.EvalRunner")
+    settings = with_values(
+        runner.settings,
+        runners={"num_envs_per_runner": 1},
+        evaluation={"observers": (spectator.watch,)},
+        fault_tolerance={"episode_timeout_s": timeout_s},
+    )
+    kwargs = settings.environment.env_kwargs
+    # Not every factory knows the mode, and some render anyway.
+    ways = {f"with render_mode={mode!r}": {**kwargs, "render_mode": mode}, "as configured": kwargs}
+    problems = []
+    for way, given in ways.items():
+        try:
+            sibling = type(runner)(
+                with_values(settings, environment={"env_kwargs": given}), runner.runner_index, runner.policy
+            )
+        except (ConfigError, EnvError) as error:
+            problems.append(f"{way}, it cannot be built: {error}")
+            continue
+        try:
+            if (found := getattr(spectator.env, "render_mode", None)) == mode:
+                yield sibling
+                return
+        finally:
+            sibling.stop()
+        problems.append(f"{way}, its render_mode is {found!r}")
+    raise ConfigError(
+        f"the environment {settings.environment.env!r} does not render {mode}: {'; '.join(problems)}. A factory that "
+        "takes an EnvContext has to pass render_mode on"
+    )
+
+
+def replay_in_window(result: EvalResult, indices: Sequence[int], *, trust: bool = False) -> Iterator[Replay]:
+    """Run episodes again as :func:`rl_eval.replay` does, one after the other, in an environment that shows them.
+
+    Args:
+        result: Of the evaluation.
+        indices: Which episodes.
+        trust: Whether code that the result names may be imported and called.
+
+    Raises:
+        UsageError: An episode has no record.
+        UntrustedError: The result names code that no evaluation of this process named.
+        WeightsError: The weights are not those of the run.
+        ConfigError: There is no display, the environment opens no window, or the recorded config cannot be used again.
+        EnvError: An episode that completed fails beside the window.
+    """
+    if sys.platform == "linux":
+        if not any(os.environ.get(name) for name in _DISPLAYS):
+            raise ConfigError(
+                f"there is no display to open a window on: set one of {', '.join(_DISPLAYS)}, or make videos instead"
+            )
+        os.environ.setdefault("SDL_VIDEODRIVER", "x11,wayland")  # SDL draws to nowhere if these fail, without a word.
+    leases = [lease_of(result, index) for index in indices]
+    with (
+        rebuilt_runner(result, trust=trust) as runner,
+        rendering_sibling(runner, "human", None, Spectator()) as sibling,
+        one_thread(),
+    ):
+        for report in run_again(sibling, leases):
+            replayed = compared(result, report)
+            if report.faults and replayed.recorded.outcome != "failed":
+                raise EnvError(
+                    f"episode {replayed.again.index} completed in the run, and fails in a window: {report.faults[0]}"
+                )
+            yield replayed
+
 
 _DEFAULT_FPS: Final = 30.0
 

@@ -12,8 +12,9 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, final
@@ -24,13 +25,13 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.utils.env_checker import check_env
 
-from rl_eval.cli.checks.finding import Finding, note, ok, problem, raised, warning
+from rl_eval.cli.checks import Finding, note, ok, problem, raised, warning
 from rl_eval.config.settings import EvalSettings, PolicySection, with_values
 from rl_eval.errors import EnvError
 from rl_eval.policies.inference.policy_memory import changes, remembered
-from rl_eval.recording.replay import run_again
+from rl_eval.recording.replay import Spectator, run_again
 from rl_eval.records.determinism import first_difference
-from rl_eval.records.episode import Lease, RunReport, Truncation, without_place
+from rl_eval.records.episode import EpisodeSpec, Lease, RunReport, Truncation, without_place
 from rl_eval.runners import EvalRunner, runner_class
 from rl_eval.runners.action_masks import ActionMasks
 from rl_eval.runners.environment import time_limit
@@ -49,14 +50,14 @@ _ENDLESS_STEPS: Final = 1_000
 _POLICY: Final = "rl_eval.policies.uniform:UniformPolicy"
 _PROCESS_S: Final = 120.0
 _HASH_SEEDS: Final = ("1", "2")
+_CALL: Final = "import sys, cloudpickle; cloudpickle.load(sys.stdin.buffer)(sys.argv[1])"
 
-_TRAINING_ADVICE: Final = re.compile(
+_NO_MATTER: Final = re.compile(
     r"different from the unwrapped version|is probably too (low|high)|symmetric and normalized|maximum and minimum"
-    r"|Casting input"
+    r"|Casting input|eterministic|not equal although similar|within the observation space|expecting .* dtype"
 )
-"""Warnings of gymnasium about wrappers and spaces that are hard to train on: no matter to an evaluation."""
-_PLAYED: Final = re.compile(r"eterministic|not equal although similar|within the observation space|expecting .* dtype")
-"""Findings of gymnasium that whole episodes show as well, bit by bit."""
+"""Warnings of gymnasium about wrappers and spaces that are hard to train on, which are no matter to an evaluation, and
+about what whole episodes show as well, bit by bit."""
 _MARKS: Final = re.compile(r"\x1b\[[0-9;]*m|(WARN|ERROR): ")
 
 Trace = npt.NDArray[np.void]
@@ -72,74 +73,60 @@ def check_environment(settings: EvalSettings, *, elsewhere: bool = True) -> Iter
     if settings.runners.runner_class.several_agents:
         yield _check_agents(settings)
         return
-    examination = _Examination(settings)
     problems = False
-    try:
+    with ExitStack() as runners:
+        examination = _Examination(settings, runners)
         for finding in examination.findings():
             problems = problems or finding.level == "problem"
             yield finding
         if elsewhere and not problems:
             yield examination.compare_processes()
-    finally:
-        examination.stop()
 
 
 def _check_agents(settings: EvalSettings) -> Finding:
     """Build an environment of several agents; episodes of it need the policies, which are checked after it."""
     try:
-        team = build_team(settings, 0, 0)
-        team.close()
+        with closing(build_team(settings, 0, 0)) as team:
+            return ok(f"constructs; agents {', '.join(map(str, team.agents))}")
     except Exception as error:
         return raised("the constructor", error)
-    return ok(f"constructs; agents {', '.join(map(str, team.agents))}")
 
 
-class _Watch:
+class _Watch(Spectator):
     """Observer of the environments of a runner; it has every observation compared with its space."""
 
     def __init__(self, runner: EvalRunner) -> None:
         self._look = runner.inference.observations.forget_notes  # Of many observations a runner compares a few.
         self.info_keys: set[Any] = set()
-        self.env: Any = None
-        self.after_reset = remembered(None)
+        self.after_reset = _generators()
 
-    def __call__(self, env: Any) -> _Watch:
-        self.env = env
-        return self
+    def on_episode_start(self, spec: EpisodeSpec, attempt: int, observation: Any) -> None:
+        self.after_reset = _generators()
 
-    def on_episode_start(self, spec: Any, attempt: int, observation: Any) -> None:
-        self.after_reset = remembered(None)
-
-    def on_step(
-        self, observation: Any, action: Any, reward: Any, terminated: Any, truncated: Any, info: Any, outputs: Any
-    ) -> None:
+    def on_step(self, *step: Any) -> None:
         self._look()
-        if isinstance(info, dict):  # The runner refuses anything else.
+        if isinstance(info := step[5], dict):  # The runner refuses anything else.
             self.info_keys.update(info)
 
-    def on_episode_end(self, record: Any) -> None:
-        pass
+
+def _generators() -> Mapping[str, int]:
+    return remembered(None).generators
 
 
 @final
 class _Examination:
     """Episodes of several environments of one kind, and their comparison."""
 
-    def __init__(self, settings: EvalSettings) -> None:
-        self._settings = settings
+    def __init__(self, settings: EvalSettings, runners: ExitStack) -> None:
+        self._settings, self._runners = settings, runners
         self._steps = min(settings.evaluation.max_episode_steps or MAX_STEPS, MAX_STEPS)
         self._limit: int | None = None
         """The environment's own limit of steps."""
         self._attempts = settings.fault_tolerance.max_attempts_per_episode
-        self._runners: list[tuple[EvalRunner, _Watch]] = []
+        self._watches: list[_Watch] = []
         plan = EpisodePlan(_EPISODES, settings.evaluation.seed)
         self._leases = [Lease(index, plan[index].seed, 1, 0, traced=True) for index in range(_EPISODES)]
         self._reports: list[RunReport] = []
-
-    def stop(self) -> None:
-        """Close all environments."""
-        for runner, _ in self._runners:
-            runner.stop()
 
     def findings(self) -> Iterator[Finding]:
         """Yield the findings, as they are made."""
@@ -174,9 +161,9 @@ class _Examination:
                 "repair it, or let retries hide it: the result says how often it happened",
             )
         first, watch = self._new_runner()
-        before = remembered(None).generators
+        before = _generators()
         (reference,) = self._play(first, self._leases[0])
-        after_reset, after = watch.after_reset.generators, remembered(None).generators
+        touched = {"reset": changes(before, watch.after_reset), "step": changes(watch.after_reset, _generators())}
         second = self._new_runner()[0]
         if text := _difference(reference, *self._play(second, self._leases[0])):
             yield problem(
@@ -189,7 +176,6 @@ class _Examination:
             yield self._check_reuse(reference, first, second)
             yield self._check_neighbours(reference)
         yield from self._check_reports()
-        touched = {"reset": changes(before, after_reset), "step": changes(after_reset, after)}
         for phase, names in touched.items():
             for name in names:
                 yield warning(f"{phase}() changes {name}, which other code shares", "draw from self.np_random instead")
@@ -251,7 +237,7 @@ class _Examination:
             yield warning(text, "correct observation_space, or what the environment returns")
         if not notes:
             yield ok("observations are inside their space")
-        seen = set().union(*(watch.info_keys for _, watch in self._runners))
+        seen = set().union(*(watch.info_keys for watch in self._watches))
         if missed := [key for key in self._settings.evaluation.info_keys if key not in seen]:
             had = ", ".join(sorted(map(str, seen))) or "nothing"
             yield warning(
@@ -282,9 +268,9 @@ class _Examination:
     def compare_processes(self) -> Finding:
         """Let two processes with different ``PYTHONHASHSEED`` play the first episode."""
         try:
-            asked = cloudpickle.dumps((self._made_up(1), self._leases[0]))
+            play = cloudpickle.dumps(partial(_play_first, self._made_up(1), self._leases[0]))
             with ThreadPoolExecutor(len(_HASH_SEEDS)) as both:  # Most of their time goes into imports.
-                ours, theirs = both.map(partial(_play_elsewhere, asked), _HASH_SEEDS)
+                ours, theirs = both.map(partial(_play_elsewhere, play), _HASH_SEEDS)
         except Exception as error:  # Whatever cannot be sent, imported or finished there.
             return note(f"not compared between processes: {type(error).__name__}: {error}")
         if text := _difference(ours, theirs):
@@ -299,8 +285,9 @@ class _Examination:
         runner = runner_class("vector")(self._made_up(lanes), 0)
         assert isinstance(runner, EvalRunner)
         watch = _Watch(runner)
-        self._runners.append((runner, watch))
-        runner.observe({"doctor": watch})
+        self._watches.append(watch)
+        self._runners.callback(runner.stop)
+        runner.observe({"doctor": watch.watch})
         runner.run((), 0.0)  # It probes the policy in its first call.
         return runner, watch
 
@@ -330,17 +317,17 @@ def _check_contract(env: Any) -> Iterator[Finding]:
     if not isinstance(env, gym.Env) or isinstance(env, ActionMasks):
         yield note("gymnasium's check_env takes a gymnasium.Env without action masks: not checked by it")
         return
-    broken = ""
+    texts = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
             check_env(env, skip_render_check=True, skip_close_check=True)
         except (Exception, SystemExit) as error:
-            broken = f"{type(error).__name__}: {error}"
-    texts = [text for one in caught if "WARN: " in (text := str(one.message))] + [broken]
+            texts = [f"{type(error).__name__}: {error}"]
+    texts = [text for one in caught if "WARN: " in (text := str(one.message))] + texts
     texts = [" ".join(_MARKS.sub("", text).split()) for text in texts]
-    found = [text for text in texts if text and not _TRAINING_ADVICE.search(text) and not _PLAYED.search(text)]
-    for text in dict.fromkeys(found):
+    found = dict.fromkeys(text for text in texts if not _NO_MATTER.search(text))
+    for text in found:
         yield warning(f"gymnasium's check_env: {text}", "https://gymnasium.farama.org/api/env has the contract")
     if not found:
         yield ok("gymnasium's check_env has no complaint")
@@ -352,14 +339,18 @@ def _short(space: gym.Space[Any]) -> str:
         return "{" + ", ".join(f"{name}: {_short(part)}" for name, part in space.spaces.items()) + "}"
     if isinstance(space, gym.spaces.Tuple):
         return "(" + ", ".join(map(_short, space.spaces)) + ")"
-    return (
-        str(space)
-        if isinstance(space, gym.spaces.Discrete)
-        else f"{type(space).__name__}{space.shape} of {space.dtype}"
-    )
+    if isinstance(space, gym.spaces.Discrete):
+        return str(space)
+    return f"{type(space).__name__}{space.shape} of {space.dtype}"
 
 
-def _play_elsewhere(asked: bytes, hash_seed: str) -> Trace:
+def _play_first(settings: EvalSettings, lease: Lease, file: str) -> None:
+    """Play an episode, and write its trace to a file."""
+    (report,) = run_again(runner_class("vector")(settings, 0), [lease])
+    np.save(file, report.traces[lease.index])
+
+
+def _play_elsewhere(play: bytes, hash_seed: str) -> Trace:
     """Play an episode in another process.
 
     Raises:
@@ -368,10 +359,10 @@ def _play_elsewhere(asked: bytes, hash_seed: str) -> Trace:
     """
     with tempfile.TemporaryDirectory(prefix="rl-eval-doctor-") as folder, tempfile.TemporaryFile() as errors:
         played = Path(folder) / "trace.npy"
-        ended = subprocess.run(  # noqa: S603 -- Our own module, in this Python.
-            [sys.executable, "-m", __name__, played],
+        ended = subprocess.run(  # noqa: S603 -- This Python.
+            [sys.executable, "-c", _CALL, played],
             env=os.environ | {"PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-            input=asked,
+            input=play,
             stdout=subprocess.DEVNULL,
             stderr=errors,  # No pipe: what an environment starts may hold its end open.
             timeout=_PROCESS_S,
@@ -382,9 +373,3 @@ def _play_elsewhere(asked: bytes, hash_seed: str) -> Trace:
             lines = errors.read().decode(errors="replace").strip().splitlines()
             raise RuntimeError(lines[-1] if lines else f"it ended with exit status {ended.returncode}")
         return np.asarray(np.load(played))
-
-
-if __name__ == "__main__":
-    asked_settings, asked_lease = cloudpickle.load(sys.stdin.buffer)
-    (asked_report,) = run_again(runner_class("vector")(asked_settings, 0), [asked_lease])
-    np.save(sys.argv[1], asked_report.traces[asked_lease.index])

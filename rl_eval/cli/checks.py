@@ -1,0 +1,263 @@
+"""Checks of ``rl-eval doctor`` but for the environment: the machine, the policy and, on request, Ray."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, Literal
+
+from rl_eval.adapters import loader_of
+from rl_eval.config.settings import EvalSettings, RunnersSection, with_values
+from rl_eval.errors import ConfigError, EvalError, summary_of
+from rl_eval.policies import adapt_policy
+from rl_eval.policies.inference.inference import BLOCK, Inference
+from rl_eval.policies.inference.policy_memory import likely_cause_at
+from rl_eval.policies.live import configured_weights
+from rl_eval.records.episode import Lease
+from rl_eval.results.source_code import package_version
+from rl_eval.runners import EvalRunner, runner_class
+from rl_eval.scheduling.plan import EpisodePlan
+from rl_eval.weights import module_of
+
+__all__ = [
+    "Finding",
+    "check_address",
+    "check_cluster",
+    "check_machine",
+    "check_policy",
+    "note",
+    "ok",
+    "problem",
+    "raised",
+    "warning",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the doctor's report."""
+
+    level: Literal["ok", "note", "warning", "problem"]
+    text: str
+    fix: str = ""
+    """What to do about it; empty if nothing."""
+
+
+ok: Final = partial(Finding, "ok")
+"""It is as it should be."""
+note: Final = partial(Finding, "note")
+"""Neither good nor bad."""
+warning: Final = partial(Finding, "warning")
+"""It works, and may surprise."""
+problem: Final = partial(Finding, "problem")
+"""An evaluation would fail, or its result would not be what it seems."""
+
+
+def raised(what: str, error: Exception, fix: str = "") -> Finding:
+    """Something raised: an error of rl_eval speaks for itself; where another is from, ``rl-eval run -v`` shows."""
+    return problem(str(error) if isinstance(error, EvalError) else f"{what} raised {summary_of(error)}", fix)
+
+
+_SHORT_STEPS: Final = 100
+_TESTED: Final = {
+    "Python": "3.11",
+    "gymnasium": "1.2 to 1.4",
+    "numpy": "2.4",
+    "ray": "2.60",
+    "tensordict": "0.14 to 0.15",
+    "torch": "2.13",
+}
+"""Version, or oldest and newest, that the tests have run with."""
+
+
+def check_machine() -> Iterator[Finding]:
+    """Look at the versions of Python and the packages; other ones than the tested are worth a line, and no warning."""
+    versions = {name: _version(name) for name in _TESTED}
+    installed = {name: version for name, version in versions.items() if version is not None}
+    if installed:
+        yield ok(", ".join(f"{name} {version}" for name, version in installed.items()))
+    for name in versions.keys() - installed.keys():
+        yield problem(f"{name} is not installed", f"pip install {name}")
+    if others := [f"{name} {_TESTED[name]}" for name, version in installed.items() if not _is_tested(name, version)]:
+        yield note(f"tested with {', '.join(others)}")
+
+
+def check_address(settings: EvalSettings) -> Iterator[Finding]:
+    """Check the port of the configured Ray cluster, if there is one, without joining or starting anything."""
+    runners = settings.runners
+    if not runners.num_runners:
+        yield ok("Ray is not needed: runners.num_runners is 0")
+        return
+    address = runners.address or os.environ.get("RAY_ADDRESS", "")
+    found = re.fullmatch(r"(?:ray://)?(\[[^]]+\]|[^:/]+):(\d+)", address)
+    if not found:
+        where = f"the cluster {address!r}" if address else "a local cluster, which starts and ends with the evaluation"
+        yield note(f"{runners.num_runners} runners on {where}: not tried, --ray does")
+        return
+    try:
+        socket.create_connection((found[1].strip("[]"), int(found[2])), timeout=3.0).close()
+    except (OSError, OverflowError) as error:
+        yield problem(
+            f"nothing answers at the Ray address {address!r}: {error}",
+            "start a cluster with `ray start --head`, correct runners.address or RAY_ADDRESS, or leave them out",
+        )
+    else:
+        yield ok(f"something listens at the Ray address {address!r}; --ray finds out what")
+
+
+def check_cluster(settings: EvalSettings) -> Iterator[Finding]:
+    """Run a few short episodes on Ray, which starts all that an evaluation would, and the same ones here."""
+    from rl_eval.execution.group import EvalRunnerGroup
+
+    runners = settings.runners
+    if not runners.num_runners:
+        yield note("runners.num_runners is 0: there is nothing to try on Ray")
+        return
+    steps = min(settings.evaluation.max_episode_steps or _SHORT_STEPS, _SHORT_STEPS)
+    short = with_values(settings, evaluation={"num_episodes": 2 * runners.num_runners, "max_episode_steps": steps})
+    try:
+        with EvalRunnerGroup(short) as group:
+            there = group.evaluate()
+            up = len(group.healthy_runner_ids)
+    except Exception as error:
+        yield raised("an evaluation on Ray", error)
+        return
+    text = f"{up} of {runners.num_runners} runners came up before {len(there.plan)} short episodes were done"
+    yield problem(f"{text}: {there.reason}") if there.status == "failed" else ok(text)
+    if settings.policy.device != "cpu":
+        return
+    inline = RunnersSection(num_envs_per_runner=runners.num_envs_per_runner, runner=runners.runner)
+    without_deadline = with_values(short, fault_tolerance={"step_timeout_s": None})
+    with EvalRunnerGroup(without_deadline.model_copy(update={"runners": inline}), threaded=False) as group:
+        here = group.evaluate()
+    if there.fingerprint == here.fingerprint:
+        yield ok("they give the same records there as in this process")
+    else:
+        yield problem(
+            f"they give other records there ({there.fingerprint[:16]}) than in this process ({here.fingerprint[:16]})",
+            "look for versions of packages, files, or surroundings that differ between the machines",
+        )
+
+
+def _is_tested(name: str, version: str) -> bool:
+    oldest, _, newest = _TESTED[name].partition(" to ")
+    return _release(oldest) <= _release(version) <= _release(newest or oldest)
+
+
+def _release(version: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", version)[:2]]
+
+
+def _version(name: str) -> str | None:
+    return platform.python_version() if name == "Python" else package_version(name)
+
+
+_CALLS: Final = 3
+_CALL_S: Final = 0.3
+_EPISODES: Final = 2
+
+
+def check_policy(settings: EvalSettings) -> Iterator[Finding]:
+    """Build a runner as an evaluation would, give it the weights and let it run for about a second."""
+    try:
+        runner = runner_class(settings.runners.runner)(settings, 0)
+        if not isinstance(runner, EvalRunner):
+            yield warning(f"{type(runner).__name__} is not an rl_eval.EvalRunner, so its policy is not checked")
+            return
+    except Exception as error:
+        yield raised("building the policy", error)
+        return
+    yield ok(f"builds ({type(runner.policy).__name__})")
+    try:
+        yield _check_weights(settings, runner)
+        try:
+            judged = list(_act(settings, runner))
+        except ConfigError as error:
+            yield problem(str(error), f"the likely cause: {cause}" if (cause := likely_cause_at(runner)) else "")
+            return
+        if worst := next((finding for finding in judged if finding.level == "problem"), None):
+            yield worst
+            return
+        yield from judged[:1]
+        yield ok(f"acts in the environment, with policy.deterministic: {str(settings.policy.deterministic).lower()}")
+        yield from (warning(text) for text in runner.inference.notes)
+        if isinstance(runner.inference, Inference):  # Else there are several, each with a form of its own.
+            yield _describe_inference(runner)
+            if cause := likely_cause_at(runner):
+                yield warning(f"{cause}; where actions depend on it, an episode is not a function of its seed")
+            yield _try_other_mode(settings, runner)
+    except Exception as error:
+        yield raised("the policy", error)
+    finally:
+        runner.stop()
+
+
+def _check_weights(settings: EvalSettings, runner: EvalRunner) -> Finding:
+    """Set the configured weights; an :class:`EvalError` says that they cannot be read, or do not fit."""
+    section = settings.policy
+    snapshot = configured_weights(section)
+    if snapshot is not None:
+        runner.set_weights(snapshot)
+        size = f"{len(snapshot.entries)} tensors, {snapshot.buffer.nbytes / 2**20:.2g} MiB"
+        return ok(f"weights fit: {size}, digest {snapshot.digest[:16]}")
+    if section.file_digests and loader_of(section.policy):
+        files = ", ".join(f"{name} (digest {digest[:16]})" for name, digest in section.file_digests.items())
+        return ok(f"made from {files}")
+    module = module_of(runner.policy)
+    if module is None or not any(True for _ in module.parameters()):
+        return ok("has no weights to set")
+    return warning(
+        "has weights, but policy.weights is not set: it is evaluated with those that its factory gives it",
+        "set policy.weights to a file",
+    )
+
+
+def _act(settings: EvalSettings, runner: EvalRunner) -> Iterator[Finding]:
+    """Run two episodes for a moment, which also lets the runner decide how it computes; yield what went wrong."""
+    plan, most = EpisodePlan(_EPISODES, settings.evaluation.seed), settings.fault_tolerance.max_attempts_per_episode
+    leases = [Lease(index, plan[index].seed, 1, 0) for index in range(_EPISODES)]
+    for _ in range(_CALLS):
+        faults = runner.run(leases, _CALL_S).faults
+        leases = [Lease(one.index, one.seed, one.attempt + 1, 0) for one in faults if one.attempt < most]
+        for fault in faults:
+            text, subject = f"{fault.error_type}: {fault.message}", "attempt of an episode under the policy's actions"
+            if fault.cause == "policy":
+                yield problem(f"cannot act: {text}")
+            elif fault.attempt < most:
+                yield warning(f"an {subject} failed: {text}", "repair the environment")
+            else:
+                yield problem(f"every {subject} failed; the last: {text}")
+
+
+def _describe_inference(runner: EvalRunner) -> Finding:
+    """Say what the runner's probe decided."""
+    rows, lanes = runner.inference.rows_per_pass, runner.settings.runners.lanes
+    if rows is None:
+        return ok(f"a row's result does not depend on its batch: one forward pass for all {lanes} environments")
+    if rows == BLOCK:
+        return ok(f"a row's result does not depend on its place among {BLOCK}: forward passes of {BLOCK} rows")
+    return warning(
+        "each environment has its own forward pass: exact, but slow",
+        "leave MKL_CBWR unset, so that rl-eval chooses it; do without layers that mix rows",
+    )
+
+
+def _try_other_mode(settings: EvalSettings, runner: EvalRunner) -> Finding:
+    """Try the mode that is not configured; not being able to is no fault."""
+    deterministic = not settings.policy.deterministic
+    setting = f"policy.deterministic: {str(deterministic).lower()}"
+    section = settings.policy.model_copy(update={"deterministic": deterministic})
+    spaces = runner.spaces
+    try:
+        policy = adapt_policy(section, *spaces)
+        inference = Inference(policy, *spaces, 1, section)
+        inference.live[0] = True
+        errors = inference.act()[1]
+    except Exception as error:
+        errors = {0: error}
+    return note(f"{setting} would not work: {errors[0]}" if errors else f"{setting} would work too")

@@ -1,1 +1,0 @@
-"""Checks of ``rl-eval doctor``: the machine, the config, the environment, the policy and, on request, Ray."""

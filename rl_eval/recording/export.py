@@ -1,0 +1,381 @@
+"""Export of trajectories: the episodes of a finished evaluation run again, are compared, and are written to disk.
+
+What is written is a new file or folder, whole or not at all, with a few episodes in memory.
+"""
+
+from __future__ import annotations
+
+import abc
+import importlib.util
+import os
+import tempfile
+import warnings
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib.metadata import version
+from inspect import signature
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from rl_eval.config.builder import EvalConfig
+from rl_eval.config.settings import EvalSettings
+from rl_eval.errors import ConfigError, EvalError, UsageError, nearest
+from rl_eval.recording.replay import compared, lease_of, rebuilt_runner, recorded_episode, run_again
+from rl_eval.recording.trajectories import (
+    ACTION_LOG_PROB,
+    Fragment,
+    Trajectory,
+    TrajectoryRecorder,
+    as_arrays,
+    as_tensordict,
+    nested,
+    reserve,
+)
+from rl_eval.records.agents import agent_columns, agents_in
+from rl_eval.records.episode import RunReport
+from rl_eval.results.loading import load
+from rl_eval.results.result import EvalResult
+from rl_eval.runners import EvalRunner, Runner
+from rl_eval.supervision.caller import one_thread
+
+if TYPE_CHECKING:
+    from tensordict import TensorDictBase
+
+__all__ = ["FORMATS", "Exported", "MinariWriter", "NpzWriter", "TensorDictWriter", "Writer", "export_trajectories"]
+
+
+class Writer(abc.ABC):
+    """Writes trajectories to a place where nothing is yet; what it has begun is nowhere until it is published.
+
+    Args:
+        target: Path of the place.
+
+    Raises:
+        ConfigError: It cannot be used, or a package is missing.
+    """
+
+    place: Path
+    """What will be there; it must not exist."""
+
+    def __init__(self, target: str | os.PathLike[str]) -> None:
+        self.place = Path(target).absolute()
+        self._data: Any = None
+        self._written = 0
+        """Steps so far."""
+
+    def begin(self, folder: Path, env: Any, frames: int, title: str) -> None:
+        """Begin.
+
+        Args:
+            folder: New folder on the disk of the place.
+            env: An environment of the episodes.
+            frames: Steps of all episodes together.
+            title: Description of the data, in one line.
+        """
+        self._folder, self._frames = folder / "data", frames
+
+    @abc.abstractmethod
+    def write(self, trajectories: Sequence[Trajectory]) -> None:
+        """Write some more, in order."""
+
+    def finish(self) -> Path:
+        """Write what is left, and return what is to be moved to the place."""
+        return self._folder
+
+    def _next(self, trajectories: Sequence[Trajectory]) -> slice:
+        """Return where the next steps go."""
+        start, self._written = self._written, self._written + sum(map(len, trajectories))
+        return slice(start, self._written)
+
+
+class NpzWriter(Writer):
+    """Writer of one ``.npz`` file with :func:`~rl_eval.recording.trajectories.as_arrays` of all episodes."""
+
+    def write(self, trajectories: Sequence[Trajectory]) -> None:
+        """See :class:`Writer`."""
+        here, self._data = self._next(trajectories), self._data or {}
+        self._folder.mkdir(exist_ok=True)
+        for key, array in as_arrays(_whole(trajectories)).items():
+            if key not in self._data:
+                # What the key is called is up to the environment's spaces.
+                file, shape = self._folder / str(len(self._data)), (self._frames, *array.shape[1:])
+                self._data[key] = np.lib.format.open_memmap(file, "w+", array.dtype, shape)
+                reserve(file)
+            self._data[key][here] = array
+
+    def finish(self) -> Path:
+        """See :class:`Writer`."""
+        path = self._folder / "all.npz"
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+            for key, array in self._data.items():
+                array.flush()
+                archive.write(array.filename, f"{key}.npy")
+        return path
+
+
+class TensorDictWriter(Writer):
+    """Writes a folder that ``TensorDict.load_memmap`` opens: all episodes, frame after frame."""
+
+    def write(self, trajectories: Sequence[Trajectory]) -> None:
+        """See :class:`Writer`."""
+        batch = as_tensordict(_whole(trajectories))
+        if self._data is None:
+            _make_folders(self._folder, batch)
+            self._data = batch[:1].expand(self._frames).memmap_like(self._folder)
+            reserve(*self._folder.rglob("*.memmap"))
+        self._data[self._next(trajectories)].update_(batch)
+
+
+def _make_folders(folder: Path, batch: TensorDictBase) -> None:
+    """Make those of keys with a slash, in whose place tensordict writes another character since 0.13."""
+    if tuple(map(int, version("tensordict").split(".")[:2])) < (0, 13):
+        for key in batch.keys(include_nested=True, leaves_only=True):
+            folder.joinpath(*((key,) if isinstance(key, str) else key)).parent.mkdir(parents=True, exist_ok=True)
+
+
+class MinariWriter(Writer):
+    """Writes a data set that ``minari.load_dataset`` opens by its id, in Minari's folder (``MINARI_DATASETS_PATH``).
+
+    Images are stored as they are, not as JPEG, and rewards as float64. The first of the T + 1 infos is NaN: that of the
+    reset is not recorded. The metadata of an episode have its ``index``, ``attempt`` and ``weights_version``.
+
+    Args:
+        target: Id of the data set, such as ``cartpole/ppo-v0``.
+    """
+
+    def __init__(self, target: str | os.PathLike[str]) -> None:
+        if missing := [name for name in ("minari", "h5py") if importlib.util.find_spec(name) is None]:
+            raise ConfigError(
+                f"Minari data sets need the package {missing[0]}: pip install 'rl-eval[minari]' (Python 3.11 or newer)"
+            )
+        from minari import __version__
+        from minari.dataset.minari_dataset import parse_dataset_id
+        from minari.dataset.minari_storage import MinariStorage
+        from minari.storage.datasets_root_dir import get_dataset_path
+
+        if "jpeg_encoding" not in signature(MinariStorage.new).parameters:
+            raise ConfigError(
+                f"Minari {__version__} turns images into JPEG, which loses what they were: "
+                "pip install 'minari>=0.5.4', on Python 3.11 or newer"
+            )
+        self._id = os.fspath(target)
+        try:
+            self._namespace = parse_dataset_id(self._id)[0]
+        except ValueError as error:
+            raise ConfigError(
+                f"{self._id!r} is no id of a Minari data set, such as 'cartpole/ppo-v0': {error}"
+            ) from error
+        super().__init__(get_dataset_path(self._id))
+
+    def begin(self, folder: Path, env: Any, frames: int, title: str) -> None:
+        """See :class:`Writer`."""
+        super().begin(folder, env, frames, title)
+        import minari
+        from minari.dataset.minari_storage import MinariStorage
+
+        self._spaces = env.observation_space, env.action_space
+        (self._folder / "data").mkdir(parents=True)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "env_spec is not serializable")
+            self._storage = MinariStorage.new(
+                self._folder / "data",
+                *self._spaces,
+                env_spec=getattr(env, "spec", None),
+                data_format="hdf5",
+                jpeg_encoding=False,
+            )
+        self._storage.update_metadata(
+            {"dataset_id": self._id, "minari_version": minari.__version__, "description": title}
+        )
+
+    def write(self, trajectories: Sequence[Trajectory]) -> None:
+        """See :class:`Writer`."""
+        first = self._storage.total_episodes
+        self._storage.update_episodes([self._buffer(one) for one in trajectories])
+        labels = [
+            {"index": one.index, "attempt": one.attempt, "weights_version": one.weights_version} for one in trajectories
+        ]
+        self._storage.update_episode_metadata(labels, range(first, first + len(trajectories)))
+
+    def finish(self) -> Path:
+        """See :class:`Writer`."""
+        from minari.namespace import create_namespace, list_local_namespaces
+
+        if self._namespace is not None and self._namespace not in list_local_namespaces():
+            create_namespace(self._namespace)
+        return self._folder
+
+    def _buffer(self, trajectory: Trajectory) -> Any:
+        from minari.data_collector.episode_buffer import EpisodeBuffer
+
+        steps = len(trajectory)
+        infos = dict(trajectory.infos)
+        if ACTION_LOG_PROB in trajectory.outputs:
+            infos["action_log_prob"] = trajectory.outputs[ACTION_LOG_PROB]
+        ends = np.arange(1, steps + 1) == steps
+        observation_space, action_space = self._spaces
+        return EpisodeBuffer(
+            seed=trajectory.seed,
+            observations=nested(observation_space, trajectory.observations),
+            actions=nested(action_space, trajectory.actions, root="action"),
+            rewards=trajectory.rewards,
+            terminations=ends & trajectory.terminated,
+            truncations=ends & trajectory.truncated,
+            infos={key: np.concatenate([[np.nan], values]) for key, values in infos.items()},
+        )
+
+
+def _whole(trajectories: Sequence[Trajectory]) -> list[Fragment]:
+    return [Fragment(one, 0, len(one)) for one in trajectories]
+
+
+FORMATS: Final[dict[str, Callable[[str | os.PathLike[str]], Writer]]] = {
+    "minari": MinariWriter,
+    "npz": NpzWriter,
+    "tensordict": TensorDictWriter,
+}
+"""Writers of formats, by their names."""
+_NAME: Final = "trajectory"
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written."""
+
+    path: Path
+    """Where it is."""
+    episodes: int
+    frames: int
+
+
+def export_trajectories(
+    source: str | os.PathLike[str] | EvalResult,
+    to: str,
+    output: str | os.PathLike[str],
+    indices: Sequence[int] | None = None,
+    config: EvalConfig | EvalSettings | None = None,
+    policy: Any = None,
+    *,
+    trust: bool = False,
+) -> Exported:
+    """Run episodes of a finished evaluation again, in this process, and write their steps.
+
+    Nothing has to have been recorded: an episode is a function of its index. Each has to come out as its record says,
+    bit by bit in all outcome columns, or nothing is written at all. Nothing is ever overwritten.
+
+    Args:
+        source: Folder or URI of an evaluation log, folder of a saved result, or a result.
+        to: ``minari``, ``npz`` or ``tensordict``.
+        output: Path of the file or folder; for ``minari`` the id of the data set.
+        indices: Which episodes; by default all that completed.
+        config: What was evaluated, for a run that was configured with live objects; by default as recorded.
+        policy: The live policy, if the run was given one.
+        trust: Whether code that the result names may be imported and called; see
+            :func:`rl_eval.replay`.
+
+    Raises:
+        UsageError: An episode did not complete, or the config is another one.
+        UntrustedError: The result names code that no evaluation of this process named.
+        WeightsError: The weights are not those of the run.
+        ConfigError: Something is there already, it cannot be written, or the recorded config cannot be used again.
+        EvalError: An episode did not come out as it was recorded.
+    """
+    if to not in FORMATS:
+        raise ConfigError(f"trajectories cannot be exported to {to!r}: {nearest(to, FORMATS)}")
+    writer = FORMATS[to](output)
+    if os.path.lexists(writer.place):
+        raise ConfigError(f"{writer.place} exists, and nothing is overwritten: choose another name for it")
+    result = source if isinstance(source, EvalResult) else load(source)
+    if to == "minari" and (agents := agents_in(result.table.info_keys)):
+        raise ConfigError(
+            f"Minari's data sets are of one agent, and the episodes have {', '.join(agents)}: export to npz or "
+            "tensordict"
+        )
+    chosen = _selected(result, indices)
+    with rebuilt_runner(result, config, policy, trust=trust) as runner, one_thread():
+        try:
+            _write(writer, result, runner, chosen)
+        except OSError as error:
+            raise ConfigError(f"{writer.place} cannot be written: {error.strerror or error}") from error
+    return Exported(writer.place, len(chosen), int(result.table.rows["length"][chosen].sum()))
+
+
+def _selected(result: EvalResult, indices: Sequence[int] | None) -> list[int]:
+    """Return the episodes to run again: those that are named, or all that completed.
+
+    Raises:
+        UsageError: One that is named did not complete, or none did.
+    """
+    completed = result.table.completed
+    if indices is None and not completed.any():
+        raise UsageError("no episode of the result completed: there are no trajectories to export")
+    chosen = completed.nonzero()[0].tolist() if indices is None else dict.fromkeys(indices)
+    for index in chosen:
+        if recorded_episode(result, index).outcome == "failed":
+            raise UsageError(f"episode {index} did not complete, so it has no trajectory: choose others")
+    return list(chosen)
+
+
+def _write(writer: Writer, result: EvalResult, runner: Runner, chosen: Sequence[int]) -> None:
+    """Write all trajectories beside their place, and move them there."""
+    if not isinstance(runner, EvalRunner):
+        raise ConfigError(f"episodes of {type(runner).__name__} leave no trajectories: it is not an rl_eval.EvalRunner")
+    seen: list[Any] = []
+    of_agents = agent_columns(agents_in(result.table.info_keys))
+    info_keys = [key for key in result.table.info_keys if key not in of_agents]
+    runner.observe({_NAME: partial(_recorder, seen=seen, info_keys=info_keys)})
+    at_once = 2 * runner.settings.runners.lanes
+    reports = run_again(runner, (lease_of(result, index) for index in chosen), at_once)
+    trajectories = (_proved(result, report) for report in reports)
+    place, begun = writer.place, False
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{place.name}.", dir=place.parent) as folder:
+        while some := list(islice(trajectories, at_once)):
+            if not begun:
+                frames = int(result.table.rows["length"][chosen].sum())
+                title = f"{len(chosen)} of {len(result.plan)} episodes of the evaluation {result.fingerprint[:16]}"
+                writer.begin(Path(folder), seen[0], frames, title)
+                begun = True
+            writer.write(some)
+        finished = writer.finish()
+        if finished.is_dir():
+            finished.rename(place)
+        else:
+            place.hardlink_to(finished)  # Nothing that has come up meanwhile is replaced.
+
+
+def _proved(result: EvalResult, report: RunReport) -> Trajectory:
+    """Return the trajectory of an episode that came out as it was recorded.
+
+    Raises:
+        EvalError: It did not.
+    """
+    found = compared(result, report)
+    index = found.again.index
+    if report.faults:
+        raise EvalError(f"episode {index} is recorded as completed, and did not complete again: {report.faults[0]}")
+    if found.differences:
+        raise EvalError(
+            f"episode {index} did not come out as it was recorded: {_listed(found.differences)}"
+            + (f"; this process computes floats in another way: {_listed(found.numerics)}" if found.numerics else "")
+        )
+    artifact = next((kept[index] for name, kept in report.artifacts if name == _NAME and index in kept), None)
+    if artifact is None:
+        raise EvalError(f"episode {index} left no trajectory: {'; '.join(report.notes)}")
+    kept: Trajectory = replace(artifact, weights_version=found.recorded.weights_version)
+    return kept
+
+
+def _listed(differences: Mapping[str, tuple[Any, Any]]) -> str:
+    return ", ".join(f"{name} was {was!r} and is {now!r}" for name, (was, now) in differences.items())
+
+
+def _recorder(env: Any, seen: list[Any], info_keys: Sequence[str]) -> Any:
+    """Build the observer of an environment, and note the environment."""
+    seen.append(env)
+    return TrajectoryRecorder(env, info_keys, compress_images=True)
