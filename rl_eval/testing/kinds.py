@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import os
 import resource
@@ -65,18 +66,11 @@ def _loop(strike: Strike) -> None:
         pass
 
 
-class _Timespec(ctypes.Structure):
-    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
-
-
 def _gil_sleep(strike: Strike) -> None:
-    # PyDLL, unlike CDLL, keeps the GIL while the C function runs.
-    nanosleep = ctypes.PyDLL(None).nanosleep
-    seconds = int(strike.seconds)
-    left = _Timespec(seconds, int((strike.seconds - seconds) * 1e9))
-    # A signal interrupts it, and writes into its second argument how much is left.
-    while nanosleep(ctypes.byref(left), ctypes.byref(left)):
-        pass
+    # PyDLL, unlike CDLL, keeps the GIL while the C function runs, which a signal ends early.
+    end = time.perf_counter() + strike.seconds
+    while (left := end - time.perf_counter()) > 0:
+        ctypes.PyDLL(None).usleep(ctypes.c_uint(int(left * 1e6) + 1))
 
 
 def _balloon(strike: Strike) -> None:
@@ -168,20 +162,9 @@ def check_kind(kind: str, phase: str | None, space: gym.Space[Any]) -> StrikePha
     if phase is not None and phase not in PHASES[kind]:
         raise ValueError(f"kind {kind!r} cannot strike in phase {phase!r}: use {' or '.join(map(repr, PHASES[kind]))}")
     if kind == "missing_key" and not isinstance(space, gym.spaces.Dict):
-        raise ValueError(f"kind 'missing_key' needs a Dict observation space, but the environment has {space}")
+        raise ValueError(f"kind 'missing_key' needs a Dict observation space, but there is {space}")
     if kind == "nan_observation" and not any(
-        leaf.dtype is not None and leaf.dtype.kind == "f" for leaf in _leaves(space)
+        np.asarray(leaf).dtype.kind == "f" for leaf in tree.flatten(copy.deepcopy(space).sample())
     ):
-        raise ValueError(
-            f"kind 'nan_observation' needs floats in the observation space, but the environment has {space}"
-        )
+        raise ValueError(f"kind 'nan_observation' needs floats in the observation space, but there is {space}")
     return next(known for known in PHASES[kind] if phase in (None, known))
-
-
-def _leaves(space: gym.Space[Any]) -> list[gym.Space[Any]]:
-    """Return the parts of a nested space."""
-    if isinstance(space, gym.spaces.Dict):
-        return [leaf for part in space.spaces.values() for leaf in _leaves(part)]
-    if isinstance(space, gym.spaces.Tuple):
-        return [leaf for part in space.spaces for leaf in _leaves(part)]
-    return [space]

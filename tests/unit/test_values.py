@@ -12,7 +12,6 @@ import torch
 from gymnasium import spaces
 
 from rl_eval import EvalConfig, EvalResult, evaluate
-from rl_eval.errors import EnvError
 from rl_eval.execution.record_store import RecordStore
 from rl_eval.records.episode import Fault, first_seen
 
@@ -54,12 +53,20 @@ class Scripted(gym.Env[Any, Any]):
 def run(runner: str = "vector", lanes: int = 3, episodes: int = 6, **returned: Any) -> EvalResult:
     """Evaluate the scripted environment; every episode has one attempt."""
     keys = returned.pop("info_keys", ())
-    return evaluate(
+    return run_env(lambda context: Scripted(**returned), runner, lanes, num_episodes=episodes, info_keys=keys)
+
+
+def run_env(env: Any, runner: str = "vector", lanes: int = 3, **evaluation: Any) -> EvalResult:
+    return evaluate(config_of(env, runner, lanes).evaluation(**({"num_episodes": 1} | evaluation)))
+
+
+def config_of(env: Any, runner: str, lanes: int) -> EvalConfig:
+    return (
         EvalConfig()
-        .environment(lambda context: Scripted(**returned))
+        .environment(env)
         .policy(lambda observations: np.zeros(len(next(iter(_leaves(observations)))), int))
         .runners(num_runners=0, runner=runner, num_envs_per_runner=lanes)
-        .evaluation(num_episodes=episodes, info_keys=keys, max_episode_steps=20)
+        .evaluation(max_episode_steps=20)
         .fault_tolerance(max_attempts_per_episode=1)
     )
 
@@ -189,65 +196,21 @@ def test_finite_rewards_whose_sum_is_not_are_refused() -> None:
 # ------------------------------------------------------------------------------ the shape of step and reset
 
 
-@ACROSS
-@pytest.mark.parametrize(
-    ("returned", "words"),
-    [
-        ((np.zeros(2, np.float32), 1.0, False, {}), ["step() returned 4 values", "gym before 0.26"]),
-        ((np.zeros(2, np.float32), 1.0, False), ["step() returned 3 values"]),
-        ((np.zeros(2, np.float32), 1.0, False, False, {}, 0), ["step() returned 6 values"]),
-        (None, ["step() returned None"]),
-        (0.5, ["step() returned 0.5"]),
-    ],
-)
-def test_a_step_of_another_shape_is_told_with_the_contract(
-    returned: Any, words: list[str], runner: str, lanes: int
-) -> None:
-    """The sentence says what came, and which contract of gymnasium it breaks."""
-    fault = the_fault(run(runner, lanes, step=returned))
-    assert (fault.error_type, fault.phase) == ("EnvError", "step")
-    words = [*words, "(observation, reward, terminated, truncated, info)"]
-    assert [word for word in words if word not in fault.message] == []
-
-
-def test_an_error_inside_of_step_keeps_its_own_words() -> None:
-    """What the environment raises itself is not taken for a wrong number of values."""
-
-    class Unpacks(Scripted):
-        def step(self, action: Any) -> Any:
-            first, second = (1, 2, 3)  # type: ignore[misc]
-            return first, second
-
-    result = evaluate(
-        EvalConfig()
-        .environment(lambda context: Unpacks())
-        .policy(lambda observations: np.zeros(len(observations), int))
-        .runners(num_runners=0)
-        .evaluation(num_episodes=1)
-    )
-    fault = the_fault(result)
-    assert (fault.error_type, fault.message) == ("ValueError", "too many values to unpack (expected 2)")
+FOUR = (np.zeros(2, np.float32), 1.0, False, {})
 
 
 @ACROSS
 @pytest.mark.parametrize(
-    ("returned", "words"),
-    [
-        (np.zeros(2, np.float32), ["reset() returned", "shape (2,)"]),
-        (np.zeros(4, np.float32), ["reset() returned", "shape (4,)"]),
-        ({"a": 1, "b": 2}, ["reset() returned {'a': 1, 'b': 2}"]),
-        (None, ["reset() returned None"]),
-        ((np.zeros(2, np.float32), 1.0, False, {}), ["reset() returned 4 values"]),
-    ],
+    ("phase", "returned"),
+    [("step", returned) for returned in (FOUR, FOUR[:3], (*FOUR[:3], False, {}, 0), None, 0.5)]
+    + [("reset", returned) for returned in (np.zeros(2, np.float32), np.zeros(4), {"a": 1, "b": 2}, None, FOUR)],
 )
-def test_a_reset_without_an_info_is_told_with_the_contract(
-    returned: Any, words: list[str], runner: str, lanes: int
-) -> None:
-    """A bare observation is the API of gym before 0.26, also where it can be unpacked into two."""
-    fault = the_fault(run(runner, lanes, reset=returned))
-    assert (fault.error_type, fault.phase) == ("EnvError", "reset")
-    words = [*words, "gymnasium's contract is (observation, info)"]
-    assert [word for word in words if word not in fault.message] == []
+def test_what_has_another_shape_is_told_with_the_contract(phase: str, returned: Any, runner: str, lanes: int) -> None:
+    """Of gym before 0.26 too: a bare observation of two numbers could be unpacked into two."""
+    fault = the_fault(run(runner, lanes, **{phase: returned}))
+    assert (fault.error_type, fault.phase) == ("EnvError", phase)
+    assert f"{phase}() returned" in fault.message
+    assert "(observation, " in fault.message
 
 
 @ACROSS
@@ -461,13 +424,8 @@ def test_every_evaluation_of_a_group_has_its_notes() -> None:
     from rl_eval import EvalRunnerGroup
 
     outside = np.array([0, 1.5])
-    config = (
-        EvalConfig()
-        .environment(lambda context: Scripted(first=outside, observation=outside, reward=np.array([1.0])))
-        .policy(lambda observations: np.zeros(len(observations), int))
-        .runners(num_runners=0, num_envs_per_runner=2)
-        .evaluation(num_episodes=30)
-    )
+    config = config_of(lambda c: Scripted(first=outside, observation=outside, reward=np.array([1.0])), "vector", 2)
+    config.evaluation(num_episodes=30)
     with EvalRunnerGroup(config) as group:
         notes = [len(group.evaluate().notes) for _ in range(2)]
     assert notes == [3, 3]
@@ -477,50 +435,27 @@ def test_every_evaluation_of_a_group_has_its_notes() -> None:
 
 
 class Unspoken(Scripted):
-    """Its constructor or its step raises an error without a text."""
+    """Its step raises an error without a text."""
 
-    def __init__(self, where: str, error: Any = AssertionError) -> None:
+    def __init__(self, error: Any) -> None:
         super().__init__()
-        self.where, self.error = where, error
-        if where == "constructor":
-            raise self.error
+        self.error = error
 
     def step(self, action: Any) -> Any:
         raise self.error
 
 
-def unspoken(where: str, error: Any = AssertionError) -> EvalConfig:
-    return (
-        EvalConfig()
-        .environment(lambda context: Unspoken(where, error))
-        .policy(lambda observations: np.zeros(len(observations), int))
-        .runners(num_runners=0)
-        .evaluation(num_episodes=1)
-    )
-
-
-def test_a_constructor_that_asserts_without_a_text_is_told_with_its_line() -> None:
-    """A bare assertion says nothing; its file, line, function and source do."""
-    with pytest.raises(EnvError) as caught:
-        evaluate(unspoken("constructor"))
-    assert "AssertionError: at " in str(caught.value)
-    assert "test_values.py:" in str(caught.value)
-    assert "in __init__: raise self.error" in str(caught.value)
-
-
 @pytest.mark.parametrize("error", [AssertionError, AssertionError(), AssertionError("AssertionError"), SystemExit()])
 def test_a_fault_without_a_text_is_told_with_its_line(error: Any) -> None:
-    """So does the fault of an episode, which the first line of the result shows."""
-    result = evaluate(unspoken("step", error))
+    """A bare assertion says nothing; its file, line, function and source do, also in the reason of the result."""
+    result = run_env(lambda context: Unspoken(error))
     assert "in step: raise self.error" in the_fault(result).message
     assert "test_values.py:" in result.reason
 
 
-def test_an_error_with_a_text_keeps_it() -> None:
-    """Nothing is added to what says something."""
-    assert the_fault(evaluate(unspoken("step", KeyError("speed")))).message == "'speed'"
-
-
-def test_an_error_that_was_never_raised_here_has_its_name() -> None:
-    """Without a traceback there is no line to tell."""
+def test_what_an_environment_raises_keeps_its_own_words() -> None:
+    """Also where they could be taken for a wrong number of values; without a traceback there is no line to tell."""
+    for error in (KeyError("speed"), ValueError("too many values to unpack (expected 2)")):
+        fault = the_fault(run_env(lambda context, error=error: Unspoken(error)))  # type: ignore[misc]
+        assert (fault.error_type, fault.message) == (type(error).__name__, str(error))
     assert Fault.describe(AssertionError())[:2] == ("AssertionError", "AssertionError")

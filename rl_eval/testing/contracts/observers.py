@@ -71,9 +71,8 @@ class ObserverContract(RunnerSuite):
 
     def test_an_observer_sees_every_step_of_each_episode_in_order(self) -> None:
         """What it keeps of an episode is what it keeps beside the reference loop, bit for bit."""
-        for lanes in self.lane_counts:
-            with self.make_runner(lanes, observers=[_Diary]) as runner:
-                played = play(runner, leases_of(_FEW), budget_s=0.0)
+        for lanes, runner in self.runners(observers=[_Diary]):
+            played = play(runner, leases_of(_FEW), budget_s=0.0)
             self._expect_seen(played.artifacts, {}, f"{lanes} lanes")
             self.expect_reference(played.rows, f"{lanes} lanes, observed")
             expect(played.notes, (), f"notes, {lanes} lanes")
@@ -81,20 +80,16 @@ class ObserverContract(RunnerSuite):
     def test_an_observer_sees_a_new_attempt_from_its_start(self) -> None:
         """What is kept is of the attempt that counts; attempts that failed have no end."""
         fault = {"kind": "raise", "step": 2, "episodes": [1, 3], "attempts": [1, 2]}
-        for lanes in self.lane_counts:
-            with self.make_runner(lanes, fault, observers=[_Diary]) as runner:
-                played = play(runner, leases_of(_FEW))
-            self._expect_seen(played.artifacts, {1: 3, 3: 3}, f"{lanes} lanes, with faults")
+        for lanes, runner in self.runners(fault, observers=[_Diary]):
+            self._expect_seen(play(runner, leases_of(_FEW)).artifacts, {1: 3, 3: 3}, f"{lanes} lanes, with faults")
 
     def test_what_an_observer_raises_is_its_own(self) -> None:
         """A note names the observer; episodes have no fault and their rows, and other observers see what they would."""
-        for lanes in self.lane_counts:
-            for where in ("factory", *_METHODS):
-                broken = _raising(where)
-                (name,) = observer_factories([broken])
-                with self.make_runner(lanes, observers=[broken, _Diary]) as runner:
-                    played = play(runner, leases_of(_FEW))
-                what = f"{lanes} lanes, an observer raises in {where}"
+        for where in ("factory", *_METHODS):
+            broken = _raising(where)
+            (name,) = observer_factories([broken])
+            for lanes, runner in self.runners(observers=[broken, _Diary]):
+                played, what = play(runner, leases_of(_FEW)), f"{lanes} lanes, an observer raises in {where}"
                 expect(played.faults, (), f"faults, {what}")
                 self.expect_reference(played.rows, what)
                 self._expect_seen(played.artifacts, {}, what)
@@ -104,9 +99,8 @@ class ObserverContract(RunnerSuite):
     def test_an_episode_that_runs_to_be_compared_is_not_observed(self) -> None:
         """A lease with ``fresh`` is the determinism check's."""
         leases = [lease._replace(fresh=True) for lease in leases_of(3)]
-        for lanes in self.lane_counts:
-            with self.make_runner(lanes, observers=[_Diary]) as runner:
-                played = play(runner, leases)
+        for lanes, runner in self.runners(observers=[_Diary]):
+            played = play(runner, leases)
             self.expect_reference(played.rows, f"{lanes} lanes, fresh environments")
             expect(played.artifacts, {}, f"artifacts, {lanes} lanes, fresh environments")
 
