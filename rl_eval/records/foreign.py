@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterable
 from typing import Any, Final, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
@@ -22,6 +21,7 @@ _WIDEST: Final = 10_000
 
 _DEEPEST: Final = 100
 """Levels of nested JSON that are read; what walks through it afterwards has room for several times as many."""
+_TOO_DEEP: Final = f"it is nested too deeply: the most are {_DEEPEST} levels"
 
 
 def parse_json(text: str | bytes) -> Any:
@@ -31,15 +31,15 @@ def parse_json(text: str | bytes) -> Any:
         ValueError: It is no JSON, or is nested more deeply than anything that is written here.
     """
     try:
-        value = json.loads(text)
+        level = [value := json.loads(text)]
     except RecursionError:
-        raise _too_deep() from None
-    level = [value]
-    for _ in range(_DEEPEST):
-        level = [item for one in level for item in _within(one) if isinstance(item, dict | list)]
+        raise ValueError(_TOO_DEEP) from None
+    for _ in range(_DEEPEST + 1):
+        inner = (one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list))
+        level = [item for items in inner for item in items]
         if not level:
             return value
-    raise _too_deep()
+    raise ValueError(_TOO_DEEP)
 
 
 def typed(kind: type[Value], value: Any) -> Value:
@@ -85,13 +85,3 @@ def damage(error: Exception) -> str:
 @functools.cache
 def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
-
-
-def _within(value: Any) -> Iterable[Any]:
-    if isinstance(value, dict):
-        return value.values()
-    return value if isinstance(value, list) else ()
-
-
-def _too_deep() -> ValueError:
-    return ValueError(f"it is nested too deeply: the most are {_DEEPEST} levels")

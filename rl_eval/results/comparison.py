@@ -199,7 +199,7 @@ def _check_plans(a: EvalResult, b: EvalResult) -> None:
     found = list(_differences(a.plan.to_dict(), b.plan.to_dict(), "plan"))
     raise ComparisonError(
         "the results are not about the same episodes: "
-        + ("; ".join(found) or f"plan {a.plan_fingerprint[:16]} in a and {b.plan_fingerprint[:16]} in b")
+        + "; ".join(found)
         + ". Evaluate both with the same seed and the same number of episodes"
     )
 
