@@ -421,6 +421,7 @@ def test_the_number_of_lanes_follows_the_runner() -> None:
         ),
         ({"evaluation.return_bounds": (3.0, -3.0)}, ("evaluation.return_bounds is (3.0, -3.0)",)),
         ({"environment.env": None}, ("environment.env is missing",)),
+        ({"evaluation.symmetric": True}, ("evaluation.symmetric is true", "evaluation.matchups")),
     ],
 )
 def test_a_setting_that_cannot_be_honoured_is_an_error(changes: dict[str, Any], fragments: tuple[str, ...]) -> None:

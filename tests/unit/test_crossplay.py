@@ -324,27 +324,6 @@ def test_agents_of_the_config_say_how_many_seats_there_are() -> None:
     assert len(np.unique(played.seeds)) == 2
 
 
-@pytest.mark.parametrize(
-    ("evaluation", "message"),
-    [
-        (
-            {"matchups": [["weak", "stronk"]]},
-            "names the policy 'stronk', which policies do not have: did you mean 'strong'",
-        ),
-        ({"symmetric": True, "matchups": None}, "evaluation.symmetric is true, but there are no seats to permute"),
-        (
-            {"matchups": "round_robin", "symmetric": True, "num_episodes": 7},
-            "num_episodes is 7, which splits .* give 8",
-        ),
-    ],
-)
-def test_a_config_with_wrong_matchups_is_refused(evaluation: dict[str, Any], message: str) -> None:
-    """Before anything runs."""
-    config = duel_config(DUELS, "round_robin", 12).evaluation(**evaluation)
-    with pytest.raises(ConfigError, match=message):
-        config.build()
-
-
 def test_an_agent_that_never_appears_is_an_error() -> None:
     """A seat without a return is not worth zero."""
     played = evaluate(duel_config(DUELS, "round_robin", 6))
@@ -400,26 +379,9 @@ def shown(played: CrossPlay) -> str:
     return capture.get()
 
 
-def test_the_report_has_every_number(evaluated: EvalResult) -> None:
-    """Best rated first, draws beside wins, and how many games there were."""
-    text = shown(crossplay(games_of(evaluated)))
-    assert "180 games on 120 seeds; 95 % intervals" in text
-    assert text.index("strong") < text.index("middle") < text.index("weak")
-    for heading in ("score of the row", "mean return of the row", "Bradley-Terry", "seats", "line-ups", "drawn"):
-        assert heading in text
-
-
 def test_the_report_says_what_is_not_known() -> None:
     """Missing games and ratings without an interval are named; a pairing that was not played is a dash."""
     text = shown(crossplay(games(["ab", "bc"] * 30, [[1, 0]] * 60, missing=4)))
     assert "4 games of the plan do not count" in text
     assert "note 'a' won every game against 'b' and 'c'" in " ".join(text.split())
     assert " - " in text
-
-
-def test_many_policies_are_shown_without_intervals() -> None:
-    """A matrix of five has a line for each row."""
-    pairs = ["".join(pair) for pair in itertools.permutations("abcde", 2)] * 3
-    text = shown(crossplay(games(pairs, [[1, 0], [0, 1], [0, 0]] * 20)))
-    matrix = text[: text.index("Bradley-Terry")]
-    assert " to " not in matrix

@@ -64,25 +64,15 @@ def test_worst_tenth_of_a_sample_is_that_of_the_sample_repeated_ten_times(size: 
     assert aggregate(sample).cvar10 == pytest.approx(repeated[:size].mean(), rel=1e-14)
 
 
-def test_empty_sample_has_no_numbers() -> None:
-    """Nothing is NaN-free by accident: only the count is a number."""
-    count, *numbers = astuple(aggregate([]))
-    assert count == 0
-    assert all(math.isnan(number) for number in numbers)
-
-
-def test_single_value_has_no_spread() -> None:
-    """Averages exist, standard deviation and error do not."""
+def test_what_is_undefined_is_nan() -> None:
+    """All numbers of an empty sample and of one with a NaN, which is not dropped; the spread of a single value."""
+    for sample in ([], [1.0, math.nan, 2.0]):
+        count, *numbers = astuple(aggregate(sample))
+        assert (count, all(math.isnan(number) for number in numbers)) == (len(sample), True)
     found = aggregate([4.5])
     assert {found.mean, found.median, found.iqm, found.minimum, found.cvar10} == {4.5}
     assert math.isnan(found.std)
     assert math.isnan(found.sem)
-
-
-def test_nan_is_not_dropped() -> None:
-    """One NaN among the values makes every number NaN."""
-    _, *numbers = astuple(aggregate([1.0, math.nan, 2.0]))
-    assert all(math.isnan(number) for number in numbers)
 
 
 def test_infinite_sums_do_not_raise() -> None:
@@ -226,25 +216,14 @@ def test_confidence_must_be_a_probability() -> None:
             success_interval(1, 2, confidence)
 
 
-def test_missing_values_without_bounds_leave_no_interval() -> None:
-    """A failed episode may have returned anything."""
-    found = mean_interval(SKEWED, num_missing=2)
-    assert found.method == "none"
-    assert "2 of 85 episodes failed" in found.note
-    assert "return_bounds" in found.note
-
-
 def test_missing_values_span_from_all_worst_to_all_best() -> None:
-    """Each end is that of the sample with the missing values put at one bound."""
+    """Each end is that of the sample with the missing values at one bound; without bounds there is no interval."""
+    assert mean_interval(SKEWED, num_missing=2).method == "none"
     found = mean_interval(SKEWED, num_missing=2, bounds=(-5.0, 200.0))
     assert found.low == mean_interval([*SKEWED, -5.0, -5.0]).low
     assert found.high == mean_interval([*SKEWED, 200.0, 200.0]).high
     assert "2 of 85" in found.note
-
-
-def test_bounds_alone_are_not_a_measurement() -> None:
-    """They describe what failed episodes could have returned, and nothing else."""
-    assert mean_interval(SKEWED, bounds=(-5.0, 200.0)) == mean_interval(SKEWED)
+    assert mean_interval(SKEWED, bounds=(-5.0, 200.0)) == mean_interval(SKEWED), "bounds alone are no measurement"
     assert mean_interval([], num_missing=5, bounds=(0.0, 1.0)).method == "none"
 
 
@@ -391,18 +370,13 @@ def test_correlation_and_episodes_saved_are_measured() -> None:
     assert found.episodes_saved == pytest.approx(1 / (1 - 0.9), rel=0.2)
 
 
-def test_correlation_needs_two_sides_that_vary() -> None:
-    """A policy that always returns 500 correlates with nothing."""
+def test_correlation_and_episodes_saved_need_what_varies() -> None:
+    """Of both sides, and of the difference, also when rounding leaves a spread in its last bits."""
     found = paired_difference([500.0] * 6, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
     assert found.correlation is None
     assert found.episodes_saved == pytest.approx(1.0)
-
-
-def test_nothing_is_saved_where_the_difference_does_not_vary() -> None:
-    """The ratio has no value, also when rounding leaves a spread in the last bits."""
-    a = SKEWED[:30]
-    assert paired_difference(a, a).episodes_saved is None
-    assert paired_difference(a, a + 0.1).episodes_saved is None
+    for shift in (0.0, 0.1):
+        assert paired_difference(SKEWED[:30], SKEWED[:30] + shift).episodes_saved is None
 
 
 # Histograms
