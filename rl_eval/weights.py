@@ -33,21 +33,6 @@ from rl_eval.records.canonical import canonical_digest
 if TYPE_CHECKING:
     import torch
 
-__all__ = [
-    "HeldWeights",
-    "TensorEntry",
-    "WeightsSnapshot",
-    "add_missing",
-    "apply_weights",
-    "load_weights_file",
-    "module_of",
-    "named_tensors",
-    "policies_of",
-    "save_weights_file",
-    "snapshot_weights",
-    "tensors_of",
-    "weights_of",
-]
 
 _ALIGNMENT: Final = 64
 _EXTRA_STATE: Final = "_extra_state"

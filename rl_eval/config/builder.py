@@ -20,9 +20,6 @@ from rl_eval.errors import ConfigError, nearest
 from rl_eval.errors.redaction import MASK, redact
 from rl_eval.records.plain import convert
 
-__all__ = ["EvalConfig", "read_yaml", "settings_of"]
-
-
 _UNSET: Final[Any] = ...
 """Default of a keyword that was not given."""
 _Method = TypeVar("_Method", bound=Callable[..., Any])

@@ -32,25 +32,6 @@ from rl_eval.records.plain import convert, plain_leaf
 from rl_eval.scheduling.matchups import make_matchups
 from rl_eval.scheduling.plan import MAX_EPISODES, EpisodePlan
 
-__all__ = [
-    "DEFAULT_LANES",
-    "LIVE_ENVIRONMENT",
-    "SECTIONS",
-    "EnvironmentSection",
-    "EvalSettings",
-    "EvaluationSection",
-    "FaultToleranceSection",
-    "PolicySection",
-    "RunnersSection",
-    "check_runner",
-    "copy_containers",
-    "describe_object",
-    "is_live_environment",
-    "make_settings",
-    "needs_processes",
-    "with_values",
-]
-
 
 class _Section(BaseModel):
     model_config = ConfigDict(

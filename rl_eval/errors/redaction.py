@@ -24,9 +24,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import quote, unquote
 
-__all__ = ["MASK", "digest_secrets", "learn", "redact", "redact_command", "redact_text", "redacted_traceback"]
-__all__ += ["secrets_in"]
-
 MASK: Final = "***"
 _MASKED: Final = re.compile(r"\*\*\*( \([0-9a-f]{4}\))?")
 

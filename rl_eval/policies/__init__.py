@@ -22,8 +22,6 @@ from rl_eval.policies.random_state import random_state_kept, seed_and_state
 from rl_eval.protocols import Policy
 from rl_eval.weights import module_of
 
-__all__ = ["adapt_policy", "came_from_factory", "check_files", "has_random_weights"]
-
 _FROM_FACTORY: Final = "_rl_eval_from_policy_factory"
 """An attribute, since a factory's error keeps its type; pickles keep the attributes of errors."""
 _RANDOM_WEIGHTS: Final = "_rl_eval_random_weights"

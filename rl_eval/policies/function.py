@@ -13,8 +13,6 @@ import tree
 from rl_eval.errors import PolicyError, summary_of
 from rl_eval.protocols import NoiseSource
 
-__all__ = ["CallablePolicy"]
-
 _TAKES_ONE: Final = (
     "the policy takes one observation, and raises {} for a batch of them: give a function of a batch, such as "
     "lambda batch: np.array([policy(observation) for observation in batch])"

@@ -10,8 +10,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["random_state_kept", "seed_and_state"]
-
 
 @contextlib.contextmanager
 def random_state_kept() -> Iterator[None]:

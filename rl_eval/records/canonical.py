@@ -17,8 +17,6 @@ from typing import Any, Final
 import numpy as np
 import xxhash
 
-__all__ = ["canonical_digest"]
-
 _SCALARS: Final = (type(None), bool, int, float, complex, str, bytes, type(...))
 _NAMED: Final = (type, types.FunctionType, types.BuiltinFunctionType, np.ufunc)
 

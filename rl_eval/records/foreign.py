@@ -8,8 +8,6 @@ from typing import Any, Final, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-__all__ = ["MOST_UNRECORDED", "check_claim", "damage", "parse_json", "typed"]
-
 Value = TypeVar("Value")
 
 MOST_UNRECORDED: Final = 10_000_000

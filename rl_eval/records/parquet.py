@@ -17,16 +17,6 @@ from rl_eval.records.foreign import typed
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = [
-    "TEXTS",
-    "ParquetColumns",
-    "episode_columns",
-    "episode_names",
-    "fault_columns",
-    "fault_names",
-    "read_episodes",
-    "read_faults",
-]
 
 _ROW_BYTES: Final = 3
 """Fewest bytes for each row. The least that we write are 4.7, for a million failed episodes that share their seeds."""

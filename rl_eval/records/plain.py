@@ -8,8 +8,6 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-__all__ = ["ABSENT", "Difference", "convert", "differences", "leaves", "plain", "plain_leaf", "with_leaf"]
-
 ABSENT: Final = "(absent)"
 """Stands for a value that one of two trees lacks."""
 

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from rl_eval.results.result import EvalResult
 
-__all__ = ["Comparison", "DifferentSetting", "Side", "compare", "is_shown", "verdict_of"]
 
 MUST_AGREE: Final = ("environment", "max_episode_steps")
 """What must be equal in ``provenance["identity"]``: an equal seed then starts an equal episode."""

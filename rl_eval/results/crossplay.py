@@ -22,8 +22,6 @@ from rl_eval.results.stats.interval import Interval, return_interval
 from rl_eval.results.stats.ratings import Rating, rate
 from rl_eval.results.text import Printed
 
-__all__ = ["Cell", "CrossPlay", "Estimate", "LineUp", "Outcomes", "Seat", "Standing", "crossplay"]
-
 
 @dataclass(frozen=True, slots=True)
 class Estimate:

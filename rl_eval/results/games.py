@@ -21,8 +21,6 @@ from rl_eval.records.agents import agents_in
 from rl_eval.results.metrics import policy_names
 from rl_eval.results.result import EvalResult
 
-__all__ = ["Games", "games_of", "openskill_matches", "payoff_tables", "whole_games", "write_openskill", "write_payoffs"]
-
 _LARGEST: Final = 10**7
 """Most entries of all payoff tables."""
 

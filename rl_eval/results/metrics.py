@@ -25,8 +25,6 @@ from rl_eval.records.episode import EpisodeTable, Outcome
 from rl_eval.results.stats.aggregate import Aggregates, aggregate, exact_mean
 from rl_eval.results.stats.interval import Interval, no_interval, return_interval, success_interval
 
-__all__ = ["Numbers", "Timing", "episode_seconds", "policy_names", "success_counts", "value_notes"]
-
 _OUTCOMES: Final = {"win": 1, "draw": 0, "loss": -1}
 _SHORT: Final = {"minimum": "min", "maximum": "max"}
 _TIMES: Final = ("wall_seconds", "reset_seconds", "step_seconds", "inference_seconds")

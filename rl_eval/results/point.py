@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from rl_eval.results.result import EvalResult
 from rl_eval.weights import HeldWeights, WeightsSnapshot
 
-__all__ = ["EvalPoint"]
-
 
 @dataclass(frozen=True)
 class EvalPoint:

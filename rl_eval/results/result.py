@@ -46,7 +46,6 @@ from rl_eval.scheduling.plan import EpisodePlan
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["EpisodeSequence", "EvalResult", "Status", "Timing", "decide_status"]
 
 Status = Literal["complete", "partial", "failed"]
 

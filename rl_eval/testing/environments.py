@@ -13,8 +13,6 @@ from rl_eval.config.settings import EnvironmentSection
 from rl_eval.protocols import EnvContext
 from rl_eval.runners.environment import construct_env
 
-__all__ = ["DictObservation", "ImpureEnv", "TwoLengthEnv", "impure", "two_length", "wrapped_env"]
-
 
 class TwoLengthEnv(gym.Env[npt.NDArray[np.float32], np.int64]):
     """Half of the seeds give 5 steps worth 0, the other half 200 steps worth 1: the true mean return is 0.5.

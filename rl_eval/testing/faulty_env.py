@@ -14,8 +14,6 @@ from rl_eval.protocols import EnvContext
 from rl_eval.testing.environments import DictObservation, wrapped_env
 from rl_eval.testing.kinds import SPOILS, STRIKES, Strike, StrikePhase, check_kind
 
-__all__ = ["FaultyEnv", "dict_observation", "faulty"]
-
 
 class FaultyEnv(gym.Wrapper[Any, Any, Any, Any]):
     """Goes wrong in one way at one place, and is the plain environment everywhere else.

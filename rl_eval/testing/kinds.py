@@ -19,17 +19,6 @@ import tree
 
 from rl_eval.errors import nearest
 
-__all__ = [
-    "EXIT_STATUS",
-    "PHASES",
-    "SPOILS",
-    "STRIKES",
-    "InjectedFault",
-    "Strike",
-    "StrikePhase",
-    "check_kind",
-]
-
 StrikePhase = Literal["construct", "reset", "step", "close"]
 
 EXIT_STATUS: Final = 13

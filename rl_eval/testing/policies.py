@@ -8,8 +8,6 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["make_dict_policy", "make_gru"]
-
 
 def make_gru(observation_space: gym.Space[Any], action_space: gym.Space[Any], hidden: int = 16, seed: int = 12) -> Any:
     """Build a recurrent policy with fixed weights: a GRU cell over flat observations, sampling actions by its logits.

@@ -17,7 +17,8 @@ from rich.console import Console
 
 from rl_eval.errors import UsageError
 from rl_eval.records.episode import COLUMNS
-from rl_eval.results.result import EvalResult, Timing
+from rl_eval.results.metrics import Timing
+from rl_eval.results.result import EvalResult
 from rl_eval.results.stats.aggregate import aggregate
 from rl_eval.results.stats.interval import mean_interval, success_interval
 from rl_eval.results.text import decimals, number

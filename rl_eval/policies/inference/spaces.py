@@ -14,8 +14,6 @@ import tree
 
 from rl_eval.errors import ConfigError, EnvError, PolicyError
 
-__all__ = ["ActionReader", "ObservationBatch", "assign_rows", "copy_batch", "no_grad", "take_rows"]
-
 Array = npt.NDArray[Any]
 _FITTING_KINDS: Final = {"f": "biuf", "i": "biu", "u": "biu", "b": "b"}
 """Kinds of numbers, as numpy names them, that an array of each kind may be given."""

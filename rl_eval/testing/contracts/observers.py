@@ -12,8 +12,6 @@ from rl_eval.runners import SingleAgentEvalRunner
 from rl_eval.runners.observers import observer_factories
 from rl_eval.testing.contracts.suite import RunnerSuite, expect, leases_of, play
 
-__all__ = ["ObserverContract"]
-
 
 class _Seen(NamedTuple):
     """Artifact of the observer: what it was shown of the attempt that counts."""

@@ -22,8 +22,6 @@ from rl_eval.policies.random_state import random_state_kept
 from rl_eval.protocols import Policy
 from rl_eval.testing.contracts.suite import Subject, build_subject
 
-__all__ = ["PolicyContract"]
-
 _POOL: Final = 64
 """Made-up observations."""
 _STEPS: Final = 5

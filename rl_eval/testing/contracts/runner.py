@@ -18,8 +18,6 @@ from rl_eval.testing.contracts.observers import ObserverContract
 from rl_eval.testing.contracts.suite import MAX_ATTEMPTS, PATIENCE, expect, leases_of, play
 from rl_eval.weights import snapshot_weights
 
-__all__ = ["EvalRunnerContract"]
-
 _TIMEOUT_S: Final = 0.1
 
 

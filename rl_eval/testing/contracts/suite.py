@@ -29,18 +29,6 @@ from rl_eval.weights import (
     weights_of,
 )
 
-__all__ = [
-    "MAX_ATTEMPTS",
-    "PATIENCE",
-    "Played",
-    "RunnerSuite",
-    "Subject",
-    "build_subject",
-    "expect",
-    "leases_of",
-    "play",
-]
-
 
 class Subject(NamedTuple):
     """A policy and the spaces that it was built for."""
