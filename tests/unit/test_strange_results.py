@@ -291,10 +291,9 @@ def test_differences_near_the_greatest_float_have_no_verdict(tmp_path: Path) -> 
         result = make_result(30)
         result.table.rows["episode_return"][:20] = value
         result.save(tmp_path / name)
-    a, b = str(tmp_path / "a"), str(tmp_path / "b")
-    assert call("compare", a, b, "--fail-on", "regression").exit_code == ExitCode.USAGE
-    assert json.loads(call("compare", a, b, "--json").stdout)["difference"]["p_value"] is None
-    assert call("report", a, b, "-o", str(tmp_path / "page.html")).exit_code == 0
+    sides = (tmp_path / "a", tmp_path / "b")
+    assert call("compare", *sides, "--fail-on", "regression").exit_code == ExitCode.USAGE
+    assert json.loads(call("compare", *sides, "--json").stdout)["difference"]["p_value"] is None
 
 
 def test_a_name_that_is_not_utf8_is_shown(folder: Path) -> None:

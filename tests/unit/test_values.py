@@ -143,19 +143,22 @@ def test_scalars_of_every_make_are_rewards(name: str, runner: str, lanes: int) -
     """Numbers of Python, numpy and torch are read as what they are, without a word."""
     result = run(runner, lanes, reward=NUMBERS[name])
     assert (result.status, result.notes) == ("complete", [])
-    assert [record.episode_return for record in result.episodes] == [float(STEPS)] * 6
+    assert {record.episode_return for record in result.episodes} == {float(STEPS)}
 
 
 @ACROSS
 @pytest.mark.parametrize("name", FLAGS)
-@pytest.mark.parametrize("field", ["terminated", "truncated"])
-def test_scalars_of_every_make_are_flags(name: str, field: str, runner: str, lanes: int) -> None:
-    """An episode ends where its flag, of whatever make, is true, and the record says which flag it was."""
-    result = run(runner, lanes, **{"terminated": False, field: FLAGS[name]})
-    assert (result.status, result.notes) == ("complete", [])
-    assert {(r.length, r.terminated, r.truncated) for r in result.episodes} == {
-        (STEPS, field == "terminated", field == "truncated")
-    }
+def test_scalars_of_every_make_are_flags(name: str, runner: str, lanes: int) -> None:
+    """An episode ends where its flag is true, and the record says which it was; one is success, and zero is none."""
+    make = FLAGS[name]
+    for field in ("terminated", "truncated"):
+        result = run(runner, lanes, **{"terminated": False, field: make})
+        assert (result.status, result.notes) == ("complete", [])
+        ends = {(r.length, r.terminated, r.truncated) for r in result.episodes}
+        assert ends == {(STEPS, field == "terminated", field == "truncated")}
+    for value in (True, False):
+        result = run(runner, lanes, info={"is_success": make(value)})
+        assert (result.success_rate, result.notes) == (float(value), [])
 
 
 @ACROSS
@@ -256,18 +259,6 @@ def test_a_step_without_a_success_leaves_those_before(runner: str, lanes: int) -
     assert len(result.notes) == 1
 
 
-@pytest.mark.parametrize(
-    ("one", "zero"),
-    [(1, 0), (1.0, 0.0), (np.True_, np.False_), (torch.tensor(True), torch.tensor(False))]
-    + [(make(1), make(0)) for make in (np.float32, np.int8, np.array)],
-)
-def test_scalars_of_every_make_are_successes(one: Any, zero: Any) -> None:
-    """One is success and zero is none, whatever they are made of."""
-    won, lost = run(info={"is_success": one}), run(info={"is_success": zero})
-    assert (won.success_rate, won.notes) == (1.0, [])
-    assert (lost.success_rate, lost.notes) == (0.0, [])
-
-
 @ACROSS
 @pytest.mark.parametrize("value", ["0.3", None, [1.0], np.zeros(2)])
 def test_an_info_scalar_that_was_asked_for_must_be_one(value: Any, runner: str, lanes: int) -> None:
@@ -307,15 +298,9 @@ def test_an_infinite_observation_is_refused_as_nan_is(dtype: Any, runner: str, l
         fault = the_fault(run(runner, lanes, observation_space=space, first=np.array([0, value], dtype)))
         assert (fault.phase, fault.step) == ("reset", 0)
 
-
-@ACROSS
-def test_a_float_that_overflows_the_dtype_of_the_space_is_refused(runner: str, lanes: int) -> None:
-    """1e300 is a float64 and no float32; the message names both."""
-    space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
-    fault = the_fault(run(runner, lanes, observation_space=space, observation=np.array([0, 1e300])))
-    assert (fault.error_type, fault.phase, fault.step) == ("EnvError", "step", 2)
-    assert "infinite" in fault.message
-    assert "float32" in fault.message
+    wide = run(runner, lanes, observation_space=space, observation=np.array([0, 1e300]))
+    if dtype is np.float32:  # A float64 of 1e300 overflows it.
+        assert "infinite value (as float32" in the_fault(wide).message
 
 
 NESTED = spaces.Dict({"far": spaces.Box(-1, 1, (2,), np.float32), "near": spaces.Box(-9, 9, (2,), np.float32)})
