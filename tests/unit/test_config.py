@@ -338,13 +338,10 @@ def test_an_unknown_name_is_an_error_with_the_nearest_known_one(values: dict[str
     assert message in str(caught.value)
 
 
-def test_set_wants_a_section_and_a_key() -> None:
-    """A dotted name without a known section is an error that names it, and suggests the whole name."""
-    for key in ["num_episodes", "evaluation", "evaluation.", ".num_episodes", "eval.num_episodes", ""]:
-        with pytest.raises(ConfigError, match=f"unknown config key {re.escape(repr(key))}"):
-            EvalConfig().set(key, 3)
-    with pytest.raises(ConfigError, match=r"did you mean 'evaluation\.num_episodes'\?"):
-        EvalConfig().set("evaluatio.num_episodes", 3)
+@pytest.mark.parametrize("key", ["num_episodes", "evaluation", "evaluation.", ".num_episodes", "eval.num_episodes", ""])
+def test_set_wants_a_section_and_a_key(key: str) -> None:
+    with pytest.raises(ConfigError, match=f"unknown config key {re.escape(repr(key))}"):
+        EvalConfig().set(key, 3)
 
 
 # ------------------------------------------------------------------------------ ranges
@@ -445,14 +442,6 @@ def test_what_needs_processes_is_refused_without_them() -> None:
         assert message.startswith(f"{section}.{key} is ")
         assert "runners.num_runners=0" in message
         config.runners(num_runners=1).build()
-
-
-def test_the_same_settings_are_fine_where_they_can_be_honoured() -> None:
-    """The contradictions above are about pairs of settings, not about one of them."""
-    assert minimal().runners(runner="single_agent", num_envs_per_runner=1).build().runners.runner == "single_agent"
-    on_gpus = minimal().runners(num_runners=2, num_gpus_per_runner=0.5).policy(device="cuda").build()
-    assert (on_gpus.runners.num_gpus_per_runner, on_gpus.policy.device) == (0.5, "cuda")
-    assert minimal().policy(device="cuda").build().policy.device == "cuda"
 
 
 class OneOnly(SingleAgentEvalRunner):  # type: ignore[misc]

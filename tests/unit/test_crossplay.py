@@ -214,13 +214,6 @@ def test_games_are_the_plan(evaluated: EvalResult) -> None:
         assert played.returns[index].tolist() == [info["return/seat_0"], info["return/seat_1"]]
 
 
-def test_the_layout_does_not_matter(evaluated: EvalResult) -> None:
-    """One slot or many: who sits where goes with the episode."""
-    alone = evaluate(duel_config(DUELS, ["self", "round_robin"], 180, symmetric=True).runners(num_envs_per_runner=7))
-    assert alone.fingerprint == evaluated.fingerprint
-    assert alone.table.infos.tobytes() == evaluated.table.infos.tobytes()
-
-
 def test_a_result_keeps_its_seatings(evaluated: EvalResult, tmp_path: Path) -> None:
     """Saved and read back, it has the same plan, and gives the same cross-play."""
     evaluated.save(tmp_path)
@@ -299,20 +292,12 @@ def test_a_policy_without_a_whole_game_is_named() -> None:
 # ------------------------------------------------------------------------------ errors
 
 
-def test_a_result_without_matchups_has_no_games() -> None:
-    """The message says what to set."""
-    config = duel_config({"seat_0": 0, "seat_1": 1}, None, 4)
-    with pytest.raises(UsageError, match=r"no matchups, so nobody played anybody: set evaluation\.matchups"):
-        games_of(evaluate(config))
-
-
-def test_seats_without_an_agent_are_an_error() -> None:
-    """Two names for three agents are not enough, and the message lists both."""
-    config = duel_config(DUELS, "round_robin", 6).environment(Duel, env_kwargs={"seats": 3})
-    with pytest.raises(
-        ConfigError, match=r"seats 2 policies .*, but the environment has 3 agents \(seat_0, seat_1, seat_2\)"
-    ):
-        evaluate(config)
+def test_what_has_no_games_is_an_error() -> None:
+    """No matchups, and two seats for three agents."""
+    with pytest.raises(UsageError, match="no matchups"):
+        games_of(evaluate(duel_config({"seat_0": 0, "seat_1": 1}, None, 4)))
+    with pytest.raises(ConfigError, match=r"seats 2 policies .*3 agents \(seat_0, seat_1, seat_2\)"):
+        evaluate(duel_config(DUELS, "round_robin", 6).environment(Duel, env_kwargs={"seats": 3}))
 
 
 def test_agents_of_the_config_say_how_many_seats_there_are() -> None:

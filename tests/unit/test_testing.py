@@ -123,25 +123,15 @@ def test_a_missing_key_is_found() -> None:
     assert "['body']" in result.episodes[2].faults[0].message
 
 
-def test_all_attempts_are_guilty_unless_they_are_listed() -> None:
-    """``attempts`` left out means every attempt."""
-    result = run(kind="raise", episodes=[3])
-    assert [record.index for record in result.episodes if record.outcome == "failed"] == [3]
-    assert result.status == "partial"
-
-
 def test_the_message_says_where() -> None:
-    """Phase, episode, attempt and step are named."""
+    """Phase, episode, attempt and step are named; ``attempts`` left out means every attempt."""
     env = make(kind="raise", episodes=[7], step=2)
+    assert same(play(env, index=1), play(make()))
+    late = make(kind="raise", episodes=[0], step=10)
+    assert len(play(late)) == 6, "an episode that ends before its step is spared"
+    assert same(play(late, index=1), play(make()))
     with pytest.raises(InjectedFault, match=r"^injected fault in step of episode 7, attempt 3, at step 2$"):
         play(env, index=7, attempt=3)
-
-
-def test_an_episode_that_ends_before_the_step_is_spared() -> None:
-    """Nothing strikes after the end, nor in the next episode's place."""
-    env = make(kind="raise", episodes=[0], step=10)
-    assert len(play(env)) == 6
-    assert same(play(env, index=1), play(make()))
 
 
 @pytest.mark.parametrize("kind", HANGS)

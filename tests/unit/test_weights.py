@@ -466,53 +466,43 @@ class Payload:
         return Path.touch, (self.path,)
 
 
-def pickled(path: Path, value: Any) -> None:
-    path.write_bytes(pickle.dumps(value))
-
-
-def pickled_the_old_way(path: Path, value: Any) -> None:
-    path.write_bytes(pickle.dumps(value, protocol=2))
-
-
-def saved_the_old_way(path: Path, value: Any) -> None:
-    torch.save(value, path, _use_new_zipfile_serialization=False)
+WRITERS = [
+    lambda path, value: path.write_bytes(pickle.dumps(value)),
+    lambda path, value: path.write_bytes(pickle.dumps(value, protocol=2)),
+    lambda path, value: torch.save(value, path),
+    lambda path, value: torch.save(value, path, _use_new_zipfile_serialization=False),
+]
 
 
 @pytest.mark.filterwarnings("ignore:Detected pickle protocol")
-@pytest.mark.parametrize("write", [pickled, pickled_the_old_way, lambda p, v: torch.save(v, p), saved_the_old_way])
-def test_a_pickle_is_refused_without_running_it(tmp_path: Path, write: Any) -> None:
+@pytest.mark.parametrize("write", WRITERS)
+@pytest.mark.parametrize("name", ["policy.pt", "policy.safetensors", "policy.pkl"])
+def test_a_pickle_is_refused_without_running_it(tmp_path: Path, name: str, write: Any) -> None:
     """A file that would run code when loaded is refused, whatever its name, and no code of it runs."""
-    trace = tmp_path / "trace"
-    for path in (tmp_path / "policy.pt", tmp_path / "policy.safetensors", tmp_path / "policy.pkl"):
-        write(path, {"weight": torch.zeros(2), "payload": Payload(trace)})
-        with pytest.raises(ConfigError, match=r"^policy\.weights: ") as caught:
-            load_weights_file(path)
-        assert str(path) in str(caught.value)
+    trace, path = tmp_path / "trace", tmp_path / name
+    write(path, {"weight": torch.zeros(2), "payload": Payload(trace)})
+    with pytest.raises(ConfigError, match=f"^policy.weights: .*{name}"):
+        load_weights_file(path)
     assert not trace.exists()
     pickle.loads(pickle.dumps(Payload(trace)))
     assert trace.exists()
 
 
 @pytest.mark.parametrize("name", ["w.safetensors", "w.pt"])
-@pytest.mark.parametrize("damage", ["cut", "empty", "noise", "text"])
+@pytest.mark.parametrize("damage", ["missing", "folder", "cut", "empty", "noise", "text"])
 def test_a_damaged_file_is_named(tmp_path: Path, name: str, damage: str) -> None:
-    """A file that is cut, empty or something else altogether is a ConfigError with its path."""
+    """A file that is cut, empty, something else altogether or not there is a ConfigError with its path."""
     path = tmp_path / name
     (safetensors.torch.save_file if name == "w.safetensors" else torch.save)(net(1).state_dict(), path)
-    whole = path.read_bytes()
-    noise = np.random.default_rng(0).bytes(2000)
-    path.write_bytes({"cut": whole[: len(whole) // 2], "empty": b"", "noise": noise, "text": b"hello\n" * 50}[damage])
-    with pytest.raises(ConfigError, match=r"^policy\.weights: ") as caught:
+    whole, noise = path.read_bytes(), np.random.default_rng(0).bytes(2000)
+    path.unlink()
+    contents = {"cut": whole[: len(whole) // 2], "empty": b"", "noise": noise, "text": b"hello\n" * 50}
+    if damage in contents:
+        path.write_bytes(contents[damage])
+    elif damage == "folder":
+        path.mkdir()
+    with pytest.raises(ConfigError, match=f"^policy.weights: .*{path}"):
         load_weights_file(path)
-    assert str(path) in str(caught.value)
-
-
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    """A path without a file, or to a folder, is a ConfigError with its path."""
-    for path in (tmp_path / "missing.safetensors", tmp_path):
-        with pytest.raises(ConfigError, match=r"policy\.weights: there is no file") as caught:
-            load_weights_file(path)
-        assert str(path) in str(caught.value)
 
 
 @pytest.mark.parametrize("value", [{"state_dict": {"a": torch.zeros(1)}}, [torch.zeros(1)], torch.zeros(1), {"a": 3}])
