@@ -31,8 +31,7 @@ from rl_eval.errors import ConfigError, UsageError
 from rl_eval.recording.video import Video
 from rl_eval.recording.video.encoder import Encoder
 from rl_eval.records.episode import ROW, EpisodeTable, Fault, Outcome
-from rl_eval.results.point import EvalPoint
-from rl_eval.results.result import EvalResult, Timing
+from rl_eval.results.result import EvalPoint, EvalResult, Timing
 from rl_eval.scheduling.plan import EpisodePlan
 from rl_eval.training.loggers import (
     ConsoleLogger,

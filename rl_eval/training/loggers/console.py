@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, final
 from rich.console import Console
 from rich.text import Text
 
-from rl_eval.results.point import EvalPoint
+from rl_eval.results.result import EvalPoint
 from rl_eval.training.loggers.base import Logger, prefix_of
 
 if TYPE_CHECKING:

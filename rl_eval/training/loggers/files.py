@@ -19,7 +19,7 @@ from typing import Any, Final, final
 from rl_eval.atomic_write import sweep, write_text
 from rl_eval.errors import UsageError
 from rl_eval.records.plain import plain
-from rl_eval.results.point import EvalPoint
+from rl_eval.results.result import EvalPoint
 from rl_eval.training.loggers.base import Logger, row_of
 
 __all__ = ["CSVLogger", "JSONLinesLogger"]

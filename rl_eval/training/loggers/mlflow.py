@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, final
 
 from rl_eval.errors import ConfigError
-from rl_eval.results.point import EvalPoint
+from rl_eval.results.result import EvalPoint
 from rl_eval.training.loggers.base import Logger, finite_metrics, prefix_of
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any, Final, final
 
 from rl_eval.records.episode import Outcome
-from rl_eval.results.point import EvalPoint
+from rl_eval.results.result import EvalPoint
 from rl_eval.training.loggers.base import Logger
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, final
 import numpy as np
 
 from rl_eval.errors import ConfigError
-from rl_eval.results.point import EvalPoint
+from rl_eval.results.result import EvalPoint
 from rl_eval.results.stats.aggregate import histogram_edges
 from rl_eval.training.loggers.base import Logger, finite_metrics, prefix_of
 
