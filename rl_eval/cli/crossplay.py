@@ -22,7 +22,7 @@ from rl_eval.cli.signals import Interruption
 from rl_eval.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
-    from rl_eval.results.games import Games
+    from rl_eval.results.crossplay import Games
     from rl_eval.results.result import EvalResult
 
 __all__ = ["crossplay"]
@@ -75,7 +75,7 @@ def _deliver(result: EvalResult, folder: Path | None, *, quiet: bool, as_json: b
     """
     from rl_eval.records.plain import plain
     from rl_eval.results.crossplay import crossplay as play
-    from rl_eval.results.games import games_of, whole_games
+    from rl_eval.results.crossplay import games_of, whole_games
 
     games = games_of(result) if whole_games(result).size else None
     played = None if games is None else play(games, result.confidence)
@@ -106,7 +106,7 @@ def _deliver(result: EvalResult, folder: Path | None, *, quiet: bool, as_json: b
 
 
 def _save(folder: Path, described: Any, games: Games) -> None:
-    from rl_eval.results.games import write_openskill, write_payoffs
+    from rl_eval.results.crossplay import write_openskill, write_payoffs
 
     write_text(folder / "crossplay.json", json.dumps(described, indent=2, allow_nan=False) + "\n")
     write_openskill(folder / "openskill.json", games)

@@ -16,8 +16,16 @@ from rich.console import Console
 
 from rl_eval import EvalConfig, EvalResult, EvalRunnerGroup, evaluate, load, replay
 from rl_eval.errors import ConfigError, UsageError
-from rl_eval.results.crossplay import CrossPlay, crossplay
-from rl_eval.results.games import Games, games_of, openskill_matches, payoff_tables, write_openskill, write_payoffs
+from rl_eval.results.crossplay import (
+    CrossPlay,
+    Games,
+    crossplay,
+    games_of,
+    openskill_matches,
+    payoff_tables,
+    write_openskill,
+    write_payoffs,
+)
 from rl_eval.results.stats.ratings import ELO
 from tests.unit.games_world import LEVELS, Duel, Level, RandomMover, TicTacToe, duel_config
 
