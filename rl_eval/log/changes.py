@@ -21,7 +21,7 @@ from rl_eval.errors import LogError
 from rl_eval.log.manifest import Manifest, checksum
 from rl_eval.log.storage import Storage
 from rl_eval.records.episode import Outcome
-from rl_eval.records.foreign import parse_json, typed
+from rl_eval.records.plain import parse_json, typed
 
 __all__ = [
     "Amendment",

@@ -16,8 +16,7 @@ from typing import Any, Final
 import xxhash
 
 from rl_eval.errors import LogError
-from rl_eval.records.foreign import parse_json, typed
-from rl_eval.records.plain import ABSENT, Difference, differences, plain
+from rl_eval.records.plain import ABSENT, Difference, differences, parse_json, plain, typed
 
 __all__ = ["FORMAT", "MANIFEST_FILE", "Manifest", "checksum"]
 

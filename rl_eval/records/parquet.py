@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rl_eval.records.episode import COLUMNS, ROW, Fault
-from rl_eval.records.foreign import typed
+from rl_eval.records.plain import typed
 
 if TYPE_CHECKING:
     import pyarrow as pa

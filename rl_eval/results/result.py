@@ -23,8 +23,7 @@ from rl_eval.errors import LogError, UsageError, nearest
 from rl_eval.errors.redaction import redact
 from rl_eval.records.determinism import Determinism
 from rl_eval.records.episode import EpisodeRecord, EpisodeTable, Fault, Outcome
-from rl_eval.records.foreign import damage, typed
-from rl_eval.records.plain import plain
+from rl_eval.records.plain import damage, plain, typed
 from rl_eval.results.files import (
     EPISODES_FILE,
     FORMAT,

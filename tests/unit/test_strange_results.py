@@ -28,8 +28,8 @@ from rl_eval.log.manifest import checksum
 from rl_eval.log.segments import Kind, Segment, SegmentName, decode, name_of
 from rl_eval.records.determinism import Determinism
 from rl_eval.records.episode import COLUMNS, ROW, EpisodeTable, Outcome
-from rl_eval.records.foreign import MOST_UNRECORDED, check_claim
 from rl_eval.records.parquet import episode_columns, fault_columns
+from rl_eval.records.plain import MOST_UNRECORDED, check_claim
 from rl_eval.reports.html import Source, render
 from rl_eval.reports.listing import list_runs
 from rl_eval.results.comparison import compare, is_shown, verdict_of
