@@ -20,7 +20,7 @@ from gymnasium import spaces
 
 from rl_eval import EnvContext, EvalConfig, EvalResult, evaluate
 from rl_eval.testing import FaultyEnv, InjectedFault, TwoLengthEnv, faulty, impure, two_length
-from rl_eval.testing.kinds import PHASES, SPOILS, STRIKES
+from rl_eval.testing.faulty_env import PHASES, SPOILS, STRIKES
 
 ROOT = Path(__file__).parents[2]
 EPISODES = 6
