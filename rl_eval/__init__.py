@@ -40,7 +40,7 @@ _HOME = {
     "EvalConfig": "config.builder",
     "EvalError": "errors",
     "EvalHandle": "execution.handle",
-    "EvalPoint": "results.point",
+    "EvalPoint": "results.result",
     "EvalProgress": "execution.handle",
     "EvalResult": "results.result",
     "EvalRunner": "runners",

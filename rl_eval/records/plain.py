@@ -1,4 +1,7 @@
-"""Plain data: nested values as JSON holds them, their leaves, and the leaves in which two of them differ."""
+"""Plain data: nested values as JSON holds them, their leaves, and the leaves in which two of them differ.
+
+What somebody else may have written is parsed, and checked against a type; what is wrong with it is said in one line.
+"""
 
 from __future__ import annotations
 

@@ -4,6 +4,8 @@ A seed is one observation, with all the games that were played on it: every numb
 over a seed's games, and every interval is one over seeds. Where each seed was played in all orders of its seats, what a
 seat is worth cancels within the observation. A seat wins against another when its return is greater; equal returns are
 a draw, and stay one.
+
+The games can be written for other libraries: matches for openskill, payoff tables for OpenSpiel's alpha-rank.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Environments with known truth, with an odd space, or with a leak, and the environment that a test factory wraps."""
+"""Environments and policies of tests: with known truth, odd spaces, a leak, or recurrent state that samples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kinds of faults, and the phases in which each can strike."""
+"""Environment with faults at chosen places: what goes wrong, in which episode, attempt, phase and step."""
 
 from __future__ import annotations
 

@@ -21,8 +21,7 @@ from rl_eval.config.references import import_attribute
 from rl_eval.config.settings import PolicySection
 from rl_eval.errors import ConfigError, PolicyError
 from rl_eval.execution.group import EvalRunnerGroup, evaluate
-from rl_eval.policies import adapt_policy
-from rl_eval.policies.__init__ import CallablePolicy
+from rl_eval.policies import CallablePolicy, adapt_policy
 from rl_eval.policies.inference.spaces import ActionReader
 from rl_eval.policies.mlp import MLPActor, make_mlp
 from rl_eval.policies.module import ModulePolicy

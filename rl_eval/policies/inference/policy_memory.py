@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from rl_eval.policies.__init__ import CallablePolicy
+from rl_eval.policies import CallablePolicy
 from rl_eval.weights import module_of
 
 __all__ = ["Memory", "changes", "likely_cause", "module_tensors_kept", "remembered", "weights_digest"]

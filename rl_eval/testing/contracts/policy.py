@@ -16,7 +16,7 @@ import tree
 
 from rl_eval.config.builder import EvalConfig
 from rl_eval.config.settings import EvalSettings
-from rl_eval.policies.__init__ import random_state_kept
+from rl_eval.policies import random_state_kept
 from rl_eval.policies.inference.spaces import ActionReader, ObservationBatch, no_grad
 from rl_eval.policies.noise import EpisodeNoise
 from rl_eval.protocols import Policy
