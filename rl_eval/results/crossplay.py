@@ -11,6 +11,7 @@ The games can be written for other libraries: matches for openskill, payoff tabl
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import os
 from collections.abc import Iterator
@@ -190,7 +191,7 @@ class _Meetings(NamedTuple):
 
     @classmethod
     def of(cls, games: Games) -> _Meetings:
-        pairs = list(games.pairs())
+        pairs = list(itertools.permutations(range(len(games.seats)), 2))
         ones, others = [one for one, _ in pairs], [other for _, other in pairs]
         return cls(
             np.repeat(np.arange(len(games)), len(pairs)),
@@ -321,11 +322,6 @@ class Games:
         """Return the games in an order that depends on none: by seed, then by seating, then by returns."""
         order = np.lexsort((*self.returns.T[::-1], *self.seatings.T[::-1], self.seeds))
         return replace(self, seeds=self.seeds[order], seatings=self.seatings[order], returns=self.returns[order])
-
-    def pairs(self) -> Iterator[tuple[int, int]]:
-        """Yield every seat with every other one."""
-        count = len(self.seats)
-        yield from ((one, other) for one in range(count) for other in range(count) if one != other)
 
 
 def games_of(result: EvalResult) -> Games:

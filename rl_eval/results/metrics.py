@@ -61,6 +61,7 @@ class Timing:
         return {**{name: value / total for name, value in spent.items()}, "other": 1 - sum(spent.values()) / total}
 
 
+@dataclass(eq=False, repr=False)
 class Numbers:
     """Numbers of one evaluation, each computed once from the table and a few settings.
 
@@ -74,23 +75,13 @@ class Numbers:
         determinism: Outcome of running a few episodes again.
     """
 
-    def __init__(
-        self,
-        table: EpisodeTable,
-        timing: Timing,
-        provenance: dict[str, Any],
-        confidence: float,
-        return_bounds: tuple[float, float] | None,
-        audit_mismatches: tuple[int, ...],
-        determinism: Determinism,
-    ) -> None:
-        self.table = table
-        self.timing = timing
-        self.provenance = provenance
-        self.confidence = confidence
-        self.return_bounds = return_bounds
-        self.audit_mismatches = audit_mismatches
-        self.determinism = determinism
+    table: EpisodeTable
+    timing: Timing
+    provenance: dict[str, Any]
+    confidence: float
+    return_bounds: tuple[float, float] | None
+    audit_mismatches: tuple[int, ...]
+    determinism: Determinism
 
     # Which episodes count
 

@@ -108,14 +108,18 @@ def test_batches_do_not_change_the_interval(monkeypatch: pytest.MonkeyPatch) -> 
     assert mean_interval(SKEWED) == whole
 
 
-def test_long_samples_get_student_t() -> None:
-    """The method changes above 5 000 values, and the ends are the textbook ones."""
-    sample = np.random.default_rng(2).normal(3.0, 2.0, size=5_001)
+@pytest.mark.parametrize(("size", "note"), [(5_001, ""), (19, "fewer than 20")])
+def test_long_and_few_samples_get_student_t(size: int, note: str) -> None:
+    """Above 5 000 values, and below 20, of which a bootstrap is too narrow; the ends are the textbook ones."""
+    sample = np.random.default_rng(2).exponential(10.0, size)
     found = mean_interval(sample, 0.9)
-    low, high = stats.t.interval(0.9, df=5_000, loc=sample.mean(), scale=stats.sem(sample))
+    ends = stats.t.interval(0.9, df=size - 1, loc=sample.mean(), scale=stats.sem(sample))
     assert found.method == "student_t"
-    assert [found.low, found.high] == pytest.approx([low, high], rel=1e-12)
-    assert mean_interval(sample[:5_000], 0.9).method == "bca"
+    assert [found.low, found.high] == pytest.approx(list(ends), rel=1e-12)
+    assert note in found.note
+    for length in (20, 5_000):
+        inside = mean_interval(np.resize(sample, length) + np.arange(length), 0.9)
+        assert (inside.method, inside.note) == ("bca", "")
 
 
 def _coverage(draw: Callable[[], npt.NDArray[np.float64]], truth: float, repeats: int, confidence: float) -> float:
@@ -135,16 +139,6 @@ def test_student_t_interval_covers_the_truth_as_often_as_it_says(monkeypatch: py
     monkeypatch.setattr(interval, "BCA_MAX", 1)
     rng = np.random.default_rng(4)
     assert 0.935 <= _coverage(lambda: rng.normal(5.0, 2.0, 30), 5.0, 2_000, 0.95) <= 0.965
-
-
-def test_few_values_are_labelled() -> None:
-    """They get the ends of Student t, as a bootstrap of ten values is too narrow."""
-    found = mean_interval(SKEWED[:19], 0.9)
-    low, high = stats.t.interval(0.9, df=18, loc=SKEWED[:19].mean(), scale=stats.sem(SKEWED[:19]))
-    assert found.method == "student_t"
-    assert [found.low, found.high] == pytest.approx([low, high], rel=1e-12)
-    assert "fewer than 20" in found.note
-    assert (mean_interval(SKEWED[:20]).method, mean_interval(SKEWED[:20]).note) == ("bca", "")
 
 
 @pytest.mark.parametrize("size", [2, 3, 5, 10, 19])
