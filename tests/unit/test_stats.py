@@ -342,17 +342,13 @@ def test_differences_that_are_not_finite_have_no_p_value() -> None:
 
 
 def test_mcnemar_looks_at_pairs_that_disagree() -> None:
-    """One against nine: the probability of at most one head in ten coins, twice."""
+    """One against nine: the probability of at most one head in ten coins, twice; without any, no coin was tossed."""
+    assert mcnemar(np.array([True, False]), np.array([True, False])).p_value == 1.0
     a = np.array([True] * 20 + [True] * 1 + [False] * 9 + [False] * 5)
     b = np.array([True] * 20 + [False] * 1 + [True] * 9 + [False] * 5)
     found = mcnemar(a, b)
     assert (found.both, found.only_a, found.only_b, found.neither, found.count) == (20, 1, 9, 5, 35)
     assert found.p_value == pytest.approx(2 * (1 + 10) / 2**10)
-
-
-def test_mcnemar_without_disagreement_shows_nothing() -> None:
-    """No coin was tossed."""
-    assert mcnemar(np.array([True, False]), np.array([True, False])).p_value == 1.0
 
 
 def test_correlation_and_episodes_saved_are_measured() -> None:
