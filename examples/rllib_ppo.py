@@ -17,7 +17,7 @@ from ray.rllib.connectors.env_to_module import MeanStdFilter
 
 from rl_eval import evaluate
 from rl_eval.integrations.rllib import eval_config_of, evaluation_function, load_policy
-from rl_eval.results.point import EvalPoint
+from rl_eval.results.result import EvalPoint
 
 EPISODES = 100
 

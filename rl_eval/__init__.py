@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from rl_eval.records.episode import EpisodeRecord, Fault
     from rl_eval.results.comparison import Comparison, compare
     from rl_eval.results.loading import load
-    from rl_eval.results.point import EvalPoint
-    from rl_eval.results.result import EvalResult
+    from rl_eval.results.result import EvalPoint, EvalResult
     from rl_eval.runners import EvalRunner, SingleAgentEvalRunner, VectorEvalRunner
     from rl_eval.scheduling.plan import EpisodePlan
     from rl_eval.training.callbacks import NewBest, StopOnThreshold
@@ -41,7 +40,7 @@ _HOME = {
     "EvalConfig": "config.builder",
     "EvalError": "errors",
     "EvalHandle": "execution.handle",
-    "EvalPoint": "results.point",
+    "EvalPoint": "results.result",
     "EvalProgress": "execution.handle",
     "EvalResult": "results.result",
     "EvalRunner": "runners",

@@ -23,8 +23,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-__all__ = ["GROUP", "Integration", "integration_for", "integrations", "loader_of"]
-
 GROUP: Final = "rl_eval.integrations"
 """Group of the entry points."""
 _logger: Final = logging.getLogger(__name__)

@@ -33,21 +33,6 @@ from rl_eval.records.plain import canonical_digest
 if TYPE_CHECKING:
     import torch
 
-__all__ = [
-    "HeldWeights",
-    "TensorEntry",
-    "WeightsSnapshot",
-    "add_missing",
-    "apply_weights",
-    "load_weights_file",
-    "module_of",
-    "named_tensors",
-    "policies_of",
-    "save_weights_file",
-    "snapshot_weights",
-    "tensors_of",
-    "weights_of",
-]
 
 _ALIGNMENT: Final = 64
 _EXTRA_STATE: Final = "_extra_state"
@@ -57,7 +42,6 @@ _COMPILED: Final = "_orig_mod."
 """What torch.compile puts before names."""
 _WRAPPED: Final = re.compile(r"(^|\.)module\.")
 """What DistributedDataParallel puts before names."""
-_TERMINAL_CODE: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _PICKLED: Final = re.compile(r"Unsupported (?:global|class): (?:GLOBAL )?([\w.]+)")
 """How torch names what it does not load."""
 
@@ -129,15 +113,10 @@ def snapshot_weights(weights: Any, version: int) -> WeightsSnapshot:
     tensors, extra = _collect(weights)
     entries, offset = [], 0
     for name, tensor in sorted(tensors.items()):
-        num_bytes = tensor.numel() * tensor.element_size()
-        entries.append(
-            TensorEntry(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), offset, num_bytes)
-        )
-        offset += -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
-    buffer = np.empty(offset, np.uint8)
+        entries.append(TensorEntry(name, _dtype(tensor), tuple(tensor.shape), offset, tensor.nbytes))
+        offset += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
+    buffer = np.zeros(offset, np.uint8)  # Gaps are zero, so that equal weights have equal digests.
     for entry in entries:
-        # Gaps are zeroed so that equal weights have equal digests.
-        buffer[entry.offset + entry.num_bytes : entry.offset + -(-entry.num_bytes // _ALIGNMENT) * _ALIGNMENT] = 0
         if entry.num_bytes:
             _view(buffer, entry).copy_(tensors[entry.name])
     pickled, digest = pickle.dumps(dict(sorted(extra.items()))), canonical_digest(extra) if extra else b""
@@ -180,8 +159,7 @@ def load_weights_file(path: str | Path, key: str | None = None) -> dict[str, tor
     """
     path = Path(path)
     if not path.is_file():
-        found = "it is a folder" if path.exists() else "nothing has this name"
-        raise ConfigError(f"policy.weights: there is no file {str(path)!r}: {found}")
+        raise ConfigError(f"policy.weights: there is no file {str(path)!r}")
     try:
         loaded = _read(path)
     except Exception as error:
@@ -243,26 +221,22 @@ def _read(path: Path) -> Any:
 
 
 def _explain_unreadable(path: Path, error: Exception) -> str:
-    """Say why a file cannot be read, with what helps of the reader's own words."""
-    name, words = repr(str(path)), _TERMINAL_CODE.sub("", str(error)).strip()
-    if (refused := _PICKLED.search(words)) or (isinstance(error, pickle.UnpicklingError) and _was_pickled(path)):
+    """Say why a file cannot be read; of torch's own words only the class that it refuses helps."""
+    name = repr(str(path))
+    refused = _PICKLED.search(str(error))
+    if refused or (isinstance(error, pickle.UnpicklingError) and _was_pickled(path)):
         example = f" (such as {refused[1]})" if refused else ""
         return (
             f"{name} holds pickled objects, which could run code when loaded{example}. Give a whole module as "
             f"--policy {path}, with --trust. Or save the weights alone, with "
             "safetensors.torch.save_file(module.state_dict(), 'x.safetensors')"
         )
-    if "TorchScript" in words:
-        return f"{name} is a TorchScript archive: save its state_dict(), or load it in a policy factory"
     if isinstance(error, OSError):
         return f"{name} cannot be read: {error.strerror or error}"
-    kind = "safetensors" if path.suffix == ".safetensors" else "torch"
-    if kind == "torch" and not isinstance(error, RuntimeError):
-        words = "it was not written by torch.save"  # The reader's words are about its opcodes.
-    first = words.partition("\n")[0].partition(". ")[0].rstrip(".")
+    kind, other = ("safetensors", ".pt") if path.suffix == ".safetensors" else ("torch", ".safetensors")
     return (
-        f"{name} is not a whole {kind} file: {first}. If it is another kind of file, its name should end in "
-        f"{'.pt' if kind == 'safetensors' else '.safetensors'}; if it was cut short, save it again"
+        f"{name} is no whole {kind} file of weights ({type(error).__name__}): if it is another kind of file, its name "
+        f"should end in {other}; of a TorchScript archive, save its state_dict(); if it was cut short, save it again"
     )
 
 
@@ -395,11 +369,14 @@ def _check_tensor(name: str, entry: TensorEntry, target: torch.Tensor) -> None:
 
     if torch.nn.parameter.is_lazy(target):
         raise WeightsError(f"the policy's {name!r} are uninitialized: its factory must run the module once")
-    if entry.shape != tuple(target.shape):
-        raise WeightsError(f"weights {name!r} have shape {entry.shape}, but the policy's have {tuple(target.shape)}")
-    dtype = str(target.dtype).removeprefix("torch.")
-    if entry.dtype != dtype:
-        raise WeightsError(f"weights {name!r} are {entry.dtype}, but the policy's are {dtype}: convert them first")
+    dtype, shape = _dtype(target), tuple(target.shape)
+    if (entry.dtype, entry.shape) != (dtype, shape):
+        ours, theirs = f"{entry.dtype} of shape {entry.shape}", f"{dtype} of shape {shape}"
+        raise WeightsError(f"weights {name!r} are {ours}, but the policy's are {theirs}")
+
+
+def _dtype(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 def _some(names: list[str], most: int = 5) -> str:

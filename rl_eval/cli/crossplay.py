@@ -62,7 +62,7 @@ def _deliver(result: EvalResult, folder: Path | None, *, quiet: bool, as_json: b
     """
     from rl_eval.records.plain import plain
     from rl_eval.results.crossplay import crossplay as play
-    from rl_eval.results.games import games_of, whole_games, write_openskill, write_payoffs
+    from rl_eval.results.crossplay import games_of, whole_games, write_openskill, write_payoffs
 
     games = games_of(result) if whole_games(result).size else None
     played = None if games is None else play(games, result.confidence)

@@ -198,8 +198,9 @@ def _requirements(texts: Sequence[str]) -> list[MetricRequirement]:
     if not texts:
         return []
     from rl_eval.records.episode import EpisodeTable
+    from rl_eval.results.metrics import Timing
     from rl_eval.results.requirements import parse_metric
-    from rl_eval.results.result import EvalResult, Timing
+    from rl_eval.results.result import EvalResult
     from rl_eval.scheduling.plan import EpisodePlan
 
     requirements, timing = [parse_metric(text) for text in texts], Timing.of_totals({}, num_runners=0)

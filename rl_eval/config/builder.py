@@ -20,17 +20,8 @@ from rl_eval.errors import ConfigError, nearest
 from rl_eval.errors.redaction import MASK, redact
 from rl_eval.records.plain import convert
 
-__all__ = ["EvalConfig", "read_yaml", "settings_of"]
-
-
-class _Unset:
-    """Default of a keyword that was not given."""
-
-    def __repr__(self) -> str:
-        return "unset"
-
-
-_UNSET: Final[Any] = _Unset()
+_UNSET: Final[Any] = ...
+"""Default of a keyword that was not given."""
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
@@ -38,12 +29,9 @@ def _documented(method: _Method) -> _Method:
     """Add the documentation of a section's keys to the method that sets them: that of its keywords."""
     fields = SECTIONS[method.__name__].model_fields.items()
     keys = [f"{name}: {' '.join((field.description or '').split())}" for name, field in fields]
-    method.__doc__ = "\n".join([f"{method.__doc__}\n\nArgs:", *(_indented(key) for key in keys)])
+    filled = [textwrap.fill(key, 100, initial_indent=" " * 4, subsequent_indent=" " * 8) for key in keys]
+    method.__doc__ = "\n".join([f"{method.__doc__}\n\nArgs:", *filled])
     return method
-
-
-def _indented(text: str) -> str:
-    return textwrap.fill(text, 100, initial_indent=" " * 4, subsequent_indent=" " * 8)
 
 
 class EvalConfig:
@@ -309,16 +297,7 @@ def _read_yaml(path: Path) -> Any:
             f"{path} cannot be read: it is no text file, and so no config; a model is given with --policy {path}"
         ) from None
     except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is not valid YAML{_locate(error)}") from None
-
-
-def _locate(error: yaml.YAMLError) -> str:
-    """Say where YAML is broken and why, with the line itself and a mark below the place."""
-    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
-    if mark is None or problem is None:
-        return f": {str(error).splitlines()[0]}"
-    shown = f"\n{snippet}" if (snippet := mark.get_snippet()) else ""
-    return f", in line {mark.line + 1}, column {mark.column + 1}: {problem}{shown}"
+        raise ConfigError(f"{path} is not valid YAML: {error}") from None
 
 
 def _yaml_leaf(key: str, value: Any) -> Any:

@@ -22,22 +22,6 @@ from rl_eval.config.references import import_attribute
 from rl_eval.errors import ConfigError
 from rl_eval.errors.redaction import redact
 
-__all__ = [
-    "PolicyScheme",
-    "PolicySource",
-    "absolute",
-    "anchored",
-    "changed_files",
-    "digest_of",
-    "file_digests",
-    "files_in",
-    "forms",
-    "named_source",
-    "path_in",
-    "schemes",
-    "with_named_policies",
-]
-
 _WITH_FILE: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*@.+")
 """A reference with a file behind it, which no Python name can have."""
 

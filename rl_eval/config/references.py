@@ -12,8 +12,6 @@ from typing import Any, Final
 from rl_eval.adapters import integrations
 from rl_eval.errors import ConfigError
 
-__all__ = ["dotted", "import_attribute", "required", "takes_observations"]
-
 _OBSERVATIONS: Final = ("obs", "observation", "observations")
 """Names of the parameter by which a function is known to act, and not to make something."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import UnionType
 from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
 
@@ -29,27 +29,8 @@ from rl_eval.config.references import import_attribute
 from rl_eval.errors import ConfigError
 from rl_eval.errors.redaction import digest_secrets, learn, redact
 from rl_eval.records.plain import convert, plain_leaf
-from rl_eval.scheduling.matchups import Matchups, make_matchups
+from rl_eval.scheduling.matchups import make_matchups
 from rl_eval.scheduling.plan import MAX_EPISODES, EpisodePlan
-
-__all__ = [
-    "DEFAULT_LANES",
-    "LIVE_ENVIRONMENT",
-    "SECTIONS",
-    "EnvironmentSection",
-    "EvalSettings",
-    "EvaluationSection",
-    "FaultToleranceSection",
-    "PolicySection",
-    "RunnersSection",
-    "check_runner",
-    "copy_containers",
-    "describe_object",
-    "is_live_environment",
-    "make_settings",
-    "needs_processes",
-    "with_values",
-]
 
 
 class _Section(BaseModel):
@@ -76,6 +57,7 @@ def _types_of(annotation: Any) -> set[Any]:
 PositiveInt = Annotated[int, Field(ge=1)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0)]
+Reference = Annotated[str, Field(pattern=":")]
 Processes = Field(json_schema_extra={"needs": "processes"})
 """Mark of a key that needs runners in processes of their own, ``runners.num_runners`` of 1 or more."""
 
@@ -134,7 +116,7 @@ class PolicySection(_Section):
     policies: dict[str, PolicySection] = {}
     """Policies of a multi-agent environment by id, each with keys of this section, whose ``deterministic``,
     ``actions``, ``device``, ``inference`` and ``allow_nondeterministic`` are their defaults."""
-    policy_mapping_fn: Any = None
+    policy_mapping_fn: Reference | Callable[..., Any] | None = None
     """A callable ``(agent_id, spec)`` that returns the id of the agent's policy in an episode, or ``"module:attr"``.
     By default the only policy, the one that ``evaluation.matchups`` seats, or the one with the agent's id."""
 
@@ -207,7 +189,7 @@ class RunnersSection(_Section):
     in_placement_group: Annotated[bool, Processes] = False
     """Place runners in free bundles of the placement group that the caller, such as a trial of Tune, is in; by default
     they are spread over the cluster, outside of it."""
-    init_fn: Annotated[Any, Processes] = None
+    init_fn: Annotated[Reference | Callable[[], Any] | None, Processes] = None
     """A callable without arguments, or ``"module:attr"``: called first in a runner's process, before torch, the
     environment and the policy are imported."""
     runtime_env: Annotated[dict[str, Any], Processes] = {}
@@ -306,59 +288,41 @@ class EvalSettings(_Section):
         Raises:
             ConfigError: There are not so many from ``evaluation.first_index`` on, or ``evaluation.matchups`` is none.
         """
-        return EpisodePlan(
-            self.evaluation.num_episodes, self.evaluation.seed, self.evaluation.first_index, self._matchups()
-        )
-
-    def _matchups(self) -> Matchups | None:
-        design, symmetric = self.evaluation.matchups, self.evaluation.symmetric
-        if design is None and symmetric:
+        asked, matchups = self.evaluation, None
+        if asked.matchups is not None:
+            seats = len(self.environment.agents) or None
+            matchups = make_matchups(
+                asked.matchups, tuple(self.policy.policies), symmetric=asked.symmetric, seats=seats
+            )
+        elif asked.symmetric:
             raise ConfigError(
                 "evaluation.symmetric is true, but there are no seats to permute: set evaluation.matchups"
             )
-        if design is None:
-            return None
-        seats = len(self.environment.agents) or None
-        return make_matchups(design, tuple(self.policy.policies), symmetric=symmetric, seats=seats)
+        return EpisodePlan(asked.num_episodes, asked.seed, asked.first_index, matchups)
 
     def identity(self) -> dict[str, Any]:
         """Settings that a result may depend on besides plan, weights and numerics: no layout, digests of secrets."""
-        return self._single_identity() | self._agents_identity()
-
-    def _single_identity(self) -> dict[str, Any]:
+        environment, policy = self.environment, self.policy
+        built = {
+            "env": describe_object(environment.env),
+            "env_kwargs": _identified(environment.env_kwargs, "environment", "env_kwargs"),
+            "env_reuse": environment.env_reuse,
+        }
+        wrapping = {"wrappers": _identified(list(environment.wrappers), "environment", "wrappers")}
+        several = {
+            "policies": {name: _acting(one, "policy", "policies", name) for name, one in policy.policies.items()},
+            "policy_mapping_fn": describe_object(policy.policy_mapping_fn),
+            "agents": list(environment.agents),
+            "action_masks": environment.action_masks,
+        }
         return {
-            "environment": {
-                "env": describe_object(self.environment.env),
-                "env_kwargs": _identified(self.environment.env_kwargs, "environment", "env_kwargs"),
-                "env_reuse": self.environment.env_reuse,
-            }
-            | _wrapping(self.environment.wrappers),
-            "policy": describe_object(self.policy.policy),
-            "policy_kwargs": _identified(self.policy.policy_kwargs, "policy", "policy_kwargs"),
-            "deterministic": self.policy.deterministic,
-            "actions": self.policy.actions,
+            # What is not used is left out, as in logs of before there was any.
+            "environment": built | (wrapping if environment.wrappers else {}),
+            **_acting(policy, "policy"),
             "max_episode_steps": self.evaluation.max_episode_steps,
             "gamma": self.evaluation.gamma,
+            **{key: value for key, value in several.items() if value},
         }
-
-    def _agents_identity(self) -> dict[str, Any]:
-        """What several agents add; nothing for one."""
-        policies = {
-            name: {
-                "policy": describe_object(section.policy),
-                "policy_kwargs": _identified(section.policy_kwargs, "policy", "policies", name, "policy_kwargs"),
-                "deterministic": section.deterministic,
-                "actions": section.actions,
-            }
-            for name, section in self.policy.policies.items()
-        }
-        added = {
-            "policies": policies,
-            "policy_mapping_fn": describe_object(self.policy.policy_mapping_fn),
-            "agents": list(self.environment.agents),
-            "action_masks": self.environment.action_masks,
-        }
-        return {key: value for key, value in added.items() if value}
 
     def described(self) -> dict[str, Any]:
         """Return everything as plain JSON; live objects are named, not stored, and secrets are masked."""
@@ -405,16 +369,10 @@ def make_settings(values: Mapping[str, Mapping[str, Any]]) -> EvalSettings:
         settings = EvalSettings.model_validate(copy_containers(with_named_policies(values)))
     except ValidationError as error:
         raise ConfigError(_explain(error)) from None
-    settings = _for_agents(settings)
+    if settings.policy.policies and "runner" not in settings.runners.model_fields_set:
+        settings = with_values(settings, runners={"runner": "multi_agent"})
     _check_together(settings)
     return settings
-
-
-def _for_agents(settings: EvalSettings) -> EvalSettings:
-    """Select the runner of several policies, unless one was selected."""
-    if not settings.policy.policies or "runner" in settings.runners.model_fields_set:
-        return settings
-    return with_values(settings, runners={"runner": "multi_agent"})
 
 
 def copy_containers(value: Any) -> Any:
@@ -450,9 +408,14 @@ def _identified(value: Any, *path: str) -> Any:
     return digest_secrets(_described(value), *path)
 
 
-def _wrapping(wrappers: tuple[Any, ...]) -> dict[str, Any]:
-    """Return the wrappers as part of an identity; nothing without any, as in logs of before there were some."""
-    return {"wrappers": _identified(list(wrappers), "environment", "wrappers")} if wrappers else {}
+def _acting(section: PolicySection, *path: str) -> dict[str, Any]:
+    """Identity of one policy, and of how it acts."""
+    return {
+        "policy": describe_object(section.policy),
+        "policy_kwargs": _identified(section.policy_kwargs, *path, "policy_kwargs"),
+        "deterministic": section.deterministic,
+        "actions": section.actions,
+    }
 
 
 def _explain(error: ValidationError) -> str:
@@ -498,10 +461,6 @@ def _check_together(settings: EvalSettings) -> None:
     runners = settings.runners
     if isinstance(runners.runner, type) or ":" not in runners.runner:
         check_runner(settings)  # A user's module is not imported before a group needs it.
-    if runners.init_fn is not None and not (isinstance(runners.init_fn, str) or callable(runners.init_fn)):
-        raise ConfigError(
-            f'runners.init_fn is {runners.init_fn!r}: give a callable without arguments, or "module:attr"'
-        )
     if settings.environment.env is None:
         raise ConfigError('environment.env is missing: give a gymnasium id, "module:attr" or a callable')
     if runners.num_runners and is_live_environment(settings.environment.env):
@@ -509,7 +468,9 @@ def _check_together(settings: EvalSettings) -> None:
             f"environment.env is a live {type(settings.environment.env).__name__}, but runners.num_runners is "
             f"{runners.num_runners}, and {LIVE_ENVIRONMENT}"
         )
-    _check_policies(settings.policy)
+    for name, policy in settings.policy.policies.items():
+        if policy.policies or policy.policy_mapping_fn is not None:
+            raise ConfigError(f"policy.policies.{name} has policies of its own: give one policy for each id")
     settings.plan()
     bounds = settings.evaluation.return_bounds
     if bounds is not None and not -math.inf < bounds[0] < bounds[1] < math.inf:
@@ -529,19 +490,6 @@ def _check_devices(section: PolicySection, key: str = "policy") -> None:
         )
     for name, policy in section.policies.items():
         _check_devices(policy, f"{key}.policies.{name}")
-
-
-def _check_policies(section: PolicySection) -> None:
-    """Check the policies of several agents against the rest of their section."""
-    for name, policy in section.policies.items():
-        if policy.policies or policy.policy_mapping_fn is not None:
-            raise ConfigError(f"policy.policies.{name} has policies of its own: give one policy for each id")
-    mapping = section.policy_mapping_fn
-    if not (mapping is None or callable(mapping) or (isinstance(mapping, str) and ":" in mapping)):
-        raise ConfigError(
-            f"policy.policy_mapping_fn is {mapping!r}: give a callable (agent_id, spec) that returns the id of a "
-            'policy, or "module:attr"'
-        )
 
 
 def _check_in_process(settings: EvalSettings) -> None:

@@ -32,33 +32,6 @@ from collections.abc import Iterable
 
 from rl_eval.errors.redaction import redact_text
 
-__all__ = [
-    "ClusterDied",
-    "ClusterError",
-    "ComparisonError",
-    "ConfigError",
-    "EnvError",
-    "EpisodeError",
-    "EpisodeTimeout",
-    "EvalError",
-    "EvaluatorBusy",
-    "LogError",
-    "LogFenced",
-    "LogMismatch",
-    "LogOwned",
-    "NumericsMismatch",
-    "PolicyError",
-    "PolicyUnavailable",
-    "RunnerLost",
-    "RunnerStartError",
-    "UntrustedError",
-    "UsageError",
-    "WeightsError",
-    "message_of",
-    "nearest",
-    "summary_of",
-]
-
 
 class EvalError(Exception):
     """Base of every error that rl_eval raises on purpose; its message has no secrets."""

@@ -24,9 +24,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import quote, unquote
 
-__all__ = ["MASK", "digest_secrets", "learn", "redact", "redact_command", "redact_text", "redacted_traceback"]
-__all__ += ["secrets_in"]
-
 MASK: Final = "***"
 _MASKED: Final = re.compile(r"\*\*\*( \([0-9a-f]{4}\))?")
 
@@ -162,7 +159,7 @@ def redact_command(words: Sequence[str]) -> list[str]:
 def learn(value: Any, *path: str) -> None:
     """Remember the secrets of a configuration, or of a URI, to mask them wherever they turn up in this process."""
     global _pattern  # noqa: PLW0603  # What a process was given is known to all of it.
-    found = {variant for secret in _secrets(value, path) if _is_telling(secret) for variant in _variants(secret)}
+    found = {variant for secret in secrets_in(value, *path) if _is_telling(secret) for variant in _variants(secret)}
     with _lock:
         if not found <= _known:
             _known.update(found)
@@ -328,25 +325,20 @@ def _redact_word(word: str, named: Path) -> str:
 
 
 def secrets_in(value: Any, *path: str) -> frozenset[str]:
-    """Return the secret texts in plain data, and the secret parts of its texts."""
-    return frozenset(_secrets(value, path))
+    """Return the secret texts in plain data, and the secret parts of its texts; of several lines also each."""
+    found: list[str] = []
 
+    def inside(_: Path, text: str) -> str:
+        found.extend(secret for _, _, secret in _spots(text))
+        return text
 
-def _secrets(value: Any, path: Path) -> Iterator[str]:
-    if isinstance(value, Mapping):
-        for _, where, item in _entries(value, path):
-            yield from _secrets(item, where)
-    elif isinstance(value, (list, tuple)):
-        for where, item in _items(value, path):
-            yield from _secrets(item, where)
-    elif _can_be_secret(value):
-        text = value.decode("latin-1") if isinstance(value, bytes) else str(value)
-        if _is_secret(path, value):
-            yield text
-            yield from text.splitlines()
-        for _, _, secret in _spots(text):
-            yield secret
-            yield from secret.splitlines()
+    def whole(path: Path, secret: Any) -> str:
+        text = secret.decode("latin-1") if isinstance(secret, bytes) else str(secret)
+        found.append(text)
+        return inside(path, text)
+
+    _walk(value, path, whole, inside)
+    return frozenset(line for secret in found for line in (secret, *secret.splitlines()))
 
 
 def _is_telling(secret: str) -> bool:

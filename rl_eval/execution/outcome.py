@@ -19,7 +19,8 @@ from rl_eval.execution.record_store import RecordStore
 from rl_eval.execution.runner_pool import Member, RunnerPool
 from rl_eval.records.determinism import UNFINISHED
 from rl_eval.records.episode import EpisodeTable, Lease, RunReport
-from rl_eval.results.result import EvalResult, Timing, decide_status
+from rl_eval.results.metrics import Timing
+from rl_eval.results.result import EvalResult, decide_status
 from rl_eval.scheduling.plan import EpisodePlan
 from rl_eval.supervision.flight_recorder import CrashReport
 from rl_eval.weights import WeightsSnapshot

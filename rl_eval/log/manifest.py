@@ -26,8 +26,7 @@ from pydantic import Field
 from rl_eval.errors import LogError
 from rl_eval.log.storage import Storage
 from rl_eval.records.episode import Outcome
-from rl_eval.records.foreign import parse_json, typed
-from rl_eval.records.plain import ABSENT, Difference, differences, plain
+from rl_eval.records.plain import ABSENT, Difference, differences, parse_json, plain, typed
 
 __all__ = [
     "FORMAT",

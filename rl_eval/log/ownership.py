@@ -21,7 +21,7 @@ from typing import Final, Literal, final
 
 from rl_eval.errors import LogError, LogFenced, LogOwned
 from rl_eval.log.storage import Storage
-from rl_eval.records.foreign import parse_json, typed
+from rl_eval.records.plain import parse_json, typed
 from rl_eval.supervision.processes import process_status
 
 __all__ = ["BEAT_SECONDS", "Claim", "Ownership", "read_claims", "take_ownership"]

@@ -20,7 +20,6 @@ import xxhash
 from rl_eval.errors import LogError
 from rl_eval.log.manifest import FORMAT
 from rl_eval.records.episode import ROW, Batch, Fault
-from rl_eval.records.foreign import damage, parse_json, typed
 from rl_eval.records.parquet import (
     TEXTS,
     ParquetColumns,
@@ -31,6 +30,7 @@ from rl_eval.records.parquet import (
     read_episodes,
     read_faults,
 )
+from rl_eval.records.plain import damage, parse_json, typed
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -5,24 +5,26 @@ The only folder that imports torch at module level. Imported by runners, integra
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import random
 import sys
-from collections.abc import Collection, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Collection, Iterator, Mapping
+from operator import itemgetter
+from typing import Any, Final, final
 
 import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+import tree
 
 from rl_eval.adapters import integration_for, integrations, loader_of
 from rl_eval.config.policy_sources import changed_files, file_digests
 from rl_eval.config.references import import_attribute, required, takes_observations
 from rl_eval.config.settings import PolicySection
-from rl_eval.errors import ConfigError
-from rl_eval.policies.function import CallablePolicy
-from rl_eval.policies.random_state import random_state_kept, seed_and_state
-from rl_eval.protocols import Policy
+from rl_eval.errors import ConfigError, PolicyError, summary_of
+from rl_eval.protocols import NoiseSource, Policy
 from rl_eval.weights import module_of
-
-__all__ = ["adapt_policy", "came_from_factory", "check_files", "has_random_weights"]
 
 _FROM_FACTORY: Final = "_rl_eval_from_policy_factory"
 """An attribute, since a factory's error keeps its type; pickles keep the attributes of errors."""
@@ -235,3 +237,70 @@ def check_files(section: PolicySection) -> None:
 def came_from_factory(error: BaseException) -> bool:
     """Return whether the factory of a policy raised an error, which keeps its type, also on its way from a runner."""
     return getattr(error, _FROM_FACTORY, False)
+
+
+_TAKES_ONE: Final = (
+    "the policy takes one observation, and raises {} for a batch of them: give a function of a batch, such as "
+    "lambda batch: np.array([policy(observation) for observation in batch])"
+)
+
+
+@final
+class CallablePolicy:
+    r"""A stateless policy around a function of observations.
+
+    Args:
+        function: Maps a batch in the structure of the observation space (leaves of shape
+            (batch, \\*leaf_shape)) to a batch of actions.
+    """
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        self.function = function
+
+    def act(
+        self, observations: Any, state: Any, live: npt.NDArray[np.bool_], noise: NoiseSource | None
+    ) -> tuple[Any, None]:
+        """Choose actions; see :class:`rl_eval.Policy`.
+
+        Raises:
+            PolicyError: The function takes one observation, and not a batch.
+        """
+        try:
+            return self.function(observations), None
+        except (IndexError, TypeError, ValueError) as error:
+            if self._takes_one(observations):
+                raise PolicyError(_TAKES_ONE.format(summary_of(error))) from error
+            raise
+
+    def _takes_one(self, observations: Any) -> bool:
+        """Return whether the function takes an observation, and not a batch that holds it alone."""
+        return self._takes(tree.map_structure(itemgetter(0), observations)) and not self._takes(
+            tree.map_structure(itemgetter(slice(1)), observations)
+        )
+
+    def _takes(self, observations: Any) -> bool:
+        try:
+            self.function(observations)
+        except Exception:
+            return False
+        return True
+
+
+@contextlib.contextmanager
+def random_state_kept() -> Iterator[None]:
+    """Leave the global generators as they were: initializing layers draws from them, and they may be a trainer's."""
+    torch = sys.modules.get("torch")
+    states = random.getstate(), np.random.get_state(), torch.random.get_rng_state() if torch else None  # noqa: NPY002
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])  # noqa: NPY002
+        if torch:
+            torch.random.set_rng_state(states[2])
+
+
+def seed_and_state() -> tuple[int, Any] | None:
+    """Return seed and state of torch's global generator; None before torch is imported."""
+    torch = sys.modules.get("torch")
+    return None if torch is None else (torch.initial_seed(), torch.random.get_rng_state().tolist())

@@ -11,8 +11,6 @@ from rl_eval.config.settings import EvalSettings, PolicySection, with_values
 from rl_eval.errors import ConfigError, nearest
 from rl_eval.weights import WeightsSnapshot, load_weights_file, module_of, snapshot_weights, weights_of
 
-__all__ = ["check_policies", "configured_weights", "live_policies", "with_live", "without_live"]
-
 _LIVE: Final[dict[str, Any]] = {"policy_kwargs": {}, "weights": None, "weights_key": None}
 """What a live policy has no use for."""
 

@@ -11,8 +11,6 @@ from torch import nn
 
 from rl_eval.errors import ConfigError, nearest
 
-__all__ = ["MLPActor", "make_mlp"]
-
 _ACTIVATIONS: Final[dict[str, type[nn.Module]]] = {"tanh": nn.Tanh, "relu": nn.ReLU, "elu": nn.ELU, "silu": nn.SiLU}
 
 

@@ -24,8 +24,6 @@ from rl_eval.errors import ConfigError, PolicyError
 from rl_eval.policies.sampling import bernoulli, categorical, gaussian, log_probability, refuse_nan
 from rl_eval.protocols import NoiseSource
 
-__all__ = ["ModulePolicy"]
-
 Array = npt.NDArray[Any]
 
 _UNDECLARED: Final = object()

@@ -14,8 +14,6 @@ import numpy.typing as npt
 
 from rl_eval.scheduling.plan import GAMMA, mix
 
-__all__ = ["EpisodeNoise"]
-
 _STREAM: Final = np.uint64(0x5851F42D4C957F2D)
 _ELEMENT: Final = np.uint64(0xD1342543DE82EF95)
 

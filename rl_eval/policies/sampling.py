@@ -12,8 +12,6 @@ import numpy.typing as npt
 from rl_eval.errors import PolicyError
 from rl_eval.protocols import NoiseSource
 
-__all__ = ["bernoulli", "categorical", "gaussian", "log_probability", "refuse_nan"]
-
 Array = npt.NDArray[Any]
 
 

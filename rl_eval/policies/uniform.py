@@ -11,8 +11,6 @@ import numpy.typing as npt
 from rl_eval.errors import ConfigError
 from rl_eval.protocols import NoiseSource
 
-__all__ = ["UniformPolicy"]
-
 
 @final
 class UniformPolicy:

@@ -8,8 +8,6 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["AGENT_COLUMNS", "agent_columns", "agent_rows", "agents_in"]
-
 AGENT_COLUMNS: Final = ("return", "length", "terminated", "truncated", "policy")
 """What is recorded of an agent, each as a column ``<name>/<agent>``; NaN for an agent that did not appear."""
 

@@ -24,29 +24,6 @@ from rl_eval.errors import message_of
 from rl_eval.errors.redaction import redact_text, redacted_traceback
 from rl_eval.records.agents import agent_columns, agents_in
 
-__all__ = [
-    "COLUMNS",
-    "ROW",
-    "Batch",
-    "Column",
-    "EpisodeRecord",
-    "EpisodeSpec",
-    "EpisodeTable",
-    "Fault",
-    "Lease",
-    "Outcome",
-    "Progress",
-    "Row",
-    "RunReport",
-    "Truncation",
-    "charged_attempts",
-    "different_columns",
-    "failed_row",
-    "first_seen",
-    "record_of",
-    "without_place",
-]
-
 TRACEBACK_CAP: Final = 8_000
 """Characters of a traceback that a fault keeps: its end, where the cause is."""
 

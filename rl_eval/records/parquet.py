@@ -12,21 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from rl_eval.records.episode import COLUMNS, ROW, Fault
-from rl_eval.records.foreign import typed
+from rl_eval.records.plain import typed
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = [
-    "TEXTS",
-    "ParquetColumns",
-    "episode_columns",
-    "episode_names",
-    "fault_columns",
-    "fault_names",
-    "read_episodes",
-    "read_faults",
-]
 
 _ROW_BYTES: Final = 3
 """Fewest bytes for each row. The least that we write are 4.7, for a million failed episodes that share their seeds."""

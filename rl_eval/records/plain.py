@@ -1,5 +1,7 @@
 """Plain data: nested values as JSON holds them, the leaves in which two of them differ, and a digest of any value.
 
+What somebody else may have written is parsed, and checked against a type; what is wrong with it is said in one line.
+
 The digest is canonical: equal values have equal ones, in every process. A pickle will not do: it holds addresses of
 tensors, the hash order of sets, the order in which a mapping was filled, and whether two parts were one object. Here a
 value is a tree whose nodes are hashed from their leaves up; mappings and sets have no order; arrays and tensors are
@@ -9,26 +11,17 @@ dtype, shape and bytes; any other object is what it tells ``pickle`` to rebuild 
 from __future__ import annotations
 
 import copyreg
+import functools
+import json
 import math
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 import xxhash
-
-__all__ = [
-    "ABSENT",
-    "Difference",
-    "canonical_digest",
-    "convert",
-    "differences",
-    "leaves",
-    "plain",
-    "plain_leaf",
-    "with_leaf",
-]
+from pydantic import TypeAdapter, ValidationError
 
 ABSENT: Final = "(absent)"
 """Stands for a value that one of two trees lacks."""
@@ -106,6 +99,83 @@ def plain_leaf(key: str, value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return convert(value.tolist(), plain_leaf, key)
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+
+
+Value = TypeVar("Value")
+
+MOST_UNRECORDED: Final = 10_000_000
+"""Episodes of a plan that are believed without a record: a table has a row of 72 bytes for each, whoever plans it."""
+_MOST_SCALARS: Final = 10 * MOST_UNRECORDED
+"""Info scalars of such episodes, of 8 bytes each."""
+_WIDEST: Final = 10_000
+"""Info scalars of one episode: numbers are computed of each, and of each agent that they are about."""
+
+_DEEPEST: Final = 100
+"""Levels of nested JSON that are read; what walks through it afterwards has room for several times as many."""
+_TOO_DEEP: Final = f"it is nested too deeply: the most are {_DEEPEST} levels"
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Parse JSON.
+
+    Raises:
+        ValueError: It is no JSON, or is nested more deeply than anything that is written here.
+    """
+    try:
+        level = [value := json.loads(text)]
+    except RecursionError:
+        raise ValueError(_TOO_DEEP) from None
+    for _ in range(_DEEPEST + 1):
+        inner = (one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list))
+        level = [item for items in inner for item in items]
+        if not level:
+            return value
+    raise ValueError(_TOO_DEEP)
+
+
+def typed(kind: type[Value], value: Any) -> Value:
+    """Return parsed JSON as a value of a type. Keys that a dataclass does not know are left out.
+
+    Raises:
+        ValueError: It does not fit.
+    """
+    try:
+        found: Value = _adapter(kind).validate_python(value)  # type: ignore[arg-type]
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise ValueError(": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))) from error
+    return found
+
+
+def check_claim(num_episodes: int, num_records: int, num_scalars: int) -> None:
+    """Refuse a plan that claims far more episodes than there are records, before anything of its size is made.
+
+    Args:
+        num_episodes: What the plan says.
+        num_records: How many of its episodes have a record.
+        num_scalars: Info scalars of each.
+
+    Raises:
+        ValueError: There are too many.
+    """
+    missing = num_episodes - num_records
+    claim = f"its plan has {num_episodes:,} episodes, {missing:,} more than there are records"
+    if missing > MOST_UNRECORDED:
+        raise ValueError(f"{claim}: at most {MOST_UNRECORDED:,} more are read")
+    if missing * num_scalars > _MOST_SCALARS:
+        raise ValueError(f"{claim}, with {num_scalars:,} info scalars each: at most {_MOST_SCALARS:,} more are read")
+    if num_scalars > _WIDEST:
+        raise ValueError(f"its episodes have {num_scalars:,} info scalars each: at most {_WIDEST:,} are read")
+
+
+def damage(error: Exception) -> str:
+    """Say what is wrong with data that could not be read: an error's text, with its type unless that says nothing."""
+    return str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
+
+
+@functools.cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
 
 
 _SCALARS: Final = (type(None), bool, int, float, complex, str, bytes, type(...))

@@ -15,8 +15,7 @@ from typing import Any, Final
 
 from rl_eval.errors import EvalError, UsageError
 from rl_eval.log.manifest import MANIFEST_FILE
-from rl_eval.records.foreign import damage
-from rl_eval.records.plain import plain
+from rl_eval.records.plain import damage, plain
 from rl_eval.reports.page import one_line
 from rl_eval.results.files import EPISODES_FILE, RESULT_FILE, check_format, check_regular, read_summary
 from rl_eval.results.loading import load

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from rl_eval.results.result import EvalResult
 
-__all__ = ["Comparison", "DifferentSetting", "Side", "compare", "is_shown", "verdict_of"]
 
 MUST_AGREE: Final = ("environment", "max_episode_steps")
 """What must be equal in ``provenance["identity"]``: an equal seed then starts an equal episode."""
@@ -199,7 +198,7 @@ def _check_plans(a: EvalResult, b: EvalResult) -> None:
     found = list(_differences(a.plan.to_dict(), b.plan.to_dict(), "plan"))
     raise ComparisonError(
         "the results are not about the same episodes: "
-        + ("; ".join(found) or f"plan {a.plan_fingerprint[:16]} in a and {b.plan_fingerprint[:16]} in b")
+        + "; ".join(found)
         + ". Evaluate both with the same seed and the same number of episodes"
     )
 

@@ -21,9 +21,8 @@ from pydantic import Field
 from rl_eval.atomic_write import write_atomically
 from rl_eval.errors import UsageError
 from rl_eval.records.episode import COLUMNS, EpisodeTable, Fault
-from rl_eval.records.foreign import check_claim, damage, parse_json, typed
 from rl_eval.records.parquet import TEXTS, ParquetColumns, episode_columns, episode_names, read_episodes
-from rl_eval.records.plain import plain
+from rl_eval.records.plain import check_claim, damage, parse_json, plain, typed
 from rl_eval.scheduling.plan import MAX_EPISODES
 
 if TYPE_CHECKING:

@@ -18,9 +18,10 @@ from rl_eval.errors import UsageError
 from rl_eval.log.storage import is_uri
 from rl_eval.records.determinism import Determinism
 from rl_eval.records.episode import EpisodeTable
-from rl_eval.records.foreign import check_claim, damage, typed
+from rl_eval.records.plain import check_claim, damage, typed
 from rl_eval.results.files import RESULT_FILE, check_fingerprint, read_folder
-from rl_eval.results.result import EvalResult, Timing, decide_status
+from rl_eval.results.metrics import Timing
+from rl_eval.results.result import EvalResult, decide_status
 from rl_eval.scheduling.plan import EpisodePlan
 
 if TYPE_CHECKING:

@@ -25,8 +25,6 @@ from rl_eval.records.episode import EpisodeTable, Outcome
 from rl_eval.results.stats.aggregate import Aggregates, aggregate, exact_mean
 from rl_eval.results.stats.interval import Interval, no_interval, return_interval, success_interval
 
-__all__ = ["Numbers", "Timing", "episode_seconds", "policy_names", "success_counts", "value_notes"]
-
 _OUTCOMES: Final = {"win": 1, "draw": 0, "loss": -1}
 _SHORT: Final = {"minimum": "min", "maximum": "max"}
 _TIMES: Final = ("wall_seconds", "reset_seconds", "step_seconds", "inference_seconds")
@@ -63,6 +61,7 @@ class Timing:
         return {**{name: value / total for name, value in spent.items()}, "other": 1 - sum(spent.values()) / total}
 
 
+@dataclass(eq=False, repr=False)
 class Numbers:
     """Numbers of one evaluation, each computed once from the table and a few settings.
 
@@ -76,23 +75,13 @@ class Numbers:
         determinism: Outcome of running a few episodes again.
     """
 
-    def __init__(
-        self,
-        table: EpisodeTable,
-        timing: Timing,
-        provenance: dict[str, Any],
-        confidence: float,
-        return_bounds: tuple[float, float] | None,
-        audit_mismatches: tuple[int, ...],
-        determinism: Determinism,
-    ) -> None:
-        self.table = table
-        self.timing = timing
-        self.provenance = provenance
-        self.confidence = confidence
-        self.return_bounds = return_bounds
-        self.audit_mismatches = audit_mismatches
-        self.determinism = determinism
+    table: EpisodeTable
+    timing: Timing
+    provenance: dict[str, Any]
+    confidence: float
+    return_bounds: tuple[float, float] | None
+    audit_mismatches: tuple[int, ...]
+    determinism: Determinism
 
     # Which episodes count
 

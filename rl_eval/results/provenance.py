@@ -28,7 +28,6 @@ from rl_eval.weights import WeightsSnapshot
 if TYPE_CHECKING:
     from rl_eval.log import Manifest
 
-__all__ = ["check_trust", "manifest_of", "provenance"]
 
 _PACKAGES: Final = ("rl-eval", "gymnasium", "mujoco", "numpy", "ray", "tensordict", "torch")
 _NAMING: Final = re.compile(r"(.*\.)?(env|policy|weights|filters)|.*_kwargs\..*|runners\.runtime_env\..*")

@@ -17,8 +17,6 @@ from typing import Final
 from rl_eval.errors import ConfigError, nearest
 from rl_eval.results.stats.interval import Interval
 
-__all__ = ["Answer", "DifferenceRequirement", "MetricRequirement", "parse_difference", "parse_metric"]
-
 _NUMBER: Final = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
 _METRIC: Final = re.compile(rf"\s*([A-Za-z_][\w/.]*)\s*(>=|<=|>|<)\s*({_NUMBER})\s*")
 _OPERATORS: Final = {">=": ge, "<=": le, ">": gt, "<": lt}

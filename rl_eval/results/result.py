@@ -10,7 +10,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, final, get_args, overload
@@ -23,8 +23,7 @@ from rl_eval.errors import LogError, UsageError, nearest
 from rl_eval.errors.redaction import redact
 from rl_eval.records.determinism import Determinism
 from rl_eval.records.episode import EpisodeRecord, EpisodeTable, Fault, Outcome
-from rl_eval.records.foreign import damage, typed
-from rl_eval.records.plain import plain
+from rl_eval.records.plain import damage, plain, typed
 from rl_eval.results.files import (
     EPISODES_FILE,
     FORMAT,
@@ -42,11 +41,10 @@ from rl_eval.results.metrics import Numbers, Timing
 from rl_eval.results.stats.interval import check_confidence
 from rl_eval.results.text import Printed
 from rl_eval.scheduling.plan import EpisodePlan
+from rl_eval.weights import HeldWeights, WeightsSnapshot
 
 if TYPE_CHECKING:
     import pandas as pd
-
-__all__ = ["EpisodeSequence", "EvalResult", "Status", "Timing", "decide_status"]
 
 Status = Literal["complete", "partial", "failed"]
 
@@ -317,3 +315,26 @@ class EvalResult(Numbers, Printed):
             f"EvalResult(status={self.status!r}, mean_return={self.mean_return:.6g}, "
             f"num_episodes={self.aggregates.count}, fingerprint={self.fingerprint[:16]!r})"
         )
+
+
+@dataclass(frozen=True)
+class EvalPoint:
+    """A finished evaluation, with the training step that it belongs to."""
+
+    step: int
+    """Training step given to ``submit``."""
+    weights_version: int
+    """Version of the weights that were evaluated."""
+    result: EvalResult
+    metrics: dict[str, float]
+    """``"<log_prefix>/<key>"`` for every key of ``result.metrics`` and of what ``metrics_fn`` returned."""
+    held: HeldWeights = field(default_factory=HeldWeights, repr=False, compare=False)
+    """Where :attr:`weights` are, until the point is delivered."""
+
+    @property
+    def weights(self) -> WeightsSnapshot | None:
+        """Weights that were evaluated, for as long as the point is given to callbacks and loggers.
+
+        None for a policy without weights, for a service that was asked without sending any, and afterwards.
+        """
+        return self.held.snapshot

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rl_eval.errors import ConfigError, nearest
-from rl_eval.records.foreign import typed
+from rl_eval.records.plain import typed
 
 __all__ = ["Matchups", "Seating", "make_matchups"]
 

@@ -6,10 +6,16 @@ example ``env: "rl_eval.testing:faulty"``.
 """
 
 from rl_eval.testing.contracts import EvalRunnerContract, PolicyContract
-from rl_eval.testing.environments import DictObservation, ImpureEnv, TwoLengthEnv, impure, two_length
-from rl_eval.testing.faulty_env import FaultyEnv, dict_observation, faulty
-from rl_eval.testing.kinds import InjectedFault
-from rl_eval.testing.policies import make_dict_policy, make_gru
+from rl_eval.testing.environments import (
+    DictObservation,
+    ImpureEnv,
+    TwoLengthEnv,
+    impure,
+    make_dict_policy,
+    make_gru,
+    two_length,
+)
+from rl_eval.testing.faulty_env import FaultyEnv, InjectedFault, dict_observation, faulty
 
 __all__ = [
     "DictObservation",

@@ -16,7 +16,7 @@ from rl_eval.errors import UsageError, nearest
 from rl_eval.weights import WeightsSnapshot, save_weights_file
 
 if TYPE_CHECKING:
-    from rl_eval.results.point import EvalPoint
+    from rl_eval.results.result import EvalPoint
 
 __all__ = ["NewBest", "StopOnThreshold"]
 

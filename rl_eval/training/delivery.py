@@ -22,7 +22,7 @@ from rl_eval.errors.redaction import redact_text, redacted_traceback
 from rl_eval.execution.handle import EvalHandle
 from rl_eval.execution.jobs import FollowUp
 from rl_eval.execution.loop import forked
-from rl_eval.results.point import EvalPoint
+from rl_eval.results.result import EvalPoint
 from rl_eval.training.loggers import Logger
 from rl_eval.weights import HeldWeights
 

@@ -13,7 +13,7 @@ from waiting import eventually
 from workloads import cartpole
 
 from rl_eval import EvalProgress, evaluate
-from rl_eval.results.point import EvalPoint
+from rl_eval.results.result import EvalPoint
 from rl_eval.training.loggers import RayMetrics
 
 pytestmark = [

@@ -24,8 +24,7 @@ from waiting import eventually
 from rl_eval import EvalConfig, evaluate
 from rl_eval.errors import ConfigError
 from rl_eval.integrations.rllib import eval_config_of, evaluation_function, session_of
-from rl_eval.results.point import EvalPoint
-from rl_eval.results.result import EvalResult
+from rl_eval.results.result import EvalPoint, EvalResult
 from rl_eval.training.evaluator import Evaluator
 from rl_eval.training.loggers import Logger
 

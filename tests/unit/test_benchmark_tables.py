@@ -86,22 +86,16 @@ def test_every_benchmark_has_its_place_on_a_page() -> None:
 
 
 def test_a_table_has_medians_with_least_and_most_and_says_where_it_was_measured(folder: Path) -> None:
-    made = pages.generated(f"before\n{STALE.format('throughput')}\nafter\n", folder)
+    """The number in a sentence is made too."""
+    sentence = "up to <!-- figure: throughput -->99 %<!-- end of figure --> of it"
+    made = pages.generated(f"{sentence}\n{STALE.format('throughput')}\nafter\n", folder)
     assert "of | before" not in made
-    assert made.startswith("before\n<!-- benchmark: throughput -->\n\n**throughput: CartPole-v1")
+    assert made.startswith(sentence.replace("99", "79"))
     assert made.endswith("\n<!-- end of benchmark -->\nafter\n")
-    assert "| contender | gymnasium | episodes | mean return | counted steps/s | least to most |" in made
-    assert "| --- | ---: | ---: |" in made
     assert "| rl_eval | 1.4.0 | 64 | 500.0 | 310 | 300 to 312 | 79% | 3.88 |" in made
     assert "| RLlib | 1.2.2 | 64 | 500.0 | 80 | 70 to 90 | - | 1.00 |" in made
-    assert "Measured on 2026-11-22 at commit `abc1234567`; A CPU, 4 cores, 16 GB, Linux; python 3.12.1" in made
-    assert "; peers with python 3.11.7, gymnasium 1.2.2." in made
+    assert "commit `abc1234567`; A CPU, 4 cores, 16 GB, Linux; python 3.12.1" in made
     assert pages.generated(made, folder) == made
-
-
-def test_the_number_in_a_sentence_is_made_too(folder: Path) -> None:
-    text = "up to <!-- figure: throughput -->99 %<!-- end of figure --> of it"
-    assert pages.generated(text, folder) == text.replace("99", "79")
 
 
 @pytest.mark.parametrize(("again", "share"), [("a", "1 of 1"), ("b", "0 of 1")])
@@ -129,19 +123,6 @@ def test_what_has_no_results_stays_and_what_is_no_benchmark_is_named(folder: Pat
     assert pages.generated(text, folder) == text
     with pytest.raises(ValueError, match="names the benchmark 'speed'; known are throughput, "):
         pages.generated(STALE.format("speed"), folder)
-
-
-def test_an_error_of_a_contender_is_shown_as_it_is(folder: Path) -> None:
-    dead = {
-        **cell("TorchRL", "torchrl_evaluator", 1.0),
-        "status": "died",
-        "error": "exit status 1: [Errno 2] <x> [/bold]",
-    }
-    (folder / "throughput.json").write_text(
-        json.dumps({**MADE, "settings": {"name": "throughput"}, "rows": [*SPEEDS, dead]})
-    )
-    made = pages.generated(STALE.format("throughput"), folder)
-    assert "dies: exit status 1: \\[Errno 2\\] &lt;x&gt; \\[/bold\\]" in made
 
 
 def test_text_of_cells_is_text_and_bold_stays_bold() -> None:

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rl_eval.errors import UsageError, WeightsError
-from rl_eval.results.point import EvalPoint
+from rl_eval.results.result import EvalPoint
 from rl_eval.training.callbacks import NewBest, StopOnThreshold
 from rl_eval.training.evaluator import Evaluator
 from rl_eval.weights import load_weights_file, save_weights_file, snapshot_weights
-from tests.unit.test_comparison import make_result
+from tests.unit.results_world import result_of as make_result
 
 MEAN = "episode_return_mean"
 

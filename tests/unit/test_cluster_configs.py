@@ -79,6 +79,7 @@ def test_the_job_of_kubernetes() -> None:
     command = shlex.split(content["spec"]["entrypoint"])
     assert command[:2] == ["rl-eval", "run"]
     assert {"--log-dir", "--max-restarts"} < set(command)
+    assert "--max-restarts" in CliRunner().invoke(app, ["run", "--help"]).output
     EvalConfig.from_yaml(ROOT / command[2]).build()
     assert list(yaml.safe_load(content["spec"]["runtimeEnvYAML"])) == ["working_dir"]
     cluster = content["spec"]["rayClusterSpec"]
@@ -86,8 +87,3 @@ def test_the_job_of_kubernetes() -> None:
     images = {container["image"] for pod in pods for container in pod["template"]["spec"]["containers"]}
     assert len(images) == 1
     assert json.dumps(cluster)
-
-
-def test_the_commands_that_are_used_exist() -> None:
-    """Restarts are an option of `rl-eval run`."""
-    assert "--max-restarts" in CliRunner().invoke(app, ["run", "--help"]).output

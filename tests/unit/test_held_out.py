@@ -51,16 +51,12 @@ def test_a_result_and_a_log_come_back_with_their_range(tmp_path):
 
 
 def test_a_log_is_continued_by_its_own_range_only(tmp_path):
-    """The difference is named."""
-    evaluate(make_config(), run_dir=tmp_path)
+    """The difference is named, also where two results are compared."""
+    first = evaluate(make_config(), run_dir=tmp_path)
+    with pytest.raises(ComparisonError, match=r"plan\.first_index is 0 in a and 12 in b"):
+        compare(first, evaluate(make_config(first_index=12)))
     with pytest.raises(LogMismatch, match="first_index: 0 -> 12"):
         evaluate(make_config(first_index=12), run_dir=tmp_path)
-
-
-def test_a_comparison_of_other_episodes_is_refused():
-    """The difference is named."""
-    with pytest.raises(ComparisonError, match=r"plan\.first_index is 0 in a and 12 in b"):
-        compare(evaluate(make_config()), evaluate(make_config(first_index=12)))
 
 
 def test_a_range_beyond_the_permutation_is_refused():

@@ -17,7 +17,7 @@ from torch import nn
 from rl_eval import EvalConfig, EvalRunnerGroup
 from rl_eval.config.settings import PolicySection
 from rl_eval.errors import ConfigError, PolicyError, PolicyUnavailable
-from rl_eval.policies.function import CallablePolicy
+from rl_eval.policies import CallablePolicy
 from rl_eval.policies.inference.inference import BLOCK, Inference
 from rl_eval.policies.mlp import make_mlp
 from rl_eval.policies.module import ModulePolicy

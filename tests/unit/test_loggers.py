@@ -31,8 +31,7 @@ from rl_eval.atomic_write import is_temporary, temporary_name
 from rl_eval.errors import ConfigError, UsageError
 from rl_eval.recording.video import Encoder, Video
 from rl_eval.records.episode import Fault
-from rl_eval.results.point import EvalPoint
-from rl_eval.results.result import EvalResult
+from rl_eval.results.result import EvalPoint, EvalResult
 from rl_eval.training.loggers import (
     ConsoleLogger,
     CSVLogger,

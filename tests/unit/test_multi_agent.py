@@ -765,7 +765,7 @@ def test_what_cannot_be_pickled_is_named_by_its_key() -> None:
             {"policy_mapping_fn": any_of_both},
             "it is asked wherever the episode runs, so it must depend on agent and spec",
         ),
-        ({"policy_mapping_fn": 7}, "policy.policy_mapping_fn is 7: give a callable"),
+        ({"policy_mapping_fn": 7}, "policy.policy_mapping_fn is 7: "),
         ({"policy": still}, "policy.policy is set beside policy.policies"),
         ({"policies": {"hawk": Noisy(1), "dove": None}}, "policy.policies.dove.policy is missing"),
         ({"policies": {"hawk": Noisy(1), "dove": {"policies": {"x": still}}}}, "has policies of its own"),

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import random
-
 import numpy as np
 import numpy.typing as npt
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
@@ -51,11 +48,17 @@ def test_elements_are_counted_through_a_step(pairs: list[tuple[int, int]], count
 
 
 def test_drawing_does_not_change_what_others_draw() -> None:
-    """There is no generator behind it: a second source for the same step starts at its first element."""
-    first = noise_of((5, 9))
-    first.uniform(100)
-    assert (noise_of((5, 9)).uniform(3) == noise_of((5, 9)).uniform(3)).all()
-    assert not np.isin(first.uniform(100), noise_of((5, 9)).uniform(100)).any()
+    """There is no generator behind it; a second source for the same step starts at its first element.
+
+    The arrays that a source is made of are only read, and may change afterwards.
+    """
+    seeds, steps = np.array([5]), np.array([9])
+    source = EpisodeNoise(seeds, steps)
+    steps += 1
+    seeds[:] = 3
+    first = source.uniform(100)
+    assert (first == noise_of((5, 9)).uniform(100)).all()
+    assert not np.isin(source.uniform(100), first).any()
 
 
 def test_no_two_of_seed_step_and_element_share_a_number() -> None:
@@ -96,28 +99,14 @@ def draws(varying: str, count: int = 50_000) -> npt.NDArray[np.float64]:
     return noise_of((3, 3)).uniform(count)[0]
 
 
-AXES = ("seed", "step", "element")
-
-
-@pytest.mark.parametrize("varying", AXES)
-def test_numbers_are_uniform_along_every_counter(varying: str) -> None:
-    """The Kolmogorov-Smirnov distance of 50000 fixed draws is that of a uniform sample."""
-    assert stats.kstest(draws(varying), "uniform").pvalue > 1e-6
-
-
-@pytest.mark.parametrize("varying", AXES)
-def test_low_bits_are_as_random_as_high_bits(varying: str) -> None:
-    """A chi-square over ten low bits (the 34th to the 43rd) is within five standard deviations."""
-    low = (draws(varying) * 2.0**43).astype(np.int64) & 1023
-    observed = np.bincount(low, minlength=1024)
-    statistic = ((observed - len(low) / 1024) ** 2 / (len(low) / 1024)).sum()
-    assert abs(statistic - 1023) < 5 * np.sqrt(2 * 1023)
-
-
-@pytest.mark.parametrize("varying", AXES)
-def test_neighbours_are_not_correlated(varying: str) -> None:
-    """The serial correlation along every counter is that of independent numbers, at lags of one and two."""
+@pytest.mark.parametrize("varying", ["seed", "step", "element"])
+def test_numbers_are_as_good_as_random_along_every_counter(varying: str) -> None:
+    """They are uniform by Kolmogorov-Smirnov, and so are ten low bits by chi-square; neighbours are independent."""
     drawn = draws(varying)
+    assert stats.kstest(drawn, "uniform").pvalue > 1e-6
+    low = (drawn * 2.0**43).astype(np.int64) & 1023  # The 34th to the 43rd.
+    statistic = ((np.bincount(low, minlength=1024) - len(low) / 1024) ** 2 / (len(low) / 1024)).sum()
+    assert abs(statistic - 1023) < 5 * np.sqrt(2 * 1023)
     for lag in (1, 2):
         assert abs(np.corrcoef(drawn[:-lag], drawn[lag:])[0, 1]) < 5 / np.sqrt(len(drawn))
 
@@ -134,23 +123,3 @@ def test_even_the_extreme_draws_are_inside_the_open_interval(bits: int, monkeypa
     monkeypatch.setattr(noise_module, "mix", lambda z: np.full_like(z, bits))
     assert 0.0 < noise_of((1, 1)).uniform(1)[0, 0] < 1.0
     assert np.isfinite(noise_of((1, 1)).normal(1)).all()
-
-
-# ------------------------------------------------------------------------------ nothing else is touched
-
-
-def test_global_generators_are_left_alone() -> None:
-    """Drawing changes no state of random, numpy or torch."""
-    before = (random.getstate(), repr(np.random.get_state()), torch.get_rng_state().tolist())  # noqa: NPY002
-    noise_of((1, 2), (3, 4)).normal(10)
-    noise_of((1, 2), (3, 4)).uniform(10)
-    assert before == (random.getstate(), repr(np.random.get_state()), torch.get_rng_state().tolist())  # noqa: NPY002
-
-
-def test_seeds_and_steps_of_the_caller_are_left_alone() -> None:
-    """The arrays that a source is made of are only read, and may change afterwards."""
-    seeds, steps = np.array([1, 2]), np.array([3, 4])
-    source = EpisodeNoise(seeds, steps)
-    steps += 1
-    seeds[:] = 9
-    assert (source.uniform(2) == noise_of((1, 3), (2, 4)).uniform(2)).all()

@@ -29,7 +29,7 @@ from rl_eval.ope.estimators import (
     ratio_sums,
 )
 from rl_eval.ope.target import check_unchanged_actions, target_log_probs, target_policy
-from rl_eval.policies.function import CallablePolicy
+from rl_eval.policies import CallablePolicy
 from rl_eval.policies.noise import EpisodeNoise
 from tests.unit.cli_world import call, make_folder, printed
 from tests.unit.pages_world import blocks, pages

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -84,9 +83,3 @@ def test_a_row_is_made_by_name_and_read_as_a_record() -> None:
     assert math.isnan(failed.episode_return)
     assert all(type(getattr(record, name)) in (int, float, bool, str, type(None)) for name in COLUMNS)
     assert [*COLUMNS, "faults", "info"] == list(EpisodeRecord.__dataclass_fields__)
-
-
-def test_a_name_that_is_no_column_is_no_row() -> None:
-    """A misspelt column cannot get lost."""
-    with pytest.raises(TypeError, match="lenght"):
-        Row(index=1, lenght=3)

@@ -17,8 +17,7 @@ from benchmarks.policy_kinds import Acting, build
 from rl_eval import EvalConfig, EvalRunnerGroup
 from rl_eval.config.settings import PolicySection
 from rl_eval.errors import ConfigError
-from rl_eval.policies import adapt_policy
-from rl_eval.policies.function import CallablePolicy
+from rl_eval.policies import CallablePolicy, adapt_policy
 from rl_eval.policies.inference.inference import BLOCK, Inference
 from rl_eval.policies.inference.policy_memory import changes, likely_cause, remembered
 from tests.unit.test_inference import ACTIONS, DEPENDENT, NESTED, OBSERVATIONS, total

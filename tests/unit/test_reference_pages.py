@@ -6,7 +6,7 @@ import ast
 import inspect
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
@@ -45,6 +45,8 @@ def type_name(hint: Any) -> str:
         return type_name(get_args(hint)[0])
     if get_origin(hint) is Literal:
         return " or ".join(f"`{yaml.safe_dump(word).splitlines()[0]}`" for word in get_args(hint))
+    if get_origin(hint) is Callable:
+        return "a callable"
     if get_origin(hint) in (dict, tuple) or not get_args(hint):
         return (
             f"`{inspect.formatannotation(hint)}`".replace("typing.", "").replace("rl_eval.records.episode.", "")

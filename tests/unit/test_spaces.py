@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
 from contextlib import suppress
 from typing import Any
@@ -151,25 +152,17 @@ WRONG_OBSERVATIONS = {
     "broadcastable": (SPACES["box"], np.zeros(1), "has shape (1,)"),
     "scalar": (SPACES["box"], 0.0, "has shape () and dtype float64, but the observation space has shape (4,)"),
     "none": (SPACES["box"], None, "has shape () and dtype object"),
-    "none for a scalar": (SPACES["scalar box"], None, "dtype object"),
     "list with a none": (SPACES["box"], [0.0, None, 0.0, 0.0], "has shape (4,) and dtype object"),
-    "array with a none": (SPACES["box"], np.array([0.0, None, 0.0, 0.0]), "has shape (4,) and dtype object"),
     "string": (SPACES["box"], "hello", "dtype <U5"),
-    "list of strings": (SPACES["box"], ["1", "2", "3", "4"], "dtype <U1"),
-    "array of strings": (SPACES["box"], np.array(["1", "2", "3", "4"]), "dtype <U1"),
     "complex": (SPACES["box"], np.zeros(4, complex), "dtype complex128"),
     "ragged": (SPACES["box"], [[1.0], [1.0, 2.0]], "observation"),
     "a dict for a box": (SPACES["box"], {"a": np.zeros(4)}, "dtype object"),
     "floats for an image": (SPACES["image"], np.full((4, 5, 3), 0.5), "dtype float64, but"),
-    "a float for a discrete": (SPACES["discrete"], 1.5, "dtype float64, but"),
     "floats for an integer box": (SPACES["integer box"], np.full(3, 0.5), "dtype float64, but"),
-    "image with channels first": (SPACES["image"], np.zeros((3, 4, 5), np.uint8), "has shape (3, 4, 5)"),
     "one-hot for a discrete": (SPACES["discrete"], np.zeros(5, int), "has shape (5,)"),
     "missing key": (NESTED, {k: v for k, v in dict_with().items() if k != "mode"}, "lacks ['mode']"),
     "short tuple": (NESTED, dict_with(body=(np.zeros(2),)), "lacks ['body'][1]"),
     "array for a dict": (NESTED, np.zeros(4), "lacks ['body'][0]"),
-    "none for a dict": (NESTED, None, "lacks ['body'][0]"),
-    "number for a tuple": (NESTED, dict_with(body=3.0), "lacks ['body'][0]"),
     "wrong shape inside": (
         NESTED,
         dict_with(camera=np.zeros((2, 2), np.uint8)),
@@ -182,20 +175,10 @@ WRONG_OBSERVATIONS = {
 
 @pytest.mark.parametrize("name", WRONG_OBSERVATIONS)
 def test_an_observation_outside_its_contract_is_an_error_with_its_place(name: str) -> None:
-    """A wrong shape, kind or structure is the environment's fault; the message says where, what and what was due."""
+    """A wrong shape, kind or structure is the environment's fault; neighbouring lanes never notice."""
     space, observation, message = WRONG_OBSERVATIONS[name]
-    with pytest.raises(EnvError) as caught:
-        ObservationBatch(space, ROWS).write(1, observation)
-    assert message in str(caught.value)
-    assert "observation space has" in str(caught.value)
-
-
-@pytest.mark.parametrize("name", WRONG_OBSERVATIONS)
-def test_a_wrong_observation_does_not_touch_other_rows(name: str) -> None:
-    """Neighbouring lanes never notice."""
-    space, observation, _ = WRONG_OBSERVATIONS[name]
     batch, untouched = batch_of(space), batch_of(space)
-    with pytest.raises(EnvError):
+    with pytest.raises(EnvError, match=re.escape(message)):
         batch.write(1, observation)
     for ours, theirs in zip(tree.flatten(batch.arrays), tree.flatten(untouched.arrays), strict=True):
         assert (ours[[0, 2]] == theirs[[0, 2]]).all()
@@ -227,25 +210,18 @@ def test_nan_is_found_in_live_rows_only(path: tuple[Any, ...]) -> None:
 
 
 def test_infinities_are_found_as_nan_is() -> None:
-    """Infinite observations are no values that a policy may see; the words tell them from a NaN."""
+    """The words tell them from a NaN; values near the end of float32 overflow a sum, and are finite."""
     batch = ObservationBatch(SPACES["box float64"], ROWS)
-    batch.write(0, np.full((2, 2), np.inf))
-    batch.write(1, np.full((2, 2), -np.inf))
-    assert batch.nonfinite_rows(ALL) == [0, 1]
-    assert batch.describe_nonfinite(0) == "the observation has an infinite value (as float64, its space's dtype)"
-    batch.write(1, np.full((2, 2), np.nan))
-    assert batch.describe_nonfinite(1) == "the observation has a NaN"
-    nested = batch_of(NESTED)
+    for row, value in enumerate((np.inf, -np.inf, np.nan)):
+        batch.write(row, np.full((2, 2), value))
+    assert batch.nonfinite_rows(ALL) == [0, 1, 2]
+    assert ["infinite" in batch.describe_nonfinite(row) for row in range(ROWS)] == [True, True, False]
+    nested, huge = batch_of(NESTED), ObservationBatch(SPACES["box"], ROWS)
     nested.arrays["body"][1][2] = np.nan
-    assert nested.describe_nonfinite(2) == "the observation['body'][1] has a NaN"
-
-
-def test_huge_observations_are_finite() -> None:
-    """Values near the end of float32 overflow a sum, which is no reason to warn or to complain."""
-    batch = ObservationBatch(SPACES["box"], ROWS)
+    assert "observation['body'][1]" in nested.describe_nonfinite(2)
     for row in range(ROWS):
-        batch.write(row, np.full(4, 3e38 * (-1) ** row, np.float32))
-    assert batch.nonfinite_rows(ALL) == []
+        huge.write(row, np.full(4, 3e38 * (-1) ** row, np.float32))
+    assert huge.nonfinite_rows(ALL) == []
 
 
 def test_each_leaf_outside_of_its_bounds_is_noted_once_until_notes_are_forgotten() -> None:
@@ -279,7 +255,7 @@ def test_each_leaf_outside_of_its_bounds_is_noted_once_until_notes_are_forgotten
 
 @pytest.mark.parametrize("name", [*SPACES, "wide"])
 @pytest.mark.parametrize("scale", [1.0, 100.0])
-def test_made_up_observations_are_inside_the_space(name: str, scale: float) -> None:
+def test_made_up_observations_are_inside_the_space_and_vary(name: str, scale: float) -> None:
     """What a policy is probed with is something that the environment could have returned."""
     space = spaces.Box(0, 2**64 - 1, (2,), np.uint64) if name == "wide" else SPACES[name]
     batch = ObservationBatch(space, ROWS)
@@ -288,12 +264,7 @@ def test_made_up_observations_are_inside_the_space(name: str, scale: float) -> N
         array = leaf_at(made_up, path)
         assert array.dtype == leaf.dtype
         assert all(contains(leaf, row) for row in array)
-
-
-def test_made_up_observations_vary() -> None:
-    """A constant probe would find nothing."""
-    made_up = ObservationBatch(NESTED, ROWS).sample(40, np.random.default_rng(0))
-    assert all(len(np.unique(leaf.reshape(40, -1), axis=0)) > 1 for leaf in tree.flatten(made_up))
+        assert len(np.unique(array.reshape(40, -1), axis=0)) > 1
 
 
 # ------------------------------------------------------------------------------ actions
@@ -333,12 +304,23 @@ def test_lists_and_tensors_are_actions_too(mode: Any) -> None:
 BOX = spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 10.0], np.float32))
 
 
-def test_clip_puts_actions_into_the_bounds() -> None:
-    """Box actions beyond a bound become the bound; those inside stay."""
-    read = ActionReader(BOX, "clip").read(np.array([[-9.0, -9.0], [9.0, 90.0], [1.5, 3.0]]), ALL)
-    assert read.tolist() == [[-2, 0], [2, 10], [1.5, 3]]
-    half = spaces.Box(np.array([0.0, -np.inf], np.float32), np.array([np.inf, np.inf], np.float32))
-    assert ActionReader(half, "clip").read(np.full((ROWS, 2), -7.0), ALL).tolist() == [[0, -7]] * ROWS
+HALF = spaces.Box(np.array([0.0, -np.inf], np.float32), np.array([np.inf, np.inf], np.float32))
+
+
+@pytest.mark.parametrize(
+    ("mode", "space", "given", "read"),
+    [
+        ("clip", BOX, [[-9, -9], [9, 90], [1.5, 3]], [[-2, 0], [2, 10], [1.5, 3]]),
+        ("clip", HALF, [[-7, -7]] * ROWS, [[0, -7]] * ROWS),
+        ("unsquash", BOX, [[-1, -1], [1, 3], [0, 0.5]], [[-2, 0], [2, 10], [0, 7.5]]),
+        ("none", BOX, [[99, 99]] * ROWS, [[99, 99]] * ROWS),
+    ],
+)
+def test_actions_are_put_into_the_bounds(mode: Any, space: spaces.Box, given: Any, read: Any) -> None:
+    """Clipped, mapped onto them from [-1, 1], or passed as they are; the policy's own array stays as it was."""
+    actions = np.array(given, np.float64)
+    found = ActionReader(space, mode).read(actions, ALL)
+    assert (found.tolist(), found.dtype, actions.tolist()) == (read, space.dtype, given)
 
 
 @pytest.mark.parametrize("mode", ["clip", "unsquash", "none"])
@@ -353,31 +335,10 @@ def test_a_reader_tells_that_it_clipped(mode: str) -> None:
         assert reader.clipped == expected
 
 
-def test_unsquash_maps_minus_one_to_one_onto_the_bounds() -> None:
-    """-1 is the low bound, 1 the high one, 0 the middle; beyond them is clipped."""
-    read = ActionReader(BOX, "unsquash").read(np.array([[-1.0, -1.0], [1.0, 3.0], [0.0, 0.5]]), ALL)
-    assert read.tolist() == [[-2, 0], [2, 10], [0, 7.5]]
-
-
-def test_none_passes_actions_as_they_are() -> None:
-    """Without clipping, an action outside the bounds reaches the environment."""
-    assert ActionReader(BOX, "none").read(np.full((ROWS, 2), 99.0), ALL).tolist() == [[99, 99]] * ROWS
-
-
 def test_unsquash_needs_bounds() -> None:
-    """Half-bounded boxes cannot be mapped onto: the message names the key and the alternatives."""
-    half = spaces.Dict({"a": spaces.Box(np.array([0.0], np.float32), np.array([np.inf], np.float32))})
-    with pytest.raises(
-        ConfigError, match=r'policy\.actions is "unsquash", but Box.* has no bounds .*: use "clip" or "none"'
-    ):
-        ActionReader(half, "unsquash")
-
-
-def test_actions_are_cast_to_the_dtype_of_the_space() -> None:
-    """The environment gets the dtype that it declared, and the policy's own array stays as it was."""
-    given = np.full((ROWS, 2), 5.0)
-    assert ActionReader(BOX, "clip").read(given, ALL).dtype == np.float32
-    assert (given == 5.0).all()
+    """Half-bounded boxes cannot be mapped onto."""
+    with pytest.raises(ConfigError, match=r'policy\.actions is "unsquash", but Box.* has no bounds'):
+        ActionReader(spaces.Dict({"a": HALF}), "unsquash")
 
 
 @pytest.mark.parametrize(
@@ -391,17 +352,16 @@ def test_actions_are_cast_to_the_dtype_of_the_space() -> None:
     ],
 )
 def test_whole_actions_have_the_dtype_of_the_space(space: gym.Space[Any], chosen: Any) -> None:
-    """The space contains no others, and gymnasium's checker fails an environment that is given one."""
-    read = ActionReader(space, "clip").read(chosen, ALL)
+    """The space contains no others, and gymnasium's checker fails an environment that is given one.
+
+    Those that have it are not copied, as in nearly every step of every evaluation.
+    """
+    reader = ActionReader(space, "clip")
+    read = reader.read(chosen, ALL)
+    assert reader.read(read, ALL) is read
     assert read.dtype == space.dtype
     np.testing.assert_array_equal(read, chosen)
     assert all(space.contains(action) for action in read)
-
-
-def test_actions_that_have_the_dtype_of_the_space_are_not_copied() -> None:
-    """As in nearly every step of every evaluation."""
-    given = np.array([0, 2, 1])
-    assert ActionReader(spaces.Discrete(3), "clip").read(given, ALL) is given
 
 
 @pytest.mark.parametrize("space", [spaces.Dict({}), spaces.Tuple(()), spaces.Dict({"a": spaces.Tuple(())})], ids=str)
@@ -450,10 +410,8 @@ WRONG_ACTIONS = {
 def test_actions_outside_their_contract_are_the_policys_fault(name: str, mode: Any) -> None:
     """A wrong shape, dtype, structure or value is a PolicyError that says what was returned and what was due."""
     space, actions, message = WRONG_ACTIONS[name]
-    with pytest.raises(PolicyError) as caught:
+    with pytest.raises(PolicyError, match=re.escape(message)):
         ActionReader(space, mode).read(actions, ALL)
-    assert message in str(caught.value)
-    assert str(caught.value).startswith("the policy")
 
 
 @pytest.mark.parametrize("name", ["above", "below", "above one part", "no bit", "nan", "infinite", "wrong inside"])

@@ -64,25 +64,15 @@ def test_worst_tenth_of_a_sample_is_that_of_the_sample_repeated_ten_times(size: 
     assert aggregate(sample).cvar10 == pytest.approx(repeated[:size].mean(), rel=1e-14)
 
 
-def test_empty_sample_has_no_numbers() -> None:
-    """Nothing is NaN-free by accident: only the count is a number."""
-    count, *numbers = astuple(aggregate([]))
-    assert count == 0
-    assert all(math.isnan(number) for number in numbers)
-
-
-def test_single_value_has_no_spread() -> None:
-    """Averages exist, standard deviation and error do not."""
+def test_what_is_undefined_is_nan() -> None:
+    """All numbers of an empty sample and of one with a NaN, which is not dropped; the spread of a single value."""
+    for sample in ([], [1.0, math.nan, 2.0]):
+        count, *numbers = astuple(aggregate(sample))
+        assert (count, all(math.isnan(number) for number in numbers)) == (len(sample), True)
     found = aggregate([4.5])
     assert {found.mean, found.median, found.iqm, found.minimum, found.cvar10} == {4.5}
     assert math.isnan(found.std)
     assert math.isnan(found.sem)
-
-
-def test_nan_is_not_dropped() -> None:
-    """One NaN among the values makes every number NaN."""
-    _, *numbers = astuple(aggregate([1.0, math.nan, 2.0]))
-    assert all(math.isnan(number) for number in numbers)
 
 
 def test_infinite_sums_do_not_raise() -> None:
@@ -118,14 +108,18 @@ def test_batches_do_not_change_the_interval(monkeypatch: pytest.MonkeyPatch) -> 
     assert mean_interval(SKEWED) == whole
 
 
-def test_long_samples_get_student_t() -> None:
-    """The method changes above 5 000 values, and the ends are the textbook ones."""
-    sample = np.random.default_rng(2).normal(3.0, 2.0, size=5_001)
+@pytest.mark.parametrize(("size", "note"), [(5_001, ""), (19, "fewer than 20")])
+def test_long_and_few_samples_get_student_t(size: int, note: str) -> None:
+    """Above 5 000 values, and below 20, of which a bootstrap is too narrow; the ends are the textbook ones."""
+    sample = np.random.default_rng(2).exponential(10.0, size)
     found = mean_interval(sample, 0.9)
-    low, high = stats.t.interval(0.9, df=5_000, loc=sample.mean(), scale=stats.sem(sample))
+    ends = stats.t.interval(0.9, df=size - 1, loc=sample.mean(), scale=stats.sem(sample))
     assert found.method == "student_t"
-    assert [found.low, found.high] == pytest.approx([low, high], rel=1e-12)
-    assert mean_interval(sample[:5_000], 0.9).method == "bca"
+    assert [found.low, found.high] == pytest.approx(list(ends), rel=1e-12)
+    assert note in found.note
+    for length in (20, 5_000):
+        inside = mean_interval(np.resize(sample, length) + np.arange(length), 0.9)
+        assert (inside.method, inside.note) == ("bca", "")
 
 
 def _coverage(draw: Callable[[], npt.NDArray[np.float64]], truth: float, repeats: int, confidence: float) -> float:
@@ -145,16 +139,6 @@ def test_student_t_interval_covers_the_truth_as_often_as_it_says(monkeypatch: py
     monkeypatch.setattr(interval, "BCA_MAX", 1)
     rng = np.random.default_rng(4)
     assert 0.935 <= _coverage(lambda: rng.normal(5.0, 2.0, 30), 5.0, 2_000, 0.95) <= 0.965
-
-
-def test_few_values_are_labelled() -> None:
-    """They get the ends of Student t, as a bootstrap of ten values is too narrow."""
-    found = mean_interval(SKEWED[:19], 0.9)
-    low, high = stats.t.interval(0.9, df=18, loc=SKEWED[:19].mean(), scale=stats.sem(SKEWED[:19]))
-    assert found.method == "student_t"
-    assert [found.low, found.high] == pytest.approx([low, high], rel=1e-12)
-    assert "fewer than 20" in found.note
-    assert (mean_interval(SKEWED[:20]).method, mean_interval(SKEWED[:20]).note) == ("bca", "")
 
 
 @pytest.mark.parametrize("size", [2, 3, 5, 10, 19])
@@ -226,25 +210,14 @@ def test_confidence_must_be_a_probability() -> None:
             success_interval(1, 2, confidence)
 
 
-def test_missing_values_without_bounds_leave_no_interval() -> None:
-    """A failed episode may have returned anything."""
-    found = mean_interval(SKEWED, num_missing=2)
-    assert found.method == "none"
-    assert "2 of 85 episodes failed" in found.note
-    assert "return_bounds" in found.note
-
-
 def test_missing_values_span_from_all_worst_to_all_best() -> None:
-    """Each end is that of the sample with the missing values put at one bound."""
+    """Each end is that of the sample with the missing values at one bound; without bounds there is no interval."""
+    assert mean_interval(SKEWED, num_missing=2).method == "none"
     found = mean_interval(SKEWED, num_missing=2, bounds=(-5.0, 200.0))
     assert found.low == mean_interval([*SKEWED, -5.0, -5.0]).low
     assert found.high == mean_interval([*SKEWED, 200.0, 200.0]).high
     assert "2 of 85" in found.note
-
-
-def test_bounds_alone_are_not_a_measurement() -> None:
-    """They describe what failed episodes could have returned, and nothing else."""
-    assert mean_interval(SKEWED, bounds=(-5.0, 200.0)) == mean_interval(SKEWED)
+    assert mean_interval(SKEWED, bounds=(-5.0, 200.0)) == mean_interval(SKEWED), "bounds alone are no measurement"
     assert mean_interval([], num_missing=5, bounds=(0.0, 1.0)).method == "none"
 
 
@@ -369,17 +342,13 @@ def test_differences_that_are_not_finite_have_no_p_value() -> None:
 
 
 def test_mcnemar_looks_at_pairs_that_disagree() -> None:
-    """One against nine: the probability of at most one head in ten coins, twice."""
+    """One against nine: the probability of at most one head in ten coins, twice; without any, no coin was tossed."""
+    assert mcnemar(np.array([True, False]), np.array([True, False])).p_value == 1.0
     a = np.array([True] * 20 + [True] * 1 + [False] * 9 + [False] * 5)
     b = np.array([True] * 20 + [False] * 1 + [True] * 9 + [False] * 5)
     found = mcnemar(a, b)
     assert (found.both, found.only_a, found.only_b, found.neither, found.count) == (20, 1, 9, 5, 35)
     assert found.p_value == pytest.approx(2 * (1 + 10) / 2**10)
-
-
-def test_mcnemar_without_disagreement_shows_nothing() -> None:
-    """No coin was tossed."""
-    assert mcnemar(np.array([True, False]), np.array([True, False])).p_value == 1.0
 
 
 def test_correlation_and_episodes_saved_are_measured() -> None:
@@ -391,18 +360,13 @@ def test_correlation_and_episodes_saved_are_measured() -> None:
     assert found.episodes_saved == pytest.approx(1 / (1 - 0.9), rel=0.2)
 
 
-def test_correlation_needs_two_sides_that_vary() -> None:
-    """A policy that always returns 500 correlates with nothing."""
+def test_correlation_and_episodes_saved_need_what_varies() -> None:
+    """Of both sides, and of the difference, also when rounding leaves a spread in its last bits."""
     found = paired_difference([500.0] * 6, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
     assert found.correlation is None
     assert found.episodes_saved == pytest.approx(1.0)
-
-
-def test_nothing_is_saved_where_the_difference_does_not_vary() -> None:
-    """The ratio has no value, also when rounding leaves a spread in the last bits."""
-    a = SKEWED[:30]
-    assert paired_difference(a, a).episodes_saved is None
-    assert paired_difference(a, a + 0.1).episodes_saved is None
+    for shift in (0.0, 0.1):
+        assert paired_difference(SKEWED[:30], SKEWED[:30] + shift).episodes_saved is None
 
 
 # Histograms

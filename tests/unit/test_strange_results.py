@@ -28,8 +28,8 @@ from rl_eval.log.manifest import checksum
 from rl_eval.log.segments import Kind, Segment, SegmentName, decode, name_of
 from rl_eval.records.determinism import Determinism
 from rl_eval.records.episode import COLUMNS, ROW, EpisodeTable, Outcome
-from rl_eval.records.foreign import MOST_UNRECORDED, check_claim
 from rl_eval.records.parquet import episode_columns, fault_columns
+from rl_eval.records.plain import MOST_UNRECORDED, check_claim
 from rl_eval.reports.html import Source, render
 from rl_eval.reports.listing import list_runs
 from rl_eval.results.comparison import compare, is_shown, verdict_of
@@ -291,10 +291,9 @@ def test_differences_near_the_greatest_float_have_no_verdict(tmp_path: Path) -> 
         result = make_result(30)
         result.table.rows["episode_return"][:20] = value
         result.save(tmp_path / name)
-    a, b = str(tmp_path / "a"), str(tmp_path / "b")
-    assert call("compare", a, b, "--fail-on", "regression").exit_code == ExitCode.USAGE
-    assert json.loads(call("compare", a, b, "--json").stdout)["difference"]["p_value"] is None
-    assert call("report", a, b, "-o", str(tmp_path / "page.html")).exit_code == 0
+    sides = (tmp_path / "a", tmp_path / "b")
+    assert call("compare", *sides, "--fail-on", "regression").exit_code == ExitCode.USAGE
+    assert json.loads(call("compare", *sides, "--json").stdout)["difference"]["p_value"] is None
 
 
 def test_a_name_that_is_not_utf8_is_shown(folder: Path) -> None:

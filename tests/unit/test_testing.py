@@ -20,7 +20,7 @@ from gymnasium import spaces
 
 from rl_eval import EnvContext, EvalConfig, EvalResult, evaluate
 from rl_eval.testing import FaultyEnv, InjectedFault, TwoLengthEnv, faulty, impure, two_length
-from rl_eval.testing.kinds import PHASES, SPOILS, STRIKES
+from rl_eval.testing.faulty_env import PHASES, SPOILS, STRIKES
 
 ROOT = Path(__file__).parents[2]
 EPISODES = 6
@@ -98,11 +98,11 @@ RECOVERABLE = {
     "bad_shape": "EnvError",
     "bad_dtype": "EnvError",
     "not_a_tuple": "EnvError",
+    "nan_reward": "EnvError",
 }
 
 
-@pytest.mark.parametrize("phase", ["step", "reset"])
-@pytest.mark.parametrize("kind", RECOVERABLE)
+@pytest.mark.parametrize(("kind", "phase"), [(k, p) for k in RECOVERABLE for p in PHASES[k] if p in ("step", "reset")])
 def test_a_fault_strikes_its_episodes_and_attempts_alone(kind: str, phase: str, plain: str) -> None:
     """Guilty attempts fail where they should, innocent ones do not, and the retried table is the same."""
     result = run(kind=kind, phase=phase, episodes=[1, 4], attempts=[1, 2], step=3)
@@ -115,13 +115,6 @@ def test_a_fault_strikes_its_episodes_and_attempts_alone(kind: str, phase: str, 
         assert {fault.step for fault in record.faults} <= ({2, 3} if phase == "step" else {0})
 
 
-def test_a_reward_that_is_nan_is_found(plain: str) -> None:
-    """It is not summed up silently."""
-    result = run(kind="nan_reward", episodes=[0], attempts=[1], step=2)
-    assert result.fingerprint == plain
-    assert [fault.error_type for fault in result.episodes[0].faults] == ["EnvError"]
-
-
 def test_a_missing_key_is_found() -> None:
     """The fault can be put around any environment that a config can name, nested observations included."""
     nested = "rl_eval.testing:dict_observation"
@@ -130,25 +123,15 @@ def test_a_missing_key_is_found() -> None:
     assert "['body']" in result.episodes[2].faults[0].message
 
 
-def test_all_attempts_are_guilty_unless_they_are_listed() -> None:
-    """``attempts`` left out means every attempt."""
-    result = run(kind="raise", episodes=[3])
-    assert [record.index for record in result.episodes if record.outcome == "failed"] == [3]
-    assert result.status == "partial"
-
-
 def test_the_message_says_where() -> None:
-    """Phase, episode, attempt and step are named."""
+    """Phase, episode, attempt and step are named; ``attempts`` left out means every attempt."""
     env = make(kind="raise", episodes=[7], step=2)
+    assert same(play(env, index=1), play(make()))
+    late = make(kind="raise", episodes=[0], step=10)
+    assert len(play(late)) == 6, "an episode that ends before its step is spared"
+    assert same(play(late, index=1), play(make()))
     with pytest.raises(InjectedFault, match=r"^injected fault in step of episode 7, attempt 3, at step 2$"):
         play(env, index=7, attempt=3)
-
-
-def test_an_episode_that_ends_before_the_step_is_spared() -> None:
-    """Nothing strikes after the end, nor in the next episode's place."""
-    env = make(kind="raise", episodes=[0], step=10)
-    assert len(play(env)) == 6
-    assert same(play(env, index=1), play(make()))
 
 
 @pytest.mark.parametrize("kind", HANGS)
@@ -441,26 +424,21 @@ def test_a_leak_makes_the_table_depend_on_the_layout(plain: str) -> None:
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        ({"kind": "segfalt"}, "kind is 'segfalt': did you mean 'segfault'?"),
-        ({"kind": "raise", "phase": "rest"}, "phase is 'rest': did you mean 'reset'?"),
-        ({"kind": "nan_reward", "phase": "reset"}, "kind 'nan_reward' cannot strike in phase 'reset': use 'step'"),
-        ({"kind": "bad_shape", "phase": "close"}, "cannot strike in phase 'close': use 'step' or 'reset'"),
-        ({"kind": "spawn", "phase": "step"}, "kind 'spawn' cannot strike in phase 'step': use 'construct'"),
-        ({"kind": "missing_key"}, "kind 'missing_key' needs a Dict observation space"),
+        ({"kind": "segfalt"}, "did you mean 'segfault'"),
+        ({"kind": "raise", "phase": "rest"}, "did you mean 'reset'"),
+        ({"kind": "nan_reward", "phase": "reset"}, "use 'step'"),
+        ({"kind": "bad_shape", "phase": "close"}, "use 'step' or 'reset'"),
+        ({"kind": "spawn", "phase": "step"}, "use 'construct'"),
+        ({"kind": "missing_key"}, "needs a Dict observation space"),
+        ({"kind": "nan_observation", "env": spaces.Box(0, 9, (2,), np.int64)}, "needs floats"),
     ],
 )
 def test_a_fault_that_cannot_be_is_refused(fault: dict[str, Any], message: str) -> None:
-    """The error names the value, and what would do."""
-    with pytest.raises(ValueError, match=message.replace("?", r"\?")):
-        make(**fault)
-
-
-def test_nan_needs_floats() -> None:
-    """An observation of integers cannot be NaN; one float in a nest is enough."""
+    """The error names what would do."""
     env = TwoLengthEnv()
-    env.observation_space = spaces.Tuple((spaces.Discrete(2), spaces.Box(0, 9, (2,), np.int64)))  # type: ignore[assignment]
-    with pytest.raises(ValueError, match="needs floats in the observation space"):
-        make(env, kind="nan_observation")
+    env.observation_space = fault.pop("env", env.observation_space)
+    with pytest.raises(ValueError, match=message):
+        make(env, **fault)
     env.observation_space = spaces.Dict({"a": spaces.Discrete(2), "b": spaces.Box(0, 9, (2,))})  # type: ignore[assignment]
     make(env, kind="nan_observation")
 
@@ -471,14 +449,6 @@ def test_every_kind_is_documented_and_has_phases() -> None:
     named = {name for cell in documented for name in cell.split(", ")}
     assert set(PHASES) == set(STRIKES) | set(SPOILS) | {"leak", "spawn"}
     assert set(PHASES) <= named
-
-
-def test_a_config_file_can_say_it(tmp_path: Path) -> None:
-    """All arguments are plain data."""
-    fault = {"kind": "raise", "phase": "reset", "episodes": [1], "attempts": [1], "folder": str(tmp_path), "step": 2}
-    config = EvalConfig().environment("rl_eval.testing:faulty", env_kwargs={"env": "CartPole-v1", **fault})
-    (tmp_path / "config.yaml").write_text(config.to_yaml())
-    assert EvalConfig.from_yaml(tmp_path / "config.yaml") == config
 
 
 def test_an_environment_inside_is_told_its_episode_too() -> None:

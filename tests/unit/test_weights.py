@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import re
 from pathlib import Path
 from typing import Any
 
@@ -220,13 +219,6 @@ def test_every_form_of_weights_arrives(form: str) -> None:
     assert state_of(agent) == state_of(nn.ModuleDict(sources))
 
 
-def test_the_order_of_names_does_not_change_the_digest() -> None:
-    """Weights are a mapping."""
-    module = net(1)
-    backwards = dict(reversed(module.state_dict().items()))
-    assert snapshot_weights(backwards, 1).digest == snapshot_weights(module, 1).digest
-
-
 def test_a_policy_whose_part_is_called_module_keeps_its_names() -> None:
     """``module.`` is a wrapper's prefix only where the policy does not use it itself, as TensorDictModule does."""
     source, target = (nn.ModuleDict({"module": net(seed)}) for seed in (1, 2))
@@ -304,7 +296,10 @@ def test_taking_a_snapshot_changes_nothing() -> None:
 
 
 def test_equal_weights_have_equal_digests() -> None:
-    """The digest names the weights: neither version nor the object they came in matters."""
+    """The digest names the weights: neither version, order of names nor the object that they came in matters."""
+    module = net(1)
+    backwards = dict(reversed(module.state_dict().items()))
+    assert snapshot_weights(backwards, 1).digest == snapshot_weights(module, 2).digest
     assert snapshot_weights(fresh(1), 1).digest == snapshot_weights(fresh(1), 2).digest
 
 
@@ -356,28 +351,15 @@ class Statistics(nn.Module):
 
 def test_extra_state_with_tensors_and_sets_is_in_the_digest() -> None:
     """Resume and replay recognize the weights of a run by it; other processes compute it too (``test_canonical``)."""
-    assert snapshot_weights(Statistics(), 1).digest == snapshot_weights(Statistics(), 2).digest
-    assert snapshot_weights(Statistics(count=6), 1).digest != snapshot_weights(Statistics(), 1).digest
-
-
-def test_a_snapshot_that_has_travelled_has_its_digest() -> None:
     snapshot = snapshot_weights(Statistics(), 1)
-    assert pickle.loads(pickle.dumps(snapshot)).digest == snapshot.digest
+    assert snapshot.digest == snapshot_weights(Statistics(), 2).digest == pickle.loads(pickle.dumps(snapshot)).digest
+    assert snapshot_weights(Statistics(count=6), 1).digest != snapshot.digest
 
 
 def test_weights_without_extra_state_keep_the_digest_that_logs_hold() -> None:
     """A log that an earlier version wrote can be continued."""
     weights = {"b": torch.arange(6.0).reshape(2, 3), "a": torch.tensor([1, 2], dtype=torch.int32)}
     assert snapshot_weights(weights, 3).digest == "8a3c64f4e53e623b80dc59670a0b9734"
-
-
-def test_weights_from_a_file_have_the_digest_of_the_module_that_was_saved(tmp_path: Path) -> None:
-    """A result made from a weights file and one made from the live module can be recognized as the same policy's."""
-    module = net(1)
-    safetensors.torch.save_file(module.state_dict(), tmp_path / "w.safetensors")
-    torch.save(module.state_dict(), tmp_path / "w.pt")
-    digests = {snapshot_weights(load_weights_file(tmp_path / name), 0).digest for name in ("w.safetensors", "w.pt")}
-    assert digests == {snapshot_weights(module, 0).digest}
 
 
 # ------------------------------------------------------------------------------ refused, and nothing changed
@@ -391,27 +373,18 @@ def changed(**tensors: Any) -> dict[str, Any]:
     return fresh(1).state_dict() | {name.replace("__", "."): value for name, value in tensors.items()}
 
 
-MISFITS = {
-    "missing": (without(changed(), "body.0.weight"), "weights lack 'body.0.weight', which the policy has"),
-    "two missing": (without(changed(), "body.0.weight", "scalar"), "lack 'body.0.weight', 'scalar', which"),
-    "extra": (changed(body__9__weight=torch.zeros(1)), "weights have 'body.9.weight', which the policy lacks"),
-    "misshapen": (
-        changed(body__2__weight=torch.zeros(2, 5)),
-        "weights 'body.2.weight' have shape (2, 5), but the policy's have (2, 4)",
-    ),
-    "transposed": (changed(body__2__weight=torch.zeros(4, 2)), "have shape (4, 2), but the policy's have (2, 4)"),
-    "broadcastable": (changed(body__2__bias=torch.zeros(1)), "have shape (1,), but the policy's have (2,)"),
-    "other dtype": (
-        changed(frozen=torch.zeros(3, dtype=torch.float64)),
-        "weights 'frozen' are float64, but the policy's are float32: convert them first",
-    ),
-    "half": (changed(frozen=torch.zeros(3).half()), "are float16, but the policy's are float32"),
-    "no extra state": (without(changed(), "normalizer._extra_state"), "weights lack 'normalizer._extra_state'"),
-    "too much extra state": (
-        changed(body___extra_state={}),
-        "weights have 'body._extra_state', which the policy lacks",
-    ),
-    "nothing": ({}, "weights lack "),
+MISFITS: dict[str, tuple[dict[str, Any], str]] = {
+    "missing": (without(changed(), "body.0.weight"), "lack 'body.0.weight'"),
+    "two missing": (without(changed(), "body.0.weight", "scalar"), "lack 'body.0.weight', 'scalar'"),
+    "extra": (changed(body__9__weight=torch.zeros(1)), "have 'body.9.weight'"),
+    "misshapen": (changed(body__2__weight=torch.zeros(2, 5)), "'body.2.weight'"),
+    "transposed": (changed(body__2__weight=torch.zeros(4, 2)), "'body.2.weight'"),
+    "broadcastable": (changed(body__2__bias=torch.zeros(1)), "'body.2.bias'"),
+    "other dtype": (changed(frozen=torch.zeros(3, dtype=torch.float64)), "'frozen'"),
+    "half": (changed(frozen=torch.zeros(3).half()), "'frozen'"),
+    "no extra state": (without(changed(), "normalizer._extra_state"), "lack 'normalizer._extra_state'"),
+    "too much extra state": (changed(body___extra_state={}), "have 'body._extra_state'"),
+    "nothing": ({}, "lack "),
 }
 
 
@@ -421,17 +394,9 @@ def test_weights_that_do_not_fit_are_named_and_change_nothing(misfit: str) -> No
     weights, message = MISFITS[misfit]
     target = fresh(2)
     before = state_of(target)
-    with pytest.raises(WeightsError) as caught:
+    with pytest.raises(WeightsError, match=message):
         apply_weights(snapshot_weights(weights, 1), target)
-    assert message in str(caught.value)
     assert state_of(target) == before
-
-
-def test_many_missing_names_are_counted() -> None:
-    """A policy of another kind is not answered with a page of names."""
-    with pytest.raises(WeightsError, match=r"^weights lack .* and \d+ more, which the policy has$") as caught:
-        apply_weights(snapshot_weights({}, 1), net(1))
-    assert str(caught.value).count("'") == 10
 
 
 def test_extra_state_that_a_module_rejects_changes_nothing() -> None:
@@ -448,58 +413,47 @@ def test_extra_state_that_a_module_rejects_changes_nothing() -> None:
     assert state_of(target) == before
 
 
-def test_what_are_no_weights_is_refused() -> None:
-    """The message says what was given, and what would do."""
-    for weights, message in (
-        (None, "weights must be an nn.Module, a state dict, a TensorDict or a mapping of names to these, not NoneType"),
-        ("policy.pt", "not str"),
-        ([torch.zeros(3)], "not list"),
-        (torch.zeros(3), "not Tensor"),
-        ({"a": {"b": 3}}, "weights 'a.b' are a int, not a tensor"),
-        ({"a": None}, "weights 'a' are a NoneType, not a tensor"),
-    ):
-        with pytest.raises(WeightsError, match=re.escape(message)):
-            snapshot_weights(weights, 1)
+@pytest.mark.parametrize("weights", [None, "policy.pt", [torch.zeros(3)], torch.zeros(3), {"a": {"b": 3}}, {"a": None}])
+def test_what_are_no_weights_is_refused(weights: Any) -> None:
+    with pytest.raises(WeightsError):
+        snapshot_weights(weights, 1)
 
 
 def lazy() -> nn.Module:
     return nn.Sequential(nn.LazyLinear(4), nn.Linear(4, 2))
 
 
-@pytest.mark.parametrize("weights", [lazy(), lazy().state_dict()], ids=["module", "state dict"])
-def test_uninitialized_weights_are_refused(weights: Any) -> None:
-    """A lazy layer that never ran has nothing to send; it is named."""
-    with pytest.raises(WeightsError, match=r"weights '0\.(weight|bias)' are uninitialized: run the module once"):
-        snapshot_weights(weights, 1)
-
-
-def test_a_lazy_policy_refuses_weights_by_name() -> None:
-    """A lazy layer that never ran has no shape to check against: that is said in our words."""
-    source = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
-    with pytest.raises(WeightsError, match=r"'0\.(weight|bias)'"):
-        apply_weights(snapshot_weights(source, 1), lazy())
+def test_uninitialized_weights_are_refused() -> None:
+    """A lazy layer that never ran has nothing to send, and no shape to check against; it is named."""
+    for weights in (lazy(), lazy().state_dict()):
+        with pytest.raises(WeightsError, match=r"'0\.(weight|bias)' are uninitialized"):
+            snapshot_weights(weights, 1)
+    with pytest.raises(WeightsError, match=r"'0\.(weight|bias)' are uninitialized"):
+        apply_weights(snapshot_weights(nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)), 1), lazy())
 
 
 # ------------------------------------------------------------------------------ files
 
 
 @pytest.mark.parametrize("name", ["w.safetensors", "w.pt", "w.pth", "w"])
-def test_weights_files_are_read(tmp_path: Path, name: str) -> None:
-    """A safetensors file, and a torch file by any other name, give back the tensors that were saved."""
-    source, target = net(1), net(2)
+def test_weights_files_hold_the_weights(tmp_path: Path, name: str) -> None:
+    """Of another program and of ours, in any format, they have the digest of the module that was saved."""
+    module = net(1)
+    snapshot = snapshot_weights(module, 0)
     save = safetensors.torch.save_file if name.endswith(".safetensors") else torch.save
-    save(source.state_dict(), tmp_path / name)
-    apply_weights(snapshot_weights(load_weights_file(str(tmp_path / name)), 0), target)
-    assert state_of(target) == state_of(source)
+    save(module.state_dict(), tmp_path / name)
+    save_weights_file(snapshot, tmp_path / "new" / name)
+    for path in (tmp_path / name, tmp_path / "new" / name):
+        assert snapshot_weights(load_weights_file(path), 0).digest == snapshot.digest
+    assert [path.name for path in (tmp_path / "new").iterdir()] == [name]
 
 
-def test_a_torch_file_with_extra_state_is_read(tmp_path: Path) -> None:
-    """A saved state dict comes back whole: normalizers keep their extra state in it."""
+def test_a_torch_file_holds_extra_state(tmp_path: Path) -> None:
+    """Normalizers keep their statistics in it."""
     source, target = fresh(1), fresh(2)
     torch.save(source.state_dict(), tmp_path / "w.pt")
     apply_weights(snapshot_weights(load_weights_file(tmp_path / "w.pt"), 0), target)
     assert target.normalizer.extra == source.normalizer.extra
-    assert torch.equal(target.body[0].weight, source.body[0].weight)
 
 
 class Payload:
@@ -512,163 +466,88 @@ class Payload:
         return Path.touch, (self.path,)
 
 
-def pickled(path: Path, value: Any) -> None:
-    path.write_bytes(pickle.dumps(value))
-
-
-def pickled_the_old_way(path: Path, value: Any) -> None:
-    path.write_bytes(pickle.dumps(value, protocol=2))
-
-
-def saved_the_old_way(path: Path, value: Any) -> None:
-    torch.save(value, path, _use_new_zipfile_serialization=False)
+WRITERS = [
+    lambda path, value: path.write_bytes(pickle.dumps(value)),
+    lambda path, value: path.write_bytes(pickle.dumps(value, protocol=2)),
+    lambda path, value: torch.save(value, path),
+    lambda path, value: torch.save(value, path, _use_new_zipfile_serialization=False),
+]
 
 
 @pytest.mark.filterwarnings("ignore:Detected pickle protocol")
-@pytest.mark.parametrize("write", [pickled, pickled_the_old_way, lambda p, v: torch.save(v, p), saved_the_old_way])
-def test_a_pickle_is_refused_without_running_it(tmp_path: Path, write: Any) -> None:
+@pytest.mark.parametrize("write", WRITERS)
+@pytest.mark.parametrize("name", ["policy.pt", "policy.safetensors", "policy.pkl"])
+def test_a_pickle_is_refused_without_running_it(tmp_path: Path, name: str, write: Any) -> None:
     """A file that would run code when loaded is refused, whatever its name, and no code of it runs."""
-    trace = tmp_path / "trace"
-    for path in (tmp_path / "policy.pt", tmp_path / "policy.safetensors", tmp_path / "policy.pkl"):
-        write(path, {"weight": torch.zeros(2), "payload": Payload(trace)})
-        with pytest.raises(ConfigError, match=r"^policy\.weights: ") as caught:
-            load_weights_file(path)
-        assert str(path) in str(caught.value)
+    trace, path = tmp_path / "trace", tmp_path / name
+    write(path, {"weight": torch.zeros(2), "payload": Payload(trace)})
+    with pytest.raises(ConfigError, match=f"^policy.weights: .*{name}"):
+        load_weights_file(path)
     assert not trace.exists()
     pickle.loads(pickle.dumps(Payload(trace)))
     assert trace.exists()
 
 
-@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
-@pytest.mark.parametrize("value", [nn.Linear(2, 2), {"weight": Path()}, {"weight": print}])
-@pytest.mark.parametrize("save", [pickled, lambda path, value: torch.save(value, path)])
-def test_a_pickle_is_answered_with_what_to_do(tmp_path: Path, value: Any, save: Any) -> None:
-    """The message for a harmless pickle says why it is refused, and how to save weights alone."""
-    save(tmp_path / "policy.pt", value)
-    advice = r"holds pickled objects, .*safetensors\.torch\.save_file\(module\.state_dict"
-    with pytest.raises(ConfigError, match=advice):
-        load_weights_file(tmp_path / "policy.pt")
-
-
 @pytest.mark.parametrize("name", ["w.safetensors", "w.pt"])
-@pytest.mark.parametrize("damage", ["cut", "empty", "noise", "text"])
+@pytest.mark.parametrize("damage", ["missing", "folder", "cut", "empty", "noise", "text"])
 def test_a_damaged_file_is_named(tmp_path: Path, name: str, damage: str) -> None:
-    """A file that is cut, empty or something else altogether is a ConfigError with its path."""
+    """A file that is cut, empty, something else altogether or not there is a ConfigError with its path."""
     path = tmp_path / name
     (safetensors.torch.save_file if name == "w.safetensors" else torch.save)(net(1).state_dict(), path)
-    whole = path.read_bytes()
-    noise = np.random.default_rng(0).bytes(2000)
-    path.write_bytes({"cut": whole[: len(whole) // 2], "empty": b"", "noise": noise, "text": b"hello\n" * 50}[damage])
-    with pytest.raises(ConfigError, match=r"^policy\.weights: ") as caught:
+    whole, noise = path.read_bytes(), np.random.default_rng(0).bytes(2000)
+    path.unlink()
+    contents = {"cut": whole[: len(whole) // 2], "empty": b"", "noise": noise, "text": b"hello\n" * 50}
+    if damage in contents:
+        path.write_bytes(contents[damage])
+    elif damage == "folder":
+        path.mkdir()
+    with pytest.raises(ConfigError, match=f"^policy.weights: .*{path}"):
         load_weights_file(path)
-    assert str(path) in str(caught.value)
-
-
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    """A path without a file, or to a folder, is a ConfigError with its path."""
-    for path in (tmp_path / "missing.safetensors", tmp_path):
-        with pytest.raises(ConfigError, match=r"policy\.weights: there is no file") as caught:
-            load_weights_file(path)
-        assert str(path) in str(caught.value)
 
 
 @pytest.mark.parametrize("value", [{"state_dict": {"a": torch.zeros(1)}}, [torch.zeros(1)], torch.zeros(1), {"a": 3}])
 def test_a_file_must_hold_a_flat_mapping_of_tensors(tmp_path: Path, value: Any) -> None:
     """A checkpoint with weights somewhere inside is refused: which of them are meant cannot be guessed."""
     torch.save(value, tmp_path / "checkpoint.pt")
-    with pytest.raises(ConfigError, match="must hold a flat mapping of names to tensors"):
+    with pytest.raises(ConfigError, match="flat mapping"):
         load_weights_file(tmp_path / "checkpoint.pt")
 
 
 # ------------------------------------------------------------------------------ files that hold more than weights
 
 
-def _checkpoint(path: Path) -> dict[str, torch.Tensor]:
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> tuple[Path, str]:
+    """The file of a training run, and the digest of the weights in it."""
     module = net(1)
     optimizer = torch.optim.Adam(module.parameters())
     nested = {f"policy.{name}": tensor for name, tensor in module.state_dict().items()}
-    torch.save(
-        {"model": module.state_dict(), "optimizer": optimizer.state_dict(), "step": 3, "agent": {"state": nested}}, path
-    )
-    return module.state_dict()
+    held = {"model": module.state_dict(), "optimizer": optimizer.state_dict(), "step": 3, "agent": {"state": nested}}
+    torch.save(held, tmp_path / "ckpt.pt")
+    safetensors.torch.save_file({**nested, "critic.weight": torch.zeros(2)}, tmp_path / "ckpt.safetensors")
+    return tmp_path / "ckpt.pt", snapshot_weights(module, 0).digest
 
 
-def test_a_training_checkpoint_is_answered_with_its_keys(tmp_path: Path) -> None:
-    """The message lists what the file holds, and names the setting and the key that would do."""
-    path = tmp_path / "ckpt.pt"
-    _checkpoint(path)
-    with pytest.raises(ConfigError, match="keys 'model', 'optimizer', 'step', 'agent'") as caught:
-        load_weights_file(path)
-    assert str(caught.value).endswith("Set policy.weights_key to model")
-
-
-@pytest.mark.parametrize("key", ["model", "agent.state.policy"])
-def test_a_key_selects_the_weights_in_a_checkpoint(tmp_path: Path, key: str) -> None:
-    """Dots lead into mappings, and then into the common beginning of names; the weights are those of the module."""
-    path = tmp_path / "ckpt.pt"
-    weights = _checkpoint(path)
-    assert snapshot_weights(load_weights_file(path, key), 0).digest == snapshot_weights(weights, 0).digest
-
-
-def test_a_key_selects_names_of_a_safetensors_file(tmp_path: Path) -> None:
-    """Names of such a file are flat: a key is what they begin with."""
-    path = tmp_path / "all.safetensors"
-    weights = net(1).state_dict()
-    prefixed = {f"actor.{name}": tensor for name, tensor in weights.items()}
-    safetensors.torch.save_file({**prefixed, "critic.weight": torch.zeros(2)}, path)
-    assert snapshot_weights(load_weights_file(path, "actor"), 0).digest == snapshot_weights(weights, 0).digest
+def test_a_key_selects_the_weights_in_a_checkpoint(checkpoint: tuple[Path, str]) -> None:
+    """Dots lead into mappings, and then into the common beginning of names, which is all that a flat file has."""
+    path, digest = checkpoint
+    flat = path.with_suffix(".safetensors")
+    for file, key in ((path, "model"), (path, "agent.state.policy"), (flat, "policy")):
+        assert snapshot_weights(load_weights_file(file, key), 0).digest == digest
 
 
 @pytest.mark.parametrize(
     ("key", "words"),
     [
-        ("modle", r"no 'modle' in .*ckpt.pt': it has the keys 'model', 'optimizer', 'step', 'agent'"),
-        ("agent.net", r"no 'net' in .*: it has the keys 'state'"),
-        ("step", r"weights_key: 'step' of .* must hold a flat mapping of names to tensors: it is a int"),
-        ("optimizer", r"must hold a flat mapping of names to tensors: it has the keys 'state', 'param_groups'"),
+        (None, "'model', 'optimizer', 'step', 'agent'.* Set policy.weights_key to model"),
+        ("modle", r"no 'modle' in .*ckpt.pt': .*'model', 'optimizer', 'step', 'agent'"),
+        ("agent.net", r"no 'net' in .*'state'"),
+        ("step", "'step' of .* a int"),
+        ("optimizer", "'state', 'param_groups'"),
     ],
 )
-def test_a_key_that_leads_nowhere_is_named(tmp_path: Path, key: str, words: str) -> None:
-    """The message says which part of the key is wrong, and what there is."""
-    _checkpoint(tmp_path / "ckpt.pt")
+def test_a_key_that_leads_nowhere_is_answered_with_those_that_there_are(
+    checkpoint: tuple[Path, str], key: str | None, words: str
+) -> None:
     with pytest.raises(ConfigError, match=words):
-        load_weights_file(tmp_path / "ckpt.pt", key)
-
-
-SCRIPT = "is a TorchScript archive" if torch.__version__ >= "2.6" else "it is a RecursiveScriptModule"
-"""What is said of one; an older torch opens it."""
-
-
-@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
-@pytest.mark.parametrize(
-    ("name", "write", "words"),
-    [
-        ("whole.pt", lambda path: torch.save(nn.Linear(2, 2), path), "such as torch.nn.modules.linear.Linear"),
-        ("script.pt", lambda path: torch.jit.script(nn.Linear(2, 2)).save(path), SCRIPT),
-        ("text.pt", lambda path: path.write_text("hello there\n" * 30), "was not written by torch.save"),
-        (
-            "torch.safetensors",
-            lambda path: torch.save({"a": torch.zeros(1)}, path),
-            "its name should end in .pt",
-        ),
-    ],
-)
-def test_what_torch_says_is_cut_to_what_helps(tmp_path: Path, name: str, write: Any, words: str) -> None:
-    """One sentence or two of ours, with the path: no advice to switch a protection off, no terminal codes."""
-    write(tmp_path / name)
-    with pytest.raises(ConfigError, match=re.escape(words)) as caught:
-        load_weights_file(tmp_path / name)
-    message = str(caught.value)
-    assert str(tmp_path / name) in message
-    assert "\x1b" not in message
-    assert "\n" not in message
-    assert "weights_only" not in message
-
-
-@pytest.mark.parametrize("name", ["w.safetensors", "w.pt"])
-def test_a_snapshot_is_saved_as_it_is(tmp_path: Path, name: str) -> None:
-    """Whatever the format, the file holds the same bits, and nothing else lies beside it."""
-    snapshot = snapshot_weights(net(1), 7)
-    save_weights_file(snapshot, tmp_path / "new" / name)
-    assert snapshot_weights(load_weights_file(tmp_path / "new" / name), 0).digest == snapshot.digest
-    assert [path.name for path in (tmp_path / "new").iterdir()] == [name]
+        load_weights_file(checkpoint[0], key)

@@ -24,7 +24,7 @@ from rl_eval.errors import ConfigError, WeightsError, nearest
 from rl_eval.integrations.rllib.config import module_ids
 from rl_eval.integrations.rllib.observations import FILTERS, filter_tensors
 from rl_eval.integrations.rllib.policy import Pipelines, RLModulePolicy, check_separate, check_spaces
-from rl_eval.policies.random_state import random_state_kept
+from rl_eval.policies import random_state_kept
 
 __all__ = [
     "VersionedWeights",

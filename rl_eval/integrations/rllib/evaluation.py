@@ -25,8 +25,7 @@ from rl_eval.errors import ConfigError
 from rl_eval.execution.handle import EvalHandle
 from rl_eval.integrations.rllib.algorithm import VersionedWeights, as_policies, portable, versioned_weights
 from rl_eval.integrations.rllib.config import eval_config_of
-from rl_eval.results.point import EvalPoint
-from rl_eval.results.result import EvalResult
+from rl_eval.results.result import EvalPoint, EvalResult
 from rl_eval.training.evaluator import Evaluator
 from rl_eval.training.loggers import Logger
 
@@ -195,7 +194,7 @@ def evaluation_function(
             one is running, and reports the one that finished last: ``result_is_new`` says whether it has been reported
             before, ``weights_seq_no`` and ``evaluated_at_env_steps`` which weights it was about.
             ``Algorithm.stop()`` evaluates the final weights before it ends.
-        on_result: Called with each :class:`rl_eval.results.point.EvalPoint`, the final one included.
+        on_result: Called with each :class:`rl_eval.results.result.EvalPoint`, the final one included.
         on_error: Called with what an evaluation, a callback or a logger raised; training goes on. Without it an
             evaluation that could not run ends the training, and what a callback or a logger raised is logged.
         loggers: Where results are logged besides; closed by ``Algorithm.stop()``. Like the callbacks they are pickled

@@ -25,7 +25,7 @@ from ray.rllib.utils.spaces.space_utils import clip_action, get_base_struct_from
 
 from rl_eval.errors import ConfigError, PolicyError
 from rl_eval.integrations.rllib.observations import FILTERS, NoEpisode, Observations, filter_tensors
-from rl_eval.policies.random_state import random_state_kept
+from rl_eval.policies import random_state_kept
 from rl_eval.policies.sampling import categorical, gaussian, refuse_nan
 from rl_eval.protocols import NoiseSource
 

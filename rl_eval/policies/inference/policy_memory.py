@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from rl_eval.policies.function import CallablePolicy
+from rl_eval.policies import CallablePolicy
 from rl_eval.policies.inference.probe import Probe, buffers_kept
 
 __all__ = ["Memory", "changes", "likely_cause", "likely_cause_at", "remembered"]

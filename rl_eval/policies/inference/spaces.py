@@ -14,8 +14,6 @@ import tree
 
 from rl_eval.errors import ConfigError, EnvError, PolicyError
 
-__all__ = ["ActionReader", "ObservationBatch", "assign_rows", "copy_batch", "no_grad", "take_rows"]
-
 Array = npt.NDArray[Any]
 _FITTING_KINDS: Final = {"f": "biuf", "i": "biu", "u": "biu", "b": "b"}
 """Kinds of numbers, as numpy names them, that an array of each kind may be given."""
@@ -57,11 +55,10 @@ class ObservationBatch:
         self._bounded = [
             (path, array, *bounds)
             for (path, array), leaf in zip(self._leaves, tree.flatten(self.structure), strict=True)
-            if (bounds := _bounds(leaf, array.dtype)) is not None
+            if (bounds := _narrower(leaf, array.dtype)) is not None
         ]
-        self._boxes = {
-            path for path, leaf in tree.flatten_with_path(self.structure) if isinstance(leaf, gym.spaces.Box)
-        }
+        leaves = tree.flatten_with_path(self.structure)
+        self._boxes = {path for path, leaf in leaves if isinstance(leaf, gym.spaces.Box)}
         self._noted: set[tuple[Any, ...]] = set()
         self._inside = self._bounded
         """Those that were not yet noted as outside."""
@@ -197,33 +194,33 @@ def _due(array: Array) -> str:
     return f"but the observation space has shape {array.shape[1:]} and dtype {array.dtype}"
 
 
-def _bounds(leaf: gym.Space[Any], dtype: np.dtype[Any]) -> tuple[Any, Any] | None:
+def _narrower(leaf: gym.Space[Any], dtype: np.dtype[Any]) -> tuple[Any, Any] | None:
     """Return the least and the greatest value of a leaf; None if its dtype has no others."""
-    if not isinstance(leaf, gym.spaces.Box):
-        low, beyond = _integer_bounds(leaf)
-        return low, beyond - 1
-    limits = (-np.inf, np.inf) if dtype.kind == "f" else (0, 1) if dtype.kind == "b" else _range(dtype)
-    return None if (leaf.low == limits[0]).all() and (leaf.high == limits[1]).all() else (leaf.low, leaf.high)
+    low, high = _range(leaf)
+    kind = dtype.kind
+    limits = (-np.inf, np.inf) if kind == "f" else (0, 1) if kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+    return None if np.all(low == limits[0]) and np.all(high == limits[1]) else (low, high)
 
 
-def _range(dtype: np.dtype[Any]) -> tuple[int, int]:
-    return np.iinfo(dtype).min, np.iinfo(dtype).max
+def _range(leaf: gym.Space[Any]) -> tuple[Any, Any]:
+    """Return the least and the greatest value of a leaf."""
+    if isinstance(leaf, gym.spaces.Box):
+        return leaf.low, leaf.high
+    if isinstance(leaf, gym.spaces.MultiBinary):
+        return 0, 1
+    return leaf.start, leaf.start + (leaf.n if isinstance(leaf, gym.spaces.Discrete) else leaf.nvec) - 1  # type: ignore[attr-defined]
 
 
 def _sample_leaf(leaf: gym.Space[Any], rows: int, rng: np.random.Generator, scale: float) -> Array:
-    shape = (rows, *(leaf.shape or ()))
-    if isinstance(leaf, gym.spaces.Box):
-        if leaf.dtype is not None and leaf.dtype.kind == "f":
-            drawn = np.empty(shape, leaf.dtype)
-            for row in range(rows):  # One by one, for they are drawn in float64, and an image has millions of numbers.
-                drawn[row] = np.clip(rng.standard_normal(leaf.shape) * scale, leaf.low, leaf.high)
-            return drawn
-        return rng.integers(leaf.low, leaf.high, shape, dtype=leaf.dtype, endpoint=True)
-    if isinstance(leaf, gym.spaces.Discrete):
-        return rng.integers(int(leaf.start), int(leaf.start) + int(leaf.n), shape).astype(leaf.dtype)
-    if isinstance(leaf, gym.spaces.MultiDiscrete):
-        return (rng.integers(0, leaf.nvec, shape) + leaf.start).astype(leaf.dtype)
-    return rng.integers(0, 2, shape).astype(leaf.dtype)
+    (low, high), shape = _range(leaf), (rows, *(leaf.shape or ()))
+    if not isinstance(leaf, gym.spaces.Box):
+        return rng.integers(low, high, shape, endpoint=True).astype(leaf.dtype)
+    if leaf.dtype.kind != "f":
+        return rng.integers(low, high, shape, dtype=leaf.dtype, endpoint=True)
+    drawn = np.empty(shape, leaf.dtype)
+    for row in range(rows):  # One by one, for they are drawn in float64, and an image has millions of numbers.
+        drawn[row] = np.clip(rng.standard_normal(leaf.shape) * scale, low, high)
+    return drawn
 
 
 class ActionReader:
@@ -273,11 +270,11 @@ class ActionReader:
     def _read(self, path: tuple[Any, ...], structure: Any, actions: Any, live: npt.NDArray[np.bool_]) -> Any:
         if isinstance(structure, dict):
             if not isinstance(actions, Mapping) or actions.keys() != structure.keys():
-                raise _other_structure(path, f"a dict with keys {list(structure)}", actions)
+                raise _other_structure(path, structure, actions)
             return {key: self._read((*path, key), part, actions[key], live) for key, part in structure.items()}
         if isinstance(structure, tuple):
             if not isinstance(actions, (tuple, list)) or len(actions) != len(structure):
-                raise _other_structure(path, f"a tuple of {len(structure)}", actions)
+                raise _other_structure(path, structure, actions)
             parts = enumerate(zip(structure, actions, strict=True))
             return tuple(self._read((*path, place), part, given, live) for place, (part, given) in parts)
         return self._read_leaf(path, structure, actions, live)
@@ -285,7 +282,7 @@ class ActionReader:
     def _read_leaf(
         self, path: tuple[Any, ...], leaf: gym.Space[Any], actions: Any, live: npt.NDArray[np.bool_]
     ) -> Array:
-        where = "action" + "".join(f"[{part!r}]" for part in path)
+        where = f"action{_at(path)}"
         array = actions if type(actions) is np.ndarray else _as_array(where, actions)
         shape = (len(live), *(leaf.shape or ()))
         if array.shape != shape:
@@ -293,14 +290,13 @@ class ActionReader:
                 f"the policy returned {where} of shape {array.shape} for a batch of {len(live)}, "
                 f"but {leaf} needs {shape}{'' if array.shape[:1] == shape[:1] else _EACH}"
             )
-        is_box = isinstance(leaf, gym.spaces.Box)
-        if array.dtype.kind not in ("biuf" if is_box else "biu"):
-            needs = "numbers" if is_box else "integers"
+        kinds, needs = ("biuf", "numbers") if isinstance(leaf, gym.spaces.Box) else ("biu", "integers")
+        if array.dtype.kind not in kinds:
             raise PolicyError(f"the policy returned {where} of dtype {array.dtype}, but {leaf} needs {needs}")
         if isinstance(leaf, gym.spaces.Box):
             return self._read_box(where, leaf, array, live)
-        low, high = _integer_bounds(leaf)
-        outside = (array < low) | (array >= high)
+        low, high = _range(leaf)
+        outside = (array < low) | (array > high)
         if outside.any() and outside[live].any():
             raise PolicyError(
                 f"the policy returned {where} {array[live][outside[live]].ravel()[0]}, which is outside {leaf}"
@@ -323,12 +319,17 @@ class ActionReader:
         return array.astype(leaf.dtype, copy=False)
 
 
-def _other_structure(path: tuple[Any, ...], due: str, actions: Any) -> PolicyError:
-    where = "".join(f"[{part!r}]" for part in path)
-    given = f"a dict with keys {list(actions)}" if isinstance(actions, Mapping) else f"a {type(actions).__name__}"
-    if isinstance(actions, (tuple, list)):
-        given += f" of {len(actions)}"
-    return PolicyError(f"the policy's action{where} has another structure than the action space: {given}, not {due}")
+def _other_structure(path: tuple[Any, ...], structure: Any, actions: Any) -> PolicyError:
+    given, due = _outline(actions), _outline(structure)
+    return PolicyError(
+        f"the policy's action{_at(path)} has another structure than the action space: {given}, not {due}"
+    )
+
+
+def _outline(nested: Any) -> str:
+    if isinstance(nested, Mapping):
+        return f"a dict with keys {list(nested)}"
+    return f"a {type(nested).__name__}" + (f" of {len(nested)}" if isinstance(nested, (tuple, list)) else "")
 
 
 def _as_array(where: str, actions: Any) -> Array:
@@ -341,14 +342,6 @@ def _as_array(where: str, actions: Any) -> Array:
     except (ValueError, TypeError, RuntimeError) as error:
         hint = ". Return the actions alone, without a state" if isinstance(actions, tuple) else ""
         raise PolicyError(f"the policy returned {where} that is no array: {str(error).rstrip('.')}{hint}") from error
-
-
-def _integer_bounds(leaf: gym.Space[Any]) -> tuple[Any, Any]:
-    if isinstance(leaf, gym.spaces.Discrete):
-        return leaf.start, leaf.start + leaf.n
-    if isinstance(leaf, gym.spaces.MultiDiscrete):
-        return leaf.start, leaf.start + leaf.nvec
-    return 0, 2
 
 
 def assign_rows(target: Any, rows: Any, values: Any) -> None:

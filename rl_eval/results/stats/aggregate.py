@@ -15,8 +15,6 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Aggregates", "aggregate", "exact_mean", "histogram_edges"]
-
 _QUANTILES: Final = (0.05, 0.25, 0.5, 0.75, 0.95)
 _MOST_BINS: Final = 60
 _LEAST_BINS: Final = 8

@@ -18,8 +18,6 @@ import numpy.typing as npt
 from rl_eval.errors import UsageError
 from rl_eval.results.stats.aggregate import aggregate
 
-__all__ = ["BCA_MAX", "FEW_EQUAL", "Interval", "Method", "mean_interval", "return_interval", "success_interval"]
-
 Method = Literal["bca", "percentile", "student_t", "wilson", "newcombe", "none"]
 
 BCA_MAX: Final = 5_000

@@ -18,8 +18,6 @@ import numpy.typing as npt
 from rl_eval.results.stats.aggregate import aggregate
 from rl_eval.results.stats.interval import Interval, return_interval
 
-__all__ = ["McNemar", "PairedDifference", "mcnemar", "paired_difference", "sign_flip_test"]
-
 EXACT_MAX: Final = 16
 """Most non-zero differences whose ``2**n`` sign patterns are all enumerated."""
 

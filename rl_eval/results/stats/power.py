@@ -14,17 +14,6 @@ from typing import Any, Final
 from rl_eval.errors import UsageError
 from rl_eval.results.stats.interval import Interval, success_interval
 
-__all__ = [
-    "CONFIDENCE",
-    "POWER",
-    "Rate",
-    "RateComparison",
-    "Spread",
-    "compare_rates",
-    "episodes_for_rates",
-    "parse_rate",
-]
-
 POWER: Final = 0.8
 CONFIDENCE: Final = 0.95
 _RATE: Final = re.compile(r"\s*(\d{1,9})\s*/\s*(\d{1,9})\s*")

@@ -21,8 +21,6 @@ import numpy.typing as npt
 
 from rl_eval.results.stats.interval import FEW, Interval, check_confidence, no_interval
 
-__all__ = ["ELO", "Rating", "rate", "strengths"]
-
 ELO: Final = 400 / math.log(10)
 """Elo points of one unit of strength: 400 points are odds of ten to one."""
 

@@ -97,7 +97,7 @@ class PolicyMapping:
 
     def __init__(self, settings: EvalSettings, team: TeamEnv) -> None:
         given = settings.policy.policy_mapping_fn
-        self._function = import_attribute("policy.policy_mapping_fn", given) if isinstance(given, str) else given
+        self._function: Any = import_attribute("policy.policy_mapping_fn", given) if isinstance(given, str) else given
         self._names = tuple(sections_of(settings.policy))
         self._plan = settings.plan()
         self.agents = team.agents

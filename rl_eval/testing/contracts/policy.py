@@ -16,12 +16,11 @@ import tree
 
 from rl_eval.config.builder import EvalConfig
 from rl_eval.config.settings import EvalSettings
-from rl_eval.policies.inference.spaces import ActionReader, ObservationBatch
+from rl_eval.policies import random_state_kept
+from rl_eval.policies.inference.spaces import ActionReader, ObservationBatch, no_grad
 from rl_eval.policies.noise import EpisodeNoise
 from rl_eval.protocols import Policy
 from rl_eval.testing.contracts.suite import Subject, build_subject
-
-__all__ = ["PolicyContract"]
 
 _POOL: Final = 64
 """Made-up observations."""
@@ -151,7 +150,7 @@ class PolicyContract:
         make = getattr(policy, "initial_state", None)
         if make is None:
             return None
-        with _no_grad():
+        with no_grad():
             return make(size)
 
     def _call(
@@ -159,7 +158,7 @@ class PolicyContract:
     ) -> tuple[Any, Any]:
         steps = np.broadcast_to(np.asarray(steps, np.int64), seeds.shape)
         noise = None if self._settings.policy.deterministic else EpisodeNoise(seeds, steps)
-        with _no_grad():
+        with no_grad():
             return policy.act(observations, state, live, noise)
 
     def _act(
@@ -197,7 +196,7 @@ class PolicyContract:
         if state is None:
             return
         fresh = self._fresh_state(policy, len(rows))
-        with _no_grad():
+        with no_grad():
             for ours, new in zip(tree.flatten(state), tree.flatten(fresh), strict=True):
                 ours[rows] = new[rows]
 
@@ -226,28 +225,17 @@ class PolicyContract:
         return bool(np.array_equal(leaf, other))
 
 
-def _no_grad() -> Any:
-    import torch
-
-    return torch.no_grad()
-
-
 @contextlib.contextmanager
 def _global_seed(seed: int) -> Iterator[Callable[[], dict[str, bytes]]]:
     """Seed the global generators, offer a look at their states, and put them back."""
     import torch
 
-    kept = random.getstate(), np.random.get_state(), torch.random.get_rng_state()  # noqa: NPY002
-    random.seed(seed)
-    np.random.seed(seed)  # noqa: NPY002
-    torch.manual_seed(seed)
-    try:
+    with random_state_kept():
+        random.seed(seed)
+        np.random.seed(seed)  # noqa: NPY002
+        torch.manual_seed(seed)
         yield lambda: {
             "random": pickle.dumps(random.getstate()),
             "numpy.random": pickle.dumps(np.random.get_state()),  # noqa: NPY002
             "torch": torch.random.get_rng_state().numpy().tobytes(),
         }
-    finally:
-        random.setstate(kept[0])
-        np.random.set_state(kept[1])  # noqa: NPY002
-        torch.random.set_rng_state(kept[2])

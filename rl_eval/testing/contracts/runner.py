@@ -1,4 +1,4 @@
-"""Contract of a runner: exactly one row per lease, the same row in every layout, and control.
+"""Contract of a runner: exactly one row per lease, the same row in every layout, control, and what observers see.
 
 The rows are compared with those of :class:`~rl_eval.SingleAgentEvalRunner`, the loop of a textbook.
 """
@@ -7,18 +7,140 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any, Final
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any, Final, NamedTuple
 
 import gymnasium as gym
 import numpy as np
 
 from rl_eval.errors import EvalError
+from rl_eval.records.episode import EpisodeRecord, EpisodeSpec
+from rl_eval.records.plain import canonical_digest
 from rl_eval.runners import SingleAgentEvalRunner, runner_class
-from rl_eval.testing.contracts.observers import ObserverContract
-from rl_eval.testing.contracts.suite import MAX_ATTEMPTS, PATIENCE, expect, leases_of, play
-from rl_eval.weights import WeightsSnapshot, snapshot_weights
+from rl_eval.runners.observers import observer_factories
+from rl_eval.testing.contracts.suite import MAX_ATTEMPTS, PATIENCE, RunnerSuite, expect, leases_of, play
+from rl_eval.weights import snapshot_weights
 
-__all__ = ["EvalRunnerContract"]
+
+class _Seen(NamedTuple):
+    """Artifact of the observer: what it was shown of the attempt that counts."""
+
+    episode: int
+    seed: int
+    attempt: int
+    steps: tuple[bytes, ...]
+    """Digests of the first observation, and of each step's action and results."""
+
+
+class _Diary:
+    """Observer that keeps all it is shown."""
+
+    def __init__(self, env: Any) -> None:
+        self.steps: list[bytes] = [b"the start was not shown"]
+
+    def on_episode_start(self, spec: EpisodeSpec, attempt: int, observation: Any) -> None:
+        self.start = (spec.index, spec.seed, attempt)
+        self.steps = [canonical_digest(observation)]
+
+    def on_step(self, observation: Any, action: Any, *results: Any) -> None:
+        # The last one is what the policy computed besides, which rounds as its batch does.
+        self.steps.append(canonical_digest((observation, action, *results[:-1])))
+
+    def on_episode_end(self, record: EpisodeRecord) -> _Seen:
+        expect((record.index, record.seed, record.attempts), self.start, "record and start of an observed episode")
+        return _Seen(*self.start, tuple(self.steps))
+
+
+_FEW: Final = 4
+"""Episodes of a test."""
+_DIARY: Final = _Diary.__qualname__
+_METHODS: Final = ("on_episode_start", "on_step", "on_episode_end")
+
+
+def _raising(where: str) -> Callable[[Any], Any]:
+    """Return the factory of an observer that raises in one place."""
+
+    def fail(*args: Any) -> None:
+        raise OSError("disk full")
+
+    def broken(env: Any) -> Any:
+        if where == "factory":
+            fail()
+        observer: Any = _Diary(env)
+        setattr(observer, where, fail)
+        return observer
+
+    return broken
+
+
+class ObserverContract(RunnerSuite):
+    """Tests of what a runner owes to ``evaluation.observers``; part of :class:`EvalRunnerContract`."""
+
+    def test_an_observer_sees_every_step_of_each_episode_in_order(self) -> None:
+        """What it keeps of an episode is what it keeps beside the reference loop, bit for bit."""
+        for lanes, runner in self.runners(observers=[_Diary]):
+            played = play(runner, leases_of(_FEW), budget_s=0.0)
+            self._expect_seen(played.artifacts, {}, f"{lanes} lanes")
+            self.expect_reference(played.rows, f"{lanes} lanes, observed")
+            expect(played.notes, (), f"notes, {lanes} lanes")
+
+    def test_an_observer_sees_a_new_attempt_from_its_start(self) -> None:
+        """What is kept is of the attempt that counts; attempts that failed have no end."""
+        fault = {"kind": "raise", "step": 2, "episodes": [1, 3], "attempts": [1, 2]}
+        for lanes, runner in self.runners(fault, observers=[_Diary]):
+            self._expect_seen(play(runner, leases_of(_FEW)).artifacts, {1: 3, 3: 3}, f"{lanes} lanes, with faults")
+
+    def test_what_an_observer_raises_is_its_own(self) -> None:
+        """A note names the observer; episodes have no fault and their rows, and other observers see what they would."""
+        for where in ("factory", *_METHODS):
+            broken = _raising(where)
+            (name,) = observer_factories([broken])
+            for lanes, runner in self.runners(observers=[broken, _Diary]):
+                played, what = play(runner, leases_of(_FEW)), f"{lanes} lanes, an observer raises in {where}"
+                expect(played.faults, (), f"faults, {what}")
+                self.expect_reference(played.rows, what)
+                self._expect_seen(played.artifacts, {}, what)
+                if not any(name in note and "disk full" in note for note in played.notes):
+                    raise AssertionError(f"{what}: no note has its name, {name!r}, and its error, but {played.notes}")
+
+    def test_an_episode_that_runs_to_be_compared_is_not_observed(self) -> None:
+        """A lease with ``fresh`` is the determinism check's."""
+        leases = [lease._replace(fresh=True) for lease in leases_of(3)]
+        for lanes, runner in self.runners(observers=[_Diary]):
+            played = play(runner, leases)
+            self.expect_reference(played.rows, f"{lanes} lanes, fresh environments")
+            expect(played.artifacts, {}, f"artifacts, {lanes} lanes, fresh environments")
+
+    def _expect_seen(self, artifacts: dict[int, Any], attempts: dict[int, int], what: str) -> None:
+        """Assert that the diary of each episode is the reference loop's.
+
+        Args:
+            artifacts: By index and observer.
+            attempts: Attempts that count, by index; 1 by default.
+            what: For the message.
+        """
+        kept = [(index, name) for index in sorted(artifacts) for name in artifacts[index]]
+        expect(kept, [(index, _DIARY) for index in sorted(self._seen)], f"episodes and observers of artifacts, {what}")
+        for index, due in self._seen.items():
+            seen = artifacts[index][_DIARY]
+            expect(
+                seen[:3], (index, due.seed, attempts.get(index, 1)), f"index, seed and attempt of an artifact, {what}"
+            )
+            if seen.steps != due.steps:
+                raise AssertionError(
+                    f"{what}: the observer of episode {index} saw {len(seen.steps) - 1} steps, and should have seen "
+                    f"these {len(due.steps) - 1}: show it the reset and each step, once, in order, as the environment "
+                    "returned them"
+                )
+
+    @cached_property
+    def _seen(self) -> dict[int, _Seen]:
+        """What the observer is shown by the reference loop, by index."""
+        with self.make_runner(1, runner=SingleAgentEvalRunner, observers=[_Diary]) as runner:
+            artifacts = play(runner, leases_of(_FEW)).artifacts
+        return {index: kept[_DIARY] for index, kept in artifacts.items()}
+
 
 _TIMEOUT_S: Final = 0.1
 
@@ -38,63 +160,45 @@ class EvalRunnerContract(ObserverContract):
 
     def test_every_lease_gets_exactly_one_row(self) -> None:
         """Rows are as many as leases, with their indices and seeds, whatever the number of lanes."""
-        for lanes in self.lane_counts:
-            for count in (1, self.num_episodes):
-                leases = leases_of(count)
-                with self.make_runner(lanes) as runner:
-                    rows = play(runner, leases).rows
-                got = sorted((int(row["index"]), int(row["seed"])) for row in rows)
+        for count in (1, self.num_episodes):
+            leases = leases_of(count)
+            for lanes, runner in self.runners():
+                got = sorted((int(row["index"]), int(row["seed"])) for row in play(runner, leases).rows)
                 expect(got, [(lease.index, lease.seed) for lease in leases], f"(index, seed) of rows, {lanes} lanes")
 
     def test_rows_are_those_of_the_reference_loop(self) -> None:
         """Bit for bit, for every number of lanes and every order of leases."""
         leases = leases_of(self.num_episodes)
-        for lanes in self.lane_counts:
-            for order in (leases, leases[::-1], leases[::2] + leases[1::2]):
-                with self.make_runner(lanes) as runner:
-                    self.expect_reference(play(runner, order).rows, f"{lanes} lanes")
+        for order in (leases, leases[::-1], leases[::2] + leases[1::2]):
+            for lanes, runner in self.runners():
+                self.expect_reference(play(runner, order).rows, f"{lanes} lanes")
 
     def test_any_number_of_slots_gives_the_same_rows(self) -> None:
-        """From one slot to ``max_lanes``, more than there are episodes too; no more episodes are live than slots."""
+        """Also of more than there are episodes, and interrupted at every step; no more episodes are live than slots."""
         cls = runner_class(self.runner)
         most = self.num_episodes + 3 if cls.max_lanes is None else min(cls.max_lanes, self.num_episodes + 3)
         if not 1 <= cls.default_lanes <= (cls.max_lanes or cls.default_lanes):
             raise AssertionError(f"default_lanes is {cls.default_lanes}, and must be from 1 to {cls.max_lanes}")
-        for slots in sorted({1, (most + 1) // 2, most}):
+        for slots in sorted({1, (most + 1) // 2, most, *self.lane_counts}):
             with self.make_runner(slots) as runner:
                 played = play(runner, leases_of(self.num_episodes), budget_s=0.0)
-            self.expect_reference(played.rows, f"{slots} slots")
+            self.expect_reference(played.rows, f"{slots} slots, budgets of 0 s")
             expect(played.most_live <= slots, True, f"at most {slots} episodes are live at once")
-
-    def test_many_small_budgets_are_one_big_budget(self) -> None:
-        """Interruptions leave no trace in the rows, and every call gets something done."""
-        for lanes in self.lane_counts:
-            with self.make_runner(lanes) as runner:
-                rows = play(runner, leases_of(self.num_episodes), budget_s=0.0).rows
-            self.expect_reference(rows, f"{lanes} lanes, budgets of 0 s")
+            expect(played.env_steps, int(played.rows["length"].sum()), f"env_steps without faults, {slots} slots")
 
     def test_leases_may_come_one_by_one(self) -> None:
         """A lease that joins while others are live changes none of them."""
-        for lanes in self.lane_counts:
-            with self.make_runner(lanes) as runner:
-                reports = [runner.run([lease], 0.0) for lease in leases_of(self.num_episodes)]
-                rows = play(runner, (), budget_s=0.0, begun=reports, count=self.num_episodes).rows
+        for lanes, runner in self.runners():
+            reports = [runner.run([lease], 0.0) for lease in leases_of(self.num_episodes)]
+            rows = play(runner, (), budget_s=0.0, begun=reports, count=self.num_episodes).rows
             self.expect_reference(rows, f"{lanes} lanes, one lease per call")
-
-    def test_steps_are_counted(self) -> None:
-        """Without faults, the reported environment steps are the lengths of the episodes."""
-        for lanes in self.lane_counts:
-            with self.make_runner(lanes) as runner:
-                played = play(runner, leases_of(self.num_episodes), budget_s=0.0)
-            expect(played.env_steps, int(played.rows["length"].sum()), f"env_steps, {lanes} lanes")
 
     def test_the_numerics_key_is_the_references(self) -> None:
         """A runner that works on nothing reports nothing but its numerics key, the same for every layout."""
         with self.make_runner(1, runner=SingleAgentEvalRunner) as reference:
             key = reference.run().numerics
-        for lanes in self.lane_counts:
-            with self.make_runner(lanes) as runner:
-                report = runner.run()
+        for lanes, runner in self.runners():
+            report = runner.run()
             expect(dict(report.numerics), dict(key), f"numerics key, {lanes} lanes")
             expect((len(report.rows), report.faults, report.progress, report.returned), (0, (), (), ()), "idle report")
 
@@ -103,12 +207,10 @@ class EvalRunnerContract(ObserverContract):
     def test_a_fault_is_retried_with_the_same_seed(self) -> None:
         """An exception in reset or step costs an attempt, is reported with its number, and changes no outcome."""
         faulty_ones, leases = {1, 3}, leases_of(self.num_episodes)
-        for lanes in self.lane_counts:
-            for phase in ("reset", "step"):
-                fault = {"kind": "raise", "phase": phase, "episodes": sorted(faulty_ones), "attempts": [1, 2]}
-                with self.make_runner(lanes, fault) as runner:
-                    played = play(runner, leases)
-                what = f"{lanes} lanes, faults in {phase}"
+        for phase in ("reset", "step"):
+            fault = {"kind": "raise", "phase": phase, "episodes": sorted(faulty_ones), "attempts": [1, 2]}
+            for lanes, runner in self.runners(fault):
+                played, what = play(runner, leases), f"{lanes} lanes, faults in {phase}"
                 self.expect_reference(played.rows, what)
                 attempts = {int(row["index"]): int(row["attempts"]) for row in played.rows}
                 expect(attempts, {at.index: 3 if at.index in faulty_ones else 1 for at in leases}, f"attempts, {what}")
@@ -118,21 +220,19 @@ class EvalRunnerContract(ObserverContract):
 
     def test_a_nan_observation_is_the_environments_fault(self) -> None:
         """The policy never sees it; the attempt is charged."""
-        for lanes in self.lane_counts:
-            for phase in ("reset", "step"):
-                fault = {"kind": "nan_observation", "phase": phase, "episodes": [0, 2], "attempts": [1]}
-                with self.make_runner(lanes, fault) as runner:
-                    played = play(runner, leases_of(self.num_episodes))
-                what = f"{lanes} lanes, NaN in {phase}"
+        for phase in ("reset", "step"):
+            for lanes, runner in self.runners(
+                {"kind": "nan_observation", "phase": phase, "episodes": [0, 2], "attempts": [1]}
+            ):
+                played, what = play(runner, leases_of(self.num_episodes)), f"{lanes} lanes, NaN in {phase}"
                 self.expect_reference(played.rows, what)
                 reported = sorted((at.index, at.attempt, at.cause) for at in played.faults)
                 expect(reported, [(0, 1, "env"), (2, 1, "env")], f"faults, {what}")
 
     def test_a_failed_attempt_is_reported_and_frees_its_lane(self) -> None:
         """It has a fault and no row: the group decides whether the episode runs again. The others complete."""
-        for lanes in self.lane_counts:
-            with self.make_runner(lanes, {"kind": "raise", "episodes": [1]}) as runner:
-                played = play(runner, leases_of(self.num_episodes))
+        for lanes, runner in self.runners({"kind": "raise", "episodes": [1]}):
+            played = play(runner, leases_of(self.num_episodes))
             expect(1 in played.rows["index"], False, f"a row of the episode that fails, {lanes} lanes")
             expect([fault.attempt for fault in played.faults], [*range(1, MAX_ATTEMPTS + 1)], "attempts of its faults")
             expect(len(played.rows), self.num_episodes - 1, f"rows of the others, {lanes} lanes")
@@ -141,18 +241,16 @@ class EvalRunnerContract(ObserverContract):
     def test_a_lease_may_begin_at_a_later_attempt(self) -> None:
         """Attempts that other runners were charged with count."""
         leases = [lease._replace(attempt=2) for lease in leases_of(3)]
-        for lanes in self.lane_counts:
-            with self.make_runner(lanes, {"kind": "raise", "episodes": [1], "attempts": [2]}) as runner:
-                played = play(runner, leases)
+        for lanes, runner in self.runners({"kind": "raise", "episodes": [1], "attempts": [2]}):
+            played = play(runner, leases)
             attempts = {int(row["index"]): int(row["attempts"]) for row in played.rows}
             expect(attempts, {0: 2, 1: 3, 2: 2}, f"attempts, {lanes} lanes")
             expect([fault.attempt for fault in played.faults], [2], f"attempts of faults, {lanes} lanes")
 
     def test_an_endless_episode_runs_into_its_timeout(self) -> None:
         """``episode_timeout_s`` ends it, between steps."""
-        for lanes in self.lane_counts:
-            with self.make_runner(lanes, wrapper=_Endless, timeout_s=_TIMEOUT_S) as runner:
-                played = play(runner, leases_of(lanes), budget_s=_TIMEOUT_S / 2, calls=20)
+        for lanes, runner in self.runners(wrapper=_Endless, timeout_s=_TIMEOUT_S):
+            played = play(runner, leases_of(lanes), budget_s=_TIMEOUT_S / 2, calls=20)
             expect(len(played.rows), 0, f"rows, {lanes} lanes")
             expect({fault.cause for fault in played.faults}, {"timeout"}, f"causes, {lanes} lanes")
 
@@ -160,89 +258,80 @@ class EvalRunnerContract(ObserverContract):
 
     def test_a_spent_budget_ends_the_call(self) -> None:
         """Without time, a call takes at most one step per lane and leaves the rest for the next."""
-        for lanes in self.lane_counts:
-            leases = leases_of(lanes + self.num_episodes)
-            with self.make_runner(lanes) as runner:
-                reports = [runner.run(leases, 0.0)]
-                while not reports[-1].env_steps and len(reports) < PATIENCE:
-                    reports.append(runner.run((), 0.0))
-            report = reports[-1]
-            if not 0 < report.env_steps <= lanes:
+        for lanes, runner in self.runners():
+            reports = [runner.run(leases_of(lanes + self.num_episodes), 0.0)]
+            while not reports[-1].env_steps and len(reports) < PATIENCE:
+                reports.append(runner.run((), 0.0))
+            if not 0 < (steps := reports[-1].env_steps) <= lanes:
                 raise AssertionError(
-                    f"run() with budget_s=0 took {report.env_steps} steps in {lanes} lanes, call {len(reports)}: check "
+                    f"run() with budget_s=0 took {steps} steps in {lanes} lanes, call {len(reports)}: check "
                     "the budget after every reset and step, return, and go on with unfinished lanes in the next call"
                 )
 
     def test_reclaim_gives_back_only_what_has_not_started(self) -> None:
         """Live episodes go on; what was given back has no row, and can be leased again."""
-        for lanes in self.lane_counts:
+        for lanes, runner in self.runners():
             leases = leases_of(lanes + self.num_episodes)
-            with self.make_runner(lanes) as runner:
-                first = runner.run(leases, 0.0)
-                second = runner.run((), 0.0, reclaim=[lease.index for lease in leases])
-                started = {int(index) for index in first.rows["index"]} | {at.index for at in first.progress}
-                given_back = [lease for lease in leases if lease.index not in started]
-                expect(sorted(second.returned), [at.index for at in given_back], f"given back, {lanes} lanes")
-                rest = play(runner, (), begun=[first, second], count=len(started))
-                again = play(runner, given_back)
+            first = runner.run(leases, 0.0)
+            second = runner.run((), 0.0, reclaim=[lease.index for lease in leases])
+            started = {int(index) for index in first.rows["index"]} | {at.index for at in first.progress}
+            given_back = [lease for lease in leases if lease.index not in started]
+            expect(sorted(second.returned), [at.index for at in given_back], f"given back, {lanes} lanes")
+            rest = play(runner, (), begun=[first, second], count=len(started))
+            again = play(runner, given_back)
             self.expect_reference(np.concatenate([rest.rows, again.rows]), f"{lanes} lanes, after reclaim")
 
     def test_abort_gives_everything_back(self) -> None:
         """Live episodes are dropped too, and leave nothing behind for those that follow."""
-        for lanes in self.lane_counts:
+        for lanes, runner in self.runners():
             leases = leases_of(lanes + self.num_episodes)
-            with self.make_runner(lanes) as runner:
-                reports = [runner.run(leases, 0.0), *(runner.run((), 0.0) for _ in range(3 * lanes))]
-                finished = {int(index) for report in reports for index in report.rows["index"]}
-                unfinished = [lease for lease in leases if lease.index not in finished]
-                report = runner.run((), 0.0, abort=True)
-                expect(sorted(report.returned), [at.index for at in unfinished], f"given back, {lanes} lanes")
-                expect((report.progress, len(report.rows)), ((), 0), f"lanes and rows after abort, {lanes} lanes")
-                rows = play(runner, unfinished).rows
-            self.expect_reference(rows, f"{lanes} lanes, after abort")
+            reports = [runner.run(leases, 0.0), *(runner.run((), 0.0) for _ in range(3 * lanes))]
+            finished = {int(index) for report in reports for index in report.rows["index"]}
+            unfinished = [lease for lease in leases if lease.index not in finished]
+            report = runner.run((), 0.0, abort=True)
+            expect(sorted(report.returned), [at.index for at in unfinished], f"given back, {lanes} lanes")
+            expect((report.progress, len(report.rows)), ((), 0), f"lanes and rows after abort, {lanes} lanes")
+            self.expect_reference(play(runner, unfinished).rows, f"{lanes} lanes, after abort")
 
     def test_leases_that_come_with_an_abort_are_run(self) -> None:
         """What was there before is dropped first."""
         leases = leases_of(self.num_episodes)
-        for lanes in self.lane_counts:
-            with self.make_runner(lanes) as runner:
-                runner.run(leases, 0.0)
-                report = runner.run(leases[:2], 0.0, abort=True)
-                rows = play(runner, (), begun=[report], count=2).rows
+        for lanes, runner in self.runners():
+            runner.run(leases, 0.0)
+            report = runner.run(leases[:2], 0.0, abort=True)
+            rows = play(runner, (), begun=[report], count=2).rows
             expect(sorted(rows["index"].tolist()), [0, 1], f"rows after abort, {lanes} lanes")
 
     def test_weights_are_refused_while_an_episode_is_live(self) -> None:
         """One evaluation never sees two versions; between evaluations, rows carry the new one."""
-        for lanes in self.lane_counts:
-            with self.make_runner(lanes, wrapper=_Endless) as runner:
-                expect(bool(runner.run(leases_of(2), 0.0).progress), True, "an episode is live after the first call")
-                weights = self.weights or _some_weights()
-                try:
-                    runner.set_weights(weights)
-                except EvalError as error:
-                    expect(type(error), EvalError, "error of set_weights() while an episode is live")
-                else:
-                    raise AssertionError("set_weights() changed the weights while an episode was live")
+        for _, runner in self.runners(wrapper=_Endless):
+            expect(bool(runner.run(leases_of(2), 0.0).progress), True, "an episode is live after the first call")
+            error: Exception | None = None
+            try:
+                runner.set_weights(self.weights or snapshot_weights({}, 1))
+            except EvalError as raised:
+                error = raised
+            expect(type(error), EvalError, "error of set_weights() while an episode is live")
 
     def test_rows_carry_the_version_of_the_weights(self) -> None:
         """The version that was set before the first lease."""
-        with self.make_runner(self.lane_counts[-1]) as runner:
-            if self.weights is not None:
-                expect(runner.set_weights(dataclasses.replace(self.weights, version=7)), 7, "set_weights()")
-                rows = play(runner, leases_of(3)).rows
-                expect(set(rows["weights_version"].tolist()), {7}, "versions of the rows")
-                expect(runner.weights_version, 7, "weights_version")
+        for _, runner in self.runners():
+            if self.weights is None:
+                break
+            expect(runner.set_weights(dataclasses.replace(self.weights, version=7)), 7, "set_weights()")
+            rows = play(runner, leases_of(3)).rows
+            expect(set(rows["weights_version"].tolist()), {7}, "versions of the rows")
+            expect(runner.weights_version, 7, "weights_version")
 
     def test_stop_closes_every_environment(self) -> None:
         """Those that faults cost, and those of live episodes."""
-        for lanes in self.lane_counts:
-            open_envs: list[_Counted] = []
-            fault = {"kind": "raise", "episodes": [0, 2], "attempts": [1]}
-            with self.make_runner(lanes, fault, wrapper=functools.partial(_Counted, open_envs)) as runner:
-                play(runner, leases_of(3))
-                runner.run(leases_of(lanes), 0.0)
-                expect(0 < len(open_envs) <= lanes, True, f"1 to {lanes} environments are open during a run")
-            expect(len(open_envs), 0, f"environments open after stop(), {lanes} lanes")
+        open_envs: list[_Counted] = []
+        fault = {"kind": "raise", "episodes": [0, 2], "attempts": [1]}
+        for lanes, runner in self.runners(fault, wrapper=functools.partial(_Counted, open_envs)):
+            play(runner, leases_of(3))
+            runner.run(leases_of(lanes), 0.0)
+            expect(0 < len(open_envs) <= lanes, True, f"1 to {lanes} environments are open during a run")
+        expect(len(open_envs), 0, "environments open after stop()")
 
 
 class _Endless(gym.Wrapper[Any, Any, Any, Any]):
@@ -267,9 +356,3 @@ class _Counted(gym.Wrapper[Any, Any, Any, Any]):
     def close(self) -> None:
         self._open_envs[:] = [env for env in self._open_envs if env is not self]
         super().close()
-
-
-def _some_weights() -> WeightsSnapshot:
-    import torch
-
-    return snapshot_weights({"weight": torch.zeros(1)}, 1)

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rl_eval.config.builder import EvalConfig
-from rl_eval.config.settings import EvalSettings, FaultToleranceSection, RunnersSection
+from rl_eval.config.settings import EvalSettings, RunnersSection, with_values
 from rl_eval.policies import adapt_policy
 from rl_eval.protocols import EnvContext, Policy
 from rl_eval.records.episode import EpisodeTable, Fault, Lease, RunReport
@@ -28,18 +28,6 @@ from rl_eval.weights import (
     snapshot_weights,
     weights_of,
 )
-
-__all__ = [
-    "MAX_ATTEMPTS",
-    "PATIENCE",
-    "Played",
-    "RunnerSuite",
-    "Subject",
-    "build_subject",
-    "expect",
-    "leases_of",
-    "play",
-]
 
 
 class Subject(NamedTuple):
@@ -143,18 +131,12 @@ class RunnerSuite:
         selected = runner_class(self.runner if runner is None else runner)
         section = self.settings.environment
         env_kwargs = {"env": section.env, "env_kwargs": section.env_kwargs, **(fault or {})}
-        evaluation = self.settings.evaluation.model_copy(update={"observers": tuple(observers)})
-        tolerance = FaultToleranceSection()
-        if timeout_s is not None:
-            evaluation = evaluation.model_copy(update={"max_episode_steps": None})
-            tolerance = FaultToleranceSection(episode_timeout_s=timeout_s)
-        settings = self.settings.model_copy(
-            update={
-                "environment": section.model_copy(update={"env": _factory(wrapper), "env_kwargs": env_kwargs}),
-                "runners": RunnersSection(runner=selected, num_envs_per_runner=lanes),
-                "evaluation": evaluation,
-                "fault_tolerance": tolerance,
-            }
+        limits = {} if timeout_s is None else {"max_episode_steps": None}
+        settings = with_values(
+            self.settings.model_copy(update={"runners": RunnersSection(runner=selected, num_envs_per_runner=lanes)}),
+            environment={"env": _factory(wrapper), "env_kwargs": env_kwargs},
+            evaluation={"observers": tuple(observers), **limits},
+            fault_tolerance={"episode_timeout_s": timeout_s or 3600.0},
         )
         built = selected(settings, 0)
         try:
@@ -163,6 +145,12 @@ class RunnerSuite:
             yield built
         finally:
             built.stop()
+
+    def runners(self, fault: Mapping[str, Any] | None = None, **others: Any) -> Iterator[tuple[int, Runner]]:
+        """Yield a runner for each number of lanes, with that number; arguments as of :meth:`make_runner`."""
+        for lanes in self.lane_counts:
+            with self.make_runner(lanes, fault, **others) as runner:
+                yield lanes, runner
 
     def expect_reference(self, rows: npt.NDArray[np.void], what: str) -> None:
         """Assert that rows are those of the reference loop."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Self
 
-from rl_eval.results.point import EvalPoint
+from rl_eval.results.result import EvalPoint
 
 if TYPE_CHECKING:
     from rl_eval.execution.handle import EvalProgress

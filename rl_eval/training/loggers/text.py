@@ -23,7 +23,7 @@ from rich.text import Text
 from rl_eval.atomic_write import sweep, write_text
 from rl_eval.errors import UsageError
 from rl_eval.records.plain import plain
-from rl_eval.results.point import EvalPoint
+from rl_eval.results.result import EvalPoint
 from rl_eval.training.loggers.base import Logger, prefix_of, row_of
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ import numpy as np
 from rl_eval.errors import ConfigError
 from rl_eval.log.storage import absolute_place
 from rl_eval.records.episode import Outcome
-from rl_eval.results.point import EvalPoint
+from rl_eval.results.result import EvalPoint
 from rl_eval.results.stats.aggregate import histogram_edges
 from rl_eval.training.loggers.base import Logger, finite_metrics, prefix_of
 

@@ -21,8 +21,7 @@ from typing import IO, Any, Final, Literal, final
 from rl_eval.atomic_write import is_temporary, write_text
 from rl_eval.errors import ConfigError, LogOwned
 from rl_eval.log.manifest import code_differences
-from rl_eval.records.foreign import parse_json, typed
-from rl_eval.records.plain import differences, plain
+from rl_eval.records.plain import differences, parse_json, plain, typed
 from rl_eval.results.result import EvalResult
 from rl_eval.results.text import interval_text
 from rl_eval.training.watching.checkpoints import Checkpoint
