@@ -310,8 +310,8 @@ def test_gaussian_actions_are_the_mean_and_the_episodes_own_noise():
     batch, actions = drawn(model, "box", 50)
     found = model.policy.get_distribution(batch).distribution
     noise = EpisodeNoise(np.arange(50), np.zeros(50, np.int64)).normal(2)
-    due = found.loc.detach().numpy().astype(np.float64) + found.scale.detach().numpy() * noise
-    np.testing.assert_allclose(actions, np.clip(due, ACTIONS["box"].low, ACTIONS["box"].high), rtol=1e-6)
+    due = found.loc + torch.from_numpy(noise).float() * found.scale
+    assert np.array_equal(actions, np.clip(due.detach().numpy(), ACTIONS["box"].low, ACTIONS["box"].high))
 
 
 def test_squashed_actions_are_drawn_before_the_squashing():
@@ -367,12 +367,12 @@ class OwnModel(PPO):
         return super().predict(*args, **kwargs)
 
 
-def test_a_policy_with_its_own_way_is_followed_but_not_sampled():
+def test_a_policy_with_its_own_way_is_followed():
+    """When it is sampled, too: its draws are the episode's."""
     model = make_model("PPO", policy=OwnWay)
     result = evaluate(config_of(), model)
     assert our_returns(result) == their_returns(model, Rewards, seeds_of(result), copies=copies_of(result))
-    with pytest.raises(ConfigError, match=r"_predict\(\) of its own"):
-        evaluate(config_of(deterministic=False), model)
+    assert np.array_equal(drawn(model, "discrete")[1], 3 - drawn(make_model("PPO"), "discrete")[1])
 
 
 def test_what_predicts_in_a_way_of_its_own_is_refused():

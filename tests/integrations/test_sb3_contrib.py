@@ -11,14 +11,13 @@ import gymnasium as gym
 import numpy as np
 import torch
 from sb3_contrib import ARS, QRDQN, TQC, TRPO, CrossQ, MaskablePPO, RecurrentPPO
-from sb3_worlds import ACTIONS, OBSERVATIONS, Rewards
+from sb3_worlds import Rewards
 from stable_baselines3 import PPO, SAC
 from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNormalize
 
 from rl_eval import EvalConfig, evaluate
-from rl_eval.config.settings import PolicySection
 from rl_eval.errors import ConfigError
-from rl_eval.integrations.sb3 import as_policy, load_policy
+from rl_eval.integrations.sb3 import load_policy
 from rl_eval.policies.noise import EpisodeNoise
 
 EPISODES, STEPS = 20, 12
@@ -288,21 +287,6 @@ def test_gsde_explores_by_one_matrix_per_episode(kind, policy_kwargs):
 
     assert ours(result) == loop(model, Rewards("vector", "box"), result, begin=begin, deterministic=False)
     assert ours(result) != ours(evaluate(config_of("box"), model))
-
-
-def test_gsde_draws_with_the_policys_deviation():
-    model = gsde(PPO)
-    policy = as_policy(model, PolicySection(deterministic=False), OBSERVATIONS["vector"], ACTIONS["box"])
-    count = 4000
-    batch = np.repeat(np.float32([[0.1, -1, 2, 0.5, 1]]), count, 0)
-    noise = EpisodeNoise(np.arange(count), np.zeros(count, np.int64))
-    state = policy.initial_state(count)
-    distribution, _ = policy._distribution(torch.from_numpy(batch), {})
-    actions, _ = policy._exploration.draw(distribution, state["exploration"], noise)
-    found = distribution.distribution
-    error = 4 * found.stddev[0] / np.sqrt(count)
-    assert (torch.abs(torch.from_numpy(actions).mean(0) - found.mean[0]) < error).all()
-    assert (torch.abs(torch.from_numpy(actions).std(0) / found.stddev[0] - 1) < 0.06).all()
 
 
 def test_gsde_does_not_depend_on_the_layout():

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
@@ -221,20 +221,11 @@ def test_a_mask_is_kept_when_sampling() -> None:
 
 
 def test_sampling_what_only_torch_can_sample_is_refused() -> None:
-    """A distribution without quantiles, and a plain callable, say so."""
-
-    class Opaque(torch_distributions.Distribution):
-        arg_constraints: ClassVar[dict[str, Any]] = {}
-
-        def __init__(self, loc: torch.Tensor) -> None:
-            self.deterministic_sample = loc
-            super().__init__(loc.shape[:1], loc.shape[1:], validate_args=False)
-
-    module = ProbabilisticActor(
-        TensorDictModule(net(4, 1), ["observation"], ["loc"]), in_keys=["loc"], distribution_class=Opaque
-    )
-    with pytest.raises(ConfigError, match="Opaque"):
-        act(TensorDictPolicy(portable(module), BOX, ONE, "random"), observations(), noise())
+    """A distribution that draws by another function, and a plain callable, say so."""
+    module = normal_actor(torch_distributions.Cauchy)
+    policy = TensorDictPolicy(portable(module), BOX, ONE, "random")
+    with pytest.raises(ConfigError, match="cauchy_"):
+        act(policy, observations(), noise())
     with pytest.raises(ConfigError, match="callable"):
         TensorDictPolicy(lambda data: data, BOX, ONE, "random")
 

@@ -2,13 +2,14 @@
 
 An action is the mode of the module's distribution, or a sample drawn from each episode's noise.
 
-RLlib's own distribution objects say what the numbers mean; they never draw, since they would draw from torch's global
-generator. Afterwards Box actions are unsquashed or clipped by RLlib's own functions, applied to the whole batch.
+RLlib's own distribution objects say what the numbers mean, and draw in a context that gives them the episode's noise in
+place of torch's global generator. Afterwards Box actions are unsquashed or clipped by RLlib's own functions, applied to
+the whole batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple, cast, final
 
 import gymnasium as gym
@@ -19,14 +20,14 @@ import tree
 from ray.rllib.connectors.common.agent_to_module_mapping import AgentToModuleMapping
 from ray.rllib.connectors.env_to_module.mean_std_filter import MeanStdFilter
 from ray.rllib.core.columns import Columns
-from ray.rllib.core.distribution.torch import torch_distribution as distributions
 from ray.rllib.core.rl_module.multi_rl_module import MultiRLModule
 from ray.rllib.utils.spaces.space_utils import clip_action, get_base_struct_from_space, unsquash_action
 
 from rl_eval.errors import ConfigError, PolicyError
 from rl_eval.integrations.rllib.observations import FILTERS, NoEpisode, Observations, filter_tensors
+from rl_eval.integrations.torch_draws import EpisodeDraws
 from rl_eval.policies.random_state import random_state_kept
-from rl_eval.policies.sampling import categorical, gaussian, refuse_nan
+from rl_eval.policies.sampling import refuse_nan
 from rl_eval.protocols import NoiseSource
 
 __all__ = ["Actions", "Pipelines", "RLModulePolicy", "check_separate", "check_spaces", "read_actions"]
@@ -106,57 +107,11 @@ def read_actions(module: Any, outputs: Mapping[str, Any], live: Live, noise: Noi
     logits = outputs[Columns.ACTION_DIST_INPUTS]
     refuse_nan(_numpy(logits), live, "a number of the RLModule's action_dist_inputs")
     if noise is None:
-        mode = module.get_inference_action_dist_cls().from_logits(logits).to_deterministic()
-        return tree.map_structure(_numpy, mode.sample())
-    return _sample(module.get_exploration_action_dist_cls().from_logits(logits), live, noise)
-
-
-def _sample(distribution: Any, live: Live, noise: NoiseSource) -> Any:
-    draw = _DRAWS.get(type(distribution))
-    if draw is None:
-        raise ConfigError(
-            f"policy.deterministic is False, but rl_eval cannot draw from {type(distribution).__name__} reproducibly: "
-            "set policy.deterministic to True (in RLlib, explore=False)"
-        )
-    return draw(distribution, live, noise)
-
-
-def _draw_categorical(distribution: Any, live: Live, noise: NoiseSource) -> Array:
-    logits = distribution.logits if distribution.logits is not None else distribution.probs.log()
-    return categorical(_numpy(logits), live, noise)
-
-
-def _draw_multi_categorical(distribution: Any, live: Live, noise: NoiseSource) -> Array:
-    return np.stack([_draw_categorical(part, live, noise) for part in distribution._cats], axis=1)
-
-
-def _draw_gaussian(distribution: Any, live: Live, noise: NoiseSource) -> Array:
-    mean, scale = _numpy(distribution.loc), _numpy(distribution._dist.scale)
-    return gaussian(mean, scale, noise).astype(mean.dtype)
-
-
-def _draw_squashed_gaussian(distribution: Any, live: Live, noise: NoiseSource) -> Array:
-    return _numpy(distribution._squash(torch.from_numpy(_draw_gaussian(distribution, live, noise))))
-
-
-def _draw_deterministic(distribution: Any, live: Live, noise: NoiseSource) -> Array:
-    return _numpy(distribution.loc)
-
-
-def _draw_nested(distribution: Any, live: Live, noise: NoiseSource) -> Any:
-    parts = [_sample(part, live, noise) for part in distribution._flat_child_distributions]
-    return tree.unflatten_as(distribution._original_struct, parts)
-
-
-_DRAWS: Final[Mapping[type, Callable[[Any, Live, NoiseSource], Any]]] = {
-    distributions.TorchCategorical: _draw_categorical,
-    distributions.TorchMultiCategorical: _draw_multi_categorical,
-    distributions.TorchDiagGaussian: _draw_gaussian,
-    distributions.TorchSquashedGaussian: _draw_squashed_gaussian,
-    distributions.TorchDeterministic: _draw_deterministic,
-    distributions.TorchMultiDistribution: _draw_nested,
-}
-"""By exact class: a subclass may draw in another way."""
+        distribution = module.get_inference_action_dist_cls().from_logits(logits).to_deterministic()
+    else:
+        distribution = module.get_exploration_action_dist_cls().from_logits(logits)
+    with EpisodeDraws(live, noise):
+        return tree.map_structure(_numpy, distribution.sample())
 
 
 def _numpy(value: Any) -> Array:

@@ -17,6 +17,7 @@ gSDE                        the mean and the episode's own noise matrix, drawn a
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any, Final, final
 
 import gymnasium as gym
@@ -25,56 +26,30 @@ import numpy.typing as npt
 import torch
 import tree
 from stable_baselines3.common.base_class import BaseAlgorithm
-from stable_baselines3.common.distributions import (
-    Distribution,
-    SquashedDiagGaussianDistribution,
-    StateDependentNoiseDistribution,
-)
+from stable_baselines3.common.distributions import Distribution, StateDependentNoiseDistribution
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.dqn.policies import DQNPolicy
-from stable_baselines3.td3.policies import TD3Policy
 
 from rl_eval.config.settings import PolicySection
 from rl_eval.errors import ConfigError
 from rl_eval.integrations.sb3.models import portable
 from rl_eval.integrations.sb3.observations import ATTRIBUTE, NOTES, Preprocessor, refuse_empty
-from rl_eval.policies.sampling import bernoulli, categorical, gaussian
+from rl_eval.integrations.torch_draws import EpisodeDraws
 from rl_eval.protocols import NoiseSource
 
-__all__ = [
-    "Context",
-    "Exploration",
-    "LSTMState",
-    "Masks",
-    "SB3Policy",
-    "as_policy",
-    "context_of",
-    "draw",
-    "explores",
-    "parameters",
-]
+__all__ = ["Context", "Exploration", "LSTMState", "Masks", "SB3Policy", "as_policy", "context_of", "parameters"]
 
 Array = npt.NDArray[Any]
 
 
 def parameters(distribution: Distribution) -> list[Array]:
     """Return logits of each part, or mean and standard deviation, each of shape (batch, n)."""
-    found = _of_torch(distribution)
-    if isinstance(found, torch.distributions.Normal):
-        return [found.loc.numpy(force=True), found.scale.numpy(force=True)]
-    return [part.logits.numpy(force=True) for part in (found if isinstance(found, list) else [found])]
-
-
-def draw(distribution: Distribution, live: npt.NDArray[np.bool_], noise: NoiseSource) -> Array:
-    """Draw an action per row, before it is mapped onto the action space; not of gSDE."""
-    found, numbers = _of_torch(distribution), parameters(distribution)
-    if isinstance(found, torch.distributions.Normal):
-        drawn: Array = gaussian(numbers[0], numbers[1], noise)
-        return np.tanh(drawn) if isinstance(distribution, SquashedDiagGaussianDistribution) else drawn
-    if isinstance(found, torch.distributions.Bernoulli):
-        return bernoulli(numbers[0], noise)
-    chosen = [categorical(logits, live, noise) for logits in numbers]
-    return np.stack(chosen, axis=1) if isinstance(found, list) else chosen[0]
+    parts = getattr(distribution, "distributions", None)
+    return [
+        getattr(part, name).numpy(force=True)
+        for part in ([distribution.distribution] if parts is None else parts)
+        for name in (("loc", "scale") if isinstance(part, torch.distributions.Normal) else ("logits",))
+    ]
 
 
 @final
@@ -97,37 +72,20 @@ class Exploration:
         blank = torch.zeros((batch_size, *std.shape), dtype=std.dtype, device=std.device)
         return blank, torch.zeros(batch_size, dtype=torch.bool, device=std.device)
 
-    def draw(self, distribution: Any, state: Any, noise: NoiseSource) -> tuple[Array, Any]:
-        """Draw an action per row; return them with the next state."""
-        matrices = self._drawn(state[0], state[1], noise)
-        features = distribution._latent_sde  # noqa: SLF001  # SB3 has no other name for it.
-        actions = distribution.distribution.mean + torch.bmm(features[:, None], matrices)[:, 0]
-        if distribution.bijector is not None:
-            actions = distribution.bijector.forward(actions)
-        return actions.numpy(force=True), (matrices, torch.ones_like(state[1]))
-
-    def _drawn(self, matrices: torch.Tensor, drawn: torch.Tensor, noise: NoiseSource) -> torch.Tensor:
-        """Return the matrices, with those of fresh episodes drawn."""
-        if drawn.all():
-            return matrices
-        std = self._std()
-        numbers = torch.from_numpy(noise.normal(std.numel())).to(std).reshape(matrices.shape)
-        return torch.where(drawn[:, None, None], matrices, numbers * std)
+    def draw(self, state: Any, noise: NoiseSource) -> Any:
+        """Draw the matrices of fresh episodes, give them all to the distribution, and return the next state."""
+        matrices, drawn = state
+        if not drawn.all():
+            std = self._std()
+            numbers = torch.from_numpy(noise.normal(std.numel())).to(std).reshape(matrices.shape)
+            matrices = torch.where(drawn[:, None, None], matrices, numbers * std)
+        distribution = self._actor.action_dist
+        distribution.exploration_mat, distribution.exploration_matrices = matrices[0], matrices
+        return matrices, torch.ones_like(drawn)
 
     def _std(self) -> torch.Tensor:
         std: torch.Tensor = self._actor.action_dist.get_std(self._actor.log_std).detach()
         return std
-
-
-def _of_torch(distribution: Any) -> Any:
-    """Return torch's distribution, or a list of them, one for each part of an action."""
-    parts = getattr(distribution, "distributions", None)
-    return distribution.distribution if parts is None else parts
-
-
-def explores(distribution: Distribution | None) -> bool:
-    """Return whether a distribution is that of gSDE, whose noise outlives a step."""
-    return isinstance(distribution, StateDependentNoiseDistribution)
 
 
 # ---------------------------------------------------------------------- inputs beside the observation
@@ -239,8 +197,6 @@ def context_of(module: BasePolicy) -> Context:
 
 State = dict[str, Any]
 
-_PACKAGES: Final = ("stable_baselines3", "sb3_contrib")
-
 
 def as_policy(
     value: BaseAlgorithm | BasePolicy,
@@ -296,10 +252,8 @@ class SB3Policy:
         self._prepare = Preprocessor(observed, module.observation_space, self._normalizers)
         self._actor: Any = getattr(module, "actor", module)
         self._exploration: Exploration | None = None
-        if not deterministic:
-            self._check_sampling()
-            if explores(getattr(self._actor, "action_dist", None)):
-                self._exploration = Exploration(self._actor)
+        if not deterministic and isinstance(getattr(self._actor, "action_dist", None), StateDependentNoiseDistribution):
+            self._exploration = Exploration(self._actor)
 
     # ------------------------------------------------------------------ the Policy protocol
 
@@ -340,18 +294,16 @@ class SB3Policy:
         refuse_empty(self._normalizers, ConfigError)
         former = state or {}
         prepared, arguments, frames = self._read(observations, former)
-        following: State = {"frames": frames, "exploration": former.get("exploration")}
-        if noise is None or isinstance(self.module, TD3Policy):
-            chosen, following["context"] = self._predicted(prepared, arguments)
-        elif isinstance(self.module, DQNPolicy):
-            chosen = self._explored(self.module._predict(prepared).numpy(force=True), noise)
-        else:
-            distribution, following["context"] = self._distribution(prepared, arguments)
-            if self._exploration is None:
-                chosen = draw(distribution, live, noise)
-            else:
-                chosen, following["exploration"] = self._exploration.draw(distribution, former["exploration"], noise)
-        return self._finished(chosen), {name: following[name] for name in former} or None
+        following: State = {"frames": frames}
+        if self._exploration is not None and noise is not None:
+            following["exploration"] = self._exploration.draw(former["exploration"], noise)
+        with nullcontext() if noise is None else EpisodeDraws(live, noise):
+            result = self.module._predict(prepared, deterministic=noise is None, **arguments)
+        actions, following["context"] = self._context.split(result)
+        chosen = actions.numpy(force=True)
+        if noise is not None and isinstance(self.module, DQNPolicy):
+            chosen = self._explored(chosen, noise)
+        return self._finished(chosen), {name: following.get(name, former[name]) for name in former} or None
 
     # ------------------------------------------------------------------ calls of the policy
 
@@ -361,32 +313,11 @@ class SB3Policy:
         prepared, frames = self._prepare(observation, state.get("frames"), self.module.device)
         return prepared, self._context.arguments(observations, state.get("context")), frames
 
-    def _predicted(self, prepared: Any, arguments: dict[str, Any]) -> tuple[Array, Any]:
-        chosen, state = self._context.split(self.module._predict(prepared, deterministic=True, **arguments))
-        return chosen.numpy(force=True), state
-
     def _distribution(self, prepared: Any, arguments: dict[str, Any]) -> tuple[Distribution, Any]:
         if hasattr(self._actor, "get_action_dist_params"):
             mean, log_std, more = self._actor.get_action_dist_params(prepared)
             return self._actor.action_dist.proba_distribution(mean, log_std, **more), None
         return self._context.split(self._actor.get_distribution(prepared, **arguments))
-
-    def _check_sampling(self) -> None:
-        """Make sure that the policy can be sampled from an episode's own stream."""
-        if isinstance(self.module, (DQNPolicy, TD3Policy)):
-            return
-        name = type(self.module).__name__
-        distribution = getattr(self._actor, "action_dist", None)
-        if _package(type(self.module)._predict) not in _PACKAGES:
-            what = f"{name} has a _predict() of its own"
-        elif _package(type(distribution)) not in _PACKAGES:
-            what = f"{name} acts by a {type(distribution).__name__}"
-        else:
-            return
-        raise ConfigError(
-            f"policy.deterministic is False, but {what}, which rl_eval cannot sample from an episode's own stream: set "
-            "policy.deterministic to True"
-        )
 
     def _explored(self, greedy: Array, noise: NoiseSource) -> Array:
         rate = float(getattr(self.module, "exploration_rate", 0.0))
@@ -405,7 +336,3 @@ class SB3Policy:
         if self.module.squash_output:
             return np.asarray(self.module.unscale_action(actions))
         return np.clip(actions, space.low, space.high)
-
-
-def _package(value: Any) -> str:
-    return str(value.__module__).partition(".")[0]
