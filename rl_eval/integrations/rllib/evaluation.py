@@ -6,7 +6,6 @@ A session is the :class:`rl_eval.Evaluator` of one Algorithm, which lives as lon
 from __future__ import annotations
 
 import math
-import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, final
@@ -20,7 +19,6 @@ from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, EVALUATION_RESULTS, NUM_
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
 from rl_eval.config.builder import EvalConfig, settings_of
-from rl_eval.config.settings import EvalSettings
 from rl_eval.errors import ConfigError
 from rl_eval.execution.handle import EvalHandle
 from rl_eval.integrations.rllib.algorithm import VersionedWeights, as_policies, portable, versioned_weights
@@ -33,25 +31,11 @@ from rl_eval.training.loggers import Logger
 if TYPE_CHECKING:
     from rl_eval.recording.video import VideoSettings
 
-__all__ = ["EvaluationFunction", "EvaluationSession", "Receivers", "evaluation_function", "session_of"]
+__all__ = ["EvaluationFunction", "EvaluationSession", "evaluation_function", "session_of"]
 
 _KEPT: Final = 100
 
 _SESSIONS: WeakKeyDictionary[Algorithm, EvaluationSession] = WeakKeyDictionary()
-
-
-@dataclass(frozen=True, eq=False)
-class Receivers:
-    """Receivers of results, as :class:`rl_eval.Evaluator` takes them."""
-
-    on_result: tuple[Callable[[EvalPoint], object], ...] = ()
-    on_error: Callable[[BaseException], object] | None = None
-    loggers: tuple[Logger, ...] = ()
-    videos: VideoSettings | None = None
-
-    def __deepcopy__(self, memo: object) -> Receivers:
-        """Stay the caller's loggers and callbacks where RLlib copies its config."""
-        return self
 
 
 @final
@@ -62,13 +46,13 @@ class EvaluationSession:
 
     Args:
         algorithm: Evaluated on each call; only weakly referenced.
-        config: What to evaluate and how; its policy is the Algorithm's.
-        receivers: Where results go. With ``on_error`` an evaluation that could not run raises nowhere else.
+        function: What to evaluate and how, and where results go. With ``on_error`` an evaluation that could not run
+            raises nowhere else.
     """
 
-    def __init__(self, algorithm: Algorithm, config: EvalConfig | EvalSettings, receivers: Receivers) -> None:
+    def __init__(self, algorithm: Algorithm, function: EvaluationFunction) -> None:
         self._algorithm = ref(algorithm)
-        self._raises = receivers.on_error is None
+        self._raises = function.on_error is None
         self._handle: EvalHandle | None = None
         self.points: list[EvalPoint] = []
         """The last 100 finished evaluations, in order; ``on_result`` has them all."""
@@ -81,15 +65,15 @@ class EvaluationSession:
         self.env_steps = 0
         """Environment steps of all of them."""
         self.stopped = False
-        settings = settings_of(config)
+        settings = settings_of(eval_config_of(algorithm.config) if function.config is None else function.config)
         self._policies = tuple(settings.policy.policies)
         self._evaluator = Evaluator(
             settings,
             as_policies(algorithm, self._policies) if self._policies else portable(algorithm),
-            on_result=[self._take_in, *receivers.on_result],
-            on_error=receivers.on_error,
-            loggers=receivers.loggers,
-            videos=receivers.videos,
+            on_result=[self._take_in, *function.on_result],
+            on_error=function.on_error,
+            loggers=function.loggers,
+            videos=function.videos,
         )
         finalize(algorithm, self._evaluator.shutdown)
 
@@ -221,7 +205,7 @@ def evaluation_function(
                     f"{place}.{key} is {section[key]!r}, but what is evaluated is the Algorithm's: leave it out"
                 )
     called = (on_result,) if callable(on_result) else tuple(on_result)
-    return EvaluationFunction(config, parallel, Receivers(called, on_error, tuple(loggers), videos), final_timeout_s)
+    return EvaluationFunction(config, parallel, called, on_error, tuple(loggers), videos, final_timeout_s)
 
 
 @final
@@ -231,8 +215,15 @@ class EvaluationFunction:
 
     config: EvalConfig | None
     parallel: bool
-    receivers: Receivers
+    on_result: tuple[OnResult, ...]
+    on_error: Callable[[BaseException], object] | None
+    loggers: tuple[Logger, ...]
+    videos: VideoSettings | None
     final_timeout_s: float
+
+    def __deepcopy__(self, memo: object) -> EvaluationFunction:
+        """Keep the caller's loggers and callbacks where RLlib copies its config."""
+        return self
 
     def __call__(self, algorithm: Algorithm, eval_env_runner_group: Any = None) -> tuple[dict[str, Any], int, int]:
         """Evaluate an Algorithm; RLlib calls this.
@@ -256,8 +247,7 @@ class EvaluationFunction:
         return numbers, steps, steps
 
     def _open(self, algorithm: Algorithm) -> EvaluationSession:
-        config = eval_config_of(algorithm.config) if self.config is None else self.config
-        session = _SESSIONS[algorithm] = EvaluationSession(algorithm, config, self.receivers)
+        session = _SESSIONS[algorithm] = EvaluationSession(algorithm, self)
         algorithm.callbacks.append(_Forget())
         _stop_together(algorithm, session, self.final_timeout_s if self.parallel else None)
         return session
@@ -324,14 +314,13 @@ def _steps_by_part(result: EvalResult) -> dict[str, dict[str, float]]:
             "num_agent_steps_sampled": {DEFAULT_AGENT_ID: steps},
             "num_module_steps_sampled": {DEFAULT_MODULE_ID: steps},
         }
+    lengths = result.agents["length"]
     return {
-        f"num_{part}_steps_sampled": _sums(result.agents[column], result.agents["length"])
+        f"num_{part}_steps_sampled": {
+            str(name): int(lengths[result.agents[column] == name].sum()) for name in np.unique(result.agents[column])
+        }
         for part, column in (("agent", "agent"), ("module", "policy"))
     }
-
-
-def _sums(names: Any, counts: Any) -> dict[str, float]:
-    return {str(name): int(counts[names == name].sum()) for name in np.unique(names)}
 
 
 def _returns_by_part(metrics: Mapping[str, float], mean: float) -> dict[str, dict[str, float]]:
@@ -371,7 +360,7 @@ class _Forget(RLlibCallback):  # type: ignore[misc]
 
 def _stop_together(algorithm: Algorithm, session: EvaluationSession, final_timeout_s: float | None) -> None:
     """Make ``Algorithm.stop()`` end the session first, for which RLlib has no callback."""
-    alive = weakref.ref(algorithm)
+    alive = ref(algorithm)
 
     def cleanup() -> None:
         stopping = alive()
