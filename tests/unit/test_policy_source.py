@@ -318,12 +318,12 @@ def test_a_file_that_is_not_a_module_whose_class_is_known_is_an_error(network):
     vars(sys.modules[__name__])["Missing"] = Local
     torch.save(Local(1, 1), "local.pt")
     del vars(sys.modules[__name__])["Missing"]
-    with pytest.raises(ConfigError, match=r"local\.pt.* cannot be imported: .*Missing"):
+    with pytest.raises(ConfigError, match=r"local\.pt.* cannot be read as a whole module: .*Missing"):
         load_module("local.pt")
     with pytest.raises(ConfigError, match=r"net\.cleanrl_model' has a dict, not a torch\.nn\.Module"):
         load_module("net.cleanrl_model")
     (network / "half.pt").write_bytes(b"half")
-    with pytest.raises(ConfigError, match=r"half\.pt' cannot be loaded"):
+    with pytest.raises(ConfigError, match=r"half\.pt' cannot be read as a whole module"):
         load_module("half.pt")
 
 

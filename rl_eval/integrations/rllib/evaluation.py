@@ -21,7 +21,7 @@ from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 from rl_eval.config.builder import EvalConfig, settings_of
 from rl_eval.errors import ConfigError
 from rl_eval.execution.handle import EvalHandle
-from rl_eval.integrations.rllib.algorithm import VersionedWeights, as_policies, portable, versioned_weights
+from rl_eval.integrations.rllib.algorithm import as_policies, portable, versioned_weights
 from rl_eval.integrations.rllib.config import eval_config_of
 from rl_eval.results.point import EvalPoint
 from rl_eval.results.result import EvalResult
@@ -83,24 +83,29 @@ class EvaluationSession:
         return self.points[-1] if self.points else None
 
     @property
-    def busy(self) -> bool:
+    def pending(self) -> bool:
         """Whether an evaluation is running."""
-        return self._handle is not None
+        return self._evaluator.pending
 
-    def submit(self) -> None:
-        """Start an evaluation of the present weights; one that is running is waited for."""
+    def submit(self, timeout_s: float | None = None, *, only_new: bool = False) -> None:
+        """Start an evaluation of the present weights; one that is running is waited for.
+
+        Args:
+            timeout_s: Longest wait for it, in seconds.
+            only_new: Leave weights out that were evaluated last.
+
+        Raises:
+            TimeoutError: It takes longer.
+        """
+        self.wait(timeout_s)
         algorithm = self._algorithm()
-        if algorithm is not None:
-            self._submit(algorithm, versioned_weights(algorithm, self._policies))
-
-    def _submit(self, algorithm: Algorithm, weights: VersionedWeights) -> None:
-        self.wait()
+        if algorithm is None or self.stopped:
+            return
+        weights = versioned_weights(algorithm, self._policies)
+        if only_new and self.last is not None and self.last.weights_version == weights.weights_seq_no:
+            return
         step = algorithm.metrics.peek((ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME), default=0)
         self._handle = self._evaluator.submit(weights.tensors, int(step), version=weights.weights_seq_no)
-
-    def poll(self) -> EvalPoint | None:
-        """Return the running evaluation if it is finished; None if it is not, or there is none."""
-        return None if self._evaluator.pending else self.wait()
 
     def wait(self, timeout_s: float | None = None) -> EvalPoint | None:
         """Wait for the running evaluation and return it; None if there is none.
@@ -117,24 +122,6 @@ class EvaluationSession:
         if error is not None and self._raises:
             raise error
         return None if error is not None else self.last
-
-    def evaluate_final(self, timeout_s: float | None = None) -> EvalPoint | None:
-        """Finish what runs, and evaluate the present weights unless they were the last that were.
-
-        Args:
-            timeout_s: Longest wait for each of the two, in seconds.
-
-        Raises:
-            TimeoutError: One takes longer.
-        """
-        algorithm = self._algorithm()
-        self.wait(timeout_s)
-        if algorithm is not None and not self.stopped:
-            weights = versioned_weights(algorithm, self._policies)
-            if self.last is None or self.last.weights_version != weights.weights_seq_no:
-                self._submit(algorithm, weights)
-                self.wait(timeout_s)
-        return self.last
 
     def stop(self) -> None:
         """End the runners; points stay."""
@@ -232,8 +219,7 @@ class EvaluationFunction:
             The numbers, which RLlib reads from the Algorithm's MetricsLogger instead, and the steps taken, twice.
         """
         session = session_of(algorithm) or self._open(algorithm)
-        session.poll()
-        if session.busy:
+        if session.pending:
             session.num_skipped += 1
         else:
             session.submit()
@@ -366,7 +352,8 @@ def _stop_together(algorithm: Algorithm, session: EvaluationSession, final_timeo
         stopping = alive()
         try:
             if final_timeout_s is not None:
-                session.evaluate_final(final_timeout_s)
+                session.submit(final_timeout_s, only_new=True)
+                session.wait(final_timeout_s)
         finally:
             session.stop()
             if stopping is not None:

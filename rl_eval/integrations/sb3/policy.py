@@ -16,7 +16,6 @@ gSDE                        the mean and the episode's own noise matrix, drawn a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any, Final, final
 
@@ -37,7 +36,7 @@ from rl_eval.integrations.sb3.observations import ATTRIBUTE, NOTES, Preprocessor
 from rl_eval.integrations.torch_draws import EpisodeDraws
 from rl_eval.protocols import NoiseSource
 
-__all__ = ["Context", "Exploration", "LSTMState", "Masks", "SB3Policy", "as_policy", "context_of", "parameters"]
+__all__ = ["Exploration", "SB3Policy", "as_policy", "parameters"]
 
 Array = npt.NDArray[Any]
 
@@ -91,105 +90,39 @@ class Exploration:
 # ---------------------------------------------------------------------- inputs beside the observation
 
 
-class Context:
-    """No input beside the observation, as of policies of Stable-Baselines3 itself.
-
-    Args:
-        module: The policy.
-    """
-
-    def __init__(self, module: Any) -> None:
-        self._module = module
-
-    def observed(self, space: gym.Space[Any]) -> gym.Space[Any]:
-        """Return the space of what the policy was trained on, inside of an environment's observation space.
-
-        Raises:
-            ConfigError: The environment lacks what the policy acts by.
-        """
-        return space
-
-    def observation(self, observations: Any) -> Any:
-        """Return the policy's part of a batch of observations."""
-        return observations
-
-    def initial_state(self, batch_size: int) -> Any:
-        """Return the state of fresh episodes, rows first; None if the policy has none."""
-        return None
-
-    def arguments(self, observations: Any, state: Any) -> dict[str, Any]:
-        """Return what the policy's ``_predict`` and ``get_distribution`` take beside the observation."""
-        return {}
-
-    def split(self, result: Any) -> tuple[Any, Any]:
-        """Return what such a call computed, and the next state."""
-        return result, None
+_RECURRENT: Final = "sb3_contrib.common.recurrent.policies"
+_MASKABLE: Final = "sb3_contrib.common.maskable.policies"
+_PREDICTS: Final = ("stable_baselines3.common.policies", _RECURRENT, _MASKABLE)
+"""Modules of the ``predict`` that policies have; ``RecurrentPPO`` has a state, and ``MaskablePPO`` masks."""
 
 
-@final
-class LSTMState(Context):
-    """State of a ``RecurrentPPO``: hidden and cell state of the actor's LSTM, each of shape (batch, layers, size)."""
-
-    def initial_state(self, batch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return zeros, as ``predict`` begins with."""
-        layers, _, size = self._module.lstm_hidden_state_shape
-        zeros = torch.zeros((batch_size, layers, size), device=self._module.device)
-        return zeros, zeros.clone()
-
-    def arguments(self, observations: Any, state: Any) -> dict[str, Any]:
-        """Return the state, layers first; no episode starts, for the state of a fresh one is zero already."""
-        states = tuple(part.transpose(0, 1).contiguous() for part in state)
-        return {"lstm_states": states, "episode_starts": torch.zeros(len(state[0]), device=self._module.device)}
-
-    def split(self, result: Any) -> tuple[Any, Any]:
-        """Return what was computed, and the next state, rows first."""
-        computed, states = result
-        return computed, tuple(part.transpose(0, 1).contiguous() for part in states)
-
-
-@final
-class Masks(Context):
-    """Masks of a ``MaskablePPO``, which ``environment.action_masks`` puts beside the observation."""
-
-    def observed(self, space: gym.Space[Any]) -> gym.Space[Any]:
-        """Return the space without the mask."""
-        if not isinstance(space, gym.spaces.Dict) or set(space.spaces) != {"observation", "action_mask"}:
-            raise ConfigError(
-                f"{type(self._module).__name__} needs the environment's action masks: set environment.action_masks to "
-                "true, and give the environment a method action_masks(), as sb3-contrib does"
-            )
-        return space["observation"]
-
-    def observation(self, observations: Any) -> Any:
-        """Return the observations without their masks."""
-        return observations["observation"]
-
-    def arguments(self, observations: Any, state: Any) -> dict[str, Any]:
-        """Return the masks, shape (batch, choices)."""
-        return {"action_masks": torch.from_numpy(observations["action_mask"]).to(self._module.device)}
-
-
-_CONTEXTS: Final[Mapping[str, type[Context]]] = {
-    "stable_baselines3.common.policies": Context,
-    "sb3_contrib.common.recurrent.policies": LSTMState,
-    "sb3_contrib.common.maskable.policies": Masks,
-}
-"""By the module of the ``predict`` that a policy has."""
-
-
-def context_of(module: BasePolicy) -> Context:
-    """Return what a policy acts by beside its observation.
+def _home_of(module: BasePolicy) -> str:
+    """Return the module of a policy's ``predict``.
 
     Raises:
         ConfigError: It has a ``predict`` of its own.
     """
-    kind = _CONTEXTS.get(type(module).predict.__module__)
-    if kind is None:
+    home: str = type(module).predict.__module__
+    if home not in _PREDICTS:
         raise ConfigError(
             f"{type(module).__name__} has a predict() of its own, which rl_eval cannot batch: implement rl_eval.Policy "
             "around it"
         )
-    return kind(module)
+    return home
+
+
+def _without_mask(module: BasePolicy, space: gym.Space[Any]) -> gym.Space[Any]:
+    """Return the space of the observation beside the mask, which ``environment.action_masks`` puts there.
+
+    Raises:
+        ConfigError: There is no mask.
+    """
+    if not isinstance(space, gym.spaces.Dict) or set(space.spaces) != {"observation", "action_mask"}:
+        raise ConfigError(
+            f"{type(module).__name__} needs the environment's action masks: set environment.action_masks to true, and "
+            "give the environment a method action_masks(), as sb3-contrib does"
+        )
+    return space["observation"]
 
 
 # ---------------------------------------------------------------------- policies
@@ -238,7 +171,8 @@ class SB3Policy:
         action_space: gym.Space[Any],
         deterministic: bool = True,
     ) -> None:
-        self._context = context_of(module)
+        home = _home_of(module)
+        self._masked, self._recurrent = home == _MASKABLE, home == _RECURRENT
         if action_space != module.action_space:
             raise ConfigError(
                 f"the policy was trained with actions of {module.action_space}, but the environment's are of "
@@ -248,7 +182,7 @@ class SB3Policy:
         self.result_notes: tuple[str, ...] = getattr(module, NOTES, ())
         """Sentences for the reader of a result."""
         self._normalizers = getattr(module, ATTRIBUTE, torch.nn.ModuleList())
-        observed = self._context.observed(observation_space)
+        observed = _without_mask(module, observation_space) if self._masked else observation_space
         self._prepare = Preprocessor(observed, module.observation_space, self._normalizers)
         self._actor: Any = getattr(module, "actor", module)
         self._exploration: Exploration | None = None
@@ -259,11 +193,14 @@ class SB3Policy:
 
     def initial_state(self, batch_size: int) -> State | None:
         """Return frames, LSTM state and exploration noise of fresh episodes; None if the policy has none of them."""
-        state = {
+        state: State = {
             "frames": self._prepare.initial_state(batch_size, self.module.device),
-            "context": self._context.initial_state(batch_size),
             "exploration": self._exploration and self._exploration.initial_state(batch_size),
         }
+        if self._recurrent:  # Zeros, as ``predict`` begins with.
+            layers, _, size = self.module.lstm_hidden_state_shape
+            zeros = torch.zeros((batch_size, layers, size), device=self.module.device)
+            state["lstm"] = zeros, zeros.clone()
         return {name: part for name, part in state.items() if part is not None} or None
 
     @torch.no_grad()
@@ -279,7 +216,7 @@ class SB3Policy:
         distribution, following = self._distribution(prepared, arguments)
         if following is not None:
             # A state of zeros would hide whether rows share its matrix products without a trace.
-            distribution, _ = self._distribution(prepared, self._context.arguments(observations, following))
+            distribution, _ = self._distribution(prepared, self._arguments(observations, following))
         return parameters(distribution)
 
     @torch.no_grad()
@@ -299,7 +236,7 @@ class SB3Policy:
             following["exploration"] = self._exploration.draw(former["exploration"], noise)
         with nullcontext() if noise is None else EpisodeDraws(live, noise):
             result = self.module._predict(prepared, deterministic=noise is None, **arguments)
-        actions, following["context"] = self._context.split(result)
+        actions, following["lstm"] = self._split(result)
         chosen = actions.numpy(force=True)
         if noise is not None and isinstance(self.module, DQNPolicy):
             chosen = self._explored(chosen, noise)
@@ -309,15 +246,31 @@ class SB3Policy:
 
     def _read(self, observations: Any, state: State) -> tuple[Any, dict[str, Any], Any]:
         """Return what the policy takes: an observation, and more by name; and the frames to remember."""
-        observation = self._context.observation(observations)
+        observation = observations["observation"] if self._masked else observations
         prepared, frames = self._prepare(observation, state.get("frames"), self.module.device)
-        return prepared, self._context.arguments(observations, state.get("context")), frames
+        return prepared, self._arguments(observations, state.get("lstm")), frames
+
+    def _arguments(self, observations: Any, lstm: Any) -> dict[str, Any]:
+        """Return what ``_predict`` and ``get_distribution`` take beside the observation."""
+        if self._masked:
+            return {"action_masks": torch.from_numpy(observations["action_mask"]).to(self.module.device)}
+        if self._recurrent:  # Layers first; no episode starts, for the state of a fresh one is zero already.
+            states = tuple(part.transpose(0, 1).contiguous() for part in lstm)
+            return {"lstm_states": states, "episode_starts": torch.zeros(len(lstm[0]), device=self.module.device)}
+        return {}
+
+    def _split(self, result: Any) -> tuple[Any, Any]:
+        """Return what such a call computed, and the next state of an LSTM, rows first."""
+        if not self._recurrent:
+            return result, None
+        computed, states = result
+        return computed, tuple(part.transpose(0, 1).contiguous() for part in states)
 
     def _distribution(self, prepared: Any, arguments: dict[str, Any]) -> tuple[Distribution, Any]:
         if hasattr(self._actor, "get_action_dist_params"):
             mean, log_std, more = self._actor.get_action_dist_params(prepared)
             return self._actor.action_dist.proba_distribution(mean, log_std, **more), None
-        return self._context.split(self._actor.get_distribution(prepared, **arguments))
+        return self._split(self._actor.get_distribution(prepared, **arguments))
 
     def _explored(self, greedy: Array, noise: NoiseSource) -> Array:
         rate = float(getattr(self.module, "exploration_rate", 0.0))
