@@ -9,7 +9,7 @@ the whole batch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, cast, final
 
 import gymnasium as gym
@@ -30,7 +30,7 @@ from rl_eval.policies.random_state import random_state_kept
 from rl_eval.policies.sampling import refuse_nan
 from rl_eval.protocols import NoiseSource
 
-__all__ = ["Actions", "Pipelines", "RLModulePolicy", "check_separate", "check_spaces", "read_actions"]
+__all__ = ["Pipelines", "RLModulePolicy", "actions_for_env", "check_separate", "check_spaces", "read_actions"]
 
 _PLUMBING: Final = frozenset(
     {
@@ -47,8 +47,8 @@ Array = npt.NDArray[Any]
 Live = npt.NDArray[np.bool_]
 
 
-class Actions:
-    """The pieces of one module-to-env pipeline.
+def actions_for_env(pieces: Sequence[Any], action_space: gym.Space[Any]) -> Callable[[Any], Any]:
+    """Return what a module-to-env pipeline does to actions, by its ``normalize_actions`` and ``clip_actions``.
 
     Args:
         pieces: Connector pieces in their order.
@@ -57,29 +57,22 @@ class Actions:
     Raises:
         ConfigError: A piece cannot be applied to a batch; the message names it.
     """
-
-    def __init__(self, pieces: Sequence[Any], action_space: gym.Space[Any]) -> None:
-        self._structure = get_base_struct_from_space(action_space)
-        self._unsquash = self._clip = False
-        for piece in pieces:
-            name = type(piece).__name__
-            if not type(piece).__module__.startswith("ray.rllib."):
-                raise ConfigError(
-                    f"the connector piece {name} of the module-to-env pipeline is not RLlib's own, and cannot be "
-                    "applied to a batch of actions: put it into the environment as an action wrapper"
-                )
-            if name == "NormalizeAndClipActions":
-                self._unsquash, self._clip = piece.normalize_actions, piece.clip_actions
-            elif name not in _PLUMBING:
-                raise ConfigError(
-                    f"the connector piece {name} of the module-to-env pipeline cannot be applied to a batch of actions"
-                )
-
-    def for_env(self, actions: Any) -> Any:
-        """Map actions of the module onto those of the environment, as ``normalize_actions``/``clip_actions`` say."""
-        if self._unsquash:
-            return unsquash_action(actions, self._structure)
-        return clip_action(actions, self._structure) if self._clip else actions
+    unsquash = clip = False
+    for piece in pieces:
+        name = type(piece).__name__
+        if not type(piece).__module__.startswith("ray.rllib."):
+            raise ConfigError(
+                f"the connector piece {name} of the module-to-env pipeline is not RLlib's own, and cannot be "
+                "applied to a batch of actions: put it into the environment as an action wrapper"
+            )
+        if name == "NormalizeAndClipActions":
+            unsquash, clip = piece.normalize_actions, piece.clip_actions
+        elif name not in _PLUMBING:
+            raise ConfigError(
+                f"the connector piece {name} of the module-to-env pipeline cannot be applied to a batch of actions"
+            )
+    structure, mapped = get_base_struct_from_space(action_space), unsquash_action if unsquash else clip_action
+    return lambda actions: mapped(actions, structure) if unsquash or clip else actions
 
 
 def read_actions(module: Any, outputs: Mapping[str, Any], live: Live, noise: NoiseSource | None) -> Any:
@@ -159,7 +152,7 @@ class RLModulePolicy:
         known = filter_tensors(env_to_module, agent=agent) if statistics is None else statistics
         self._observations = Observations(env_to_module, known, agent)
         self.module.add_module(FILTERS, self._observations)
-        self._actions = Actions(module_to_env, spaces[1])
+        self._for_env = actions_for_env(module_to_env, spaces[1])
         self._trained_on = get_base_struct_from_space(spaces[0])
         self._familiar = False
         # RLModule's methods are not those that torch knows.
@@ -187,7 +180,7 @@ class RLModulePolicy:
     def act(self, observations: Any, state: Any, live: Live, noise: NoiseSource | None) -> tuple[Any, Any]:
         """Choose actions; see :class:`rl_eval.Policy`."""
         outputs, state = self._forward(observations, state, live, explore=noise is not None)
-        return self._actions.for_env(read_actions(self.module, outputs, live, noise)), state
+        return self._for_env(read_actions(self.module, outputs, live, noise)), state
 
     def _forward(self, observations: Any, state: Any, live: Live, *, explore: bool) -> tuple[Mapping[str, Any], Any]:
         """Run connectors and module; return its outputs without their time dimension, and the next state."""
