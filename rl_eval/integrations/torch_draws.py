@@ -17,9 +17,21 @@ from rl_eval.protocols import NoiseSource
 
 __all__ = ["EpisodeDraws"]
 
+
+def _refuse(name: str, *args: Any, **kwargs: Any) -> NoReturn:
+    raise ConfigError(
+        f"the policy draws by torch's {name}, whose numbers cannot be the episode's own: let its distribution be made "
+        "of categorical, Bernoulli, normal or uniform numbers, or set policy.deterministic to True"
+    )
+
+
 _FUNCTIONS: Final = ("_sample_dirichlet", "_standard_gamma", "binomial", "poisson", "randint", "randperm")
 _LIKE: Final = ("rand_like", "randint_like", "randn_like")
 _IN_PLACE: Final = ("bernoulli_", "cauchy_", "exponential_", "geometric_", "log_normal_", "random_")
+_REFUSED: Final[Mapping[Any, Callable[..., NoReturn]]] = {
+    **{getattr(torch, name): partial(_refuse, name) for name in (*_FUNCTIONS, *_LIKE)},
+    **{getattr(torch.Tensor, name): partial(_refuse, name) for name in _IN_PLACE},
+}
 
 
 @final
@@ -40,6 +52,7 @@ class EpisodeDraws(TorchFunctionMode):
         self._live = live
         self._noise = noise
         self._instead: Mapping[Any, Callable[..., torch.Tensor]] = {
+            **_REFUSED,
             torch.multinomial: self._multinomial,
             torch.normal: self._normal,
             torch.Tensor.normal_: self._refill,
@@ -47,8 +60,6 @@ class EpisodeDraws(TorchFunctionMode):
             torch.bernoulli: self._bernoulli,
             torch.Tensor.uniform_: self._uniform,
             torch.rand: partial(self._new, self._uniform),
-            **{getattr(torch, name): partial(_refuse, name) for name in (*_FUNCTIONS, *_LIKE)},
-            **{getattr(torch.Tensor, name): partial(_refuse, name) for name in _IN_PLACE},
         }
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -105,10 +116,3 @@ class EpisodeDraws(TorchFunctionMode):
                 f"the policy draws {tuple(numbers.shape)} numbers for a batch of {batch}: draw for each row"
             )
         return numbers.reshape(batch, -1, numbers.shape[-1])
-
-
-def _refuse(name: str, *args: Any, **kwargs: Any) -> NoReturn:
-    raise ConfigError(
-        f"the policy draws by torch's {name}, whose numbers cannot be the episode's own: let its distribution be made "
-        "of categorical, Bernoulli, normal or uniform numbers, or set policy.deterministic to True"
-    )

@@ -185,6 +185,9 @@ class SB3Policy:
         observed = _without_mask(module, observation_space) if self._masked else observation_space
         self._prepare = Preprocessor(observed, module.observation_space, self._normalizers)
         self._actor: Any = getattr(module, "actor", module)
+        known = type(module)._predict.__module__.startswith(("stable_baselines3.", "sb3_contrib."))
+        self._samples = known and hasattr(self._actor, "action_dist")
+        """Whether a sample is one of the distribution; the context of draws costs time for each call of torch in it."""
         self._exploration: Exploration | None = None
         if not deterministic and isinstance(getattr(self._actor, "action_dist", None), StateDependentNoiseDistribution):
             self._exploration = Exploration(self._actor)
@@ -234,9 +237,14 @@ class SB3Policy:
         following: State = {"frames": frames}
         if self._exploration is not None and noise is not None:
             following["exploration"] = self._exploration.draw(former["exploration"], noise)
-        with nullcontext() if noise is None else EpisodeDraws(live, noise):
-            result = self.module._predict(prepared, deterministic=noise is None, **arguments)
-        actions, following["lstm"] = self._split(result)
+        if noise is not None and self._samples:
+            distribution, following["lstm"] = self._distribution(prepared, arguments)
+            with EpisodeDraws(live, noise):
+                actions = distribution.sample()
+        else:
+            with nullcontext() if noise is None else EpisodeDraws(live, noise):
+                result = self.module._predict(prepared, deterministic=noise is None, **arguments)
+            actions, following["lstm"] = self._split(result)
         chosen = actions.numpy(force=True)
         if noise is not None and isinstance(self.module, DQNPolicy):
             chosen = self._explored(chosen, noise)
