@@ -17,6 +17,7 @@ import tree
 
 from rl_eval.config.references import import_attribute
 from rl_eval.errors import ConfigError
+from rl_eval.integrations.policy_files import reading
 from rl_eval.integrations.torch_draws import EpisodeDraws
 from rl_eval.protocols import NoiseSource
 
@@ -114,13 +115,8 @@ def load_agent(
             "policy_kwargs.agent_kwargs"
         ) from error
     module = build(envs, **(agent_kwargs or {}))
-    try:
+    with reading("path", path, f"weights of {build.__name__}"):
         module.load_state_dict(_weights(Path(path).expanduser(), module.state_dict().keys()))
-    except Exception as error:
-        raise ConfigError(
-            f"policy_kwargs.path: {str(path)!r} cannot be read as weights of {build.__name__}: "
-            f"{type(error).__name__}: {error}"
-        ) from error
     return AgentPolicy(module) if any(hasattr(module, name) for name in _METHODS) else module
 
 

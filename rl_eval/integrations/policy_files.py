@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Callable, Collection
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -12,10 +12,33 @@ from typing import Final
 from rl_eval.config.policy_sources import PolicyScheme, PolicySource, absolute, path_in
 from rl_eval.errors import ConfigError
 
-__all__ = ["CLEANRL", "RLLIB", "TORCH", "TORCHRL"]
+__all__ = ["CLEANRL", "RLLIB", "TORCH", "TORCHRL", "reading"]
 
 _TORCH: Final = (".pt", ".pth")
 _CLEANRL: Final = ".cleanrl_model"
+
+
+@contextmanager
+def reading(key: str, path: object, what: str, advice: str = "") -> Iterator[None]:
+    """Make whatever is raised while a file is read an error that names it.
+
+    Args:
+        key: The argument that has its path.
+        path: The file.
+        what: What it should be.
+        advice: End of the message.
+
+    Raises:
+        ConfigError: It cannot be read.
+    """
+    try:
+        yield
+    except Exception as error:
+        newer = isinstance(error, ImportError) and error.name == "numpy._core"
+        raise ConfigError(
+            f"policy_kwargs.{key}: {str(path)!r} cannot be read as {what}: {type(error).__name__}: {error}"
+            f"{'. It was saved with NumPy 2: install numpy>=2' if newer else ''}{advice}"
+        ) from error
 
 
 def _module(form: str, what: str, reference: str, path: Path | None, given: Collection[str]) -> PolicySource:

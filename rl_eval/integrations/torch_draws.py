@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, final
+from functools import partial
+from typing import Any, Final, NoReturn, final
 
 import numpy as np
 import numpy.typing as npt
@@ -17,11 +18,29 @@ from rl_eval.protocols import NoiseSource
 __all__ = ["EpisodeDraws"]
 
 
+def _refuse(name: str, *args: Any, **kwargs: Any) -> NoReturn:
+    raise ConfigError(
+        f"the policy draws by torch's {name}, whose numbers cannot be the episode's own: let its distribution be made "
+        "of categorical, Bernoulli, normal or uniform numbers, or set policy.deterministic to True"
+    )
+
+
+_FUNCTIONS: Final = ("_sample_dirichlet", "_standard_gamma", "binomial", "poisson", "randint", "randperm")
+_LIKE: Final = ("rand_like", "randint_like", "randn_like")
+_IN_PLACE: Final = ("bernoulli_", "cauchy_", "exponential_", "geometric_", "log_normal_", "random_")
+_REFUSED: Final[Mapping[Any, Callable[..., NoReturn]]] = {
+    **{getattr(torch, name): partial(_refuse, name) for name in (*_FUNCTIONS, *_LIKE)},
+    **{getattr(torch.Tensor, name): partial(_refuse, name) for name in _IN_PLACE},
+}
+
+
 @final
 class EpisodeDraws(TorchFunctionMode):
-    """Context in which torch's Categorical, Normal and Bernoulli distributions draw for a batch of episodes.
+    """Context in which torch draws for a batch of episodes.
 
-    It stands in for the functions that their ``sample`` and ``rsample`` call, and holds in this thread alone.
+    It stands in for the functions that ``sample`` and ``rsample`` of distributions call, and holds in this thread
+    alone. Categorical, Bernoulli, normal and uniform numbers are what others are made of; a function that would draw
+    from torch's generator all the same is refused.
 
     Args:
         live: Mask of lanes that run an episode, shape (batch,).
@@ -33,15 +52,24 @@ class EpisodeDraws(TorchFunctionMode):
         self._live = live
         self._noise = noise
         self._instead: Mapping[Any, Callable[..., torch.Tensor]] = {
+            **_REFUSED,
             torch.multinomial: self._multinomial,
             torch.normal: self._normal,
             torch.Tensor.normal_: self._refill,
+            torch.randn: partial(self._new, self._refill),
             torch.bernoulli: self._bernoulli,
+            torch.Tensor.uniform_: self._uniform,
+            torch.rand: partial(self._new, self._uniform),
         }
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call a function of torch, or what stands in for it."""
         return self._instead.get(func, func)(*args, **(kwargs or {}))
+
+    @staticmethod
+    def _new(fill: Callable[..., torch.Tensor], *size: Any, **kwargs: Any) -> torch.Tensor:
+        kwargs.pop("generator", None)
+        return fill(torch.empty(*size, **kwargs))
 
     def _multinomial(
         self, probabilities: torch.Tensor, num_samples: int, replacement: bool = False, *, generator: Any = None
@@ -65,6 +93,14 @@ class EpisodeDraws(TorchFunctionMode):
 
     def _refill(self, out: torch.Tensor, mean: float = 0.0, std: float = 1.0, *, generator: Any = None) -> torch.Tensor:
         return out.copy_(self._normal(torch.full_like(out, mean), torch.full_like(out, std)))
+
+    def _uniform(
+        self, out: torch.Tensor, low: float = 0.0, high: float = 1.0, *, generator: Any = None
+    ) -> torch.Tensor:
+        if self._noise is None:
+            return out.fill_((low + high) / 2)
+        numbers = torch.from_numpy(self._noise.uniform(self._rows(out)[0].numel())).reshape(out.shape)
+        return out.copy_(low + (high - low) * numbers)
 
     def _bernoulli(self, probabilities: torch.Tensor, *, generator: Any = None) -> torch.Tensor:
         if self._noise is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ import cloudpickle
 import ray
 from gymnasium.envs.classic_control import CartPoleEnv
 from ray.rllib.algorithms.ppo import PPO, PPOConfig
-from ray.rllib.connectors.env_to_module import MeanStdFilter
+from ray.rllib.connectors.env_to_module import EnvToModulePipeline, MeanStdFilter
+from ray.rllib.connectors.module_to_env import ModuleToEnvPipeline
 
 for pickler in (cloudpickle, ray.cloudpickle):
     pickler.register_pickle_by_value(sys.modules[__name__])
@@ -50,3 +52,19 @@ def train(config: PPOConfig, iterations: int) -> PPO:
     for _ in range(iterations):
         algorithm.train()
     return algorithm
+
+
+def saved(algorithm: PPO, folder: Path) -> Iterator[tuple[PPO, Path]]:
+    """Yield an Algorithm with its checkpoint, and stop it in the end."""
+    yield algorithm, Path(algorithm.save_to_path(str(folder)))
+    algorithm.stop()
+
+
+def pipelines_of(path: Path) -> tuple[Any, Any]:
+    """Return RLlib's own connectors of a checkpoint, whose filters are frozen."""
+    root = path / "env_runner"
+    env_to_module = EnvToModulePipeline.from_checkpoint(str(root / "env_to_module_connector"))
+    for piece in env_to_module.connectors:
+        if isinstance(piece, MeanStdFilter):
+            piece._update_stats = False
+    return env_to_module, ModuleToEnvPipeline.from_checkpoint(str(root / "module_to_env_connector"))

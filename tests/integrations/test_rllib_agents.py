@@ -14,7 +14,6 @@ from ray.rllib.env.multi_agent_env import MultiAgentEnv
 from ray.rllib.examples.envs.classes.multi_agent.tic_tac_toe import TicTacToe
 
 from rl_eval import EvalConfig, EvalResult, evaluate
-from rl_eval.integrations.rllib.evaluation import _returns_by_part
 from rl_eval.policies.noise import EpisodeNoise
 from rl_eval.runners.multi_agent.inference import seat_seeds
 
@@ -107,15 +106,6 @@ def test_returns_are_those_of_rllibs_loop_in_every_layout() -> None:
         assert ours == plain(record.seed)
         assert rows["agent"].tolist() == ["car_2", "car_0", "car_1"]
         assert rows["terminated"].all()
-
-
-def test_numbers_have_both_of_rllibs_spellings() -> None:
-    """By agent and by module, of its new API and of its old."""
-    result = evaluate(config())
-    numbers = _returns_by_part(result.metrics, result.mean_return)
-    assert set(numbers["agent_episode_returns_mean"]) == {"car_0", "car_1", "car_2"}
-    assert set(numbers["module_episode_returns_mean"]) == {"odd", "even"}
-    assert numbers["policy_reward_mean"] == numbers["module_episode_returns_mean"]
 
 
 def test_rllibs_own_board_game_runs() -> None:

@@ -11,11 +11,9 @@ import pytest
 pytest.importorskip("ormsgpack")  # ray.rllib comes with ray; this comes with ray[rllib] alone.
 
 import gymnasium as gym
-import numpy as np
 import torch
 from ray.rllib.algorithms.ppo import PPO, PPOConfig
 from ray.rllib.connectors.env_to_module import (
-    EnvToModulePipeline,
     FlattenObservations,
     MeanStdFilter,
     PrevActionsPrevRewards,
@@ -27,7 +25,7 @@ from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.env import INPUT_ENV_SINGLE_SPACES
 from ray.rllib.env.multi_agent_episode import MultiAgentEpisode
 from ray.rllib.examples.envs.classes.multi_agent import MultiAgentCartPole, MultiAgentPendulum
-from rllib_worlds import ppo
+from rllib_worlds import pipelines_of, ppo, saved
 
 from rl_eval import EvalConfig, EvalResult, EvalRunnerGroup, evaluate
 from rl_eval.errors import ConfigError, WeightsError
@@ -84,20 +82,19 @@ def filters(env: Any = None, spaces: Any = None, device: Any = None) -> Any:
 @pytest.fixture(scope="module")
 def cartpoles(ray_cluster: None, tmp_path_factory: Any) -> Iterator[tuple[PPO, Path]]:
     """Three agents, two of which share a module."""
-    yield from built(several(MultiAgentCartPole, 3), tmp_path_factory.mktemp("cartpoles"))
+    yield from saved(sampled(several(MultiAgentCartPole, 3)), tmp_path_factory.mktemp("cartpoles"))
 
 
 @pytest.fixture(scope="module")
 def pendulums(ray_cluster: None, tmp_path_factory: Any) -> Iterator[tuple[PPO, Path]]:
     """Two agents with Box actions, each behind a filter with statistics of its own, which have seen 200 steps."""
-    yield from built(several(MultiAgentPendulum, 2, filters), tmp_path_factory.mktemp("pendulums"))
+    yield from saved(sampled(several(MultiAgentPendulum, 2, filters)), tmp_path_factory.mktemp("pendulums"))
 
 
-def built(config: PPOConfig, folder: Path) -> Iterator[tuple[PPO, Path]]:
+def sampled(config: PPOConfig) -> PPO:
     algorithm = config.build_algo()
     algorithm.env_runner.sample(num_timesteps=200)
-    yield algorithm, Path(algorithm.save_to_path(str(folder)))
-    algorithm.stop()
+    return algorithm
 
 
 class InRLlib:
@@ -105,12 +102,7 @@ class InRLlib:
 
     def __init__(self, path: Path) -> None:
         self.module = MultiRLModule.from_checkpoint(str(path / "learner_group" / "learner" / "rl_module"))
-        root = path / "env_runner"
-        self.env_to_module = EnvToModulePipeline.from_checkpoint(str(root / "env_to_module_connector"))
-        self.module_to_env = ModuleToEnvPipeline.from_checkpoint(str(root / "module_to_env_connector"))
-        for piece in self.env_to_module.connectors:
-            if isinstance(piece, MeanStdFilter):
-                piece._update_stats = False
+        self.env_to_module, self.module_to_env = pipelines_of(path)
 
     def play(self, env: Any, seed: int) -> dict[int, float]:
         """Return the returns of the agents in one episode."""
@@ -174,20 +166,6 @@ def from_checkpoint(algorithm: PPO, path: Path) -> EvalConfig:
     return eval_config_of(algorithm.config).policy(policies=policies)
 
 
-def test_actions_are_those_of_the_modules_own_forward_pass(cartpoles: Any) -> None:
-    """On the same batch of observations, policy by policy."""
-    algorithm, path = cartpoles
-    theirs = MultiRLModule.from_checkpoint(str(path / "learner_group" / "learner" / "rl_module"))
-    observations = np.random.default_rng(0).normal(size=(16, 4)).astype(np.float32)
-    for name, policy in as_policies(algorithm, ("even", "odd")).items():
-        with torch.no_grad():
-            logits = theirs[name].forward_inference({Columns.OBS: torch.from_numpy(observations)})
-            actions, _ = policy.act(observations, None, np.ones(16, bool), None)
-            (ours,) = policy.probe_outputs(observations)
-        assert np.array_equal(ours, logits[Columns.ACTION_DIST_INPUTS])
-        assert np.array_equal(actions, ours.argmax(1))
-
-
 def test_weights_are_sent_by_policy(cartpoles: Any) -> None:
     """Those of an Algorithm all at once, or some by id; policies that are not named keep theirs."""
     algorithm, _ = cartpoles
@@ -227,6 +205,8 @@ def test_an_algorithm_evaluates_its_own_policies(cartpoles: Any) -> None:
         names = set(result.agents[column].tolist())
         assert set(numbers[f"num_{part}_steps_sampled"]) == set(numbers[f"{part}_episode_returns_mean"]) == names
         assert sum(numbers[f"num_{part}_steps_sampled"].values()) == result.agents["length"].sum()
+        assert numbers[f"{part}_episode_return_mean"] == numbers[f"{part}_episode_returns_mean"]
+    assert numbers["policy_reward_mean"] == numbers["module_episode_returns_mean"]
 
 
 # ------------------------------------------------------------------------------ what cannot be taken over

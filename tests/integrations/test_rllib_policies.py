@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,30 +15,24 @@ import gymnasium as gym
 import numpy as np
 import torch
 import tree
-import yaml
 from ray.rllib.algorithms.ppo import PPO
 from ray.rllib.connectors.common.frame_stacking import FrameStacking
 from ray.rllib.connectors.connector_v2 import ConnectorV2
 from ray.rllib.connectors.env_to_module import (
-    EnvToModulePipeline,
     FlattenObservations,
     MeanStdFilter,
     PrevActionsPrevRewards,
 )
 from ray.rllib.connectors.env_to_module.observation_preprocessor import SingleAgentObservationPreprocessor
-from ray.rllib.connectors.module_to_env import ModuleToEnvPipeline
 from ray.rllib.core.columns import Columns
 from ray.rllib.core.rl_module.rl_module import RLModule
-from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.utils.spaces.space_utils import unbatch
-from rllib_worlds import mean_std, ppo, train
+from rllib_worlds import mean_std, pipelines_of, ppo, saved, train
 
-import rl_eval
 from rl_eval import EvalConfig, EvalRunnerGroup, evaluate
 from rl_eval.errors import ConfigError, WeightsError
 from rl_eval.integrations.rllib import as_weights, load_policy, policy_of_module, portable, versioned_weights
-from rl_eval.policies.noise import EpisodeNoise
 from rl_eval.weights import apply_weights, snapshot_weights
 
 pytestmark = [
@@ -57,23 +48,18 @@ LOADER = "rl_eval.integrations.rllib:load_policy"
 @pytest.fixture(scope="module")
 def pendulum(ray_cluster: None, tmp_path_factory: Any) -> Iterator[tuple[PPO, Path]]:
     """A Box-action policy behind a MeanStdFilter, with action unsquashing."""
-    algorithm = train(ppo("Pendulum-v1", mean_std), 3)
-    yield algorithm, Path(algorithm.save_to_path(str(tmp_path_factory.mktemp("pendulum"))))
-    algorithm.stop()
+    yield from saved(train(ppo("Pendulum-v1", mean_std), 3), tmp_path_factory.mktemp("pendulum"))
 
 
 @pytest.fixture(scope="module")
 def cartpole(ray_cluster: None, tmp_path_factory: Any) -> Iterator[tuple[PPO, Path]]:
-    algorithm = train(ppo("CartPole-v1"), 3)
-    yield algorithm, Path(algorithm.save_to_path(str(tmp_path_factory.mktemp("cartpole"))))
-    algorithm.stop()
+    yield from saved(train(ppo("CartPole-v1"), 3), tmp_path_factory.mktemp("cartpole"))
 
 
 @pytest.fixture(scope="module")
 def recurrent(ray_cluster: None, tmp_path_factory: Any) -> Iterator[tuple[PPO, Path]]:
-    algorithm = train(ppo("CartPole-v1", None, use_lstm=True, lstm_cell_size=16, max_seq_len=8), 4)
-    yield algorithm, Path(algorithm.save_to_path(str(tmp_path_factory.mktemp("recurrent"))))
-    algorithm.stop()
+    config = ppo("CartPole-v1", None, use_lstm=True, lstm_cell_size=16, max_seq_len=8)
+    yield from saved(train(config, 4), tmp_path_factory.mktemp("recurrent"))
 
 
 def config_for(env: Any, path: Path, **changes: Any) -> EvalConfig:
@@ -93,13 +79,8 @@ class InRLlib:
     """
 
     def __init__(self, path: Path) -> None:
-        root = path / "env_runner"
         self.module = RLModule.from_checkpoint(str(path / "learner_group" / "learner" / "rl_module" / "default_policy"))
-        self.env_to_module = EnvToModulePipeline.from_checkpoint(str(root / "env_to_module_connector"))
-        self.module_to_env = ModuleToEnvPipeline.from_checkpoint(str(root / "module_to_env_connector"))
-        for piece in self.env_to_module.connectors:
-            if isinstance(piece, MeanStdFilter):
-                piece._update_stats = False
+        self.env_to_module, self.module_to_env = pipelines_of(path)
 
     def returns(self, make_env: Any, seeds: list[int], rows: int) -> list[float]:
         """Play the episodes of these seeds, at most ``rows`` of them, in a batch of ``rows``."""
@@ -171,40 +152,6 @@ def test_returns_are_those_of_rllibs_own_inference_loop(request: Any, name: str,
     )
 
 
-def test_returns_are_those_of_rllibs_env_runner(pendulum: Any) -> None:
-    """RLlib's own SingleAgentEnvRunner, its filter frozen, over a vector of environments with known seeds."""
-    algorithm, path = pendulum
-    config = algorithm.config.copy(copy_frozen=False)
-    config.env_runners(num_envs_per_env_runner=6, explore=False)
-    runner = SingleAgentEnvRunner(config=config, worker_index=0)
-    state = algorithm.env_runner.get_state()
-    runner.set_state(state)
-    runner._env_to_module.connectors[0]._update_stats = False
-    episodes = runner.sample(num_episodes=6, explore=False)
-    seeds = [runner._seed + place for place in range(6)]
-    policy = load_policy(path)
-    env = gym.make("Pendulum-v1")
-    ours = [play(policy, env, seed) for seed in seeds]
-    theirs = [float(np.sum(np.asarray(episode.rewards.data, np.float64))) for episode in episodes]
-    assert sorted(ours) == pytest.approx(sorted(theirs), rel=1e-12)
-    runner.stop()
-
-
-def play(policy: Any, env: gym.Env[Any, Any], seed: int) -> float:
-    """One episode in lane 0 of a batch of 16, the size that rl_eval's results are defined by."""
-    observation, _ = env.reset(seed=seed)
-    batch = np.zeros((16, *observation.shape), observation.dtype)
-    live = np.arange(16) == 0
-    state, total, done = policy.initial_state(16), 0.0, False
-    while not done:
-        batch[0] = observation
-        with torch.inference_mode():
-            actions, state = policy.act(batch, state, live, None)
-        observation, reward, terminated, truncated, _ = env.step(actions[0])
-        total, done = total + float(reward), terminated or truncated
-    return total
-
-
 @pytest.mark.parametrize("deterministic", [True, False])
 @pytest.mark.parametrize(
     ("name", "env"), [("pendulum", "Pendulum-v1"), ("cartpole", "CartPole-v1"), ("recurrent", "CartPole-v1")]
@@ -238,25 +185,6 @@ def test_live_algorithm_and_checkpoint_agree(pendulum: Any) -> None:
         result = group.evaluate()
     assert result.fingerprint == from_checkpoint
     assert {record.weights_version for record in result.episodes} == {3}
-
-
-def test_the_command_line_evaluates_a_checkpoint_folder(cartpole: Any, tmp_path: Path) -> None:
-    """``rl-eval run`` needs a YAML file and the folder, and gets the numbers of the library."""
-    _, path = cartpole
-    config = config_for("CartPole-v1", path)
-    (tmp_path / "eval.yaml").write_text(config.to_yaml())
-    ran = subprocess.run(
-        [sys.executable, "-m", "rl_eval", "run", "eval.yaml", "--output", "result"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(Path(rl_eval.__file__).parents[1])},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=200,
-    )
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    saved = yaml.safe_load((tmp_path / "result" / "result.json").read_text())
-    assert saved["fingerprint"] == evaluate(config).fingerprint
 
 
 def test_runners_in_other_processes_load_the_checkpoint(cartpole: Any) -> None:
@@ -396,20 +324,13 @@ class Pixels(gym.Env[Any, Any]):
         return self.np_random.uniform(-1, 1, (4, 4, 1)).astype(np.float32), float(action), self._left == 0, False, {}
 
 
-def flatten(env: Any = None, spaces: Any = None, device: Any = None) -> Any:
-    return FlattenObservations()
+def pieces(*kinds: Any) -> Any:
+    return lambda env=None, spaces=None, device=None: [kind() for kind in kinds]
 
 
-def flatten_then_filter(env: Any = None, spaces: Any = None, device: Any = None) -> Any:
-    return [FlattenObservations(), MeanStdFilter()]
-
-
-def halve(env: Any = None, spaces: Any = None, device: Any = None) -> Any:
-    return [Halve(), MeanStdFilter()]
-
-
-def stack(env: Any = None, spaces: Any = None, device: Any = None) -> Any:
-    return FrameStacking(num_frames=3)
+flatten, halve = pieces(FlattenObservations), pieces(Halve, MeanStdFilter)
+flatten_then_filter = pieces(FlattenObservations, MeanStdFilter)
+stack = pieces(lambda: FrameStacking(num_frames=3))
 
 
 @pytest.mark.parametrize(
@@ -460,7 +381,7 @@ def test_each_connector_piece_gives_rllibs_actions(
     ],
 )
 def test_a_piece_that_cannot_be_applied_is_named(piece: Any, message: str) -> None:
-    algorithm = ppo("CartPole-v1", lambda env, spaces, device: [piece(), FlattenObservations()]).build_algo()
+    algorithm = ppo("CartPole-v1", pieces(piece, FlattenObservations)).build_algo()
     with pytest.raises(ConfigError, match=message):
         evaluate(EvalConfig().environment("CartPole-v1").evaluation(num_episodes=1), algorithm)
     algorithm.stop()
@@ -474,32 +395,3 @@ def test_a_users_piece_behind_the_module_is_named() -> None:
 
 
 # ------------------------------------------------------------------------------ sampling
-
-
-def test_samples_follow_the_distribution_and_the_episode(pendulum: Any, cartpole: Any) -> None:
-    """Mean and spread of drawn actions are the distribution's; the same seeds draw the same."""
-    count = 20_000
-    live = np.ones(count, bool)
-
-    def noise() -> EpisodeNoise:
-        return EpisodeNoise(np.arange(count), np.zeros(count, np.int64))
-
-    policy = load_policy(cartpole[1])
-    observation = np.array([0.01, 0.02, -0.03, 0.04], np.float32)
-    batch = np.tile(observation, (count, 1))
-    with torch.inference_mode():
-        drawn, _ = policy.act(batch, None, live, noise())
-        again, _ = policy.act(batch, None, live, noise())
-        logits = torch.from_numpy(policy.probe_outputs(batch[:1])[0]).double()
-    right = float(torch.softmax(logits, -1)[0, 1])
-    assert np.array_equal(drawn, again)
-    assert abs(drawn.mean() - right) < 5 * np.sqrt(right * (1 - right) / count)
-
-    policy = load_policy(pendulum[1])
-    batch = np.tile(np.array([0.6, 0.8, 0.5], np.float32), (count, 1))
-    with torch.inference_mode():
-        drawn, _ = policy.act(batch, None, live, noise())
-        mode, _ = policy.act(batch, None, live, None)
-    assert np.unique(mode).size == 1
-    assert np.abs(drawn).max() <= 2.0
-    assert abs(np.median(drawn) - mode[0, 0]) < 0.1

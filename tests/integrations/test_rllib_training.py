@@ -40,6 +40,16 @@ LOADER = "rl_eval.integrations.rllib:load_policy"
 DETERMINISTIC = {"explore": False, "num_envs_per_env_runner": 8}
 
 
+def due(config: Any, episodes: int, function: Any = None, interval: int = 1, **changes: Any) -> Any:
+    """Have evaluations of so many episodes in a config of RLlib."""
+    return config.evaluation(
+        evaluation_interval=interval,
+        evaluation_duration=episodes,
+        evaluation_config={**DETERMINISTIC, **changes},
+        custom_evaluation_function=function,
+    )
+
+
 def runners_alive() -> int:
     """Runners of rl_eval in this cluster."""
     actors = ray._private.state.actors().values()
@@ -148,8 +158,7 @@ def test_the_old_stack_is_named() -> None:
 def test_every_iteration_evaluates_its_own_weights_exactly(tmp_path: Path) -> None:
     """Filter statistics from two environment runners, our runners beside them, RLlib's keys and ours."""
     config = ppo("Pendulum-v1", mean_std).env_runners(num_env_runners=2, num_envs_per_env_runner=2)
-    config.evaluation(evaluation_interval=1, evaluation_duration=6, evaluation_config=DETERMINISTIC)
-    ours = eval_config_of(config).runners(num_runners=1)
+    ours = eval_config_of(due(config, 6)).runners(num_runners=1)
     config.evaluation(custom_evaluation_function=evaluation_function(ours))
     algorithm = config.build_algo()
     fingerprints = []
@@ -177,10 +186,7 @@ def test_every_iteration_evaluates_its_own_weights_exactly(tmp_path: Path) -> No
 
 def test_numbers_are_never_reported_twice() -> None:
     """Between two evaluations an iteration has none, where RLlib repeats old ones and then NaN."""
-    config = ppo("CartPole-v1").evaluation(
-        evaluation_interval=3, evaluation_duration=5, evaluation_config=DETERMINISTIC
-    )
-    algorithm = config.evaluation(custom_evaluation_function=evaluation_function()).build_algo()
+    algorithm = due(ppo("CartPole-v1"), 5, evaluation_function(), interval=3).build_algo()
     assert ["evaluation" in algorithm.train() for _ in range(6)] == [False, False, True, False, False, True]
     assert [point.weights_version for point in session_of(algorithm).points] == [3, 6]
     algorithm.stop()
@@ -190,11 +196,7 @@ def test_evaluation_beside_training_says_how_old_it_is(tmp_path: Path) -> None:
     """Training does not wait; each result says whose weights it is about; the final policy is evaluated by stop()."""
     gate = tmp_path / "gate"
     config = ppo(Gated).environment(Gated, env_config={"gate": str(tmp_path)})
-    config.evaluation(
-        evaluation_interval=1,
-        evaluation_duration=6,
-        evaluation_config={**DETERMINISTIC, "env_config": {"gate": str(gate)}},
-    )
+    due(config, 6, env_config={"gate": str(gate)})
     points: list[EvalPoint] = []
     ours = eval_config_of(config).runners(num_runners=1, num_envs_per_runner=2).evaluation(max_episode_steps=40)
     function = evaluation_function(ours, parallel=True, on_result=points.append)
@@ -242,13 +244,7 @@ def test_an_environment_registered_with_tune_reaches_the_runners(tmp_path: Path)
 
     tune.register_env("short_cartpole", create)
     config = ppo("short_cartpole").environment("short_cartpole", env_config={"limit": 50})
-    config.evaluation(
-        evaluation_interval=1,
-        evaluation_duration=6,
-        evaluation_num_env_runners=2,
-        evaluation_config={**DETERMINISTIC, "env_config": {"limit": 7}},
-    )
-    ours = eval_config_of(config)
+    ours = eval_config_of(due(config, 6, env_config={"limit": 7}).evaluation(evaluation_num_env_runners=2))
     config.evaluation(evaluation_num_env_runners=0, custom_evaluation_function=evaluation_function(ours))
     algorithm = config.build_algo()
     found = algorithm.train()["evaluation"]["env_runners"]
@@ -310,7 +306,7 @@ def test_an_evaluator_takes_algorithms_as_weights(tmp_path: Path) -> None:
 
 def test_an_algorithm_that_is_gone_leaves_no_runner() -> None:
     """Garbage collection ends what ``stop()`` was not called for."""
-    config = ppo("CartPole-v1").evaluation(evaluation_duration=2, evaluation_config=DETERMINISTIC)
+    config = due(ppo("CartPole-v1"), 2)
     ours = eval_config_of(config).runners(num_runners=1)
     algorithm = config.evaluation(custom_evaluation_function=evaluation_function(ours)).build_algo()
     algorithm.evaluate()
@@ -325,9 +321,7 @@ def test_an_algorithm_that_is_gone_leaves_no_runner() -> None:
 
 def test_a_tune_trial_evaluates_on_runners_outside_its_placement_group(tmp_path: Path) -> None:
     """The trial's bundles are full; the runners take free CPUs, and end with the trial."""
-    config = ppo("CartPole-v1").evaluation(
-        evaluation_interval=1, evaluation_duration=5, evaluation_config=DETERMINISTIC
-    )
+    config = due(ppo("CartPole-v1"), 5)
     ours = eval_config_of(config).runners(num_runners=2)
     config.evaluation(custom_evaluation_function=evaluation_function(ours))
     tuner = tune.Tuner(
@@ -355,8 +349,7 @@ def test_a_tune_trial_evaluates_on_runners_outside_its_placement_group(tmp_path:
 @pytest.mark.slow
 def test_a_tune_trial_that_took_every_cpu_fails_in_bounded_time(tmp_path: Path) -> None:
     """Runners that find no place are an error of the trial, with what they asked for and what there is; no hang."""
-    config = ppo("CartPole-v1").env_runners(num_env_runners=3)
-    config.evaluation(evaluation_interval=1, evaluation_duration=5, evaluation_config=DETERMINISTIC)
+    config = due(ppo("CartPole-v1").env_runners(num_env_runners=3), 5)
     ours = eval_config_of(config).runners(num_runners=1, runner_start_timeout_s=5)
     config.evaluation(custom_evaluation_function=evaluation_function(ours))
     run = tune.RunConfig(stop={"training_iteration": 1}, storage_path=str(tmp_path), name="full", verbose=0)
@@ -378,13 +371,7 @@ def test_a_callback_that_raises_does_not_end_the_training_and_old_points_go(
         raise ValueError("no dashboard")
 
     function = evaluation_function(on_result=[broken, lambda point: heard.append(point.weights_version)])
-    config = ppo("CartPole-v1").evaluation(
-        evaluation_interval=1,
-        evaluation_duration=5,
-        evaluation_config=DETERMINISTIC,
-        custom_evaluation_function=function,
-    )
-    algorithm = config.build_algo()
+    algorithm = due(ppo("CartPole-v1"), 5, function).build_algo()
     rows = [algorithm.train()["evaluation"]["env_runners"] for _ in range(4)]
     assert heard == [1, 2, 3, 4]
     assert [point.weights_version for point in session_of(algorithm).points] == [3, 4]

@@ -20,7 +20,7 @@ pytest.importorskip("stable_baselines3")
 import gymnasium as gym
 import numpy as np
 import torch
-from sb3_worlds import Rewards
+from acting_world import Rewards
 from stable_baselines3 import DQN, PPO, SAC
 from stable_baselines3.common.callbacks import (
     BaseCallback,
@@ -34,7 +34,7 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from rl_eval import EvalConfig, EvalResult, evaluate
-from rl_eval.errors import ConfigError, WeightsError
+from rl_eval.errors import ConfigError
 from rl_eval.integrations.sb3 import EvalCallback, load_policy
 from rl_eval.integrations.sb3.best_model import BestModel
 from rl_eval.training.evaluator import Evaluator
@@ -54,6 +54,13 @@ def make_config(action="box", env=Rewards, **kwargs):
         .evaluation(num_episodes=6, seed=8)
         .runners(num_envs_per_runner=3)
     )
+
+
+def trained(steps, config=None, beside=(), model=None, **options):
+    """Train a model with evaluations beside it, by default at every 64th step; return the callback."""
+    callback = EvalCallback(make_config() if config is None else config, **{"every_steps": 64, "verbose": 0, **options})
+    (model or make_ppo()).learn(steps, callback=CallbackList([callback, *beside]))
+    return callback
 
 
 class Saved(BaseCallback):
@@ -100,7 +107,7 @@ def test_every_evaluation_has_the_weights_of_its_step():
 def test_the_steps_are_those_of_sb3_in_every_run(tmp_path, algorithm):
     """The first multiple of ``eval_freq`` calls to the last, in a training that exceeds what was asked for."""
 
-    def trained(callback):
+    def steps_of(callback):
         if algorithm == "PPO":
             model = make_ppo(envs=3)
         else:
@@ -109,8 +116,8 @@ def test_the_steps_are_those_of_sb3_in_every_run(tmp_path, algorithm):
         return callback
 
     env = Monitor(Rewards("vector", "box"))
-    theirs = trained(Theirs(env, eval_freq=10, n_eval_episodes=1, log_path=str(tmp_path), verbose=0, warn=False))
-    ours = [trained(EvalCallback(make_config(), eval_freq=10, verbose=0)).results for _ in range(3)]
+    theirs = steps_of(Theirs(env, eval_freq=10, n_eval_episodes=1, log_path=str(tmp_path), verbose=0, warn=False))
+    ours = [steps_of(EvalCallback(make_config(), eval_freq=10, verbose=0)).results for _ in range(3)]
     for results in ours:
         assert [step for step, _ in results] == theirs.evaluations_timesteps
     assert len({tuple(result.fingerprint for _, result in results) for results in ours}) == 1
@@ -139,8 +146,13 @@ def test_the_arguments_are_those_of_sb3():
         results += one.results
     assert [(step, result.metrics["num_episodes"]) for step, result in results] == [(64, 5), (64, 5)]
     assert results[0][1].fingerprint == results[1][1].fingerprint
-    with pytest.raises(ConfigError, match="render is True"):
-        EvalCallback(env, render=True)
+    for wrong, why in (
+        ({"render": True}, "render is True"),
+        ({"eval_freq": 10, "every_steps": 10}, "give one of them"),
+        ({"every_steps": 0}, "every_steps is 0"),
+    ):
+        with pytest.raises(ConfigError, match=why):
+            EvalCallback(env, **wrong)
 
 
 @pytest.mark.parametrize("when", ["construct", "step"])
@@ -163,10 +175,7 @@ def test_files_lie_where_the_callback_was_made(tmp_path, monkeypatch, when):
             self.wander("step")
             return super().step(action)
 
-    callback = EvalCallback(
-        make_config(env=Wanderer), every_steps=64, log_path="logs", best_model_save_path="best", verbose=0
-    )
-    make_ppo().learn(128, callback=callback)
+    trained(128, make_config(env=Wanderer), log_path="logs", best_model_save_path="best")
     assert list((tmp_path / "assets").iterdir()) == []
     assert (tmp_path / "home" / "logs" / "evaluations.npz").is_file()
     assert (tmp_path / "home" / "best" / "best_model.zip").is_file()
@@ -174,8 +183,7 @@ def test_files_lie_where_the_callback_was_made(tmp_path, monkeypatch, when):
 
 def test_the_best_model_is_saved_as_it_was_evaluated(tmp_path):
     model = make_ppo(normalize=True)
-    callback = EvalCallback(make_config(), every_steps=64, best_model_save_path=tmp_path, verbose=0)
-    model.learn(384, callback=callback)
+    callback = trained(384, model=model, best_model_save_path=tmp_path)
     best = max((result for _, result in callback.results), key=lambda result: result.mean_return)
     assert callback.best_mean_reward == best.mean_return
     frozen = load_policy(tmp_path / "best_model", tmp_path / "best_model_vecnormalize.pkl")
@@ -197,7 +205,7 @@ def test_the_best_model_is_saved_as_it_was_evaluated(tmp_path):
 
 
 def test_results_are_logged_under_their_own_step_and_nothing_else_is(tmp_path):
-    def trained(name, callback):
+    def logged(name, callback):
         model = make_ppo()
         model.set_logger(configure(str(tmp_path / name), ["csv"]))
         model.learn(320, callback=callback, log_interval=2)
@@ -205,8 +213,8 @@ def test_results_are_logged_under_their_own_step_and_nothing_else_is(tmp_path):
         return model, rows_of(tmp_path / name)
 
     callback = EvalCallback(make_config(), every_steps=64, log_path=tmp_path, verbose=0)
-    _, rows = trained("with", callback)
-    _, plain = trained("without", None)
+    _, rows = logged("with", callback)
+    _, plain = logged("without", None)
     ours = [row for row in rows if row["eval/mean_reward"]]
     assert [(int(row["time/total_timesteps"]), float(row["eval/mean_reward"])) for row in ours] == [
         (step, pytest.approx(result.mean_return)) for step, result in callback.results
@@ -223,24 +231,9 @@ def test_results_are_logged_under_their_own_step_and_nothing_else_is(tmp_path):
         assert arrays["results"].mean(1) == pytest.approx([result.mean_return for _, result in callback.results])
 
 
-def test_tensorboard_has_the_points_at_their_steps(tmp_path):
-    pytest.importorskip("tensorboard")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    model = make_ppo()
-    model.set_logger(configure(str(tmp_path), ["tensorboard"]))
-    callback = EvalCallback(make_config(), every_steps=64, verbose=0)
-    model.learn(256, callback=callback)
-    model.logger.close()
-    read = EventAccumulator(str(tmp_path)).Reload()
-    assert [(event.step, pytest.approx(event.value)) for event in read.Scalars("eval/mean_reward")] == [
-        (step, result.mean_return) for step, result in callback.results
-    ]
-
-
 @pytest.mark.parametrize("algorithm", ["PPO", "SAC", "DQN"])
 def test_the_training_is_the_same_to_the_last_bit(algorithm):
-    def trained(callback):
+    def weights(callback):
         torch.manual_seed(0)
         if algorithm == "PPO":
             model = make_ppo(normalize=True)
@@ -256,10 +249,10 @@ def test_the_training_is_the_same_to_the_last_bit(algorithm):
 
     config = make_config("discrete" if algorithm == "DQN" else "box")
     callback = EvalCallback(config, every_steps=50, verbose=0)
-    plain = trained(None)
+    plain = weights(None)
     before = surroundings()  # Afterwards: the first step of an optimizer imports parts of torch that set variables.
     drawn = torch.random.get_rng_state(), random.getstate(), np.random.random()  # noqa: NPY002
-    beside = trained(callback)
+    beside = weights(callback)
     after = surroundings()
     assert after[:3] == before[:3]
     assert {key for key in {**after[3], **before[3]} if after[3].get(key) != before[3].get(key)} == set()
@@ -296,10 +289,8 @@ class Opens(BaseCallback):
 
 def test_training_continues_while_an_evaluation_runs_and_two_wait(capsys):
     GATE.clear()
-    model = make_ppo()
-    callback = EvalCallback(make_config(env=Gated), every_steps=20)
     # The gate would stay closed if learn() waited for the evaluations of steps 20, 40 and 60.
-    model.learn(256, callback=CallbackList([callback, Opens(70)]))
+    callback = trained(256, make_config(env=Gated), [Opens(70)], every_steps=20, verbose=1)
     assert [step for step, _ in callback.results] == list(range(20, 256, 20))
     told = capsys.readouterr().out
     assert "Eval num_timesteps=20, episode_reward=" in told
@@ -325,24 +316,15 @@ def test_training_waits_while_two_evaluations_wait(monkeypatch):
     assert [step for step, _ in callback.results] == list(range(20, 256, 20))
 
 
-def test_eval_freq_counts_calls():
-    model = make_ppo(envs=4)
-    callback = EvalCallback(make_config(), eval_freq=16, verbose=0)
-    model.learn(128, callback=callback)
-    assert [step for step, _ in callback.results] == [64, 128]
-
-
 def test_callbacks_of_sb3_stop_the_training():
     stop = StopTrainingOnRewardThreshold(reward_threshold=-1e9)
     model = make_ppo()
-    callback = EvalCallback(make_config(), callback_on_new_best=stop, every_steps=20, verbose=0)
-    model.learn(100_000, callback=callback)
+    callback = trained(100_000, model=model, callback_on_new_best=stop, every_steps=20)
     assert model.num_timesteps < 100_000
     assert model.num_timesteps - callback.results[-1][0] < 20  # The last due step, wherever the training stopped.
     patience = StopTrainingOnNoModelImprovement(max_no_improvement_evals=1)
     model = make_ppo()
-    callback = EvalCallback(make_config(), callback_after_eval=patience, every_steps=20, verbose=0)
-    model.learn(100_000, callback=callback)
+    trained(100_000, model=model, callback_after_eval=patience, every_steps=20)
     assert model.num_timesteps < 100_000
 
 
@@ -363,9 +345,7 @@ class Broken(Rewards):
 
 
 def test_episodes_that_fail_are_no_record_to_beat(tmp_path):
-    model = make_ppo()
-    callback = EvalCallback(make_config(env=Broken), every_steps=64, best_model_save_path=tmp_path, verbose=0)
-    model.learn(128, callback=callback)
+    callback = trained(128, make_config(env=Broken), best_model_save_path=tmp_path)
     assert [result.status for _, result in callback.results] == ["failed"] * len(callback.results)
     assert callback.best_mean_reward == -np.inf
     assert list(tmp_path.iterdir()) == []
@@ -374,27 +354,20 @@ def test_episodes_that_fail_are_no_record_to_beat(tmp_path):
 def test_an_evaluation_that_cannot_run_ends_the_training_unless_somebody_takes_its_error():
     config = make_config(observation="matrix")
     with pytest.raises(ConfigError, match="trained on observations of"):
-        make_ppo().learn(10_000, callback=EvalCallback(config, every_steps=64, verbose=0))
+        trained(10_000, config)
     errors: list[BaseException] = []
     model = make_ppo()
-    model.learn(128, callback=EvalCallback(config, every_steps=64, verbose=0, on_error=errors.append))
+    trained(128, config, model=model, on_error=errors.append)
     assert model.num_timesteps == 128
     assert errors
     assert {type(error) for error in errors} == {ConfigError}
-
-
-def test_statistics_that_have_seen_nothing_cannot_be_submitted():
-    model = make_ppo(normalize=True)
-    with Evaluator(make_config(), model) as evaluator, pytest.raises(WeightsError, match="uninitialized"):
-        evaluator.submit(model, step=0)
 
 
 def test_an_evaluator_that_is_given_stays_open_and_hears_of_everything():
     points = []
     model = make_ppo()
     with Evaluator(make_config(), model, on_result=points.append) as evaluator:
-        callback = EvalCallback(evaluator, every_steps=64, verbose=0)
-        model.learn(192, callback=callback)
+        callback = trained(192, evaluator, model=model)
         evaluator.evaluate(model, step=999)
         assert [point.step for point in points] == [64, 128, 192, 999]
         assert [step for step, _ in callback.results] == [64, 128, 192]
@@ -406,8 +379,7 @@ def test_a_request_that_a_later_one_replaced_is_no_result():
     GATE.clear()
     model = make_ppo()
     with Evaluator(make_config(env=Gated), model, busy_policy="latest") as evaluator:
-        callback = EvalCallback(evaluator, every_steps=20, verbose=0)
-        model.learn(256, callback=CallbackList([callback, Opens(200)]))
+        callback = trained(256, evaluator, [Opens(200)], model, every_steps=20)
     steps = [step for step, _ in callback.results]
     assert steps[0] == 20
     assert steps[-1] == 240
@@ -415,20 +387,12 @@ def test_a_request_that_a_later_one_replaced_is_no_result():
     assert len(steps) <= 5
 
 
-def test_arguments_that_contradict_each_other_are_errors():
-    with pytest.raises(ConfigError, match="give one of them"):
-        EvalCallback(make_config(), eval_freq=10, every_steps=10)
-    with pytest.raises(ConfigError, match="every_steps is 0"):
-        EvalCallback(make_config(), every_steps=0)
-
-
 def test_episodes_and_mode_can_be_said_as_in_sb3():
     model = make_ppo()
     config = make_config().policy(deterministic=False).evaluation(num_episodes=4)
     expected = evaluate(config, model)
-    sampled = EvalCallback(make_config(), n_eval_episodes=4, deterministic=False, every_steps=64, verbose=0)
-    model.learn(64, callback=sampled)  # It is updated after the 64 steps for the first time.
-    [(_, result)] = sampled.results
+    # It is updated after the 64 steps for the first time.
+    [(_, result)] = trained(64, model=model, n_eval_episodes=4, deterministic=False).results
     assert result.fingerprint == expected.fingerprint
     assert result.metrics["num_episodes"] == 4
 
@@ -438,8 +402,7 @@ def test_runners_in_other_processes_have_the_same_results(ray_cluster):
         venv = VecNormalize(DummyVecEnv([lambda: gym.make("CartPole-v1")]))
         model = PPO("MlpPolicy", venv, n_steps=64, batch_size=32, n_epochs=2, seed=1, device="cpu")
         config = EvalConfig().environment("CartPole-v1").evaluation(num_episodes=6, seed=8)
-        callback = EvalCallback(config.runners(num_runners=num_runners), every_steps=128, verbose=0)
-        model.learn(256, callback=callback)
+        callback = trained(256, config.runners(num_runners=num_runners), model=model, every_steps=128)
         assert [step for step, _ in callback.results] == [128, 256]
         return callback.results[-1][1]
 
@@ -568,8 +531,7 @@ def test_what_a_callback_or_a_writer_raises_does_not_end_the_training(tmp_path, 
     def refuse(error: BaseException) -> None:
         raise KeyError("no phone")
 
-    strange = EvalCallback(make_config(observation="matrix"), every_steps=64, verbose=0, on_error=refuse)
-    make_ppo().learn(128, callback=strange)
+    trained(128, make_config(observation="matrix"), on_error=refuse)
     assert "on_error failed; training goes on" in caplog.text
 
 
@@ -577,7 +539,7 @@ def test_a_model_that_cannot_be_saved_does_not_end_the_training(tmp_path, caplog
     """The disk is full; nothing half is left."""
     model = make_ppo()
     monkeypatch.setattr(model, "save", lambda path: (_ for _ in ()).throw(OSError(28, "No space left on device")))
-    model.learn(128, callback=EvalCallback(make_config(), every_steps=64, best_model_save_path=tmp_path, verbose=0))
+    trained(128, model=model, best_model_save_path=tmp_path)
     assert "saving the model failed; training goes on" in caplog.text
     assert list(tmp_path.iterdir()) == []
 

@@ -17,7 +17,6 @@ import gymnasium as gym
 import numpy as np
 from stable_baselines3 import DQN, PPO, SAC, TD3
 from stable_baselines3.common.base_class import BaseAlgorithm
-from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 from typer.testing import CliRunner
 
@@ -42,9 +41,6 @@ class Trained:
     """The same without its statistics."""
     expected: np.ndarray
     """Returns of a loop of ``predict`` with the model's own statistics."""
-    during: EvalResult
-    """Result of an ``EvalCallback`` at the last step."""
-    expected_during: np.ndarray
 
     @property
     def config(self) -> EvalConfig:
@@ -67,19 +63,6 @@ def own_loop(model: BaseAlgorithm, env: str, normalizer: VecNormalize | None) ->
     return np.array(returns)
 
 
-class OwnLoop(BaseCallback):
-    """Runs the loop at the last step, with the model as it is then."""
-
-    def __init__(self, env: str) -> None:
-        super().__init__()
-        self._env = env
-
-    def _on_step(self) -> bool:
-        if self.n_calls == STEPS:
-            self.returns = own_loop(self.model, self._env, self.model.get_vec_normalize_env())
-        return True
-
-
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory):
     """Return models by algorithm and whether they were trained with a VecNormalize; each is trained once."""
@@ -99,8 +82,7 @@ def train(name: str, normalized: bool, folder: Path) -> Trained:
     venv = DummyVecEnv([lambda: gym.make(env)])
     normalizer = venv = VecNormalize(venv) if normalized else venv
     model = algorithm("MlpPolicy", venv, seed=3, device="cpu", policy_kwargs={"net_arch": [16]}, **kwargs)
-    callback, loop = EvalCallback(config_for(env), eval_freq=STEPS, verbose=0), OwnLoop(env)
-    model.learn(STEPS, callback=[callback, loop])
+    model.learn(STEPS)
     (folder / "alone").mkdir()
     for file in (folder / "model.zip", folder / "alone" / "model.zip"):
         model.save(file)
@@ -108,9 +90,7 @@ def train(name: str, normalized: bool, folder: Path) -> Trained:
         normalizer.save(str(folder / "model_vecnormalize.pkl"))
     expected = own_loop(model, env, normalizer if normalized else None)
     assert not normalized or not np.allclose(expected, own_loop(model, env, None), rtol=1e-2), "the cell shows nothing"
-    [(_, during)] = callback.results
-    files = (folder / "model.zip", folder / "alone" / "model.zip")
-    return Trained(algorithm, env, *files, expected, during, loop.returns)
+    return Trained(algorithm, env, folder / "model.zip", folder / "alone" / "model.zip", expected)
 
 
 def on_the_command_line(one: Trained, file: Path) -> EvalResult:
@@ -139,7 +119,6 @@ THROUGH = {
     "evaluate_policy": lambda one, file: (
         evaluate_policy(one.algorithm.load(file, device="cpu"), one.env, EPISODES).result
     ),
-    "EvalCallback": lambda one, file: one.during,
     "watch": in_a_watch,
 }
 
@@ -150,8 +129,7 @@ def outcome(door: str, one: Trained, file: Path) -> str:
         result = THROUGH[door](one, file)
     except ConfigError as error:
         return "refused" if "VecNormalize" in str(error) else f"refused for another reason: {error}"
-    expected = one.expected_during if door == "EvalCallback" else one.expected
-    right = np.allclose(result.table.rows["episode_return"], expected, rtol=1e-3)
+    right = np.allclose(result.table.rows["episode_return"], one.expected, rtol=1e-3)
     noted = any("VecNormalize" in note for note in result.notes)
     return ("right" if right else "wrong") + (", noted" if noted else "")
 
@@ -170,9 +148,7 @@ def test_no_door_gives_a_wrong_number_without_a_word(
     assert shown in ({True, None} if normalized else {False, None})
     with caplog.at_level(logging.WARNING):
         found = outcome(door, one, one.file)
-    if door == "EvalCallback":
-        assert found == "right"  # The training environment is there.
-    elif normalized and door in OF_FILES:
+    if normalized and door in OF_FILES:
         assert found == ("right, noted" if door == "load_policy" else "right")
     elif shown is None:
         assert found == ("wrong, noted" if normalized else "right, noted")

@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("tianshou")
 
 import torch
-from loop_world import SPACES, World, config_of, ours, play
+from acting_world import ACTIONS, Rewards, config_of, ours, play
 from tianshou.algorithm import Reinforce
 from tianshou.algorithm.modelfree.ddpg import ContinuousDeterministicPolicy
 from tianshou.algorithm.modelfree.dqn import DiscreteQLearningPolicy
@@ -21,7 +21,7 @@ from torch.distributions import Independent, Normal
 from rl_eval import evaluate
 from rl_eval.errors import ConfigError
 
-DISCRETE, BOX = SPACES["discrete"], SPACES["box"]
+DISCRETE, BOX = ACTIONS["discrete"], ACTIONS["box"]
 
 
 def net(outputs=0):
@@ -73,13 +73,13 @@ def theirs(result, policy):
             act = policy(Batch(obs=block, info=Batch())).act
         return policy.map_action(act.numpy() if isinstance(act, torch.Tensor) else act)[0]
 
-    return play(result, World(kind(policy)), chosen)
+    return play(result, Rewards("vector", kind(policy)), chosen)
 
 
 @pytest.mark.parametrize("make", [reinforce, gaussian, sac, dqn, ddpg])
 def test_a_policy_has_the_returns_of_its_own_calls(make):
     policy = build(make)
-    result = evaluate(config_of(kind(policy)), policy)
+    result = evaluate(config_of("vector", kind(policy)), policy)
     assert ours(result) == theirs(result, policy)
 
 
@@ -88,17 +88,17 @@ def test_an_algorithm_stands_for_its_policy_and_is_left_as_it_was():
     policy.deterministic_eval = False
     algorithm = Reinforce(policy=policy, optim=AdamOptimizerFactory(lr=1e-3)).train()
     modes = [module.training for module in algorithm.modules()]
-    result = evaluate(config_of(kind(policy)), algorithm)
+    result = evaluate(config_of("vector", kind(policy)), algorithm)
     assert [module.training for module in algorithm.modules()] == modes
     assert policy.deterministic_eval is False
-    assert ours(result) == ours(evaluate(config_of(kind(policy)), build(reinforce)))
+    assert ours(result) == ours(evaluate(config_of("vector", kind(policy)), build(reinforce)))
 
 
 @pytest.mark.parametrize("make", [reinforce, gaussian, sac])
 def test_samples_come_from_the_episodes_own_noise(make):
     policy = build(make)
     before = torch.random.get_rng_state()
-    config = config_of(kind(policy), deterministic=False)
+    config = config_of("vector", kind(policy), deterministic=False)
     result = evaluate(config, policy)
     assert torch.equal(torch.random.get_rng_state(), before)
     assert evaluate(config.runners(num_envs_per_runner=20), policy).fingerprint == result.fingerprint
@@ -110,13 +110,13 @@ def test_samples_of_a_policy_that_is_sure_are_its_modes():
     with torch.no_grad():
         for weight in policy.actor.last.parameters():
             weight.mul_(1e6)
-    result = evaluate(config_of(kind(policy), deterministic=False), policy)
+    result = evaluate(config_of("vector", kind(policy), deterministic=False), policy)
     policy.deterministic_eval = False
     assert ours(result) == theirs(result, policy)
 
 
 def test_other_actions_and_recurrent_policies_are_refused():
-    config = config_of("discrete")
+    config = config_of()
     with pytest.raises(ConfigError, match=r"made for actions of Box.*environment's are of Discrete\(4\)"):
         evaluate(config, build(sac))
     model = Recurrent(layer_num=1, state_shape=5, action_shape=4, hidden_layer_size=8)

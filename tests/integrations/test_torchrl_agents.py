@@ -17,7 +17,6 @@ from torchrl.envs.libs.pettingzoo import PettingZooWrapper
 from torchrl.envs.transforms import RewardSum
 
 from rl_eval import EvalConfig, evaluate
-from rl_eval.errors import ConfigError
 from rl_eval.integrations.torchrl import as_agents_env
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -120,10 +119,3 @@ def test_policies_see_their_agents_part_alone() -> None:
     board_spaces = as_agents_env(board()).spaces("player_2")
     assert set(board_spaces[0].keys()) == {"action_mask", "observation"}
     assert board_spaces[1].n == 9
-
-
-def test_a_batch_of_environments_is_named() -> None:
-    from torchrl.envs import SerialEnv
-
-    with pytest.raises(ConfigError, match="is a batch of shape"):
-        as_agents_env(SerialEnv(2, tag))

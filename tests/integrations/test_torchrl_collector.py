@@ -29,7 +29,7 @@ from torchrl.modules import LSTMModule, OneHotCategorical, QValueActor, RandomPo
 from rl_eval.errors import ConfigError, EvalError
 from rl_eval.integrations.torchrl import RayCollector
 from tests.cluster.waiting import eventually
-from tests.integrations.torchrl_worlds import Constant, Steps, constant, weights_of
+from tests.integrations.torchrl_worlds import Steps, constant, weights_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:Exception ignored in.*socket")  # Which torchrl opens on import.
 
@@ -177,20 +177,6 @@ def test_random_actions_are_of_the_spec(make: Any, shape: tuple[int, ...], given
     assert actions.dtype == spec.dtype
     assert all(spec.is_in(action) for action in actions)
     assert len(actions.unique(dim=0)) > 1
-
-
-def test_a_plain_module_is_wrapped() -> None:
-    """As TorchRL wraps it, by the names of its parameters; its own weights are sent later."""
-    module = Constant(2.0)
-    with collector(lambda: Steps(length=5), module, frames_per_batch=5, num_workers_per_collector=1) as frames:
-        assert (frames.next()["action"] == 2.0).all()
-        frames.update_policy_weights_(Constant(3.0))
-        assert (frames.next()["action"] == 3.0).all()
-    with (
-        pytest.raises(ConfigError, match=r"\['input'\].*\['observation'\]"),
-        collector(policy=nn.Linear(4, 2)) as frames,
-    ):
-        frames.next()
 
 
 def test_what_transforms_and_recurrent_modules_write_is_in_a_batch() -> None:

@@ -254,6 +254,8 @@ def test_a_plain_module_is_wrapped(made: Any, given: str) -> None:
     evaluator = made(steps(), num_trajectories=2, **{given: Constant(2.0) if given == "policy" else Constant})
     assert evaluator.evaluate()["eval/reward"] == (10.0 if given == "policy" else 5.0)
     assert evaluator.evaluate(Constant(3.0))["eval/reward"] == 15.0
+    with pytest.raises(ConfigError, match=r"\['input'\].*'observation'"):
+        made(steps(), torch.nn.Linear(1, 1)).evaluate()
 
 
 def test_models_by_name(made: Any) -> None:
@@ -340,7 +342,7 @@ def test_transforms_are_dumped_after_each_evaluation(made: Any, tmp_path: Any, d
     """At its step, before ``evaluate`` returns."""
     path = tmp_path / "dumped"
     path.touch()
-    env = TransformedEnv(steps()(), Compose(Dumping(path)))
+    env = TransformedEnv(Steps(), Compose(Dumping(path)))
     evaluator = made(env, constant(), num_trajectories=1, dump_video=dump)
     for step in (3, 8):
         evaluator.evaluate(step=step)

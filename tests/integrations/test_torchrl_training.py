@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import random
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 
 pytest.importorskip("torchrl")
 
-import numpy as np
 import torch
-from torchrl.envs.utils import ExplorationType, exploration_type, set_exploration_type
+from torchrl.envs.utils import ExplorationType, set_exploration_type
 
 from rl_eval import EvalConfig, evaluate
 from rl_eval.integrations.torchrl import Evaluator
+from tests.cluster.trainer_state import compare, observe
 
 pytestmark = [
     pytest.mark.timeout(280),
@@ -42,19 +39,6 @@ def example() -> ModuleType:
     return module
 
 
-def global_state() -> dict[str, Any]:
-    """Return what belongs to the training and to nobody else."""
-    return {
-        "torch": torch.random.get_rng_state().tolist(),
-        "numpy": np.random.get_state()[1].tolist(),  # noqa: NPY002 - the global generator is what is compared
-        "python": random.getstate(),
-        "grad": torch.is_grad_enabled(),
-        "threads": torch.get_num_threads(),
-        "exploration": exploration_type(),
-        "variables": dict(os.environ),
-    }
-
-
 def test_a_trained_policy_is_worth_what_rollout_says(example: ModuleType) -> None:
     """After some updates of PPO every episode's return, length and end equal those of ``env.rollout`` on its seed."""
     torch.manual_seed(0)
@@ -76,18 +60,17 @@ def test_a_trained_policy_is_worth_what_rollout_says(example: ModuleType) -> Non
 
 
 def test_evaluations_beside_a_training_do_not_touch_it(example: ModuleType) -> None:
-    """No global state moves, nor the policy's mode; results have their steps, new weights, and the final policy."""
+    """Nothing of the process or the policy moves; results have their steps, new weights, and the final policy."""
     evaluator = Evaluator(example.make_env, policy_factory=example.make_policy, num_trajectories=5, max_steps=50)
     try:
         results = []
         torch.manual_seed(0)
         policy = example.make_policy()
         for done in example.train(policy, 3 * example.FRAMES):
-            before, mode = global_state(), policy.training
+            before = observe(policy)
             assert evaluator.trigger_eval(policy, step=done)
             results.append(evaluator.wait(timeout=120.0))
-            assert global_state() == before
-            assert policy.training is mode
+            compare(before, observe(policy))
         final = evaluator.evaluate(policy, step=done)
     finally:
         evaluator.shutdown()

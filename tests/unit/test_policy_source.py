@@ -298,7 +298,7 @@ def test_a_file_that_is_not_a_module_whose_class_is_known_is_an_error(network, m
     torch.save(local(1, 1), "local.pt")
     monkeypatch.delattr(sys.modules[__name__], "Missing")
     (network / "half.pt").write_bytes(b"half")
-    for name, words in (("local.pt", "Missing"), ("net.cleanrl_model", "a dict"), ("half.pt", "cannot be loaded")):
+    for name, words in (("local.pt", "Missing"), ("net.cleanrl_model", "a dict"), ("half.pt", "cannot be read")):
         with pytest.raises(ConfigError, match=f"{name}.*{words}"):
             load_module(name)
 

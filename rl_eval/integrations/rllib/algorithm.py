@@ -21,6 +21,7 @@ from ray.rllib.env import INPUT_ENV_SINGLE_SPACES
 
 from rl_eval.config.settings import PolicySection
 from rl_eval.errors import ConfigError, WeightsError, nearest
+from rl_eval.integrations.policy_files import reading
 from rl_eval.integrations.rllib.config import module_ids
 from rl_eval.integrations.rllib.observations import FILTERS, filter_tensors
 from rl_eval.integrations.rllib.policy import Pipelines, RLModulePolicy, check_separate, check_spaces
@@ -301,12 +302,8 @@ def _pipeline(folder: Path, name: str, cls: Any) -> Any:
 
 def _constructor(folder: Path) -> tuple[Any, dict[str, Any], Any]:
     """Class and arguments that RLlib wrote down to build this part again."""
-    try:
-        written = pickle.loads((folder / _CONSTRUCTOR).read_bytes())
+    file = folder / _CONSTRUCTOR
+    with reading("path", file, "a part of RLlib", ": it is damaged, or the code that it needs is not importable here"):
+        written = pickle.loads(file.read_bytes())
         args, kwargs = written["ctor_args_and_kwargs"]
         return args, kwargs, written["class"]
-    except Exception as error:
-        raise ConfigError(
-            f"policy_kwargs.path: {folder / _CONSTRUCTOR} cannot be read ({type(error).__name__}: {error}): it is "
-            "damaged, or the code that it needs is not importable here"
-        ) from error

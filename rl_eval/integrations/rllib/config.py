@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, Final
 
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
@@ -86,7 +86,7 @@ def eval_config_of(config: AlgorithmConfig, ignore: Collection[str] = ()) -> Eva
             raise ConfigError(f"{key} {why} (eval_config_of(config, ignore=[{key!r}]) leaves it out)")
     evaluated = config if config.in_evaluation else config.get_evaluation_config_object()
     ours = EvalConfig()
-    _environment(ours, evaluated)
+    ours.environment(_environment(evaluated), env_kwargs=dict(evaluated.env_config))
     ours.policy(deterministic=not evaluated.explore, actions="none")
     if evaluated.is_multi_agent:
         ours.policy(
@@ -94,8 +94,22 @@ def eval_config_of(config: AlgorithmConfig, ignore: Collection[str] = ()) -> Eva
             policy_mapping_fn=_Mapping(evaluated.policy_mapping_fn),
         )
     ours.evaluation(num_episodes=config.evaluation_duration, seed=evaluated.seed or 0, gamma=evaluated.gamma)
-    _runners(ours, config.evaluation_num_env_runners, evaluated)
-    _fault_tolerance(ours, config, evaluated)
+    ours.runners(num_runners=config.evaluation_num_env_runners, num_envs_per_runner=evaluated.num_envs_per_env_runner)
+    if config.evaluation_num_env_runners:
+        ours.runners(
+            num_cpus_per_runner=evaluated.num_cpus_per_env_runner,
+            num_gpus_per_runner=evaluated.num_gpus_per_env_runner,
+            custom_resources_per_runner=evaluated.custom_resources_per_env_runner or {},
+        )
+        if evaluated.num_gpus_per_env_runner:
+            ours.policy(device="cuda")
+    if config.evaluation_sample_timeout_s != _DEFAULTS.evaluation_sample_timeout_s:
+        # Documented as the time for a complete episode, and honoured as such.
+        ours.fault_tolerance(episode_timeout_s=config.evaluation_sample_timeout_s)
+    if not evaluated.restart_failed_env_runners:
+        ours.fault_tolerance(max_runner_restarts=0)
+    elif evaluated.max_num_env_runner_restarts != _DEFAULTS.max_num_env_runner_restarts:
+        ours.fault_tolerance(max_runner_restarts=evaluated.max_num_env_runner_restarts)
     return ours
 
 
@@ -151,15 +165,13 @@ def _overrides(config: AlgorithmConfig) -> set[str]:
     return {key for key in changed if key not in _SPACES or theirs[key] is not None}
 
 
-def _environment(ours: EvalConfig, evaluated: AlgorithmConfig) -> None:
-    env, kwargs = evaluated.env, dict(evaluated.env_config)
+def _environment(evaluated: AlgorithmConfig) -> Any:
+    env = evaluated.env
     if env is None:
         raise ConfigError("environment(env=...) of the AlgorithmConfig is missing: rl_eval needs an environment to run")
     if isinstance(env, str) and _global_registry.contains(ENV_CREATOR, env):
-        env = _Creator(_global_registry.get(ENV_CREATOR, env), env)
-    elif callable(env):
-        env = _Creator(env, getattr(env, "__qualname__", type(env).__qualname__))
-    ours.environment(env, env_kwargs=kwargs)
+        return _Creator(_global_registry.get(ENV_CREATOR, env), env)
+    return _Creator(env, getattr(env, "__qualname__", type(env).__qualname__)) if callable(env) else env
 
 
 class _Creator:
@@ -200,27 +212,3 @@ _NO_EPISODE: Final = NoEpisode(
     "RLlib's policy_mapping_fn",
     "set a policy_mapping_fn(agent_id, spec) with .policy(...) on rl_eval's config, which may read spec.index",
 )
-
-
-def _runners(ours: EvalConfig, num_runners: int, evaluated: AlgorithmConfig) -> None:
-    ours.runners(num_runners=num_runners, num_envs_per_runner=evaluated.num_envs_per_env_runner)
-    if not num_runners:
-        return
-    resources: Mapping[str, float] = evaluated.custom_resources_per_env_runner or {}
-    ours.runners(
-        num_cpus_per_runner=evaluated.num_cpus_per_env_runner,
-        num_gpus_per_runner=evaluated.num_gpus_per_env_runner,
-        custom_resources_per_runner=resources,
-    )
-    if evaluated.num_gpus_per_env_runner:
-        ours.policy(device="cuda")
-
-
-def _fault_tolerance(ours: EvalConfig, config: AlgorithmConfig, evaluated: AlgorithmConfig) -> None:
-    if config.evaluation_sample_timeout_s != _DEFAULTS.evaluation_sample_timeout_s:
-        # Documented as the time for a complete episode, and honoured as such.
-        ours.fault_tolerance(episode_timeout_s=config.evaluation_sample_timeout_s)
-    if not evaluated.restart_failed_env_runners:
-        ours.fault_tolerance(max_runner_restarts=0)
-    elif evaluated.max_num_env_runner_restarts != _DEFAULTS.max_num_env_runner_restarts:
-        ours.fault_tolerance(max_runner_restarts=evaluated.max_num_env_runner_restarts)

@@ -6,7 +6,6 @@ A session is the :class:`rl_eval.Evaluator` of one Algorithm, which lives as lon
 from __future__ import annotations
 
 import math
-import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, final
@@ -20,10 +19,9 @@ from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, EVALUATION_RESULTS, NUM_
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
 from rl_eval.config.builder import EvalConfig, settings_of
-from rl_eval.config.settings import EvalSettings
 from rl_eval.errors import ConfigError
 from rl_eval.execution.handle import EvalHandle
-from rl_eval.integrations.rllib.algorithm import VersionedWeights, as_policies, portable, versioned_weights
+from rl_eval.integrations.rllib.algorithm import as_policies, portable, versioned_weights
 from rl_eval.integrations.rllib.config import eval_config_of
 from rl_eval.results.result import EvalPoint, EvalResult
 from rl_eval.training.evaluator import Evaluator
@@ -32,25 +30,11 @@ from rl_eval.training.loggers import Logger
 if TYPE_CHECKING:
     from rl_eval.recording.video import VideoSettings
 
-__all__ = ["EvaluationFunction", "EvaluationSession", "Receivers", "evaluation_function", "session_of"]
+__all__ = ["EvaluationFunction", "EvaluationSession", "evaluation_function", "session_of"]
 
 _KEPT: Final = 100
 
 _SESSIONS: WeakKeyDictionary[Algorithm, EvaluationSession] = WeakKeyDictionary()
-
-
-@dataclass(frozen=True, eq=False)
-class Receivers:
-    """Receivers of results, as :class:`rl_eval.Evaluator` takes them."""
-
-    on_result: tuple[Callable[[EvalPoint], object], ...] = ()
-    on_error: Callable[[BaseException], object] | None = None
-    loggers: tuple[Logger, ...] = ()
-    videos: VideoSettings | None = None
-
-    def __deepcopy__(self, memo: object) -> Receivers:
-        """Stay the caller's loggers and callbacks where RLlib copies its config."""
-        return self
 
 
 @final
@@ -61,13 +45,13 @@ class EvaluationSession:
 
     Args:
         algorithm: Evaluated on each call; only weakly referenced.
-        config: What to evaluate and how; its policy is the Algorithm's.
-        receivers: Where results go. With ``on_error`` an evaluation that could not run raises nowhere else.
+        function: What to evaluate and how, and where results go. With ``on_error`` an evaluation that could not run
+            raises nowhere else.
     """
 
-    def __init__(self, algorithm: Algorithm, config: EvalConfig | EvalSettings, receivers: Receivers) -> None:
+    def __init__(self, algorithm: Algorithm, function: EvaluationFunction) -> None:
         self._algorithm = ref(algorithm)
-        self._raises = receivers.on_error is None
+        self._raises = function.on_error is None
         self._handle: EvalHandle | None = None
         self.points: list[EvalPoint] = []
         """The last 100 finished evaluations, in order; ``on_result`` has them all."""
@@ -80,15 +64,15 @@ class EvaluationSession:
         self.env_steps = 0
         """Environment steps of all of them."""
         self.stopped = False
-        settings = settings_of(config)
+        settings = settings_of(eval_config_of(algorithm.config) if function.config is None else function.config)
         self._policies = tuple(settings.policy.policies)
         self._evaluator = Evaluator(
             settings,
             as_policies(algorithm, self._policies) if self._policies else portable(algorithm),
-            on_result=[self._take_in, *receivers.on_result],
-            on_error=receivers.on_error,
-            loggers=receivers.loggers,
-            videos=receivers.videos,
+            on_result=[self._take_in, *function.on_result],
+            on_error=function.on_error,
+            loggers=function.loggers,
+            videos=function.videos,
         )
         finalize(algorithm, self._evaluator.shutdown)
 
@@ -98,24 +82,29 @@ class EvaluationSession:
         return self.points[-1] if self.points else None
 
     @property
-    def busy(self) -> bool:
+    def pending(self) -> bool:
         """Whether an evaluation is running."""
-        return self._handle is not None
+        return self._evaluator.pending
 
-    def submit(self) -> None:
-        """Start an evaluation of the present weights; one that is running is waited for."""
+    def submit(self, timeout_s: float | None = None, *, only_new: bool = False) -> None:
+        """Start an evaluation of the present weights; one that is running is waited for.
+
+        Args:
+            timeout_s: Longest wait for it, in seconds.
+            only_new: Leave weights out that were evaluated last.
+
+        Raises:
+            TimeoutError: It takes longer.
+        """
+        self.wait(timeout_s)
         algorithm = self._algorithm()
-        if algorithm is not None:
-            self._submit(algorithm, versioned_weights(algorithm, self._policies))
-
-    def _submit(self, algorithm: Algorithm, weights: VersionedWeights) -> None:
-        self.wait()
+        if algorithm is None or self.stopped:
+            return
+        weights = versioned_weights(algorithm, self._policies)
+        if only_new and self.last is not None and self.last.weights_version == weights.weights_seq_no:
+            return
         step = algorithm.metrics.peek((ENV_RUNNER_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME), default=0)
         self._handle = self._evaluator.submit(weights.tensors, int(step), version=weights.weights_seq_no)
-
-    def poll(self) -> EvalPoint | None:
-        """Return the running evaluation if it is finished; None if it is not, or there is none."""
-        return None if self._evaluator.pending else self.wait()
 
     def wait(self, timeout_s: float | None = None) -> EvalPoint | None:
         """Wait for the running evaluation and return it; None if there is none.
@@ -132,24 +121,6 @@ class EvaluationSession:
         if error is not None and self._raises:
             raise error
         return None if error is not None else self.last
-
-    def evaluate_final(self, timeout_s: float | None = None) -> EvalPoint | None:
-        """Finish what runs, and evaluate the present weights unless they were the last that were.
-
-        Args:
-            timeout_s: Longest wait for each of the two, in seconds.
-
-        Raises:
-            TimeoutError: One takes longer.
-        """
-        algorithm = self._algorithm()
-        self.wait(timeout_s)
-        if algorithm is not None and not self.stopped:
-            weights = versioned_weights(algorithm, self._policies)
-            if self.last is None or self.last.weights_version != weights.weights_seq_no:
-                self._submit(algorithm, weights)
-                self.wait(timeout_s)
-        return self.last
 
     def stop(self) -> None:
         """End the runners; points stay."""
@@ -220,7 +191,7 @@ def evaluation_function(
                     f"{place}.{key} is {section[key]!r}, but what is evaluated is the Algorithm's: leave it out"
                 )
     called = (on_result,) if callable(on_result) else tuple(on_result)
-    return EvaluationFunction(config, parallel, Receivers(called, on_error, tuple(loggers), videos), final_timeout_s)
+    return EvaluationFunction(config, parallel, called, on_error, tuple(loggers), videos, final_timeout_s)
 
 
 @final
@@ -230,8 +201,15 @@ class EvaluationFunction:
 
     config: EvalConfig | None
     parallel: bool
-    receivers: Receivers
+    on_result: tuple[OnResult, ...]
+    on_error: Callable[[BaseException], object] | None
+    loggers: tuple[Logger, ...]
+    videos: VideoSettings | None
     final_timeout_s: float
+
+    def __deepcopy__(self, memo: object) -> EvaluationFunction:
+        """Keep the caller's loggers and callbacks where RLlib copies its config."""
+        return self
 
     def __call__(self, algorithm: Algorithm, eval_env_runner_group: Any = None) -> tuple[dict[str, Any], int, int]:
         """Evaluate an Algorithm; RLlib calls this.
@@ -240,8 +218,7 @@ class EvaluationFunction:
             The numbers, which RLlib reads from the Algorithm's MetricsLogger instead, and the steps taken, twice.
         """
         session = session_of(algorithm) or self._open(algorithm)
-        session.poll()
-        if session.busy:
+        if session.pending:
             session.num_skipped += 1
         else:
             session.submit()
@@ -255,8 +232,7 @@ class EvaluationFunction:
         return numbers, steps, steps
 
     def _open(self, algorithm: Algorithm) -> EvaluationSession:
-        config = eval_config_of(algorithm.config) if self.config is None else self.config
-        session = _SESSIONS[algorithm] = EvaluationSession(algorithm, config, self.receivers)
+        session = _SESSIONS[algorithm] = EvaluationSession(algorithm, self)
         algorithm.callbacks.append(_Forget())
         _stop_together(algorithm, session, self.final_timeout_s if self.parallel else None)
         return session
@@ -323,14 +299,13 @@ def _steps_by_part(result: EvalResult) -> dict[str, dict[str, float]]:
             "num_agent_steps_sampled": {DEFAULT_AGENT_ID: steps},
             "num_module_steps_sampled": {DEFAULT_MODULE_ID: steps},
         }
+    lengths = result.agents["length"]
     return {
-        f"num_{part}_steps_sampled": _sums(result.agents[column], result.agents["length"])
+        f"num_{part}_steps_sampled": {
+            str(name): int(lengths[result.agents[column] == name].sum()) for name in np.unique(result.agents[column])
+        }
         for part, column in (("agent", "agent"), ("module", "policy"))
     }
-
-
-def _sums(names: Any, counts: Any) -> dict[str, float]:
-    return {str(name): int(counts[names == name].sum()) for name in np.unique(names)}
 
 
 def _returns_by_part(metrics: Mapping[str, float], mean: float) -> dict[str, dict[str, float]]:
@@ -370,13 +345,14 @@ class _Forget(RLlibCallback):  # type: ignore[misc]
 
 def _stop_together(algorithm: Algorithm, session: EvaluationSession, final_timeout_s: float | None) -> None:
     """Make ``Algorithm.stop()`` end the session first, for which RLlib has no callback."""
-    alive = weakref.ref(algorithm)
+    alive = ref(algorithm)
 
     def cleanup() -> None:
         stopping = alive()
         try:
             if final_timeout_s is not None:
-                session.evaluate_final(final_timeout_s)
+                session.submit(final_timeout_s, only_new=True)
+                session.wait(final_timeout_s)
         finally:
             session.stop()
             if stopping is not None:

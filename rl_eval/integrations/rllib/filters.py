@@ -8,7 +8,7 @@ and are part of their digest. This module does not import RLlib.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
 from pathlib import Path
@@ -18,6 +18,7 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 import torch
+import tree
 
 from rl_eval.config.builder import EvalConfig, settings_of
 from rl_eval.config.settings import EvalSettings, PolicySection, with_values
@@ -45,6 +46,7 @@ __all__ = [
 Array = npt.NDArray[Any]
 
 _EPSILON: Final = 1e-8
+_PARTS: Final = ("count", "mean", "m2")
 _OBSERVER: Final = "rl_eval.integrations.rllib.filters:ObservationMoments"
 
 
@@ -113,7 +115,7 @@ class MeanStdFilter:
 
     def __call__(self, observations: Any) -> Any:
         """Return a batch of observations, filtered."""
-        return self._filtered("", observations)
+        return tree.map_structure_with_path(self._filtered, observations)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, MeanStdFilter) and self.plain() == other.plain()
@@ -123,7 +125,7 @@ class MeanStdFilter:
     def plain(self) -> dict[str, dict[str, Any]]:
         """Return count, mean and m2 of each path as plain JSON."""
         return {
-            path: {"count": one.count, "mean": one.mean.tolist(), "m2": one.m2.tolist()}
+            path: {name: np.asarray(value).tolist() for name, value in vars(one).items()}
             for path, one in sorted(self.moments.items())
         }
 
@@ -132,12 +134,8 @@ class MeanStdFilter:
         parts = ((path, name, getattr(one, name)) for path, one in self.moments.items() for name in vars(one))
         return {_name(path, part): torch.as_tensor(value) for path, part, value in parts}
 
-    def _filtered(self, path: str, batch: Any) -> Any:
-        if isinstance(batch, Mapping):
-            return {key: self._filtered(_below(path, key), part) for key, part in batch.items()}
-        if isinstance(batch, tuple):
-            return tuple(self._filtered(_below(path, place), part) for place, part in enumerate(batch))
-        if (moments := self.moments.get(path)) is None:
+    def _filtered(self, path: tuple[Any, ...], batch: Any) -> Any:
+        if (moments := self.moments.get(_joined(path))) is None:
             return batch
         dtype = batch.dtype if batch.dtype.kind == "f" else np.float32
         return ((batch - moments.mean) / (moments.std + _EPSILON)).astype(dtype, copy=False)
@@ -184,12 +182,7 @@ class Filtered(torch.nn.Module):
     def filter(self) -> MeanStdFilter:
         """Filter of the statistics that came last."""
         arrays = {name: buffer.cpu().numpy().copy() for name, buffer in self.named_buffers(recurse=False)}
-        return MeanStdFilter(
-            {
-                path: Moments(int(arrays[_name(path, "count")]), arrays[_name(path, "mean")], arrays[_name(path, "m2")])
-                for path in self._paths
-            }
-        )
+        return _filter_of({path: {part: arrays[_name(path, part)] for part in _PARTS} for path in self._paths})
 
 
 @final
@@ -232,7 +225,7 @@ def as_policy(
         WeightsError: The statistics do not fit the observation space.
         ConfigError: The policy inside cannot act.
     """
-    boxes = {path: box.shape for path, box in _boxes("", observation_space)}
+    boxes = {path: box.shape for path, box in _boxes(observation_space).items()}
     for path, moments in value.filter.moments.items():
         if boxes.get(path) != np.shape(moments.mean):
             raise WeightsError(
@@ -293,7 +286,7 @@ class ObservationMoments:
     """Observer that returns the moments of all observations of an episode that were acted upon."""
 
     def __init__(self, env: Any) -> None:
-        self._paths = [path for path, _ in _boxes("", env.observation_space)]
+        self._boxes = _boxes(env.observation_space)
 
     def on_episode_start(self, spec: EpisodeSpec, attempt: int, observation: Any) -> None:
         """Begin an attempt."""
@@ -312,7 +305,8 @@ class ObservationMoments:
         return MeanStdFilter(self._moments)
 
     def _copied(self, observation: Any) -> dict[str, Array]:
-        return {path: np.array(_at(observation, path), np.float64) for path in self._paths}
+        leaves = {_joined(path): leaf for path, leaf in tree.flatten_with_path(observation)}
+        return {path: np.array(leaves[path], np.float64) for path in self._boxes}
 
 
 def save_filters(filters: Mapping[str, MeanStdFilter], path: str | Path) -> None:
@@ -327,18 +321,19 @@ def load_filters(path: str | Path) -> dict[str, MeanStdFilter]:
         ConfigError: It is missing, or another kind of file.
     """
     try:
-        return {name: _from_plain(one) for name, one in json.loads(Path(path).read_text()).items()}
+        return {name: _filter_of(one) for name, one in json.loads(Path(path).read_text()).items()}
     except OSError as error:
         raise ConfigError(f"the filters {str(path)!r} cannot be read: {error.strerror or error}") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{str(path)!r} is not a file of save_filters: {error!r}") from None
 
 
-def _from_plain(plain: Mapping[str, Mapping[str, Any]]) -> MeanStdFilter:
+def _filter_of(values: Mapping[str, Mapping[str, Any]]) -> MeanStdFilter:
+    """Return the filter of count, mean and m2 by path."""
     return MeanStdFilter(
         {
             path: Moments(int(one["count"]), np.asarray(one["mean"], np.float64), np.asarray(one["m2"], np.float64))
-            for path, one in plain.items()
+            for path, one in values.items()
         }
     )
 
@@ -346,26 +341,13 @@ def _from_plain(plain: Mapping[str, Mapping[str, Any]]) -> MeanStdFilter:
 # ---------------------------------------------------------------------- paths of Boxes
 
 
-def _boxes(path: str, space: gym.Space[Any]) -> Iterator[tuple[str, gym.spaces.Box]]:
-    """Yield all Boxes with their paths."""
-    if isinstance(space, gym.spaces.Dict):
-        for key, part in space.spaces.items():
-            yield from _boxes(_below(path, key), part)
-    elif isinstance(space, gym.spaces.Tuple):
-        for place, part in enumerate(space.spaces):
-            yield from _boxes(_below(path, place), part)
-    elif isinstance(space, gym.spaces.Box):
-        yield path, space
+def _boxes(space: gym.Space[Any]) -> dict[str, gym.spaces.Box]:
+    """Return all Boxes of a space by their paths."""
+    return {_joined(path): box for path, box in tree.flatten_with_path(space) if isinstance(box, gym.spaces.Box)}
 
 
-def _at(observation: Any, path: str) -> Any:
-    for key in path.split("/") if path else ():
-        observation = observation[int(key) if isinstance(observation, (tuple, list)) else key]
-    return observation
-
-
-def _below(path: str, key: Any) -> str:
-    return f"{path}/{key}" if path else str(key)
+def _joined(path: tuple[Any, ...]) -> str:
+    return "/".join(map(str, path))
 
 
 def _name(path: str, part: str) -> str:

@@ -61,13 +61,11 @@ class Observations(torch.nn.Module):
 
     def __init__(self, pieces: Sequence[Any], statistics: Mapping[str, torch.Tensor], agent: Any = None) -> None:
         super().__init__()
-        self._statistics = statistics
-        self._agent = agent
         self._stages: list[Stage] = []
         self._frames: _Frames | None = None
         for piece in pieces:
-            self._append(piece)
-        del self._statistics
+            if type(piece).__name__ not in _PLUMBING or not type(piece).__module__.startswith("ray.rllib."):
+                self._append(piece, statistics, _agent_of(piece, agent), agent)
 
     def forward(self, observations: Any, frames: Any, live: npt.NDArray[np.bool_]) -> tuple[Any, Any]:
         """Turn a batch of the environment's observations into the module's.
@@ -88,41 +86,29 @@ class Observations(torch.nn.Module):
         """Return the frames before a first observation, or None without frame stacking."""
         return None if self._frames is None else self._frames.initial(batch_size)
 
-    def _append(self, piece: Any) -> None:
+    def _append(self, piece: Any, statistics: Mapping[str, torch.Tensor], part: Any, agent: Any) -> None:
         kind = type(piece)
-        if kind.__name__ in _PLUMBING and kind.__module__.startswith("ray.rllib."):
-            return
-        agent = _agent_of(piece, self._agent)
         if self._frames is not None:
             raise ConfigError(f"the connector piece {kind.__name__} comes after FrameStacking: put it before")
         if kind is MeanStdFilter:
-            self._append_filter(piece, agent)
+            if kind.__name__ in self._modules:
+                raise ConfigError(f"the env-to-module pipeline has two {kind.__name__} pieces, stored by RLlib as one")
+            stage = _Filter(piece, part, statistics)
+            self.add_module(kind.__name__, stage)
+            self._stages.append(stage)
         elif kind is FlattenObservations:
-            if agent is None or not piece._agent_ids or agent in piece._agent_ids:
-                self._stages.append(_Flatten(piece, agent))
+            if part is None or not piece._agent_ids or agent in piece._agent_ids:
+                self._stages.append(_flatten(piece, part))
         elif kind is FrameStacking:
-            self._frames = _Frames(piece, agent)
+            self._frames = _Frames(piece, part)
         elif isinstance(piece, SingleAgentObservationPreprocessor):
-            self._stages.append(_Preprocess(piece))
+            self._stages.append(_preprocess(piece))
         else:
             raise ConfigError(
                 f"the connector piece {kind.__name__} of the env-to-module pipeline cannot be applied to a batch of "
                 "observations: use MeanStdFilter, FlattenObservations, FrameStacking or a "
                 "SingleAgentObservationPreprocessor, or put it into the environment as a wrapper"
             )
-
-    def _append_filter(self, piece: MeanStdFilter, agent: Any) -> None:
-        name = type(piece).__name__
-        if name in self._modules:
-            raise ConfigError(f"the env-to-module pipeline has two {name} pieces, which RLlib stores as one")
-        prefix = f"{name}."
-        stage = _Filter(
-            piece,
-            agent,
-            {key.removeprefix(prefix): value for key, value in self._statistics.items() if key.startswith(prefix)},
-        )
-        self.add_module(name, stage)
-        self._stages.append(stage)
 
 
 def _agent_of(piece: Any, agent: Any) -> Any:
@@ -150,35 +136,25 @@ def filter_tensors(
     """
     named: dict[str, torch.Tensor] = {}
     for piece in pieces:
-        if type(piece) is MeanStdFilter:
-            name = type(piece).__name__
-            states = [state[name] for state in others if name in state]
-            stats = _merged_stats(piece, states, _agent_of(piece, agent))
-            named |= {f"{name}.{key}": value for key, value in _statistics(stats).items()}
+        if type(piece) is not MeanStdFilter:
+            continue
+        name, part = type(piece).__name__, _agent_of(piece, agent)
+        ours, *theirs = (
+            [RunningStat.from_state(stat) for stat in state[part]["running_stats"]]
+            for state in (piece.get_state(), *(state[name] for state in others if name in state))
+        )
+        for leaf, (stat, *elsewhere) in enumerate(zip(ours, *theirs, strict=True)):
+            for one in elsewhere:
+                stat.update(one)  # As RLlib merges them, in copies.
+            if stat.num_pushes < 2:
+                raise WeightsError(
+                    f"the MeanStdFilter has seen {stat.num_pushes} observations, so it has no standard deviation: "
+                    "train for an iteration before evaluating"
+                )
+            named[f"{name}.mean_{leaf}"] = torch.from_numpy(np.array(stat.mean, np.float64))
+            # RLlib adds in float32; the sum is kept exactly.
+            named[f"{name}.scale_{leaf}"] = torch.from_numpy(np.array(stat.std + SMALL_NUMBER, np.float64))
     return named
-
-
-def _merged_stats(piece: MeanStdFilter, others: Sequence[Mapping[Any, Any]], agent: Any) -> list[Any]:
-    """One RunningStat per leaf; combined as RLlib does it, in copies."""
-    stats = [RunningStat.from_state(state) for state in piece.get_state()[agent]["running_stats"]]
-    for other in others:
-        for ours, theirs in zip(stats, other[agent]["running_stats"], strict=True):
-            ours.update(RunningStat.from_state(theirs))
-    return stats
-
-
-def _statistics(stats: Sequence[Any]) -> dict[str, torch.Tensor]:
-    tensors: dict[str, torch.Tensor] = {}
-    for leaf, stat in enumerate(stats):
-        if stat.num_pushes < 2:
-            raise WeightsError(
-                f"the MeanStdFilter has seen {stat.num_pushes} observations, so it has no standard deviation: train "
-                "for an iteration before evaluating"
-            )
-        tensors[f"mean_{leaf}"] = torch.from_numpy(np.array(stat.mean, np.float64))
-        # RLlib adds in float32; the sum is kept exactly.
-        tensors[f"scale_{leaf}"] = torch.from_numpy(np.array(stat.std + SMALL_NUMBER, np.float64))
-    return tensors
 
 
 class _Filter(torch.nn.Module):
@@ -194,7 +170,9 @@ class _Filter(torch.nn.Module):
             not isinstance(space, (gym.spaces.Discrete, gym.spaces.MultiDiscrete)) for space in tree.flatten(structure)
         ]
         for name, tensor in statistics.items():
-            self.register_buffer(name, tensor)
+            kind, _, own = name.rpartition(".")
+            if kind == type(piece).__name__:
+                self.register_buffer(own, tensor)
 
     def forward(self, observations: Any, live: npt.NDArray[np.bool_]) -> Any:
         leaves = tree.flatten(observations)
@@ -219,39 +197,35 @@ class _Filter(torch.nn.Module):
         return np.asarray(self._buffers[name].cpu())  # type: ignore[union-attr]
 
 
-class _Flatten:
-    """FlattenObservations: one-hot vectors of discrete leaves and flat arrays of the others, side by side."""
+def _flatten(piece: FlattenObservations, agent: Any) -> Stage:
+    """Return FlattenObservations: one-hot vectors of discrete leaves and flat arrays of the others, side by side."""
+    removed, structure = frozenset(piece._keys_to_remove), piece._input_obs_base_struct
+    structure = structure if agent is None else structure[agent]
 
-    def __init__(self, piece: FlattenObservations, agent: Any) -> None:
-        self._removed = frozenset(piece._keys_to_remove)
-        structure = piece._input_obs_base_struct
-        self._structure = structure if agent is None else structure[agent]
+    def stage(observations: Any, live: npt.NDArray[np.bool_]) -> Any:
+        if removed:
+            observations = {key: value for key, value in observations.items() if key not in removed}
+        return flatten_inputs_to_1d_tensor(observations, structure)
 
-    def __call__(self, observations: Any, live: npt.NDArray[np.bool_]) -> Array:
-        if self._removed:
-            observations = {key: value for key, value in observations.items() if key not in self._removed}
-        flat: Array = flatten_inputs_to_1d_tensor(observations, self._structure)
-        return flat
+    return stage
 
 
-class _Preprocess:
-    """A user's preprocessor of single observations, called row by row."""
+def _preprocess(piece: SingleAgentObservationPreprocessor) -> Stage:
+    """Return a user's preprocessor of single observations, called row by row."""
+    episode = NoEpisode(
+        f"the connector piece {type(piece).__name__}", "a preprocessor must be a function of the observation alone"
+    )
 
-    def __init__(self, piece: SingleAgentObservationPreprocessor) -> None:
-        self._piece = piece
-        self._episode = NoEpisode(
-            f"the connector piece {type(piece).__name__}", "a preprocessor must be a function of the observation alone"
-        )
-
-    def __call__(self, observations: Any, live: npt.NDArray[np.bool_]) -> Any:
+    def stage(observations: Any, live: npt.NDArray[np.bool_]) -> Any:
         # Without any row that counts there would be nothing to tell the output's shape by.
         chosen = live if live.any() else np.ones_like(live)
-        rows = [self._preprocess(observations, int(row)) for row in np.flatnonzero(chosen)]
+        rows = [
+            piece.preprocess(tree.map_structure(lambda leaf, row=row: leaf[row], observations), episode)
+            for row in np.flatnonzero(chosen).tolist()
+        ]
         return tree.map_structure(lambda *leaves: _spread(leaves, chosen), *rows)
 
-    def _preprocess(self, observations: Any, row: int) -> Any:
-        observation = tree.map_structure(lambda leaf: leaf[row], observations)
-        return self._piece.preprocess(observation, self._episode)
+    return stage
 
 
 class NoEpisode:

@@ -2,8 +2,9 @@
 
 An action is the mode of the module's distribution, or a sample drawn from each episode's noise.
 
-RLlib's own distribution objects say what the numbers mean; they never draw, since they would draw from torch's global
-generator. Afterwards Box actions are unsquashed or clipped by RLlib's own functions, applied to the whole batch.
+RLlib's own distribution objects say what the numbers mean, and draw in a context that gives them the episode's noise in
+place of torch's global generator. Afterwards Box actions are unsquashed or clipped by RLlib's own functions, applied to
+the whole batch.
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ import tree
 from ray.rllib.connectors.common.agent_to_module_mapping import AgentToModuleMapping
 from ray.rllib.connectors.env_to_module.mean_std_filter import MeanStdFilter
 from ray.rllib.core.columns import Columns
-from ray.rllib.core.distribution.torch import torch_distribution as distributions
 from ray.rllib.core.rl_module.multi_rl_module import MultiRLModule
 from ray.rllib.utils.spaces.space_utils import clip_action, get_base_struct_from_space, unsquash_action
 
 from rl_eval.errors import ConfigError, PolicyError
 from rl_eval.integrations.rllib.observations import FILTERS, NoEpisode, Observations, filter_tensors
+from rl_eval.integrations.torch_draws import EpisodeDraws
 from rl_eval.policies import random_state_kept
-from rl_eval.policies.sampling import categorical, gaussian, refuse_nan
+from rl_eval.policies.sampling import refuse_nan
 from rl_eval.protocols import NoiseSource
 
-__all__ = ["Actions", "Pipelines", "RLModulePolicy", "check_separate", "check_spaces", "read_actions"]
+__all__ = ["Pipelines", "RLModulePolicy", "actions_for_env", "check_separate", "check_spaces", "read_actions"]
 
 _PLUMBING: Final = frozenset(
     {
@@ -46,8 +47,8 @@ Array = npt.NDArray[Any]
 Live = npt.NDArray[np.bool_]
 
 
-class Actions:
-    """The pieces of one module-to-env pipeline.
+def actions_for_env(pieces: Sequence[Any], action_space: gym.Space[Any]) -> Callable[[Any], Any]:
+    """Return what a module-to-env pipeline does to actions, by its ``normalize_actions`` and ``clip_actions``.
 
     Args:
         pieces: Connector pieces in their order.
@@ -56,29 +57,22 @@ class Actions:
     Raises:
         ConfigError: A piece cannot be applied to a batch; the message names it.
     """
-
-    def __init__(self, pieces: Sequence[Any], action_space: gym.Space[Any]) -> None:
-        self._structure = get_base_struct_from_space(action_space)
-        self._unsquash = self._clip = False
-        for piece in pieces:
-            name = type(piece).__name__
-            if not type(piece).__module__.startswith("ray.rllib."):
-                raise ConfigError(
-                    f"the connector piece {name} of the module-to-env pipeline is not RLlib's own, and cannot be "
-                    "applied to a batch of actions: put it into the environment as an action wrapper"
-                )
-            if name == "NormalizeAndClipActions":
-                self._unsquash, self._clip = piece.normalize_actions, piece.clip_actions
-            elif name not in _PLUMBING:
-                raise ConfigError(
-                    f"the connector piece {name} of the module-to-env pipeline cannot be applied to a batch of actions"
-                )
-
-    def for_env(self, actions: Any) -> Any:
-        """Map actions of the module onto those of the environment, as ``normalize_actions``/``clip_actions`` say."""
-        if self._unsquash:
-            return unsquash_action(actions, self._structure)
-        return clip_action(actions, self._structure) if self._clip else actions
+    unsquash = clip = False
+    for piece in pieces:
+        name = type(piece).__name__
+        if not type(piece).__module__.startswith("ray.rllib."):
+            raise ConfigError(
+                f"the connector piece {name} of the module-to-env pipeline is not RLlib's own, and cannot be "
+                "applied to a batch of actions: put it into the environment as an action wrapper"
+            )
+        if name == "NormalizeAndClipActions":
+            unsquash, clip = piece.normalize_actions, piece.clip_actions
+        elif name not in _PLUMBING:
+            raise ConfigError(
+                f"the connector piece {name} of the module-to-env pipeline cannot be applied to a batch of actions"
+            )
+    structure, mapped = get_base_struct_from_space(action_space), unsquash_action if unsquash else clip_action
+    return lambda actions: mapped(actions, structure) if unsquash or clip else actions
 
 
 def read_actions(module: Any, outputs: Mapping[str, Any], live: Live, noise: NoiseSource | None) -> Any:
@@ -106,57 +100,11 @@ def read_actions(module: Any, outputs: Mapping[str, Any], live: Live, noise: Noi
     logits = outputs[Columns.ACTION_DIST_INPUTS]
     refuse_nan(_numpy(logits), live, "a number of the RLModule's action_dist_inputs")
     if noise is None:
-        mode = module.get_inference_action_dist_cls().from_logits(logits).to_deterministic()
-        return tree.map_structure(_numpy, mode.sample())
-    return _sample(module.get_exploration_action_dist_cls().from_logits(logits), live, noise)
-
-
-def _sample(distribution: Any, live: Live, noise: NoiseSource) -> Any:
-    draw = _DRAWS.get(type(distribution))
-    if draw is None:
-        raise ConfigError(
-            f"policy.deterministic is False, but rl_eval cannot draw from {type(distribution).__name__} reproducibly: "
-            "set policy.deterministic to True (in RLlib, explore=False)"
-        )
-    return draw(distribution, live, noise)
-
-
-def _draw_categorical(distribution: Any, live: Live, noise: NoiseSource) -> Array:
-    logits = distribution.logits if distribution.logits is not None else distribution.probs.log()
-    return categorical(_numpy(logits), live, noise)
-
-
-def _draw_multi_categorical(distribution: Any, live: Live, noise: NoiseSource) -> Array:
-    return np.stack([_draw_categorical(part, live, noise) for part in distribution._cats], axis=1)
-
-
-def _draw_gaussian(distribution: Any, live: Live, noise: NoiseSource) -> Array:
-    mean, scale = _numpy(distribution.loc), _numpy(distribution._dist.scale)
-    return gaussian(mean, scale, noise).astype(mean.dtype)
-
-
-def _draw_squashed_gaussian(distribution: Any, live: Live, noise: NoiseSource) -> Array:
-    return _numpy(distribution._squash(torch.from_numpy(_draw_gaussian(distribution, live, noise))))
-
-
-def _draw_deterministic(distribution: Any, live: Live, noise: NoiseSource) -> Array:
-    return _numpy(distribution.loc)
-
-
-def _draw_nested(distribution: Any, live: Live, noise: NoiseSource) -> Any:
-    parts = [_sample(part, live, noise) for part in distribution._flat_child_distributions]
-    return tree.unflatten_as(distribution._original_struct, parts)
-
-
-_DRAWS: Final[Mapping[type, Callable[[Any, Live, NoiseSource], Any]]] = {
-    distributions.TorchCategorical: _draw_categorical,
-    distributions.TorchMultiCategorical: _draw_multi_categorical,
-    distributions.TorchDiagGaussian: _draw_gaussian,
-    distributions.TorchSquashedGaussian: _draw_squashed_gaussian,
-    distributions.TorchDeterministic: _draw_deterministic,
-    distributions.TorchMultiDistribution: _draw_nested,
-}
-"""By exact class: a subclass may draw in another way."""
+        distribution = module.get_inference_action_dist_cls().from_logits(logits).to_deterministic()
+    else:
+        distribution = module.get_exploration_action_dist_cls().from_logits(logits)
+    with EpisodeDraws(live, noise):
+        return tree.map_structure(_numpy, distribution.sample())
 
 
 def _numpy(value: Any) -> Array:
@@ -204,7 +152,7 @@ class RLModulePolicy:
         known = filter_tensors(env_to_module, agent=agent) if statistics is None else statistics
         self._observations = Observations(env_to_module, known, agent)
         self.module.add_module(FILTERS, self._observations)
-        self._actions = Actions(module_to_env, spaces[1])
+        self._for_env = actions_for_env(module_to_env, spaces[1])
         self._trained_on = get_base_struct_from_space(spaces[0])
         self._familiar = False
         # RLModule's methods are not those that torch knows.
@@ -232,7 +180,7 @@ class RLModulePolicy:
     def act(self, observations: Any, state: Any, live: Live, noise: NoiseSource | None) -> tuple[Any, Any]:
         """Choose actions; see :class:`rl_eval.Policy`."""
         outputs, state = self._forward(observations, state, live, explore=noise is not None)
-        return self._actions.for_env(read_actions(self.module, outputs, live, noise)), state
+        return self._for_env(read_actions(self.module, outputs, live, noise)), state
 
     def _forward(self, observations: Any, state: Any, live: Live, *, explore: bool) -> tuple[Mapping[str, Any], Any]:
         """Run connectors and module; return its outputs without their time dimension, and the next state."""

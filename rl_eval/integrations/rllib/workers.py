@@ -135,7 +135,9 @@ class RolloutWorkers:
 
     def get_node_ip(self) -> list[str]:
         """Return the IP address of the node of every runner."""
-        return self._group.foreach_runner(_node_ip)
+        import ray
+
+        return self._group.foreach_runner(lambda _: str(ray.util.get_node_ip_address()))
 
     def find_free_port(self) -> list[int]:
         """Return for every runner a TCP port that is free on its node now."""
@@ -189,12 +191,6 @@ def _filters(runner: EvalRunner) -> dict[str, MeanStdFilter]:
 def _weights(runner: EvalRunner) -> dict[str, Any]:
     module = module_of(runner.policy)
     return {} if module is None else tensors_of(snapshot_weights(module, runner.weights_version))
-
-
-def _node_ip(_: EvalRunner) -> str:
-    import ray
-
-    return str(ray.util.get_node_ip_address())
 
 
 def _free_port(_: EvalRunner) -> int:

@@ -65,13 +65,23 @@ class EvaluationArrays:
 
 def _column(result: EvalResult, name: str) -> Any:
     """Return one number per planned episode, NaN where it did not complete."""
-    column = result.table.rows[name].astype(np.float64)
-    column[~result.table.completed] = np.nan
+    column = np.where(result.table.completed, result.table.rows[name].astype(np.float64), np.nan)
     return column > 0 if name == "success_at_end" else column
 
 
 # ---------------------------------------------------------------------- the callback
 
+
+_LOGGED: Final = {
+    "mean_reward": "episode_return_mean",
+    "mean_reward_ci_low": "episode_return_ci_low",
+    "mean_reward_ci_high": "episode_return_ci_high",
+    "std_reward": "episode_return_std",
+    "mean_ep_length": "episode_len_mean",
+    "num_episodes": "num_episodes",
+    "num_failed_episodes": "num_failed_episodes",
+}
+"""What is logged, by SB3's names, and by ours where it has none."""
 
 _KEPT: Final = 100
 _MAX_WAITING: Final = 2
@@ -91,6 +101,11 @@ class _Open:
     handle: EvalHandle
     candidate: Candidate | None
     """The model as it was submitted, until it is known whether it is the best."""
+
+    def discard(self) -> None:
+        """Remove the candidate, unless it has become the best model."""
+        if self.candidate is not None:
+            self.candidate.discard()
 
 
 @final
@@ -202,8 +217,17 @@ class EvalCallback(EventCallback):  # type: ignore[misc]
         return go_on
 
     def _on_training_end(self) -> None:
+        give_up = time.monotonic() + self._final_timeout_s
         try:
-            self._finish()
+            for each in self._open:
+                with suppress(Exception):  # An evaluation's error is handled when it is taken in.
+                    each.handle.result(max(0.0, give_up - time.monotonic()))
+            self._take_in()
+            if self._open:
+                raise TimeoutError(
+                    f"the evaluations of steps {[each.step for each in self._open]} are not done "
+                    f"{self._final_timeout_s} s after the end of the training (final_timeout_s)"
+                )
         finally:
             self._release()
 
@@ -226,31 +250,16 @@ class EvalCallback(EventCallback):  # type: ignore[misc]
             handle = self.evaluator.submit(self.model, step)
         except EvaluatorBusy:
             return False
-        self._open.append(_Open(step, handle, self._save_candidate(step)))
+        candidate, best = None, self._best
+        if best is not None:  # Beside the best one, since it will have changed when its result is there.
+            candidate = _attempt("saving the model", lambda: best.save(self.model, step), None)
+        self._open.append(_Open(step, handle, candidate))
         return True
-
-    def _save_candidate(self, step: int) -> Candidate | None:
-        """Save the model beside the best one, since it will have changed when its result is there."""
-        best = self._best
-        return None if best is None else _attempt("saving the model", lambda: best.save(self.model, step), None)
-
-    def _finish(self) -> None:
-        """Wait for open evaluations, and take them in."""
-        give_up = time.monotonic() + self._final_timeout_s
-        for each in self._open:
-            with suppress(Exception):  # An evaluation's error is handled when it is taken in.
-                each.handle.result(max(0.0, give_up - time.monotonic()))
-        self._take_in()
-        if self._open:
-            raise TimeoutError(
-                f"the evaluations of steps {[each.step for each in self._open]} are not done "
-                f"{self._final_timeout_s} s after the end of the training (final_timeout_s)"
-            )
 
     def _release(self) -> None:
         """Let go of what belongs to one training."""
         while self._open:
-            _discard(self._open.popleft())
+            self._open.popleft().discard()
         if self.evaluator is not None and self.evaluator is not self._given:
             self.evaluator.shutdown()
         self.evaluator = None
@@ -271,7 +280,7 @@ class EvalCallback(EventCallback):  # type: ignore[misc]
                 else:
                     _attempt("on_error", partial(self._on_error, error), None)
             finally:
-                _discard(first)
+                first.discard()
         return go_on
 
     def _take_in_one(self, done: _Open, result: EvalResult) -> bool:
@@ -285,17 +294,14 @@ class EvalCallback(EventCallback):  # type: ignore[misc]
         # A result that lacks episodes speaks of those that happened to finish: it is no record to beat.
         if result.status == "complete" and result.mean_return > self.best_mean_reward:
             self.best_mean_reward = result.mean_return
-            self._keep(done.candidate, result)
+            if self.verbose:
+                print("New best mean reward!")  # noqa: T201
+            if done.candidate is not None and self._best is not None:
+                facts = {"mean_reward": result.mean_return, "fingerprint": result.fingerprint}
+                _attempt("keeping the best model", partial(self._best.keep, done.candidate, facts), None)
             if self.callback_on_new_best is not None:
                 go_on = _attempt("callback_on_new_best", self.callback_on_new_best.on_step, default=True)
         return bool(_attempt("callback_after_eval", self._on_event, default=True)) and go_on
-
-    def _keep(self, candidate: Candidate | None, result: EvalResult) -> None:
-        if self.verbose:
-            print("New best mean reward!")  # noqa: T201
-        if candidate is not None and self._best is not None:
-            facts = {"mean_reward": result.mean_return, "fingerprint": result.fingerprint}
-            _attempt("keeping the best model", partial(self._best.keep, candidate, facts), None)
 
     def _log(self, step: int, result: EvalResult) -> None:
         values = _logged(result)
@@ -323,12 +329,6 @@ class EvalCallback(EventCallback):  # type: ignore[misc]
             print(f"Evaluation {result.status}: {result.reason}")  # noqa: T201
 
 
-def _discard(one: _Open) -> None:
-    """Remove a candidate, unless it has become the best model."""
-    if one.candidate is not None:
-        one.candidate.discard()
-
-
 def _std(values: Any) -> float:
     return float(np.std(values)) if len(values) else math.nan
 
@@ -352,20 +352,9 @@ def _with_episodes(given: Any, num_episodes: int | None, deterministic: bool | N
 
 
 def _logged(result: EvalResult) -> dict[str, float]:
-    """Return the numbers of a result by the names that SB3 has, and by ours where it has none."""
-    metrics = result.metrics
-    values = {
-        "eval/mean_reward": metrics["episode_return_mean"],
-        "eval/mean_reward_ci_low": metrics["episode_return_ci_low"],
-        "eval/mean_reward_ci_high": metrics["episode_return_ci_high"],
-        "eval/std_reward": metrics["episode_return_std"],
-        "eval/mean_ep_length": metrics["episode_len_mean"],
-        "eval/num_episodes": metrics["num_episodes"],
-        "eval/num_failed_episodes": metrics["num_failed_episodes"],
-    }
-    if result.success_rate is not None:
-        values["eval/success_rate"] = result.success_rate
-    return values
+    """Return the numbers of a result under the names that they are logged by."""
+    values = {f"eval/{name}": result.metrics[metric] for name, metric in _LOGGED.items()}
+    return values if result.success_rate is None else {**values, "eval/success_rate": result.success_rate}
 
 
 def _attempt(what: str, function: Callable[[], Value], default: Value) -> Value:

@@ -26,6 +26,7 @@ from stable_baselines3.common.save_util import load_from_zip_file
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize, unwrap_vec_normalize
 
 from rl_eval.errors import ConfigError, WeightsError
+from rl_eval.integrations.policy_files import reading
 from rl_eval.integrations.sb3.files import normalizer_of, trained_normalized, unknown
 from rl_eval.integrations.sb3.observations import (
     ATTRIBUTE,
@@ -177,17 +178,11 @@ def load_policy(
             and its statistics are neither given nor beside it; or several files beside it may be meant.
     """
     file = _existing("path", path, ".zip")
-    try:
+    with reading("path", file, "a model of Stable-Baselines3"):
         saved, parameters, _ = load_from_zip_file(file, device="cpu", custom_objects=dict.fromkeys(_NOT_ACTING))
         data: dict[str, Any] = saved or {}
         policy = _build(data)
         policy.load_state_dict(parameters["policy"])
-    except Exception as error:
-        newer = isinstance(error, ImportError) and error.name == "numpy._core"
-        raise ConfigError(
-            f"policy_kwargs.path: {str(file)!r} cannot be read as a model of Stable-Baselines3: "
-            f"{type(error).__name__}: {error}{'. It was saved with NumPy 2: install numpy>=2' if newer else ''}"
-        ) from error
     notes: tuple[str, ...] = ()
     if vecnormalize is None:
         vecnormalize, notes = _beside(file)
@@ -226,12 +221,8 @@ def _build(data: dict[str, Any]) -> BasePolicy:
 
 
 def _load_statistics(file: Path) -> VecNormalize:
-    try:
+    with reading("vecnormalize", file, "a VecNormalize"):
         wrapper = pickle.loads(file.read_bytes())
-    except Exception as error:
-        raise ConfigError(
-            f"policy_kwargs.vecnormalize: {str(file)!r} cannot be read: {type(error).__name__}: {error}"
-        ) from error
     if not isinstance(wrapper, VecNormalize):
         raise ConfigError(
             f"policy_kwargs.vecnormalize: {str(file)!r} holds a {type(wrapper).__name__}, not a VecNormalize"

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, final
+from typing import Any, Final, final
 
 import gymnasium as gym
 import numpy as np
@@ -133,25 +133,19 @@ _WHOLE: Final = ""
 """Stands for the key of an observation that has none."""
 
 
-class _Layout(NamedTuple):
-    """Changes of the shape of a frame."""
-
-    transposed: bool
-    axis: int | None
-    """Axis of a batch that frames are stacked along, in the environment's layout; None without stacking."""
-
-
 @dataclass(frozen=True)
 class _Recipe:
     """Preprocessing of one observation, or of one key of it."""
 
-    layout: _Layout
-    stacked_shape: tuple[int, ...]
-    dtype: torch.dtype
+    transposed: bool = False
+    axis: int | None = None
+    """Axis of a batch that frames are stacked along, in the environment's layout; None without stacking."""
+    stacked_shape: tuple[int, ...] = ()
+    dtype: torch.dtype = torch.int64
     """Of the stack."""
-    before: nn.Module | None
+    before: nn.Module | None = None
     """Normalizes frames."""
-    after: nn.Module | None
+    after: nn.Module | None = None
     """Normalizes stacks."""
 
     def __call__(self, frame: torch.Tensor, former: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -159,12 +153,12 @@ class _Recipe:
         if self.before is not None:
             frame = self.before(frame)
         stack = None
-        if self.layout.axis is not None:
+        if self.axis is not None:
             assert former is not None
-            width = frame.shape[self.layout.axis]
-            kept = former.narrow(self.layout.axis, width, former.shape[self.layout.axis] - width)
-            frame = stack = torch.cat((kept, frame.to(self.dtype)), self.layout.axis)
-        if self.layout.transposed:
+            width = frame.shape[self.axis]
+            kept = former.narrow(self.axis, width, former.shape[self.axis] - width)
+            frame = stack = torch.cat((kept, frame.to(self.dtype)), self.axis)
+        if self.transposed:
             frame = _channels_first(frame)
         return (frame if self.after is None else self.after(frame)), stack
 
@@ -200,7 +194,7 @@ class Preprocessor:
         state = {
             key: torch.zeros((batch_size, *recipe.stacked_shape), dtype=recipe.dtype, device=device)
             for key, recipe in self._recipes.items()
-            if recipe.layout.axis is not None
+            if recipe.axis is not None
         }
         return state or None
 
@@ -237,30 +231,30 @@ def _recipe(given: gym.Space[Any], due: gym.Space[Any], normalizer: Any) -> _Rec
     if not isinstance(given, gym.spaces.Box) or not isinstance(due, gym.spaces.Box):
         if given != due:
             raise _Mismatch(f"{given} is not {due}")
-        return _Recipe(_Layout(transposed=False, axis=None), (), torch.int64, None, None)
-    layout = _layout(given, due)
+        return _Recipe()
+    transposed, axis = _layout(given, due)
     if normalizer is None and given.dtype.kind != due.dtype.kind:
         raise _Mismatch(f"{given.dtype} is not {due.dtype}")
-    stacked_shape = _untransposed(due.shape) if layout.transposed else due.shape
+    stacked_shape = _untransposed(due.shape) if transposed else due.shape
     statistics = None if normalizer is None else tuple(normalizer.mean.shape)
     if statistics not in {None, due.shape, given.shape}:
         raise _Mismatch(f"the VecNormalize statistics have shape {statistics}")
     before = normalizer if statistics != due.shape else None
     dtype = torch.float32 if before is not None else torch.from_numpy(np.empty(0, given.dtype)).dtype
-    return _Recipe(layout, stacked_shape, dtype, before, normalizer if before is None else None)
+    return _Recipe(transposed, axis, stacked_shape, dtype, before, normalizer if before is None else None)
 
 
-def _layout(given: gym.spaces.Box, due: gym.spaces.Box) -> _Layout:
-    """Find what leads from one shape to the other; the least that does."""
+def _layout(given: gym.spaces.Box, due: gym.spaces.Box) -> tuple[bool, int | None]:
+    """Find what leads from one shape to the other, the least that does: transposing, and the axis of stacking."""
     goals = {False: due.shape}
     if is_image_space(given) and len(due.shape) == 3:
         goals[True] = _untransposed(due.shape)
     for transposed, goal in goals.items():
         if given.shape == goal:
-            return _Layout(transposed, axis=None)
+            return transposed, None
     for transposed, goal in goals.items():
         if (axis := _stacking_axis(given.shape, goal)) is not None:
-            return _Layout(transposed, axis + 1)
+            return transposed, axis + 1
     raise _Mismatch(f"neither stacking frames nor transposing images makes {due.shape} of {given.shape}")
 
 

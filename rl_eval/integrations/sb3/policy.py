@@ -16,7 +16,7 @@ gSDE                        the mean and the episode's own noise matrix, drawn a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any, Final, final
 
 import gymnasium as gym
@@ -25,56 +25,30 @@ import numpy.typing as npt
 import torch
 import tree
 from stable_baselines3.common.base_class import BaseAlgorithm
-from stable_baselines3.common.distributions import (
-    Distribution,
-    SquashedDiagGaussianDistribution,
-    StateDependentNoiseDistribution,
-)
+from stable_baselines3.common.distributions import Distribution, StateDependentNoiseDistribution
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.dqn.policies import DQNPolicy
-from stable_baselines3.td3.policies import TD3Policy
 
 from rl_eval.config.settings import PolicySection
 from rl_eval.errors import ConfigError
 from rl_eval.integrations.sb3.models import portable
 from rl_eval.integrations.sb3.observations import ATTRIBUTE, NOTES, Preprocessor, refuse_empty
-from rl_eval.policies.sampling import bernoulli, categorical, gaussian
+from rl_eval.integrations.torch_draws import EpisodeDraws
 from rl_eval.protocols import NoiseSource
 
-__all__ = [
-    "Context",
-    "Exploration",
-    "LSTMState",
-    "Masks",
-    "SB3Policy",
-    "as_policy",
-    "context_of",
-    "draw",
-    "explores",
-    "parameters",
-]
+__all__ = ["Exploration", "SB3Policy", "as_policy", "parameters"]
 
 Array = npt.NDArray[Any]
 
 
 def parameters(distribution: Distribution) -> list[Array]:
     """Return logits of each part, or mean and standard deviation, each of shape (batch, n)."""
-    found = _of_torch(distribution)
-    if isinstance(found, torch.distributions.Normal):
-        return [found.loc.numpy(force=True), found.scale.numpy(force=True)]
-    return [part.logits.numpy(force=True) for part in (found if isinstance(found, list) else [found])]
-
-
-def draw(distribution: Distribution, live: npt.NDArray[np.bool_], noise: NoiseSource) -> Array:
-    """Draw an action per row, before it is mapped onto the action space; not of gSDE."""
-    found, numbers = _of_torch(distribution), parameters(distribution)
-    if isinstance(found, torch.distributions.Normal):
-        drawn: Array = gaussian(numbers[0], numbers[1], noise)
-        return np.tanh(drawn) if isinstance(distribution, SquashedDiagGaussianDistribution) else drawn
-    if isinstance(found, torch.distributions.Bernoulli):
-        return bernoulli(numbers[0], noise)
-    chosen = [categorical(logits, live, noise) for logits in numbers]
-    return np.stack(chosen, axis=1) if isinstance(found, list) else chosen[0]
+    parts = getattr(distribution, "distributions", None)
+    return [
+        getattr(part, name).numpy(force=True)
+        for part in ([distribution.distribution] if parts is None else parts)
+        for name in (("loc", "scale") if isinstance(part, torch.distributions.Normal) else ("logits",))
+    ]
 
 
 @final
@@ -97,149 +71,64 @@ class Exploration:
         blank = torch.zeros((batch_size, *std.shape), dtype=std.dtype, device=std.device)
         return blank, torch.zeros(batch_size, dtype=torch.bool, device=std.device)
 
-    def draw(self, distribution: Any, state: Any, noise: NoiseSource) -> tuple[Array, Any]:
-        """Draw an action per row; return them with the next state."""
-        matrices = self._drawn(state[0], state[1], noise)
-        features = distribution._latent_sde  # noqa: SLF001  # SB3 has no other name for it.
-        actions = distribution.distribution.mean + torch.bmm(features[:, None], matrices)[:, 0]
-        if distribution.bijector is not None:
-            actions = distribution.bijector.forward(actions)
-        return actions.numpy(force=True), (matrices, torch.ones_like(state[1]))
-
-    def _drawn(self, matrices: torch.Tensor, drawn: torch.Tensor, noise: NoiseSource) -> torch.Tensor:
-        """Return the matrices, with those of fresh episodes drawn."""
-        if drawn.all():
-            return matrices
-        std = self._std()
-        numbers = torch.from_numpy(noise.normal(std.numel())).to(std).reshape(matrices.shape)
-        return torch.where(drawn[:, None, None], matrices, numbers * std)
+    def draw(self, state: Any, noise: NoiseSource) -> Any:
+        """Draw the matrices of fresh episodes, give them all to the distribution, and return the next state."""
+        matrices, drawn = state
+        if not drawn.all():
+            std = self._std()
+            numbers = torch.from_numpy(noise.normal(std.numel())).to(std).reshape(matrices.shape)
+            matrices = torch.where(drawn[:, None, None], matrices, numbers * std)
+        distribution = self._actor.action_dist
+        distribution.exploration_mat, distribution.exploration_matrices = matrices[0], matrices
+        return matrices, torch.ones_like(drawn)
 
     def _std(self) -> torch.Tensor:
         std: torch.Tensor = self._actor.action_dist.get_std(self._actor.log_std).detach()
         return std
 
 
-def _of_torch(distribution: Any) -> Any:
-    """Return torch's distribution, or a list of them, one for each part of an action."""
-    parts = getattr(distribution, "distributions", None)
-    return distribution.distribution if parts is None else parts
-
-
-def explores(distribution: Distribution | None) -> bool:
-    """Return whether a distribution is that of gSDE, whose noise outlives a step."""
-    return isinstance(distribution, StateDependentNoiseDistribution)
-
-
 # ---------------------------------------------------------------------- inputs beside the observation
 
 
-class Context:
-    """No input beside the observation, as of policies of Stable-Baselines3 itself.
-
-    Args:
-        module: The policy.
-    """
-
-    def __init__(self, module: Any) -> None:
-        self._module = module
-
-    def observed(self, space: gym.Space[Any]) -> gym.Space[Any]:
-        """Return the space of what the policy was trained on, inside of an environment's observation space.
-
-        Raises:
-            ConfigError: The environment lacks what the policy acts by.
-        """
-        return space
-
-    def observation(self, observations: Any) -> Any:
-        """Return the policy's part of a batch of observations."""
-        return observations
-
-    def initial_state(self, batch_size: int) -> Any:
-        """Return the state of fresh episodes, rows first; None if the policy has none."""
-        return None
-
-    def arguments(self, observations: Any, state: Any) -> dict[str, Any]:
-        """Return what the policy's ``_predict`` and ``get_distribution`` take beside the observation."""
-        return {}
-
-    def split(self, result: Any) -> tuple[Any, Any]:
-        """Return what such a call computed, and the next state."""
-        return result, None
+_RECURRENT: Final = "sb3_contrib.common.recurrent.policies"
+_MASKABLE: Final = "sb3_contrib.common.maskable.policies"
+_PREDICTS: Final = ("stable_baselines3.common.policies", _RECURRENT, _MASKABLE)
+"""Modules of the ``predict`` that policies have; ``RecurrentPPO`` has a state, and ``MaskablePPO`` masks."""
 
 
-@final
-class LSTMState(Context):
-    """State of a ``RecurrentPPO``: hidden and cell state of the actor's LSTM, each of shape (batch, layers, size)."""
-
-    def initial_state(self, batch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return zeros, as ``predict`` begins with."""
-        layers, _, size = self._module.lstm_hidden_state_shape
-        zeros = torch.zeros((batch_size, layers, size), device=self._module.device)
-        return zeros, zeros.clone()
-
-    def arguments(self, observations: Any, state: Any) -> dict[str, Any]:
-        """Return the state, layers first; no episode starts, for the state of a fresh one is zero already."""
-        states = tuple(part.transpose(0, 1).contiguous() for part in state)
-        return {"lstm_states": states, "episode_starts": torch.zeros(len(state[0]), device=self._module.device)}
-
-    def split(self, result: Any) -> tuple[Any, Any]:
-        """Return what was computed, and the next state, rows first."""
-        computed, states = result
-        return computed, tuple(part.transpose(0, 1).contiguous() for part in states)
-
-
-@final
-class Masks(Context):
-    """Masks of a ``MaskablePPO``, which ``environment.action_masks`` puts beside the observation."""
-
-    def observed(self, space: gym.Space[Any]) -> gym.Space[Any]:
-        """Return the space without the mask."""
-        if not isinstance(space, gym.spaces.Dict) or set(space.spaces) != {"observation", "action_mask"}:
-            raise ConfigError(
-                f"{type(self._module).__name__} needs the environment's action masks: set environment.action_masks to "
-                "true, and give the environment a method action_masks(), as sb3-contrib does"
-            )
-        return space["observation"]
-
-    def observation(self, observations: Any) -> Any:
-        """Return the observations without their masks."""
-        return observations["observation"]
-
-    def arguments(self, observations: Any, state: Any) -> dict[str, Any]:
-        """Return the masks, shape (batch, choices)."""
-        return {"action_masks": torch.from_numpy(observations["action_mask"]).to(self._module.device)}
-
-
-_CONTEXTS: Final[Mapping[str, type[Context]]] = {
-    "stable_baselines3.common.policies": Context,
-    "sb3_contrib.common.recurrent.policies": LSTMState,
-    "sb3_contrib.common.maskable.policies": Masks,
-}
-"""By the module of the ``predict`` that a policy has."""
-
-
-def context_of(module: BasePolicy) -> Context:
-    """Return what a policy acts by beside its observation.
+def _home_of(module: BasePolicy) -> str:
+    """Return the module of a policy's ``predict``.
 
     Raises:
         ConfigError: It has a ``predict`` of its own.
     """
-    kind = _CONTEXTS.get(type(module).predict.__module__)
-    if kind is None:
+    home: str = type(module).predict.__module__
+    if home not in _PREDICTS:
         raise ConfigError(
             f"{type(module).__name__} has a predict() of its own, which rl_eval cannot batch: implement rl_eval.Policy "
             "around it"
         )
-    return kind(module)
+    return home
+
+
+def _without_mask(module: BasePolicy, space: gym.Space[Any]) -> gym.Space[Any]:
+    """Return the space of the observation beside the mask, which ``environment.action_masks`` puts there.
+
+    Raises:
+        ConfigError: There is no mask.
+    """
+    if not isinstance(space, gym.spaces.Dict) or set(space.spaces) != {"observation", "action_mask"}:
+        raise ConfigError(
+            f"{type(module).__name__} needs the environment's action masks: set environment.action_masks to true, and "
+            "give the environment a method action_masks(), as sb3-contrib does"
+        )
+    return space["observation"]
 
 
 # ---------------------------------------------------------------------- policies
 
 
 State = dict[str, Any]
-
-_PACKAGES: Final = ("stable_baselines3", "sb3_contrib")
 
 
 def as_policy(
@@ -282,7 +171,8 @@ class SB3Policy:
         action_space: gym.Space[Any],
         deterministic: bool = True,
     ) -> None:
-        self._context = context_of(module)
+        home = _home_of(module)
+        self._masked, self._recurrent = home == _MASKABLE, home == _RECURRENT
         if action_space != module.action_space:
             raise ConfigError(
                 f"the policy was trained with actions of {module.action_space}, but the environment's are of "
@@ -292,24 +182,28 @@ class SB3Policy:
         self.result_notes: tuple[str, ...] = getattr(module, NOTES, ())
         """Sentences for the reader of a result."""
         self._normalizers = getattr(module, ATTRIBUTE, torch.nn.ModuleList())
-        observed = self._context.observed(observation_space)
+        observed = _without_mask(module, observation_space) if self._masked else observation_space
         self._prepare = Preprocessor(observed, module.observation_space, self._normalizers)
         self._actor: Any = getattr(module, "actor", module)
+        known = type(module)._predict.__module__.startswith(("stable_baselines3.", "sb3_contrib."))
+        self._samples = known and hasattr(self._actor, "action_dist")
+        """Whether a sample is one of the distribution; the context of draws costs time for each call of torch in it."""
         self._exploration: Exploration | None = None
-        if not deterministic:
-            self._check_sampling()
-            if explores(getattr(self._actor, "action_dist", None)):
-                self._exploration = Exploration(self._actor)
+        if not deterministic and isinstance(getattr(self._actor, "action_dist", None), StateDependentNoiseDistribution):
+            self._exploration = Exploration(self._actor)
 
     # ------------------------------------------------------------------ the Policy protocol
 
     def initial_state(self, batch_size: int) -> State | None:
         """Return frames, LSTM state and exploration noise of fresh episodes; None if the policy has none of them."""
-        state = {
+        state: State = {
             "frames": self._prepare.initial_state(batch_size, self.module.device),
-            "context": self._context.initial_state(batch_size),
             "exploration": self._exploration and self._exploration.initial_state(batch_size),
         }
+        if self._recurrent:  # Zeros, as ``predict`` begins with.
+            layers, _, size = self.module.lstm_hidden_state_shape
+            zeros = torch.zeros((batch_size, layers, size), device=self.module.device)
+            state["lstm"] = zeros, zeros.clone()
         return {name: part for name, part in state.items() if part is not None} or None
 
     @torch.no_grad()
@@ -325,7 +219,7 @@ class SB3Policy:
         distribution, following = self._distribution(prepared, arguments)
         if following is not None:
             # A state of zeros would hide whether rows share its matrix products without a trace.
-            distribution, _ = self._distribution(prepared, self._context.arguments(observations, following))
+            distribution, _ = self._distribution(prepared, self._arguments(observations, following))
         return parameters(distribution)
 
     @torch.no_grad()
@@ -340,53 +234,51 @@ class SB3Policy:
         refuse_empty(self._normalizers, ConfigError)
         former = state or {}
         prepared, arguments, frames = self._read(observations, former)
-        following: State = {"frames": frames, "exploration": former.get("exploration")}
-        if noise is None or isinstance(self.module, TD3Policy):
-            chosen, following["context"] = self._predicted(prepared, arguments)
-        elif isinstance(self.module, DQNPolicy):
-            chosen = self._explored(self.module._predict(prepared).numpy(force=True), noise)
+        following: State = {"frames": frames}
+        if self._exploration is not None and noise is not None:
+            following["exploration"] = self._exploration.draw(former["exploration"], noise)
+        if noise is not None and self._samples:
+            distribution, following["lstm"] = self._distribution(prepared, arguments)
+            with EpisodeDraws(live, noise):
+                actions = distribution.sample()
         else:
-            distribution, following["context"] = self._distribution(prepared, arguments)
-            if self._exploration is None:
-                chosen = draw(distribution, live, noise)
-            else:
-                chosen, following["exploration"] = self._exploration.draw(distribution, former["exploration"], noise)
-        return self._finished(chosen), {name: following[name] for name in former} or None
+            with nullcontext() if noise is None else EpisodeDraws(live, noise):
+                result = self.module._predict(prepared, deterministic=noise is None, **arguments)
+            actions, following["lstm"] = self._split(result)
+        chosen = actions.numpy(force=True)
+        if noise is not None and isinstance(self.module, DQNPolicy):
+            chosen = self._explored(chosen, noise)
+        return self._finished(chosen), {name: following.get(name, former[name]) for name in former} or None
 
     # ------------------------------------------------------------------ calls of the policy
 
     def _read(self, observations: Any, state: State) -> tuple[Any, dict[str, Any], Any]:
         """Return what the policy takes: an observation, and more by name; and the frames to remember."""
-        observation = self._context.observation(observations)
+        observation = observations["observation"] if self._masked else observations
         prepared, frames = self._prepare(observation, state.get("frames"), self.module.device)
-        return prepared, self._context.arguments(observations, state.get("context")), frames
+        return prepared, self._arguments(observations, state.get("lstm")), frames
 
-    def _predicted(self, prepared: Any, arguments: dict[str, Any]) -> tuple[Array, Any]:
-        chosen, state = self._context.split(self.module._predict(prepared, deterministic=True, **arguments))
-        return chosen.numpy(force=True), state
+    def _arguments(self, observations: Any, lstm: Any) -> dict[str, Any]:
+        """Return what ``_predict`` and ``get_distribution`` take beside the observation."""
+        if self._masked:
+            return {"action_masks": torch.from_numpy(observations["action_mask"]).to(self.module.device)}
+        if self._recurrent:  # Layers first; no episode starts, for the state of a fresh one is zero already.
+            states = tuple(part.transpose(0, 1).contiguous() for part in lstm)
+            return {"lstm_states": states, "episode_starts": torch.zeros(len(lstm[0]), device=self.module.device)}
+        return {}
+
+    def _split(self, result: Any) -> tuple[Any, Any]:
+        """Return what such a call computed, and the next state of an LSTM, rows first."""
+        if not self._recurrent:
+            return result, None
+        computed, states = result
+        return computed, tuple(part.transpose(0, 1).contiguous() for part in states)
 
     def _distribution(self, prepared: Any, arguments: dict[str, Any]) -> tuple[Distribution, Any]:
         if hasattr(self._actor, "get_action_dist_params"):
             mean, log_std, more = self._actor.get_action_dist_params(prepared)
             return self._actor.action_dist.proba_distribution(mean, log_std, **more), None
-        return self._context.split(self._actor.get_distribution(prepared, **arguments))
-
-    def _check_sampling(self) -> None:
-        """Make sure that the policy can be sampled from an episode's own stream."""
-        if isinstance(self.module, (DQNPolicy, TD3Policy)):
-            return
-        name = type(self.module).__name__
-        distribution = getattr(self._actor, "action_dist", None)
-        if _package(type(self.module)._predict) not in _PACKAGES:
-            what = f"{name} has a _predict() of its own"
-        elif _package(type(distribution)) not in _PACKAGES:
-            what = f"{name} acts by a {type(distribution).__name__}"
-        else:
-            return
-        raise ConfigError(
-            f"policy.deterministic is False, but {what}, which rl_eval cannot sample from an episode's own stream: set "
-            "policy.deterministic to True"
-        )
+        return self._split(self._actor.get_distribution(prepared, **arguments))
 
     def _explored(self, greedy: Array, noise: NoiseSource) -> Array:
         rate = float(getattr(self.module, "exploration_rate", 0.0))
@@ -405,7 +297,3 @@ class SB3Policy:
         if self.module.squash_output:
             return np.asarray(self.module.unscale_action(actions))
         return np.clip(actions, space.low, space.high)
-
-
-def _package(value: Any) -> str:
-    return str(value.__module__).partition(".")[0]

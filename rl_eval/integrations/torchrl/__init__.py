@@ -16,30 +16,26 @@ A plain ``TensorDictModule`` needs tensordict only; the rest needs torchrl.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING
+
+from rl_eval.integrations import lazy_names
 
 if TYPE_CHECKING:
-    from rl_eval.integrations.torchrl.agents import as_agents_env
-    from rl_eval.integrations.torchrl.env import as_env
-    from rl_eval.integrations.torchrl.evaluator import Evaluator, RayEvalWorker
-    from rl_eval.integrations.torchrl.policy import as_policy, portable
-    from rl_eval.integrations.torchrl.ray_collector import RayCollector
+    from rl_eval.integrations.torchrl.agents import as_agents_env as as_agents_env
+    from rl_eval.integrations.torchrl.env import as_env as as_env
+    from rl_eval.integrations.torchrl.evaluator import Evaluator as Evaluator
+    from rl_eval.integrations.torchrl.evaluator import RayEvalWorker as RayEvalWorker
+    from rl_eval.integrations.torchrl.policy import as_policy as as_policy
+    from rl_eval.integrations.torchrl.policy import portable as portable
+    from rl_eval.integrations.torchrl.ray_collector import RayCollector as RayCollector
 
-__all__ = ["Evaluator", "RayCollector", "RayEvalWorker", "as_agents_env", "as_env", "as_policy", "portable"]
-
-_HOMES: Final = {
-    "Evaluator": "evaluator",
-    "RayCollector": "ray_collector",
-    "RayEvalWorker": "evaluator",
-    "as_agents_env": "agents",
-    "as_env": "env",
-    "as_policy": "policy",
-    "portable": "policy",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "agents": ("as_agents_env",),
+        "env": ("as_env",),
+        "evaluator": ("Evaluator", "RayEvalWorker"),
+        "policy": ("as_policy", "portable"),
+        "ray_collector": ("RayCollector",),
+    },
+)

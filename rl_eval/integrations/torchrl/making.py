@@ -269,7 +269,7 @@ class ScopedPolicy:
             return TensorDictPolicy(acting, observation_space, action_space, mode, device=source.device)
 
         self._build = build
-        self._inner = build(source.mode)
+        self._act_in(source.mode)
         self.module = _Received(policy if isinstance(policy, torch.nn.Module) else None, self._obey, self._scope)
 
     @property
@@ -277,13 +277,9 @@ class ScopedPolicy:
         """What the policy wrote for the last batch."""
         return self._inner.outputs
 
-    def initial_state(self, batch_size: int) -> Any:
-        """Return the state of fresh episodes."""
-        return self._inner.initial_state(batch_size)
-
-    def probe_outputs(self, observations: Any) -> list[npt.NDArray[Any]]:
-        """Return every number that the module computes on the way to an action."""
-        return self._inner.probe_outputs(observations)
+    def _act_in(self, mode: str) -> None:
+        self._inner = self._build(mode)
+        self.initial_state, self.probe_outputs = self._inner.initial_state, self._inner.probe_outputs
 
     def act(
         self, observations: Any, state: Any, live: npt.NDArray[np.bool_], noise: NoiseSource | None
@@ -294,7 +290,7 @@ class ScopedPolicy:
 
     def _obey(self, rules: Rules) -> None:
         if rules.mode is not None and rules.mode != self._mode:
-            self._inner = self._build(rules.mode)
+            self._act_in(rules.mode)
             self._mode = rules.mode
         self._scope.obey(rules)
 

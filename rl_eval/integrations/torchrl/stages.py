@@ -22,7 +22,7 @@ from tensordict.nn import (
     TensorDictModuleWrapper,
     TensorDictSequential,
 )
-from torch.distributions import Independent, TransformedDistribution
+from torch.distributions import Independent
 
 from rl_eval.errors import ConfigError
 from rl_eval.integrations.torch_draws import EpisodeDraws
@@ -40,10 +40,6 @@ _SWITCHES: Final = frozenset({"exploration_type", "interaction_type"})
 """Functions that read the process-global switch."""
 
 _SEQUENCES: Final = (TensorDictSequential.forward, ProbabilisticTensorDictSequential.forward)
-
-
-_DRAWN: Final = frozenset({"Categorical", "OneHotCategorical", "Normal", "Bernoulli", "Delta", "TanhDelta"})
-"""Distributions whose own samplers :class:`EpisodeDraws` feeds."""
 
 
 class Chance(NamedTuple):
@@ -130,13 +126,17 @@ def _choose(distribution: Any, mode: str) -> Any:
     Raises:
         ConfigError: The distribution has no such value.
     """
-    if (parts := _parts(distribution)) is not None:
+    parts = getattr(distribution, "dists", None)
+    if isinstance(parts, dict):  # A composite distribution.
         return {name: _choose(part, mode) for name, part in parts.items()}
     attribute, kind = mode, type(distribution).__name__
     if mode == "deterministic":
         if hasattr(type(distribution), "deterministic_sample"):
             return distribution.deterministic_sample
-        attribute = "mode" if getattr(_inside(distribution), "has_enumerate_support", False) else "mean"
+        inside = distribution
+        while isinstance(inside, Independent):
+            inside = inside.base_dist
+        attribute = "mode" if getattr(inside, "has_enumerate_support", False) else "mean"
     try:
         return getattr(distribution, attribute)
     except (AttributeError, NotImplementedError) as error:
@@ -151,31 +151,8 @@ def _draw(distribution: Any, chance: Chance) -> Any:
     """
     if chance.noise is None:
         raise ConfigError("the policy samples its actions, but policy.deterministic is True: set it to False")
-    if (parts := _parts(distribution)) is not None:
-        return {name: _draw(part, chance) for name, part in parts.items()}
-    source = _inside(distribution, (Independent, TransformedDistribution))
-    if any(base.__name__ in _DRAWN for base in type(source).__mro__):
-        with EpisodeDraws(*chance):
-            return distribution.sample()
-    shape, kind = distribution.batch_shape + distribution.event_shape, type(distribution).__name__
-    uniform = torch.from_numpy(chance.noise.uniform(shape[1:].numel()).reshape(shape))
-    try:
-        return _inside(distribution).icdf(uniform.to(torch.get_default_dtype()))
-    except (NotImplementedError, AttributeError) as error:
-        raise ConfigError(f"{kind} can only be sampled with torch's global generator: give it an icdf") from error
-
-
-def _parts(distribution: Any) -> dict[str, Any] | None:
-    """Return the parts of a composite distribution by key."""
-    parts = getattr(distribution, "dists", None)
-    return parts if isinstance(parts, dict) else None
-
-
-def _inside(distribution: Any, around: tuple[type[Any], ...] = (Independent,)) -> Any:
-    """Return the distribution inside of others."""
-    while isinstance(distribution, around):
-        distribution = distribution.base_dist
-    return distribution
+    with EpisodeDraws(*chance):
+        return distribution.sample()
 
 
 def _hooks_of(module: torch.nn.Module) -> Iterator[Stage]:
