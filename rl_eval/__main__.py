@@ -9,8 +9,6 @@ from typing import Final
 
 from rl_eval.supervision.process_environment import reproducible_environment
 
-__all__ = ["main"]
-
 _STDERR: Final = 2
 
 

@@ -18,17 +18,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-__all__ = [
-    "is_temporary",
-    "make_folder",
-    "sweep",
-    "sync_folder",
-    "temporary_name",
-    "write_atomically",
-    "write_bytes",
-    "write_text",
-]
-
 _MARK: Final = ".rl_eval-tmp"
 _TEMPORARY: Final = re.compile(re.escape(_MARK) + r"\.[0-9a-f]{16}\..*", re.DOTALL)
 _LONGEST: Final = 200

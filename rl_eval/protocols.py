@@ -7,8 +7,6 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["ActionLogProb", "EnvContext", "EpisodeAware", "NoiseSource", "Policy", "Probeable", "Recurrent"]
-
 
 class EnvContext(dict[str, Any]):
     """Argument of an environment factory: the configured kwargs, and the place where it runs.

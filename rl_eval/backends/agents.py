@@ -16,8 +16,6 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from rl_eval.supervision.node_agent import Deadlines, NodeAgent
 from rl_eval.supervision.processes import ProcessInfo, end_runner, erase_recordings
 
-__all__ = ["NodeAgents"]
-
 _MAX_AGENTS_PER_NODE: Final = 10
 _CONCURRENCY: Final = 64
 """So many deaths are examined at once; each takes up to half a second."""

@@ -19,8 +19,6 @@ from rl_eval.config.settings import RunnersSection
 from rl_eval.errors import ConfigError, RunnerStartError
 from rl_eval.supervision.process_environment import runner_environment
 
-__all__ = ["Connection", "summarize"]
-
 _CONNECT_TIMEOUT_S: Final = 5.0
 _PROBE_TIMEOUT_S: Final = 3.0
 _CLUSTER_ID: Final = "/ray.rpc.NodeInfoGcsService/GetClusterId"

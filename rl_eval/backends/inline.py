@@ -17,8 +17,6 @@ from rl_eval.runners import Runner, runner_class
 from rl_eval.supervision.caller import current_folder, one_thread, working_in
 from rl_eval.weights import WeightsSnapshot
 
-__all__ = ["InlineBackend"]
-
 
 @final
 class InlineBackend:

@@ -18,8 +18,6 @@ from rl_eval.weights import WeightsSnapshot, named_tensors
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["pickle_without_weights", "pickled", "pickled_settings", "unpickle_with_weights"]
-
 
 def pickled(value: Any, what: str, without_weights_of: Any = None) -> bytes:
     """Pickle a value for a runner.

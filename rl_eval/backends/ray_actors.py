@@ -34,8 +34,6 @@ from rl_eval.errors import ClusterDied, ClusterError, ConfigError, RunnerLost
 from rl_eval.supervision.node_agent import Deadlines
 from rl_eval.weights import WeightsSnapshot
 
-__all__ = ["RayBackend"]
-
 _LOSSES: Final = (
     RayActorError,
     WorkerCrashedError,

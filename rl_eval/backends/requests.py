@@ -14,8 +14,6 @@ from rl_eval.records.episode import Lease, RunReport
 if TYPE_CHECKING:
     from rl_eval.runners import Runner
 
-__all__ = ["Apply", "GetWeightsVersion", "Request", "Run", "RunnerRequest", "SetWeights", "Start", "Stop", "answer"]
-
 
 @dataclass(frozen=True, slots=True)
 class Start:

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from rl_eval.runners import Runner
     from rl_eval.weights import WeightsSnapshot
 
-__all__ = ["Failure", "RunnerActor", "errors_returned"]
 
 Args = ParamSpec("Args")
 Value = TypeVar("Value")

@@ -15,27 +15,15 @@ from rl_eval.adapters import loader_of
 from rl_eval.config.settings import EvalSettings, RunnersSection, with_values
 from rl_eval.errors import ConfigError, EvalError, summary_of
 from rl_eval.policies import adapt_policy
-from rl_eval.policies.inference.inference import BLOCK, Inference
+from rl_eval.policies.inference.inference import Inference
 from rl_eval.policies.inference.policy_memory import likely_cause_at
+from rl_eval.policies.inference.probe import BLOCK
 from rl_eval.policies.live import configured_weights
 from rl_eval.records.episode import Lease
 from rl_eval.results.source_code import package_version
 from rl_eval.runners import EvalRunner, runner_class
 from rl_eval.scheduling.plan import EpisodePlan
 from rl_eval.weights import module_of
-
-__all__ = [
-    "Finding",
-    "check_address",
-    "check_cluster",
-    "check_machine",
-    "check_policy",
-    "note",
-    "ok",
-    "problem",
-    "raised",
-    "warning",
-]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,6 @@ import typer
 from rl_eval.cli.printing import AsJson, print_either, print_note
 from rl_eval.cli.shared import argument, option
 
-__all__ = ["compare"]
-
 
 def compare(
     a: Annotated[str, argument("A", "Output folder, or run folder or URI.")],

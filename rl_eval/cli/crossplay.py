@@ -21,8 +21,6 @@ from rl_eval.errors import ConfigError, UsageError
 if TYPE_CHECKING:
     from rl_eval.results.result import EvalResult
 
-__all__ = ["crossplay"]
-
 
 def crossplay(
     ctx: typer.Context,

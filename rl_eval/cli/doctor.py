@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from rl_eval.cli.checks import Finding
     from rl_eval.config.settings import EvalSettings
 
-__all__ = ["doctor"]
 
 _WIDTH: Final = 80
 _INDENT: Final = len("  problem  ")

@@ -19,8 +19,6 @@ from rl_eval.config.references import dotted
 from rl_eval.errors import ConfigError
 from rl_eval.errors.redaction import redact_command
 
-__all__ = ["Evaluated", "TrustPolicy", "policy_source", "with_evaluated"]
-
 TrustPolicy = Annotated[
     bool, typer.Option("--trust", help="Load a policy file of pickled objects, which can run code, without asking.")
 ]

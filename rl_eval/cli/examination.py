@@ -38,8 +38,6 @@ from rl_eval.runners.environment import time_limit
 from rl_eval.runners.multi_agent.team import build_team
 from rl_eval.scheduling.plan import EpisodePlan
 
-__all__ = ["check_environment"]
-
 MAX_STEPS: Final = 10_000
 MAX_SECONDS: Final = 3.0
 

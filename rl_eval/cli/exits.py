@@ -22,8 +22,6 @@ from rl_eval.errors import ClusterError, EvalError, UsageError, summary_of
 from rl_eval.errors.redaction import redact_text
 from rl_eval.reports.page import lines
 
-__all__ = ["EXIT_CODES", "VERBOSE", "Debug", "ExitCode", "code_of", "exit_codes", "explained", "reported"]
-
 
 class ExitCode(IntEnum):
     """Exit codes; a signal ends with 128 plus its number instead."""

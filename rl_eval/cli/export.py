@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from rl_eval.results.result import EvalResult
 
-__all__ = ["Format", "export"]
 
 Format = Literal["parquet", "csv", "json", "minari", "npz", "tensordict"]
 _OF_STEPS: Final = ("minari", "npz", "tensordict")

@@ -11,8 +11,6 @@ from typing import Final
 from rl_eval.adapters import integrations
 from rl_eval.errors import ConfigError
 
-__all__ = ["on_this_machine"]
-
 _SCHEME: Final = "hf://"
 _FORM: Final = "hf://OWNER/REPO/FILE or hf://OWNER/REPO/FILE@REVISION"
 

@@ -17,8 +17,6 @@ from rl_eval.errors import UsageError
 if TYPE_CHECKING:
     from rl_eval.config.builder import EvalConfig
 
-__all__ = ["commented_yaml", "init"]
-
 
 @with_evaluated
 def init(

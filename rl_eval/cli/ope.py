@@ -11,8 +11,6 @@ from rl_eval.cli.printing import AsJson, print_either
 from rl_eval.cli.settings import Assignments, ConfigPath, Section, find_modules_here, read_settings
 from rl_eval.cli.shared import argument, option
 
-__all__ = ["ope"]
-
 
 def ope(
     data: Annotated[str, argument("DATA", "npz file, folder of a TensorDict, or minari:ID, with log_probs.")],

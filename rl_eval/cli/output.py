@@ -27,18 +27,6 @@ if TYPE_CHECKING:
     from rl_eval.log import LogContents
     from rl_eval.results.result import EvalResult
 
-__all__ = [
-    "Force",
-    "LogDir",
-    "Output",
-    "claim_folder",
-    "claimed_folders",
-    "finished_result",
-    "fresh_run_dir",
-    "new_folder",
-    "save_patiently",
-    "unsaved_folder",
-]
 
 LogDir = Annotated[
     str | None,

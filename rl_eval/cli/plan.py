@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from rl_eval.results.result import EvalResult
     from rl_eval.results.stats.power import Rate, RateComparison
 
-__all__ = ["plan"]
 
 _FEWEST: Final = 5
 """Episodes from which a standard deviation can be guessed at all."""

@@ -19,23 +19,6 @@ from rich.console import Console
 from rl_eval.errors import UsageError
 from rl_eval.errors.redaction import redact_text
 
-__all__ = [
-    "AsJson",
-    "Quiet",
-    "counted",
-    "discard",
-    "flush_results",
-    "print_either",
-    "print_json",
-    "print_line",
-    "print_note",
-    "print_report",
-    "reserved_stdout",
-    "results",
-    "results_descriptor",
-    "written",
-]
-
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no table, one line only.")]
 

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from rl_eval.config.settings import EvalSettings
     from rl_eval.execution.handle import EvalProgress
 
-__all__ = ["Monitor", "headline", "progress_line"]
 
 _LIVE_S: Final = 0.2
 _LINES_S: Final = 30.0

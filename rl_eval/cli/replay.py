@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from rl_eval.recording.video import Video
     from rl_eval.results.result import EvalResult
 
-__all__ = ["replay"]
-
 
 def replay(
     path: Results,

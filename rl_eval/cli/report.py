@@ -19,7 +19,6 @@ from rl_eval.errors import ConfigError
 if TYPE_CHECKING:
     from rl_eval.reports.html import Source
 
-__all__ = ["report", "view"]
 
 _BEGINNING: Final = 2_000
 """Bytes within which a report has its mark."""

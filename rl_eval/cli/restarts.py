@@ -21,8 +21,6 @@ from rl_eval.cli.printing import results_descriptor
 from rl_eval.cli.signals import handled_signals
 from rl_eval.errors import ConfigError, EvalError
 
-__all__ = ["Progress", "repeated", "run_with_restarts", "without_option"]
-
 _OPTION: Final = "--max-restarts"
 _LONGEST_DELAY_S: Final = 60.0
 _POLL_S: Final = 0.1

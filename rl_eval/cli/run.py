@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from rl_eval.results.requirements import MetricRequirement
     from rl_eval.results.result import EvalResult
 
-__all__ = ["carry_out", "deliver", "exit_code_of", "name_of", "print_result", "run"]
 
 _BESIDE_RETRY: Final = "retry attempts episodes accept_code_change trust require quiet as_json verbose no_color"
 """Parameters that may stand beside ``--retry``."""

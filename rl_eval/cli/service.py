@@ -12,8 +12,6 @@ from rl_eval.cli.printing import AsJson, print_either, print_report
 from rl_eval.cli.shared import CommandLine, argument, option
 from rl_eval.reports.page import Line, Page
 
-__all__ = ["app"]
-
 Address = Annotated[
     str | None, option("HOST:PORT", "Ray cluster; by default RAY_ADDRESS, else the one that runs on this machine.")
 ]

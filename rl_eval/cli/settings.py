@@ -19,22 +19,6 @@ if TYPE_CHECKING:
     from rl_eval.config.settings import EvalSettings
     from rl_eval.results.result import EvalResult
 
-__all__ = [
-    "Assignments",
-    "ConfigPath",
-    "OptionalConfigPath",
-    "Results",
-    "Section",
-    "Trust",
-    "consents",
-    "episodes_option",
-    "find_modules_here",
-    "load_to_run",
-    "parse_episodes",
-    "read_config",
-    "read_settings",
-    "with_episodes",
-]
 
 _PART: Final = re.compile(r"\s*(\d{1,10})\s*(?:-\s*(\d{1,10})\s*)?", re.ASCII)
 

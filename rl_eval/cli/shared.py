@@ -16,8 +16,6 @@ from rl_eval.cli.exits import VERBOSE, reported
 from rl_eval.cli.printing import reserved_stdout
 from rl_eval.cli.signals import Interruption
 
-__all__ = ["CommandLine", "FolderOfRuns", "absolute_path", "absolute_place", "argument", "option", "shown"]
-
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 

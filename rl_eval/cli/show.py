@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from rl_eval.results.result import EvalResult
     from rl_eval.results.story import Event
 
-__all__ = ["list_", "show"]
 
 _GAP: Final = "   "
 _SHOWN: Final = 5

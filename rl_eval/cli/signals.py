@@ -18,8 +18,6 @@ from typing import Any, Final, final
 from rl_eval.cli.printing import discard, flush_results, results_descriptor
 from rl_eval.errors import EvalError
 
-__all__ = ["Interrupted", "Interruption", "handled_signals"]
-
 _FLUSH_S: Final = 30.0
 """Longest time for a flush of the log."""
 

@@ -27,8 +27,6 @@ from rl_eval.errors.redaction import redact_text
 if TYPE_CHECKING:
     from rl_eval.training.watching import Watcher
 
-__all__ = ["watch"]
-
 
 @with_evaluated
 def watch(

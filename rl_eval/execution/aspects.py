@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from rl_eval.records.episode import RunReport
     from rl_eval.supervision.flight_recorder import CrashReport
 
-__all__ = ["Attendance", "Code", "Numerics", "Provenance", "Redaction", "default_aspects"]
 
 _MOST_LOSSES: Final = 100
 """Lost runners that the provenance describes."""

@@ -28,8 +28,6 @@ from rl_eval.records.determinism import UNFINISHED, Determinism, FirstDifference
 from rl_eval.records.episode import Lease, RunReport, different_columns, outcomes_of
 from rl_eval.supervision.flight_recorder import CrashReport
 
-__all__ = ["Choice", "DeterminismCheck", "DeterminismSample", "Origin", "Reruns"]
-
 Share = float | Literal["auto"]
 
 _MAX_TRIES: Final = 3

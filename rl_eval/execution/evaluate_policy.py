@@ -16,8 +16,6 @@ from rl_eval.execution.group import EvalRunnerGroup
 from rl_eval.records.plain import plain
 from rl_eval.results.result import EvalResult
 
-__all__ = ["PolicyEvaluation", "environment_like", "evaluate_policy"]
-
 _WATCHING: Final = (
     "gymnasium.wrappers.common:RecordEpisodeStatistics",
     "gymnasium.wrappers.rendering:",

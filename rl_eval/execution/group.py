@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from rl_eval.log import EvaluationLog
     from rl_eval.recording.sampling import Sampler, SampleRequest
 
-__all__ = ["EvalRunnerGroup", "GroupCallbacks", "evaluate", "portable_policy"]
 
 Result = TypeVar("Result")
 _SAMPLING: Final = "rl_eval.recording.sampling"

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from rl_eval.results.result import EvalResult
     from rl_eval.results.story import Event, Kind
 
-__all__ = ["EvalHandle", "EvalProgress", "EventRing"]
 
 _CAPACITY: Final = 10_000
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from rl_eval.results.result import EvalResult
     from rl_eval.runners import EvalRunner
 
-__all__ = ["Apply", "Ask", "Awaited", "Do", "FollowUp", "Job", "WeightsSync"]
-
 
 Result = TypeVar("Result")
 

@@ -25,8 +25,6 @@ from rl_eval.scheduling.failures import Verdict, judge
 from rl_eval.supervision.caller import ctrl_c_noted, one_thread
 from rl_eval.supervision.flight_recorder import CrashReport
 
-__all__ = ["ControlLoop", "forked"]
-
 _STOP_TIMEOUT_S: Final = 8.0
 _POLL_S: Final = 0.05
 _DISK_POLL_S: Final = 0.002

@@ -28,7 +28,6 @@ from rl_eval.weights import WeightsSnapshot
 if TYPE_CHECKING:
     from rl_eval.log import EvaluationLog, LogContents, Manifest
 
-__all__ = ["Aspect", "EvalOutcome"]
 
 _LAST_FLUSH_S: Final = 5.0
 """For a last flush of an evaluation that has failed: its group may have to stop in ten."""

@@ -23,7 +23,6 @@ from rl_eval.records.episode import ROW, Batch, EpisodeTable, Fault, Outcome, Ru
 if TYPE_CHECKING:
     from rl_eval.log import EvaluationLog, LogContents, Manifest
 
-__all__ = ["FLUSH_TIMEOUT_S", "RecordStore"]
 
 FLUSH_TIMEOUT_S: Final = 120.0
 _TIMES: Final = ("env_steps", "reset_seconds", "step_seconds", "inference_seconds")

@@ -14,8 +14,6 @@ from rl_eval.execution.session import Opening
 from rl_eval.runners import EvalRunner
 from rl_eval.supervision.flight_recorder import CrashReport
 
-__all__ = ["TRAJECTORY", "Recorded"]
-
 TRAJECTORY: Final = "trajectory"
 """Name of the artifact."""
 

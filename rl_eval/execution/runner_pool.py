@@ -26,8 +26,6 @@ from rl_eval.records.episode import RunReport
 from rl_eval.scheduling.failures import silence_limit
 from rl_eval.weights import WeightsSnapshot
 
-__all__ = ["GroupWeights", "Member", "PublishedWeights", "RunnerPool"]
-
 _logger: Final = logging.getLogger(__name__)
 _FIRST_BACKOFF_S: Final = 0.25
 _LONGEST_BACKOFF_S: Final = 10.0

@@ -37,7 +37,6 @@ from rl_eval.weights import HeldWeights
 if TYPE_CHECKING:
     from rl_eval.log import LogContents, Manifest
 
-__all__ = ["CALLS_IN_FLIGHT", "EpisodeSession", "FailFast", "Opening", "Phase"]
 
 CALLS_IN_FLIGHT: Final = 2
 """Per runner: while one runs, the next waits in its mailbox, so no lane waits for the control loop."""

@@ -13,8 +13,6 @@ import gymnasium as gym
 from rl_eval.errors import ConfigError, nearest
 from rl_eval.protocols import EnvContext
 
-__all__ = ["atari"]
-
 _EXTRA: Final = "the Atari games are not installed: pip install 'rl-eval[atari]'"
 
 

@@ -21,8 +21,6 @@ from rl_eval.integrations.policy_files import reading
 from rl_eval.integrations.torch_draws import EpisodeDraws
 from rl_eval.protocols import NoiseSource
 
-__all__ = ["AgentPolicy", "load_agent"]
-
 _METHODS: Final = ("get_action_and_value", "get_action")
 
 

@@ -12,8 +12,6 @@ from typing import Final
 from rl_eval.config.policy_sources import PolicyScheme, PolicySource, absolute, path_in
 from rl_eval.errors import ConfigError
 
-__all__ = ["CLEANRL", "RLLIB", "TORCH", "TORCHRL", "reading"]
-
 _TORCH: Final = (".pt", ".pth")
 _CLEANRL: Final = ".cleanrl_model"
 

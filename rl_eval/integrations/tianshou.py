@@ -19,8 +19,6 @@ from rl_eval.errors import ConfigError
 from rl_eval.integrations.torch_draws import EpisodeDraws
 from rl_eval.protocols import NoiseSource
 
-__all__ = ["TianshouPolicy", "as_policy", "as_weights", "portable"]
-
 
 def portable(value: Algorithm | Policy) -> Policy:
     """Copy the policy of an algorithm, or a policy, to the CPU."""

@@ -15,8 +15,6 @@ from rl_eval.errors import ConfigError
 from rl_eval.policies.sampling import categorical
 from rl_eval.protocols import NoiseSource
 
-__all__ = ["EpisodeDraws"]
-
 
 def _refuse(name: str, *args: Any, **kwargs: Any) -> NoReturn:
     raise ConfigError(

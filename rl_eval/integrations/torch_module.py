@@ -10,8 +10,6 @@ import torch
 from rl_eval.errors import ConfigError
 from rl_eval.integrations.policy_files import reading
 
-__all__ = ["load_module"]
-
 _ADVICE: Final = (
     ". Its class has to be importable: run in the folder of its module. If a script defined the class, move it to a "
     "module, and save the weights alone with torch.save(policy.state_dict(), 'x.pt') for "

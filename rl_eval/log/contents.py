@@ -33,8 +33,6 @@ from rl_eval.log.segments import Segment, SegmentName, decode, sum_totals
 from rl_eval.log.storage import Storage, open_storage
 from rl_eval.records.episode import ROW, Fault, outcomes_of
 
-__all__ = ["LogContents", "Scan", "read_log", "read_manifest", "scan", "set_aside"]
-
 _SEGMENTS: Final = "segments"
 _DAMAGED: Final = "damaged"
 _NUMBERED: Final = re.compile(r"\d{6,}-\d{8,}-")

@@ -28,24 +28,6 @@ from rl_eval.log.storage import Storage
 from rl_eval.records.episode import Outcome
 from rl_eval.records.plain import ABSENT, Difference, differences, parse_json, plain, typed
 
-__all__ = [
-    "FORMAT",
-    "MANIFEST_FILE",
-    "Amendment",
-    "Manifest",
-    "Retry",
-    "amend",
-    "ask_again",
-    "checksum",
-    "code_differences",
-    "counts",
-    "newest_code",
-    "read_changes",
-    "read_numbered",
-    "retried_since",
-    "write_numbered",
-]
-
 FORMAT: Final = 1
 """Version of the log; a reader refuses what it does not know."""
 

@@ -24,8 +24,6 @@ from rl_eval.log.storage import Storage
 from rl_eval.records.plain import parse_json, typed
 from rl_eval.supervision.processes import process_status
 
-__all__ = ["BEAT_SECONDS", "Claim", "Ownership", "read_claims", "take_ownership"]
-
 BEAT_SECONDS = 3.0
 """Time between heartbeats."""
 

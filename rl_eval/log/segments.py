@@ -35,7 +35,6 @@ from rl_eval.records.plain import damage, parse_json, typed
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Header", "Kind", "Segment", "SegmentName", "decode", "encode", "name_of", "sum_totals"]
 
 Kind = Literal["episodes", "faults"]
 

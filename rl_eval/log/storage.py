@@ -21,17 +21,6 @@ from rl_eval.atomic_write import make_folder, sweep, sync_folder, write_bytes
 from rl_eval.errors import ConfigError
 from rl_eval.errors.redaction import learn, redact_text
 
-__all__ = [
-    "LocalStorage",
-    "ObjectStorage",
-    "Storage",
-    "absolute_place",
-    "is_unusable",
-    "is_uri",
-    "open_storage",
-    "shown_place",
-]
-
 _SCHEMES: Final = frozenset({"s3", "s3a", "gs", "az", "abfs", "abfss"})
 """URIs of object stores."""
 

@@ -32,8 +32,6 @@ from rl_eval.log.segments import Kind, encode, name_of
 from rl_eval.log.storage import Storage, is_unusable, open_storage
 from rl_eval.records.episode import Batch
 
-__all__ = ["EvaluationLog", "retry_pause"]
-
 _logger: Final = logging.getLogger(__name__)
 
 FLUSH_SHARE: Final = 0.05

@@ -18,8 +18,6 @@ import numpy.typing as npt
 
 from rl_eval.errors import UsageError
 
-__all__ = ["LoggedEpisodes", "load_episodes", "places_of"]
-
 Array = npt.NDArray[Any]
 
 _COLUMNS: Final = (

@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
     from rl_eval.results.result import EvalResult
 
-__all__ = ["LEAST_SAMPLE_SIZE", "Estimate", "OffPolicyEstimates", "Verdict", "WeightStatistics", "estimate"]
 
 Verdict = Literal["identified", "not identified", "model", "measured"]
 

@@ -30,18 +30,6 @@ import numpy.typing as npt
 from rl_eval.errors import UsageError
 from rl_eval.ope.data import LoggedEpisodes
 
-__all__ = [
-    "MODEL_FREE",
-    "WHOLE_EPISODES",
-    "WITH_MODEL",
-    "ActionValues",
-    "Inputs",
-    "RatioSum",
-    "effective_sample_size",
-    "largest_share",
-    "ratio_sums",
-]
-
 Matrix = npt.NDArray[np.float64]
 
 

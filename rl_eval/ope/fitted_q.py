@@ -21,8 +21,6 @@ from rl_eval.policies.inference.spaces import no_grad
 from rl_eval.policies.noise import EpisodeNoise
 from rl_eval.protocols import Policy
 
-__all__ = ["fitted_action_values"]
-
 Array = npt.NDArray[Any]
 
 _DRAWS: Final = 8

@@ -19,8 +19,6 @@ from rl_eval.ope.data import LoggedEpisodes
 from rl_eval.policies.inference.spaces import no_grad
 from rl_eval.protocols import ActionLogProb, Policy, Recurrent
 
-__all__ = ["check_unchanged_actions", "target_log_probs", "target_policy", "with_log_probs"]
-
 _BATCH: Final = 4096
 """Steps in one forward pass."""
 

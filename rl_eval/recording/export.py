@@ -46,8 +46,6 @@ from rl_eval.supervision.caller import one_thread
 if TYPE_CHECKING:
     from tensordict import TensorDictBase
 
-__all__ = ["FORMATS", "Exported", "MinariWriter", "NpzWriter", "TensorDictWriter", "Writer", "export_trajectories"]
-
 
 class Writer(abc.ABC):
     """Writes trajectories to a place where nothing is yet; what it has begun is nowhere until it is published.

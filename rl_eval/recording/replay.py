@@ -44,19 +44,6 @@ from rl_eval.runners import Runner, runner_class
 from rl_eval.supervision.caller import one_thread, working_in
 from rl_eval.weights import WeightsSnapshot
 
-__all__ = [
-    "Replay",
-    "Spectator",
-    "compared",
-    "lease_of",
-    "rebuilt_runner",
-    "recorded_config",
-    "recorded_episode",
-    "replay",
-    "replay_each",
-    "run_again",
-]
-
 _UNNAMEABLE: Final = re.compile(r"<locals>|<lambda>|^array of \S+ \[.*\], sha256 [0-9a-f]{16}$")
 _GIVE_AGAIN: Final = (
     "if the run was given live objects, give them again, in Python: rl_eval.replay(DIR, INDEX, config=..., policy=...) "

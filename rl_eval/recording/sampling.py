@@ -26,8 +26,6 @@ from rl_eval.records.episode import Outcome
 from rl_eval.results.result import EvalResult
 from rl_eval.scheduling.plan import EpisodePlan
 
-__all__ = ["SampleRequest", "Sampler"]
-
 _CHOICES: Final = {"mode": ("complete_episodes", "truncate_episodes"), "order": ("plan", "first_ready")}
 
 

@@ -38,25 +38,6 @@ from rl_eval.errors import ConfigError
 from rl_eval.policies.inference.sweep_log import Steps
 from rl_eval.records.episode import COLUMNS, EpisodeRecord, EpisodeSpec
 
-__all__ = [
-    "ACTION_LOG_PROB",
-    "CompressedArray",
-    "CompressedRows",
-    "Fragment",
-    "Key",
-    "Leaf",
-    "Rows",
-    "Trajectory",
-    "TrajectoryBlock",
-    "TrajectoryRecorder",
-    "action_leaves",
-    "as_arrays",
-    "as_tensordict",
-    "nested",
-    "observation_leaves",
-    "reserve",
-]
-
 Array = npt.NDArray[Any]
 Key = tuple[str, ...]
 

@@ -37,21 +37,6 @@ from rl_eval.results.result import EvalResult
 from rl_eval.runners import EvalRunner, Runner
 from rl_eval.supervision.caller import one_thread
 
-__all__ = [
-    "Encoder",
-    "Video",
-    "VideoSettings",
-    "follow_up_videos",
-    "gif",
-    "record_episode",
-    "record_videos",
-    "record_with_group",
-    "rendering_sibling",
-    "replay_in_window",
-    "saved",
-    "select_episodes",
-]
-
 _EVEN: Final = "pad=ceil(iw/2)*2:ceil(ih/2)*2"
 """Players want even sizes; a missing row or column is black."""
 _H264: Final = ("-c:v", "libx264", "-pix_fmt", "yuv420p", "-threads", "1", "-movflags", "+faststart")

@@ -36,16 +36,6 @@ from rl_eval.results.result import EvalResult
 if TYPE_CHECKING:
     from rl_eval.results.result import EvalResult
 
-__all__ = [
-    "VideoSettings",
-    "check_encoder",
-    "select_episodes",
-    "video_files",
-    "video_folder",
-    "video_name",
-    "videos_of",
-]
-
 
 @dataclass(frozen=True)
 class VideoSettings:

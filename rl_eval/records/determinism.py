@@ -14,8 +14,6 @@ from pydantic import Field
 
 from rl_eval.errors import EvalError
 
-__all__ = ["TRACE", "UNFINISHED", "Determinism", "FirstDifference", "TraceRecorder", "first_difference"]
-
 Cause = Literal["environment", "policy", ""]
 
 _Count = Annotated[int, Field(ge=0, lt=2**31)]

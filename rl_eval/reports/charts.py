@@ -12,8 +12,6 @@ import numpy.typing as npt
 
 from rl_eval.results.stats.aggregate import histogram_edges
 
-__all__ = ["Axis", "Plot", "Shape", "axis_over", "histogram", "means", "running_mean"]
-
 WIDTH: Final = 540.0
 HEIGHT: Final = 250.0
 """Pixels of a drawing, which the template repeats."""

@@ -40,7 +40,6 @@ from rl_eval.results.text import environment_name
 if TYPE_CHECKING:
     import jinja2
 
-__all__ = ["GENERATOR", "Source", "episode_data", "pack", "render", "render_template"]
 
 GENERATOR: Final = '<meta name="generator" content="rl-eval report">'
 """Element near the beginning of each page by which a file is known as one."""

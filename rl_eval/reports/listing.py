@@ -21,8 +21,6 @@ from rl_eval.results.files import EPISODES_FILE, RESULT_FILE, check_format, chec
 from rl_eval.results.loading import load
 from rl_eval.results.text import decimals, environment_name, number, policy_name
 
-__all__ = ["HEADINGS", "ListedRun", "list_runs"]
-
 HEADINGS: Final = ("when", "status", "episodes", "mean return (interval)", "environment", "policy", "run")
 """Columns of the list, on a terminal and in a browser."""
 

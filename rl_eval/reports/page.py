@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from rl_eval.reports.charts import Plot
 
-__all__ = ["WIDTH", "Line", "Page", "Table", "lines", "one_line"]
 
 WIDTH: Final = 80
 _LABEL: Final = 13

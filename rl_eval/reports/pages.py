@@ -27,7 +27,6 @@ from rl_eval.results.text import (
 if TYPE_CHECKING:
     from rl_eval.results.stats.interval import Interval
 
-__all__ = ["headline", "page_of", "result_page"]
 
 Write = Callable[[float], str]
 

@@ -26,8 +26,6 @@ from rl_eval.results.stats.aggregate import exact_mean
 from rl_eval.results.stats.interval import FEW, Interval, return_interval, success_interval
 from rl_eval.results.text import decimals, lookup, number, percent
 
-__all__ = ["group_tables", "overview", "pair_pages", "run_page"]
-
 _MOST_AGENTS: Final = 50
 _MOST_GROUPS: Final = 50
 """Different values of an info scalar; one that has more is a measurement and not the name of a task."""

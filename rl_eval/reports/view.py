@@ -28,8 +28,6 @@ from rl_eval.reports.html import Source, render, render_template
 from rl_eval.reports.listing import HEADINGS, ListedRun, list_runs
 from rl_eval.results.loading import load
 
-__all__ = ["RunServer"]
-
 _LOOPBACK: Final = "127.0.0.1"
 _OWN_HOST: Final = re.compile(r"(localhost|127\.0\.0\.1)(:\d{1,5})?", re.IGNORECASE)
 """Any port: a tunnel to this machine has one of its own."""

@@ -29,22 +29,6 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
-__all__ = [
-    "EPISODES_FILE",
-    "FORMAT",
-    "RESULT_FILE",
-    "check_fingerprint",
-    "check_format",
-    "check_ours",
-    "check_regular",
-    "episode_frame",
-    "episode_table",
-    "fault_values",
-    "json_text",
-    "read_folder",
-    "read_summary",
-    "write_episodes",
-]
 
 FORMAT: Final = 1
 """Version of ``result.json``; a reader refuses what it does not know."""

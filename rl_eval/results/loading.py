@@ -27,7 +27,6 @@ from rl_eval.scheduling.plan import EpisodePlan
 if TYPE_CHECKING:
     from rl_eval.log import LogContents
 
-__all__ = ["load", "result_of_log"]
 
 _LOG_PARTS: Final = ("manifest.json", "segments")
 

@@ -28,8 +28,6 @@ from typing import Any, Final
 
 from rl_eval.config.settings import EvalSettings
 
-__all__ = ["code_of", "package_version"]
-
 _TARGET: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w./-]*")
 """What names a module and something in it, such as ``my_project.envs:make``."""
 _OURS: Final = Path(__file__).parents[1]

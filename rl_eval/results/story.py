@@ -15,8 +15,6 @@ from rl_eval.errors import UsageError
 from rl_eval.records.episode import EpisodeRecord, Fault
 from rl_eval.results.result import EvalResult
 
-__all__ = ["Event", "Kind", "story"]
-
 Kind = Literal[
     "planned", "granted", "reclaimed", "returned", "fault", "lost", "excluded", "completed", "failed", "unfinished",
     "check",

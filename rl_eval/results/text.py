@@ -12,18 +12,6 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from rl_eval.results.stats.interval import Interval
 
-__all__ = [
-    "Printed",
-    "decimals",
-    "environment_name",
-    "interval_places",
-    "interval_text",
-    "lookup",
-    "number",
-    "percent",
-    "policy_name",
-    "weights_name",
-]
 
 _PAGES: Final = "rl_eval.reports.pages"
 """Module with ``page_of``, a function of what is printed."""

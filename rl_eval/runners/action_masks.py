@@ -10,8 +10,6 @@ import numpy.typing as npt
 
 from rl_eval.errors import ConfigError, EnvError
 
-__all__ = ["ActionMasks"]
-
 _METHOD: Final = "action_masks"
 """Name that sb3-contrib gives the method; ``info`` has the singular, as gymnasium's own environments do."""
 

@@ -47,7 +47,6 @@ from rl_eval.weights import WeightsSnapshot, apply_weights, module_of, weights_o
 if TYPE_CHECKING:
     from rl_eval.policies.inference.sweep_log import SlotLog, SweepLog
 
-__all__ = ["EvalRunner"]
 
 Result = TypeVar("Result")
 

@@ -31,18 +31,6 @@ if TYPE_CHECKING:
     from rl_eval.runners.lane import Lane
 
 
-__all__ = [
-    "ValueReader",
-    "broken_step",
-    "build_env",
-    "construct_env",
-    "episode_hook",
-    "import_env",
-    "read_reset",
-    "scalar_of",
-    "time_limit",
-]
-
 _MEMBERS: Final = ("reset", "step", "observation_space", "action_space")
 
 _KEYWORDS: Final = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)

@@ -32,8 +32,6 @@ from rl_eval.supervision.flight_recorder import STEP, FlightRecorder
 if TYPE_CHECKING:
     from rl_eval.runners.observers import ObservedSlot
 
-__all__ = ["Lane", "PendingReport"]
-
 
 def _no_env(*args: Any, **kwargs: Any) -> Any:
     raise RuntimeError("the lane has no environment")

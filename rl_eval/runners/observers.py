@@ -16,8 +16,6 @@ from rl_eval.records.episode import EpisodeRecord, EpisodeSpec, first_seen
 if TYPE_CHECKING:
     from rl_eval.policies.inference.sweep_log import SlotLog, SweepRecorder
 
-__all__ = ["EpisodeObserver", "Factory", "ObservedSlot", "observer_factories"]
-
 
 @runtime_checkable
 class EpisodeObserver(Protocol):

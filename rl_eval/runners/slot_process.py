@@ -24,20 +24,6 @@ import cloudpickle
 from rl_eval.errors import EnvError
 from rl_eval.runners.environment import construct_env, episode_hook, time_limit
 
-__all__ = [
-    "BEGIN",
-    "CALL",
-    "CLOSE",
-    "MADE",
-    "STEP",
-    "Reply",
-    "SlotEnv",
-    "SlotProcess",
-    "fast_dumps",
-    "main",
-    "value_of",
-]
-
 _WORKER: Final = "from rl_eval.runners.slot_process import main; main()"
 _LAST: Final = -1
 """Number of the reply that stands for the end of the process."""

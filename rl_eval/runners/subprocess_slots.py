@@ -19,8 +19,6 @@ from rl_eval.runners.base import EvalRunner
 from rl_eval.runners.lane import Lane
 from rl_eval.runners.slot_process import BEGIN, SlotEnv, SlotProcess, value_of
 
-__all__ = ["SubprocessEvalRunner"]
-
 _LEAST_WAIT_S: Final = 0.05
 """Wait of a call for its first reply, however small its budget."""
 _LOOK_S: Final = 0.1

@@ -12,8 +12,6 @@ from rl_eval.runners.base import EvalRunner
 from rl_eval.runners.lane import Lane
 from rl_eval.supervision.flight_recorder import ACT, NOW, SINCE, FlightRecorder
 
-__all__ = ["SingleAgentEvalRunner", "VectorEvalRunner"]
-
 
 class VectorEvalRunner(EvalRunner):
     """Steps k lanes with batched inference. Each lane runs its own episode and is reset on its own.

@@ -7,25 +7,6 @@ from dataclasses import dataclass
 
 from rl_eval.records.episode import Lease
 
-__all__ = [
-    "Abort",
-    "Audit",
-    "Cancelled",
-    "Charge",
-    "Command",
-    "Event",
-    "Exclude",
-    "GiveUp",
-    "Grant",
-    "PoolSized",
-    "Reclaim",
-    "Record",
-    "RunnerJoined",
-    "RunnerLost",
-    "RunnerReported",
-]
-
-
 # ------------------------------------------------------------------------------ events
 
 

@@ -30,14 +30,6 @@ from rl_eval.records.episode import MESSAGE_CAP, TRACEBACK_CAP, Fault, FaultCaus
 from rl_eval.scheduling.plan import EpisodePlan
 from rl_eval.supervision.flight_recorder import CrashReport, LaneEntry
 
-__all__ = [
-    "LossAttribution",
-    "Verdict",
-    "attribute_loss",
-    "judge",
-    "silence_limit",
-]
-
 _SLACK_S: Final = 1.0
 _FIRST_CALL_GRACE_S: Final = 30.0
 """The first call also probes the policy and builds environments."""

@@ -20,8 +20,6 @@ import numpy.typing as npt
 from rl_eval.errors import ConfigError, nearest
 from rl_eval.records.plain import typed
 
-__all__ = ["Matchups", "Seating", "make_matchups"]
-
 Seating = tuple[str, ...]
 """Name of the policy of each seat."""
 

@@ -23,8 +23,6 @@ from rl_eval.errors import ConfigError
 from rl_eval.records.episode import EpisodeSpec
 from rl_eval.scheduling.matchups import Matchups, Seating
 
-__all__ = ["GAMMA", "MAX_EPISODES", "EpisodePlan", "episode_seeds", "mix"]
-
 MAX_EPISODES: Final = 2**31
 """Number of distinct seeds, and so the longest plan."""
 

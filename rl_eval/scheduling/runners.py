@@ -8,9 +8,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final, final
 
-__all__ = ["Isolation", "RunnerState", "RunnerStates"]
-
-
 _ACCIDENT: Final = 0.001
 """Probability of a streak of failures below which it is no accident."""
 _SHORTEST_STREAK: Final = 3

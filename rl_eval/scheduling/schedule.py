@@ -54,8 +54,6 @@ from rl_eval.scheduling.events import (
 from rl_eval.scheduling.plan import EpisodePlan
 from rl_eval.scheduling.runners import Isolation, RunnerState, RunnerStates
 
-__all__ = ["Schedule"]
-
 
 class Schedule:
     """Assigns the episodes of a plan to runners.

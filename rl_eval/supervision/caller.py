@@ -15,8 +15,6 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, Final, final
 
-__all__ = ["ctrl_c_noted", "current_folder", "expect_no_ctrl_c", "one_thread", "survivable", "working_in"]
-
 _ERRORS: Final = (Exception, SystemExit)
 
 _unattended = threading.Event()

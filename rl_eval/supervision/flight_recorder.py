@@ -25,23 +25,6 @@ from typing import Any, Final, Literal, NamedTuple, final, get_args
 from rl_eval.errors import RunnerStartError
 from rl_eval.supervision.processes import RUNNER_MARK, ProcessInfo, process_born
 
-__all__ = [
-    "ACT",
-    "CLOSE",
-    "CONSTRUCT",
-    "RESET",
-    "STACK_SIGNAL",
-    "STEP",
-    "Cause",
-    "CrashReport",
-    "FlightRecorder",
-    "LaneEntry",
-    "Moment",
-    "flight_recorder",
-    "install",
-    "read_moment",
-]
-
 IDLE, CONSTRUCT, RESET, STEP, ACT, CLOSE = range(6)
 PhaseName = Literal["idle", "construct", "reset", "step", "act", "close"]
 _PHASES: Final[tuple[PhaseName, ...]] = get_args(PhaseName)

@@ -20,8 +20,6 @@ from rl_eval.supervision.flight_recorder import STACK_SIGNAL, Cause, CrashReport
 from rl_eval.supervision.orphan_reaper import OrphanReaper
 from rl_eval.supervision.processes import ProcessInfo, end_runner, erase_recordings, living, send_signal
 
-__all__ = ["Deadlines", "NodeAgent"]
-
 _ROUND_S: Final = 0.1
 _STACK_WAIT_S: Final = 0.4
 _STACK_POLL_S: Final = 0.02

@@ -21,8 +21,6 @@ from typing import IO, Final
 
 from rl_eval.supervision.processes import ProcessInfo, end_runner, erase_recordings, living
 
-__all__ = ["OrphanReaper"]
-
 _ROUND_S: Final = 0.5
 _STOPPED_ROUNDS: Final = 20
 """How long a runner may stand still that nobody is left to continue or to end."""

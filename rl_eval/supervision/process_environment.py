@@ -14,8 +14,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-__all__ = ["reproducible_environment", "runner_environment"]
-
 
 def reproducible_environment() -> dict[str, str]:
     """Return the variables that the command line starts its process with.

@@ -9,18 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
-__all__ = [
-    "RUNNER_MARK",
-    "ProcessInfo",
-    "ProcessStatus",
-    "end_runner",
-    "erase_recordings",
-    "living",
-    "process_born",
-    "process_status",
-    "send_signal",
-]
-
 RUNNER_MARK: Final = "RL_EVAL_RUNNER"
 """Environment variable by which the processes that a runner started are found after its death."""
 

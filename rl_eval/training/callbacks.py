@@ -18,7 +18,6 @@ from rl_eval.weights import WeightsSnapshot, save_weights_file
 if TYPE_CHECKING:
     from rl_eval.results.result import EvalPoint
 
-__all__ = ["NewBest", "StopOnThreshold"]
 
 _FORMATS: Final = (".safetensors", ".pt", ".pth")
 

@@ -27,10 +27,10 @@ from rl_eval.training.loggers import Logger
 from rl_eval.weights import HeldWeights
 
 if TYPE_CHECKING:
-    from rl_eval.recording.video import Video, VideoSettings
+    from rl_eval.recording.video import Video
+    from rl_eval.recording.videos import VideoSettings
     from rl_eval.results.result import EpisodeSequence, EvalResult
 
-__all__ = ["Delivery", "Listener", "Request"]
 
 Listener = Callable[[EvalPoint], object]
 

@@ -19,7 +19,6 @@ from rl_eval.errors import EvaluatorBusy, UsageError
 if TYPE_CHECKING:
     from rl_eval.results.result import EvalResult
 
-__all__ = ["EvalSchedule"]
 
 _RETRY_S: Final = 0.05
 """Between two attempts to submit the final policy to a busy evaluator."""

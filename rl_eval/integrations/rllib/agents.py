@@ -10,8 +10,6 @@ import gymnasium as gym
 from rl_eval.errors import EnvError
 from rl_eval.runners.multi_agent.team import AgentsEnv, Turn
 
-__all__ = ["RLlibAgents", "as_agents_env"]
-
 _ALL: Final = "__all__"
 
 

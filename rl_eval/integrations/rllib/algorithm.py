@@ -27,17 +27,6 @@ from rl_eval.integrations.rllib.observations import FILTERS, filter_tensors
 from rl_eval.integrations.rllib.policy import Pipelines, RLModulePolicy, check_separate, check_spaces
 from rl_eval.policies import random_state_kept
 
-__all__ = [
-    "VersionedWeights",
-    "as_policies",
-    "as_policy",
-    "as_weights",
-    "load_policy",
-    "policy_of_module",
-    "portable",
-    "versioned_weights",
-]
-
 _FETCH_TIMEOUT_S: Final = 60.0
 _PREFIX: Final = f"{FILTERS}."
 

@@ -19,8 +19,6 @@ from rl_eval.integrations.rllib.policy import check_separate
 from rl_eval.protocols import EnvContext
 from rl_eval.records.episode import EpisodeSpec
 
-__all__ = ["eval_config_of", "module_ids"]
-
 _DEFAULTS: Final = AlgorithmConfig()
 
 _OVERRIDES: Final = frozenset(

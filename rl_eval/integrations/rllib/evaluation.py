@@ -28,9 +28,8 @@ from rl_eval.training.evaluator import Evaluator
 from rl_eval.training.loggers import Logger
 
 if TYPE_CHECKING:
-    from rl_eval.recording.video import VideoSettings
+    from rl_eval.recording.videos import VideoSettings
 
-__all__ = ["EvaluationFunction", "EvaluationSession", "evaluation_function", "session_of"]
 
 _KEPT: Final = 100
 

@@ -30,19 +30,6 @@ from rl_eval.records.episode import EpisodeRecord, EpisodeSpec
 from rl_eval.runners.multi_agent.runner import DEFAULT_POLICY
 from rl_eval.weights import module_of
 
-__all__ = [
-    "Filtered",
-    "FilteredPolicy",
-    "MeanStdFilter",
-    "Moments",
-    "ObservationMoments",
-    "as_policy",
-    "load_filters",
-    "merged",
-    "save_filters",
-    "warm_up_filters",
-]
-
 Array = npt.NDArray[Any]
 
 _EPSILON: Final = 1e-8

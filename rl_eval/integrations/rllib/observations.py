@@ -25,8 +25,6 @@ from ray.rllib.utils.spaces.space_utils import get_base_struct_from_space
 
 from rl_eval.errors import ConfigError, WeightsError
 
-__all__ = ["FILTERS", "NoEpisode", "Observations", "filter_tensors"]
-
 FILTERS: Final = "env_to_module"
 """Name of the submodule that holds the filters' statistics."""
 

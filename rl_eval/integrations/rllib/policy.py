@@ -30,8 +30,6 @@ from rl_eval.policies import random_state_kept
 from rl_eval.policies.sampling import refuse_nan
 from rl_eval.protocols import NoiseSource
 
-__all__ = ["Pipelines", "RLModulePolicy", "actions_for_env", "check_separate", "check_spaces", "read_actions"]
-
 _PLUMBING: Final = frozenset(
     {
         "GetActions",

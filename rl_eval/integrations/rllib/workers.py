@@ -19,8 +19,6 @@ from rl_eval.runners import EvalRunner
 from rl_eval.runners.multi_agent.runner import DEFAULT_POLICY
 from rl_eval.weights import module_of, snapshot_weights, tensors_of
 
-__all__ = ["RolloutWorkers", "as_remote"]
-
 Result = TypeVar("Result")
 
 

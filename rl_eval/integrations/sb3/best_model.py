@@ -26,8 +26,6 @@ from typing import Any, Final, final
 from rl_eval.atomic_write import is_temporary, sync_folder, temporary_name, write_atomically, write_bytes, write_text
 from rl_eval.errors import ConfigError
 
-__all__ = ["BestModel", "Candidate"]
-
 _MODEL: Final = "best_model.zip"
 _STATISTICS: Final = "best_model_vecnormalize.pkl"
 _FACTS: Final = "best_model.json"

@@ -33,8 +33,6 @@ from rl_eval.integrations.sb3.best_model import BestModel, Candidate
 from rl_eval.results.result import EvalResult
 from rl_eval.training.evaluator import Evaluator
 
-__all__ = ["EvalCallback", "EvaluationArrays"]
-
 
 @final
 class EvaluationArrays:

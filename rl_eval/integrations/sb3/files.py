@@ -24,8 +24,6 @@ import numpy.typing as npt
 from rl_eval.config.policy_sources import PolicyScheme, PolicySource, absolute, path_in
 from rl_eval.errors import ConfigError
 
-__all__ = ["NORMALIZERS", "SCHEMES", "facts_of", "normalizer_of", "trained_normalized", "unknown"]
-
 _logger: Final = logging.getLogger(__name__)
 
 NORMALIZERS: Final = "*vec*normalize*.pkl"

@@ -36,8 +36,6 @@ from rl_eval.integrations.sb3.observations import (
     refuse_empty,
 )
 
-__all__ = ["as_weights", "attach", "for_environment", "load_policy", "portable"]
-
 _logger: Final = logging.getLogger(__name__)
 
 _RATE: Final = "exploration_rate"

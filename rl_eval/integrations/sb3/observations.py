@@ -32,8 +32,6 @@ from torch import nn
 
 from rl_eval.errors import ConfigError, WeightsError
 
-__all__ = ["ATTRIBUTE", "LACKS_STATISTICS", "NOTES", "Normalizer", "Preprocessor", "normalizers_of", "refuse_empty"]
-
 LACKS_STATISTICS: Final = (
     "was trained with a VecNormalize, without whose statistics its policy acts on other numbers than in training"
 )

@@ -36,8 +36,6 @@ from rl_eval.integrations.sb3.observations import ATTRIBUTE, NOTES, Preprocessor
 from rl_eval.integrations.torch_draws import EpisodeDraws
 from rl_eval.protocols import NoiseSource
 
-__all__ = ["Exploration", "SB3Policy", "as_policy", "parameters"]
-
 Array = npt.NDArray[Any]
 
 

@@ -38,8 +38,6 @@ from rl_eval.integrations.torchrl.normalizers import check_initialized, freeze_n
 from rl_eval.integrations.torchrl.policy import Key, array_of, nested
 from rl_eval.runners.multi_agent.team import AgentsEnv, Turn
 
-__all__ = ["TorchRLAgents", "as_agents_env"]
-
 _MASK: Final = "mask"
 """What groups call the flags of the agents that act."""
 

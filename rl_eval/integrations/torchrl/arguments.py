@@ -22,19 +22,6 @@ from rl_eval.integrations.torchrl.normalizers import statistics_of
 from rl_eval.integrations.torchrl.policy import Key, portable
 from rl_eval.integrations.torchrl.stages import MODES
 
-__all__ = [
-    "ABSENT",
-    "ArgumentError",
-    "config_of",
-    "mode_of",
-    "one_of",
-    "refuse",
-    "runner_settings",
-    "same",
-    "take_rest",
-    "with_rules",
-]
-
 _NO_COLLECTOR: Final = "there is no inner collector: runners step the environments"
 _ONE_WAY: Final = "weights are sent once, to all runners"
 

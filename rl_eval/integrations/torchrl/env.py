@@ -54,18 +54,6 @@ from rl_eval.errors import ConfigError
 from rl_eval.integrations.torchrl.normalizers import check_initialized, freeze_normalizers
 from rl_eval.integrations.torchrl.policy import Key, array_of, nested, path_of
 
-__all__ = [
-    "TorchRLEnv",
-    "action_space",
-    "action_writer",
-    "as_env",
-    "nested_space",
-    "observation_space",
-    "peel",
-    "refuse_batch",
-    "seen_keys",
-]
-
 _BOOKKEEPING: Final = {"RewardSum": "out_keys", "StepCounter": "step_count_keys", "InitTracker": "init_keys"}
 """Transforms that only say how far the episode is, and which attribute names what they write."""
 

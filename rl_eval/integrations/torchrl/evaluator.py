@@ -39,11 +39,10 @@ from rl_eval.training.evaluator import Evaluator as _Evaluator
 
 if TYPE_CHECKING:
     from rl_eval.execution.handle import EvalHandle
-    from rl_eval.recording.video import VideoSettings
+    from rl_eval.recording.videos import VideoSettings
     from rl_eval.results.result import EpisodeSequence, EvalPoint, EvalResult
     from rl_eval.training.loggers import Logger
 
-__all__ = ["EvaluationFailed", "EvaluationPending", "Evaluator", "RayEvalWorker"]
 
 _REWARD: Final = ("next", "reward")
 _DONE: Final = ("next", "done")

@@ -35,18 +35,6 @@ from rl_eval.recording.trajectories import CompressedArray, CompressedRows
 from rl_eval.records.episode import EpisodeRecord, EpisodeSpec
 from rl_eval.runners import EvalRunner
 
-__all__ = [
-    "UNIFORM",
-    "EnvMaker",
-    "FirstEpisodeFrames",
-    "PolicySource",
-    "RandomActions",
-    "Rules",
-    "Scope",
-    "ScopedPolicy",
-    "dump_transforms",
-]
-
 UNIFORM: Final = "uniform"
 """Mode of a policy whose actions are random."""
 

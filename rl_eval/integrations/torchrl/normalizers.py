@@ -14,8 +14,6 @@ import torch
 
 from rl_eval.errors import ConfigError, WeightsError
 
-__all__ = ["check_initialized", "freeze_normalizers", "load_statistics", "normalizers_of", "statistics_of"]
-
 
 def normalizers_of(module: torch.nn.Module) -> list[Any]:
     """Return the normalizers among a module's submodules."""

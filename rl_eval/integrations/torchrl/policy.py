@@ -33,8 +33,6 @@ from rl_eval.policies.noise import EpisodeNoise
 from rl_eval.policies.sampling import refuse_nan
 from rl_eval.protocols import NoiseSource
 
-__all__ = ["Key", "TensorDictPolicy", "array_of", "as_policy", "leaf_spaces", "nested", "path_of", "portable"]
-
 Array = npt.NDArray[Any]
 Key: TypeAlias = str | tuple[str, ...]
 """Key of a tensordict."""

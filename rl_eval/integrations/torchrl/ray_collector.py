@@ -31,8 +31,6 @@ from rl_eval.integrations.torchrl.arguments import (
 )
 from rl_eval.integrations.torchrl.making import UNIFORM
 
-__all__ = ["RayCollector"]
-
 _JOIN_S: Final = 10.0
 
 

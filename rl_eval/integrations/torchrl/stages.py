@@ -28,8 +28,6 @@ from rl_eval.errors import ConfigError
 from rl_eval.integrations.torch_draws import EpisodeDraws
 from rl_eval.protocols import NoiseSource
 
-__all__ = ["MODES", "Chance", "Stage", "stages_of"]
-
 MODES: Final = ("deterministic", "mode", "mean", "median")
 """What can be taken of a distribution without chance, by the names of tensordict's ``InteractionType``."""
 

@@ -38,7 +38,6 @@ from rl_eval.weights import module_of
 if TYPE_CHECKING:
     from rl_eval.policies.inference.sweep_log import SlotLog, SweepLog
 
-__all__ = ["BLOCK", "Inference"]
 
 Array = npt.NDArray[Any]
 

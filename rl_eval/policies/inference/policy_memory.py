@@ -24,8 +24,6 @@ import numpy as np
 from rl_eval.policies import CallablePolicy
 from rl_eval.policies.inference.probe import Probe, buffers_kept
 
-__all__ = ["Memory", "changes", "likely_cause", "likely_cause_at", "remembered"]
-
 _MOST_PARTS: Final = 2000
 _MOST_BYTES: Final = 2**20
 """Of one array; what lies behind them is not looked at."""

@@ -24,8 +24,6 @@ from rl_eval.policies.inference.spaces import ActionReader, ObservationBatch, co
 from rl_eval.policies.noise import EpisodeNoise
 from rl_eval.protocols import Policy, Probeable
 
-__all__ = ["BLOCK", "Finding", "Probe", "Verdict", "buffers_kept"]
-
 BLOCK: Final = 16
 """Rows of the reference block."""
 

@@ -14,8 +14,6 @@ from typing import Any, Final, NamedTuple, Protocol, final
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["SlotLog", "Steps", "SweepLog", "SweepRecorder"]
-
 Array = npt.NDArray[Any]
 Outputs = Iterable[tuple[Any, Any]]
 Step = Callable[[Any], Any]

@@ -22,8 +22,6 @@ from rl_eval.policies.inference.spaces import take_rows
 from rl_eval.protocols import Policy
 from rl_eval.scheduling.plan import GAMMA, mix
 
-__all__ = ["AgentsInference", "PolicyInference", "seat_seeds"]
-
 _SEAT: Final = np.uint64(0xA0761D6478BD642F)
 
 

@@ -27,8 +27,6 @@ from rl_eval.runners.multi_agent.team import TeamEnv, agents_of, build_team
 from rl_eval.runners.vector import VectorEvalRunner
 from rl_eval.weights import WeightsSnapshot, module_of, policies_of
 
-__all__ = ["DEFAULT_POLICY", "MultiAgentEvalRunner", "PolicyMapping", "SeveralPolicies", "sections_of"]
-
 
 @final
 class SeveralPolicies:

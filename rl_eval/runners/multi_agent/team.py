@@ -23,8 +23,6 @@ from rl_eval.errors import ConfigError, EnvError, UsageError, summary_of
 from rl_eval.records.agents import AGENT_COLUMNS
 from rl_eval.runners.environment import build_env, episode_hook, scalar_of
 
-__all__ = ["AECAgents", "AgentsEnv", "ParallelAgents", "TeamEnv", "Turn", "agents_of", "build_team"]
-
 
 class Turn(NamedTuple):
     """What a reset or a step returned, by agent."""

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from rl_eval.execution.handle import EvalProgress
     from rl_eval.recording.video import Video
 
-__all__ = ["Logger", "finite_metrics", "prefix_of", "row_of"]
-
 
 class Logger(abc.ABC):
     """Receiver of the points of one learning curve, in the order in which they are evaluated.

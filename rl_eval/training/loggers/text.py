@@ -29,7 +29,6 @@ from rl_eval.training.loggers.base import Logger, prefix_of, row_of
 if TYPE_CHECKING:
     from rl_eval.recording.video import Video
 
-__all__ = ["CSVLogger", "ConsoleLogger", "JSONLinesLogger"]
 
 Row = Mapping[str, Any]
 

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from rl_eval.execution.handle import EvalProgress
     from rl_eval.recording.video import Video
 
-__all__ = ["MLflowLogger", "RayMetrics", "TensorBoardLogger", "WandbLogger"]
 
 _REFUSED: Final = re.compile(r"[^\w.\-/ ]", re.ASCII)
 """Characters that MLflow has in no name of a metric."""

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from rl_eval.results.result import EvalResult
     from rl_eval.weights import WeightsSnapshot
 
-__all__ = ["EvalService"]
 
 _OPENING_S: Final = 180.0
 _POLL_S: Final = 1.0

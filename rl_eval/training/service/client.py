@@ -34,8 +34,6 @@ from rl_eval.training.service.actor import EvalService
 from rl_eval.training.service.requests import FinishedEvaluation, ServiceOptions, Welcome, split_secrets, unpickled
 from rl_eval.weights import HeldWeights, WeightsSnapshot, snapshot_weights
 
-__all__ = ["ServiceClient", "end_service", "list_services", "reach", "start_service"]
-
 _PREFIX: Final = "rl_eval:"
 _OPENING_S: Final = 180.0
 _CLOSING_S: Final = 20.0

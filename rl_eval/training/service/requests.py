@@ -21,12 +21,10 @@ from rl_eval.errors import UsageError
 if TYPE_CHECKING:
     from rl_eval.config.settings import EvalSettings
     from rl_eval.execution.handle import EvalHandle
-    from rl_eval.recording.video import VideoSettings
+    from rl_eval.recording.videos import VideoSettings
     from rl_eval.results.result import EvalResult
     from rl_eval.weights import WeightsSnapshot
 
-__all__ = ["FinishedEvaluation", "Request", "ServiceOptions", "Ticket", "Welcome"]
-__all__ += ["join_secrets", "pickled", "split_secrets", "unpickled"]
 
 _SHORTEST: Final = 6  # A shorter secret is recognized as a whole text only.
 _LONGEST: Final = 100  # Characters of a client's name in the name of a folder.

@@ -24,15 +24,6 @@ from rl_eval.config.policy_sources import digest_of, file_digests, files_in, sch
 from rl_eval.config.settings import EvalSettings, with_values
 from rl_eval.errors import ConfigError
 
-__all__ = [
-    "Checkpoint",
-    "CheckpointFolder",
-    "companions_of",
-    "compile_step_pattern",
-    "copy_checkpoint",
-    "without_companions",
-]
-
 _LAST_NUMBER: Final = re.compile(r"(\d+)(?!.*\d)")
 _PATH: Final = "path"
 """Argument of the libraries' factories that names the model."""

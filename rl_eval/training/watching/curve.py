@@ -17,7 +17,6 @@ from rl_eval.training.watching.journal import Entry, Score
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["curve_csv", "curve_png", "curve_rows", "describe"]
 
 _SELECTION: Final = {
     "status": "status", "episode_return_mean": "mean", "episode_return_ci_low": "low", "episode_return_ci_high": "high",

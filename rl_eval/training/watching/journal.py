@@ -26,8 +26,6 @@ from rl_eval.results.result import EvalResult
 from rl_eval.results.text import interval_text
 from rl_eval.training.watching.checkpoints import Checkpoint
 
-__all__ = ["Entry", "Journal", "Score", "claim_output"]
-
 JOURNAL_FILE: Final = "watch.json"
 _LOCK_FILE: Final = ".lock"
 _locks: Final[weakref.WeakSet[IO[str]]] = weakref.WeakSet()

@@ -39,8 +39,6 @@ from rl_eval.training.watching.curve import curve_csv, curve_png, curve_rows, de
 from rl_eval.training.watching.journal import PENDING, UNREADABLE, Entry, Journal, Score, claim_output
 from rl_eval.weights import load_weights_file
 
-__all__ = ["WatchOptions", "Watcher"]
-
 WEIGHTS: Final = "policy.weights"
 _KWARGS: Final = "policy.policy_kwargs."
 _REFRESH_S: Final = 0.2
