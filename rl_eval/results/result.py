@@ -38,7 +38,6 @@ from rl_eval.results.files import (
     write_episodes,
 )
 from rl_eval.results.metrics import Numbers, Timing
-from rl_eval.results.stats.interval import check_confidence
 from rl_eval.results.text import Printed
 from rl_eval.scheduling.plan import EpisodePlan
 from rl_eval.weights import HeldWeights, WeightsSnapshot
@@ -148,7 +147,6 @@ class EvalResult(Numbers, Printed):
         determinism: Determinism = _UNCHECKED,
         artifacts: Mapping[int, Mapping[str, Any]] | None = None,
     ) -> None:
-        check_confidence(confidence)
         if status not in get_args(Status):
             raise UsageError(f"status is {status!r}: {nearest(str(status), get_args(Status))}")
         super().__init__(
