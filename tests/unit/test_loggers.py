@@ -30,8 +30,7 @@ from rich.console import Console
 from rl_eval.atomic_write import is_temporary, temporary_name
 from rl_eval.errors import ConfigError, UsageError
 from rl_eval.recording.video import Encoder, Video
-from rl_eval.records.episode import Fault
-from rl_eval.results.result import EvalPoint, EvalResult
+from rl_eval.results.result import EvalPoint
 from rl_eval.training.loggers import (
     ConsoleLogger,
     CSVLogger,
@@ -40,23 +39,19 @@ from rl_eval.training.loggers import (
     TensorBoardLogger,
     WandbLogger,
 )
-from tests.unit.test_comparison import make_result
+from tests.unit.results_world import make_result
 
 
 def point(step=100, returns=(1.0, 2.0, 4.0), prefix="eval", version=3, failed=0, **extra) -> EvalPoint:
     """Build a point whose result has these returns, and failed episodes after them."""
     count = len(returns)
-    made = make_result(np.array([*returns, *[np.nan] * failed]), failed=range(count, count + failed))
-    for _ in range(failed):
-        made.table.add_fault(Fault(count, 0, 1, "env", "step", 2, "RuntimeError", "broke", "", 0, "here", 0.1))
-    finished = {"finished_at": "2025-01-01T00:00:00+00:00"}
-    result = EvalResult(
-        table=made.table,
-        plan=made.plan,
-        status=made.status,
+    result = make_result(
+        returns=np.array([*returns, *[np.nan] * failed]),
+        success=-1,
+        failed=range(count, count + failed),
+        attempts=1,
         reason=f"{failed} episodes\nfailed" if failed else "",
-        timing=made.timing,
-        provenance=finished,
+        provenance={"finished_at": "2025-01-01T00:00:00+00:00"},
     )
     named = {f"{prefix}/{key}" if prefix else key: value for key, value in (result.metrics | extra).items()}
     return EvalPoint(step, version, result, named)
@@ -251,7 +246,7 @@ def test_the_console_shows_one_line_per_point_and_video(tmp_path):
     interval = point().result.interval
     assert first.startswith("eval step 10,000 (weights 3)  return 2.33333 [")
     assert f"[{interval.low:.6g}, {interval.high:.6g}] 95%" in first
-    assert "3 episodes, 600 steps in 1.0 s, speed 0.25" in first
+    assert "3 episodes, 300 steps in 2.0 s, speed 0.25" in first
     assert "2 failed, 2 faults" in second
     assert "partial: 2 episodes failed" in second
     assert videos == [

@@ -32,7 +32,7 @@ from rl_eval.results.result import EvalResult
 from rl_eval.results.stats.interval import mean_interval
 from rl_eval.results.story import story
 from tests.unit.cli_world import call
-from tests.unit.report_world import TRACEBACK, make_result
+from tests.unit.results_world import TRACEBACK, drawn_result
 
 EVIL = "</script></style><img src=x onerror=alert(1)>\u2028{{ 7 * 7 }}"
 
@@ -91,7 +91,7 @@ def inflate(text: str) -> bytes:
 
 def test_a_report_holds_the_page_of_its_result() -> None:
     """Each number and each note that a terminal shows, and the meaning of the interval."""
-    result = make_result(400, failed=(5, 7), return_bounds=(0, 1000))
+    result = drawn_result(400, failed=(5, 7), return_bounds=(0, 1000))
     shown = Elements(page(result)).shown
     lines = [line for section in result_page(result).sections for line in section]
     assert {"mean return", "success", "episodes", "determinism"} <= {line.label for line in lines}
@@ -108,12 +108,12 @@ def test_a_report_holds_the_page_of_its_result() -> None:
     ],
 )
 def test_the_meaning_claims_no_more_than_is_known(arguments: dict, sentence: str) -> None:
-    assert sentence in Elements(page(make_result(30, **arguments))).shown
+    assert sentence in Elements(page(drawn_result(30, **arguments))).shown
 
 
 def test_it_is_readable_without_javascript() -> None:
     """The first hundred episodes stand in the page, under the names that links use, and faults with tracebacks."""
-    result = make_result(250, failed=(5,))
+    result = drawn_result(250, failed=(5,))
     found = Elements(page(result))
     names = [value for name, value in found.attributes if name == "id" and value and value.startswith("episode-")]
     assert names == [f"episode-{index}" for index in range(100)]
@@ -132,7 +132,7 @@ def unpack(packed):
 
 def test_episodes_are_there_bit_by_bit_up_to_seven_digits() -> None:
     """Every finished episode, its faults in order, and each different traceback once."""
-    result = make_result(500, failed=(5, 7))
+    result = drawn_result(500, failed=(5, 7))
     [run] = Elements(page(result)).data
     rows, columns = result.table.rows, {name: unpack(packed) for name, packed in run["columns"].items()}
     for name in ("index", "seed", "length", "attempts"):
@@ -154,7 +154,7 @@ def test_episodes_are_there_bit_by_bit_up_to_seven_digits() -> None:
 
 def test_faults_are_shown_by_kind_with_one_in_full() -> None:
     """The most frequent first; without a record there is nothing to replay."""
-    result = make_result(30, failed=(3, 5, 7))
+    result = drawn_result(30, failed=(3, 5, 7))
     assert f"6 RuntimeError: env failed in step 3, 5, 7 {result.faults[0]}, on host" in Elements(page(result)).shown
     shown = Elements(page(with_column(result, "outcome", Outcome.MISSING))).shown
     assert "rl-eval replay" not in shown
@@ -162,7 +162,7 @@ def test_faults_are_shown_by_kind_with_one_in_full() -> None:
 
 def test_minus_zero_is_zero() -> None:
     returns = np.where(np.arange(30) % 2, -0.0, -3.0)
-    assert not re.search(r"-0(\.0*)? ", Elements(page(with_column(make_result(30), "episode_return", returns))).shown)
+    assert not re.search(r"-0(\.0*)? ", Elements(page(with_column(drawn_result(30), "episode_return", returns))).shown)
 
 
 @given(st.lists(st.floats(), max_size=50))
@@ -180,11 +180,11 @@ def test_any_integers_can_be_packed(values: list[int]) -> None:
 def test_columns_and_rows_beyond_the_limits_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first ones stay; the numbers go over all of them."""
     monkeypatch.setattr("rl_eval.reports.html._MOST_TEXT", 6_000)
-    data = episode_data(make_result(200, info_keys=[f"key{n}" for n in range(30)]))
+    data = episode_data(drawn_result(200, info_keys=[f"key{n}" for n in range(30)]))
     assert 0 < len(data["infos"]) == 30 - data["infos_omitted"] < 30
     assert data["infos"][0][0] == "key0"
     monkeypatch.setattr("rl_eval.reports.html._MOST_ROWS", 50)
-    data = episode_data(make_result(80))
+    data = episode_data(drawn_result(80))
     assert (data["omitted"], data["columns"]["index"][1]) == (30, 50)
 
 
@@ -193,7 +193,7 @@ def test_columns_and_rows_beyond_the_limits_are_counted(monkeypatch: pytest.Monk
 
 def test_a_task_has_its_own_numbers() -> None:
     """An info scalar of a few whole numbers divides the counted episodes; those that have none are in no group."""
-    result = make_result(90, info_keys=("distance", "task", "level"), failed=(4,))
+    result = drawn_result(90, info_keys=("distance", "task", "level"), failed=(4,))
     result.table.infos[:, 1] = np.arange(90) % 3
     result.table.infos[80:, 1] = np.nan
     result.table.infos[:, 2] = 5
@@ -213,14 +213,14 @@ def test_a_task_has_its_own_numbers() -> None:
 
 
 def test_few_episodes_of_a_task_have_a_caption() -> None:
-    result = make_result(40, info_keys=("task",))
+    result = drawn_result(40, info_keys=("task",))
     result.table.infos[:, 0] = np.arange(40) < 19
     assert group_tables(result)[0].caption
 
 
 @pytest.mark.parametrize("values", [np.arange(90) / 2, np.full(90, np.inf), np.full(90, np.nan), np.arange(90)])
 def test_a_measurement_divides_nothing(values: np.ndarray) -> None:
-    result = make_result(90, info_keys=("distance",))
+    result = drawn_result(90, info_keys=("distance",))
     result.table.infos[:, 0] = values
     assert group_tables(result) == []
 
@@ -228,7 +228,7 @@ def test_a_measurement_divides_nothing(values: np.ndarray) -> None:
 def test_unreported_successes_are_unknown() -> None:
     """A group of which some are reported has an interval that is true whatever the others were."""
     reports = [-1] * 20 + [1] * 10 + [-1] * 10
-    result = with_column(make_result(40, info_keys=("task",)), "success_at_end", reports)
+    result = with_column(drawn_result(40, info_keys=("task",)), "success_at_end", reports)
     result.table.infos[:, 0] = np.arange(40) // 20
     none, half = group_tables(result)[0].rows
     assert (none[5:], half[5:]) == (("n/a", "n/a"), ("50.0 %", "29.9 % to 100.0 %"))
@@ -239,7 +239,7 @@ def test_unreported_successes_are_unknown() -> None:
 
 def test_results_of_one_plan_are_compared_with_the_first() -> None:
     """With the verdict of ``rl-eval compare`` and the differences."""
-    a, b = make_result(200, 1), make_result(200, 2, shift=30)
+    a, b = drawn_result(200, 1), drawn_result(200, 2, shift=30)
     text = page(a, b)
     assert compare(a, b).verdict in Elements(text).shown
     assert "Histogram of 200 values of difference of returns" in text
@@ -247,17 +247,17 @@ def test_results_of_one_plan_are_compared_with_the_first() -> None:
 
 def test_a_refused_comparison_has_its_reason() -> None:
     """The page is made all the same; the others are on it."""
-    text = page(make_result(50), make_result(50, env="Walker2d-v5"))
+    text = page(drawn_result(50), drawn_result(50, env="Walker2d-v5"))
     shown = Elements(text).shown
     assert "Not compared: the results were not made in the same setting: environment.env is 'Hopper-v5' in a" in shown
     assert shown.startswith("Hopper-v5 and Walker2d-v5: 2 evaluations rl-eval report Hopper-v5 and Walker2d-v5 ")
-    many = [make_result(20, env=env) for env in ("Ant-v5", "Hopper-v5", "Walker2d-v5")]
+    many = [drawn_result(20, env=env) for env in ("Ant-v5", "Hopper-v5", "Walker2d-v5")]
     assert Elements(page(*many)).shown.startswith("3 environments: 3 evaluations")
 
 
 def checkpoint(number: int, key: str) -> EvalResult:
     """Return a result of a checkpoint with a number in the name of the file of weights, or of the model."""
-    result, file = make_result(50), f"runs/1/rl_model_{number}_steps.zip"
+    result, file = drawn_result(50), f"runs/1/rl_model_{number}_steps.zip"
     result.provenance["config"] = {"policy": {"weights": file} if key == "weights" else {}}
     if key == "path":
         result.provenance["identity"]["policy_kwargs"] = {"path": file}
@@ -267,11 +267,13 @@ def checkpoint(number: int, key: str) -> EvalResult:
 def test_checkpoints_of_one_run_have_a_curve() -> None:
     """Over versions, or over the numbers of their files; results of different policies have none."""
     curve = "Mean return over checkpoints"
-    assert curve in page(make_result(50, version=200), make_result(50, 1, version=100), make_result(50, 2, version=300))
-    assert curve not in page(make_result(50), make_result(50, version=8, policy="other"))
-    assert curve not in page(make_result(50), make_result(50))
+    assert curve in page(
+        drawn_result(50, version=200), drawn_result(50, 1, version=100), drawn_result(50, 2, version=300)
+    )
+    assert curve not in page(drawn_result(50), drawn_result(50, version=8, policy="other"))
+    assert curve not in page(drawn_result(50), drawn_result(50))
     for key in ("weights", "path"):
-        text = page(checkpoint(2000, key), checkpoint(100, key), make_result(50, env="Walker2d-v5"))
+        text = page(checkpoint(2000, key), checkpoint(100, key), drawn_result(50, env="Walker2d-v5"))
         assert curve in text
         assert "number in the checkpoint" in text
         assert curve not in page(checkpoint(100, key), checkpoint(100, key))
@@ -279,7 +281,7 @@ def test_checkpoints_of_one_run_have_a_curve() -> None:
 
 def test_folders_of_one_name_are_told_apart() -> None:
     """By as much of their paths as that takes."""
-    result = make_result(10)
+    result = drawn_result(10)
     shown = Elements(render([Source("old/cartpole", result), Source("new/cartpole/result.json", result)])).shown
     assert "old/cartpole" in shown
     assert "new/cartpole" in shown
@@ -291,11 +293,11 @@ def test_folders_of_one_name_are_told_apart() -> None:
 
 def test_foreign_text_stays_text() -> None:
     """Names, messages, tracebacks, paths and keys cannot add an element, an attribute or a placeholder."""
-    hostile = make_result(
+    hostile = drawn_result(
         30, failed=(3,), policy=EVIL, env=EVIL, info_keys=[EVIL], traceback=EVIL, reason=EVIL,
     )  # fmt: skip
     text = render([Source(EVIL, hostile), Source(f"b/{EVIL}", hostile)])
-    plain = Elements(page(make_result(30, failed=(3,)), make_result(30, failed=(3,))))
+    plain = Elements(page(drawn_result(30, failed=(3,)), drawn_result(30, failed=(3,))))
     found = Elements(text)
     assert found.tags <= plain.tags | {"p"}
     assert {name for name, _ in found.attributes} <= {name for name, _ in plain.attributes}
@@ -309,7 +311,7 @@ def test_foreign_text_stays_text() -> None:
 
 def test_the_policy_of_the_page_allows_its_own_script_and_style_alone() -> None:
     """By their digests; nothing is loaded, and no attribute runs code or styles."""
-    found = Elements(page(make_result(20)))
+    found = Elements(page(drawn_result(20)))
     policy = next(v for _, v in found.attributes if v and "default-src" in v)
     digests = re.findall(r"'sha256-([^']+)'", policy)
     own = [found.inside["style"][0], found.inside["script"][1]]
@@ -324,7 +326,7 @@ def test_the_policy_of_the_page_allows_its_own_script_and_style_alone() -> None:
 
 def test_equal_results_give_equal_bytes(tmp_path: Path) -> None:
     """Whether they were just made or read from files."""
-    result = make_result(300, failed=(5,))
+    result = drawn_result(300, failed=(5,))
     result.save(tmp_path / "x")
     assert render([Source("x", result)]) == render([Source("x", EvalResult.load(tmp_path / "x"))])
 
@@ -332,12 +334,12 @@ def test_equal_results_give_equal_bytes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("num_episodes", "limit"), [(1, 250_000), (10_000, 500_000), (100_000, 2_000_000)])
 def test_the_page_is_small(num_episodes: int, limit: int) -> None:
     """Whatever the number of episodes, with 1 % of them failed: bytes of the whole page."""
-    assert len(page(make_result(num_episodes, failed=range(1, num_episodes, 100))).encode()) <= limit
+    assert len(page(drawn_result(num_episodes, failed=range(1, num_episodes, 100))).encode()) <= limit
 
 
 def test_a_comparison_of_ten_thousand_pairs_is_no_larger() -> None:
     """Seeds, and whatever else both sides have in common, are in it once."""
-    text = page(*(make_result(10_000, seed, failed=range(1, 10_000, 100)) for seed in (1, 2)))
+    text = page(*(drawn_result(10_000, seed, failed=range(1, 10_000, 100)) for seed in (1, 2)))
     assert len(text.encode()) <= 500_000
     first, second = Elements(text).data
     assert {"return", "length"} <= set(second["columns"])
@@ -358,7 +360,7 @@ def filmed(folder: Path, result: EvalResult, index: int) -> str:
 
 def test_the_videos_of_a_run_are_those_that_its_records_agree_with(tmp_path: Path) -> None:
     """By index, seed and return; of another run, another evaluation, or named otherwise, they are not its own."""
-    result, other = make_result(30, failed=(5,)), make_result(40, 1)
+    result, other = drawn_result(30, failed=(5,)), drawn_result(40, 1)
     names = {index: filmed(tmp_path, result, index) for index in (12, 5)}
     for index in (7, 35):
         filmed(tmp_path, other, index)
@@ -376,7 +378,7 @@ def test_the_videos_of_a_run_are_those_that_its_records_agree_with(tmp_path: Pat
 def test_a_report_links_to_the_videos_of_its_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By their place beside it, whatever folders are called; in the page and for its script."""
     monkeypatch.chdir(tmp_path)
-    result, strange = make_result(20, failed=(5,)), "no javascript:alert(1)#?% <b>"
+    result, strange = drawn_result(20, failed=(5,)), "no javascript:alert(1)#?% <b>"
     result.save(strange)
     names = [filmed(Path(strange), result, index) for index in (3, 5)]
     Path("pages").mkdir()
@@ -462,8 +464,8 @@ def test_the_running_mean_ends_at_the_mean_with_its_interval() -> None:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working folder with two saved results."""
     monkeypatch.chdir(tmp_path)
-    make_result(40, 1, failed=(3,)).save("a")
-    make_result(40, 2).save("b")
+    drawn_result(40, 1, failed=(3,)).save("a")
+    drawn_result(40, 2).save("b")
     return tmp_path
 
 

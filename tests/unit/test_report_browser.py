@@ -19,7 +19,7 @@ from rl_eval.records.determinism import Determinism
 from rl_eval.reports.html import Source, render
 from rl_eval.results.files import RESULT_FILE
 from tests.unit.cli_world import call
-from tests.unit.report_world import make_result
+from tests.unit.results_world import drawn_result
 from tests.unit.test_view import serving
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -33,8 +33,8 @@ pytestmark = [
 ROOT = Path(__file__).parents[2]
 EVIL = "</script><img src=https://example.com/x onerror=\"document.title='owned'\">"
 RESULTS = (
-    make_result(10_000, 1, failed=range(5, 10_000, 97), policy=EVIL, traceback=EVIL, info_keys=[EVIL]),
-    make_result(10_000, 2, shift=3.0),
+    drawn_result(10_000, 1, failed=range(5, 10_000, 97), policy=EVIL, traceback=EVIL, info_keys=[EVIL]),
+    drawn_result(10_000, 2, shift=3.0),
 )
 
 
@@ -215,8 +215,8 @@ def filmed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with two runs, of which one has a video of four seconds, and one that is broken."""
     folder = tmp_path_factory.mktemp("filmed")
     for name, number, policy in (("first", 1, "plain"), ("second", 2, EVIL)):
-        make_result(60, number, policy=policy).save(folder / name)
-    record = make_result(60, 1).table.record(40)
+        drawn_result(60, number, policy=policy).save(folder / name)
+    record = drawn_result(60, 1).table.record(40)
     video = folder / "first" / "videos" / video_name(40, record.seed, record.episode_return)
     video.parent.mkdir()
     source = ["-f", "lavfi", "-i", "testsrc=duration=4:size=64x48:rate=10", "-pix_fmt", "yuv420p"]
@@ -285,7 +285,7 @@ def test_all_columns_are_in_sight(browser: Any, tmp_path: Path) -> None:
     for place, name in enumerate(["2026-11-24-152540-CartPole-v1", "20261124-151010-cartpole", "sweep/a2c/seed_1"]):
         found = Determinism(checked=20, mismatched=(1,)) if place else Determinism()
         policy = "rl_eval.policies.uniform:UniformPolicy"
-        result = make_result(30, place, failed=(1, 2), policy=policy, env="my_env:Reach", determinism=found)
+        result = drawn_result(30, place, failed=(1, 2), policy=policy, env="my_env:Reach", determinism=found)
         result.save(tmp_path / str(place) / name)
     with serving(tmp_path) as client:
         page = browser.new_page(viewport={"width": 1200, "height": 800})

@@ -221,7 +221,6 @@ TWO_VERSIONS.rows["weights_version"][3] = 8
         ({"status": "completed"}, "did you mean 'complete'"),
         ({"return_bounds": (1.0, 0.0)}, "the lower one first"),
         ({"return_bounds": (0.0, math.inf)}, "two finite numbers"),
-        ({"confidence": 95}, "confidence is 95"),
         ({"table": TWO_VERSIONS}, r"weights versions \[7, 8\]"),
     ],
 )

@@ -40,7 +40,7 @@ from rl_eval.scheduling.matchups import make_matchups
 from rl_eval.scheduling.plan import EpisodePlan
 from tests.unit import cli_world
 from tests.unit.log_world import make_fault
-from tests.unit.report_world import make_result
+from tests.unit.results_world import drawn_result
 
 STRANGE: Final = [None, "<b>\n\x1b[2J", -5, 10**30, 10**400, math.nan, math.inf, True, [["a"]], {"a": 1}, "\ud800x"]
 EPISODES = 8
@@ -140,7 +140,7 @@ def little_memory() -> Iterator[None]:
 def folder(tmp_path: Path) -> Path:
     """A result with something in every field."""
     found = Determinism(checked=3, mismatched=(2,), failed=(4,), failure="it broke")
-    result = make_result(
+    result = drawn_result(
         EPISODES, failed=(1,), info_keys=("distance", *AGENTS), determinism=found, audit_mismatches=(2,),
         return_bounds=(0.0, 1000.0),
     )  # fmt: skip
@@ -288,7 +288,7 @@ def test_returns_of_any_size_are_compared(pairs: list[tuple[float, float]]) -> N
 
 def test_differences_near_the_greatest_float_have_no_verdict(tmp_path: Path) -> None:
     for name, value in (("a", -1e307), ("b", 1e307)):
-        result = make_result(30)
+        result = drawn_result(30)
         result.table.rows["episode_return"][:20] = value
         result.save(tmp_path / name)
     sides = (tmp_path / "a", tmp_path / "b")
@@ -328,7 +328,7 @@ def test_a_plan_of_far_more_episodes_than_records_is_refused(folder: Path, log: 
 
 def test_a_plan_of_more_episodes_than_records_is_read(tmp_path: Path) -> None:
     """It may have just begun."""
-    begun = make_result(100_000, status="partial")
+    begun = drawn_result(100_000, status="partial")
     begun.table.rows[10:] = np.zeros(1, ROW)
     begun.save(tmp_path)
     assert load(tmp_path).aggregates.count == 10
@@ -343,7 +343,7 @@ def test_info_scalars_count_too(missing: int, scalars: int) -> None:
 
 def constant_rows(count: int) -> dict[str, pa.Array]:
     """Return columns of episodes that are all the same, which take hardly any bytes."""
-    return episode_columns(np.broadcast_to(make_result(1).table.rows, count).copy(), np.zeros((count, 0)), ())
+    return episode_columns(np.broadcast_to(drawn_result(1).table.rows, count).copy(), np.zeros((count, 0)), ())
 
 
 @pytest.mark.parametrize("planned", [EPISODES, 200_000])

@@ -27,7 +27,7 @@ from rl_eval.reports.view import RunServer
 from rl_eval.results.files import RESULT_FILE
 from rl_eval.results.loading import load
 from tests.unit.cli_world import call, printed, start
-from tests.unit.report_world import make_result
+from tests.unit.results_world import drawn_result
 
 EVIL = "</script><img src=x onerror=alert(1)>"
 
@@ -76,11 +76,11 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three runs of different days, and three that cannot be read."""
     folder = tmp_path_factory.mktemp("view") / "runs"
     for day, name in enumerate(("b", "deeper/c", "a"), 1):
-        make_result(40, day, failed=(3,) if name == "a" else (), return_bounds=(0, 999)).save(folder / name)
+        drawn_result(40, day, failed=(3,) if name == "a" else (), return_bounds=(0, 999)).save(folder / name)
         data = json.loads((folder / name / RESULT_FILE).read_text())
         spoil(folder / name / RESULT_FILE, provenance={**data["provenance"], "finished_at": f"2026-11-0{day}T10:00"})
     for name, changes in {"newer": {"format": 99}, "odd": {"plan": None}}.items():
-        make_result(4).save(folder / name)
+        drawn_result(4).save(folder / name)
         spoil(folder / name / RESULT_FILE, **changes)
     (folder / "torn").mkdir()
     (folder / "torn" / RESULT_FILE).write_bytes(b"\xff{")
@@ -135,9 +135,9 @@ def test_a_new_run_is_there_when_the_index_is_loaded_again(tmp_path: Path) -> No
     (tmp_path / "runs").mkdir()
     with serving(tmp_path / "runs") as client:
         assert (client.get("/").status, client.ids()) == (200, {})
-        make_result(10).save(tmp_path / "runs" / "first")
+        drawn_result(10).save(tmp_path / "runs" / "first")
         before = client.ids()
-        make_result(10, 1).save(tmp_path / "runs" / "second")
+        drawn_result(10, 1).save(tmp_path / "runs" / "second")
         after = client.ids()
         assert after.items() - before.items() == {("second", after["second"])}
         assert client.get(f"/report?run={after['second']}").status == 200
@@ -147,7 +147,7 @@ def test_a_new_run_is_there_when_the_index_is_loaded_again(tmp_path: Path) -> No
 
 def test_a_run_that_broke_since_it_was_listed_has_its_reason(tmp_path: Path) -> None:
     """The server goes on."""
-    make_result(10).save(tmp_path / "run")
+    drawn_result(10).save(tmp_path / "run")
     with serving(tmp_path) as client:
         target = f"/report?run={client.ids()['run']}"
         summary = (tmp_path / "run" / RESULT_FILE).read_text()
@@ -230,7 +230,7 @@ def test_every_answer_forbids_frames_copies_and_guesses(
 @pytest.mark.parametrize("how", ["", "link", "linked folder", "other name", "path", "other run", "gone", "folder"])
 def test_only_the_videos_of_a_run_are_served(tmp_path: Path, how: str) -> None:
     """At the address in its report; no link, no path, and no file with another name."""
-    result = make_result(10)
+    result = drawn_result(10)
     result.save(tmp_path / "run")
     record = result.table.record(3)
     asked = video_name(3, record.seed, record.episode_return)
@@ -268,11 +268,11 @@ def test_only_the_videos_of_a_run_are_served(tmp_path: Path, how: str) -> None:
 
 def test_foreign_text_stays_text(tmp_path: Path) -> None:
     """Names of folders, policies and environments, and reasons: markup, control characters, half characters."""
-    make_result(10, policy=EVIL, env="\ud800\x1b[31m\nred").save(tmp_path / EVIL.replace("/", "|"))
+    drawn_result(10, policy=EVIL, env="\ud800\x1b[31m\nred").save(tmp_path / EVIL.replace("/", "|"))
     torn = tmp_path / os.fsdecode(b"\xff\n")
     torn.mkdir()
     (torn / RESULT_FILE).write_text("{")
-    make_result(10).save(tmp_path / "<b>broken")
+    drawn_result(10).save(tmp_path / "<b>broken")
     spoil(tmp_path / "<b>broken" / RESULT_FILE, format="<b>")
     with serving(tmp_path) as client:
         page = client.get("/").text
@@ -318,7 +318,7 @@ def test_the_command_prints_its_address_and_ends_quietly(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(RunServer, "serve_forever", interrupted)
-    make_result(5).save(tmp_path / "run")
+    drawn_result(5).save(tmp_path / "run")
     outcome = call("view", tmp_path, *words)
     assert (outcome.exit_code, outcome.stderr) == (0, "")
     address = re.search(r"http://127\.0\.0\.1:\d+/", outcome.stdout)[0]
