@@ -18,7 +18,6 @@ from typing import Any
 
 import pytest
 
-__all__ = ["TierWatch", "is_marked", "scope_of", "with_derived_marks"]
 
 _STARTS = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system"})
 _SYSTEM = frozenset({"fc-list", "git", "lscpu", "uname"})

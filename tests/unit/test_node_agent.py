@@ -21,7 +21,7 @@ LIMIT_S = 60.0
 
 PRELUDE = """
 import ctypes, os, subprocess, sys, time
-from rl_eval.supervision.flight_recorder import *
+from rl_eval.supervision.flight_recorder import ACT, RESET, STEP, flight_recorder, install
 from rl_eval.supervision.flight_recorder import CLOSE, CONSTRUCT
 residence = install("group-{group}", "{name}", 2, "node")
 recorder = flight_recorder(2)
