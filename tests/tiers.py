@@ -18,7 +18,6 @@ from typing import Any
 
 import pytest
 
-
 _STARTS = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system"})
 _SYSTEM = frozenset({"fc-list", "git", "lscpu", "uname"})
 """Programs that describe this machine, its fonts and its sources; they take milliseconds."""
