@@ -98,8 +98,12 @@ def make_folder(tmp_path, monkeypatch):
     (tmp_path / "toy.yaml").write_text(yaml.safe_dump(CONFIG))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    # Another test's module of this name would be found first.
-    monkeypatch.delitem(sys.modules, "cli_toys", raising=False)
+    for name in (
+        "cli_toys",
+        "watch_toys",
+        "watch_factories",
+    ):  # Another test's module of this name would be found first.
+        monkeypatch.delitem(sys.modules, name, raising=False)
     return tmp_path
 
 
