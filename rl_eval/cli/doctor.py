@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 from rl_eval.cli.evaluated import Evaluated, TrustPolicy, with_evaluated
-from rl_eval.cli.exits import Debug, ExitCode, reported
+from rl_eval.cli.exits import ExitCode
 from rl_eval.cli.printing import AsJson, counted, print_json, print_note, results
 from rl_eval.cli.settings import Assignments, OptionalConfigPath, Section, find_modules_here, read_settings
 from rl_eval.errors import ConfigError
@@ -45,36 +45,34 @@ def doctor(
         bool, typer.Option("--quiet", "-q", help="Print problems only, and nothing where there is none.")
     ] = False,
     as_json: AsJson = False,
-    debug: Debug = False,
 ) -> None:
     """Check the machine, a config, its environment and its policy, and say how to repair what is wrong.
 
     Without CONFIG and options only the machine is checked; with --env alone the policy is random.
     """
-    with reported(debug):
-        from rl_eval.cli.checks import check_machine, note
+    from rl_eval.cli.checks import check_machine, note
 
-        find_modules_here()
-        report = _Report(quiet=quiet, as_json=as_json)
-        given = config is not None or assignments or evaluated != Evaluated()
-        named = evaluated.policy or any(text.startswith("policy.policy=") for text in assignments or ())
-        if evaluated.env and config is None and not named:
-            evaluated = replace(evaluated, policy="random")
-        if given and config is None:
-            evaluated.check("doctor", assignments)
+    find_modules_here()
+    report = _Report(quiet=quiet, as_json=as_json)
+    given = config is not None or assignments or evaluated != Evaluated()
+    named = evaluated.policy or any(text.startswith("policy.policy=") for text in assignments or ())
+    if evaluated.env and config is None and not named:
+        evaluated = replace(evaluated, policy="random")
+    if given and config is None:
+        evaluated.check("doctor", assignments)
 
-        def read() -> EvalSettings:
-            keys = evaluated.keys((lambda _: None) if quiet else print_note, assignments, trust=trust)
-            return read_settings(config, section, assignments, keys)
+    def read() -> EvalSettings:
+        keys = evaluated.keys((lambda _: None) if quiet else print_note, assignments, trust=trust)
+        return read_settings(config, section, assignments, keys)
 
-        report.section("machine", check_machine())
-        if given:
-            _examine(report, read, ray=ray)
-        else:
-            report.section("config", [note("none is given: only the machine is checked")])
-        report.conclude()
-        if report.levels["problem"]:
-            raise typer.Exit(ExitCode.USAGE)
+    report.section("machine", check_machine())
+    if given:
+        _examine(report, read, ray=ray)
+    else:
+        report.section("config", [note("none is given: only the machine is checked")])
+    report.conclude()
+    if report.levels["problem"]:
+        raise typer.Exit(ExitCode.USAGE)
 
 
 @final

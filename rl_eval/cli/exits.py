@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum
-from typing import Annotated, Final
+from typing import Final
 
 import typer
 from rich.console import Console
@@ -92,8 +92,6 @@ _TERMINAL_CODE: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 VERBOSE: Final = "RL_EVAL_VERBOSE"
 """Environment variable that does what ``--verbose`` does."""
-
-Debug = Annotated[bool, typer.Option("--verbose", "-v", envvar=VERBOSE, help="Show the traceback of any error.")]
 
 
 def code_of(error: EvalError) -> ExitCode:

@@ -80,8 +80,7 @@ def _options(
 
 def _with_shared(params: list[Any]) -> list[Any]:
     """Return options, and then those of all commands."""
-    own = {name for param in params for name in param.opts}
-    return params + [param for param in typer.main.get_command(_shared).params if own.isdisjoint(param.opts)]
+    return params + typer.main.get_command(_shared).params
 
 
 class _Command(TyperCommand):
