@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rl_eval.execution.handle import EvalHandle, EvalProgress
     from rl_eval.protocols import EnvContext, NoiseSource, Policy
     from rl_eval.recording.replay import Replay, replay
-    from rl_eval.recording.videos import VideoSettings
+    from rl_eval.recording.video_selection import VideoSettings
     from rl_eval.records.determinism import Determinism
     from rl_eval.records.episode import EpisodeRecord, Fault
     from rl_eval.results.comparison import Comparison, compare

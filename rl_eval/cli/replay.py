@@ -42,7 +42,7 @@ def replay(
 ) -> None:
     """Run episodes again in this process, from their provenance, and compare each with its record."""
     from rl_eval.log.storage import is_uri
-    from rl_eval.recording.videos import select_episodes, video_folder
+    from rl_eval.recording.video_selection import select_episodes, video_folder
 
     if select is not None and episodes is not None:
         raise ConfigError("--select and --episodes both choose the episodes: give one of them")

@@ -49,7 +49,7 @@ def report(
 
 def _source(path: str, output: Path) -> Source:
     """Return a result under its own name, not that of a link to it, and with links to its videos from the page."""
-    from rl_eval.recording.videos import videos_of
+    from rl_eval.recording.video_selection import videos_of
     from rl_eval.reports.html import Source
     from rl_eval.results.loading import load
 

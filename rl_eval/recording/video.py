@@ -30,7 +30,7 @@ from rl_eval.errors import ClusterError, ConfigError, EnvError, UsageError, Weig
 from rl_eval.execution.group import EvalRunnerGroup
 from rl_eval.execution.jobs import FollowUp
 from rl_eval.recording.replay import Replay, Spectator, compared, lease_of, rebuilt_runner, run_again
-from rl_eval.recording.videos import VideoSettings, check_encoder, select_episodes, video_name
+from rl_eval.recording.video_selection import VideoSettings, check_encoder, select_episodes, video_name
 from rl_eval.records.episode import EpisodeSpec, Lease, Outcome, different_columns, outcomes_of
 from rl_eval.results.loading import load
 from rl_eval.results.result import EvalResult

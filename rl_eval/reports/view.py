@@ -22,7 +22,7 @@ from urllib.parse import parse_qs, quote, urlsplit
 
 from rl_eval.errors import EvalError
 from rl_eval.errors.redaction import redact_text
-from rl_eval.recording.videos import video_files, videos_of
+from rl_eval.recording.video_selection import video_files, videos_of
 from rl_eval.records.plain import damage
 from rl_eval.reports.html import Source, render, render_template
 from rl_eval.reports.listing import HEADINGS, ListedRun, list_runs

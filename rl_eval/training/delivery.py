@@ -28,7 +28,7 @@ from rl_eval.weights import HeldWeights
 
 if TYPE_CHECKING:
     from rl_eval.recording.video import Video
-    from rl_eval.recording.videos import VideoSettings
+    from rl_eval.recording.video_selection import VideoSettings
     from rl_eval.results.result import EpisodeSequence, EvalResult
 
 

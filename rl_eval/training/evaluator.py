@@ -24,7 +24,7 @@ from rl_eval.training.delivery import Delivery, Listener, Request
 from rl_eval.training.loggers import Logger
 
 if TYPE_CHECKING:
-    from rl_eval.recording.videos import VideoSettings
+    from rl_eval.recording.video_selection import VideoSettings
     from rl_eval.results.result import EpisodeSequence, EvalResult
     from rl_eval.training.service.client import ServiceClient
     from rl_eval.training.service.requests import FinishedEvaluation

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from rl_eval.cli.exits import ExitCode
-from rl_eval.recording.videos import video_name, videos_of
+from rl_eval.recording.video_selection import video_name, videos_of
 from rl_eval.records.episode import Outcome
 from rl_eval.reports.charts import WIDTH, Plot, axis_over, histogram, means, running_mean
 from rl_eval.reports.html import Source, episode_data, pack, render

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from rl_eval.recording.videos import video_name
+from rl_eval.recording.video_selection import video_name
 from rl_eval.records.determinism import Determinism
 from rl_eval.reports.html import Source, render
 from rl_eval.results.files import RESULT_FILE

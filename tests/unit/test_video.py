@@ -28,7 +28,7 @@ from rl_eval.recording.video import (
     record_with_group,
     select_episodes,
 )
-from rl_eval.recording.videos import videos_of
+from rl_eval.recording.video_selection import videos_of
 from rl_eval.records.episode import Fault
 from tests.unit.cli_world import call, printed
 from tests.unit.render_world import world

@@ -21,7 +21,7 @@ import pytest
 
 from rl_eval.cli.exits import ExitCode
 from rl_eval.errors import UsageError
-from rl_eval.recording.videos import video_name
+from rl_eval.recording.video_selection import video_name
 from rl_eval.reports.html import Source, render
 from rl_eval.reports.view import RunServer
 from rl_eval.results.files import RESULT_FILE

@@ -28,7 +28,7 @@ from rl_eval.training.evaluator import Evaluator
 from rl_eval.training.loggers import Logger
 
 if TYPE_CHECKING:
-    from rl_eval.recording.videos import VideoSettings
+    from rl_eval.recording.video_selection import VideoSettings
 
 
 _KEPT: Final = 100

@@ -39,7 +39,7 @@ from rl_eval.training.evaluator import Evaluator as _Evaluator
 
 if TYPE_CHECKING:
     from rl_eval.execution.handle import EvalHandle
-    from rl_eval.recording.videos import VideoSettings
+    from rl_eval.recording.video_selection import VideoSettings
     from rl_eval.results.result import EpisodeSequence, EvalPoint, EvalResult
     from rl_eval.training.loggers import Logger
 

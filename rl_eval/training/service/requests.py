@@ -21,7 +21,7 @@ from rl_eval.errors import UsageError
 if TYPE_CHECKING:
     from rl_eval.config.settings import EvalSettings
     from rl_eval.execution.handle import EvalHandle
-    from rl_eval.recording.videos import VideoSettings
+    from rl_eval.recording.video_selection import VideoSettings
     from rl_eval.results.result import EvalResult
     from rl_eval.weights import WeightsSnapshot
 

@@ -31,7 +31,6 @@ import numpy as np
 
 from rl_eval.errors import ConfigError, nearest
 from rl_eval.records.episode import Outcome
-from rl_eval.results.result import EvalResult
 
 if TYPE_CHECKING:
     from rl_eval.results.result import EvalResult
