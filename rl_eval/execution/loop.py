@@ -1,7 +1,7 @@
 """Control loop: the one place that owns time. It moves replies to jobs and acts on verdicts about failures.
 
 A turn reads all replies that are there before it judges anybody's silence, so a loop that was busy ends no runner whose
-answer lay there meanwhile. What a failure means is decided in :mod:`rl_eval.scheduling.failures`.
+answer lay there meanwhile. What a failure means is decided in :mod:`rl_eval.scheduling.runner_failures`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rl_eval.backends.requests import Apply, Run, SetWeights, Start
 from rl_eval.errors import ClusterError, EvalError, NumericsMismatch, RunnerLost, UsageError
 from rl_eval.execution.jobs import Job, WeightsSync
 from rl_eval.execution.runner_pool import Member, RunnerPool
-from rl_eval.scheduling.failures import Verdict, judge
+from rl_eval.scheduling.runner_failures import Verdict, judge
 from rl_eval.supervision.caller import ctrl_c_noted, one_thread
 from rl_eval.supervision.flight_recorder import CrashReport
 

@@ -23,7 +23,7 @@ from rl_eval.backends.requests import Apply, Run, RunnerRequest, SetWeights, Sta
 from rl_eval.config.settings import EvalSettings
 from rl_eval.errors import RunnerLost, RunnerStartError
 from rl_eval.records.episode import RunReport
-from rl_eval.scheduling.failures import silence_limit
+from rl_eval.scheduling.runner_failures import silence_limit
 from rl_eval.weights import WeightsSnapshot
 
 _logger: Final = logging.getLogger(__name__)

@@ -29,7 +29,7 @@ from rl_eval.execution.runner_pool import Member
 from rl_eval.records.episode import Fault, RunReport, charged_attempts, failed_row
 from rl_eval.results.provenance import manifest_of
 from rl_eval.scheduling import events
-from rl_eval.scheduling.failures import attribute_loss
+from rl_eval.scheduling.runner_failures import attribute_loss
 from rl_eval.scheduling.schedule import Schedule
 from rl_eval.supervision.flight_recorder import CrashReport
 from rl_eval.weights import HeldWeights

@@ -22,7 +22,7 @@ what failed on it alone is not charged. When the attempts of an episode are used
 that, and nothing else makes failed records.
 
 A lost runner is charged to an episode on evidence only. Episodes that ended it, or may have, are *isolated* from then
-on (see :mod:`rl_eval.scheduling.runners`): when a runner would have nothing to do they run on it apart from all
+on (see :mod:`rl_eval.scheduling.runner_states`): when a runner would have nothing to do they run on it apart from all
 others, on all such runners at once, so that they can take nobody's work with them, and so that a death alone is proof.
 """
 
@@ -52,7 +52,7 @@ from rl_eval.scheduling.events import (
     RunnerReported,
 )
 from rl_eval.scheduling.plan import EpisodePlan
-from rl_eval.scheduling.runners import Isolation, RunnerState, RunnerStates
+from rl_eval.scheduling.runner_states import Isolation, RunnerState, RunnerStates
 
 
 class Schedule:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from rl_eval.scheduling.failures import attribute_loss
+from rl_eval.scheduling.runner_failures import attribute_loss
 from rl_eval.supervision.flight_recorder import CrashReport, LaneEntry, Moment
 
 LANES = (LaneEntry(True, 10, 100, 1, 5.0), LaneEntry(True, 11, 110, 2, 6.0), LaneEntry(False, 9, 90, 1, 1.0))

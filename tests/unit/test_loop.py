@@ -18,8 +18,8 @@ from rl_eval.execution.outcome import EvalOutcome
 from rl_eval.execution.runner_pool import PublishedWeights, RunnerPool
 from rl_eval.execution.session import Opening
 from rl_eval.records.episode import ROW, Fault, Outcome, RunReport
-from rl_eval.scheduling.failures import Verdict, judge
 from rl_eval.scheduling.plan import EpisodePlan
+from rl_eval.scheduling.runner_failures import Verdict, judge
 from rl_eval.weights import snapshot_weights
 from tests.unit.pool_world import FakeBackend
 

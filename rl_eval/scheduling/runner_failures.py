@@ -1,6 +1,7 @@
-"""Verdicts on failures: which episode is charged, and whether the runner is replaced, excluded, or ends its group.
+"""Verdicts on failures of runners: which episode is charged, and what becomes of the runner and its group.
 
-Everything that can go wrong outside of an environment's call is judged here, and nowhere else, by pure functions:
+What can go wrong outside of an environment's call is judged here by pure functions. Whether an episode is tried again
+is decided by the schedule, which also charges a suspect that was alone on the runner that died.
 
 =========================================  =========  =========  =========  =====
 failure                                    charge     replace    exclude    end
@@ -15,7 +16,7 @@ other floats than the group's                                    yes
 =========================================  =========  =========  =========  =====
 
 *Replace* counts against ``max_runner_restarts`` unless an episode is charged or the node was pre-empted. What an
-environment or a policy raises during an episode is no failure of a runner: the schedule charges the episode, and
+environment or a policy raises during an episode is not a failure of a runner: the schedule charges the episode, and
 excludes a runner on which every attempt fails while another one completes episodes.
 """
 
