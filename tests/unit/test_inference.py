@@ -16,7 +16,7 @@ from torch import nn
 
 from rl_eval import EvalConfig, EvalRunnerGroup
 from rl_eval.config.settings import PolicySection
-from rl_eval.errors import ConfigError, PolicyError, PolicyUnavailable
+from rl_eval.errors import PolicyError, PolicyUnavailable
 from rl_eval.policies import CallablePolicy
 from rl_eval.policies.inference.inference import BLOCK, Inference
 from rl_eval.policies.mlp import make_mlp
@@ -29,19 +29,14 @@ Array = npt.NDArray[Any]
 LANES = (1, 3, 8, 16, 24, 64)
 OBSERVATIONS = spaces.Box(-np.inf, np.inf, (4,), np.float32)
 ACTIONS = spaces.Box(-np.inf, np.inf, (2,), np.float64)
+THREE = spaces.Discrete(3)
 NESTED = spaces.Dict({"a": OBSERVATIONS, "b": spaces.Tuple((spaces.Discrete(7), spaces.Box(0, 255, (3, 3), np.uint8)))})
 
 
 def infer(
-    policy: Any,
-    lanes: int,
-    observations: gym.Space[Any] = OBSERVATIONS,
-    actions: gym.Space[Any] = ACTIONS,
-    *,
-    deterministic: bool = True,
+    policy: Any, lanes: int, observations: Any = OBSERVATIONS, actions: Any = ACTIONS, **section: Any
 ) -> Inference:
-    section = PolicySection(deterministic=deterministic, actions="none")
-    inference = Inference(policy, observations, actions, lanes, section)
+    inference = Inference(policy, observations, actions, lanes, PolicySection(actions="none", **section))
     inference.probe()
     return inference
 
@@ -66,6 +61,13 @@ def act_once(inference: Inference, rows: dict[int, int], garbage: float = 0.0) -
     actions, errors = inference.act()
     assert not errors
     return {lane: np.asarray(actions[lane]).tobytes() for lane in rows}
+
+
+def assert_alone(inference: Inference, alone: Inference) -> None:
+    """64 lanes act as one does alone."""
+    assert inference.numerics == alone.numerics
+    found = act_once(inference, {lane: lane for lane in range(64)})
+    assert found == {lane: act_once(alone, {0: lane})[0] for lane in range(64)}
 
 
 # ------------------------------------------------------------------------------ rows are invariant
@@ -178,9 +180,7 @@ def test_one_bad_position_is_enough(position: int) -> None:
 
     inference = infer(CallablePolicy(function), 64)
     assert inference.numerics["reference"] == ("row" if position < BLOCK else f"block of {BLOCK}")
-    found = act_once(inference, {lane: lane for lane in range(64)})
-    alone = infer(CallablePolicy(function), 1)
-    assert found == {lane: act_once(alone, {0: lane})[0] for lane in range(64)}
+    assert_alone(inference, infer(CallablePolicy(function), 1))
 
 
 def test_a_policy_that_depends_on_the_size_of_its_batch_gets_blocks() -> None:
@@ -191,10 +191,7 @@ def test_a_policy_that_depends_on_the_size_of_its_batch_gets_blocks() -> None:
     def sized(x: Array) -> Array:
         return total(x) + len(x)
 
-    inference, alone = infer(CallablePolicy(sized), 64), infer(CallablePolicy(sized), 1)
-    assert inference.numerics == alone.numerics
-    found = act_once(inference, {lane: lane for lane in range(64)})
-    assert found == {lane: act_once(alone, {0: lane})[0] for lane in range(64)}
+    assert_alone(infer(CallablePolicy(sized), 64), infer(CallablePolicy(sized), 1))
 
 
 def test_a_policy_may_refuse_made_up_observations() -> None:
@@ -223,11 +220,8 @@ def test_a_policy_may_refuse_made_up_observations() -> None:
 KEYED: dict[str, Callable[[int], tuple[Any, dict[str, Any]]]] = {
     "network": lambda seed: (network(seed), {}),
     "sampled network": lambda seed: (network(seed, deterministic=False), {"deterministic": False}),
-    "logits": lambda seed: (network(seed, spaces.Discrete(3)), {"actions": spaces.Discrete(3)}),
-    "recurrent": lambda seed: (
-        make_gru(OBSERVATIONS, spaces.Discrete(3), seed=seed),
-        {"actions": spaces.Discrete(3)},
-    ),
+    "logits": lambda seed: (network(seed, THREE), {"actions": THREE}),
+    "recurrent": lambda seed: (make_gru(OBSERVATIONS, THREE, seed=seed), {"actions": THREE}),
     "row": lambda seed: (CallablePolicy(lambda x: plus_position(x) + seed), {}),
     "nested": lambda seed: (
         CallablePolicy(lambda x: total(x["a"]) + x["b"][0][:, None] + x["b"][1].max((1, 2))[:, None] + seed),
@@ -289,7 +283,19 @@ def test_the_probe_leaves_no_trace() -> None:
 # ------------------------------------------------------------------------------ shapes
 
 
+class Sliced(nn.Module):
+    """Returns a part of the observations as logits."""
+
+    def __init__(self, rows: int | None, columns: int) -> None:
+        super().__init__()
+        self.part = slice(rows), slice(columns)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x[self.part]
+
+
 @pytest.mark.parametrize("lanes", [1, 3, 24])
+@pytest.mark.parametrize("deterministic", [True, False])
 @pytest.mark.parametrize(
     ("returned", "message"),
     [
@@ -299,44 +305,17 @@ def test_the_probe_leaves_no_trace() -> None:
         (lambda x: {"action": np.zeros((len(x), 2))}, "shape ()"),
         (lambda x: [[0.0, 1.0]] * (len(x) - 1) + [[0.0]], "is no array"),
         (lambda x: np.array([["a", "b"]] * len(x)), "dtype <U1"),
+        (Sliced(None, 2), "logits of shape (16, 2), but Discrete(3) needs (16, 3)"),
+        (Sliced(1, 3), "a tensor of shape (1, 3) for a batch of 16"),
     ],
 )
-def test_a_wrong_shape_is_found_by_the_probe(returned: Any, message: str, lanes: int) -> None:
-    """Before any episode runs, actions that fit no observation are a PolicyError."""
-    inference = Inference(CallablePolicy(returned), OBSERVATIONS, ACTIONS, lanes, PolicySection())
+def test_a_wrong_shape_is_found_by_the_probe(returned: Any, message: str, lanes: int, deterministic: bool) -> None:
+    """Before any episode runs, actions that fit no observation are a PolicyError; of a module, too, sampled or not."""
+    module = isinstance(returned, nn.Module)
+    policy = ModulePolicy(returned, THREE, deterministic) if module else CallablePolicy(returned)
     with pytest.raises(PolicyError) as caught:
-        inference.probe()
+        infer(policy, lanes, actions=THREE if module else ACTIONS, deterministic=deterministic)
     assert message in str(caught.value)
-
-
-@pytest.mark.parametrize("deterministic", [True, False])
-@pytest.mark.parametrize(
-    ("outputs", "message"),
-    [
-        (lambda x: x[:, :3], "logits of shape (16, 3), but Discrete(2) needs (16, 2)"),
-        (lambda x: x[:1, :2], "a tensor of shape (1, 2) for a batch of 16"),
-    ],
-)
-def test_logits_of_a_wrong_shape_are_found_by_the_probe(outputs: Any, message: str, deterministic: bool) -> None:
-    """The same for a module, sampled or not."""
-
-    class Sliced(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            logits: torch.Tensor = outputs(x)
-            return logits
-
-    policy = ModulePolicy(Sliced(), spaces.Discrete(2), deterministic)
-    inference = Inference(policy, OBSERVATIONS, spaces.Discrete(2), 3, PolicySection(deterministic=deterministic))
-    with pytest.raises(PolicyError) as caught:
-        inference.probe()
-    assert message in str(caught.value)
-
-
-def test_sampling_without_a_distribution_is_found_by_the_probe() -> None:
-    """``deterministic=False`` for a module that returns Box actions alone is a ConfigError, not a fault per episode."""
-    policy = ModulePolicy(nn.Linear(4, 2), ACTIONS, False)
-    with pytest.raises(ConfigError, match=r"policy\.deterministic is False"):
-        infer(policy, 3, deterministic=False)
 
 
 def test_nested_observations_and_actions_pass() -> None:
@@ -524,9 +503,7 @@ class Sized(nn.Module):
 
 
 def batched(policy: Any, lanes: int) -> Inference:
-    inference = Inference(policy, OBSERVATIONS, ACTIONS, lanes, PolicySection(actions="none", inference="batched"))
-    inference.probe()
-    return inference
+    return infer(policy, lanes, inference="batched")
 
 
 def test_batched_inference_is_one_pass_over_the_live_rows() -> None:

@@ -10,8 +10,9 @@ import shutil
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -22,7 +23,7 @@ from hypothesis import strategies as st
 
 from rl_eval.atomic_write import temporary_name
 from rl_eval.errors import ConfigError, LogError, LogMismatch
-from rl_eval.log import EvaluationLog, ownership, read_log, writer
+from rl_eval.log import EvaluationLog, LogContents, ownership, read_log, writer
 from rl_eval.log.segments import SegmentName, decode, encode, name_of
 from rl_eval.log.storage import LocalStorage, open_storage
 from rl_eval.records.episode import Batch
@@ -35,16 +36,18 @@ def run_dir(tmp_path: Path) -> Path:
     return tmp_path / "runs" / "one"
 
 
-def write_log(run_dir: Path, *batches: Batch) -> None:
-    """Write a log in one session, one flush per batch."""
-    log = EvaluationLog.open(run_dir)
-    try:
-        log.begin(make_manifest())
+def write_log(run_dir: Path, *batches: Batch, **manifest: Any) -> LogContents:
+    """Write a log in one session, one flush per batch; return what was there before."""
+    with closing(EvaluationLog.open(run_dir)) as log:
+        contents = log.begin(make_manifest(**manifest))
         for batch in batches:
-            log.append(batch)
-            log.flush(10)
-    finally:
-        log.close()
+            write(log, batch)
+        return contents
+
+
+def write(log: EvaluationLog, batch: Batch) -> None:
+    log.append(batch)
+    log.flush(10)
 
 
 def segments(run_dir: Path, kind: str = "") -> list[Path]:
@@ -134,19 +137,12 @@ def test_an_index_that_was_written_twice_counts_once(run_dir: Path) -> None:
 
 
 def test_a_fault_that_happened_again_after_a_restart_counts_once(run_dir: Path) -> None:
-    """The same end of the same attempt is one fault; a lost runner is another one each time."""
-    lost = make_fault(5, cause="runner", charged=False)
+    """The same end of the same attempt is one fault; a lost runner is another one each time, charged at last or not."""
+    lost, charged = make_fault(5, cause="runner", charged=False), make_fault(5, cause="runner")
+    more = make_fault(4, attempt=2), lost, lost, charged
     write_log(run_dir, make_batch([], (make_fault(4), lost)))
-    write_log(run_dir, make_batch([], (make_fault(4, seconds=9.0), make_fault(4, attempt=2), lost)))
-    assert read_log(run_dir).faults == (make_fault(4), lost, make_fault(4, attempt=2), lost)
-
-
-def test_a_fault_that_is_charged_at_last_counts_beside_those_that_were_not(run_dir: Path) -> None:
-    """A runner is lost without evidence, the attempt is given again, and ends in the same way with evidence."""
-    lost = make_fault(5, cause="runner", charged=False)
-    faults = (lost, lost, make_fault(5, cause="runner"))
-    write_log(run_dir, make_batch([], faults))
-    assert read_log(run_dir).faults == faults
+    write_log(run_dir, make_batch([], (make_fault(4, seconds=9.0), *more)))
+    assert read_log(run_dir).faults == (make_fault(4), lost, *more)
 
 
 # ------------------------------------------------------------------------------ begin and continue
@@ -155,9 +151,7 @@ def test_a_fault_that_is_charged_at_last_counts_beside_those_that_were_not(run_d
 def test_a_run_continues_its_own_log(run_dir: Path) -> None:
     """Other settings that cannot change the result are no obstacle."""
     write_log(run_dir, make_batch([1]))
-    log = EvaluationLog.open(run_dir)
-    contents = log.begin(make_manifest(config={"runners": {"num_runners": 7}}, provenance={}))
-    log.close()
+    contents = write_log(run_dir, config={"runners": {"num_runners": 7}}, provenance={})
     assert_holds(contents, [1])
     assert contents.manifest == make_manifest()
 
@@ -165,16 +159,9 @@ def test_a_run_continues_its_own_log(run_dir: Path) -> None:
 def test_another_evaluation_is_refused_with_the_difference(run_dir: Path) -> None:
     """Plan, identity, weights and info keys must be equal; the message shows only what differs, and the way out."""
     write_log(run_dir, make_batch([1]))
-    log = EvaluationLog.open(run_dir)
-    other = make_manifest(
-        seed=1,
-        identity={"environment": {"env": "CartPole-v1", "env_kwargs": {}}, "policy": "pkg:other"},
-        weights={"version": 9, "digest": "4567"},
-        info_keys=("height",),
-    )
+    other = {"environment": {"env": "CartPole-v1", "env_kwargs": {}}, "policy": "pkg:other"}
     with pytest.raises(LogMismatch) as caught:
-        log.begin(other)
-    log.close()
+        write_log(run_dir, seed=1, identity=other, weights={"version": 9, "digest": "4567"}, info_keys=("height",))
     assert str(caught.value).splitlines() == [
         f"{run_dir} holds another evaluation (there -> here):",
         "  seed: 0 -> 1",
@@ -189,11 +176,8 @@ def test_another_evaluation_is_refused_with_the_difference(run_dir: Path) -> Non
 
 def test_a_manifest_may_hold_what_json_changes(run_dir: Path) -> None:
     """Tuples, numbers as keys and objects are compared as they are written."""
-    manifest = make_manifest(identity={"sizes": (1, 2), "by_number": {2: "b", 10: "a"}, "path": Path("a")})
     for _ in range(2):
-        log = EvaluationLog.open(run_dir)
-        log.begin(manifest)
-        log.close()
+        write_log(run_dir, identity={"sizes": (1, 2), "by_number": {2: "b", 10: "a"}, "path": Path("a")})
     assert read_log(run_dir).manifest.identity == {"sizes": [1, 2], "by_number": {"2": "b", "10": "a"}, "path": "a"}
 
 
@@ -295,12 +279,9 @@ def test_nothing_is_announced_before_it_is_written(
     assert [batch.rows["index"].tolist() for batch in log.poll()] == [[1], [2]]
 
 
-def test_closing_drops_what_was_not_flushed(run_dir: Path) -> None:
+def test_closing_drops_what_was_not_flushed(run_dir: Path, log: EvaluationLog) -> None:
     """Closing twice is closing once; a flush after it says why it cannot."""
-    log = EvaluationLog.open(run_dir)
-    log.begin(make_manifest())
-    log.append(make_batch([1]))
-    log.flush(10)
+    write(log, make_batch([1]))
     log.append(make_batch([2]))
     log.close()
     log.close()
@@ -324,8 +305,7 @@ def test_the_flush_interval_grows_with_the_age_of_the_session(log: EvaluationLog
 def test_flushing_inside_of_an_interrupted_append_does_not_block(log: EvaluationLog) -> None:
     """A signal handler may flush while the thread that it interrupted holds the lock of the log."""
     with log._changed:
-        log.append(make_batch([1]))
-        log.flush(10)
+        write(log, make_batch([1]))
     assert len(log.poll()) == 1
 
 
@@ -353,10 +333,8 @@ def test_a_write_that_fails_for_a_while_is_tried_again(
 ) -> None:
     """The same bytes go under the same name, faults are not written twice, and later batches wait their turn."""
     tried = fail_writes(monkeypatch, OSError(errno.EIO, os.strerror(errno.EIO)), 3)
-    log.append(make_batch([1], (make_fault(1),)))
-    log.flush(10)
-    log.append(make_batch([2]))
-    log.flush(10)
+    write(log, make_batch([1], (make_fault(1),)))
+    write(log, make_batch([2]))
     assert len(set(tried)) == 3
     assert len(tried) == 6
     contents = read_log(run_dir)
@@ -368,8 +346,7 @@ def test_a_full_disk_ends_in_an_error_with_the_words_of_the_system(
     run_dir: Path, log: EvaluationLog, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """After a warning and the retries the log gives up, says so to whoever asks, and holds what it had announced."""
-    log.append(make_batch([1]))
-    log.flush(10)
+    write(log, make_batch([1]))
     tried = fail_writes(monkeypatch, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), float("inf"))
     log.append(make_batch([2]))
     for _ in range(2):
@@ -401,32 +378,26 @@ def test_rows_that_cannot_be_written_are_no_silence(log: EvaluationLog) -> None:
     """Whatever ends the writer, the driver hears of it."""
     batch = make_batch([1])
     batch.rows["outcome"] = 77
-    log.append(batch)
     with pytest.raises(LogError, match="cannot be written: "):
-        log.flush(10)
+        write(log, batch)
 
 
 def test_a_folder_that_is_removed_under_a_run_ends_it(run_dir: Path, log: EvaluationLog) -> None:
     """Nothing is written into a folder that does not hold the claim any more."""
     shutil.rmtree(run_dir)
-    log.append(make_batch([1]))
     with pytest.raises(LogError, match="somebody removed the folder"):
-        log.flush(10)
+        write(log, make_batch([1]))
     assert not run_dir.exists()
-
-
-def mount(folder: Path, *options: str) -> None:
-    folder.mkdir(exist_ok=True)
-    command = ["mount", "-t", "tmpfs", *options, "tmpfs", str(folder)]
-    if not shutil.which("mount") or subprocess.run(command, check=False, capture_output=True).returncode:
-        pytest.skip("this process may not mount file systems")
 
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 256 KiB."""
     folder = tmp_path / "disk"
-    mount(folder, "-o", "size=256k")
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)]
+    if not shutil.which("mount") or subprocess.run(command, check=False, capture_output=True).returncode:
+        pytest.skip("this process may not mount file systems")
     yield folder
     subprocess.run(["umount", str(folder)], check=True)
 
@@ -459,20 +430,16 @@ def test_a_file_system_that_is_read_only(small_disk: Path) -> None:
         EvaluationLog.open(run_dir)
 
 
-def test_a_limit_on_file_sizes_is_an_error(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_limit_on_file_sizes_is_an_error(run_dir: Path, log: EvaluationLog, monkeypatch: pytest.MonkeyPatch) -> None:
     """A write that is cut short by the system leaves nothing under the segment's name."""
-    log = EvaluationLog.open(run_dir)
-    log.begin(make_manifest())
     monkeypatch.setattr(writer, "RETRY_SECONDS", (0.001, 0.01))
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (3000, hard))
     try:
-        log.append(make_batch([1]))
         with pytest.raises(LogError, match="File too large"):
-            log.flush(10)
+            write(log, make_batch([1]))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        log.close()
     assert_holds(read_log(run_dir), [])
 
 
@@ -491,20 +458,13 @@ def test_a_damaged_segment_is_noticed_and_its_episodes_run_again(run_dir: Path, 
     assert victim.name[:15] in str(caught.value)
     lost = {0: [0, 1], 1: [], 2: [2, 3], 3: [4, 5]}[position]
     left = [index for index in range(6) if index not in lost]
-    log = EvaluationLog.open(run_dir)
-    contents = log.begin(make_manifest())
+    contents = write_log(run_dir, *([make_batch(lost)] if lost else []))
     assert [name[:15] for name in contents.damaged] == [victim.name[:15]]
     assert_holds(contents, left)
-    if lost:
-        log.append(make_batch(lost))
-        log.flush(10)
-    log.close()
     contents = read_log(run_dir)
     assert_holds(contents, left + lost)
     assert len(contents.damaged) == 1
-    log = EvaluationLog.open(run_dir)
-    assert log.begin(make_manifest()).damaged == ()
-    log.close()
+    assert write_log(run_dir).damaged == ()
 
 
 @given(st.data())
@@ -530,12 +490,10 @@ def test_a_damaged_manifest_is_an_error_when_there_are_segments(run_dir: Path) -
     flipped = whole.replace("CartPole-v1", "CartPole-v0"), whole.replace('"num_episodes": 1000', '"num_episodes": 1001')
     for text in (whole[: len(whole) // 2], "", "[]", *flipped, None):
         path.unlink() if text is None else path.write_text(text)
-        log = EvaluationLog.open(run_dir)
         problem = r"manifest\.json is (gone|damaged \(.*), so.* the 1 segments beside it.*--fresh"
-        for call in (lambda: read_log(run_dir), lambda log=log: log.begin(make_manifest())):
+        for call in (read_log, write_log):
             with pytest.raises(LogError, match=problem):
-                call()
-        log.close()
+                call(run_dir)
     segments(run_dir)[0].unlink()
     shutil.rmtree(run_dir / "owners")
     write_log(run_dir, make_batch([5]))
@@ -556,11 +514,7 @@ def test_a_log_of_a_later_version_is_refused_and_left_alone(run_dir: Path) -> No
 def test_a_segment_of_another_plan_is_refused(run_dir: Path) -> None:
     """A file that was copied in from a longer evaluation does not count."""
     write_log(run_dir, make_batch([0]))
-    log = EvaluationLog.open(run_dir)
-    log.begin(make_manifest())
-    log.append(make_batch([1000]))
-    log.flush(10)
-    log.close()
+    write_log(run_dir, make_batch([1000]))
     with pytest.raises(LogError, match=r"segments/000002-00000001-episodes.* belongs to another log"):
         read_log(run_dir)
 

@@ -13,6 +13,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+import tree
 import yaml
 from agents_world import (
     BODY,
@@ -20,8 +21,10 @@ from agents_world import (
     Auction,
     Counting,
     Crowd,
+    FaultyCrowd,
     Noisy,
     auction_config,
+    batched_config,
     by_index,
     by_kind,
     crowd_config,
@@ -32,6 +35,7 @@ from rl_eval import EvalConfig, EvalResult, EvalRunnerGroup, evaluate, load, rep
 from rl_eval.backends.pickling import pickled_settings
 from rl_eval.errors import ConfigError, EvalError, WeightsError
 from rl_eval.integrations.rllib.workers import RolloutWorkers
+from rl_eval.policies.noise import EpisodeNoise
 from rl_eval.recording.export import export_trajectories
 from rl_eval.records.agents import agent_columns, agent_rows
 from rl_eval.records.episode import EpisodeSpec
@@ -109,22 +113,11 @@ def test_other_noise_for_every_agent_step_and_episode() -> None:
     assert all(0 <= seed < 2**63 for seed in seeds)
 
 
-class Raising(Crowd):
-    """The first attempt of every second episode raises in its second step."""
-
-    def begin_episode(self, index: int, seed: int, attempt: int) -> None:
-        self.doomed = index % 2 == 0 and attempt == 1
-
-    def step(self, actions: Any) -> Any:
-        if self.doomed and self.time == 1:
-            raise RuntimeError("planted")
-        return super().step(actions)
-
-
 def test_faults_change_no_record() -> None:
     """Half of the first attempts raise, and are run again with their seeds; nobody's sums are mixed up."""
     whole = bits(evaluate(crowd_config()))
-    result = evaluate(crowd_config(num_envs_per_runner=8).environment(Raising))
+    config = crowd_config(num_envs_per_runner=8).environment(FaultyCrowd, env_kwargs={"raising": True})
+    result = evaluate(config)
     assert bits(result) == whole
     assert len(result.faults) == 20
 
@@ -237,44 +230,53 @@ def test_an_agent_that_leaves_early_keeps_its_own_return() -> None:
     assert agents_of(result, 0) == {"brief": brief, "long": long}
 
 
-def test_an_episode_that_the_environment_cuts_is_truncated() -> None:
-    """The flags of the last step are the episode's; every agent has its own."""
-    record = evaluate(leaving_config(cut=True)).episodes[0]
-    assert (record.terminated, record.truncated, record.truncated_by) == (False, True, "environment")
+@pytest.mark.parametrize(
+    ("cut", "limit", "total", "by", "ends"),
+    [
+        (True, None, 4.0, "environment", [(0.0, 1.0), (0.0, 1.0)]),
+        (False, 2, 3.0, "max_episode_steps", [(1.0, 0.0), (0.0, 1.0)]),
+    ],
+)
+def test_an_episode_that_is_cut_cuts_those_who_live(cut: bool, limit: Any, total: float, by: str, ends: Any) -> None:
+    """By the environment's flags, or by ``max_episode_steps``, which leaves alone who had ended."""
+    result = evaluate(leaving_config(cut=cut).evaluation(max_episode_steps=limit))
+    record, agents = result.episodes[0], agents_of(result, 0).values()
+    assert (record.episode_return, record.terminated, record.truncated, record.truncated_by) == (total, False, True, by)
+    assert [(agent["terminated"], agent["truncated"]) for agent in agents] == ends
 
 
-def test_an_episode_that_is_cut_by_us_cuts_those_who_live() -> None:
-    """``max_episode_steps`` truncates who is there, and leaves alone who had ended."""
-    result = evaluate(leaving_config().evaluation(max_episode_steps=2))
-    assert (result.episodes[0].episode_return, result.episodes[0].truncated_by) == (3.0, "max_episode_steps")
-    agents = agents_of(result, 0)
-    assert [(agents[name]["terminated"], agents[name]["truncated"]) for name in agents] == [(1.0, 0.0), (0.0, 1.0)]
+class Seats:
+    """Chooses moves one row at a time; policies get the state and noise of a seat that the contract promises them."""
+
+    def __init__(self, agents: Any, seed: int) -> None:
+        self.seeds = dict(zip(agents, seat_seeds(seed, len(agents)), strict=True))
+        self.moves: dict[str, int] = dict.fromkeys(agents, 0)
+        self.states: dict[str, Any] = {}
+
+    def move(self, agent: str, policy: Any, observation: Any) -> int:
+        if not self.moves[agent]:
+            self.states[agent] = policy.initial_state(1) if hasattr(policy, "initial_state") else None
+        noise = EpisodeNoise(np.array([self.seeds[agent]]), np.array([self.moves[agent]]))
+        batch = tree.map_structure(lambda part: part[None], observation)
+        action, self.states[agent] = policy.act(batch, self.states[agent], np.ones(1, bool), noise)
+        self.moves[agent] += 1
+        return int(action[0])
 
 
 def plain_parallel(env: Any, policies: dict[str, Any], mapping: Any, index: int, seed: int) -> dict[str, float]:
-    """PettingZoo's loop, with one row per policy call; policies get the noise that the contract promises them."""
-    from rl_eval.policies.noise import EpisodeNoise
-
-    seats = dict(zip(env.possible_agents, seat_seeds(seed, len(env.possible_agents)), strict=True))
-    states: dict[str, Any] = {}
-    moves: dict[str, int] = dict.fromkeys(seats, 0)
+    """PettingZoo's loop."""
+    seats = Seats(env.possible_agents, seed)
     observations, _ = env.reset(seed=seed)
-    returns = {}
+    returns: dict[str, float] = {}
     while env.agents:
         actions = {}
         for agent in env.agents:
             policy = policies[mapping(agent, EpisodeSpec(index, seed))]
-            if agent not in states:
-                states[agent] = policy.initial_state(1) if hasattr(policy, "initial_state") else None
-            noise = EpisodeNoise(np.array([seats[agent]]), np.array([moves[agent]]))
-            live = np.ones(1, bool)
-            action, states[agent] = policy.act(observations[agent][None], states[agent], live, noise)
-            moves[agent] += 1
-            actions[agent] = int(action[0])
+            actions[agent] = seats.move(agent, policy, observations[agent])
         observations, rewards, *_ = env.step(actions)
         for agent, reward in rewards.items():
             returns[agent] = returns.get(agent, 0.0) + reward
-    return {agent: value for agent, value in returns.items() if moves[agent] or value}
+    return {agent: value for agent, value in returns.items() if seats.moves[agent] or value}
 
 
 @pytest.mark.parametrize("mapping", [lambda agent, spec: agent.partition("_")[0], by_index])
@@ -291,10 +293,7 @@ def test_returns_are_those_of_a_plain_loop(mapping: Any) -> None:
 
 def plain_aec(env: Any, policies: dict[str, Any], seed: int, limit: int = 1000) -> dict[str, float]:
     """PettingZoo's loop for environments where one agent acts at a time; rewards still due after a cut are added."""
-    from rl_eval.policies.noise import EpisodeNoise
-
-    seats = dict(zip(env.possible_agents, seat_seeds(seed, len(env.possible_agents)), strict=True))
-    moves, states, returns = dict.fromkeys(seats, 0), {}, dict.fromkeys(seats, 0.0)
+    seats, returns = Seats(env.possible_agents, seed), dict.fromkeys(env.possible_agents, 0.0)
     env.reset(seed=seed)
     for agent in env.agent_iter():
         observation, reward, terminated, truncated, _ = env.last()
@@ -302,17 +301,10 @@ def plain_aec(env: Any, policies: dict[str, Any], seed: int, limit: int = 1000) 
         if terminated or truncated:
             env.step(None)
             continue
-        if sum(moves.values()) == limit:
+        if sum(seats.moves.values()) == limit:
             due = {other: reward for other, reward in env._cumulative_rewards.items() if other != agent}
             return {other: value + due.get(other, 0.0) for other, value in returns.items()}
-        policy = policies[agent]
-        if agent not in states:
-            states[agent] = policy.initial_state(1) if hasattr(policy, "initial_state") else None
-        noise = EpisodeNoise(np.array([seats[agent]]), np.array([moves[agent]]))
-        batch = {name: part[None] for name, part in observation.items()}
-        action, states[agent] = policy.act(batch, states[agent], np.ones(1, bool), noise)
-        moves[agent] += 1
-        env.step(action[0])
+        env.step(seats.move(agent, policies[agent], observation))
     return returns
 
 
@@ -417,10 +409,7 @@ def test_weights_files_and_live_policies_stand_side_by_side(tmp_path: Path) -> N
 
 def test_batched_inference_of_one_policy_is_labelled() -> None:
     """Each policy has its own form, device and distribution; the note says which one is not exact."""
-    config = crowd_config()
-    hawk = {"policy": Counting(1)}
-    config.policy(policies={"hawk": hawk, "dove": {"policy": Noisy(2), "inference": "batched"}})
-    result = evaluate(config)
+    result = evaluate(batched_config())
     assert result.status == "complete"
     assert any(note.startswith("policy 'dove': policy.inference is batched") for note in result.notes)
     assert result.provenance["numerics"]["dove/reference"] == "batched"
@@ -450,17 +439,6 @@ def test_the_agents_of_a_result_are_read_by_seat(tmp_path: Path) -> None:
     for one in (result, EvalResult.load(tmp_path / "saved"), load(tmp_path / "log")):
         np.testing.assert_array_equal(one.agents, result.agents)
     rows = result.agents
-    assert rows.dtype.names[:9] == (
-        "index",
-        "seat",
-        "agent",
-        "policy",
-        "weights_version",
-        "return",
-        "length",
-        "terminated",
-        "truncated",
-    )
     for row in rows[:50]:
         assert Crowd.possible_agents[row["seat"]] == row["agent"]
         assert row["policy"] == by_index(row["agent"], EpisodeSpec(int(row["index"]), 0))
@@ -679,16 +657,10 @@ def test_an_agent_that_does_not_leave_is_a_fault_and_not_an_endless_loop() -> No
     assert re.search(r"agent '\w+' has ended and was stepped with None, but it is still", result.faults[0].message)
 
 
-class Cheat:
-    """Bids 0 whether or not it may."""
-
-    def act(self, observations: Any, state: Any, live: Any, noise: Any) -> tuple[Any, Any]:
-        return np.zeros(len(live), np.int64), None
-
-
 def test_an_illegal_move_is_the_policys_fault() -> None:
     """It is not taken, and the message names agent, move and what the mask allows."""
-    config = auction_config().policy(policies={"ann": Noisy(1), "bob": Cheat(), "cyd": Noisy(3)})
+    cheat = {"policy": lambda seen: still(seen["action_mask"]), "deterministic": True}
+    config = auction_config().policy(policies={"ann": Noisy(1), "bob": cheat, "cyd": Noisy(3)})
     result = evaluate(config.evaluation(num_episodes=10))
     assert result.status in ("partial", "failed")
     fault = result.faults[0]
@@ -701,13 +673,16 @@ class MaskedInfo(Crowd):
     """Masks are in the infos."""
 
     def reset(self, seed: int | None = None, options: Any = None) -> Any:
-        observations, infos = super().reset(seed, options)
-        return observations, {agent: {"action_mask": np.array([0, 1, 1, 0], np.int8)} for agent in infos}
+        return masked(*super().reset(seed, options))
 
     def step(self, actions: Any) -> Any:
         assert set(map(int, actions.values())) <= {1, 2}
-        *others, infos = super().step(actions)
-        return *others, {agent: {"action_mask": np.array([0, 1, 1, 0], np.int8)} for agent in infos}
+        return masked(*super().step(actions))
+
+
+def masked(*returned: Any) -> Any:
+    *others, infos = returned
+    return *others, {agent: {"action_mask": np.array([0, 1, 1, 0], np.int8)} for agent in infos}
 
 
 def test_masks_in_the_info_are_handed_over_on_request() -> None:
@@ -725,8 +700,14 @@ class TwoKinds(Crowd):
         return gym.spaces.Discrete(5) if agent.startswith("dove") else MOVES
 
 
-def unnamed(agent: str, spec: Any) -> str:
-    return "eagle"
+class Unsaid(Crowd):
+    """Does not say which agents may appear."""
+
+    possible_agents = ()
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        self.possible_agents = Crowd.possible_agents
+        return super().reset(seed, options)
 
 
 def no_answer(agent: str, spec: Any) -> str:
@@ -751,20 +732,11 @@ def test_what_cannot_be_pickled_is_named_by_its_key() -> None:
     ("change", "message"),
     [
         ({"policies": {"hawk": Noisy(1)}, "policy_mapping_fn": by_kind}, "'dove' for agent 'dove_0' of episode 0"),
-        (
-            {"policy_mapping_fn": None},
-            "agent 'hawk_0' has no policy: policy.policies has hawk, dove. Name one",
-        ),
-        (
-            {"policies": {"hawk": Noisy(1), "dove": Noisy(2), "owl": Noisy(3)}},
-            "has 'owl', which plays none",
-        ),
-        ({"policy_mapping_fn": unnamed}, "returned 'eagle' for agent 'hawk_0' of episode 0"),
+        ({"policy_mapping_fn": None}, "agent 'hawk_0' has no policy: policy.policies has hawk, dove. Name one"),
+        ({"policies": {"hawk": Noisy(1), "dove": Noisy(2), "owl": Noisy(3)}}, "has 'owl', which plays none"),
+        ({"policy_mapping_fn": lambda agent, spec: "eagle"}, "returned 'eagle' for agent 'hawk_0' of episode 0"),
         ({"policy_mapping_fn": no_answer}, "policy_mapping_fn raised for agent 'hawk_0' of episode 0: LookupError"),
-        (
-            {"policy_mapping_fn": any_of_both},
-            "it is asked wherever the episode runs, so it must depend on agent and spec",
-        ),
+        ({"policy_mapping_fn": any_of_both}, "so it must depend on agent and spec"),
         ({"policy_mapping_fn": 7}, "policy.policy_mapping_fn is 7: "),
         ({"policy": still}, "policy.policy is set beside policy.policies"),
         ({"policies": {"hawk": Noisy(1), "dove": None}}, "policy.policies.dove.policy is missing"),
@@ -779,20 +751,40 @@ def test_a_wrong_cast_is_refused_before_anything_runs(change: dict[str, Any], me
         evaluate(config)
 
 
+SINGLE = EvalConfig().environment(Crowd).policy(still).evaluation(num_episodes=2)
+
+
 @pytest.mark.parametrize(
-    ("config", "message"),
+    ("config", "policy", "message"),
     [
+        (SINGLE, None, "environment of several agents: name their policies in policy.policies"),
         (
-            crowd_config().environment(wrappers=["gymnasium.wrappers:ClipReward"]),
-            "environment.wrappers are wrappers of",
+            SINGLE.copy().policy(policy_mapping_fn=by_kind),
+            None,
+            "policy_mapping_fn is set, but policy.policies is empty",
         ),
-        (crowd_config().runners(runner="subprocess", num_runners=1), "runners.runner is 'subprocess', which has one"),
+        (crowd_config(runner="vector"), None, "runners.runner is 'vector', which has one policy"),
+        (crowd_config(runner="subprocess", num_runners=1), None, "runners.runner is 'subprocess', which has one"),
+        (crowd_config().environment(wrappers=["gymnasium.wrappers:ClipReward"]), None, "environment.wrappers are"),
+        (crowd_config(), still, "pass a mapping from such ids"),
+        (crowd_config(), {"hawq": still}, "there is no policy 'hawq': did you mean 'hawk'"),
+        (
+            crowd_config(by_index).environment(TwoKinds),
+            None,
+            "'hawk' plays the agents 'hawk_0' and 'dove_0', whose act",
+        ),
+        (crowd_config().environment(Unsaid), None, "has no possible_agents"),
+        (
+            SINGLE.copy().environment("CartPole-v1").runners(runner="multi_agent"),
+            None,
+            "TimeLimit, which is no environment of several agents",
+        ),
     ],
 )
-def test_what_is_for_one_agent_is_refused(config: EvalConfig, message: str) -> None:
-    """Nothing is ignored."""
+def test_one_agent_and_several_are_not_mixed_up(config: EvalConfig, policy: Any, message: str) -> None:
+    """Nothing is ignored: the message names what contradicts what, and what helps."""
     with pytest.raises(ConfigError, match=re.escape(message)):
-        config.build()
+        evaluate(config, policy)
 
 
 def test_policies_are_reached_by_id() -> None:
@@ -806,47 +798,11 @@ def test_policies_are_reached_by_id() -> None:
             workers.for_policy(id, "hwak")
 
 
-def test_agents_of_one_policy_have_the_same_spaces() -> None:
-    """The message names two of them, and what helps."""
-    config = crowd_config(by_index).environment(TwoKinds)
-    with pytest.raises(ConfigError, match=r"policy 'hawk' plays the agents 'hawk_0' and 'dove_0', whose action spaces"):
-        evaluate(config)
-    assert evaluate(crowd_config().environment(TwoKinds)).status == "complete"
-
-
-def test_the_two_kinds_of_runner_point_at_each_other() -> None:
-    """Several agents in a runner of one, one agent in a runner of several, and a selection that contradicts."""
-    single = EvalConfig().environment(Crowd).policy(still).evaluation(num_episodes=2)
-    with pytest.raises(ConfigError, match=r"environment of several agents: name their policies in policy\.policies"):
-        evaluate(single)
-    with pytest.raises(ConfigError, match="TimeLimit, which is no environment of several agents"):
-        evaluate(single.copy().environment("CartPole-v1").runners(runner="multi_agent"))
-    with pytest.raises(ConfigError, match=r"runners\.runner is 'vector', which has one policy"):
-        evaluate(crowd_config(runner="vector"))
-    with pytest.raises(ConfigError, match=r"policy_mapping_fn is set, but policy\.policies is empty"):
-        evaluate(single.copy().policy(policy_mapping_fn=by_kind))
-    with pytest.raises(ConfigError, match="pass a mapping from such ids"):
-        evaluate(crowd_config(), still)
-    with pytest.raises(ConfigError, match=r"there is no policy 'hawq': did you mean 'hawk'"):
-        evaluate(crowd_config(), {"hawq": still})
-
-
-class Unsaid(Crowd):
-    """Does not say which agents may appear."""
-
-    possible_agents = ()
-
-    def reset(self, seed: int | None = None, options: Any = None) -> Any:
-        self.possible_agents = Crowd.possible_agents
-        return super().reset(seed, options)
-
-
-def test_agents_may_be_listed_in_the_config() -> None:
-    """Then the environment is not asked, and not built where the evaluation is started."""
-    with pytest.raises(ConfigError, match=r"has no possible_agents.*list them in environment\.agents"):
-        evaluate(crowd_config().environment(Unsaid))
+def test_agents_may_be_listed_and_have_spaces_of_their_own() -> None:
+    """In the config; then the environment is not asked, and not built where the evaluation is started."""
     listed = crowd_config().environment(Unsaid, agents=Crowd.possible_agents)
     assert bits(evaluate(listed)) == bits(evaluate(crowd_config()))
+    assert evaluate(crowd_config().environment(TwoKinds)).status == "complete"
 
 
 def test_a_config_of_several_policies_goes_through_yaml(tmp_path: Path) -> None:

@@ -10,7 +10,9 @@ from types import SimpleNamespace
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 import yaml
+from torch import nn
 
 from benchmarks.off_policy import TabularPolicy, random_world
 from rl_eval import EvalConfig
@@ -28,8 +30,10 @@ from rl_eval.ope.estimators import (
     largest_share,
     ratio_sums,
 )
+from rl_eval.ope.fitted_q import fitted_action_values
 from rl_eval.ope.target import check_unchanged_actions, target_log_probs, target_policy
 from rl_eval.policies import CallablePolicy
+from rl_eval.policies.module import ModulePolicy
 from rl_eval.policies.noise import EpisodeNoise
 from tests.unit.cli_world import call, make_folder, printed
 from tests.unit.pages_world import blocks, pages
@@ -297,12 +301,9 @@ def test_logged_episodes_cannot_be_changed():
 # Reading
 
 
-def npz(tmp_path, columns):
-    np.savez(tmp_path / "data.npz", **columns)
-    return tmp_path / "data.npz"
+def tensordict_of(columns):
+    from tensordict import TensorDict  # It takes seconds to load.
 
-
-def tensordict_of(columns, torch, TensorDict):
     names = {
         "episode": ("collector", "traj_ids"),
         "step": ("collector", "step"),
@@ -320,10 +321,10 @@ def tensordict_of(columns, torch, TensorDict):
 @pytest.mark.parametrize("padded", [False, True])
 def test_a_tensordict_reads_as_the_columns_do(tmp_path, padded):
     """In a row, with or without step numbers; padded with a mask; and from disk."""
-    torch, tensordict = pytest.importorskip("torch"), pytest.importorskip("tensordict")
     columns = two_lengths(6)
-    expected = load_episodes(npz(tmp_path, columns))
-    data = tensordict_of(columns, torch, tensordict.TensorDict)
+    np.savez(tmp_path / "data.npz", **columns)
+    expected = load_episodes(tmp_path / "data.npz")
+    data = tensordict_of(columns)
     if padded:
         lengths = expected.lengths.tolist()
         rows = torch.zeros(6, 2, dtype=torch.long)
@@ -341,8 +342,7 @@ def test_a_tensordict_reads_as_the_columns_do(tmp_path, padded):
 
 def test_steps_without_numbers_have_to_lead_to_one_another():
     """Else shuffled ones could not be told from others."""
-    torch, tensordict = pytest.importorskip("torch"), pytest.importorskip("tensordict")
-    data = tensordict_of(two_lengths(6) | {"observation": np.arange(9.0)}, torch, tensordict.TensorDict)
+    data = tensordict_of(two_lengths(6) | {"observation": np.arange(9.0)})
     del data["collector", "step"]
     assert load_episodes(data).step_numbers().tolist() == two_lengths(6)["step"].tolist()
     with pytest.raises(UsageError, match=r"episode 1: .*step 1 "):
@@ -400,6 +400,13 @@ def test_a_file_that_is_none_is_said(tmp_path):
 # The target policy
 
 
+class Gaussian(nn.Linear):
+    """Half of the outputs are means, the others logarithms of spreads."""
+
+    def forward(self, observations):
+        return super().forward(observations).chunk(2, 1)
+
+
 @pytest.mark.parametrize(
     ("space", "outputs"),
     [
@@ -412,18 +419,8 @@ def test_a_file_that_is_none_is_said(tmp_path):
 )
 def test_a_module_tells_of_any_action_what_it_tells_when_it_draws_it(space, outputs):
     """That is torch's, as the tests of samples show; without sampling an action is certain or impossible."""
-    torch = pytest.importorskip("torch")
-    from rl_eval.policies.module import ModulePolicy
-
     box = isinstance(space, gym.spaces.Box)
-
-    class Net(torch.nn.Linear):
-        def forward(self, observations):
-            found = super().forward(observations)
-            return found.split(2, 1) if box else found
-
-    torch.manual_seed(0)
-    net, live = Net(3, outputs), np.ones(20, bool)
+    net, live = (Gaussian if box else nn.Linear)(3, outputs), np.ones(20, bool)
     observations = np.random.default_rng(0).normal(size=(20, 3)).astype(np.float32)
     drawing, fixed = (ModulePolicy(net, space, deterministic=known) for known in (False, True))
     with torch.no_grad():
@@ -482,18 +479,9 @@ def test_a_policy_without_log_probabilities_is_refused():
 @pytest.mark.parametrize("space", [gym.spaces.Discrete(3), gym.spaces.Box(-np.inf, np.inf, (2,))], ids=str)
 def test_a_module_is_a_target_policy_that_samples(space, monkeypatch):
     """Its action space is that of the data, and it stays as it was."""
-    torch = pytest.importorskip("torch")
     monkeypatch.setattr("rl_eval.ope.fitted_q._LEAST_UPDATES", 20)
-    from rl_eval.policies.module import ModulePolicy
-
     discrete = isinstance(space, gym.spaces.Discrete)
-
-    class Net(torch.nn.Linear):
-        def forward(self, x):
-            return super().forward(x) if discrete else (super().forward(x), torch.zeros(2))
-
-    torch.manual_seed(0)
-    net, rng = Net(1, 3 if discrete else 2), np.random.default_rng(0)
+    net, rng = nn.Linear(1, 3) if discrete else Gaussian(1, 4), np.random.default_rng(0)
     actions = rng.integers(0, 3, 300) if discrete else rng.normal(size=(300, 2))
     densities = -0.5 * (actions**2).sum(-1) - np.log(2 * np.pi)
     episodes = one_step(
@@ -515,7 +503,6 @@ def test_a_module_is_a_target_policy_that_samples(space, monkeypatch):
 )
 def test_a_module_that_does_not_fit_the_data_is_refused(actions, message):
     """In a sentence that names the shapes."""
-    torch = pytest.importorskip("torch")
     with pytest.raises(UsageError, match=message):
         estimate(one_step(4, observation=np.zeros((4, 1)), action=actions), torch.nn.Conv2d(1, 1, 3))
 
@@ -525,9 +512,6 @@ def test_a_module_that_does_not_fit_the_data_is_refused(actions, message):
 
 def test_fitted_values_are_near_the_exact_ones_and_make_estimates_better():
     """In one world; they are the same each time and leave the global generators alone."""
-    torch = pytest.importorskip("torch")
-    from rl_eval.ope.fitted_q import fitted_action_values
-
     world, gamma = random_world(3), 0.5
     episodes, policy = world.sample(400, np.random.default_rng(0)), TabularPolicy(world.target)
     before = torch.random.get_rng_state()
@@ -547,9 +531,6 @@ def test_fitted_values_are_near_the_exact_ones_and_make_estimates_better():
 
 def test_no_fit_sees_the_rewards_of_the_episodes_that_it_predicts():
     """Other rewards in half of the episodes change the values of the other half only."""
-    pytest.importorskip("torch")
-    from rl_eval.ope.fitted_q import fitted_action_values
-
     world = random_world(0)
     episodes = world.sample(20, np.random.default_rng(0))
     first = episodes.rows_of(np.arange(20) % 2 == 0)
@@ -563,13 +544,27 @@ def test_no_fit_sees_the_rewards_of_the_episodes_that_it_predicts():
 # The documentation
 
 
+class Tilted(nn.Module):
+    """Takes action 1 with a probability of its own."""
+
+    def __init__(self, share):
+        super().__init__()
+        self.share = share
+
+    def forward(self, observations):
+        return torch.log(torch.tensor([1 - self.share, self.share])).expand(len(observations), 2)
+
+
+def tilted(share=0.6):
+    return Tilted(share)
+
+
 def test_the_example_of_the_documentation_prints_what_it_shows(reader, capsys, monkeypatch):
     """``docs/off_policy.md``, line by line, with two coins as policies."""
     [page] = pages("tests/unit/test_ope.py")
     monkeypatch.setattr("rl_eval.ope.fitted_q._LEAST_UPDATES", 20)
-    (reader.folder / "heads.py").write_text(HEADS)
     for name, share in (("behaviour", 0.6), ("target", 0.5)):
-        policy = {"policy": "heads:tilted", "policy_kwargs": {"share": share}, "deterministic": False}
+        policy = {"policy": f"{__name__}:tilted", "policy_kwargs": {"share": share}, "deterministic": False}
         config = {"environment": {"env": "CartPole-v1"}, "policy": policy, "runners": {"num_runners": 0}}
         (reader.folder / f"{name}.yaml").write_text(
             yaml.safe_dump(config | {"evaluation": {"num_episodes": 30, "max_episode_steps": 4}})
@@ -583,16 +578,14 @@ def test_the_example_of_the_documentation_prints_what_it_shows(reader, capsys, m
 
 def test_the_command_estimates_what_the_simulation_measures(tmp_path, monkeypatch):
     """A behaviour policy that is half random in the toy environment; the target's value is known by running it."""
-    pytest.importorskip("torch")
     folder = make_folder(tmp_path, monkeypatch)
-    (folder / "cli_heads.py").write_text(HEADS)
     rng = np.random.default_rng(0)
     columns = steps_of(rng.integers(10, 20, 300))
     action = rng.integers(0, 2, len(columns["step"]))
     columns |= {"action": action, "reward": action, "action_log_prob": np.full(len(action), np.log(0.5))}
     columns["observation"] = columns["step"][:, None].astype(np.float32)
     np.savez(folder / "data.npz", **columns)
-    args = ("toy.yaml", "--set", "policy.policy=cli_heads:tilted", "--set", "policy.deterministic=false")
+    args = ("toy.yaml", "--set", f"policy.policy={__name__}:tilted", "--set", "policy.deterministic=false")
     outcome = call("ope", "data.npz", *args, "--no-fit", "--gamma", "0.9", "--json")
     assert outcome.exit_code == 0, outcome.output
     found = {one["name"]: one for one in printed("ope", outcome.stdout)["estimates"]}
@@ -638,23 +631,3 @@ def test_actions_that_were_changed_before_they_were_stored_are_refused():
     check_unchanged_actions(episodes, space, "none")
     check_unchanged_actions(episodes, gym.spaces.Box(-2, 2, (1,)), "clip")
     check_unchanged_actions(episodes, gym.spaces.Discrete(2), "clip")
-
-
-HEADS = '''
-import torch
-
-
-class Tilted(torch.nn.Module):
-    """Takes action 1 with a probability of its own."""
-
-    def __init__(self, share):
-        super().__init__()
-        self.share = share
-
-    def forward(self, observations):
-        return torch.log(torch.tensor([1 - self.share, self.share])).expand(len(observations), 2)
-
-
-def tilted(share=0.6):
-    return Tilted(share)
-'''

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any
@@ -58,24 +59,30 @@ EPISODES = 20
 
 
 class Walk(gym.Env[Any, Any]):
-    """Episodes of 2 to 24 steps; every number in them depends on the seed and on the actions so far."""
+    """Episodes of 2 to 24 steps; every number in them depends on the seed and on the actions so far.
 
-    def __init__(self) -> None:
+    Args:
+        action_space: Of any kind.
+        length: Steps of every episode, instead.
+    """
+
+    def __init__(self, action_space: gym.Space[Any] | None = None, length: int | None = None) -> None:
         self.observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float32)
-        self.action_space = spaces.Discrete(3)
+        self.action_space = action_space or spaces.Discrete(3)
+        self.fixed = length
         self.steps = self.length = 0
         self.position = 0.0
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
         self.steps, self.position = 0, 0.0
-        self.length = int(self.np_random.integers(2, 25))
+        self.length = self.fixed or int(self.np_random.integers(2, 25))
         return self.observation(), {}
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         assert self.action_space.contains(action)
         self.steps += 1
-        self.position += float(self.np_random.normal()) * (int(action) - 1)
+        self.position += float(self.np_random.normal()) * (float(np.ravel(action)[0]) - 1)
         over = self.steps >= self.length
         kind = self.length % 3
         info = {"speed": self.position / self.steps, "is_success": self.position > 0}
@@ -90,7 +97,8 @@ def walk(context: EnvContext) -> Walk:
 
 
 def steer(observations: Array) -> Array:
-    """Choose actions for Walk, from its random part."""
+    """Choose actions for Walk, from its random part; what an environment spoiled is in no row."""
+    assert not np.isnan(observations).any()
     return (np.abs(observations[:, 2]) * 7).astype(np.int64) % 3
 
 
@@ -98,25 +106,29 @@ class Endless(Walk):
     """Never ends, except for seeds that it is told."""
 
     def __init__(self, short: Sequence[int] = ()) -> None:
-        super().__init__()
+        super().__init__(length=10**9)
         self.short = set(short)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         result = super().reset(seed=seed)
-        self.length = 2 if seed in self.short else 10**9
+        self.length = 2 if seed in self.short else self.length
         return result
 
 
 class Ticking(gym.Wrapper[Any, Any, Any, Any]):
-    """Moves a clock by ten milliseconds per step."""
+    """Moves a clock by so many seconds per step and reset."""
 
-    def __init__(self, env: gym.Env[Any, Any], clock: list[float], seconds: float = 0.01) -> None:
+    def __init__(self, env: gym.Env[Any, Any], clock: list[float], step: float = 0.01, reset: float = 0.0) -> None:
         super().__init__(env)
         self.clock = clock
-        self.seconds = seconds
+        self.seconds = step, reset
+
+    def reset(self, **kwargs: Any) -> Any:
+        self.clock[0] += self.seconds[1]
+        return super().reset(**kwargs)
 
     def step(self, action: Any) -> Any:
-        self.clock[0] += self.seconds
+        self.clock[0] += self.seconds[0]
         return super().step(action)
 
 
@@ -196,42 +208,41 @@ def leases_of(count: int, seed: int = 0, runner: int = 0) -> list[Lease]:
     return [Lease(spec.index, spec.seed, 1, runner) for spec in EpisodePlan(count, seed)]
 
 
-def collect(table: EpisodeTable, report: RunReport) -> None:
-    table.fill(report.rows, report.infos)
-    for fault in report.faults:
-        table.add_fault(fault)
-
-
-def retries(runner: EvalRunner, report: RunReport) -> list[Lease]:
-    """Return what a group would give to its only runner: what has failed, as long as it has attempts."""
-    most = runner.settings.fault_tolerance.max_attempts_per_episode
-    return [Lease(at.index, at.seed, at.attempt + 1, 0) for at in report.faults if at.attempt < most]
-
-
 def play(
     runner: EvalRunner,
-    leases: int | list[Lease] = EPISODES,
+    count: int = EPISODES,
     *,
     seed: int = 0,
     budget_s: float = 10.0,
     calls: int = 1000,
+    abort: bool = False,
+    reports: list[RunReport] | None = None,
 ) -> EpisodeTable:
-    """Run episodes to their end, in at most so many calls; each index must be recorded exactly once."""
-    given = leases_of(leases, seed) if isinstance(leases, int) else leases
-    table = EpisodeTable(max(lease.index for lease in given) + 1, runner.settings.evaluation.info_keys)
+    """Run episodes to their end, in at most so many calls; each index must be recorded exactly once.
+
+    What has failed is given again, as a group would to its only runner. Reports are put into a list as they come.
+    """
+    most = runner.settings.fault_tolerance.max_attempts_per_episode
+    table = EpisodeTable(count, runner.settings.evaluation.info_keys)
+    reports = [] if reports is None else reports
     recorded: list[int] = []
-    report = runner.run(given, budget_s)
+    leases = leases_of(count, seed)
     for _ in range(calls):
+        report = runner.run(leases, budget_s, (), abort and not reports)
+        reports.append(report)
+        table.fill(report.rows, report.infos)
         recorded += report.rows["index"].tolist()
-        collect(table, report)
+        leases = []
         for fault in report.faults:
-            if fault.attempt >= runner.settings.fault_tolerance.max_attempts_per_episode:
+            table.add_fault(fault)
+            if fault.attempt < most:
+                leases.append(Lease(fault.index, fault.seed, fault.attempt + 1, 0))
+            else:
                 recorded.append(fault.index)
                 table.fill(failed_row(fault.index, fault.seed, fault.attempt, 0))
-        if len(recorded) >= len(given):
+        if len(recorded) >= count:
             break
-        report = runner.run(retries(runner, report), budget_s)
-    assert sorted(recorded) == sorted(lease.index for lease in given)
+    assert sorted(recorded) == list(range(count))
     return table
 
 
@@ -251,50 +262,49 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
 # ------------------------------------------------------------------------------ exactly N, and the same everywhere
 
 
-@layouts
-@pytest.mark.parametrize("gamma", [0.0, 0.9, 1.0])
-def test_records_are_those_of_a_plain_loop(kind: str, lanes: int, gamma: float) -> None:
-    """Anyone can replay an episode: reset with its seed, act, sum. Every column comes out the same."""
-    env = Walk()
-    for record in play(make(kind=kind, lanes=lanes, evaluation__gamma=gamma)):
-        observation, _ = env.reset(seed=record.seed)
-        rewards, info, terminated, truncated, successes = [], {}, False, False, []
-        while not (terminated or truncated):
-            action = np.int64(steer(observation[None])[0])
-            observation, reward, terminated, truncated, info = env.step(action)
-            rewards.append(reward)
-            successes.append(info["is_success"])
-        assert record.episode_return == np.cumsum(rewards)[-1]
-        assert record.discounted_return == pytest.approx(
-            float(np.sum(gamma ** np.arange(len(rewards)) * rewards)), rel=1e-12, abs=1e-12
-        )
-        assert gamma < 1 or record.discounted_return == record.episode_return
-        assert (record.length, record.terminated, record.truncated) == (len(rewards), terminated, truncated)
-        assert (record.success_once, record.success_at_end) == (any(successes), successes[-1])
-
-
+@cache
 def cartpole_policy() -> nn.Module:
+    """Return a trained network."""
     env = gym.make("CartPole-v1")
     module = make_mlp(env.observation_space, env.action_space)
     module.load_state_dict(load_weights_file(WEIGHTS / "cartpole_ppo_early.safetensors"))
     return module
 
 
-@kinds
-def test_cartpole_is_the_same_as_a_plain_loop(kind: str, lanes: int) -> None:
-    """A trained network's returns are those of the textbook's loop, in every layout."""
-    table = play(make("CartPole-v1", cartpole_policy(), kind, lanes), 6, seed=5)
-    env, module = gym.make("CartPole-v1"), cartpole_policy()
+def greedy(observations: Array) -> Array:
+    with torch.inference_mode():
+        actions: Array = cartpole_policy()(torch.from_numpy(observations)).argmax(1).numpy()
+    return actions
+
+
+@layouts
+@pytest.mark.parametrize(
+    ("env", "policy", "act", "gamma"),
+    [*((walk, steer, steer, gamma) for gamma in (0.0, 0.9, 1.0)), ("CartPole-v1", cartpole_policy(), greedy, 1.0)],
+    ids=["0.0", "0.9", "1.0", "CartPole"],
+)
+def test_records_are_those_of_a_plain_loop(kind: str, lanes: int, env: Any, policy: Any, act: Any, gamma: Any) -> None:
+    """Anyone can replay an episode: reset with its seed, act, sum. Every column comes out the same."""
+    table = play(make(env, policy, kind, lanes, evaluation__gamma=gamma), 20 if env is walk else 6, seed=5)
+    plain = Walk() if env is walk else gym.make(env)
     for record in table:
-        observation, _ = env.reset(seed=record.seed)
-        total, over = 0.0, False
-        while not over:
-            with torch.inference_mode():
-                action = int(module(torch.from_numpy(observation[None])).argmax())
-            observation, reward, terminated, truncated, _ = env.step(action)
-            total += float(reward)
-            over = terminated or truncated
-        assert record.episode_return == record.length == total
+        observation, _ = plain.reset(seed=record.seed)
+        rewards, info, terminated, truncated, successes = [], {}, False, False, []
+        while not (terminated or truncated):
+            action = np.int64(act(observation[None])[0])
+            observation, reward, terminated, truncated, info = plain.step(action)
+            rewards.append(reward)
+            successes.append(info.get("is_success"))
+        assert record.episode_return == np.cumsum(rewards)[-1]
+        assert record.discounted_return == pytest.approx(
+            float(np.sum(gamma ** np.arange(len(rewards)) * rewards)), rel=1e-12, abs=1e-12
+        )
+        assert gamma < 1 or record.discounted_return == record.episode_return
+        assert (record.length, record.terminated, record.truncated) == (len(rewards), terminated, truncated)
+        assert (record.success_once, record.success_at_end) == (
+            (any(successes) if env is walk else None),
+            successes[-1],
+        )
     assert len({record.length for record in table}) > 1
 
 
@@ -420,34 +430,27 @@ def test_only_the_environment_that_failed_is_rebuilt(kind: str, lanes: int) -> N
 @pytest.mark.parametrize("env_reuse", ["lane", "episode"])
 def test_nothing_unreported_is_at_stake_when_an_environment_closes(kind: str, lanes: int, env_reuse: str) -> None:
     """Before an environment closes, which may kill the process, the group has heard of its last attempt."""
-    reported: list[int] = []
-    ended: dict[int, int] = {}
+    reports: list[RunReport] = []
+    ended: set[int] = set()
     trouble: Trouble = lambda index, attempt: ("raise", 1) if index % 3 == 0 and attempt == 1 else None  # noqa: E731
 
     class Watched(Troubled):
+        last: int | None = None
+
         def begin_episode(self, index: int, seed: int, attempt: int) -> None:
             super().begin_episode(index, seed, attempt)
             self.last = index
 
         def close(self) -> None:
-            if hasattr(self, "last"):
-                assert self.last in reported
-                ended[self.last] = ended.get(self.last, 0) + 1
+            if self.last is not None:
+                assert any(
+                    self.last in [*report.rows["index"], *(at.index for at in report.faults)] for report in reports
+                )
+                ended.add(self.last)
 
-    runner = make(
-        lambda context: Watched(gym.make("CartPole-v1"), trouble),
-        kind=kind,
-        lanes=lanes,
-        environment__env_reuse=env_reuse,
-    )
-    report, finished = runner.run(leases_of(12), 0.05), 0
-    for _ in range(1000):
-        reported += [*report.rows["index"].tolist(), *(fault.index for fault in report.faults)]
-        finished += len(report.rows)
-        if finished == 12:
-            break
-        report = runner.run(retries(runner, report), 0.05)
-    assert finished == 12
+    environment = lambda context: Watched(gym.make("CartPole-v1"), trouble)  # noqa: E731
+    runner = make(environment, kind=kind, lanes=lanes, environment__env_reuse=env_reuse)
+    play(runner, 12, budget_s=0.05, reports=reports)
     assert runner.metrics()["close_errors"] == 0
     if env_reuse == "episode":
         assert len(ended) >= 12 - lanes
@@ -498,19 +501,6 @@ def test_a_configuration_error_is_not_tried_again() -> None:
     with pytest.raises(ConfigError, match=r"^the port is taken$"):
         make(factory)
     assert factory.calls == 1
-
-
-def test_a_policy_never_sees_a_nan_observation() -> None:
-    """What the environment spoiled is not forwarded, in any row."""
-    seen: list[bool] = []
-
-    def watch(observations: Array) -> Array:
-        seen.append(bool(np.isnan(observations).any()))
-        return steer(np.nan_to_num(observations))
-
-    play(make(troubled(seeded("nan observation")), watch, lanes=3))
-    assert seen
-    assert not any(seen)
 
 
 @layouts
@@ -585,23 +575,12 @@ def test_an_action_outside_the_space_is_the_policys_fault(kind: str, lanes: int,
 @layouts
 def test_a_nan_action_is_the_policys_fault(kind: str, lanes: int) -> None:
     """A Box action that is not a number costs its episode the attempts, and no other one."""
-
-    class Steered(Walk):
-        def __init__(self) -> None:
-            super().__init__()
-            self.action_space = spaces.Box(-1, 1, (1,), np.float64)  # type: ignore[assignment]
-
-        def step(self, action: Any) -> Any:
-            assert np.isfinite(action).all()
-            self.action_space = spaces.Discrete(3)
-            result = super().step(int(action[0] > 0) * 2)
-            self.action_space = spaces.Box(-1, 1, (1,), np.float64)  # type: ignore[assignment]
-            return result
+    boxed = lambda context: Walk(spaces.Box(-1, 1, (1,), np.float64))  # noqa: E731
 
     def act(observations: Array) -> Array:
         return np.where(observations[:, 1:2] > 3, np.nan, np.sign(observations[:, 2:3])).astype(np.float64)
 
-    tables = [play(make(lambda context: Steered(), act, k, n)) for k, n in {(kind, lanes), ("vector", 1)}]
+    tables = [play(make(boxed, act, k, n)) for k, n in {(kind, lanes), ("vector", 1)}]
     faults = [fault for record in tables[0] for fault in record.faults]
     assert faults
     assert all(fault.cause == "policy" and "which is not finite" in fault.message for fault in faults)
@@ -630,33 +609,20 @@ def test_an_exception_of_the_policy_is_told_as_its_own(kind: str, lanes: int) ->
     assert {record.outcome for record in table} == {"completed", "failed"}
 
 
-class Boxed(Walk):
-    """Acts in a Box."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.action_space = spaces.Box(-1, 1, (1,))  # type: ignore[assignment]
-
-
 @kinds
 @pytest.mark.parametrize(
-    ("world", "policy", "error", "message"),
+    ("space", "policy", "error", "message"),
     [
-        (
-            Walk,
-            lambda observations: np.zeros((len(observations), 2), int),
-            PolicyError,
-            r"action of shape \(16, 2\) for a batch of 16, but Discrete\(3\) needs \(16,\)",
-        ),
-        (Boxed, nn.Linear(3, 1), ConfigError, r"policy\.deterministic is False"),
+        (spaces.Discrete(3), lambda seen: np.zeros((len(seen), 2), int), PolicyError, r"shape \(16, 2\) for a batch"),
+        (spaces.Box(-1, 1, (1,)), nn.Linear(3, 1), ConfigError, r"policy\.deterministic is False"),
     ],
 )
 def test_a_policy_that_cannot_act_is_told_before_any_episode_runs(
-    kind: str, lanes: int, world: type[Walk], policy: Any, error: type[Exception], message: str
+    kind: str, lanes: int, space: Any, policy: Any, error: type[Exception], message: str
 ) -> None:
     """Actions that can fit no observation, and sampling without a distribution, are no fault per episode."""
     log: list[Any] = []
-    environment = lambda context: Troubled(world(), calm, log)  # noqa: E731
+    environment = lambda context: Troubled(Walk(space), calm, log)  # noqa: E731
     runner = make(environment, policy, kind, lanes, policy__deterministic=not isinstance(policy, nn.Module))
     with pytest.raises(error, match=message):
         runner.run(leases_of(3))
@@ -666,29 +632,40 @@ def test_a_policy_that_cannot_act_is_told_before_any_episode_runs(
 # ------------------------------------------------------------------------------ what a record holds
 
 
-def limited(steps: int) -> Callable[[EnvContext], gym.Env[Any, Any]]:
-    return lambda context: TimeLimit(Endless(), steps)
+class Ending(Walk):
+    """Ends at its last step with certain flags."""
+
+    def __init__(self, length: int, terminated: bool, truncated: bool) -> None:
+        super().__init__(length=length)
+        self.flags = np.array([terminated, truncated])
+
+    def step(self, action: Any) -> Any:
+        observation, reward, *_, info = super().step(action)
+        return observation, reward, *(self.flags & (self.steps == self.length)).tolist(), info
 
 
 @kinds
 @pytest.mark.parametrize(
-    ("env_limit", "our_limit", "length", "by"),
+    ("ends", "limit", "recorded"),
     [
-        (7, None, 7, "environment"),
-        (7, 5, 5, "max_episode_steps"),
-        (5, 5, 5, "environment"),
-        (5, 7, 5, "environment"),
-        (1, 1, 1, "environment"),
-        (9, 1, 1, "max_episode_steps"),
+        ((7, False, True), None, (7, False, True, "environment")),
+        ((7, False, True), 5, (5, False, True, "max_episode_steps")),
+        ((5, False, True), 5, (5, False, True, "environment")),
+        ((5, False, True), 7, (5, False, True, "environment")),
+        ((1, False, True), 1, (1, False, True, "environment")),
+        ((9, False, True), 1, (1, False, True, "max_episode_steps")),
+        *(((3, True, False), limit, (3, True, False, None)) for limit in (None, 3, 100)),
+        *(((3, True, True), limit, (3, True, True, "environment")) for limit in (None, 3, 100)),
     ],
 )
-def test_who_cut_an_episode_short(
-    kind: str, lanes: int, env_limit: int, our_limit: int | None, length: int, by: str
-) -> None:
-    """Our limit marks episodes truncated by us; when both limits fall on one step, the environment's flag wins."""
-    table = play(make(limited(env_limit), kind=kind, lanes=lanes, evaluation__max_episode_steps=our_limit), 4)
-    for record in table:
-        assert (record.length, record.terminated, record.truncated, record.truncated_by) == (length, False, True, by)
+def test_who_ended_an_episode(kind: str, lanes: int, ends: Any, limit: int | None, recorded: Any) -> None:
+    """Our limit marks episodes truncated by us; when both fall on one step, the environment's flags win.
+
+    Terminated, truncated, and both at once are told apart.
+    """
+    runner = make(lambda context: Ending(*ends), kind=kind, lanes=lanes, evaluation__max_episode_steps=limit)
+    for record in play(runner, 4):
+        assert (record.length, record.terminated, record.truncated, record.truncated_by) == recorded
 
 
 @pytest.mark.process
@@ -718,31 +695,6 @@ def test_a_limit_above_that_of_the_environment_is_a_note_of_every_result(
         for _ in range(2):
             notes = group.evaluate().notes
             assert [f"max_episode_steps is {limit}" in note for note in notes] == [True] * noted
-
-
-class Flags(Walk):
-    """Ends after three steps, with the flags that its seed selects."""
-
-    def step(self, action: Any) -> Any:
-        observation, reward, _, _, info = super().step(action)
-        over = self.steps == 3
-        return observation, reward, over and self.length % 3 != 1, over and self.length % 3 != 0, info
-
-
-@kinds
-@pytest.mark.parametrize("limit", [None, 3, 100])
-def test_both_flags_are_recorded(kind: str, lanes: int, limit: int | None) -> None:
-    """Terminated, truncated, and both at once are told apart, also on the step of our own limit."""
-    table = play(make(lambda context: Flags(), kind=kind, lanes=lanes, evaluation__max_episode_steps=limit))
-    env = Flags()
-    seen = set()
-    for record in table:
-        env.reset(seed=record.seed)
-        flags = (env.length % 3 != 1, env.length % 3 != 0)
-        assert (record.terminated, record.truncated) == flags
-        assert record.truncated_by == ("environment" if flags[1] else None)
-        seen.add(flags)
-    assert len(seen) == 3
 
 
 class Reporting(Walk):
@@ -817,44 +769,26 @@ def test_info_belongs_to_the_attempt_that_counts(kind: str, lanes: int) -> None:
 def test_seconds_and_steps_are_counted(kind: str, lanes: int, clock: list[float]) -> None:
     """Reset, step and inference seconds add up to what the environment and the policy took."""
 
-    class Slow(Walk):
-        def __init__(self) -> None:
-            super().__init__()
-            clock[0] += 4.0  # A constructor is no part of a reset.
-
-        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-            clock[0] += 0.5
-            return super().reset(seed=seed)
-
-        def step(self, action: Any) -> Any:
-            clock[0] += 0.25
-            return super().step(action)
+    def environment(context: EnvContext) -> gym.Env[Any, Any]:
+        clock[0] += 4.0  # A constructor is no part of a reset.
+        return Ticking(Walk(), clock, step=0.25, reset=0.5)
 
     def slow(observations: Array) -> Array:
         clock[0] += 0.125
         return steer(observations)
 
-    runner = make(lambda context: Slow(), slow, kind, lanes)
-    table = EpisodeTable(EPISODES)
-    report = runner.run(leases_of(EPISODES), 1e9)
-    totals = dict.fromkeys(("env_steps", "reset_seconds", "step_seconds", "inference_seconds"), 0.0)
-    calls = 0
-    while True:
-        collect(table, report)
-        calls += 1
-        for name in totals:
-            totals[name] += getattr(report, name)
-        if table.filled.all():
-            break
-        report = runner.run((), 1e9)
+    reports: list[RunReport] = []
+    table = play(make(environment, slow, kind, lanes), budget_s=1e9, reports=reports)
     for record in table:
         assert record.reset_seconds == pytest.approx(0.5)
         assert record.step_seconds == pytest.approx(0.25 * record.length)
         assert record.inference_seconds > 0
-    assert totals["env_steps"] == table.rows["length"].sum()
-    assert totals["reset_seconds"] == pytest.approx(0.5 * EPISODES)
-    assert totals["step_seconds"] == pytest.approx(0.25 * totals["env_steps"])
-    assert totals["inference_seconds"] == pytest.approx(float(table.rows["inference_seconds"].sum()), rel=1e-5)
+    steps = sum(report.env_steps for report in reports)
+    assert steps == table.rows["length"].sum()
+    assert sum(report.reset_seconds for report in reports) == pytest.approx(0.5 * EPISODES)
+    assert sum(report.step_seconds for report in reports) == pytest.approx(0.25 * steps)
+    inference = float(table.rows["inference_seconds"].sum())
+    assert sum(report.inference_seconds for report in reports) == pytest.approx(inference, rel=1e-5)
 
 
 @layouts
@@ -862,13 +796,9 @@ def test_wasted_steps_are_counted_as_executed(kind: str, lanes: int) -> None:
     """Steps of failed attempts are in the report's steps and in no record's length."""
     trouble: Trouble = lambda index, attempt: ("raise", 2) if attempt == 1 else None  # noqa: E731
     runner = make(troubled(trouble), kind=kind, lanes=lanes)
-    steps = 0
-    table = EpisodeTable(EPISODES)
-    report = runner.run(leases_of(EPISODES), 10.0)
-    while not table.filled.all():
-        collect(table, report)
-        steps += report.env_steps
-        report = runner.run(retries(runner, report), 10.0)
+    reports: list[RunReport] = []
+    table = play(runner, reports=reports)
+    steps = sum(report.env_steps for report in reports)
     assert steps == table.rows["length"].sum() + EPISODES
     assert runner.metrics() == {"episodes": EPISODES, "faults": EPISODES, "env_steps": steps, "close_errors": 0}
 
@@ -886,13 +816,7 @@ def test_faults_between_small_budgets_change_nothing(kind: str, lanes: int) -> N
 @layouts
 def test_slow_resets_count_against_the_budget(kind: str, lanes: int, clock: list[float]) -> None:
     """A reset that outlives the budget ends the call; the next one goes on, until every lane runs."""
-
-    class Slow(Endless):
-        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-            clock[0] += 1.0
-            return super().reset(seed=seed)
-
-    runner = make(lambda context: Slow(), kind=kind, lanes=lanes)
+    runner = make(lambda context: Ticking(Endless(), clock, step=0.0, reset=1.0), kind=kind, lanes=lanes)
     live = []
     report = runner.run(leases_of(20), 0.1)
     for _ in range(lanes):
@@ -986,14 +910,7 @@ def test_an_abort_in_the_middle_of_a_sweep_leaves_nothing_behind(kind: str, lane
     runner.run(leases_of(EPISODES, seed=9), 0.1)
     for _ in range(lanes // 2):
         assert runner.run((), 0.1).progress
-    table = EpisodeTable(EPISODES)
-    report = runner.run(leases_of(EPISODES), 1e9, (), True)
-    for _ in range(EPISODES):
-        collect(table, report)
-        if table.filled.all():
-            break
-        report = runner.run((), 1e9)
-    assert table.fingerprint() == undisturbed()
+    assert play(runner, budget_s=1e9, abort=True).fingerprint() == undisturbed()
 
 
 def weighted(bias: list[float]) -> nn.Module:
@@ -1007,38 +924,26 @@ def weighted(bias: list[float]) -> nn.Module:
 
 @layouts
 def test_weights_decide_and_their_version_is_on_every_record(kind: str, lanes: int) -> None:
-    """After ``set_weights`` the policy acts with them, and the records say so."""
+    """After ``set_weights`` the policy acts with them, and the records say so; those that do not fit change nothing.
+
+    The probe is repeated, since its outputs are part of the numerics key.
+    """
     runner = make(walk, weighted([1.0, 0.0, 0.0]), kind, lanes)
-    first = play(runner)
-    assert {record.weights_version for record in first} == {0}
-    assert runner.weights_version == 0
-    assert runner.set_weights(snapshot_weights(weighted([0.0, 0.0, 1.0]), 12)) == 12
-    second = play(runner)
-    assert {record.weights_version for record in second} == {12}
-    assert runner.weights_version == 12
+    played = []
+    for version in (0, 12, 12):
+        reports: list[RunReport] = []
+        played.append((play(runner, reports=reports), dict(reports[-1].numerics)))
+        assert {record.weights_version for record in played[-1][0]} == {runner.weights_version} == {version}
+        if not version:
+            assert runner.set_weights(snapshot_weights(weighted([0.0, 0.0, 1.0]), 12)) == 12
+        with pytest.raises(WeightsError, match="which the policy has"):
+            runner.set_weights(snapshot_weights({"other": torch.zeros(3)}, 5))
+    (first, before), (second, after), (third, _) = played
     assert [r.episode_return for r in second] == [-r.episode_return for r in first]
-
-
-@layouts
-def test_new_weights_have_a_new_key(kind: str, lanes: int) -> None:
-    """The probe is repeated after ``set_weights``, since its outputs are part of the numerics key."""
-    runner = make(walk, weighted([1.0, 0.0, 0.0]), kind, lanes)
-    before = runner.run(leases_of(1), 10.0).numerics
-    runner.set_weights(snapshot_weights(weighted([0.0, 0.0, 1.0]), 12))
-    after = runner.run(leases_of(1), 10.0).numerics
+    assert second.fingerprint() == third.fingerprint()
     assert before["outputs"] != after["outputs"]
     assert {**before, "outputs": 0} == {**after, "outputs": 0}
     assert before["device"] == "cpu"
-
-
-def test_weights_that_do_not_fit_leave_version_and_policy() -> None:
-    """A refusal is a refusal: version and results stay."""
-    runner = make(walk, weighted([1.0, 0.0, 0.0]))
-    before = play(runner).fingerprint()
-    with pytest.raises(WeightsError, match="which the policy has"):
-        runner.set_weights(snapshot_weights({"other": torch.zeros(3)}, 5))
-    assert runner.weights_version == 0
-    assert play(runner).fingerprint() == before
 
 
 def test_a_policy_without_weights_says_so() -> None:
@@ -1108,23 +1013,16 @@ def test_actions_reach_the_environment_inside_its_space(kind: str, lanes: int) -
     """A Box action arrives with the space's dtype and inside its bounds; the policy's batch stays its own."""
     received: list[Array] = []
 
-    class Boxed(Walk):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = self.action_space
-            self.action_space = spaces.Box(-1, 1, (2,), np.float32)  # type: ignore[assignment]
-
+    class Spoiling(Walk):
         def step(self, action: Any) -> Any:
-            assert self.action_space.contains(action)
+            result = super().step(action)
             received.append(action.copy())
             action[:] = 77
-            self.action_space, box = self.inner, self.action_space
-            result = super().step(1)
-            self.action_space = box
             return result
 
     constant = np.tile(np.array([5.0, -0.25], np.float32), (64, 1))
-    play(make(lambda context: Boxed(), lambda observations: constant[: len(observations)], kind, lanes))
+    environment = lambda context: Spoiling(spaces.Box(-1, 1, (2,), np.float32))  # noqa: E731
+    play(make(environment, lambda observations: constant[: len(observations)], kind, lanes))
     assert all(action.tolist() == [1.0, -0.25] for action in received)
     assert (constant == np.array([5.0, -0.25], np.float32)).all()
 

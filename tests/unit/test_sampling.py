@@ -15,7 +15,7 @@ from torch.distributions import Bernoulli, Categorical, Normal
 from rl_eval import EvalConfig, EvalRunnerGroup
 from rl_eval.errors import ConfigError, EvalError
 from rl_eval.scheduling.plan import EpisodePlan
-from tests.unit.test_runners import Walk, calm, seeded, steer, troubled, walk
+from tests.unit.test_runners import Walk, calm, seeded, steer, troubled, walk, weighted
 
 
 def config(lanes: int = 3, env: Any = walk, **evaluation: Any) -> EvalConfig:
@@ -35,8 +35,9 @@ def episode_of(seed: int) -> dict[str, list[Any]]:
     while True:
         action = steer(ran["observation"][-1][None])[0]
         observation, reward, terminated, truncated, info = env.step(action)
-        row = {"action": action, "reward": reward, "terminated": terminated, "truncated": truncated}
-        for key, value in {**row, "speed": info["speed"], "observation": observation}.items():
+        after = {"reward": reward, "terminated": terminated, "truncated": truncated, "info.speed": info["speed"]}
+        row = {"action": action, "observation": observation, **{f"next.{key}": value for key, value in after.items()}}
+        for key, value in row.items():
             ran.setdefault(key, []).append(value)
         if terminated or truncated:
             return ran
@@ -48,25 +49,21 @@ def test_a_batch_is_what_a_plain_loop_sees() -> None:
         batch = group.sample(5, as_arrays=True)
     plan = EpisodePlan(5, 5)
     loops = [episode_of(int(seed)) for seed in plan.seeds]
-    lengths = [len(one["reward"]) for one in loops]
+    lengths = [len(one["action"]) for one in loops]
     assert batch["observation"].dtype == np.float32
-    for key, mine in {
-        "action": "action",
-        "reward": "next.reward",
-        "terminated": "next.terminated",
-        "truncated": "next.truncated",
-        "speed": "next.info.speed",
-    }.items():
-        np.testing.assert_array_equal(batch[mine], np.concatenate([one[key] for one in loops]), err_msg=key)
-    np.testing.assert_array_equal(batch["observation"], np.concatenate([one["observation"][:-1] for one in loops]))
-    np.testing.assert_array_equal(batch["next.observation"], np.concatenate([one["observation"][1:] for one in loops]))
-    np.testing.assert_array_equal(batch["collector.traj_ids"], np.repeat(range(5), lengths))
-    np.testing.assert_array_equal(batch["collector.seed"], np.repeat(plan.seeds, lengths))
-    np.testing.assert_array_equal(batch["collector.step"], np.concatenate([range(length) for length in lengths]))
-    np.testing.assert_array_equal(batch["next.done"], batch["next.terminated"] | batch["next.truncated"])
-    for flag in ("done", "terminated", "truncated"):
-        assert not batch[flag].any()
-    assert (batch["collector.attempt"] == 1).all()
+    due = {key: np.concatenate([one[key] for one in loops]) for key in loops[0] if key != "observation"}
+    due |= {
+        "observation": np.concatenate([one["observation"][:-1] for one in loops]),
+        "next.observation": np.concatenate([one["observation"][1:] for one in loops]),
+        "collector.traj_ids": np.repeat(range(5), lengths),
+        "collector.seed": np.repeat(plan.seeds, lengths),
+        "collector.step": np.concatenate([range(length) for length in lengths]),
+        "next.done": due["next.terminated"] | due["next.truncated"],
+        **dict.fromkeys(("done", "terminated", "truncated"), np.zeros(sum(lengths), bool)),
+        "collector.attempt": np.ones(sum(lengths)),
+    }
+    for key, array in due.items():
+        np.testing.assert_array_equal(batch[key], array, err_msg=key)
     assert "action_log_prob" not in batch
 
 
@@ -184,16 +181,7 @@ def reference(space: gym.Space[Any], seen: torch.Tensor, actions: torch.Tensor) 
 def test_log_probabilities_are_those_of_the_actions(space: Any, module: nn.Module, lanes: int) -> None:
     """Torch's distributions give the same, also where a batch of lanes takes several forward passes."""
 
-    class Any_(Walk):
-        def __init__(self) -> None:
-            super().__init__()
-            self.action_space = space
-
-        def step(self, action: Any) -> Any:
-            self.steps += 1
-            return self.observation(), 0.0, self.steps >= self.length, False, {"speed": 0.0}
-
-    made = config(lanes, env=lambda context: Any_()).policy(module, deterministic=False)
+    made = config(lanes, env=lambda context: Walk(space)).policy(module, deterministic=False)
     with inline(made) as group:
         batch = group.sample(25)
     expected = reference(space, batch["observation"], batch["action"])
@@ -223,20 +211,11 @@ def test_images_may_be_compressed_on_their_way() -> None:
 
     class Film(Walk):
         def __init__(self) -> None:
-            super().__init__()
+            super().__init__(length=50)
             self.observation_space = gym.spaces.Box(0, 255, (4, 5, 3), np.uint8)
 
-        def reset(self, **options: Any) -> Any:
-            observation, info = super().reset(**options)
-            self.length += 40
-            return self.image(observation), info
-
-        def step(self, action: Any) -> Any:
-            observation, *rest = super().step(action)
-            return self.image(observation), *rest
-
-        def image(self, observation: Any) -> Any:
-            return np.resize(np.frombuffer(observation.tobytes(), np.uint8), (4, 5, 3))
+        def observation(self) -> Any:
+            return np.resize(np.frombuffer(super().observation().tobytes(), np.uint8), (4, 5, 3))
 
     made = config(env=lambda context: Film()).policy(lambda images: images[:, 0, 0, 0] % 3)
     with inline(made) as group:
@@ -252,17 +231,12 @@ def test_an_action_is_recorded_as_it_was_given() -> None:
     """An environment that changes the action in place changes nothing that was recorded."""
 
     class Spoils(Walk):
-        def __init__(self) -> None:
-            super().__init__()
-            self.action_space = gym.spaces.Box(-1, 1, (2,), np.float32)
-
         def step(self, action: Any) -> Any:
             action[:] = 0.25
-            self.steps += 1
-            return self.observation(), 0.0, self.steps >= self.length, False, {"speed": 0.0}
+            return super().step(action)
 
-    made = config(env=lambda context: Spoils()).policy(lambda seen: np.full((len(seen), 2), 0.5, np.float32))
-    with inline(made) as group:
+    made = config(env=lambda context: Spoils(gym.spaces.Box(-1, 1, (2,), np.float32)))
+    with inline(made.policy(lambda seen: np.full((len(seen), 2), 0.5, np.float32))) as group:
         assert (group.sample(2, as_arrays=True)["action"] == 0.5).all()
 
 
@@ -279,7 +253,7 @@ def test_an_episode_that_failed_is_named_or_left_out() -> None:
             return super().step(action)
 
     made = config(env=lambda context: Breaks()).fault_tolerance(max_attempts_per_episode=1, fail_fast=False)
-    lengths = [len(episode_of(int(seed))["reward"]) for seed in EpisodePlan(40, 5).seeds]
+    lengths = [len(episode_of(int(seed))["action"]) for seed in EpisodePlan(40, 5).seeds]
     good = [index for index, length in enumerate(lengths) if length % 4]
     bad = next(index for index, length in enumerate(lengths) if length % 4 == 0)
     with inline(made) as group:
@@ -298,17 +272,11 @@ def test_a_failure_of_former_weights_says_nothing_about_the_new_ones() -> None:
                 raise RuntimeError("too fast")
             return super().step(action)
 
-    def always(action: int) -> nn.Module:
-        net = nn.Linear(3, 3)
-        net.weight.data.zero_()
-        net.bias.data = torch.eye(3)[action]
-        return net
-
     made = config(8, env=lambda context: Fragile()).fault_tolerance(max_attempts_per_episode=1, fail_fast=False)
-    with EvalRunnerGroup(made, always(2), threaded=False) as group:
+    with EvalRunnerGroup(made, weighted([0.0, 0.0, 1.0]), threaded=False) as group:
         # Eight episodes run at once; those after the first few wait, or have failed.
         group.sample(num_env_steps=1, as_arrays=True)
-        group.sync_weights(always(1))
+        group.sync_weights(weighted([0.0, 1.0, 0.0]))
         batch = group.sample(7, as_arrays=True)
     assert list(dict.fromkeys(batch["collector.index"])) == list(range(1, 8))
     assert set(batch["collector.weights_version"]) == {1}
@@ -366,35 +334,24 @@ class Counted(Walk):
         return super().reset(**options)
 
 
-@pytest.fixture
-def counted() -> Any:
-    Counted.begun = 0
-    return config(4, env=lambda context: Counted())
-
-
-def settled(group: EvalRunnerGroup) -> None:
-    """Wait until the group has nothing to do."""
-    group.foreach_runner(type)
-    ahead = group.sampler._ahead
-    if ahead is not None:
-        ahead[2].result(30)
-
-
 @pytest.mark.parametrize("taken", [1, 3])
-def test_a_slow_consumer_has_one_wave_ahead_and_no_more(counted: EvalConfig, taken: int) -> None:
+def test_a_slow_consumer_has_one_wave_ahead_and_no_more(taken: int) -> None:
     """However long it looks at a batch, what was begun beyond it is one batch."""
-    with EvalRunnerGroup(counted) as group:
+    Counted.begun = 0
+    with EvalRunnerGroup(config(4, env=lambda context: Counted())) as group:
         batches = group.iter_samples(5, as_arrays=True)
         ids = [next(batches)["collector.traj_ids"] for _ in range(taken)]
-        settled(group)
+        group.foreach_runner(type)
+        assert group.sampler._ahead is not None
+        group.sampler._ahead[2].result(30)
         assert Counted.begun == 5 * (taken + 1)
         batches.close()  # type: ignore[attr-defined]
     assert list(dict.fromkeys(np.concatenate(ids).tolist())) == list(range(5 * taken))
 
 
-def test_a_consumer_that_goes_costs_no_episode_and_no_wait(counted: EvalConfig) -> None:
+def test_a_consumer_that_goes_costs_no_episode_and_no_wait() -> None:
     """An iterator that is dropped ends what runs ahead; evaluations run, and the next batch follows the last."""
-    with EvalRunnerGroup(counted) as group:
+    with EvalRunnerGroup(config(4)) as group:
         first = next(group.iter_samples(3, as_arrays=True))  # The iterator is garbage at once.
         assert group.sampler._ahead is None
         assert group.evaluate().status == "complete"
@@ -403,17 +360,9 @@ def test_a_consumer_that_goes_costs_no_episode_and_no_wait(counted: EvalConfig) 
     assert set(second["collector.index"]) == {3, 4, 5}
 
 
-class Head(nn.Linear):
-    """A layer with weights."""
-
-    def forward(self, seen: torch.Tensor) -> torch.Tensor:
-        return super().forward(seen.clamp(-1, 1))
-
-
 def test_new_weights_act_in_all_that_comes_after_them() -> None:
     """What ran ahead with the old ones runs again, and the rest of an episode that was cut says what it ran with."""
-
-    modules = [Head(3, 3) for _ in range(2)]
+    modules = [nn.Linear(3, 3) for _ in range(2)]
     options: dict[str, Any] = {"num_env_steps": 50, "mode": "truncate_episodes", "as_arrays": True}
     with EvalRunnerGroup(config(8), policy=modules[0]) as group:
         first = group.sample(**options)
@@ -436,10 +385,10 @@ def test_new_weights_act_in_all_that_comes_after_them() -> None:
 def test_with_new_weights_for_each_batch_little_more_runs_than_is_asked_for(renews: bool) -> None:
     """With the same weights a wave fills all slots, as the rest begins the next batch; else it would be dropped."""
     ran = [0]
-    with inline(config(40).policy(Head(3, 3))) as group:
+    with inline(config(40).policy(nn.Linear(3, 3))) as group:
         for version in range(1, 4):
             if renews:
-                group.sync_weights(Head(3, 3), version=version)
+                group.sync_weights(nn.Linear(3, 3), version=version)
             group.sample(num_env_steps=20, mode="truncate_episodes")
             (metrics,) = group.foreach_runner(lambda runner: runner.metrics())
             ran.append(metrics["episodes"])
@@ -464,14 +413,8 @@ def test_an_episode_whose_steps_cannot_be_recorded_is_an_error_of_the_sample() -
 
 
 def test_long_episodes_outgrow_their_arrays() -> None:
-    class Long(Walk):
-        def reset(self, **options: Any) -> Any:
-            result = super().reset(**options)
-            self.length = 700
-            return result
-
     for keys in ((), ("speed",)):
-        with inline(config(env=lambda context: Long(), info_keys=keys)) as group:
+        with inline(config(env=lambda context: Walk(length=700), info_keys=keys)) as group:
             batch = group.sample(2, as_arrays=True)
         np.testing.assert_array_equal(batch["observation"][:, 0], [*range(700)] * 2)
         np.testing.assert_array_equal(batch["next.observation"][:, 0], [*range(1, 701)] * 2)
