@@ -34,10 +34,40 @@ from rl_eval.errors.redaction import redact_text
 
 
 class EvalError(Exception):
-    """Base of every error that rl_eval raises on purpose; its message has no secrets."""
+    """Base of every error that rl_eval raises on purpose. Its text and its fields contain no secrets.
 
-    def __init__(self, *args: object) -> None:
-        super().__init__(*(redact_text(part) if isinstance(part, str) else part for part in args))
+    Args:
+        problem: What happened, in one or more sentences.
+        key: Setting, argument, option, file or field that the error is about, such as ``"runners.num_runners"``.
+        value: Its value. Anything but a string, a number, a bool or None is kept as its ``repr``.
+        episode: Index of the episode.
+        runner: Index of the runner.
+        fix: What to do, as a sentence; the text of the error ends with it.
+    """
+
+    def __init__(
+        self,
+        problem: object = "",
+        *,
+        key: str = "",
+        value: object = None,
+        episode: int | None = None,
+        runner: int | None = None,
+        fix: str = "",
+    ) -> None:
+        self.fix = redact_text(fix)
+        super().__init__(_joined(redact_text(str(problem)), self.fix))
+        self.key = key
+        scalar = value is None or isinstance(value, (bool, int, float))
+        self.value = value if scalar else redact_text(value if isinstance(value, str) else repr(value))
+        self.episode = episode
+        self.runner = runner
+
+
+def _joined(problem: str, fix: str) -> str:
+    if not fix or not problem:
+        return problem or fix
+    return f"{problem} {fix}" if problem[-1] in ".?!" else f"{problem}. {fix}"
 
 
 class UsageError(EvalError):

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterable
 from contextlib import suppress
+from copy import copy
 from dataclasses import dataclass
 from typing import Final, final
 
@@ -261,7 +262,7 @@ class EvaluationLog:
 
     def _raise_error(self) -> None:
         if self._error is not None:
-            raise type(self._error)(*self._error.args) from self._error
+            raise copy(self._error) from self._error
 
     # ------------------------------------------------------------------ the writer's side
 
