@@ -70,7 +70,9 @@ class EvalRunner(abc.ABC):
         self.settings = settings
         learn(settings.model_dump())  # What it raises or reports is redacted in its own process.
         self.runner_index = runner_index
-        self._pending = PendingReport(settings.evaluation.info_keys)
+        # The columns of agents are known when an environment has been built.
+        keys = settings.evaluation.info_keys if self.several_agents else self.columns(settings)
+        self._pending = PendingReport(keys)
         self._values = ValueReader(self._pending.info_keys, self._pending.note)
         self._observers = observer_factories(settings.evaluation.observers)
         observe = self._observe if self._observers else None

@@ -9,6 +9,7 @@ import gymnasium as gym
 
 from rl_eval import EvalConfig
 from rl_eval.config.settings import EvalSettings
+from rl_eval.records.agents import agent_columns
 from rl_eval.runners.environment import construct_env
 from rl_eval.runners.multi_agent.runner import MultiAgentEvalRunner
 from rl_eval.runners.multi_agent.team import TeamEnv, Turn
@@ -52,7 +53,7 @@ class SoloRunner(MultiAgentEvalRunner):  # type: ignore[misc]
 
     @classmethod
     def columns(cls, settings: EvalSettings) -> tuple[str, ...]:
-        return ()
+        return agent_columns(Solo.possible_agents)
 
 
 class TestMultiAgentRunner(EvalRunnerContract):

@@ -81,7 +81,6 @@ class TestSingleAgent(Recurrent):
     """One environment."""
 
     runner = SingleAgentEvalRunner
-    lane_counts = (1,)
 
 
 # ------------------------------------------------------------------------------ broken runners

@@ -11,10 +11,11 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, ClassVar
 
+import gymnasium as gym
 import numpy as np
 import pytest
 
-from rl_eval import EvalConfig, EvalRunnerGroup, evaluate
+from rl_eval import EvalConfig, EvalRunnerGroup, VectorEvalRunner, evaluate
 from rl_eval.config.settings import EvalSettings
 from rl_eval.errors import ConfigError, WeightsError
 from rl_eval.records.episode import ROW, EpisodeTable, Lease, Outcome, Progress, RunReport
@@ -198,3 +199,32 @@ def test_both_are_runners_to_the_type_checker() -> None:
     table = EpisodeTable(3)
     table.fill(runners[0].run([Lease(index, index, 1, 0) for index in range(3)], 1.0).rows)
     assert table.filled.all()
+
+
+class Measured(VectorEvalRunner):
+    """Keeps a number of ``info`` that the config does not name."""
+
+    @classmethod
+    def columns(cls, settings: EvalSettings) -> tuple[str, ...]:
+        return (*super().columns(settings), "height")
+
+    def make_env(self, lane_index: int) -> Any:
+        return Height(super().make_env(lane_index))
+
+
+class Height(gym.Wrapper):
+    def step(self, action: Any) -> Any:
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        return observation, reward, terminated, truncated, info | {"height": float(observation[2])}
+
+
+def test_a_runner_may_have_a_column_of_its_own() -> None:
+    config = EvalConfig().environment("CartPole-v1").evaluation(num_episodes=3)
+
+    def policy(observations: Any) -> Any:
+        return (observations[:, 2] > 0).astype(int)
+
+    result = evaluate(config.copy().runners(runner=Measured), policy)
+    assert result.table.info_keys == ("height",)
+    assert np.isfinite(result.table.infos).all()
+    assert result.fingerprint == evaluate(config, policy).fingerprint

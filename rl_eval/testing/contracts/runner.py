@@ -192,6 +192,9 @@ class EvalRunnerContract(ObserverContract):
             reports = [runner.run([lease], 0.0) for lease in leases_of(self.num_episodes)]
             rows = play(runner, (), budget_s=0.0, begun=reports, count=self.num_episodes).rows
             self.expect_reference(rows, f"{lanes} lanes, one lease per call")
+            names = type(runner).columns(getattr(runner, "settings", self.settings))
+            for report in reports:
+                expect(report.infos.shape, (len(report.rows), len(names)), f"shape of infos, whose columns are {names}")
 
     def test_the_numerics_key_is_the_references(self) -> None:
         """A runner that works on nothing reports nothing but its numerics key, the same for every layout."""
@@ -250,7 +253,7 @@ class EvalRunnerContract(ObserverContract):
     def test_an_endless_episode_runs_into_its_timeout(self) -> None:
         """``episode_timeout_s`` ends it, between steps."""
         for lanes, runner in self.runners(wrapper=_Endless, timeout_s=_TIMEOUT_S):
-            played = play(runner, leases_of(lanes), budget_s=_TIMEOUT_S / 2, calls=20)
+            played = play(runner, leases_of(lanes), budget_s=_TIMEOUT_S / 2, calls=20 * lanes)
             expect(len(played.rows), 0, f"rows, {lanes} lanes")
             expect({fault.cause for fault in played.faults}, {"timeout"}, f"causes, {lanes} lanes")
 
