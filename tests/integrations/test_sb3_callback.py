@@ -5,7 +5,6 @@ import io
 import json
 import logging
 import os
-import random
 import shutil
 import signal
 import threading
@@ -20,6 +19,7 @@ pytest.importorskip("stable_baselines3")
 import gymnasium as gym
 import numpy as np
 import torch
+import trainer_state
 from acting_world import Rewards
 from stable_baselines3 import DQN, PPO, SAC
 from stable_baselines3.common.callbacks import (
@@ -71,21 +71,10 @@ class Saved(BaseCallback):
         self._callback, self.models = callback, {}
 
     def _on_step(self) -> bool:
-        for waiting in self._callback._open:
-            if waiting.step == self.num_timesteps:
-                self._save()
+        if any(waiting.step == self.num_timesteps for waiting in self._callback._open):
+            file = self.models[self.num_timesteps] = io.BytesIO()
+            self.model.save(file)
         return True
-
-    def _save(self) -> None:
-        file = io.BytesIO()
-        wrapper = self.model.get_vec_normalize_env()
-        self.model.save(file)
-        self.models[self.num_timesteps] = file, None if wrapper is None else (wrapper.obs_rms.copy())
-
-
-def rows_of(folder: Path) -> list[dict[str, str]]:
-    with (folder / "progress.csv").open() as file:
-        return list(csv.DictReader(file))
 
 
 def test_every_evaluation_has_the_weights_of_its_step():
@@ -96,8 +85,8 @@ def test_every_evaluation_has_the_weights_of_its_step():
     model.learn(320, callback=[callback, saved])
     assert [step for step, _ in callback.results] == [64, 128, 192, 256, 320]
     for step, result in callback.results:
-        saved.models[step][0].seek(0)
-        frozen = PPO.load(saved.models[step][0], device="cpu")
+        saved.models[step].seek(0)
+        frozen = PPO.load(saved.models[step], device="cpu")
         assert result.fingerprint == evaluate(make_config(), frozen).fingerprint
     assert len({result.fingerprint for _, result in callback.results}) == 5
     assert callback.evaluator is None
@@ -210,11 +199,11 @@ def test_results_are_logged_under_their_own_step_and_nothing_else_is(tmp_path):
         model.set_logger(configure(str(tmp_path / name), ["csv"]))
         model.learn(320, callback=callback, log_interval=2)
         model.logger.close()
-        return model, rows_of(tmp_path / name)
+        with (tmp_path / name / "progress.csv").open() as file:
+            return list(csv.DictReader(file))
 
-    callback = EvalCallback(make_config(), every_steps=64, log_path=tmp_path, verbose=0)
-    _, rows = logged("with", callback)
-    _, plain = logged("without", None)
+    callback = EvalCallback(make_config(), every_steps=64, verbose=0)
+    rows, plain = logged("with", callback), logged("without", None)
     ours = [row for row in rows if row["eval/mean_reward"]]
     assert [(int(row["time/total_timesteps"]), float(row["eval/mean_reward"])) for row in ours] == [
         (step, pytest.approx(result.mean_return)) for step, result in callback.results
@@ -225,10 +214,6 @@ def test_results_are_logged_under_their_own_step_and_nothing_else_is(tmp_path):
     theirs = [row for row in rows if not row["eval/mean_reward"]]
     keys = [key for key in plain[0] if key not in {"time/fps", "time/time_elapsed"}]
     assert [[row[key] for key in keys] for row in theirs] == [[row[key] for key in keys] for row in plain]
-    with np.load(tmp_path / "evaluations.npz") as arrays:
-        assert arrays["timesteps"].tolist() == [step for step, _ in callback.results]
-        assert arrays["results"].shape == arrays["ep_lengths"].shape == (len(callback.results), 6)
-        assert arrays["results"].mean(1) == pytest.approx([result.mean_return for _, result in callback.results])
 
 
 @pytest.mark.parametrize("algorithm", ["PPO", "SAC", "DQN"])
@@ -244,21 +229,13 @@ def test_the_training_is_the_same_to_the_last_bit(algorithm):
         model.learn(256, callback=callback)
         return model.policy.state_dict()
 
-    def surroundings():
-        return torch.is_grad_enabled(), torch.get_num_threads(), torch.get_default_dtype(), dict(os.environ)
-
     config = make_config("discrete" if algorithm == "DQN" else "box")
     callback = EvalCallback(config, every_steps=50, verbose=0)
     plain = weights(None)
-    before = surroundings()  # Afterwards: the first step of an optimizer imports parts of torch that set variables.
-    drawn = torch.random.get_rng_state(), random.getstate(), np.random.random()  # noqa: NPY002
+    # Afterwards: the first step of an optimizer imports parts of torch that set variables.
+    before = trainer_state.observe(torch.nn.Identity())
     beside = weights(callback)
-    after = surroundings()
-    assert after[:3] == before[:3]
-    assert {key for key in {**after[3], **before[3]} if after[3].get(key) != before[3].get(key)} == set()
-    assert torch.equal(torch.random.get_rng_state(), drawn[0])
-    assert random.getstate() == drawn[1]
-    assert np.random.random() == drawn[2]  # noqa: NPY002
+    trainer_state.compare(before, trainer_state.observe(torch.nn.Identity()))
     assert len(callback.results) >= 2
     assert all(torch.equal(plain[name], beside[name]) for name in plain)
 
@@ -434,14 +411,7 @@ def kept(folder: Path) -> tuple[float, float] | None:
     return model.policy.action_net.bias[0].item(), statistics.obs_rms.count
 
 
-CHANGES = [
-    (Path, "rename"),
-    (Path, "replace"),
-    (Path, "symlink_to"),
-    (Path, "unlink"),
-    (Path, "mkdir"),
-    (shutil, "rmtree"),
-]
+CHANGES = [(shutil, "rmtree"), *((Path, name) for name in ("rename", "replace", "symlink_to", "unlink", "mkdir"))]
 
 
 def die_at(number: int) -> None:
@@ -504,9 +474,12 @@ def test_a_kill_at_any_moment_leaves_a_model_with_its_own_statistics(tmp_path, f
 # ------------------------------------------------------------------------------ what must not end a training
 
 
+def disk_full(*args):
+    raise OSError(28, "No space left on device")
+
+
 class Breaks(BaseCallback):
-    def _on_step(self) -> bool:
-        raise ValueError("no dashboard")
+    _on_step = disk_full
 
 
 def test_what_a_callback_or_a_writer_raises_does_not_end_the_training(tmp_path, caplog, monkeypatch):
@@ -514,10 +487,7 @@ def test_what_a_callback_or_a_writer_raises_does_not_end_the_training(tmp_path, 
     model = make_ppo()
     model.set_logger(configure(str(tmp_path / "log"), ["csv"]))
 
-    def full(*args):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(model.logger.output_formats[0], "write", full)
+    monkeypatch.setattr(model.logger.output_formats[0], "write", disk_full)
     monkeypatch.setattr(model.logger, "dump", lambda step=0: None)  # That of the training itself would end it.
     callback = EvalCallback(make_config(), Breaks(), Breaks(), every_steps=64, best_model_save_path=tmp_path, verbose=0)
     with caplog.at_level(logging.ERROR):
@@ -528,17 +498,14 @@ def test_what_a_callback_or_a_writer_raises_does_not_end_the_training(tmp_path, 
         assert f"{what} failed; training goes on" in caplog.text
     assert (tmp_path / "best_model.zip").exists()
 
-    def refuse(error: BaseException) -> None:
-        raise KeyError("no phone")
-
-    trained(128, make_config(observation="matrix"), on_error=refuse)
+    trained(128, make_config(observation="matrix"), on_error=disk_full)
     assert "on_error failed; training goes on" in caplog.text
 
 
 def test_a_model_that_cannot_be_saved_does_not_end_the_training(tmp_path, caplog, monkeypatch):
     """The disk is full; nothing half is left."""
     model = make_ppo()
-    monkeypatch.setattr(model, "save", lambda path: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    monkeypatch.setattr(model, "save", disk_full)
     trained(128, model=model, best_model_save_path=tmp_path)
     assert "saving the model failed; training goes on" in caplog.text
     assert list(tmp_path.iterdir()) == []
@@ -559,4 +526,5 @@ def test_results_are_kept_within_limits_and_their_numbers_all(tmp_path, monkeypa
     assert callback.results == seen[-1:]
     with np.load(tmp_path / "evaluations.npz") as arrays:
         assert arrays["timesteps"].tolist() == [step for step, _ in seen]
+        assert arrays["results"].shape == arrays["ep_lengths"].shape == (8, 6)
         assert arrays["results"].mean(1) == pytest.approx([result.mean_return for _, result in seen])

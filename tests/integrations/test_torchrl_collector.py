@@ -15,16 +15,11 @@ import pytest
 pytest.importorskip("torchrl")
 
 import torch
-from tensordict.nn import (
-    ProbabilisticTensorDictModule,
-    ProbabilisticTensorDictSequential,
-    TensorDictModule,
-    TensorDictSequential,
-)
+from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
 from torchrl.data import Binary, Bounded, LazyTensorStorage, ReplayBuffer
 from torchrl.envs import Compose, GymEnv, InitTracker, RenameTransform, RewardSum, StepCounter, TransformedEnv
-from torchrl.modules import LSTMModule, OneHotCategorical, QValueActor, RandomPolicy
+from torchrl.modules import LSTMModule, OneHotCategorical, ProbabilisticActor, QValueActor, RandomPolicy
 
 from rl_eval.errors import ConfigError, EvalError
 from rl_eval.integrations.torchrl import RayCollector
@@ -44,14 +39,8 @@ def leaning() -> Any:
     """A stochastic actor for CartPole, with the log-probabilities of its one-hot actions."""
     torch.manual_seed(0)
     net = TensorDictModule(nn.Linear(4, 2), in_keys=["observation"], out_keys=["logits"])
-    head = ProbabilisticTensorDictModule(
-        in_keys=["logits"],
-        out_keys=["action"],
-        distribution_class=OneHotCategorical,
-        return_log_prob=True,
-        default_interaction_type="random",
-    )
-    return ProbabilisticTensorDictSequential(net, head)
+    draws = {"distribution_class": OneHotCategorical, "return_log_prob": True, "default_interaction_type": "random"}
+    return ProbabilisticActor(net, in_keys=["logits"], **draws)
 
 
 def collector(env: Any = cartpole, policy: Any = None, **options: Any) -> RayCollector:
@@ -117,8 +106,7 @@ def test_weights_act_from_the_next_episode_on() -> None:
         batches = [frames.next()]
         frames.update_policy_weights_(weights_of(5.0))
         batches.append(frames.next())
-        with torch.no_grad():
-            policy.module.weight.fill_(9.0)
+        policy.module.weight.data.fill_(9.0)
         frames.update_policy_weights_()
         batches.append(frames.next())
     data = torch.cat(batches)
@@ -138,19 +126,16 @@ def test_weights_may_be_sent_after_each_batch(every: dict[str, Any], expected: l
         seen = []
         for _ in expected:
             seen.append(float(frames.next()["action"][-1]))
-            with torch.no_grad():
-                policy.module.weight.add_(1.0)
+            policy.module.weight.data.add_(1.0)
     assert seen == expected
 
 
 def test_random_frames_come_first() -> None:
     """Their actions are not the policy's; afterwards they are, with the weights that were sent meanwhile."""
     with collector(policy=leaning(), init_random_frames=150, seed=1) as frames:
-        random, also, own = (frames.next() for _ in range(3))
-    assert "action_log_prob" not in random
-    assert "action_log_prob" not in also
-    assert "action_log_prob" in own
-    assert torch.equal(random["action"].sum(-1), torch.ones(100, dtype=torch.int64))
+        batches = [frames.next() for _ in range(3)]
+    assert ["action_log_prob" in batch for batch in batches] == [False, False, True]
+    assert torch.equal(batches[0]["action"].sum(-1), torch.ones(100, dtype=torch.int64))
     with collector(lambda: Steps(length=5), constant(1.0), init_random_frames=10, frames_per_batch=10) as frames:
         assert frames.next()["action"].unique().numel() == 10
         frames.update_policy_weights_(weights_of(4.0))
@@ -320,8 +305,7 @@ def test_its_state_is_taken_up_by_another(random: int) -> None:
         expected = frames.next()
     assert state["sampler"]["step"]
     other = leaning()
-    with torch.no_grad():
-        other[0].module.weight.zero_()
+    other[0].module.weight.data.zero_()
     with collector(policy=other, num_workers_per_collector=1, **options) as frames:
         frames.load_state_dict(state)
         again = frames.next()

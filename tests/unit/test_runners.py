@@ -193,6 +193,11 @@ def calm(index: int, attempt: int) -> None:
     return None
 
 
+def raising(step: int = 1, every: int = 1) -> Trouble:
+    """Each so manieth episode raises at a step of its first attempt."""
+    return lambda index, attempt: ("raise", step) if index % every == 0 and attempt == 1 else None
+
+
 def make(
     env: Any = walk, policy: Any = steer, kind: Any = "vector", lanes: int = 1, index: int = 0, **changes: Any
 ) -> EvalRunner:
@@ -412,8 +417,7 @@ def test_the_original_error_survives(kind: str, lanes: int) -> None:
 def test_only_the_environment_that_failed_is_rebuilt(kind: str, lanes: int) -> None:
     """One fault closes one environment and builds one; the others live on, until a stop closes each once."""
     log: list[Any] = []
-    trouble: Trouble = lambda index, attempt: ("raise", 1) if index % 4 == 0 and attempt == 1 else None  # noqa: E731
-    runner = make(troubled(trouble, log), kind=kind, lanes=lanes)
+    runner = make(troubled(raising(every=4), log), kind=kind, lanes=lanes)
     table = play(runner)
     built = [entry[1] for entry in log if entry[0] == "construct"]
     faults = sum(len(record.faults) for record in table)
@@ -432,7 +436,6 @@ def test_nothing_unreported_is_at_stake_when_an_environment_closes(kind: str, la
     """Before an environment closes, which may kill the process, the group has heard of its last attempt."""
     reports: list[RunReport] = []
     ended: set[int] = set()
-    trouble: Trouble = lambda index, attempt: ("raise", 1) if index % 3 == 0 and attempt == 1 else None  # noqa: E731
 
     class Watched(Troubled):
         last: int | None = None
@@ -448,7 +451,7 @@ def test_nothing_unreported_is_at_stake_when_an_environment_closes(kind: str, la
                 )
                 ended.add(self.last)
 
-    environment = lambda context: Watched(gym.make("CartPole-v1"), trouble)  # noqa: E731
+    environment = lambda context: Watched(gym.make("CartPole-v1"), raising(every=3))  # noqa: E731
     runner = make(environment, kind=kind, lanes=lanes, environment__env_reuse=env_reuse)
     play(runner, 12, budget_s=0.05, reports=reports)
     assert runner.metrics()["close_errors"] == 0
@@ -511,10 +514,7 @@ def test_a_close_that_raises_is_survived(kind: str, lanes: int) -> None:
         def close(self) -> None:
             raise SystemExit(1)
 
-    def environment(context: EnvContext) -> Clinging:
-        return Clinging(Walk(), lambda index, attempt: ("raise", 1) if attempt == 1 else None)
-
-    runner = make(environment, kind=kind, lanes=lanes)
+    runner = make(lambda context: Clinging(Walk(), raising()), kind=kind, lanes=lanes)
     table = play(runner)
     assert table.fingerprint() == undisturbed()
     assert {len(record.faults) for record in table} == {1}
@@ -756,10 +756,8 @@ def test_info_belongs_to_the_attempt_that_counts(kind: str, lanes: int) -> None:
             *result, _ = super().step(action)
             return *result, {"is_success": True, "a": 1.0} if self.due else {}
 
-    def environment(context: EnvContext) -> Once:
-        return Once(Walk(), lambda index, attempt: ("raise", 2) if attempt == 1 else None)
-
-    for record in play(make(environment, kind=kind, lanes=lanes, evaluation__info_keys=("a",))):
+    runner = make(lambda context: Once(Walk(), raising(2)), kind=kind, lanes=lanes, evaluation__info_keys=("a",))
+    for record in play(runner):
         assert record.success_once is None
         assert math.isnan(record.info["a"])
         assert len(record.faults) == 1
@@ -794,8 +792,7 @@ def test_seconds_and_steps_are_counted(kind: str, lanes: int, clock: list[float]
 @layouts
 def test_wasted_steps_are_counted_as_executed(kind: str, lanes: int) -> None:
     """Steps of failed attempts are in the report's steps and in no record's length."""
-    trouble: Trouble = lambda index, attempt: ("raise", 2) if attempt == 1 else None  # noqa: E731
-    runner = make(troubled(trouble), kind=kind, lanes=lanes)
+    runner = make(troubled(raising(2)), kind=kind, lanes=lanes)
     reports: list[RunReport] = []
     table = play(runner, reports=reports)
     steps = sum(report.env_steps for report in reports)

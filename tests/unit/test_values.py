@@ -139,7 +139,7 @@ def test_scalars_of_every_make_are_rewards_and_flags(name: str, runner: str, lan
     """
     make = SCALARS[name]
     for field in ("terminated", "truncated"):
-        result = run(runner, lanes, **{"reward": make(True), "terminated": False, field: make})
+        result = run(runner, lanes, **{"reward": make(1.0), "terminated": False, field: make})
         assert (result.status, result.notes) == ("complete", [])
         ends = {(r.episode_return, r.length, r.terminated, r.truncated) for r in result.episodes}
         assert ends == {(float(STEPS), STEPS, field == "terminated", field == "truncated")}

@@ -55,6 +55,7 @@ from tests.unit.watch_world import (
 def folder(tmp_path, monkeypatch):
     """A folder with a training run; drawing takes longest, and has a test of its own."""
     monkeypatch.setattr(watcher, "curve_png", lambda entries, best, title: repr((entries, best)).encode())
+    monkeypatch.syspath_prepend(tmp_path)
     return make_world(tmp_path, monkeypatch)
 
 
@@ -201,10 +202,9 @@ def test_only_a_complete_evaluation_leads(folder, status, mean):
 
 
 @pytest.mark.parametrize("leak", [0, 1])
-def test_a_failed_determinism_check_is_beside_each_number(folder, monkeypatch, leak):
+def test_a_failed_determinism_check_is_beside_each_number(folder, leak):
     """In the line of each checkpoint, in the table, and with both numbers of the best."""
     write_environment(f"watch_leaky{leak}", leak)
-    monkeypatch.syspath_prepend(folder)
     save(1)
     outcome = watch_once("--set", f"environment.env=watch_leaky{leak}:make")
     lines = [line for line in outcome.stdout.splitlines() if "mean return" in line]
@@ -436,9 +436,8 @@ def test_a_checkpoint_that_changes_while_it_is_copied_gives_no_copy(folder, monk
 
 @pytest.mark.parametrize("key", ["policy.weights", "policy.policy_kwargs.path"])
 @pytest.mark.parametrize("fate", ["overwritten", "removed"])
-def test_a_file_that_changes_while_it_is_evaluated_gives_the_number_of_its_former_bytes(folder, monkeypatch, key, fate):
+def test_a_file_that_changes_while_it_is_evaluated_gives_the_number_of_its_former_bytes(folder, key, fate):
     """Also in the second test, which begins afterwards."""
-    monkeypatch.syspath_prepend(folder)
     path = save(1)
     expected = evaluated(shutil.copy(path, "former.safetensors"))
     config = CONFIG if key == "policy.weights" else CONFIG | {"policy": {"policy": "watch_factories:from_path"}}
@@ -548,9 +547,8 @@ def test_a_curve_has_points_of_one_evaluation(folder):
     assert watch_once("--set", "runners.num_envs_per_runner=2").exit_code == ExitCode.COMPLETE
 
 
-def test_a_curve_has_points_of_one_code(folder, monkeypatch):
+def test_a_curve_has_points_of_one_code(folder):
     """Edits between two calls or two scans are errors that name the file; with the former code it continues."""
-    monkeypatch.syspath_prepend(folder)
     write_environment("watch_worth")
     config = CONFIG | {"environment": {"env": "watch_worth:make"}}
     save(1)
@@ -581,10 +579,9 @@ def test_a_mistake_that_left_no_points_can_be_corrected(folder, factory):
 
 
 @pytest.mark.parametrize("key", ["policy.weights", "policy.policy_kwargs.path"])
-def test_a_fault_of_the_environment_is_never_the_checkpoints(folder, monkeypatch, key):
+def test_a_fault_of_the_environment_is_never_the_checkpoints(folder, key):
     """It ends the watch and leaves no point; the next call evaluates all checkpoints."""
     write_environment("watch_licensed", licensed=True)
-    monkeypatch.syspath_prepend(folder)
     if key != "policy.weights":
         configure(policy={"policy": "watch_factories:from_path"})
     for step in (1, 2):
