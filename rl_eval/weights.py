@@ -159,14 +159,15 @@ def load_weights_file(path: str | Path, key: str | None = None) -> dict[str, tor
     """
     path = Path(path)
     if not path.is_file():
-        raise ConfigError(f"policy.weights: there is no file {str(path)!r}")
+        raise ConfigError(f"policy.weights: there is no file {str(path)!r}", key="policy.weights", value=str(path))
     try:
         loaded = _read(path)
     except Exception as error:
-        raise ConfigError(f"policy.weights: {_explain_unreadable(path, error)}") from None
+        problem, fix = _explain_unreadable(path, error)
+        raise ConfigError(f"policy.weights: {problem}", key="policy.weights", value=str(path), fix=fix) from None
     found = loaded if key is None else _select(loaded, key, path)
     if not _is_flat(found):
-        raise ConfigError(_explain_structure(found, key, path))
+        raise _wrong_structure(found, key, path)
     return dict(found)
 
 
@@ -181,7 +182,7 @@ def save_weights_file(snapshot: WeightsSnapshot, path: str | Path) -> None:
 
     path = Path(path)
     if path.suffix == ".safetensors":
-        tensors = tensors_of(snapshot, f": give a name that ends in .pt instead of {str(path)!r}")
+        tensors = tensors_of(snapshot, f"Pass a name that ends in .pt instead of {str(path)!r}.")
         write_atomically(path, lambda temporary: save_file(tensors, temporary))
     else:
         write_atomically(path, lambda temporary: torch.save(_contents_of(snapshot), temporary))
@@ -192,18 +193,19 @@ def tensors_of(snapshot: WeightsSnapshot, advice: str = "") -> dict[str, torch.T
 
     Args:
         snapshot: Its tensors are views of this buffer.
-        advice: End of the error's sentence.
+        advice: Next step, for the error message.
 
     Raises:
-        WeightsError: The weights have extra state that is no tensor.
+        WeightsError: The weights have extra state that is not a tensor.
     """
     import torch
 
     contents = _contents_of(snapshot)
     if odd := [name for name, value in contents.items() if not isinstance(value, torch.Tensor)]:
         raise WeightsError(
-            f"the weights have extra state that is no tensor, {_some(odd)}, which a safetensors file cannot hold"
-            + advice
+            f"the weights have extra state that is not a tensor, {_some(odd)}; a safetensors file cannot contain it",
+            value=odd[0],
+            fix=advice,
         )
     return contents
 
@@ -220,23 +222,23 @@ def _read(path: Path) -> Any:
         return torch.load(path, map_location="cpu", weights_only=True)
 
 
-def _explain_unreadable(path: Path, error: Exception) -> str:
-    """Say why a file cannot be read; of torch's own words only the class that it refuses helps."""
+def _explain_unreadable(path: Path, error: Exception) -> tuple[str, str]:
+    """Return why a file cannot be read, and the next step; torch's own message only helps by the class it rejects."""
     name = repr(str(path))
     refused = _PICKLED.search(str(error))
     if refused or (isinstance(error, pickle.UnpicklingError) and _was_pickled(path)):
         example = f" (such as {refused[1]})" if refused else ""
+        save = "safetensors.torch.save_file(module.state_dict(), 'x.safetensors')"
         return (
-            f"{name} holds pickled objects, which could run code when loaded{example}. Give a whole module as "
-            f"--policy {path}, with --trust. Or save the weights alone, with "
-            "safetensors.torch.save_file(module.state_dict(), 'x.safetensors')"
+            f"{name} contains pickled objects, which could run code when loaded{example}",
+            f"Pass a whole module as --policy {path}, with --trust, or save only the weights with {save}.",
         )
     if isinstance(error, OSError):
-        return f"{name} cannot be read: {error.strerror or error}"
+        return f"{name} cannot be read: {error.strerror or error}", ""
     kind, other = ("safetensors", ".pt") if path.suffix == ".safetensors" else ("torch", ".safetensors")
     return (
-        f"{name} is no whole {kind} file of weights ({type(error).__name__}): if it is another kind of file, its name "
-        f"should end in {other}; of a TorchScript archive, save its state_dict(); if it was cut short, save it again"
+        f"{name} is not a complete {kind} file of weights ({type(error).__name__})",
+        f"Rename it to end in {other} if that is its format, save a TorchScript archive's state_dict(), or save again.",
     )
 
 
@@ -247,7 +249,7 @@ def _was_pickled(path: Path) -> bool:
 
 
 def _select(loaded: Any, key: str, path: Path) -> Any:
-    """Follow a dotted key into nested mappings; where names begin with a part, it leads to the rest of them."""
+    """Follow a dotted key into nested mappings; a part may also be the common prefix of names."""
     found = loaded
     for part in key.split("."):
         inner = found if isinstance(found, Mapping) else {}
@@ -255,7 +257,11 @@ def _select(loaded: Any, key: str, path: Path) -> Any:
         found = inner.get(part, within)
         if isinstance(found, Mapping) and not found:
             there = _contents(inner or loaded)
-            raise ConfigError(f"policy.weights_key is {key!r}, but there is no {part!r} in {str(path)!r}: {there}")
+            raise ConfigError(
+                f"policy.weights_key is {key!r}, but there is no {part!r} in {str(path)!r}: {there}",
+                key="policy.weights_key",
+                value=key,
+            )
     return found
 
 
@@ -265,14 +271,18 @@ def _is_flat(value: Any) -> bool:
     )
 
 
-def _explain_structure(found: Any, key: str | None, path: Path) -> str:
-    """Say what a file holds instead of weights, and which of its keys may lead to them."""
+def _wrong_structure(found: Any, key: str | None, path: Path) -> ConfigError:
+    """Return the error for a file without weights; it names the contents, and keys that may contain the weights."""
     place = f"policy.weights: {str(path)!r}" if key is None else f"policy.weights_key: {key!r} of {str(path)!r}"
-    text = f"{place} must hold a flat mapping of names to tensors: {_contents(found)}"
     inner = found if isinstance(found, Mapping) else {}
     fitting = [str(name) for name, value in inner.items() if value and _is_flat(value)]
     prefix = "" if key is None else f"{key}."
-    return text + (f". Set policy.weights_key to {prefix}{' or '.join(fitting)}" if fitting else "")
+    return ConfigError(
+        f"{place} must contain a flat mapping of names to tensors: {_contents(found)}",
+        key="policy.weights" if key is None else "policy.weights_key",
+        value=str(path) if key is None else key,
+        fix=f"Set policy.weights_key to {prefix}{' or '.join(fitting)}." if fitting else "",
+    )
 
 
 def _contents(value: Any) -> str:
@@ -291,9 +301,10 @@ def _collect(weights: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         if _is_extra_state(name):
             extra[name] = value
         elif not isinstance(value, torch.Tensor):
-            raise WeightsError(f"weights {name!r} are a {type(value).__name__}, not a tensor")
+            raise WeightsError(f"weights {name!r} are a {type(value).__name__}, not a tensor", key=name)
         elif torch.nn.parameter.is_lazy(value):
-            raise WeightsError(f"weights {name!r} are uninitialized: run the module once before sending it")
+            fix = "Run the module once before you send its weights."
+            raise WeightsError(f"weights {name!r} are uninitialized", key=name, fix=fix)
         else:
             tensors[name] = value.detach()
     return tensors, extra
@@ -322,7 +333,9 @@ def _flatten(value: Any, prefix: str) -> Iterator[tuple[str, Any]]:
     else:
         raise WeightsError(
             f"weights must be an nn.Module, a state dict, a TensorDict or a mapping of names to these, "
-            f"not {type(value).__name__}"
+            f"not {type(value).__name__}",
+            key="weights",
+            value=type(value).__name__,
         )
 
 
@@ -359,20 +372,22 @@ def _tensors_of(module: torch.nn.Module) -> tuple[dict[str, torch.Tensor], set[s
 
 def _check_names(given: Any, known: Any, required: set[str]) -> None:
     if missing := sorted(required - set(given)):
-        raise WeightsError(f"weights lack {_some(missing)}, which the policy has")
+        raise WeightsError(f"weights lack {_some(missing)}, which the policy has", key=missing[0])
     if unknown := sorted(set(given) - set(known)):
-        raise WeightsError(f"weights have {_some(unknown)}, which the policy lacks")
+        raise WeightsError(f"weights have {_some(unknown)}, which the policy lacks", key=unknown[0])
 
 
 def _check_tensor(name: str, entry: TensorEntry, target: torch.Tensor) -> None:
     import torch
 
     if torch.nn.parameter.is_lazy(target):
-        raise WeightsError(f"the policy's {name!r} are uninitialized: its factory must run the module once")
+        raise WeightsError(
+            f"the policy's {name!r} are uninitialized", key=name, fix="Run the module once in its factory."
+        )
     dtype, shape = _dtype(target), tuple(target.shape)
     if (entry.dtype, entry.shape) != (dtype, shape):
         ours, theirs = f"{entry.dtype} of shape {entry.shape}", f"{dtype} of shape {shape}"
-        raise WeightsError(f"weights {name!r} are {ours}, but the policy's are {theirs}")
+        raise WeightsError(f"weights {name!r} are {ours}, but the policy's are {theirs}", key=name, value=ours)
 
 
 def _dtype(tensor: torch.Tensor) -> str:
@@ -411,7 +426,7 @@ def _apply_extra_state(extra: Mapping[str, Any], module: torch.nn.Module) -> Non
     except Exception as error:
         for name, state in former.items():
             holders[name].set_extra_state(state)
-        raise WeightsError(f"the policy refuses the extra state of the weights: {error}") from error
+        raise WeightsError(f"the policy rejected the extra state of the weights: {error}", key=name) from error
 
 
 def _view(buffer: npt.NDArray[np.uint8], entry: TensorEntry) -> torch.Tensor:
@@ -469,8 +484,9 @@ def policies_of(snapshot: WeightsSnapshot, names: Iterable[str]) -> set[str]:
     owners = {name: owner for name in held for owner in names if name.startswith(f"{owner}.")}
     if strangers := [name for name in held if name not in owners]:
         raise WeightsError(
-            f"weights have {_some(strangers)}, which belong to none of the policies {_some(sorted(names))}: give a "
-            "mapping from the ids of policies to their weights"
+            f"weights have {_some(strangers)}, which do not belong to any of the policies {_some(sorted(names))}",
+            key=strangers[0],
+            fix="Pass a mapping from policy ids to weights.",
         )
     return set(owners.values())
 

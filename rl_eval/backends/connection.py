@@ -131,14 +131,20 @@ def _connect(section: RunnersSection, address: str | None) -> None:
         raise
     except Exception as error:
         if runtime_env and isinstance(error, (TypeError, ValueError)):
-            raise ConfigError(f"runners.runtime_env: Ray does not take it: {summarize(error)}") from error
+            raise ConfigError(
+                f"runners.runtime_env: Ray rejected it: {summarize(error)}",
+                key="runners.runtime_env",
+                value=runtime_env,
+            ) from error
         if not address:
             raise RunnerStartError(f"Ray cannot start a cluster on this machine: {summarize(error)}") from error
         if type(error).__name__ == "AuthenticationError":  # Older versions of Ray have no such class.
             raise _token_needed(address) from error
         raise RunnerStartError(
-            f"no Ray cluster answers at runners.address={address!r}: {summarize(error)}{_cause(error)}. Start one with "
-            "`ray start --head`, correct the address, or leave it out to run on a local cluster"
+            f"no Ray cluster answers at runners.address={address!r}: {summarize(error)}{_cause(error)}",
+            key="runners.address",
+            value=address,
+            fix="Start one with `ray start --head`, correct the address, or remove it to run on a local cluster.",
         ) from error
 
 
@@ -193,13 +199,17 @@ def _check_connection(section: RunnersSection) -> None:
     connected = ray.get_runtime_context().gcs_address
     if section.address not in (None, "auto", connected) and not _is_same(section.address, connected):
         raise ConfigError(
-            f"runners.address is {section.address!r}, but this process is connected to {connected!r} already: "
-            "leave the address out, or call ray.shutdown() first"
+            f"runners.address is {section.address!r}, but this process is already connected to {connected!r}",
+            key="runners.address",
+            value=section.address,
+            fix="Remove the address, or call ray.shutdown() first.",
         )
     if _HOOK in section.runtime_env:
         raise ConfigError(
-            f"runners.runtime_env.{_HOOK}: Ray would ignore it, since this process is connected already: give it "
-            "to ray.init(runtime_env=...), or call ray.shutdown() first"
+            f"runners.runtime_env.{_HOOK}: Ray would ignore it, since this process is already connected",
+            key=f"runners.runtime_env.{_HOOK}",
+            value=section.runtime_env[_HOOK],
+            fix="Pass it to ray.init(runtime_env=...), or call ray.shutdown() first.",
         )
 
 
@@ -253,13 +263,15 @@ def _cause(error: BaseException) -> str:
 
 def _token_needed(place: str) -> RunnerStartError:
     if os.environ.get("RAY_AUTH_MODE", "").lower() != "token":
-        needed = "set RAY_AUTH_MODE=token, and have the cluster's"
+        problem, fix = "", "Set RAY_AUTH_MODE=token, and put"
     elif os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH"):
-        needed = "RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH has another one: have the cluster's"
+        problem, fix = "; RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH has another one", "Put"
     else:
-        needed = "RAY_AUTH_MODE=token is set, but the token is not its own: have the cluster's"
+        problem, fix = "; RAY_AUTH_MODE=token is set, but this machine has another token", "Put"
     return RunnerStartError(
-        f"the cluster at {place} answered and asks for a token: {needed} in ~/.ray/auth_token (copied from its head "
-        "node) or in RAY_AUTH_TOKEN; or start nodes and clients with RAY_AUTH_MODE=disabled. See docs/cluster.md, "
-        "Authentication"
+        f"the cluster at {place} answered and asks for a token{problem}",
+        key="runners.address",
+        value=place,
+        fix=f"{fix} the cluster's token in ~/.ray/auth_token (copied from its head node) or in RAY_AUTH_TOKEN. Or "
+        "start nodes and clients with RAY_AUTH_MODE=disabled. See docs/cluster.md, Authentication.",
     )

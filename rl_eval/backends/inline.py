@@ -8,7 +8,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, final
 
-from rl_eval.backends import Call, Reply
+from typing_extensions import override
+
+from rl_eval.backends import Backend, Call, Reply
 from rl_eval.backends.pickling import pickled, unpickle_with_weights
 from rl_eval.backends.requests import Request, Run, RunnerRequest, Start, answer
 from rl_eval.config.settings import EvalSettings
@@ -19,7 +21,7 @@ from rl_eval.weights import WeightsSnapshot
 
 
 @final
-class InlineBackend:
+class InlineBackend(Backend):
     """Runs calls in the thread that waits for them.
 
     The policy is copied through pickle, as it is on its way to an actor: the caller's object keeps its mode,
@@ -42,22 +44,22 @@ class InlineBackend:
         self._folder: str | None = None
         """Working directory to which an environment went; None if all stay in that of the caller."""
 
+    @override
     def spawn(self, runner: int, index: int, weights: Any) -> None:
-        """See :class:`Backend`."""
         self._calls.append(Call(runner, Start(index, weights), 0))
 
+    @override
     def call(self, runner: int, request: RunnerRequest, tag: int = 0) -> None:
-        """See :class:`Backend`."""
         if isinstance(request, Run) and request.abort:
             self._calls = deque(_given_back(call) if call.runner == runner else call for call in self._calls)
         self._calls.append(Call(runner, request, tag))
 
+    @override
     def publish(self, weights: WeightsSnapshot) -> tuple[Any, WeightsSnapshot]:
-        """See :class:`Backend`."""
         return weights, weights
 
+    @override
     def wait(self, timeout_s: float) -> list[Reply]:
-        """See :class:`Backend`."""
         if not self._calls:
             return []
         call = self._calls.popleft()
@@ -69,38 +71,38 @@ class InlineBackend:
             return [Reply(call, error=error)]
 
     @property
+    @override
     def busy(self) -> bool:
-        """See :class:`Backend`."""
         return bool(self._calls)
 
+    @override
     def kill(self, runner: int) -> None:
-        """See :class:`Backend`."""
         self._calls = deque(call for call in self._calls if call.runner != runner)
         if killed := self._runners.pop(runner, None):
             with self._in_their_folder():
                 killed.stop()
 
+    @override
     def terminate(self, runner: int, why: RunnerLost) -> None:
-        """See :class:`Backend`."""
         self.kill(runner)
 
+    @override
     def shortage(self) -> str:
-        """See :class:`Backend`."""
         return "the environment or the policy takes that long to build in this process"
 
+    @override
     def capacity(self) -> int | None:
-        """See :class:`Backend`."""
         return None
 
+    @override
     def starting(self, runners: Sequence[int]) -> str:
-        """See :class:`Backend`."""
         return "building environment and policy"
 
     def stop(self) -> None:
         """Do nothing: environments are closed where they were stepped, in :meth:`leave`."""
 
+    @override
     def leave(self) -> None:
-        """See :class:`Backend`."""
         for runner in list(self._runners):
             self.kill(runner)
         self._calls.clear()

@@ -34,8 +34,9 @@ def pickled(value: Any, what: str, without_weights_of: Any = None) -> bytes:
         return pickle_without_weights(value, without_weights_of)
     except Exception as error:
         raise ConfigError(
-            f"{what} cannot be sent to a runner, because pickling failed: {error}. Give it as "
-            '"module:attr", or keep open files, locks and generators out of it'
+            f"{what} cannot be sent to a runner, because pickling failed: {error}",
+            key=what,
+            fix='Pass it as "module:attr", or remove open files, locks and generators from it.',
         ) from error
 
 

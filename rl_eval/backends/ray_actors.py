@@ -22,8 +22,9 @@ from ray.exceptions import (
     WorkerCrashedError,
 )
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from typing_extensions import override
 
-from rl_eval.backends import Call, Reply
+from rl_eval.backends import Backend, Call, Reply
 from rl_eval.backends.agents import NodeAgents
 from rl_eval.backends.connection import Connection, summarize
 from rl_eval.backends.pickling import pickled, pickled_settings
@@ -54,7 +55,7 @@ _CRASH_REPORT_TIMEOUT_S: Final = 5.0
 
 
 @final
-class RayBackend:
+class RayBackend(Backend):
     """One actor per runner, in an existing cluster or in a local one that ends with this backend.
 
     Raises:
@@ -77,7 +78,9 @@ class RayBackend:
             raise
         except (TypeError, ValueError) as error:
             self._connection.close()
-            raise ConfigError(f"runners: Ray does not take these resources, labels or runtime_env: {error}") from error
+            raise ConfigError(
+                f"runners: Ray rejected these resources, labels or runtime_env: {error}", key="runners"
+            ) from error
         self._agents = NodeAgents(_deadlines(settings), runtime_env, at_once=_keeps_deadlines(settings))
         self._group = uuid.uuid4().hex[:12]
         self._lanes = settings.runners.lanes
@@ -90,30 +93,30 @@ class RayBackend:
         """Losses that nobody could be asked about and that are yet to be reported."""
         self._stopped = False
 
+    @override
     def spawn(self, runner: int, index: int, weights: Any) -> None:
-        """See :class:`Backend`."""
         start = Start(index, weights)
         actor = self._actor_class.remote(self._payload, self._init_fn, self._group, str(runner), self._lanes)
         self._actors[runner] = actor
         self._agents.expect(runner, actor)
         self._calls[actor.start.remote(index, weights)] = Call(runner, start, 0)
 
+    @override
     def call(self, runner: int, request: RunnerRequest, tag: int = 0) -> None:
-        """See :class:`Backend`."""
         if self._stopped or runner in self._dying or runner not in self._actors:
             return
         self._calls[_sent(self._actors[runner], request)] = Call(runner, request, tag)
 
+    @override
     def publish(self, weights: WeightsSnapshot) -> tuple[Any, WeightsSnapshot]:
-        """See :class:`Backend`."""
         self._check_connection()
         if weights.buffer.nbytes < _INLINE_BYTES:
             return weights, weights
         ref = ray.put(weights)
         return ref, ray.get(ref)
 
+    @override
     def wait(self, timeout_s: float) -> list[Reply]:
-        """See :class:`Backend`."""
         self._check_connection()
         pending = [*self._calls, *self._postmortems, *self._agents.refs]
         ready = ray.wait(pending, num_returns=1, timeout=timeout_s if self.busy else 0)[0] if pending else []
@@ -125,12 +128,12 @@ class RayBackend:
         return replies
 
     @property
+    @override
     def busy(self) -> bool:
-        """See :class:`Backend`."""
         return bool(self._calls or self._postmortems or self._unreported_losses)
 
+    @override
     def kill(self, runner: int) -> None:
-        """See :class:`Backend`."""
         actor = self._actors.pop(runner, None)
         self._drop_calls(runner)
         self._dying.discard(runner)
@@ -138,13 +141,13 @@ class RayBackend:
             ray.kill(actor, no_restart=True)
             self._agents.end(runner)
 
+    @override
     def terminate(self, runner: int, why: RunnerLost) -> None:
-        """See :class:`Backend`."""
         if reply := self._lost(Call(runner, Stop(), 0), why):
             self._unreported_losses.append(reply)
 
+    @override
     def shortage(self) -> str:
-        """See :class:`Backend`."""
         selector = self._section.label_selector
         labels = f" on a node labelled {selector}" if selector else ""
         group = " in a bundle of the placement group" if self._section.in_placement_group else ""
@@ -156,27 +159,27 @@ class RayBackend:
             f"the cluster has {_amounts(ray.cluster_resources())} in all and {_amounts(free)} free"
         )
 
+    @override
     def capacity(self) -> int | None:
-        """See :class:`Backend`."""
         if self._section.label_selector or self._section.in_placement_group:
             return None
         there = ray.cluster_resources()
         return min((int(there.get(name, 0.0) / amount) for name, amount in self._wanted().items()), default=None)
 
+    @override
     def starting(self, runners: Sequence[int]) -> str:
-        """See :class:`Backend`."""
         up = sum(map(self._agents.knows, runners))
         if up:
             return f"{_count(up)} importing, building environment and policy"
         return f"starting {_count(len(runners))}"
 
+    @override
     def leave(self) -> None:
-        """See :class:`Backend`."""
         if self._connection.end_of_raylet is not None:
             self._agents.end_on(self._connection.node_id)
 
+    @override
     def stop(self) -> None:
-        """See :class:`Backend`."""
         if self._stopped:
             return
         self._stopped = True
@@ -197,10 +200,10 @@ class RayBackend:
 
     def _check_connection(self) -> None:
         if self._connection.lost:
-            raise ClusterError("Ray was shut down while this group was working: stop the group first")
+            raise ClusterError("Ray was shut down while this group was working", fix="Stop the group first.")
         if (code := self._connection.end_of_raylet) is not None:
-            how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-            raise ClusterDied(f"the local Ray cluster died: its raylet {how}")
+            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+            raise ClusterDied(f"the local Ray cluster died: its raylet {how}", value=code)
 
     def _wanted(self) -> dict[str, float]:
         """Return what each runner asks for."""
@@ -229,7 +232,7 @@ class RayBackend:
             if getattr(error, "actor_init_failed", False):
                 return Reply(call, error=ClusterError(f"a runner's process cannot be set up: {summarize(error)}"))
             preempted = bool(getattr(error, "preempted", False))
-            return self._lost(call, RunnerLost(f"runner process lost: {summarize(error)}"), preempted=preempted)
+            return self._lost(call, RunnerLost(f"the runner's process died: {summarize(error)}"), preempted=preempted)
         except RayError as error:
             return Reply(call, error=error)
         return Reply(call, error=answer.error()) if isinstance(answer, Failure) else Reply(call, answer)
@@ -297,8 +300,11 @@ def _placement(section: RunnersSection) -> Any:
     group = ray.util.get_current_placement_group()
     if group is None:
         raise ConfigError(
-            "runners.in_placement_group is true, but this process is in no placement group: it is for evaluations in a "
-            "Ray task or actor that has one, such as a trial of Tune. Leave it out"
+            "runners.in_placement_group is true, but this process is not in a placement group; it needs a Ray task or "
+            "actor that has one, such as a Tune trial",
+            key="runners.in_placement_group",
+            value=True,
+            fix="Remove it.",
         )
     return PlacementGroupSchedulingStrategy(group)
 

@@ -95,6 +95,9 @@ def _checked(runner: Runner, report: Any) -> RunReport:
     """
     if not isinstance(report, RunReport):
         raise ConfigError(
-            f"{type(runner).__name__}.run() returned {report!r}, not a RunReport: end it with return self._report()"
+            f"{type(runner).__name__}.run() returned {report!r}, not a RunReport",
+            key=f"{type(runner).__name__}.run",
+            value=report,
+            fix="End it with return self._report().",
         )
     return report

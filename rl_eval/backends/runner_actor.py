@@ -145,4 +145,6 @@ def _initialize(init_fn: Any) -> None:
     except Exception as error:
         from rl_eval.errors import ConfigError, summary_of
 
-        raise ConfigError(f"runners.init_fn raised {summary_of(error)}") from error
+        raise ConfigError(
+            f"runners.init_fn raised {summary_of(error)}", key="runners.init_fn", value=init_fn
+        ) from error

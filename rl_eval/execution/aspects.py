@@ -80,15 +80,18 @@ class Numerics(Aspect):
             return
         if different == ["outputs"] and self.outcome.weights is None and self._built_others(report.built_weights):
             raise ConfigError(
-                f"runner {member.index} built another policy than the others: a factory that initializes weights at "
-                "random needs policy.weights, or sync_weights before the evaluation"
+                f"runner {member.index} built another policy than the others; a factory with random initial weights "
+                "needs weights",
+                key="policy.weights",
+                runner=member.index,
+                fix="Set policy.weights, or call sync_weights before the evaluation.",
             )
         shown = ", ".join(f"{name} is {key.get(name)!r}, not {known[name]!r}" for name in different)
         others = "the records in the log" if store.durable else "its group"
-        why = f"runner {member.index} would compute other floats than {others}: {shown}"
+        why = f"runner {member.index} would compute different floats from {others}: {shown}"
         self.outcome.refusals.append(why)
-        store.note(f"{why}; it took no part")
-        raise NumericsMismatch(why)
+        store.note(f"{why}; it did not take part")
+        raise NumericsMismatch(why, key=different[0], value=key.get(different[0]), runner=member.index)
 
     def lost(self, member: Member, crash_report: CrashReport | None) -> None:
         """Forget the key of a runner that is gone."""

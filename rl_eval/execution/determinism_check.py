@@ -18,6 +18,7 @@ from typing import Any, Final, Literal, NamedTuple, final
 
 import numpy as np
 import numpy.typing as npt
+from typing_extensions import override
 
 from rl_eval.backends.requests import Apply, Run
 from rl_eval.execution.jobs import Job
@@ -384,8 +385,8 @@ class DeterminismCheck(Phase):
             outcome.activity = "checking determinism"
         self._pump_all(now)
 
+    @override
     def joined(self, member: Member, now: float) -> None:
-        """See :class:`Job`."""
         if not self._over:
             self._outcome.joined(self.pool, now)
             self._pump_all(now)

@@ -97,8 +97,10 @@ def evaluate_policy(
     """
     if render or callback is not None:
         raise ConfigError(
-            "evaluate_policy neither renders nor calls back: look at episodes with rl-eval replay, "
-            "and see every step with an observer in evaluation.observers"
+            "evaluate_policy does not render or call a callback",
+            key="render" if render else "callback",
+            value=render or callback,
+            fix="Show episodes with rl-eval replay, and observe steps with evaluation.observers.",
         )
     adapt = integration_for(model, "for_environment")
     config = (
@@ -110,7 +112,7 @@ def evaluate_policy(
     with EvalRunnerGroup(config, model if adapt is None else adapt(model, env), threaded=False) as group:
         result = group.evaluate()
     if result.status != "complete":
-        raise EvalError(f"{result.reason}. evaluate(config, model) returns a result in such a case, too")
+        raise EvalError(result.reason, fix="To get the result of the other episodes, call evaluate(config, model).")
     if reward_threshold is not None and not result.mean_return > reward_threshold:
         raise AssertionError(f"the mean return {result.mean_return:.2f} does not exceed {reward_threshold:.2f}")
     rows = result.counted_rows
@@ -140,8 +142,10 @@ def environment_like(env: Any, *, of_the_model: bool) -> dict[str, Any]:
     for number, text in enumerate(texts):
         if text != texts[0]:
             raise ConfigError(
-                f"env has unlike environments: number 0 is {texts[0]}, and number {number} is {text}. Evaluate one at "
-                "a time"
+                f"env has different environments: number 0 is {texts[0]}, and number {number} is {text}",
+                key="env",
+                value=text,
+                fix="Evaluate them one at a time.",
             )
     return described[0]
 
@@ -152,8 +156,10 @@ def _without_wrappers(env: Any, harmless: tuple[str, ...]) -> Any:
         wrapper = type(env)
         if not f"{wrapper.__module__}:{wrapper.__qualname__}".startswith(harmless):
             raise ConfigError(
-                f"env has a {wrapper.__name__} around several environments at once, and an episode here has one: give "
-                "a function that builds one environment with a wrapper for one"
+                f"env has a {wrapper.__name__} around several environments at once, but an episode here has one",
+                key="env",
+                value=wrapper.__name__,
+                fix="Pass a function that builds one environment with a wrapper for one.",
             )
         env = inner
     return env
@@ -162,8 +168,10 @@ def _without_wrappers(env: Any, harmless: tuple[str, ...]) -> Any:
 def _described(env: Any, spec: Any, harmless: tuple[str, ...]) -> dict[str, Any]:
     if spec is None:
         raise ConfigError(
-            f"env is a live {type(env).__name__} that gymnasium.make has not made: give a function that builds one, "
-            "such as lambda: MyEnv()"
+            f"env is a {type(env).__name__} object that gymnasium.make did not build",
+            key="env",
+            value=type(env).__name__,
+            fix="Pass a function that builds one, such as lambda: MyEnv().",
         )
     kwargs = {name: value for name, value in spec.kwargs.items() if name not in _NOT_OF_THE_EPISODES}
     if spec.max_episode_steps is not None:
@@ -182,7 +190,9 @@ def _wrappers(spec: Any, harmless: tuple[str, ...]) -> list[Mapping[str, Any]]:
     for one in wrappers:
         if one.kwargs is None:
             raise ConfigError(
-                f"env has a wrapper {one.name}, which does not tell its arguments: give a function that builds the "
-                "environment with it"
+                f"env has a wrapper {one.name}, which does not record its arguments",
+                key="env",
+                value=one.name,
+                fix="Pass a function that builds the environment with it.",
             )
     return [{"wrapper": one.entry_point, **one.kwargs} for one in wrappers]

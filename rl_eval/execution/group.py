@@ -98,8 +98,11 @@ class EvalRunnerGroup:
         settings = settings_of(config)
         if settings.runners.num_runners and not threaded:
             raise ConfigError(
-                f"runners.num_runners is {settings.runners.num_runners}, but runners in other processes are driven by "
-                "a thread: leave threaded=True, or use runners.num_runners=0"
+                f"threaded is False, but runners.num_runners is {settings.runners.num_runners}, and runners in other "
+                "processes need a thread",
+                key="threaded",
+                value=False,
+                fix="Pass threaded=True, or set runners.num_runners to 0.",
             )
         if policy is not None:
             settings = with_live(settings, policy)
@@ -107,7 +110,11 @@ class EvalRunnerGroup:
         check_policies(settings.policy)
         live = settings.policy.policy if not settings.policy.policies else live_policies(settings.policy)
         if live is None:
-            raise ConfigError('policy.policy is missing: configure one, or pass a live policy as the argument "policy"')
+            raise ConfigError(
+                "policy.policy is missing",
+                key="policy.policy",
+                fix='Set it, or pass a policy object as the argument "policy".',
+            )
         learn(settings.model_dump())  # They may have been made in another process.
         self.settings = settings
         """What results say of themselves; the runners have what the group was made with."""
@@ -188,7 +195,12 @@ class EvalRunnerGroup:
         settings = with_values(self.settings, evaluation=changes)
         plan = settings.plan()
         if weights is None and version is not None:
-            raise ConfigError(f"version is {version}, but no weights are given: it is the number of new weights")
+            raise ConfigError(
+                f"version is {version}, but it is the number of new weights, and there are none",
+                key="version",
+                value=version,
+                fix="Pass weights=..., or remove version.",
+            )
         with contextlib.ExitStack() as opened:
             log = _open_log(None if run_dir is None else self._located(run_dir), accept_code_change)
             if log is not None:
@@ -387,7 +399,11 @@ class EvalRunnerGroup:
 
         def remove(pool: RunnerPool, now: float) -> None:
             if count >= pool.expected():
-                raise ConfigError(f"remove_runners({count}): the group has {pool.expected()}, and keeps at least one")
+                raise ConfigError(
+                    f"remove_runners({count}): the group has {pool.expected()}, and keeps at least one",
+                    key="count",
+                    value=count,
+                )
             self._loop.forget(pool.shrink(count))
 
         self._wait(Do(remove))
@@ -459,9 +475,14 @@ class EvalRunnerGroup:
 
     def _check_resizable(self, what: str, count: int) -> None:
         if count < 1:
-            raise ConfigError(f"{what}({count}): give at least 1")
+            raise ConfigError(f"{what}({count})", key="count", value=count, fix="Pass at least 1.")
         if not self.settings.runners.num_runners:
-            raise ConfigError(f"{what}: with runners.num_runners=0 the one runner is this process; configure 1 or more")
+            raise ConfigError(
+                f"{what}: with runners.num_runners=0 the only runner is this process",
+                key="runners.num_runners",
+                value=0,
+                fix="Set it to 1 or more.",
+            )
 
 
 def evaluate(
@@ -500,8 +521,10 @@ def _initial_weights(section: PolicySection, live: Any) -> WeightsSnapshot | Non
     """Return the weights of the configured file, else those of the live policy, if it has any."""
     if not section.policies and section.weights is None and section.weights_key is not None:
         raise ConfigError(
-            f"policy.weights_key is {section.weights_key!r}, but policy.weights is not set: name the file in it, or "
-            "leave the key out"
+            f"policy.weights_key is {section.weights_key!r}, but policy.weights is not set",
+            key="policy.weights_key",
+            value=section.weights_key,
+            fix="Set policy.weights to the file, or remove the key.",
         )
     return configured_weights(section, live)
 
@@ -515,7 +538,12 @@ def _tell_result(callbacks: GroupCallbacks, handle: EvalHandle) -> None:
 def _open_log(run_dir: str | os.PathLike[str] | None, accept_code_change: bool) -> EvaluationLog | None:
     if run_dir is None:
         if accept_code_change:
-            raise ConfigError("accept_code_change=True continues the log in run_dir: give run_dir, or leave it out")
+            raise ConfigError(
+                "accept_code_change=True needs a log to continue",
+                key="accept_code_change",
+                value=True,
+                fix="Pass run_dir, or remove the argument.",
+            )
         return None
     from rl_eval.log import EvaluationLog
 

@@ -213,7 +213,7 @@ class EvalHandle:
         """
         wait([self._future], timeout)
         if not self.done():
-            raise TimeoutError(f"the evaluation is not done after {timeout} s, and goes on: see progress()")
+            raise TimeoutError(f"the evaluation is not done after {timeout} s, and continues. See progress()")
         return self._future.result()
 
     def exception(self) -> BaseException | None:
@@ -264,7 +264,9 @@ class EvalHandle:
             return self.result()
         if snapshot is None:
             raise UsageError(
-                "a service gives whole results only: wait for result(), or cancel() and take what there is"
+                "an evaluation in a service has no snapshots",
+                key="snapshot",
+                fix="Wait for result(), or call cancel() and use its partial result.",
             )
         return snapshot(reason)
 

@@ -10,6 +10,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, final
 
+from typing_extensions import override
+
 from rl_eval.backends import requests
 from rl_eval.backends.requests import RunnerRequest
 from rl_eval.errors import ClusterError, RunnerLost
@@ -107,8 +109,8 @@ class Do(Awaited[None]):
         super().__init__()
         self._function = function
 
+    @override
     def start(self, now: float) -> None:
-        """See :class:`Job`."""
         try:
             self._function(self.pool, now)
         except Exception as error:
@@ -209,7 +211,8 @@ class Apply(_Broadcast):
     def lost(self, member: Member, crash_report: CrashReport | None, now: float) -> bool:
         """Fail if no other runner answers. A call is not retried, since it may have had effects already."""
         if member.in_flight(self.tag) and not self._values and not self._unanswered(member):
-            self.fail(ClusterError(f"no runner answered: runner {member.index} was lost during the call"))
+            why = f"no runner answered: runner {member.index} was lost during the call"
+            self.fail(ClusterError(why, runner=member.index))
         return super().lost(member, crash_report, now)
 
 
@@ -227,22 +230,22 @@ class Ask(Apply):
         self._timeout_s = timeout_s
         self._deadline = math.inf
 
+    @override
     def start(self, now: float) -> None:
-        """See :class:`Job`."""
         for member in self.pool.ready()[:1]:
             self._send(member, now)
 
+    @override
     def replied(self, member: Member, value: Any, now: float) -> None:
-        """See :class:`Job`."""
         self._succeed(value)
 
+    @override
     def tick(self, now: float) -> None:
-        """See :class:`Job`."""
         super().tick(now)
         for member in self._unanswered() if now > self._deadline and not self.done else ():
             why = f"runner {member.index} did not return from a call within {self._timeout_s:g} s"
-            self.pool.terminate(member, RunnerLost(why))
-            self.fail(ClusterError(why))
+            self.pool.terminate(member, RunnerLost(why, runner=member.index))
+            self.fail(ClusterError(why, key="timeout_s", value=self._timeout_s, runner=member.index))
 
     def _send(self, member: Member, now: float) -> None:
         self._deadline = now + self._timeout_s

@@ -78,7 +78,7 @@ class ControlLoop:
             raise forked("the group")
         if self._stopping:
             cause = f" because of {type(self._fatal).__name__}: {self._fatal}" if self._fatal else ""
-            raise EvalError(f"the group is stopped{cause}: create a new one") from self._fatal
+            raise EvalError(f"the group is stopped{cause}", fix="Create a new one.") from self._fatal
         self._adopt(job)
         self._inbox.put(job)
         if self._stopping:
@@ -105,7 +105,7 @@ class ControlLoop:
         self._backend.stop()
         if self._thread.is_alive():
             # A step of this process hangs; whoever waits for a result must not.
-            self._fail_all(f"{_STOPPED}; the environment still hangs in a call")
+            self._fail_all(f"{_STOPPED}; the environment is still in a call")
 
     @property
     def _forked(self) -> bool:
@@ -330,5 +330,7 @@ def _needless(job: Job, after: Job | None) -> bool:
 def forked(what: str) -> UsageError:
     """Return the error for the use of an object whose thread stayed in the parent of this process."""
     return UsageError(
-        f"{what} was made before a fork, and its thread is in the parent process only: make it again here"
+        f"{what} was created before a fork, and its thread is only in the parent process",
+        key=what,
+        fix="Create it again in this process.",
     )

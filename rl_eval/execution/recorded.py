@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final, final
 
+from typing_extensions import override
+
 from rl_eval.backends import requests
 from rl_eval.errors import ConfigError
 from rl_eval.execution.jobs import Apply, Job
@@ -36,39 +38,39 @@ class Recorded(Job):
         self._recorder = recorder
         self._begin = requests.Apply(partial(_observe, factories={TRAJECTORY: recorder}))
 
+    @override
     def start(self, now: float) -> None:
-        """See :class:`Job`."""
         self._job.pool, self._job.tag, self._job.started = self.pool, self.tag, True
         if not isinstance(self._job, Opening):
             for member in self.pool.ready():
                 self.pool.call(member, self._begin, tag=self.tag, now=now)
         self._job.start(now)
 
+    @override
     def joined(self, member: Member, now: float) -> None:
-        """See :class:`Job`."""
         self.pool.call(member, self._begin, tag=self.tag, now=now)
         self._job.joined(member, now)
 
+    @override
     def lost(self, member: Member, crash_report: CrashReport | None, now: float) -> bool:
-        """See :class:`Job`."""
         return self._job.lost(member, crash_report, now)
 
+    @override
     def replied(self, member: Member, value: Any, now: float) -> None:
-        """See :class:`Job`."""
         if value is not None:  # The answer to its own call.
             self._job.replied(member, value, now)
 
+    @override
     def tick(self, now: float) -> None:
-        """See :class:`Job`."""
         self._job.tick(now)
 
+    @override
     def fail(self, error: BaseException) -> None:
-        """See :class:`Job`."""
         self._job.fail(error)
 
     @property
+    @override
     def done(self) -> bool:
-        """See :class:`Job`."""
         return self._job.done
 
     def successors(self) -> list[Job]:
@@ -84,7 +86,9 @@ def _observe(runner: Any, factories: Mapping[str, Callable[[Any], Any]]) -> None
     """Have a runner's environments seen by observers, beside those that are configured."""
     if not isinstance(runner, EvalRunner):
         raise ConfigError(
-            f"episodes of {type(runner).__name__} leave no trajectories, as it is not an rl_eval.EvalRunner: derive it "
-            "from that class"
+            f"{type(runner).__name__} cannot record trajectories, since it is not an rl_eval.EvalRunner",
+            key="runners.runner",
+            value=type(runner).__name__,
+            fix="Derive it from that class.",
         )
     runner.observe(factories)

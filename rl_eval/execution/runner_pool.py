@@ -140,13 +140,13 @@ class RunnerPool:
         return "sending weights" if all(map(_gets_weights, ready)) else "probing the policy"
 
     def absence(self) -> str:
-        """Say why there are fewer runners than were asked for."""
+        """Return why there are fewer runners than requested."""
         with suppress(Exception):  # A cluster that does not answer must not cost the result.
             if (most := self._backend.capacity()) is not None and most < self.expected():
                 return self._backend.shortage()
         if self.losses:
-            return f"others were lost, the last because: {self.last_loss}"
-        return "the evaluation was over before the others were up"
+            return f"the others were lost, the last one because: {self.last_loss}"
+        return "the evaluation ended before the others were ready"
 
     # ------------------------------------------------------------------ calls
 
@@ -259,20 +259,23 @@ class RunnerPool:
         limit = self._settings.runners.runner_start_timeout_s
         if seconds > limit:
             raise RunnerStartError(
-                f"no runner came up within runners.runner_start_timeout_s={limit:g}: {self._backend.shortage()}. "
-                "Ask for less, free or add resources, or wait longer"
+                f"no runner started within runners.runner_start_timeout_s={limit:g}: {self._backend.shortage()}",
+                key="runners.runner_start_timeout_s",
+                value=limit,
+                fix="Request less, free or add resources, or wait longer.",
             )
         if seconds > _LONG_START_S and not self._told_of_waiting:
             self._told_of_waiting = True
             with suppress(Exception):  # As in absence().
-                _logger.warning("no runner is up after %.0f s, waiting on: %s", seconds, self._backend.shortage())
+                _logger.warning("no runner is ready after %.0f s. Waiting: %s", seconds, self._backend.shortage())
 
     def _given_up(self, member: Member, now: float) -> RunnerLost | None:
         if not member.ready:
             limit = self._settings.runners.runner_start_timeout_s
             if self.ever_ready and now - member.spawned > limit:
                 return RunnerLost(
-                    f"runner {member.index} did not come up within {limit:g} s: {self._backend.shortage()}"
+                    f"runner {member.index} did not start within {limit:g} s: {self._backend.shortage()}",
+                    runner=member.index,
                 )
             return None
         faults = self._settings.fault_tolerance
@@ -284,14 +287,15 @@ class RunnerPool:
             return None
         silence = now - member.heard
         if silence > silence_limit(limit_s, self.slice_s, probed=member.probed):
-            return RunnerLost(f"runner {member.index} was silent for {silence:.1f} s, longer than one call may take")
+            why = f"runner {member.index} did not answer for {silence:.1f} s, longer than one call may take"
+            return RunnerLost(why, runner=member.index)
         return None
 
     def _tell_restart(self, index: int) -> None:
         try:
             self.on_restart(index)
         except Exception:
-            _logger.exception("the callback on_runner_restart raised; the group goes on")
+            _logger.exception("the callback on_runner_restart raised; the group continues")
 
     def _spawn(self, index: int, now: float) -> None:
         incarnation = self._next_incarnation

@@ -18,7 +18,7 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any, Final, final
 
 import numpy as np
-from typing_extensions import assert_never
+from typing_extensions import assert_never, override
 
 from rl_eval.backends.requests import Run
 from rl_eval.errors import EvalError, RunnerLost
@@ -83,16 +83,16 @@ class Phase(Job):
         """Record what came of it."""
 
     @final
+    @override
     def start(self, now: float) -> None:
-        """See :class:`Job`."""
         self._reason = self._outcome.cancelled
         if not self._reason:
             self._begin(now)
         self.tick(now)
 
     @final
+    @override
     def lost(self, member: Member, crash_report: CrashReport | None, now: float) -> bool:
-        """See :class:`Job`."""
         if self.done:
             return False
         member.terminated = True  # Whatever follows must not be given to it.
@@ -100,8 +100,8 @@ class Phase(Job):
         return not self._over and self._lost(member, crash_report, now)
 
     @final
+    @override
     def tick(self, now: float) -> None:
-        """See :class:`Job`."""
         if self.done or not self.started:
             return
         try:
@@ -114,8 +114,8 @@ class Phase(Job):
             self.fail(error)
 
     @final
+    @override
     def fail(self, error: BaseException) -> None:
-        """See :class:`Job`."""
         if not self.done:
             self._outcome.fail(error)
             if self.started:
@@ -123,13 +123,13 @@ class Phase(Job):
 
     @final
     @property
+    @override
     def done(self) -> bool:
-        """See :class:`Job`."""
         return self._successors is not None or self._outcome.done
 
     @final
+    @override
     def successors(self) -> list[Job]:
-        """See :class:`Job`."""
         return self._successors or []
 
     @final
@@ -145,7 +145,7 @@ class Phase(Job):
             self._abandon(now)
             self._reason = reason
         elif self.pool.hopeless:
-            self._reason = f"no runner is left, the last was lost because: {self.pool.last_loss}"
+            self._reason = f"no runner is left; the last one was lost because: {self.pool.last_loss}"
         else:
             self._watch(now)
 
@@ -196,8 +196,8 @@ class Opening(Job):
         self._next: list[Job] | None = None
         self._taken = False
 
+    @override
     def start(self, now: float) -> None:
-        """See :class:`Job`."""
         self._taken = self._outcome.take()
         if not self._taken:
             return
@@ -212,13 +212,13 @@ class Opening(Job):
         else:
             self._next = [EpisodeSession(self._outcome)]
 
+    @override
     def lost(self, member: Member, crash_report: CrashReport | None, now: float) -> bool:
-        """See :class:`Job`."""
         self._outcome.lost(member, crash_report)
         return False
 
+    @override
     def tick(self, now: float) -> None:
-        """See :class:`Job`."""
         if self.done or not self._reading.done():
             return
         try:
@@ -229,8 +229,8 @@ class Opening(Job):
         else:
             self._next = [EpisodeSession(self._outcome)]
 
+    @override
     def fail(self, error: BaseException) -> None:
-        """See :class:`Job`."""
         if self._taken and self._outcome.store.durable and not self.done:
             with suppress(Exception):
                 self._reading.result(_LAST_READ_S)
@@ -238,12 +238,12 @@ class Opening(Job):
             self._outcome.fail(error)
 
     @property
+    @override
     def done(self) -> bool:
-        """See :class:`Job`."""
         return self._next is not None or self._outcome.done
 
+    @override
     def successors(self) -> list[Job]:
-        """See :class:`Job`."""
         return self._next or []
 
     def _read(self) -> None:
@@ -293,7 +293,7 @@ class FailFast:
         where = f" at {':'.join(place)}" if (place := _place(first)) else ""
         return (
             f"{first.error_type}: {first.message}: all of the first {self._count} attempts failed like this in "
-            f"{first.phase}{where} ({first.cause}); fault_tolerance.fail_fast=false goes on all the same"
+            f"{first.phase}{where} ({first.cause}). To continue anyway, set fault_tolerance.fail_fast=false"
         )
 
 
@@ -349,8 +349,8 @@ class EpisodeSession(Phase):
         for member in self.pool.ready():
             self.joined(member, now)
 
+    @override
     def joined(self, member: Member, now: float) -> None:
-        """See :class:`Job`."""
         if not self._over:
             self._outcome.joined(self.pool, now)
             self._outcome.ring.positions[member.incarnation] = member.index
@@ -500,12 +500,12 @@ class EpisodeSession(Phase):
         if faults:
             last = faults[-1]
             why += f"; the last on {last.node} in {last.phase}: {last.error_type}: {last.message}"
-        text = f"runner {member.index} was excluded, and its failures charged to no episode: {why}"
+        text = f"runner {member.index} was excluded, and its failures do not use up attempts of episodes: {why}"
         outcome.exclusions.append(text)
         self._excluded.add(member.index)
         outcome.store.note(text)
         self._unsent.pop(runner, None)
-        self.pool.terminate(member, RunnerLost(text), broken=True)
+        self.pool.terminate(member, RunnerLost(text, runner=member.index), broken=True)
 
     def _is_impatient(self, now: float) -> bool:
         """Whether episodes have waited for long enough for runners that have not come up."""

@@ -83,14 +83,24 @@ class EpisodePlan:
         num_episodes, seed, first_index = map(operator.index, (num_episodes, seed, first_index))
         if not 1 <= num_episodes <= MAX_EPISODES:
             raise ConfigError(
-                f"evaluation.num_episodes is {num_episodes}: ask for at least 1 and at most {MAX_EPISODES} episodes"
+                f"evaluation.num_episodes is {num_episodes}",
+                key="evaluation.num_episodes",
+                value=num_episodes,
+                fix=f"Set it to at least 1 and at most {MAX_EPISODES}.",
             )
         if not 0 <= seed < 2**64:
-            raise ConfigError(f"evaluation.seed is {seed}: give an int from 0 to 2**64 - 1")
+            raise ConfigError(
+                f"evaluation.seed is {seed}",
+                key="evaluation.seed",
+                value=seed,
+                fix="Set it to an integer from 0 to 2**64 - 1.",
+            )
         if not 0 <= first_index <= MAX_EPISODES - num_episodes:
             raise ConfigError(
-                f"evaluation.first_index is {first_index}: with {num_episodes} episodes, give an int from 0 to "
-                f"{MAX_EPISODES - num_episodes}"
+                f"evaluation.first_index is {first_index}",
+                key="evaluation.first_index",
+                value=first_index,
+                fix=f"With {num_episodes} episodes, set it to an integer from 0 to {MAX_EPISODES - num_episodes}.",
             )
         self.num_episodes = num_episodes
         self.seed = seed
@@ -154,8 +164,10 @@ class EpisodePlan:
 def _check_turns(num_episodes: int, first_index: int, matchups: Matchups) -> None:
     if num_episodes < len(matchups.round):
         raise ConfigError(
-            f"evaluation.num_episodes is {num_episodes}, but one of each seating are {len(matchups.round)} episodes: "
-            f"give at least {len(matchups.round)}"
+            f"evaluation.num_episodes is {num_episodes}, but one episode of each seating needs {len(matchups.round)}",
+            key="evaluation.num_episodes",
+            value=num_episodes,
+            fix=f"Set it to at least {len(matchups.round)}.",
         )
     for key, start, position in (
         ("first_index", 0, first_index),
@@ -163,8 +175,11 @@ def _check_turns(num_episodes: int, first_index: int, matchups: Matchups) -> Non
     ):
         if (whole := matchups.next_turn(position)) != position:
             raise ConfigError(
-                f"evaluation.{key} is {position - start}, which splits the episodes that share a seed under all orders "
-                f"of their seats: give {whole - start}"
+                f"evaluation.{key} is {position - start}, which separates episodes that share a seed under all orders "
+                "of their seats",
+                key=f"evaluation.{key}",
+                value=position - start,
+                fix=f"Set it to {whole - start}.",
             )
 
 

@@ -184,8 +184,10 @@ def install(group: str, name: str, lanes: int, node_id: str) -> ProcessInfo:
         fcntl.flock(stacks, fcntl.LOCK_EX)  # Until the process ends, however it ends.
     except OSError as error:
         raise RunnerStartError(
-            f"runner {name} cannot keep its flight recorder in {tempfile.gettempdir()}: {error.strerror}. Make room "
-            "there, or set TMPDIR to another folder"
+            f"runner {name} cannot create its flight recorder in {tempfile.gettempdir()}: {error.strerror}",
+            key="TMPDIR",
+            value=tempfile.gettempdir(),
+            fix="Free disk space there, or set TMPDIR to another folder.",
         ) from error
     faulthandler.enable(stacks, all_threads=True)
     faulthandler.register(STACK_SIGNAL, stacks, all_threads=True, chain=False)

@@ -113,7 +113,7 @@ class NodeAgent:
         """
         self._stopped.wait()
         if self._broken is not None:
-            raise RuntimeError("the node agent watches its runners no more") from self._broken
+            raise RuntimeError("the node agent no longer watches its runners") from self._broken
 
     def crash_report(self, runner: int, process_info: ProcessInfo, end_by_ray: Callable[[], object]) -> CrashReport:
         """End a runner if it still lives, end what it had started, and say what is known; see :meth:`watch`."""

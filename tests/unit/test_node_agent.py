@@ -271,7 +271,7 @@ def test_an_agent_that_cannot_watch_any_more_ends(tmp_path: Path, monkeypatch: p
     agent = NodeAgent(Deadlines(step_s=1.0))
     here = ProcessInfo("node", os.getpid(), 0, "no-such-mark", str(tmp_path / "r"), str(tmp_path / "s"))
     agent.watch(1, here, no_ray)
-    with pytest.raises(RuntimeError, match="watches its runners no more") as caught:
+    with pytest.raises(RuntimeError) as caught:
         agent.wait_closed()
     assert isinstance(caught.value.__cause__, IndexError)
     agent._reaper.stop()
