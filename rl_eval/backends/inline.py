@@ -1,4 +1,4 @@
-"""Runners in this process, one call at a time: the reference, and the debugger's friend."""
+"""Runners in this process, one call at a time: the reference backend, and the one for debuggers."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from rl_eval.weights import WeightsSnapshot
 class InlineBackend(Backend):
     """Runs calls in the thread that waits for them.
 
-    The policy is copied through pickle, as it is on its way to an actor: the caller's object keeps its mode,
-    its weights and its random state. Calls compute with one thread of torch.
+    The policy is pickled and unpickled, as for an actor: the caller's object keeps its mode, its weights and its random
+    state. Calls compute with one torch thread.
 
     Args:
         settings: Frozen configuration.
-        policy: Live policy; None for the configured one.
-        threaded: Whether calls run in a thread other than the caller's. In the caller's thread, runners have a working
-            directory of their own: an environment that changes it does not change the caller's. Two threads cannot
-            have two.
+        policy: Policy object; None for the configured policy.
+        threaded: Whether calls run in another thread than the caller's. In the caller's thread, runners have a separate
+            working directory: an environment that changes it does not change the caller's. Threads of a process share
+            one working directory.
     """
 
     def __init__(self, settings: EvalSettings, policy: Any, *, threaded: bool) -> None:
@@ -42,7 +42,7 @@ class InlineBackend(Backend):
         self._calls: deque[Call] = deque()
         self._threaded = threaded
         self._folder: str | None = None
-        """Working directory to which an environment went; None if all stay in that of the caller."""
+        """Working directory that an environment changed to; None if all stay in the caller's."""
 
     @override
     def spawn(self, runner: int, index: int, weights: Any) -> None:
@@ -64,7 +64,7 @@ class InlineBackend(Backend):
             return []
         call = self._calls.popleft()
         try:
-            # The calling loop computes with one thread already, if torch was loaded when it began.
+            # The calling loop already computes with one thread, if torch was loaded when it started.
             with one_thread(kept=self._threaded), self._in_their_folder():
                 return [Reply(call, self._answer(call.runner, call.request))]
         except Exception as error:
@@ -99,7 +99,7 @@ class InlineBackend(Backend):
         return "building environment and policy"
 
     def stop(self) -> None:
-        """Do nothing: environments are closed where they were stepped, in :meth:`leave`."""
+        """Do nothing: :meth:`leave` closes environments in the thread that stepped them."""
 
     @override
     def leave(self) -> None:
@@ -109,7 +109,7 @@ class InlineBackend(Backend):
 
     @contextmanager
     def _in_their_folder(self) -> Iterator[None]:
-        """Work where an environment went in an earlier call, and return to the caller's working directory."""
+        """Work in the runners' working directory, and return to the caller's."""
         if self._threaded:
             yield
             return
@@ -132,7 +132,7 @@ class InlineBackend(Backend):
 
 
 def _given_back(call: Call) -> Call:
-    """Return a call that waits behind an abort: its episodes are handed back, and none is played for nothing."""
+    """Return a queued call before an abort, changed to return its episodes instead of playing them."""
     run = call.request
     if not isinstance(run, Run):
         return call

@@ -1,4 +1,4 @@
-"""Runners as Ray actors, and what is found out about those that Ray lost."""
+"""Runners as Ray actors, with crash reports of lost runners."""
 
 from __future__ import annotations
 
@@ -43,20 +43,20 @@ _LOSSES: Final = (
     ObjectLostError,
     RuntimeEnvSetupError,
 )
-"""Ray's errors that say that a runner is gone; others are a call's own."""
+"""Ray's errors for a dead runner; any other error concerns one call."""
 
 _INLINE_BYTES: Final = 90_000
-"""Ray sends up to 100 KB with a call. Ray's client ends a driver that owns something in the object store as soon as the
-raylet dies."""
+"""Ray sends up to 100 KB with a call. Ray's client ends a process that owns objects in the object store when the raylet
+dies."""
 _STOP_TIMEOUT_S: Final = 3.0
 _AGENT_STOP_TIMEOUT_S: Final = 2.0
 _CRASH_REPORT_TIMEOUT_S: Final = 5.0
-"""A new agent's process takes a second or two to start; without an answer, nothing is charged."""
+"""A new agent's process needs a second or two to start; without an answer, no episode uses up an attempt."""
 
 
 @final
 class RayBackend(Backend):
-    """One actor per runner, in an existing cluster or in a local one that ends with this backend.
+    """One actor per runner, in an existing cluster or in a local one that stops with this backend.
 
     Raises:
         ConfigError: Environment, policy or weights cannot be pickled.
@@ -87,10 +87,10 @@ class RayBackend(Backend):
         self._actors: dict[int, Any] = {}
         self._calls: dict[Any, Call] = {}
         self._postmortems: dict[Any, tuple[Reply, float]] = {}
-        """Losses about which the node's agent was asked, and until when its answer is waited for."""
+        """Losses with a pending crash report, and the deadline of the report."""
         self._dying: set[int] = set()
         self._unreported_losses: list[Reply] = []
-        """Losses that nobody could be asked about and that are yet to be reported."""
+        """Losses without a crash report that are not reported yet."""
         self._stopped = False
 
     @override
@@ -152,11 +152,11 @@ class RayBackend(Backend):
         labels = f" on a node labelled {selector}" if selector else ""
         group = " in a bundle of the placement group" if self._section.in_placement_group else ""
         wanted = self._wanted()
-        # What is used up is not among those that are free.
+        # Ray lists only resources with a free amount.
         free = {**dict.fromkeys(wanted, 0.0), **ray.available_resources()}
         return (
-            f"each runner asks for {_amounts(wanted)}{labels}{group}; "
-            f"the cluster has {_amounts(ray.cluster_resources())} in all and {_amounts(free)} free"
+            f"each runner requests {_amounts(wanted)}{labels}{group}; "
+            f"the cluster has {_amounts(ray.cluster_resources())} in total and {_amounts(free)} free"
         )
 
     @override
@@ -183,16 +183,16 @@ class RayBackend(Backend):
         if self._stopped:
             return
         self._stopped = True
-        if not self._connection.lost and self._connection.end_of_raylet is None:  # Else the actors ended with it.
+        if not self._connection.lost and self._connection.end_of_raylet is None:  # Otherwise the actors are dead.
             self._end_actors()
         del self._payload
         self._connection.close()
 
     def _end_actors(self) -> None:
-        # One whose process never came up has nothing to close, and would not answer.
+        # A runner without a process has nothing to close, and would not answer.
         closing = [_sent(actor, Stop()) for runner, actor in self._actors.items() if self._agents.knows(runner)]
         if closing:
-            # Environments that close in time are closed; whatever hangs is killed with its process.
+            # An environment that does not close in time is killed with its process.
             ray.wait(closing, num_returns=len(closing), timeout=_STOP_TIMEOUT_S)
         for runner in list(self._actors):
             self.kill(runner)
@@ -206,7 +206,7 @@ class RayBackend(Backend):
             raise ClusterDied(f"the local Ray cluster died: its raylet {how}", value=code)
 
     def _wanted(self) -> dict[str, float]:
-        """Return what each runner asks for."""
+        """Return the resources that each runner requests."""
         section = self._section
         asked: dict[str, float] = {"CPU": section.num_cpus_per_runner, "GPU": section.num_gpus_per_runner}
         asked |= section.custom_resources_per_runner
@@ -238,7 +238,7 @@ class RayBackend(Backend):
         return Reply(call, error=answer.error()) if isinstance(answer, Failure) else Reply(call, answer)
 
     def _lost(self, call: Call, why: RunnerLost, *, preempted: bool = False) -> Reply | None:
-        """Ask what a runner was doing, once; return the reply if there is nobody to ask."""
+        """Ask once for a crash report; return the reply at once if there is no agent to ask."""
         if call.runner in self._dying:
             return None
         self._drop_calls(call.runner)
@@ -267,7 +267,7 @@ class RayBackend(Backend):
 def _sent(actor: Any, request: RunnerRequest) -> Any:
     """Send a request; return the reference of its answer."""
     if isinstance(request, SetWeights):
-        # Ray fetches what is an argument itself, and nothing that is inside of one.
+        # Ray fetches a reference only if it is an argument itself.
         return actor.set_weights.remote(request.weights)
     return actor.answer.remote(request)
 
@@ -293,7 +293,7 @@ def _placement(section: RunnersSection) -> Any:
     """Return Ray's scheduling strategy: over all nodes, or in the placement group of the caller.
 
     Raises:
-        ConfigError: The caller is in none.
+        ConfigError: The caller is not in a placement group.
     """
     if not section.in_placement_group:
         return "SPREAD"
@@ -315,7 +315,7 @@ def _deadlines(settings: EvalSettings) -> Deadlines:
 
 
 def _keeps_deadlines(settings: EvalSettings) -> bool:
-    """Whether a deadline is configured that is kept on the nodes; silence is noticed without them."""
+    """Whether a deadline is configured that needs node agents; silence is detected without them."""
     faults = settings.fault_tolerance
     default = type(faults).model_fields["episode_timeout_s"].default
     given = (faults.reset_timeout_s, faults.step_timeout_s, faults.runner_timeout_s)

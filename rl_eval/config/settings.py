@@ -176,8 +176,7 @@ class RunnersSection(_Section):
     num_runners: Annotated[int, Field(ge=0)] = 0
     """Ray actors; 0 runs in this process, without Ray."""
     num_envs_per_runner: PositiveInt | None = None
-    """Environments in each runner; by default 1 for ``single_agent``, 8 for other runners unless their class
-    differs."""
+    """Environments per runner. The default is 1 for ``single_agent``, and 8 for others unless their class differs."""
     runner: str | type = "vector"
     """``vector``, ``single_agent``, ``multi_agent``, ``subprocess`` (one process per environment), or the
     ``"module:Class"`` of a runner. With ``policy.policies`` the default is ``multi_agent``."""

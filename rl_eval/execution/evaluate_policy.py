@@ -1,4 +1,4 @@
-"""``evaluate_policy`` with the signature of Stable-Baselines3's, and the whole result behind the two numbers."""
+"""``evaluate_policy`` with the signature of Stable-Baselines3, plus the complete result."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _WATCHING: Final = (
     "gymnasium.wrappers.vector.dict_info_to_list:",
     "gymnasium.wrappers.vector.rendering:",
 )
-"""Wrappers of gymnasium that change no episode."""
+"""Wrappers of gymnasium that do not change episodes."""
 
 _ADDRESS: Final = re.compile(" at 0x[0-9a-f]+")
 _NOT_OF_THE_EPISODES: Final = ("render_mode", "num_envs", "vectorization_mode", "vector_kwargs")
-"""Arguments of ``gymnasium.make`` and ``make_vec`` that are about watching and layout."""
+"""Arguments of ``gymnasium.make`` and ``make_vec`` that do not change episodes."""
 
 
 @final
-class PolicyEvaluation(tuple[Any, Any]):  # noqa: SLOT001 - a tuple with slots can hold nothing else.
-    """Pair of numbers, or of lists, with the result that they are from.
+class PolicyEvaluation(tuple[Any, Any]):  # noqa: SLOT001 - a tuple with slots cannot have attributes.
+    """Pair of numbers or lists, with the complete result.
 
     Args:
         first: Mean return, or the return of each episode.
@@ -43,7 +43,7 @@ class PolicyEvaluation(tuple[Any, Any]):  # noqa: SLOT001 - a tuple with slots c
     result: EvalResult
 
     def __new__(cls, first: Any, second: Any, result: EvalResult) -> PolicyEvaluation:
-        """Make the pair."""
+        """Create the pair."""
         pair = super().__new__(cls, (first, second))
         pair.result = result
         return pair
@@ -64,26 +64,26 @@ def evaluate_policy(
 ) -> PolicyEvaluation:
     """Evaluate a policy in this process, as ``stable_baselines3.common.evaluation.evaluate_policy`` does.
 
-    The episodes are those of the plan with this seed, so equal calls give equal numbers, however many environments
-    ``env`` has. ``env`` itself is neither stepped nor closed: environments like it are built.
+    The episodes are those of the plan with this seed, so equal calls return equal numbers for any number of
+    environments in ``env``. ``env`` itself is not stepped or closed: similar environments are built.
 
     Args:
         model: A model of Stable-Baselines3, or any policy that :func:`rl_eval.evaluate` takes. If ``env`` has a
             ``VecNormalize``, its statistics are used.
-        env: A gymnasium id, ``"module:attr"``, a function or class that builds an environment; or an environment, or a
-            vectorized one, that was made by ``gymnasium.make``, of which attributes that were set since do not count.
-        n_eval_episodes: Episodes to run.
+        env: A gymnasium id, ``"module:attr"``, a function or class that builds an environment, or an environment built
+            by ``gymnasium.make`` or ``make_vec``. Attributes that were set on it later are ignored.
+        n_eval_episodes: Number of episodes.
         deterministic: Take the most likely actions, instead of sampling.
-        render: Refused: ``rl-eval replay --render human`` and ``--video`` show episodes of a run.
-        callback: Refused: an observer in ``evaluation.observers`` sees every step.
+        render: Must be False: ``rl-eval replay --render human`` and ``--video`` show episodes of a run.
+        callback: Must be None: an observer in ``evaluation.observers`` sees every step.
         reward_threshold: Mean return that must be exceeded.
         return_episode_rewards: Return the lists of returns and lengths, instead of mean and standard deviation.
-        warn: Not used: episodes are those of the environment, whether or not it has a ``Monitor``.
+        warn: Not used: episodes do not depend on a ``Monitor``.
         seed: Root seed of the plan.
 
     Returns:
-        ``(mean, std)``, the standard deviation dividing by n as Stable-Baselines3's does, or ``(returns, lengths)``;
-        the :class:`~rl_eval.EvalResult` is its ``result``.
+        ``(mean, std)``, with the standard deviation divided by n as in Stable-Baselines3, or ``(returns, lengths)``.
+        Its attribute ``result`` is the :class:`~rl_eval.EvalResult`.
 
     Raises:
         ConfigError: The environment cannot be built again, or the policy cannot act.
@@ -122,11 +122,11 @@ def evaluate_policy(
 
 
 def environment_like(env: Any, *, of_the_model: bool) -> dict[str, Any]:
-    """Return the arguments of ``EvalConfig.environment`` for environments like one.
+    """Return the arguments of ``EvalConfig.environment`` for environments like ``env``.
 
     Args:
         env: As for :func:`evaluate_policy`.
-        of_the_model: Leave out the wrappers whose work the integration of a model does to the observations.
+        of_the_model: Leave out wrappers that the integration of the model replaces.
 
     Raises:
         ConfigError: The environment cannot be built again.
@@ -138,7 +138,7 @@ def environment_like(env: Any, *, of_the_model: bool) -> dict[str, Any]:
         return {"env": env}
     inner = _without_wrappers(env, harmless)
     described = [_described(env, spec, harmless) for spec in _specs_of(inner)]
-    texts = [_ADDRESS.sub("", str(plain(one))) for one in described]  # Functions may be made for each environment.
+    texts = [_ADDRESS.sub("", str(plain(one))) for one in described]  # Each environment may have its own functions.
     for number, text in enumerate(texts):
         if text != texts[0]:
             raise ConfigError(
@@ -151,7 +151,7 @@ def environment_like(env: Any, *, of_the_model: bool) -> dict[str, Any]:
 
 
 def _without_wrappers(env: Any, harmless: tuple[str, ...]) -> Any:
-    """Return the vectorized environment inside of the wrappers that are put around several environments at once."""
+    """Return the vectorized environment inside its wrappers."""
     while (inner := getattr(env, "venv", env.env if isinstance(env, gym.vector.VectorWrapper) else None)) is not None:
         wrapper = type(env)
         if not f"{wrapper.__module__}:{wrapper.__qualname__}".startswith(harmless):

@@ -1,8 +1,8 @@
-"""Matchups: which policy sits in which seat of an episode, as a pure function of the episode's index.
+"""Matchups: policies of the seats of an episode, as a pure function of the episode's index.
 
-A *seating* names the policy of each seat. A *matchup* is what is asked for: one seating, or with ``symmetric`` all
-orders of one, which are played on one seed, so that what a seat is worth cancels. The matchups take turns: any stretch
-of a plan that is as long as all of them together plays each of them once.
+A *seating* names the policy of each seat. A *matchup* is one seating, or with ``symmetric`` all orders of one seating,
+played on one seed, so that the advantage of a seat cancels. The matchups take turns: any part of a plan with the length
+of one round plays each seating once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Seating = tuple[str, ...]
 """Name of the policy of each seat."""
 
 MAX_SEATINGS: Final = 100_000
-"""Most seatings of all matchups together: more of them than any plan would play."""
+"""Maximum number of seatings of all matchups together; no useful plan needs more."""
 
 _NAMED: Final = ("self", "round_robin")
 _POPULATIONS: Final = ("focal", "background", "focal_seats")
@@ -45,7 +45,7 @@ class Matchups:
         """Return the matchups of :meth:`to_lists`.
 
         Raises:
-            ValueError: They are none: strangers describe plans, too.
+            ValueError: The lists are invalid; they can come from a foreign file.
         """
         matchups = cls(typed(tuple[tuple[Seating, ...], ...], turns))
         if not all(matchups.turns) or not matchups.turns:
@@ -66,16 +66,16 @@ class Matchups:
         return np.repeat(np.arange(len(self.turns)), [len(turn) for turn in self.turns])
 
     def seating(self, position: int) -> Seating:
-        """Return who sits where at a position, from 0, of the endless plan."""
+        """Return the seating at a position, from 0, of the endless plan."""
         return self.round[position % len(self.round)]
 
     def seed_positions(self, positions: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
-        """Return which seed of the root each position has, shape as given: positions of one turn share theirs."""
+        """Return the index of each position's seed, same shape; positions of one turn share a seed."""
         rounds, places = np.divmod(positions.astype(np.int64), len(self.round))
         return np.asarray(rounds * len(self.turns) + self._turn_of[places], np.int64)
 
     def next_turn(self, position: int) -> int:
-        """Return the first position from ``position`` on where a turn begins."""
+        """Return the first position, from ``position`` on, at which a turn begins."""
         begins = np.flatnonzero(np.diff(self._turn_of, prepend=-1))
         rounds, place = divmod(position, len(self.round))
         later = begins[begins >= place]
@@ -98,7 +98,7 @@ def make_matchups(
         seats: Number of seats; by default that of the listed seatings, else 2.
 
     Raises:
-        ConfigError: The design is none, names an unknown policy or has another number of seats.
+        ConfigError: The design is invalid, names an unknown policy or has another number of seats.
     """
     designs = [design] if isinstance(design, str | Mapping) else design
     if not isinstance(designs, list | tuple) or not designs:
@@ -216,7 +216,7 @@ class _Expansion:
 
 
 def _orders(ordered: Sequence[str]) -> Iterator[Seating]:
-    """Yield the different orders of some names, without a pass over all permutations."""
+    """Yield the different orders of some names, without visiting equal permutations."""
     if not ordered:
         yield ()
     for first in dict.fromkeys(ordered):
