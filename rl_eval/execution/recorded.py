@@ -1,4 +1,4 @@
-"""Evaluation whose episodes leave trajectories: its jobs, and an observer in every runner that takes part."""
+"""Evaluation that records trajectories: its jobs, and an observer in every runner."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ TRAJECTORY: Final = "trajectory"
 
 @final
 class Recorded(Job):
-    """Job of an evaluation, with runners that record while it and those that follow it run, and only then.
+    """Job of an evaluation; the runners record while it and its successors run, and only then.
 
-    A runner's calls run in order, so it records from the first episode on, also one that comes up later.
+    The calls of a runner run in order, so it records from its first episode, even if it joins late.
 
     Args:
         job: The job.
@@ -74,7 +74,7 @@ class Recorded(Job):
         return self._job.done
 
     def successors(self) -> list[Job]:
-        """Record what follows as well, and nothing more after the last job."""
+        """Return recorded successors; after the last job, stop recording."""
         if following := self._job.successors():
             return [Recorded(job, self._recorder) for job in following]
         if not self.started or not self.pool.ready():
@@ -83,7 +83,7 @@ class Recorded(Job):
 
 
 def _observe(runner: Any, factories: Mapping[str, Callable[[Any], Any]]) -> None:
-    """Have a runner's environments seen by observers, beside those that are configured."""
+    """Add observers to a runner's environments, in addition to the configured ones."""
     if not isinstance(runner, EvalRunner):
         raise ConfigError(
             f"{type(runner).__name__} cannot record trajectories, since it is not an rl_eval.EvalRunner",
