@@ -118,7 +118,7 @@ def test_a_broken_runner_is_excluded_and_named() -> None:
     assert result.faults
     assert not [fault for fault in result.faults if fault.charged]
     (note,) = {note for note in result.provenance["notes"] if "excluded" in note}
-    assert "runner 0 was excluded" in note
+    assert "runner 0" in note
     assert "no licence" in note
     assert len(result.provenance["runners_excluded"]) <= 1 + world.settings.fault_tolerance.max_runner_restarts
 

