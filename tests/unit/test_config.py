@@ -104,7 +104,7 @@ def test_the_sections_chain_and_set_every_key() -> None:
 
 
 def test_what_is_given_counts() -> None:
-    """Later values win, others stay, None is a value, and a path is text; what is not given has its default."""
+    """Later values win, others stay, None is a value, a path becomes a string; a missing key has its default."""
     assert minimal().build() == EvalSettings(environment={"env": "CartPole-v1"})
     built = minimal().evaluation(num_episodes=5, seed=3).evaluation(num_episodes=6).build().evaluation
     assert (built.num_episodes, built.seed) == (6, 3)
@@ -267,7 +267,7 @@ def test_merged_mappings_may_say_another_value(tmp_path: Path) -> None:
 
 
 def test_a_live_environment_cannot_serve_runners() -> None:
-    """It is refused before anything is started; a class with ``step`` is no live environment."""
+    """It is rejected before anything starts; a class with ``step`` is valid."""
     live = gym.make("CartPole-v1")
     config = EvalConfig().environment(live).runners(num_runners=2)  # type: ignore[arg-type]
     with refused(ConfigError, "environment.env", value=type(live).__name__):

@@ -192,7 +192,7 @@ def test_a_single_runner_checks_itself_or_a_former_session(position: int, elsewh
 
 
 def test_what_a_lost_runner_held_is_tried_again_and_then_a_finding() -> None:
-    """A check ends, whatever dies; that an episode cannot be repeated is no silence."""
+    """A check ends after any loss; an episode that cannot be repeated is a finding."""
     records = table()
     check = check_of(records, 1, 2)
     for incarnation in range(100):
@@ -223,7 +223,7 @@ def test_a_re_run_that_fails_is_tried_again_and_then_a_finding() -> None:
 
 
 def test_a_check_that_is_cut_short_is_no_verdict() -> None:
-    """What did not run again says nothing, and what did counts."""
+    """Only episodes that ran again count."""
     records = table()
     check = check_of(records, 10, 12, 14)
     taken = check.take(5, 1, 2, [1])
@@ -419,7 +419,7 @@ def test_a_policy_that_keeps_something_to_itself_is_found_and_the_reason_named(m
 
 
 def test_an_episode_that_failed_at_first_is_repeated_at_the_attempt_that_counts() -> None:
-    """What strikes the first attempt of an episode is no part of its record."""
+    """A fault of the first attempt is not part of the episode's record."""
     assert evaluate(
         cartpole().environment("rl_eval.testing:faulty", env_kwargs={"env": "CartPole-v1", "attempt_rates": [1.0]})
     ).determinism.passed

@@ -36,7 +36,7 @@ class Mine(gym.Env):
 
 
 class Silent(gym.Wrapper):
-    """It does not record what it was made with."""
+    """Wrapper that does not record its arguments."""
 
 
 def test_mean_and_std_are_those_of_the_result():
@@ -133,7 +133,7 @@ def test_a_live_environment_is_left_alone():
 
 
 def test_arguments_have_the_places_of_stable_baselines3():
-    """What cannot be honoured is refused, and the threshold is an assertion, as there."""
+    """Unsupported arguments are rejected, and the threshold is an assertion, as in Stable-Baselines3."""
     returns, _ = evaluate_policy(zeros, "CartPole-v1", 4, True, False, None, 5.0, True, False)
     assert len(returns) == 4
     with pytest.raises(AssertionError):
@@ -150,7 +150,7 @@ def test_failed_episodes_are_no_number():
 
 
 def test_a_result_is_a_table_in_a_notebook():
-    """What it quotes is escaped, and no tag of it survives."""
+    """Quoted text is escaped, so that its tags do not survive."""
     result = by_hand()
     result.provenance["identity"]["policy"] = "</table><script>alert(1)</script>\x1b[31m"
     shown = result._repr_html_()

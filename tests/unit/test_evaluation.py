@@ -115,7 +115,7 @@ def report(indices: list[int], runner: int) -> RunReport:
 
 
 def test_a_loss_during_the_determinism_check_does_not_hang_it() -> None:
-    """What the lost runner held is given to others, and the evaluation ends."""
+    """The episodes of the lost runner go to others, and the evaluation ends."""
     world = World(determinism_check=1.0)
     world.finish(0)
     world.finish(1)
@@ -129,7 +129,7 @@ def test_a_loss_during_the_determinism_check_does_not_hang_it() -> None:
 
 
 def test_a_cancelled_determinism_check_leaves_nothing_running() -> None:
-    """Every runner that holds an episode is told to drop it: the next evaluation would take it for its own."""
+    """Every runner with an episode gets a request to drop it: it must not report into the next evaluation."""
     world = World(determinism_check=1.0)
     world.finish(0)
     world.finish(1)

@@ -92,7 +92,7 @@ class Unrewarding(Unlicensed):
 
 
 def test_the_place_is_a_line_of_the_caller() -> None:
-    """An error that the runner raises about a value has no such line: then no place is told."""
+    """An error that the runner raises about a value has no such line, so the reason names no place."""
     assert f" in reset at {__file__}:" in evaluate(config()).reason
     reason = evaluate(config().environment(Unrewarding)).reason
     assert " in step (env)" in reason

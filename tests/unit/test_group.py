@@ -160,7 +160,7 @@ def test_bounds_must_be_finite_before_anything_runs() -> None:
 
 
 def test_integers_that_do_not_fit_are_the_environments_fault() -> None:
-    """An observation that would wrap around is no observation."""
+    """An observation that would wrap around is an error."""
 
     class Wraps(gym.Env[Any, Any]):
         observation_space = gym.spaces.Box(0, 255, (2,), np.uint8)

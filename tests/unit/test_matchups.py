@@ -90,7 +90,7 @@ def test_symmetric_and_ordered_designs_seat_each_policy_equally_often(design: An
 
 @given(plan=plans())
 def test_matchups_survive_as_json(plan: EpisodePlan) -> None:
-    """What is written in a file gives the same plan again."""
+    """A plan survives the round trip through a file."""
     assert plan.matchups is not None
     again = EpisodePlan(len(plan), plan.seed, plan.first_index, Matchups.from_lists(plan.matchups.to_lists()))
     assert again.fingerprint == plan.fingerprint
@@ -99,7 +99,7 @@ def test_matchups_survive_as_json(plan: EpisodePlan) -> None:
 
 @given(plan=plans(), other=plans())
 def test_the_seatings_are_part_of_the_fingerprint(plan: EpisodePlan, other: EpisodePlan) -> None:
-    """Plans that seat somebody elsewhere are different plans, and all differ from one without seats."""
+    """Plans with other seatings are different plans, and all differ from a plan without seats."""
     assume([*plan] != [*other])
     assert plan.fingerprint != other.fingerprint
     assert plan.fingerprint != EpisodePlan(len(plan), plan.seed, plan.first_index).fingerprint

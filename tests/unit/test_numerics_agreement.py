@@ -46,7 +46,7 @@ def test_the_fastest_runner_does_not_decide() -> None:
 
 
 def test_of_two_runners_the_first_decides() -> None:
-    """They are no majority, and one key must count; the other takes no part, and a note says so."""
+    """Without a majority the first key counts; the other runner does not take part, and a note names it."""
     world = world_of(2)
     mine = world.given(1)
     tell(world, 1, NEW)
@@ -82,7 +82,7 @@ def test_a_lost_runner_has_no_vote() -> None:
 
 
 def test_rows_without_a_key_are_taken() -> None:
-    """A runner class of somebody else's may have none."""
+    """A user's runner class may have no numerics key."""
     world = world_of(2)
     mine = world.given(0)
     tell(world, 0, {}, *mine[:1])

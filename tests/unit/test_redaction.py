@@ -1,4 +1,4 @@
-"""What is a secret, by name, by place and by value, and what is none."""
+"""Recognition of secrets by name, by place and by value, and of values that are not secrets."""
 
 from __future__ import annotations
 

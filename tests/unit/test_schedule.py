@@ -105,7 +105,7 @@ def two_runners(num_episodes: int) -> Schedule:
 
 
 def test_a_failed_attempt_is_charged_and_runs_again_elsewhere() -> None:
-    """The runner on which it failed gets what is fresh; the other one gets the retry, with the next attempt."""
+    """The runner on which it failed gets fresh episodes; the other one gets the retry, with the next attempt."""
     schedule = two_runners(6)
     assert granted(schedule.handle(RunnerReported(0, failed_attempts=[(0, 1)]))) == {0: [4]}
     assert attempts_granted(schedule.handle(RunnerReported(1, finished=[2]))) == {0: 2, 5: 1}
@@ -352,7 +352,7 @@ def test_attempts_that_fail_by_themselves_exclude_nobody(lanes: int, runners: in
 
 
 def test_no_history_breaks_a_law() -> None:
-    """Whatever happens, every law of the referee holds after every event; see ``schedule_world``."""
+    """Every law of the referee holds after every event; see ``schedule_world``."""
     assert all(run_history(seed).sessions for seed in range(HISTORIES))
 
 
@@ -407,7 +407,7 @@ def test_the_same_seed_makes_the_same_history() -> None:
 
 
 def drain(schedule: Schedule, runners: int, lanes: int, table: EpisodeTable | None = None) -> None:
-    """Let every runner finish all that it holds, in turn, until the evaluation is complete."""
+    """Finish all episodes of every runner in turn, until the evaluation is complete."""
     held: dict[int, list[int]] = {runner: [] for runner in range(runners)}
 
     def obey(commands: list[Command]) -> None:

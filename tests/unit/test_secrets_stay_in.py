@@ -79,7 +79,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def said(*args: str, code: int = 0) -> str:
-    """Run a command that knows of no secret before; return what it printed, which holds none."""
+    """Run a command without known secrets; return its output, which contains none."""
     redaction._known.clear()
     redaction._pattern = None
     outcome = call(*args)

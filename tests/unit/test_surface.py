@@ -1,4 +1,4 @@
-"""What the package shows: a package lists what it offers, in order; every public name is importable and documented.
+"""Surface of the package: a package lists its public names in order; every one is importable and documented.
 
 A module lists nothing: its names that begin without an underscore are public.
 """
@@ -72,7 +72,7 @@ def _public(node: ast.AST, prefix: str) -> Iterator[tuple[str, ast.AST]]:
 
 
 def disorder(module: str, path: Path) -> Iterator[str]:
-    """Yield what is wrong with ``__all__``."""
+    """Yield the problems of ``__all__``."""
     names = listed(path) or []
     if names != in_order(list(set(names))):
         yield f"{module}: __all__ is not in order"

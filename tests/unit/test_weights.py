@@ -1,4 +1,4 @@
-"""What travels when weights are sent, and that a module gets all of it or is left as it was."""
+"""Contents of sent weights; a module gets all of them or stays unchanged."""
 
 from __future__ import annotations
 
@@ -365,7 +365,7 @@ MISFITS: dict[str, tuple[dict[str, Any], str | None]] = {
 
 @pytest.mark.parametrize("misfit", MISFITS)
 def test_weights_that_do_not_fit_are_named_and_change_nothing(misfit: str) -> None:
-    """A missing, extra or misshapen tensor, or one of another dtype, is named; the policy keeps what it has."""
+    """A missing or extra tensor, or one of the wrong shape or dtype, is named; the policy stays unchanged."""
     weights, key = MISFITS[misfit]
     target = fresh(2)
     before = state_of(target)
