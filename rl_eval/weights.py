@@ -1,9 +1,9 @@
-"""Snapshots of a policy's weights: how they are taken, sent, and loaded into a module.
+"""Snapshots of a policy's weights: taking, storing and loading them.
 
-A snapshot is one contiguous byte buffer plus a table of names, dtypes, shapes and offsets: one
-object-store write, mapped without a copy by every runner of a node, and copied into the live tensors in
-place. Parameters, buffers (persistent or not) and the ``get_extra_state`` of every submodule travel, so
-normalizers arrive with their statistics. Snapshots are taken at once: later training steps do not leak in.
+A snapshot is one contiguous byte buffer plus a table of names, dtypes, shapes and offsets. It is one write to the
+object store, mapped without a copy by every runner of a node, and copied into the policy's tensors in place. It
+contains parameters, buffers (persistent or not) and the ``get_extra_state`` of every submodule, so normalizers keep
+their statistics. A snapshot is a copy: later training steps do not change it.
 
 torch is imported inside functions only: an actor's process must not import it before its user's code.
 """
@@ -37,13 +37,13 @@ if TYPE_CHECKING:
 _ALIGNMENT: Final = 64
 _EXTRA_STATE: Final = "_extra_state"
 _NO_EXTRA_STATE: Final = pickle.dumps({}, protocol=4)
-"""What is hashed for it; logs hold digests that were made with these bytes."""
+"""Bytes that are hashed without extra state; digests in logs depend on them."""
 _COMPILED: Final = "_orig_mod."
-"""What torch.compile puts before names."""
+"""Prefix of names, added by torch.compile."""
 _WRAPPED: Final = re.compile(r"(^|\.)module\.")
-"""What DistributedDataParallel puts before names."""
+"""Prefix of names, added by DistributedDataParallel."""
 _PICKLED: Final = re.compile(r"Unsupported (?:global|class): (?:GLOBAL )?([\w.]+)")
-"""How torch names what it does not load."""
+"""Class that torch rejects, in its error message."""
 
 
 class TensorEntry(NamedTuple):
@@ -68,9 +68,9 @@ class WeightsSnapshot:
     extra_state: bytes
     """Pickled ``{name: get_extra_state()}``."""
     extra_digest: bytes = b""
-    """Canonical digest of what is pickled; empty if that is nothing."""
+    """Canonical digest of the extra state; empty without any."""
     versions: Mapping[str, int] = field(default_factory=dict)
-    """Of several policies, the version in which the weights of each came last; 0 for one that is not here."""
+    """For several policies, the version of each policy's latest weights; 0 for a policy that is missing here."""
 
     @cached_property
     def digest(self) -> str:
@@ -90,13 +90,13 @@ class WeightsSnapshot:
 
 @final
 class HeldWeights:
-    """Weights of an evaluation, from its start until its result is delivered: a kept point keeps none."""
+    """Weights of an evaluation, from its start until its result is delivered."""
 
     def __init__(self) -> None:
         self.snapshot: WeightsSnapshot | None = None
 
     def release(self) -> None:
-        """Let go of them."""
+        """Drop the weights."""
         self.snapshot = None
 
 
@@ -105,10 +105,10 @@ def snapshot_weights(weights: Any, version: int) -> WeightsSnapshot:
 
     Args:
         weights: An ``nn.Module``, a state dict, a ``TensorDict``, or a mapping of names to any of these.
-        version: Number that stamps every record made with these weights.
+        version: Number in every record made with these weights.
 
     Raises:
-        WeightsError: ``weights`` is none of these, or holds an uninitialized parameter.
+        WeightsError: ``weights`` is of another type, or contains an uninitialized parameter.
     """
     tensors, extra = _collect(weights)
     entries, offset = [], 0
@@ -131,7 +131,7 @@ def apply_weights(snapshot: WeightsSnapshot, module: torch.nn.Module) -> None:
     """
     import torch
 
-    module = _bare(module)  # As it is taken out for a snapshot: names are those inside of wrappers.
+    module = _bare(module)  # As for a snapshot, names are those inside wrappers.
     targets, required = _tensors_of(module)
     sources = {_resolve(entry.name, targets): entry for entry in snapshot.entries}
     _check_names(sources.keys(), targets.keys(), required)
@@ -146,64 +146,66 @@ def apply_weights(snapshot: WeightsSnapshot, module: torch.nn.Module) -> None:
 
 
 def load_weights_file(path: str | Path, key: str | None = None) -> dict[str, torch.Tensor]:
-    """Read a safetensors file, or a torch file without running any code in it.
+    """Read a safetensors file or a torch file, without running code in it.
 
     Args:
         path: The file.
-        key: Where the weights are in a file that holds more: ``"model"`` in ``{"model": ..., "optimizer": ...}``. Dots
-            lead into nested mappings, and into the common beginning of names.
+        key: Key of the weights in a file that contains more: ``"model"`` in ``{"model": ..., "optimizer": ...}``. Dots
+            separate nested keys, and parts of the common prefix of names.
 
     Raises:
-        ConfigError: The file is missing, damaged, or a pickle that ``weights_only=True`` refuses; or the weights are
-            not where ``key`` says.
+        ConfigError: The file is missing, damaged, or a pickle that ``weights_only=True`` rejects, or it has no weights
+            at ``key``.
     """
     path = Path(path)
     if not path.is_file():
-        raise ConfigError(f"policy.weights: there is no file {str(path)!r}")
+        raise ConfigError(f"policy.weights: there is no file {str(path)!r}", key="policy.weights", value=str(path))
     try:
         loaded = _read(path)
     except Exception as error:
-        raise ConfigError(f"policy.weights: {_explain_unreadable(path, error)}") from None
+        problem, fix = _explain_unreadable(path, error)
+        raise ConfigError(f"policy.weights: {problem}", key="policy.weights", value=str(path), fix=fix) from None
     found = loaded if key is None else _select(loaded, key, path)
     if not _is_flat(found):
-        raise ConfigError(_explain_structure(found, key, path))
+        raise _wrong_structure(found, key, path)
     return dict(found)
 
 
 def save_weights_file(snapshot: WeightsSnapshot, path: str | Path) -> None:
-    """Write a file that :func:`load_weights_file` reads back; a reader sees the former file, or the new one whole.
+    """Write a file for :func:`load_weights_file`, atomically.
 
     Raises:
-        WeightsError: The weights have extra state that is no tensor, which safetensors cannot hold.
+        WeightsError: The weights have extra state that is not a tensor, and the file is a safetensors file.
     """
     import torch
     from safetensors.torch import save_file
 
     path = Path(path)
     if path.suffix == ".safetensors":
-        tensors = tensors_of(snapshot, f": give a name that ends in .pt instead of {str(path)!r}")
+        tensors = tensors_of(snapshot, f"Pass a name that ends in .pt instead of {str(path)!r}.")
         write_atomically(path, lambda temporary: save_file(tensors, temporary))
     else:
         write_atomically(path, lambda temporary: torch.save(_contents_of(snapshot), temporary))
 
 
 def tensors_of(snapshot: WeightsSnapshot, advice: str = "") -> dict[str, torch.Tensor]:
-    """Return all that a snapshot holds, by name, for a safetensors file.
+    """Return all weights of a snapshot by name, for a safetensors file.
 
     Args:
         snapshot: Its tensors are views of this buffer.
-        advice: End of the error's sentence.
+        advice: Next step, for the error message.
 
     Raises:
-        WeightsError: The weights have extra state that is no tensor.
+        WeightsError: The weights have extra state that is not a tensor.
     """
     import torch
 
     contents = _contents_of(snapshot)
     if odd := [name for name, value in contents.items() if not isinstance(value, torch.Tensor)]:
         raise WeightsError(
-            f"the weights have extra state that is no tensor, {_some(odd)}, which a safetensors file cannot hold"
-            + advice
+            f"the weights have extra state that is not a tensor, {_some(odd)}; a safetensors file cannot contain it",
+            value=odd[0],
+            fix=advice,
         )
     return contents
 
@@ -216,38 +218,38 @@ def _read(path: Path) -> Any:
     import torch
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # What torch warns of becomes our error.
+        warnings.simplefilter("ignore")  # We raise an error instead of torch's warning.
         return torch.load(path, map_location="cpu", weights_only=True)
 
 
-def _explain_unreadable(path: Path, error: Exception) -> str:
-    """Say why a file cannot be read; of torch's own words only the class that it refuses helps."""
+def _explain_unreadable(path: Path, error: Exception) -> tuple[str, str]:
+    """Return why a file cannot be read, and the next step; torch's own message only helps by the class it rejects."""
     name = repr(str(path))
     refused = _PICKLED.search(str(error))
     if refused or (isinstance(error, pickle.UnpicklingError) and _was_pickled(path)):
         example = f" (such as {refused[1]})" if refused else ""
+        save = "safetensors.torch.save_file(module.state_dict(), 'x.safetensors')"
         return (
-            f"{name} holds pickled objects, which could run code when loaded{example}. Give a whole module as "
-            f"--policy {path}, with --trust. Or save the weights alone, with "
-            "safetensors.torch.save_file(module.state_dict(), 'x.safetensors')"
+            f"{name} contains pickled objects, which could run code when loaded{example}",
+            f"Pass a whole module as --policy {path}, with --trust, or save only the weights with {save}.",
         )
     if isinstance(error, OSError):
-        return f"{name} cannot be read: {error.strerror or error}"
+        return f"{name} cannot be read: {error.strerror or error}", ""
     kind, other = ("safetensors", ".pt") if path.suffix == ".safetensors" else ("torch", ".safetensors")
     return (
-        f"{name} is no whole {kind} file of weights ({type(error).__name__}): if it is another kind of file, its name "
-        f"should end in {other}; of a TorchScript archive, save its state_dict(); if it was cut short, save it again"
+        f"{name} is not a complete {kind} file of weights ({type(error).__name__})",
+        f"Rename it to end in {other} if that is its format, save a TorchScript archive's state_dict(), or save again.",
     )
 
 
 def _was_pickled(path: Path) -> bool:
-    """Whether a file begins as a pickle, or as the archive that ``torch.save`` puts one into."""
+    """Whether a file begins like a pickle, or like an archive of ``torch.save``."""
     with path.open("rb") as file:
         return file.read(1) == pickle.PROTO or zipfile.is_zipfile(file)
 
 
 def _select(loaded: Any, key: str, path: Path) -> Any:
-    """Follow a dotted key into nested mappings; where names begin with a part, it leads to the rest of them."""
+    """Follow a dotted key into nested mappings; a part may also be the common prefix of names."""
     found = loaded
     for part in key.split("."):
         inner = found if isinstance(found, Mapping) else {}
@@ -255,7 +257,11 @@ def _select(loaded: Any, key: str, path: Path) -> Any:
         found = inner.get(part, within)
         if isinstance(found, Mapping) and not found:
             there = _contents(inner or loaded)
-            raise ConfigError(f"policy.weights_key is {key!r}, but there is no {part!r} in {str(path)!r}: {there}")
+            raise ConfigError(
+                f"policy.weights_key is {key!r}, but there is no {part!r} in {str(path)!r}: {there}",
+                key="policy.weights_key",
+                value=key,
+            )
     return found
 
 
@@ -265,14 +271,18 @@ def _is_flat(value: Any) -> bool:
     )
 
 
-def _explain_structure(found: Any, key: str | None, path: Path) -> str:
-    """Say what a file holds instead of weights, and which of its keys may lead to them."""
+def _wrong_structure(found: Any, key: str | None, path: Path) -> ConfigError:
+    """Return the error for a file without weights; it names the contents, and keys that may contain the weights."""
     place = f"policy.weights: {str(path)!r}" if key is None else f"policy.weights_key: {key!r} of {str(path)!r}"
-    text = f"{place} must hold a flat mapping of names to tensors: {_contents(found)}"
     inner = found if isinstance(found, Mapping) else {}
     fitting = [str(name) for name, value in inner.items() if value and _is_flat(value)]
     prefix = "" if key is None else f"{key}."
-    return text + (f". Set policy.weights_key to {prefix}{' or '.join(fitting)}" if fitting else "")
+    return ConfigError(
+        f"{place} must contain a flat mapping of names to tensors: {_contents(found)}",
+        key="policy.weights" if key is None else "policy.weights_key",
+        value=str(path) if key is None else key,
+        fix=f"Set policy.weights_key to {prefix}{' or '.join(fitting)}." if fitting else "",
+    )
 
 
 def _contents(value: Any) -> str:
@@ -282,7 +292,7 @@ def _contents(value: Any) -> str:
 
 
 def _collect(weights: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """Return tensors and extra state by name, whatever form the weights come in."""
+    """Return tensors and extra state by name, from any form of weights."""
     import torch
 
     tensors: dict[str, torch.Tensor] = {}
@@ -291,9 +301,10 @@ def _collect(weights: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         if _is_extra_state(name):
             extra[name] = value
         elif not isinstance(value, torch.Tensor):
-            raise WeightsError(f"weights {name!r} are a {type(value).__name__}, not a tensor")
+            raise WeightsError(f"weights {name!r} are a {type(value).__name__}, not a tensor", key=name)
         elif torch.nn.parameter.is_lazy(value):
-            raise WeightsError(f"weights {name!r} are uninitialized: run the module once before sending it")
+            fix = "Run the module once before you send its weights."
+            raise WeightsError(f"weights {name!r} are uninitialized", key=name, fix=fix)
         else:
             tensors[name] = value.detach()
     return tensors, extra
@@ -322,12 +333,14 @@ def _flatten(value: Any, prefix: str) -> Iterator[tuple[str, Any]]:
     else:
         raise WeightsError(
             f"weights must be an nn.Module, a state dict, a TensorDict or a mapping of names to these, "
-            f"not {type(value).__name__}"
+            f"not {type(value).__name__}",
+            key="weights",
+            value=type(value).__name__,
         )
 
 
 def _bare(module: torch.nn.Module) -> torch.nn.Module:
-    """Take a module out of DistributedDataParallel, DataParallel and torch.compile."""
+    """Return the module inside DistributedDataParallel, DataParallel and torch.compile."""
     import torch
 
     while True:
@@ -340,12 +353,12 @@ def _bare(module: torch.nn.Module) -> torch.nn.Module:
 
 
 def _resolve(name: str, known: Container[str]) -> str:
-    """Find a name among the policy's; a state dict of a wrapped module has ``module.`` in its names."""
+    """Return the policy's name for a name of the weights; a wrapped module adds ``module.`` to its names."""
     return name if name in known else _WRAPPED.sub(r"\1", name)
 
 
 def _tensors_of(module: torch.nn.Module) -> tuple[dict[str, torch.Tensor], set[str]]:
-    """Return every parameter and buffer by name, and the names that a complete state dict has."""
+    """Return every parameter and buffer by name, and the names of a complete state dict."""
     named: dict[str, torch.Tensor] = dict(module.named_parameters(remove_duplicate=False))
     named.update(module.named_buffers(remove_duplicate=False))
     tensors = {name.replace(_COMPILED, ""): tensor for name, tensor in named.items()}
@@ -359,20 +372,22 @@ def _tensors_of(module: torch.nn.Module) -> tuple[dict[str, torch.Tensor], set[s
 
 def _check_names(given: Any, known: Any, required: set[str]) -> None:
     if missing := sorted(required - set(given)):
-        raise WeightsError(f"weights lack {_some(missing)}, which the policy has")
+        raise WeightsError(f"weights lack {_some(missing)}, which the policy has", key=missing[0])
     if unknown := sorted(set(given) - set(known)):
-        raise WeightsError(f"weights have {_some(unknown)}, which the policy lacks")
+        raise WeightsError(f"weights have {_some(unknown)}, which the policy lacks", key=unknown[0])
 
 
 def _check_tensor(name: str, entry: TensorEntry, target: torch.Tensor) -> None:
     import torch
 
     if torch.nn.parameter.is_lazy(target):
-        raise WeightsError(f"the policy's {name!r} are uninitialized: its factory must run the module once")
+        raise WeightsError(
+            f"the policy's {name!r} are uninitialized", key=name, fix="Run the module once in its factory."
+        )
     dtype, shape = _dtype(target), tuple(target.shape)
     if (entry.dtype, entry.shape) != (dtype, shape):
         ours, theirs = f"{entry.dtype} of shape {entry.shape}", f"{dtype} of shape {shape}"
-        raise WeightsError(f"weights {name!r} are {ours}, but the policy's are {theirs}")
+        raise WeightsError(f"weights {name!r} are {ours}, but the policy's are {theirs}", key=name, value=ours)
 
 
 def _dtype(tensor: torch.Tensor) -> str:
@@ -400,7 +415,7 @@ def _extra_state_holders(module: torch.nn.Module) -> dict[str, torch.nn.Module]:
 
 
 def _apply_extra_state(extra: Mapping[str, Any], module: torch.nn.Module) -> None:
-    """Set all extra state, or none: what was set is set back when a submodule refuses its part."""
+    """Set all extra state or none: restore the former state if a submodule rejects its part."""
     holders = _extra_state_holders(module)
     states = {_resolve(name, holders): state for name, state in extra.items()}
     _check_names(states.keys(), holders.keys(), set(holders))
@@ -411,7 +426,7 @@ def _apply_extra_state(extra: Mapping[str, Any], module: torch.nn.Module) -> Non
     except Exception as error:
         for name, state in former.items():
             holders[name].set_extra_state(state)
-        raise WeightsError(f"the policy refuses the extra state of the weights: {error}") from error
+        raise WeightsError(f"the policy rejected the extra state of the weights: {error}", key=name) from error
 
 
 def _view(buffer: npt.NDArray[np.uint8], entry: TensorEntry) -> torch.Tensor:
@@ -419,10 +434,10 @@ def _view(buffer: npt.NDArray[np.uint8], entry: TensorEntry) -> torch.Tensor:
 
     part = buffer[entry.offset : entry.offset + entry.num_bytes]
     if part.flags.writeable:
-        flat = torch.from_numpy(part)  # Without the filters of warnings, which a trainer's threads share.
+        flat = torch.from_numpy(part)  # Warning filters are skipped, since a trainer's threads share them.
     else:
         with warnings.catch_warnings():
-            # A mapped buffer is read-only and torch says so; it is only ever read there.
+            # Torch warns about a read-only buffer; we only read it.
             warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
             flat = torch.from_numpy(part)
     dtype: torch.dtype = getattr(torch, entry.dtype)
@@ -430,20 +445,20 @@ def _view(buffer: npt.NDArray[np.uint8], entry: TensorEntry) -> torch.Tensor:
 
 
 def weights_of(policy: Any) -> WeightsSnapshot | None:
-    """Snapshot the weights of a live policy, or of several by id, so that results carry their digest."""
+    """Return a snapshot of the weights of a policy object, or of several by id; None if they have no weights."""
     modules = _modules_of(policy)
     return None if modules is None else snapshot_weights(modules, 0)
 
 
 def named_tensors(policy: Any) -> dict[str, torch.Tensor]:
-    """Return the live parameters and buffers of a policy, or of several by id, by their names in a snapshot."""
+    """Return the parameters and buffers of a policy, or of several by id, by their names in a snapshot."""
     modules = _modules_of(policy)
     named = () if modules is None else _flatten(modules, "")
     return {name: tensor for name, tensor in named if not _is_extra_state(name)}
 
 
 def _modules_of(policy: Any) -> Any:
-    """Return the module of a policy, or those of several by id; None if there is none."""
+    """Return the module of a policy, or the modules of several by id; None without any."""
     if isinstance(policy, Mapping):
         return {name: module for name, one in policy.items() if (module := module_of(one)) is not None} or None
     return module_of(policy)
@@ -454,29 +469,30 @@ def module_of(policy: Any) -> Any:
     torch = sys.modules.get("torch")
     if torch is None:
         return None
-    # A module is its own, also one with a part called `module`, such as tensordict's.
+    # A module with a part called `module`, such as tensordict's, counts itself.
     module = policy if isinstance(policy, torch.nn.Module) else getattr(policy, "module", policy)
     return module if isinstance(module, torch.nn.Module) else None
 
 
 def policies_of(snapshot: WeightsSnapshot, names: Iterable[str]) -> set[str]:
-    """Return the policies, of those named, that a snapshot of several has weights of.
+    """Return those of the named policies that have weights in a snapshot.
 
     Raises:
-        WeightsError: It has weights of none of them as well.
+        WeightsError: Some weights do not belong to any of them.
     """
     held = [entry.name for entry in snapshot.entries] + list(pickle.loads(snapshot.extra_state))
     owners = {name: owner for name in held for owner in names if name.startswith(f"{owner}.")}
     if strangers := [name for name in held if name not in owners]:
         raise WeightsError(
-            f"weights have {_some(strangers)}, which belong to none of the policies {_some(sorted(names))}: give a "
-            "mapping from the ids of policies to their weights"
+            f"weights have {_some(strangers)}, which do not belong to any of the policies {_some(sorted(names))}",
+            key=strangers[0],
+            fix="Pass a mapping from policy ids to weights.",
         )
     return set(owners.values())
 
 
 def add_missing(snapshot: WeightsSnapshot, former: WeightsSnapshot | None, names: Iterable[str]) -> WeightsSnapshot:
-    """Return a snapshot of several policies with the former weights, and versions, of those that it has none of."""
+    """Return a snapshot of several policies, completed with the former weights and versions of missing ones."""
     given = policies_of(snapshot, names)
     versions = dict.fromkeys(given, snapshot.version)
     if former is None:

@@ -1,7 +1,7 @@
-"""Backends: where runners live, and how requests reach them.
+"""Backends: they run runners and deliver requests to them.
 
-The reference runs them in this process, the other as Ray actors. The only folder of the core that imports Ray.
-Imported by ``results/`` (to replay) and ``execution/``.
+The reference backend runs them in this process, the other one as Ray actors. The only folder of the core that imports
+Ray. Imported by ``results/`` (to replay) and ``execution/``.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ class Call:
     """Incarnation."""
     request: Request
     tag: int
-    """The caller's mark, returned with the reply."""
+    """Mark set by the caller, returned with the reply."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Answer to a call, or the error that it ended with."""
+    """Answer to a call, or its error."""
 
     call: Call
     value: Any = None
     error: BaseException | None = None
     lost: bool = False
-    """Whether the runner is gone; ``error`` says so, and ``crash_report`` what it was doing, if that is known."""
+    """Whether the runner is dead; ``error`` has the reason, and ``crash_report`` its last activity, if known."""
     crash_report: CrashReport | None = None
     preempted: bool = False
-    """Whether the node of a lost runner was taken away."""
+    """Whether the node of a lost runner was pre-empted."""
 
 
 class Backend(Protocol):
-    """Holds runners by incarnation number. Calls on one runner run in order; replies come through ``wait``."""
+    """Runners by incarnation number. Calls of one runner run in order; ``wait`` returns their replies."""
 
     def spawn(self, runner: int, index: int, weights: Any) -> None:
         """Start a runner at a position of the group; a reply to :class:`Start` follows.
@@ -52,39 +52,39 @@ class Backend(Protocol):
         Args:
             runner: Incarnation.
             index: Position.
-            weights: Handle from :meth:`publish` of the weights to build the policy with; None if it has none.
+            weights: Handle from :meth:`publish` of the policy's initial weights; None if it has none.
         """
 
     def call(self, runner: int, request: RunnerRequest, tag: int = 0) -> None:
         """Queue a request."""
 
     def publish(self, weights: WeightsSnapshot) -> tuple[Any, WeightsSnapshot]:
-        """Make weights available to all runners; return a handle to pass, and the weights as stored."""
+        """Make weights available to all runners; return their handle, and the weights as stored."""
 
     def wait(self, timeout_s: float) -> list[Reply]:
-        """Return finished calls, waiting for the first at most ``timeout_s``."""
+        """Return replies; wait at most ``timeout_s`` for the first."""
 
     @property
     def busy(self) -> bool:
         """Whether any call is unanswered."""
 
     def kill(self, runner: int) -> None:
-        """End a runner at once; its calls are never answered."""
+        """Terminate a runner at once, without answers to its calls."""
 
     def terminate(self, runner: int, why: RunnerLost) -> None:
-        """End a runner that has gone wrong; a reply that says that it is lost follows soon, with what is known."""
+        """Terminate a faulty runner; a reply with ``lost`` and its crash report follows soon."""
 
     def shortage(self) -> str:
-        """Say what was asked for and what there is, for a runner that does not come up."""
+        """Return requested and available resources, to explain why a runner does not start."""
 
     def capacity(self) -> int | None:
-        """Return how many runners there is room for in all; None if that is not known."""
+        """Return the number of runners that the resources allow; None if unknown."""
 
     def starting(self, runners: Sequence[int]) -> str:
-        """Say in a few words what runners are busy with that are not up yet."""
+        """Return the activity of runners that are not ready yet, in a few words."""
 
     def leave(self) -> None:
-        """Called once in the thread that made the calls, when it ends."""
+        """Release the resources of the calling thread, once, when that thread ends."""
 
     def stop(self) -> None:
-        """End all runners, and what else this backend started; bounded and idempotent."""
+        """Terminate all runners and helper processes, within a time limit; may be called again."""

@@ -1,6 +1,6 @@
-"""Agents on the nodes where runners live, one each, and what they are asked.
+"""Node agents of a group: one on each node with runners.
 
-They start late: with the first runner of a node where a deadline is to be kept there, else with the first loss.
+An agent starts with the first runner of its node if deadlines are configured, otherwise after the first loss.
 """
 
 from __future__ import annotations
@@ -18,50 +18,50 @@ from rl_eval.supervision.processes import ProcessInfo, end_runner, erase_recordi
 
 _MAX_AGENTS_PER_NODE: Final = 10
 _CONCURRENCY: Final = 64
-"""So many deaths are examined at once; each takes up to half a second."""
+"""Deaths examined at the same time; each takes up to half a second."""
 
 
 @final
 class NodeAgents:
-    """Agents of a group; they are replaced when they die.
+    """Agents of a group; a dead agent is replaced.
 
     Args:
-        deadlines: When agents end a runner.
-        runtime_env: Ray runtime environment in which they find this package.
-        at_once: Whether they start with the first runner of a node, and not with the first loss.
+        deadlines: Deadlines after which agents terminate a runner.
+        runtime_env: Ray runtime environment that contains this package.
+        at_once: Whether agents start with the first runner of a node, not with the first loss.
     """
 
     def __init__(self, deadlines: Deadlines, runtime_env: dict[str, Any], *, at_once: bool) -> None:
         self._deadlines = deadlines
         self._needed = at_once
-        # What a hook sets up is for environments and policies.
+        # The hook prepares environments and policies; agents have none.
         plain = {key: value for key, value in runtime_env.items() if key != "worker_process_setup_hook"}
         self._actor_class = ray.remote(NodeAgent)
         self._options = {"num_cpus": 0, "max_concurrency": _CONCURRENCY, "max_restarts": 0, "runtime_env": plain}
         self._agents: dict[str, Any] = {}
         self._spawned: Counter[str] = Counter()
         self._processes: dict[int, tuple[ProcessInfo, partial[None]]] = {}
-        """Process of each runner that is up, and the call that has Ray end it."""
+        """Process of each running runner, and the call with which Ray terminates it."""
         self._settling: dict[Any, tuple[int, partial[None]]] = {}
         self._ended: set[int] = set()
-        """Runners that were ended before it was known where they lived."""
+        """Runners that were terminated before their process was known."""
         self._watches: dict[Any, str] = {}
 
     @property
     def refs(self) -> list[Any]:
-        """Calls whose end should be reported to :meth:`ended`."""
+        """Pending calls; pass each finished one to :meth:`ended`."""
         return [*self._settling, *self._watches]
 
     def knows(self, runner: int) -> bool:
-        """Whether the process of a runner is up."""
+        """Whether the process of a runner is known."""
         return runner in self._processes
 
     def expect(self, runner: int, actor: Any) -> None:
-        """Ask a new runner where it lives."""
+        """Ask a new runner for its process."""
         self._settling[actor.settle.remote()] = runner, partial(ray.kill, actor)
 
     def ended(self, ref: Any) -> None:
-        """A call has ended, which matters if it is among :attr:`refs`."""
+        """Handle a finished call; ignore calls that are not in :attr:`refs`."""
         if ref in self._watches:
             self._replace(self._watches.pop(ref))
             return
@@ -79,20 +79,20 @@ class NodeAgents:
             self.end(runner)
 
     def _start_all(self) -> None:
-        """Have all runners watched from now on: one was lost."""
+        """Watch all runners from now on, after a loss."""
         if not self._needed:
             self._needed = True
             for runner in self._processes:
                 self._watch(runner)
 
     def crash_report(self, runner: int) -> Any:
-        """Ask why a runner died; return the call, or None if nobody knows where it lived."""
+        """Ask why a runner died; return the pending call, or None if its process is unknown."""
         found = self._processes.pop(runner, None)
         self._start_all()
         return None if found is None else self._agent(found[0].node_id).crash_report.remote(runner, *found)
 
     def end(self, runner: int) -> None:
-        """Have a runner's process ended, and what it had started."""
+        """Terminate a runner's process and its child processes."""
         if any(runner == settling for settling, _ in self._settling.values()):
             self._ended.add(runner)
         found = self._processes.pop(runner, None)
@@ -100,14 +100,14 @@ class NodeAgents:
             agent.end.remote(runner)
 
     def end_on(self, node_id: str) -> None:
-        """End the runners of this machine from here, since its raylet and with it their agent is lost."""
+        """Terminate the runners of this machine directly, since its raylet died, and their agent with it."""
         for process_info, _ in self._processes.values():
             if process_info.node_id == node_id:
                 end_runner(process_info)
                 erase_recordings(process_info)
 
     def stop(self, timeout_s: float) -> None:
-        """End what is left of all runners, and then the agents."""
+        """Terminate all remaining runners, and then the agents."""
         # An agent that is killed in the middle of a call makes Ray print a warning.
         stopping = [*(agent.stop.remote() for agent in self._agents.values()), *self._watches]
         if stopping:
@@ -130,7 +130,7 @@ class NodeAgents:
         return self._agents[node_id]
 
     def _replace(self, node_id: str) -> None:
-        """Have another agent take over from one that is lost or watches no more, if the node still lives."""
+        """Replace a dead or broken agent, if its node is still alive."""
         if (agent := self._agents.pop(node_id, None)) is not None:
             ray.kill(agent)
         lives = any(node["NodeID"] == node_id and node["Alive"] for node in ray.nodes())

@@ -1,4 +1,4 @@
-"""Connection of this process to a Ray cluster, and what a runner's process inherits from it."""
+"""Connection of this process to a Ray cluster, and the runtime environment of its runners."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ from rl_eval.supervision.process_environment import runner_environment
 _CONNECT_TIMEOUT_S: Final = 5.0
 _PROBE_TIMEOUT_S: Final = 3.0
 _CLUSTER_ID: Final = "/ray.rpc.NodeInfoGcsService/GetClusterId"
-"""The call with which Ray's own client begins."""
+"""First call of Ray's own client."""
 _HOOK: Final = "worker_process_setup_hook"
 _CRASH_SIGNALS: Final = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 _SIGACTION_SIZE: Final = 256
-"""Bytes for a ``struct sigaction``, which has up to 152 and begins with the address of the handler."""
+"""Size of a buffer for ``struct sigaction``, which has up to 152 bytes and begins with the handler's address."""
 _NO_HANDLER: Final = bytes(ctypes.sizeof(ctypes.c_void_p))
-"""Address that stands for no handler."""
+"""Address in place of a missing handler."""
 
 
 @final
 class Connection:
-    """Connection of this process to a Ray cluster: one that it has already, or one that ends with this object.
+    """Connection of this process to a Ray cluster: an existing one, or a new one that this object closes.
 
     Args:
-        section: Has the address, and what runners need besides.
+        section: Address and runtime environment.
 
     Raises:
-        ConfigError: The process is connected elsewhere, or Ray does not take the ``runtime_env``.
+        ConfigError: The process is connected to another cluster, or Ray rejects the ``runtime_env``.
         RunnerStartError: No cluster answers at the address, or a local one cannot start.
     """
 
     def __init__(self, section: RunnersSection) -> None:
         self.owned = not ray.is_initialized()
-        """Whether it ends with this object."""
+        """Whether this object closes it."""
         address = section.address or os.environ.get("RAY_ADDRESS")
         self._starts_cluster = self.owned and not address
         if self.owned:
@@ -57,59 +57,59 @@ class Connection:
 
     @property
     def lost(self) -> bool:
-        """Whether ``ray.shutdown()`` was called: whatever is asked of Ray now would connect anew, to any cluster."""
+        """Whether ``ray.shutdown()`` was called: any call of Ray would now connect again, perhaps elsewhere."""
         return not ray.is_initialized() or _identity() != self._identity
 
     @property
     def node_id(self) -> str:
-        """Ray's identifier of this machine; asking Ray for it later could start a cluster."""
+        """Ray's identifier of this machine, kept here: a later call of Ray could start a cluster."""
         return self._identity[-1]
 
     @property
     def end_of_raylet(self) -> int | None:
-        """Exit code of the raylet that this process has started, negative for a signal; None while it lives.
+        """Exit code of the raylet that this process started, negative for a signal; None while it is alive.
 
-        With it die the object store and soon this process: Ray's client ends it in C++, with exit code 1, as soon as it
-        needs the store, at the latest when the cluster notices the loss.
+        The object store dies with the raylet. Ray's client then ends this process with exit code 1 when it needs the
+        store, at the latest when the cluster notices the loss.
         """
         return None if self._raylet is None else self._raylet.poll()
 
     def runtime_env(self, section: RunnersSection) -> dict[str, Any]:
-        """Return what an actor needs besides what it inherits from this connection.
+        """Return the runtime environment of an actor, without the parts that it inherits from this connection.
 
-        Without any variables Ray need not start an interpreter that starts the worker's.
+        Without variables, Ray does not start an additional interpreter for the worker.
         """
         variables = runner_environment()
-        if self._starts_cluster:  # Its workers inherit what this process had, such as that of the command line.
+        if self._starts_cluster:  # Its workers inherit the variables of this process.
             variables = {name: value for name, value in variables.items() if os.environ.get(name, "") != value}
         variables |= section.runtime_env.get("env_vars", {})
         inherited = {} if self.owned else section.runtime_env
         return {**inherited, "env_vars": variables} if variables else {}
 
     def close(self) -> None:
-        """Disconnect, if that was not done already; may be called again."""
+        """Disconnect; may be called again."""
         if self.end_of_raylet is not None and os.getppid() == 1:
-            return  # An orphan, whose parent Ray takes for the dead raylet: it would end the process here.
+            return  # Ray would take the parent of this orphan for the dead raylet, and end the process here.
         if self.owned and not self.lost:
             with _process_kept():
                 ray.shutdown()
 
 
 def _identity() -> tuple[str, ...]:
-    """Return cluster, job and node, which no other connection of this process has had: a job is one driver."""
+    """Return cluster, job and node: each connection is a new job, so this is unique in the process."""
     context = ray.get_runtime_context()
     return context.gcs_address, context.get_job_id(), context.get_node_id()
 
 
 def _raylet_of_this_process() -> subprocess.Popen[bytes] | None:
-    """Return the raylet that this process has started, in :class:`Connection` or before; None if another one did."""
+    """Return the raylet that this process started, in :class:`Connection` or before; None if another process did."""
     node = ray._private.worker._global_node  # noqa: SLF001 -- Ray has no public name for it.
     raylets = [] if node is None else node.all_processes.get("raylet", [])
     return raylets[0].process if raylets else None
 
 
 def _connect(section: RunnersSection, address: str | None) -> None:
-    # What is given here holds for all actors of this driver, and Ray uploads local folders.
+    # This runtime environment applies to all actors of this process; Ray uploads local folders.
     runtime_env = {key: value for key, value in section.runtime_env.items() if key != "env_vars"}
     try:
         if address:
@@ -118,7 +118,7 @@ def _connect(section: RunnersSection, address: str | None) -> None:
             with _process_kept():
                 ray.init(address=address, log_to_driver=False, logging_level="WARNING", runtime_env=runtime_env)
         else:
-            # Without "local", Ray would join a cluster that somebody else has started on this machine.
+            # Without "local", Ray would join any cluster that is running on this machine.
             with _process_kept():
                 ray.init(
                     address="local",
@@ -131,30 +131,35 @@ def _connect(section: RunnersSection, address: str | None) -> None:
         raise
     except Exception as error:
         if runtime_env and isinstance(error, (TypeError, ValueError)):
-            raise ConfigError(f"runners.runtime_env: Ray does not take it: {summarize(error)}") from error
+            raise ConfigError(
+                f"runners.runtime_env: Ray rejected it: {summarize(error)}",
+                key="runners.runtime_env",
+                value=runtime_env,
+            ) from error
         if not address:
             raise RunnerStartError(f"Ray cannot start a cluster on this machine: {summarize(error)}") from error
         if type(error).__name__ == "AuthenticationError":  # Older versions of Ray have no such class.
             raise _token_needed(address) from error
         raise RunnerStartError(
-            f"no Ray cluster answers at runners.address={address!r}: {summarize(error)}{_cause(error)}. Start one with "
-            "`ray start --head`, correct the address, or leave it out to run on a local cluster"
+            f"no Ray cluster answers at runners.address={address!r}: {summarize(error)}{_cause(error)}",
+            key="runners.address",
+            value=address,
+            fix="Start one with `ray start --head`, correct the address, or remove it to run on a local cluster.",
         ) from error
 
 
 def summarize(error: BaseException) -> str:
-    """Return the first line of an error, and its last one, where Ray's have the cause."""
+    """Return the first and the last line of an error; Ray writes the cause in the last one."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     return (lines[0] if len(lines) == 1 else f"{lines[0]} [...] {lines[-1]}").rstrip(".")
 
 
 @contextlib.contextmanager
 def _process_kept() -> Iterator[None]:
-    """Take back what ``ray.init`` and ``ray.shutdown`` do to their process, which may be a trainer's.
+    """Undo side effects of ``ray.init`` and ``ray.shutdown`` on this process, which may be a trainer.
 
-    They draw from the generator of ``random``, set environment variables and replace the handlers of SIGTERM and of
-    crashes. Where there was none of SIGTERM, theirs stays: without it, daemons of a local cluster would outlive a
-    process that is asked to end.
+    Ray draws from ``random``, sets environment variables and replaces the handlers of SIGTERM and of crashes. If there
+    was no handler of SIGTERM, Ray's stays: it ends the daemons of a local cluster with this process.
     """
     state, variables, handler = random.getstate(), dict(os.environ), signal.getsignal(signal.SIGTERM)
     try:
@@ -171,9 +176,9 @@ def _process_kept() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _crash_handlers_kept() -> Iterator[None]:
-    """Keep handlers of crashes, such as those of :mod:`faulthandler`; where there was none, a new one stays.
+    """Keep crash handlers, such as those of :mod:`faulthandler`; a new handler stays if there was none.
 
-    They are installed by C code, and the module :mod:`signal` does not see them.
+    C code installs them, so the module :mod:`signal` does not see them.
     """
     sigaction = ctypes.CDLL(None).sigaction
     kept: dict[signal.Signals, Any] = {
@@ -193,18 +198,22 @@ def _check_connection(section: RunnersSection) -> None:
     connected = ray.get_runtime_context().gcs_address
     if section.address not in (None, "auto", connected) and not _is_same(section.address, connected):
         raise ConfigError(
-            f"runners.address is {section.address!r}, but this process is connected to {connected!r} already: "
-            "leave the address out, or call ray.shutdown() first"
+            f"runners.address is {section.address!r}, but this process is already connected to {connected!r}",
+            key="runners.address",
+            value=section.address,
+            fix="Remove the address, or call ray.shutdown() first.",
         )
     if _HOOK in section.runtime_env:
         raise ConfigError(
-            f"runners.runtime_env.{_HOOK}: Ray would ignore it, since this process is connected already: give it "
-            "to ray.init(runtime_env=...), or call ray.shutdown() first"
+            f"runners.runtime_env.{_HOOK}: Ray would ignore it, since this process is already connected",
+            key=f"runners.runtime_env.{_HOOK}",
+            value=section.runtime_env[_HOOK],
+            fix="Pass it to ray.init(runtime_env=...), or call ray.shutdown() first.",
         )
 
 
 def _is_same(address: str, connected: str) -> bool:
-    """Whether an address is another way to write the one that Ray says it is connected to."""
+    """Whether an address is another spelling of the address that Ray is connected to."""
     host, _, port = address.rpartition(":")
     there, _, other = connected.rpartition(":")
     try:
@@ -215,10 +224,10 @@ def _is_same(address: str, connected: str) -> bool:
 
 
 def _connect_once(address: str) -> None:
-    """Connect once, since Ray itself tries a dead address for minutes.
+    """Connect once, since Ray retries a dead address for minutes.
 
     Raises:
-        OSError: Nothing listens there.
+        OSError: No process listens at the address.
     """
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if host and port.isdigit():
@@ -226,10 +235,10 @@ def _connect_once(address: str) -> None:
 
 
 def _check_token(address: str) -> None:
-    """Ask the cluster whether it lets this process in: Ray itself is refused twenty times, and writes so on stderr.
+    """Check that the cluster accepts this process; Ray itself would try twenty times and print each rejection.
 
     Raises:
-        RunnerStartError: It asks for a token.
+        RunnerStartError: The cluster asks for a token.
     """
     if address.startswith("ray://"):
         return
@@ -239,10 +248,10 @@ def _check_token(address: str) -> None:
         from ray._private.services import canonicalize_bootstrap_address_or_die
 
         place = canonicalize_bootstrap_address_or_die(address)
-        # Not with Ray's own client: it writes on file descriptor 2, and aborts a process that has no token.
+        # Ray's own client writes to file descriptor 2, and aborts a process that has no token.
         with init_grpc_channel(place) as channel:
             channel.unary_unary(_CLUSTER_ID)(b"", timeout=_PROBE_TIMEOUT_S)
-    except Exception as error:  # Whatever else is wrong, Ray will say it.
+    except Exception as error:  # Ray reports all other problems.
         if "UNAUTHENTICATED" in str(error):
             raise _token_needed(place) from None
 
@@ -253,13 +262,15 @@ def _cause(error: BaseException) -> str:
 
 def _token_needed(place: str) -> RunnerStartError:
     if os.environ.get("RAY_AUTH_MODE", "").lower() != "token":
-        needed = "set RAY_AUTH_MODE=token, and have the cluster's"
+        problem, fix = "", "Set RAY_AUTH_MODE=token, and put"
     elif os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH"):
-        needed = "RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH has another one: have the cluster's"
+        problem, fix = "; RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH has another one", "Put"
     else:
-        needed = "RAY_AUTH_MODE=token is set, but the token is not its own: have the cluster's"
+        problem, fix = "; RAY_AUTH_MODE=token is set, but this machine has another token", "Put"
     return RunnerStartError(
-        f"the cluster at {place} answered and asks for a token: {needed} in ~/.ray/auth_token (copied from its head "
-        "node) or in RAY_AUTH_TOKEN; or start nodes and clients with RAY_AUTH_MODE=disabled. See docs/cluster.md, "
-        "Authentication"
+        f"the cluster at {place} answered and asks for a token{problem}",
+        key="runners.address",
+        value=place,
+        fix=f"{fix} the cluster's token in ~/.ray/auth_token (copied from its head node) or in RAY_AUTH_TOKEN. Or "
+        "start nodes and clients with RAY_AUTH_MODE=disabled. See docs/cluster.md, Authentication.",
     )

@@ -1,4 +1,4 @@
-"""Runners in this process, one call at a time: the reference, and the debugger's friend."""
+"""Runners in this process, one call at a time: the reference backend, and the one for debuggers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, final
 
-from rl_eval.backends import Call, Reply
+from typing_extensions import override
+
+from rl_eval.backends import Backend, Call, Reply
 from rl_eval.backends.pickling import pickled, unpickle_with_weights
 from rl_eval.backends.requests import Request, Run, RunnerRequest, Start, answer
 from rl_eval.config.settings import EvalSettings
@@ -19,18 +21,18 @@ from rl_eval.weights import WeightsSnapshot
 
 
 @final
-class InlineBackend:
+class InlineBackend(Backend):
     """Runs calls in the thread that waits for them.
 
-    The policy is copied through pickle, as it is on its way to an actor: the caller's object keeps its mode,
-    its weights and its random state. Calls compute with one thread of torch.
+    The policy is pickled and unpickled, as for an actor: the caller's object keeps its mode, its weights and its random
+    state. Calls compute with one torch thread.
 
     Args:
         settings: Frozen configuration.
-        policy: Live policy; None for the configured one.
-        threaded: Whether calls run in a thread other than the caller's. In the caller's thread, runners have a working
-            directory of their own: an environment that changes it does not change the caller's. Two threads cannot
-            have two.
+        policy: Policy object; None for the configured policy.
+        threaded: Whether calls run in another thread than the caller's. In the caller's thread, runners have a separate
+            working directory: an environment that changes it does not change the caller's. Threads of a process share
+            one working directory.
     """
 
     def __init__(self, settings: EvalSettings, policy: Any, *, threaded: bool) -> None:
@@ -40,74 +42,74 @@ class InlineBackend:
         self._calls: deque[Call] = deque()
         self._threaded = threaded
         self._folder: str | None = None
-        """Working directory to which an environment went; None if all stay in that of the caller."""
+        """Working directory that an environment changed to; None if all stay in the caller's."""
 
+    @override
     def spawn(self, runner: int, index: int, weights: Any) -> None:
-        """See :class:`Backend`."""
         self._calls.append(Call(runner, Start(index, weights), 0))
 
+    @override
     def call(self, runner: int, request: RunnerRequest, tag: int = 0) -> None:
-        """See :class:`Backend`."""
         if isinstance(request, Run) and request.abort:
             self._calls = deque(_given_back(call) if call.runner == runner else call for call in self._calls)
         self._calls.append(Call(runner, request, tag))
 
+    @override
     def publish(self, weights: WeightsSnapshot) -> tuple[Any, WeightsSnapshot]:
-        """See :class:`Backend`."""
         return weights, weights
 
+    @override
     def wait(self, timeout_s: float) -> list[Reply]:
-        """See :class:`Backend`."""
         if not self._calls:
             return []
         call = self._calls.popleft()
         try:
-            # The calling loop computes with one thread already, if torch was loaded when it began.
+            # The calling loop already computes with one thread, if torch was loaded when it started.
             with one_thread(kept=self._threaded), self._in_their_folder():
                 return [Reply(call, self._answer(call.runner, call.request))]
         except Exception as error:
             return [Reply(call, error=error)]
 
     @property
+    @override
     def busy(self) -> bool:
-        """See :class:`Backend`."""
         return bool(self._calls)
 
+    @override
     def kill(self, runner: int) -> None:
-        """See :class:`Backend`."""
         self._calls = deque(call for call in self._calls if call.runner != runner)
         if killed := self._runners.pop(runner, None):
             with self._in_their_folder():
                 killed.stop()
 
+    @override
     def terminate(self, runner: int, why: RunnerLost) -> None:
-        """See :class:`Backend`."""
         self.kill(runner)
 
+    @override
     def shortage(self) -> str:
-        """See :class:`Backend`."""
         return "the environment or the policy takes that long to build in this process"
 
+    @override
     def capacity(self) -> int | None:
-        """See :class:`Backend`."""
         return None
 
+    @override
     def starting(self, runners: Sequence[int]) -> str:
-        """See :class:`Backend`."""
         return "building environment and policy"
 
     def stop(self) -> None:
-        """Do nothing: environments are closed where they were stepped, in :meth:`leave`."""
+        """Do nothing: :meth:`leave` closes environments in the thread that stepped them."""
 
+    @override
     def leave(self) -> None:
-        """See :class:`Backend`."""
         for runner in list(self._runners):
             self.kill(runner)
         self._calls.clear()
 
     @contextmanager
     def _in_their_folder(self) -> Iterator[None]:
-        """Work where an environment went in an earlier call, and return to the caller's working directory."""
+        """Work in the runners' working directory, and return to the caller's."""
         if self._threaded:
             yield
             return
@@ -130,7 +132,7 @@ class InlineBackend:
 
 
 def _given_back(call: Call) -> Call:
-    """Return a call that waits behind an abort: its episodes are handed back, and none is played for nothing."""
+    """Return a queued call before an abort, changed to return its episodes instead of playing them."""
     run = call.request
     if not isinstance(run, Run):
         return call

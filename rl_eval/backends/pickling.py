@@ -1,6 +1,6 @@
-"""Pickles for runners: settings, functions, and a policy without its weights, which travel in a snapshot beside it.
+"""Pickles for runners: settings, functions, and a policy without its weights, which are sent in a snapshot.
 
-A policy of 2 GB would otherwise be in memory once more as bytes, and once more while these are written.
+A pickled policy of 2 GB would need twice that memory again: for the bytes, and while they are written.
 """
 
 from __future__ import annotations
@@ -25,17 +25,18 @@ def pickled(value: Any, what: str, without_weights_of: Any = None) -> bytes:
     Args:
         value: The value.
         what: Its name, for the error.
-        without_weights_of: Policy, or several by id, whose weights are left out; for :func:`unpickle_with_weights`.
+        without_weights_of: Policy, or several by id, to pickle without weights; for :func:`unpickle_with_weights`.
 
     Raises:
-        ConfigError: It cannot be pickled.
+        ConfigError: The value cannot be pickled.
     """
     try:
         return pickle_without_weights(value, without_weights_of)
     except Exception as error:
         raise ConfigError(
-            f"{what} cannot be sent to a runner, because pickling failed: {error}. Give it as "
-            '"module:attr", or keep open files, locks and generators out of it'
+            f"{what} cannot be sent to a runner, because pickling failed: {error}",
+            key=what,
+            fix='Pass it as "module:attr", or remove open files, locks and generators from it.',
         ) from error
 
 
@@ -43,7 +44,7 @@ def pickled_settings(settings: EvalSettings, policy: Any, *more: Any, without_we
     """Pickle settings, a policy object, and other values.
 
     Raises:
-        ConfigError: They cannot be pickled; the message names the key, if it is one.
+        ConfigError: A value cannot be pickled; the message names its config key, if it has one.
     """
     try:
         return pickled((settings, policy, *more), "the configuration", policy if without_weights else None)
@@ -80,11 +81,11 @@ def pickle_without_weights(value: Any, policy: Any) -> bytes:
 
 
 def unpickle_with_weights(data: bytes, weights: WeightsSnapshot | None) -> Any:
-    """Return the value that :func:`pickle_without_weights` pickled, with tensors of its own.
+    """Return the value that :func:`pickle_without_weights` pickled, with new tensors.
 
     Args:
         data: The pickle.
-        weights: The weights that the runner gets before its first episode. Where they lack a tensor, it is zero.
+        weights: Weights that the runner gets before its first episode. A tensor that they lack is zero.
     """
     return _Unpickler(data, weights).load()
 
@@ -131,7 +132,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _place(name: str, tensor: torch.Tensor) -> _Place | None:
-    """Return the reference to a tensor; None for one that is more than its values, such as one of a subclass."""
+    """Return the reference to a plain tensor; None for any other, such as an instance of a subclass."""
     import torch
 
     plain = type(tensor) in {torch.Tensor, torch.nn.Parameter} and tensor.layout is torch.strided

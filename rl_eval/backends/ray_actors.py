@@ -1,4 +1,4 @@
-"""Runners as Ray actors, and what is found out about those that Ray lost."""
+"""Runners as Ray actors, with crash reports of lost runners."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ from ray.exceptions import (
     WorkerCrashedError,
 )
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from typing_extensions import override
 
-from rl_eval.backends import Call, Reply
+from rl_eval.backends import Backend, Call, Reply
 from rl_eval.backends.agents import NodeAgents
 from rl_eval.backends.connection import Connection, summarize
 from rl_eval.backends.pickling import pickled, pickled_settings
@@ -42,20 +43,20 @@ _LOSSES: Final = (
     ObjectLostError,
     RuntimeEnvSetupError,
 )
-"""Ray's errors that say that a runner is gone; others are a call's own."""
+"""Ray's errors for a dead runner; any other error concerns one call."""
 
 _INLINE_BYTES: Final = 90_000
-"""Ray sends up to 100 KB with a call. Ray's client ends a driver that owns something in the object store as soon as the
-raylet dies."""
+"""Ray sends up to 100 KB with a call. Ray's client ends a process that owns objects in the object store when the raylet
+dies."""
 _STOP_TIMEOUT_S: Final = 3.0
 _AGENT_STOP_TIMEOUT_S: Final = 2.0
 _CRASH_REPORT_TIMEOUT_S: Final = 5.0
-"""A new agent's process takes a second or two to start; without an answer, nothing is charged."""
+"""A new agent's process needs a second or two to start; without an answer, no episode uses up an attempt."""
 
 
 @final
-class RayBackend:
-    """One actor per runner, in an existing cluster or in a local one that ends with this backend.
+class RayBackend(Backend):
+    """One actor per runner, in an existing cluster or in a local one that stops with this backend.
 
     Raises:
         ConfigError: Environment, policy or weights cannot be pickled.
@@ -77,43 +78,45 @@ class RayBackend:
             raise
         except (TypeError, ValueError) as error:
             self._connection.close()
-            raise ConfigError(f"runners: Ray does not take these resources, labels or runtime_env: {error}") from error
+            raise ConfigError(
+                f"runners: Ray rejected these resources, labels or runtime_env: {error}", key="runners"
+            ) from error
         self._agents = NodeAgents(_deadlines(settings), runtime_env, at_once=_keeps_deadlines(settings))
         self._group = uuid.uuid4().hex[:12]
         self._lanes = settings.runners.lanes
         self._actors: dict[int, Any] = {}
         self._calls: dict[Any, Call] = {}
         self._postmortems: dict[Any, tuple[Reply, float]] = {}
-        """Losses about which the node's agent was asked, and until when its answer is waited for."""
+        """Losses with a pending crash report, and the deadline of the report."""
         self._dying: set[int] = set()
         self._unreported_losses: list[Reply] = []
-        """Losses that nobody could be asked about and that are yet to be reported."""
+        """Losses without a crash report that are not reported yet."""
         self._stopped = False
 
+    @override
     def spawn(self, runner: int, index: int, weights: Any) -> None:
-        """See :class:`Backend`."""
         start = Start(index, weights)
         actor = self._actor_class.remote(self._payload, self._init_fn, self._group, str(runner), self._lanes)
         self._actors[runner] = actor
         self._agents.expect(runner, actor)
         self._calls[actor.start.remote(index, weights)] = Call(runner, start, 0)
 
+    @override
     def call(self, runner: int, request: RunnerRequest, tag: int = 0) -> None:
-        """See :class:`Backend`."""
         if self._stopped or runner in self._dying or runner not in self._actors:
             return
         self._calls[_sent(self._actors[runner], request)] = Call(runner, request, tag)
 
+    @override
     def publish(self, weights: WeightsSnapshot) -> tuple[Any, WeightsSnapshot]:
-        """See :class:`Backend`."""
         self._check_connection()
         if weights.buffer.nbytes < _INLINE_BYTES:
             return weights, weights
         ref = ray.put(weights)
         return ref, ray.get(ref)
 
+    @override
     def wait(self, timeout_s: float) -> list[Reply]:
-        """See :class:`Backend`."""
         self._check_connection()
         pending = [*self._calls, *self._postmortems, *self._agents.refs]
         ready = ray.wait(pending, num_returns=1, timeout=timeout_s if self.busy else 0)[0] if pending else []
@@ -125,12 +128,12 @@ class RayBackend:
         return replies
 
     @property
+    @override
     def busy(self) -> bool:
-        """See :class:`Backend`."""
         return bool(self._calls or self._postmortems or self._unreported_losses)
 
+    @override
     def kill(self, runner: int) -> None:
-        """See :class:`Backend`."""
         actor = self._actors.pop(runner, None)
         self._drop_calls(runner)
         self._dying.discard(runner)
@@ -138,58 +141,58 @@ class RayBackend:
             ray.kill(actor, no_restart=True)
             self._agents.end(runner)
 
+    @override
     def terminate(self, runner: int, why: RunnerLost) -> None:
-        """See :class:`Backend`."""
         if reply := self._lost(Call(runner, Stop(), 0), why):
             self._unreported_losses.append(reply)
 
+    @override
     def shortage(self) -> str:
-        """See :class:`Backend`."""
         selector = self._section.label_selector
         labels = f" on a node labelled {selector}" if selector else ""
         group = " in a bundle of the placement group" if self._section.in_placement_group else ""
         wanted = self._wanted()
-        # What is used up is not among those that are free.
+        # Ray lists only resources with a free amount.
         free = {**dict.fromkeys(wanted, 0.0), **ray.available_resources()}
         return (
-            f"each runner asks for {_amounts(wanted)}{labels}{group}; "
-            f"the cluster has {_amounts(ray.cluster_resources())} in all and {_amounts(free)} free"
+            f"each runner requests {_amounts(wanted)}{labels}{group}; "
+            f"the cluster has {_amounts(ray.cluster_resources())} in total and {_amounts(free)} free"
         )
 
+    @override
     def capacity(self) -> int | None:
-        """See :class:`Backend`."""
         if self._section.label_selector or self._section.in_placement_group:
             return None
         there = ray.cluster_resources()
         return min((int(there.get(name, 0.0) / amount) for name, amount in self._wanted().items()), default=None)
 
+    @override
     def starting(self, runners: Sequence[int]) -> str:
-        """See :class:`Backend`."""
         up = sum(map(self._agents.knows, runners))
         if up:
             return f"{_count(up)} importing, building environment and policy"
         return f"starting {_count(len(runners))}"
 
+    @override
     def leave(self) -> None:
-        """See :class:`Backend`."""
         if self._connection.end_of_raylet is not None:
             self._agents.end_on(self._connection.node_id)
 
+    @override
     def stop(self) -> None:
-        """See :class:`Backend`."""
         if self._stopped:
             return
         self._stopped = True
-        if not self._connection.lost and self._connection.end_of_raylet is None:  # Else the actors ended with it.
+        if not self._connection.lost and self._connection.end_of_raylet is None:  # Otherwise the actors are dead.
             self._end_actors()
         del self._payload
         self._connection.close()
 
     def _end_actors(self) -> None:
-        # One whose process never came up has nothing to close, and would not answer.
+        # A runner without a process has nothing to close, and would not answer.
         closing = [_sent(actor, Stop()) for runner, actor in self._actors.items() if self._agents.knows(runner)]
         if closing:
-            # Environments that close in time are closed; whatever hangs is killed with its process.
+            # An environment that does not close in time is killed with its process.
             ray.wait(closing, num_returns=len(closing), timeout=_STOP_TIMEOUT_S)
         for runner in list(self._actors):
             self.kill(runner)
@@ -197,13 +200,13 @@ class RayBackend:
 
     def _check_connection(self) -> None:
         if self._connection.lost:
-            raise ClusterError("Ray was shut down while this group was working: stop the group first")
+            raise ClusterError("Ray was shut down while this group was working", fix="Stop the group first.")
         if (code := self._connection.end_of_raylet) is not None:
-            how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-            raise ClusterDied(f"the local Ray cluster died: its raylet {how}")
+            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+            raise ClusterDied(f"the local Ray cluster died: its raylet {how}", value=code)
 
     def _wanted(self) -> dict[str, float]:
-        """Return what each runner asks for."""
+        """Return the resources that each runner requests."""
         section = self._section
         asked: dict[str, float] = {"CPU": section.num_cpus_per_runner, "GPU": section.num_gpus_per_runner}
         asked |= section.custom_resources_per_runner
@@ -229,13 +232,13 @@ class RayBackend:
             if getattr(error, "actor_init_failed", False):
                 return Reply(call, error=ClusterError(f"a runner's process cannot be set up: {summarize(error)}"))
             preempted = bool(getattr(error, "preempted", False))
-            return self._lost(call, RunnerLost(f"runner process lost: {summarize(error)}"), preempted=preempted)
+            return self._lost(call, RunnerLost(f"the runner's process died: {summarize(error)}"), preempted=preempted)
         except RayError as error:
             return Reply(call, error=error)
         return Reply(call, error=answer.error()) if isinstance(answer, Failure) else Reply(call, answer)
 
     def _lost(self, call: Call, why: RunnerLost, *, preempted: bool = False) -> Reply | None:
-        """Ask what a runner was doing, once; return the reply if there is nobody to ask."""
+        """Ask once for a crash report; return the reply at once if there is no agent to ask."""
         if call.runner in self._dying:
             return None
         self._drop_calls(call.runner)
@@ -264,7 +267,7 @@ class RayBackend:
 def _sent(actor: Any, request: RunnerRequest) -> Any:
     """Send a request; return the reference of its answer."""
     if isinstance(request, SetWeights):
-        # Ray fetches what is an argument itself, and nothing that is inside of one.
+        # Ray fetches a reference only if it is an argument itself.
         return actor.set_weights.remote(request.weights)
     return actor.answer.remote(request)
 
@@ -290,15 +293,18 @@ def _placement(section: RunnersSection) -> Any:
     """Return Ray's scheduling strategy: over all nodes, or in the placement group of the caller.
 
     Raises:
-        ConfigError: The caller is in none.
+        ConfigError: The caller is not in a placement group.
     """
     if not section.in_placement_group:
         return "SPREAD"
     group = ray.util.get_current_placement_group()
     if group is None:
         raise ConfigError(
-            "runners.in_placement_group is true, but this process is in no placement group: it is for evaluations in a "
-            "Ray task or actor that has one, such as a trial of Tune. Leave it out"
+            "runners.in_placement_group is true, but this process is not in a placement group; it needs a Ray task or "
+            "actor that has one, such as a Tune trial",
+            key="runners.in_placement_group",
+            value=True,
+            fix="Remove it.",
         )
     return PlacementGroupSchedulingStrategy(group)
 
@@ -309,7 +315,7 @@ def _deadlines(settings: EvalSettings) -> Deadlines:
 
 
 def _keeps_deadlines(settings: EvalSettings) -> bool:
-    """Whether a deadline is configured that is kept on the nodes; silence is noticed without them."""
+    """Whether a deadline is configured that needs node agents; silence is detected without them."""
     faults = settings.fault_tolerance
     default = type(faults).model_fields["episode_timeout_s"].default
     given = (faults.reset_timeout_s, faults.step_timeout_s, faults.runner_timeout_s)

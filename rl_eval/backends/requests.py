@@ -1,4 +1,4 @@
-"""Requests to a runner: everything that the control loop can ask of one, and the one place that answers them."""
+"""Requests of the control loop to a runner, and the function that answers them."""
 
 from __future__ import annotations
 
@@ -17,61 +17,61 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Build the runner: environments, policy and all that they import."""
+    """Request to build the runner: environments, policy and their imports."""
 
     index: int
     """Position in the group."""
     weights: Any
-    """Handle from :meth:`rl_eval.backends.Backend.publish` of the weights to build the policy with; None for none."""
+    """Handle from :meth:`rl_eval.backends.Backend.publish` of the policy's initial weights; None for none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Run episodes for a while, and report what has happened since the last report."""
+    """Request to run episodes for a while, and to report all events since the last report."""
 
     leases: tuple[Lease, ...] = ()
     """Episodes to add to the queue."""
     budget_s: float = 0.1
     """Seconds to work."""
     reclaim: tuple[int, ...] = ()
-    """Indices to give back, as far as they have not started."""
+    """Indices to return, if they have not started."""
     abort: bool = False
-    """Drop queue and live episodes first."""
+    """Whether to drop the queue and live episodes first."""
 
 
 @dataclass(frozen=True, slots=True)
 class SetWeights:
-    """Copy weights into the policy; the answer is their version."""
+    """Request to copy weights into the policy; the answer is their version."""
 
     weights: Any
-    """What :meth:`rl_eval.backends.Backend.publish` returned for them."""
+    """Handle from :meth:`rl_eval.backends.Backend.publish`."""
 
 
 @dataclass(frozen=True, slots=True)
 class GetWeightsVersion:
-    """Answer with the version of the weights that the policy has."""
+    """Request for the version of the policy's weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """Call a function with the runner; the answer is what it returns."""
+    """Request to call a function with the runner; the answer is its return value."""
 
     function: Callable[[Any], Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Close all environments."""
+    """Request to close all environments."""
 
 
 RunnerRequest: TypeAlias = Run | SetWeights | GetWeightsVersion | Apply | Stop
-"""Request to a runner that is up."""
+"""Request to a runner that is ready."""
 
 Request: TypeAlias = Start | RunnerRequest
 
 
 def answer(runner: Runner, request: RunnerRequest) -> Any:
-    """Have a runner do what is requested, and return what it answers."""
+    """Carry out a request on a runner, and return the answer."""
     match request:
         case Run(leases, budget_s, reclaim, abort):
             return _checked(runner, runner.run(leases, budget_s, reclaim, abort))
@@ -88,13 +88,16 @@ def answer(runner: Runner, request: RunnerRequest) -> Any:
 
 
 def _checked(runner: Runner, report: Any) -> RunReport:
-    """Return what ``run`` has returned.
+    """Return a report of ``run`` unchanged.
 
     Raises:
         ConfigError: It is not a report.
     """
     if not isinstance(report, RunReport):
         raise ConfigError(
-            f"{type(runner).__name__}.run() returned {report!r}, not a RunReport: end it with return self._report()"
+            f"{type(runner).__name__}.run() returned {report!r}, not a RunReport",
+            key=f"{type(runner).__name__}.run",
+            value=report,
+            fix="End it with return self._report().",
         )
     return report

@@ -1,8 +1,7 @@
-"""Runner in a process of its own, and errors of its calls as values.
+"""Runner in a separate process, with errors of its calls as return values.
 
-This module is what an actor's process imports first, so it imports neither torch nor the runner: they come with
-:meth:`RunnerActor.start`. An error is returned and not raised, since Ray prints the traceback of every error that its
-caller has not read in time.
+An actor's process imports this module first, so it does not import torch or the runner: :meth:`RunnerActor.start` does.
+An error is returned, not raised, since Ray prints the traceback of every error that its caller does not read in time.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An error on its way to the driver."""
+    """Pickled error of a call, for the control loop."""
 
     pickled: bytes
     """Empty if it cannot be pickled."""
@@ -47,7 +46,7 @@ class Failure:
             return cls(b"", summary_of(error))
 
     def error(self) -> Exception:
-        """Return the error; one of another type with its text, where it cannot be unpickled."""
+        """Return the error; an :class:`EvalError` with its summary if it cannot be unpickled."""
         try:
             error = pickle.loads(self.pickled)
         except Exception:
@@ -56,7 +55,7 @@ class Failure:
 
 
 def errors_returned(method: Callable[Args, Value]) -> Callable[Args, Value | Failure]:
-    """Decorate a method of an actor so that it returns a :class:`Failure` in place of raising."""
+    """Decorate a method of an actor to return a :class:`Failure` instead of raising."""
 
     @functools.wraps(method)
     def call(*args: Args.args, **kwargs: Args.kwargs) -> Value | Failure:
@@ -69,11 +68,11 @@ def errors_returned(method: Callable[Args, Value]) -> Callable[Args, Value | Fai
 
 
 class RunnerActor:
-    """Holds one runner and passes calls on.
+    """Actor with one runner.
 
     Args:
         payload: Pickled ``(settings, policy)``.
-        init_fn: Pickled function, or path of one, to call before anything else of the user's; None pickled for none.
+        init_fn: Pickled function, or its path, to call before all other code of the user; pickled None for none.
         group: Name of the group, for its flight recorders.
         name: Name of the runner, unique in the group.
         lanes: Lanes of the runner.
@@ -84,12 +83,12 @@ class RunnerActor:
         self._init_fn = init_fn
         self._recording = group, name, lanes
         self._trouble: Exception | None = None
-        """Why nothing is recorded, if so."""
+        """Error that prevented the recording."""
         self._runner: Runner | None = None
         self._process_info: ProcessInfo | None = None
 
     def settle(self) -> ProcessInfo:
-        """Begin to record, before anything of the user's is loaded; return where this process lives."""
+        """Start the flight recorder before the user's code is loaded; return the process."""
         import ray
 
         expect_no_ctrl_c()
@@ -124,7 +123,7 @@ class RunnerActor:
         self._runner = runner_class(settings.runners.runner)(settings, index, policy)
 
     def set_weights(self, weights: Any) -> Any:
-        """Answer a :class:`SetWeights`, whose weights travel beside it."""
+        """Answer a :class:`SetWeights`; Ray passes the weights as an argument."""
         return self.answer(SetWeights(weights))
 
     @errors_returned
@@ -134,7 +133,7 @@ class RunnerActor:
         try:
             return answer(self._runner, request)
         finally:
-            # Without deadlines there is no agent that does it.
+            # Without deadlines, there is no agent to do this.
             if isinstance(request, Stop) and self._process_info is not None:
                 erase_recordings(self._process_info)
 
@@ -145,4 +144,6 @@ def _initialize(init_fn: Any) -> None:
     except Exception as error:
         from rl_eval.errors import ConfigError, summary_of
 
-        raise ConfigError(f"runners.init_fn raised {summary_of(error)}") from error
+        raise ConfigError(
+            f"runners.init_fn raised {summary_of(error)}", key="runners.init_fn", value=init_fn
+        ) from error

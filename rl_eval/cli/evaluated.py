@@ -39,18 +39,18 @@ class Evaluated:
         ),
     ] = None
     weights: Annotated[Path | None, option("FILE", "Weights (.safetensors, .pt) for --policy pkg.module:attr.")] = None
-    num_episodes: Annotated[int | None, option("N", "Episodes to run.", "--num-episodes", "-n")] = None
+    num_episodes: Annotated[int | None, option("N", "Number of episodes.", "--num-episodes", "-n")] = None
     num_runners: Annotated[
-        int | None, option("N", "Ray actors; 0 is this process, without Ray.", "--num-runners", "--runners")
+        int | None, option("N", "Ray actors; 0 runs in this process, without Ray.", "--num-runners", "--runners")
     ] = None
     num_envs_per_runner: Annotated[
-        int | None, option("N", "Environments in each runner", "--num-envs-per-runner", "--envs-per-runner")
+        int | None, option("N", "Environments per runner.", "--num-envs-per-runner", "--envs-per-runner")
     ] = None
     device: Annotated[str | None, option("DEVICE", "Device of the policy: cpu, cuda, cuda:0.")] = None
     stochastic: Annotated[
         bool | None, option(None, "Sample actions, or take the most likely ones.", "--stochastic/--deterministic")
     ] = None
-    seed: Annotated[int | None, option("S", "Root seed of the plan.")] = None
+    seed: Annotated[int | None, option("S", "Root seed of all episodes.")] = None
     address: Annotated[str | None, option("A", "Address of the Ray cluster.")] = None
 
     def check(

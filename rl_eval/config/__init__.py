@@ -1,4 +1,4 @@
-"""Configuration of an evaluation: the builder, the frozen settings that it makes, and ``"module:attr"`` references.
+"""Configuration of an evaluation: the builder, its frozen settings, and ``"module:attr"`` references.
 
-Values only: nothing here starts anything. Imported by everything from ``policies/`` up.
+Contains values only and starts nothing. Imported by everything from ``policies/`` up.
 """

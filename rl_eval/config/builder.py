@@ -1,7 +1,7 @@
 """Configuration of an evaluation: a builder in RLlib's style, and YAML.
 
-:class:`EvalConfig` is the builder: each section method changes it and returns it. What runs is
-:class:`~rl_eval.config.settings.EvalSettings`, the frozen and validated copy that :meth:`EvalConfig.build` makes.
+:class:`EvalConfig` is the builder: each section method changes it and returns it. :meth:`EvalConfig.build` returns a
+frozen and validated copy, :class:`~rl_eval.config.settings.EvalSettings`, with which the evaluation runs.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from rl_eval.errors.redaction import MASK, redact
 from rl_eval.records.plain import convert
 
 _UNSET: Final[Any] = ...
-"""Default of a keyword that was not given."""
+"""Default of a keyword that was not passed."""
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 def _documented(method: _Method) -> _Method:
-    """Add the documentation of a section's keys to the method that sets them: that of its keywords."""
+    """Add the documentation of a section's keys to the docstring of the method that sets them."""
     fields = SECTIONS[method.__name__].model_fields.items()
     keys = [f"{name}: {' '.join((field.description or '').split())}" for name, field in fields]
     filled = [textwrap.fill(key, 100, initial_indent=" " * 4, subsequent_indent=" " * 8) for key in keys]
@@ -158,12 +158,23 @@ class EvalConfig:
         """
         config = cls()
         if not isinstance(values, Mapping):
-            raise ConfigError(f"a config is a mapping of sections ({', '.join(SECTIONS)}), not {_shown(values)}")
+            raise ConfigError(
+                f"the config is {_shown(values)}, not a mapping",
+                key="config",
+                value=_shown(values),
+                fix=f"Write a mapping of sections: {', '.join(SECTIONS)}.",
+            )
         for section, keys in values.items():
             if section not in SECTIONS:
-                raise ConfigError(f"unknown config section {section!r}: {nearest(str(section), SECTIONS)}")
+                raise ConfigError(
+                    f"unknown config section {section!r}: {nearest(str(section), SECTIONS)}", key=str(section)
+                )
             if not isinstance(keys, Mapping):
-                raise ConfigError(f"config section {section!r} must be a mapping of keys, not {_shown(keys)}")
+                raise ConfigError(
+                    f"config section {section!r} must be a mapping of keys, not {_shown(keys)}",
+                    key=section,
+                    value=_shown(keys),
+                )
             for key, value in keys.items():
                 config.set(f"{section}.{key}", value)
         return config
@@ -172,17 +183,19 @@ class EvalConfig:
     def from_yaml(cls, path: str | Path, section: str | None = None) -> EvalConfig:
         """Read a YAML file, or one (dotted) section of it.
 
-        Relative paths of weights and policies with a scheme are taken relative to the file.
+        Relative paths of weights and of policies with a scheme are relative to the file.
 
         Raises:
-            ConfigError: The file is missing or broken, or holds an unknown section or key.
+            ConfigError: The file is missing or invalid, or contains an unknown section or key.
         """
         path = Path(path)
         values = _read_yaml(path)
         for part in section.split(".") if section else ():
             if not isinstance(values, Mapping) or part not in values:
                 known = values if isinstance(values, Mapping) else ()
-                raise ConfigError(f"{path} has no section {section!r}: {nearest(part, map(str, known))}")
+                raise ConfigError(
+                    f"{path} has no section {section!r}: {nearest(part, map(str, known))}", key=str(path), value=section
+                )
             values = values[part]
         config = cls.from_dict(values)
         policy = config.to_dict().get("policy", {})
@@ -191,7 +204,7 @@ class EvalConfig:
         return config
 
     def set(self, key: str, value: Any) -> EvalConfig:
-        """Set one value by its dotted name, as ``--set`` does.
+        """Set one value by its dotted key, as ``--set`` does.
 
         Raises:
             ConfigError: The key is unknown; the message suggests the nearest.
@@ -201,21 +214,21 @@ class EvalConfig:
             known = [f"{s}.{k}" for s, model in SECTIONS.items() for k in model.model_fields]
             places = [f"{s}.{key}" for s, model in SECTIONS.items() if section in model.model_fields]
             meant = f"did you mean {' or '.join(map(repr, places))}?" if places else nearest(key, known)
-            raise ConfigError(f"unknown config key {key!r}: {meant}")
+            raise ConfigError(f"unknown config key {key!r}: {meant}", key=key)
         if name not in SECTIONS[section].model_fields:
-            raise ConfigError(f"unknown config key {key!r}: {nearest(name, SECTIONS[section].model_fields)}")
+            raise ConfigError(f"unknown config key {key!r}: {nearest(name, SECTIONS[section].model_fields)}", key=key)
         self._values[section][name] = copy_containers(value)
         return self
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
-        """Return the values that were set, as nested plain data where they are plain."""
+        """Return the values that were set, by section and key."""
         return {section: copy_containers(values) for section, values in self._values.items() if values}
 
     def to_yaml(self) -> str:
         """Return YAML that :meth:`from_yaml` reads back.
 
         Raises:
-            ConfigError: A value is a live object; give it as ``"module:attr"`` instead.
+            ConfigError: A value is a Python object; pass it as ``"module:attr"`` instead.
         """
         # The keys of a mapping keep their types.
         return yaml.safe_dump(
@@ -223,16 +236,16 @@ class EvalConfig:
         )
 
     def copy(self) -> EvalConfig:
-        """Return an independent copy; live objects are shared."""
+        """Return an independent copy; Python objects in it are shared."""
         duplicate = EvalConfig()
         duplicate._values = copy_containers(self._values)
         return duplicate
 
     def build(self) -> EvalSettings:
-        """Validate and freeze.
+        """Return validated, frozen settings.
 
         Raises:
-            ConfigError: A value is wrong, or a setting cannot be honoured with the others.
+            ConfigError: A value is invalid, or two settings contradict each other.
         """
         return make_settings(self._values)
 
@@ -246,23 +259,25 @@ class EvalConfig:
 
 
 def settings_of(config: EvalConfig | EvalSettings) -> EvalSettings:
-    """Return what a config builds, or settings as they are.
+    """Return the settings of a config; return settings unchanged.
 
     Raises:
-        ConfigError: It is neither, or cannot be built.
+        ConfigError: The argument is neither, or the config is invalid.
     """
     if isinstance(config, EvalSettings):
         return config
     if isinstance(config, EvalConfig):
         return config.build()
     raise ConfigError(
-        f"the config is a {type(config).__name__}: give an EvalConfig, such as "
-        "EvalConfig().environment('CartPole-v1'), or read one with EvalConfig.from_yaml(FILE)"
+        f"the config is a {type(config).__name__}",
+        key="config",
+        value=type(config).__name__,
+        fix="Pass an EvalConfig, such as EvalConfig().environment('CartPole-v1') or EvalConfig.from_yaml(FILE).",
     )
 
 
 def _anchored(section: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Return the keys of a policy section that may hold relative paths, with paths that begin at a folder."""
+    """Return the keys of a policy section that can be paths; relative paths now begin at a folder."""
     result: dict[str, Any] = {}
     if isinstance(weights := section.get("weights"), str):
         result["weights"] = absolute(folder / weights)
@@ -280,7 +295,7 @@ def _anchored_policy(given: Any, folder: Path) -> Any:
 
 
 def _shown(value: Any) -> str:
-    """Return what is where a mapping should be; what it assigns may be a secret."""
+    """Return the repr of a value that should be a mapping; text after ``=`` or ``:`` may be a secret and is masked."""
     return re.sub(r"(?s)([=:]).*", rf"\1{MASK}", repr(value))
 
 
@@ -288,29 +303,33 @@ def _read_yaml(path: Path) -> Any:
     try:
         return read_yaml(path.read_text()) or {}
     except FileNotFoundError:
-        hint = "" if path.suffix in {".yaml", ".yml"} else f"; an environment is given with --env {path}"
-        raise ConfigError(f"there is no config file {str(path)!r}{hint}") from None
+        fix = "" if path.suffix in {".yaml", ".yml"} else f"To evaluate an environment, pass --env {path}."
+        raise ConfigError(f"there is no config file {str(path)!r}", key=str(path), fix=fix) from None
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from None
+        raise ConfigError(f"{path} cannot be read: {error.strerror or error}", key=str(path)) from None
     except UnicodeDecodeError:
-        raise ConfigError(
-            f"{path} cannot be read: it is no text file, and so no config; a model is given with --policy {path}"
-        ) from None
+        fix = f"To evaluate a model file, pass --policy {path}."
+        raise ConfigError(f"{path} is not a text file, so it is not a config", key=str(path), fix=fix) from None
     except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is not valid YAML: {error}") from None
+        raise ConfigError(f"{path} is not valid YAML: {error}", key=str(path)) from None
 
 
 def _yaml_leaf(key: str, value: Any) -> Any:
     if value is None or isinstance(value, str | int | float | bool):
         return value
-    raise ConfigError(f'{key} is a live object ({value!r}) and cannot be written to YAML: give it as "module:attr"')
+    raise ConfigError(
+        f"{key} is a Python object ({value!r}) and cannot be written to YAML",
+        key=key,
+        value=value,
+        fix='Set it to "module:attr".',
+    )
 
 
 def read_yaml(text: str) -> Any:
-    """Return what a YAML text holds, as ``yaml.safe_load`` does.
+    """Parse YAML as ``yaml.safe_load`` does.
 
     Raises:
-        yaml.YAMLError: It is not valid, or has a key twice.
+        yaml.YAMLError: The text is not valid YAML, or contains a key twice.
     """
     return yaml.load(text, _StrictLoader)  # noqa: S506 - it is a safe one.
 
@@ -323,7 +342,7 @@ class _StrictLoader(yaml.SafeLoader):
             if isinstance(key, yaml.ScalarNode) and not key.tag.endswith(":merge"):
                 if (key.tag, key.value) in seen:
                     raise yaml.composer.ComposerError(
-                        problem=f"{key.value} is there a second time", problem_mark=key.start_mark
+                        problem=f"the key {key.value} appears twice", problem_mark=key.start_mark
                     )
                 seen.add((key.tag, key.value))
         return node

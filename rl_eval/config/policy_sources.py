@@ -1,7 +1,7 @@
-"""Schemes by which a text names a policy, such as ``torch:my_pkg.nets:make@net.pt``.
+"""Schemes of policy strings, such as ``torch:my_pkg.nets:make@net.pt``.
 
-The schemes of a library (:attr:`rl_eval.adapters.Integration.schemes`) stand in a module that imports nothing of it: a
-command says what a policy is before anything is loaded.
+The schemes of a library (:attr:`rl_eval.adapters.Integration.schemes`) are in a module that does not import the
+library: a command describes a policy before it loads anything.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from rl_eval.errors import ConfigError
 from rl_eval.errors.redaction import redact
 
 _WITH_FILE: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*@.+")
-"""A reference with a file behind it, which no Python name can have."""
+"""A reference followed by ``@`` and a file; ``@`` cannot be in a Python name."""
 
 
 @dataclass(frozen=True, slots=True)
 class PolicySource:
-    """Factory of a policy that a text names."""
+    """Factory of a policy, found by a scheme."""
 
     factory: str
     """``"module:attr"``."""
@@ -37,30 +37,30 @@ class PolicySource:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of the factory."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Other keys of the config, by dotted name, unless they are set."""
+    """Defaults for other config keys, by dotted key."""
     pickled: str | None = None
-    """File or folder that holds pickled objects, which can run code when they are loaded."""
+    """File or folder with pickled objects, which can run code when they are loaded."""
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyScheme:
-    """One way to name a policy, ``NAME:PATH`` or ``NAME:MODULE:ATTR@FILE``."""
+    """Scheme of a policy string, ``NAME:PATH`` or ``NAME:MODULE:ATTR@FILE``."""
 
     form: str
-    """Form with PATH, or MODULE, ATTR and FILE."""
+    """Template with PATH, or with MODULE, ATTR and FILE."""
     source: Callable[[str, Path | None, Collection[str]], PolicySource]
-    """Called with the reference before ``@``, the file, and the names of the arguments that are given apart."""
+    """Called with the reference before ``@``, the file, and the names of arguments that the config sets itself."""
     recognises: Callable[[Path], bool]
-    """Whether a file or folder is plainly of this kind."""
+    """Whether a file or folder is certainly of this type."""
     suffix: str = ""
-    """Ending of a path that may be left out."""
+    """Optional ending of a path."""
 
     def named(self, path: Path | str) -> str:
-        """Return how a file or folder of this kind is named."""
+        """Return the policy string for a file or folder."""
         return re.sub("PATH|FILE", lambda _: str(path), self.form)
 
     def split(self, rest: str) -> tuple[str, str]:
-        """Return the reference and the path, each maybe empty, of what stands behind the scheme's name."""
+        """Split the text after the scheme's name into reference and path; either may be empty."""
         if "@" not in self.form:
             return "", rest
         reference, at, path = rest.partition("@")
@@ -79,24 +79,26 @@ def schemes() -> dict[str, PolicyScheme]:
 
 
 def forms() -> str:
-    """Return how the schemes are written, for messages."""
+    """Return the templates of all schemes, for messages."""
     return ", ".join(scheme.form for scheme in schemes().values())
 
 
 def named_source(text: str, given: Collection[str] = ()) -> PolicySource | None:
-    """Return what a text names with a scheme, or ``random``; None for any other text.
+    """Return the source for ``random`` or a string with a scheme; None for any other string.
 
     Args:
         text: Such as ``torch:my_pkg.nets:make@net.pt``.
-        given: Names of arguments that are given apart, and are not looked for.
+        given: Names of arguments that the config sets itself; the scheme does not search for them.
 
     Raises:
-        ConfigError: There is no such file, or it is not what the scheme says.
+        ConfigError: There is no such file, or it is of another type.
     """
     if "hf://" in text:
         raise ConfigError(
-            f"the policy {text!r}: a config downloads nothing: rl-eval init FILE --policy {text} downloads it, and "
-            "writes a config with its path"
+            f"the policy {text!r}: a config does not download files",
+            key="policy.policy",
+            value=text,
+            fix=f"Run rl-eval init FILE --policy {text}, which downloads it and writes a config with its path.",
         )
     if text == "random":
         return PolicySource(
@@ -108,8 +110,10 @@ def named_source(text: str, given: Collection[str] = ()) -> PolicySource | None:
     if not colon or name not in schemes():
         if _WITH_FILE.fullmatch(text):
             raise ConfigError(
-                f"the policy {text!r}: a file belongs to a reference with a scheme alone: write 'torch:{text}', or "
-                "give the file as the weights (--weights, policy.weights)"
+                f"the policy {text!r}: only a reference with a scheme can have a file",
+                key="policy.policy",
+                value=text,
+                fix=f"Write 'torch:{text}', or pass the file as weights (--weights, policy.weights).",
             )
         return None
     scheme = schemes()[name]
@@ -118,7 +122,7 @@ def named_source(text: str, given: Collection[str] = ()) -> PolicySource | None:
 
 
 def absolute(path: Path) -> str:
-    """Return the absolute path of a file under its own name, which may be a link to a file in a cache."""
+    """Return the absolute path of a file; its own name is kept, since it may be a link into a cache."""
     return str(path.parent.resolve() / path.name)
 
 
@@ -126,19 +130,22 @@ def path_in(example: str, path: Path | None) -> Path:
     """Return the path of a policy that is a file or a folder.
 
     Args:
-        example: A whole text of its scheme, such as ``torch_module:policy.pt``.
-        path: The path, if there is one.
+        example: Complete policy string of the scheme, such as ``torch_module:policy.pt``.
+        path: The path, or None.
 
     Raises:
-        ConfigError: There is none.
+        ConfigError: The path is missing.
     """
     if path is None:
-        raise ConfigError(f"the policy '{example.partition(':')[0]}:' lacks a path, as in {example}")
+        text = f"{example.partition(':')[0]}:"
+        raise ConfigError(
+            f"the policy {text!r} lacks a path", key="policy.policy", value=text, fix=f"Add one, as in {example}."
+        )
     return path
 
 
 def anchored(text: str, folder: Path) -> str:
-    """Return a text whose relative path, if a scheme has one, begins at a folder."""
+    """Return a policy string; a relative path in it now begins at a folder."""
     name, colon, rest = text.partition(":")
     if not colon or name not in schemes():
         return text
@@ -147,12 +154,12 @@ def anchored(text: str, folder: Path) -> str:
 
 
 def with_named_policies(values: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return the values of a config in which policies that schemes name have a factory with arguments.
+    """Return config values in which each policy string with a scheme is replaced with a factory and its arguments.
 
-    What is set stays as it is, such as ``policy_kwargs``.
+    Values that are set, such as ``policy_kwargs``, stay.
 
     Raises:
-        ConfigError: As :func:`named_source`.
+        ConfigError: A policy string is invalid; see :func:`named_source`.
     """
     settings = {name: dict(section) for name, section in values.items()}
     policy = settings.get("policy", {})
@@ -177,12 +184,22 @@ def _expanded(section: Any, others: dict[str, Any]) -> Any:
         if ":" not in text and (path := Path(text).expanduser()).exists():
             kinds = [scheme.named(text) for scheme in schemes().values() if scheme.recognises(path)]
             as_in = " or ".join(kinds) or forms()
-            raise ConfigError(f"policy.policy is {text!r}, a file or folder: say of what kind, as in {as_in}")
+            raise ConfigError(
+                f"policy.policy is {text!r}, a file or folder of unknown type",
+                key="policy.policy",
+                value=text,
+                fix=f"Add a prefix, as in {as_in}.",
+            )
         return section
     own = {key.removeprefix("policy."): value for key, value in source.settings.items() if key.startswith("policy.")}
     others |= {key: value for key, value in source.settings.items() if not key.startswith("policy.")}
     if "weights" in own and given.get("weights"):
-        raise ConfigError(f"policy.weights is set, but the policy {text!r} names a file as well: leave one out")
+        raise ConfigError(
+            f"policy.weights is {given['weights']!r}, but the policy {text!r} names a file too",
+            key="policy.weights",
+            value=given["weights"],
+            fix="Remove one of them.",
+        )
     return {**own, **given, "policy": source.factory, "policy_kwargs": {**source.kwargs, **kwargs}}
 
 
@@ -192,17 +209,19 @@ def _existing(text: str, path: str, suffix: str) -> Path:
         if candidate.exists():
             return candidate
     there = "" if found.is_absolute() else f" in {Path.cwd()}"
-    raise ConfigError(f"the policy {text!r}: there is no file or folder {str(found)!r}{there}")
+    raise ConfigError(
+        f"the policy {text!r}: there is no file or folder {str(found)!r}{there}", key="policy.policy", value=text
+    )
 
 
 _CHUNK: Final = 2**20
 
 
 def file_digests(factory: Any, kwargs: Mapping[str, Any]) -> dict[str, str]:
-    """Return the digest of each argument of a factory that is the path of a file on this machine, by its name.
+    """Return the digests of the files that a factory's arguments name, by argument.
 
-    Lists and nested mappings are not looked into, secrets are left alone, and a folder may be anything, of any size: it
-    has a digest only for a factory of a library whose models are folders.
+    Skips secrets, and values inside lists and nested mappings. A folder has a digest only if the factory belongs to a
+    library whose models are folders; any other folder could be very large.
 
     Args:
         factory: ``"module:attr"``; anything else takes no arguments.
@@ -213,19 +232,19 @@ def file_digests(factory: Any, kwargs: Mapping[str, Any]) -> dict[str, str]:
     found = {}
     for name, text in texts.items():
         if shown[name] == text:
-            with suppress(OSError, ValueError, RuntimeError):  # What can be no path, has no home, or cannot be read.
+            with suppress(OSError, ValueError, RuntimeError):  # Not a path, no home folder, or not readable.
                 if (path := _loaded(factory, Path(text).expanduser())) is not None:
                     found[name] = digest_of(path)
     return found
 
 
 def changed_files(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """Return the arguments whose files both sides have and that differ."""
+    """Return the arguments whose files are on both sides and differ."""
     return [name for name, digest in before.items() if now.get(name, digest) != digest]
 
 
 def _loaded(factory: Any, path: Path) -> Path | None:
-    """Return the file or folder that a factory loads that is given a path; None if it is not there."""
+    """Return the file or folder that a factory loads for a path; None if it does not exist."""
     library = loader_of(factory)
     for candidate in (Path(f"{path}{ending}") for ending in (library.endings if library else ("",))):
         if candidate.is_file():
@@ -234,7 +253,7 @@ def _loaded(factory: Any, path: Path) -> Path | None:
 
 
 def digest_of(path: Path) -> str:
-    """Return the 128-bit xxh3 of a file, or of all names and files of a folder."""
+    """Return the 128-bit xxh3 of a file, or of the names and contents of all files in a folder."""
     digest = xxhash.xxh3_128()
     for name, file in files_in(path):
         if name:
@@ -246,7 +265,7 @@ def digest_of(path: Path) -> str:
 
 
 def files_in(path: Path) -> list[tuple[str, Path]]:
-    """Return the files of a folder with their relative names, in their order; a path of a file has the name ""."""
+    """Return the files of a folder with their relative names, sorted; for a file, itself with the name ""."""
     if not path.is_dir():
         return [("", path)]
     return sorted((file.relative_to(path).as_posix(), file) for file in path.rglob("*") if file.is_file())

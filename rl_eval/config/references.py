@@ -1,4 +1,4 @@
-"""References in a config: the object that a ``"module:attr"`` names, and what its signature tells."""
+"""References in a config: import of a ``"module:attr"``, and checks of its signature."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rl_eval.adapters import integrations
 from rl_eval.errors import ConfigError
 
 _OBSERVATIONS: Final = ("obs", "observation", "observations")
-"""Names of the parameter by which a function is known to act, and not to make something."""
+"""Parameter names of functions that act; a function with another parameter is a factory."""
 
 
 def dotted(path: str) -> str:
@@ -26,11 +26,11 @@ def import_attribute(key: str, path: str) -> Any:
     """Import ``"module:attr"`` (attr may be dotted).
 
     Raises:
-        ConfigError: The text has no colon, or module or attribute do not exist; it names the key.
+        ConfigError: The string has no colon, or the module or attribute does not exist; it names the key.
     """
     module_name, _, attribute = path.partition(":")
     if not module_name or not attribute:
-        raise ConfigError(f'{key} is {path!r}: write it as "module:attr"')
+        raise ConfigError(f"{key} is {path!r}", key=key, value=path, fix='Write it as "module:attr".')
     try:
         found: Any = importlib.import_module(module_name)
         for part in attribute.split("."):
@@ -38,19 +38,21 @@ def import_attribute(key: str, path: str) -> Any:
     except (ImportError, AttributeError) as error:
         missing = str(error.name).partition(".")[0] if isinstance(error, ImportError) else ""
         install = next((one.install for one in integrations() if missing in one.packages and one.install), "")
-        hint = f". Install it: pip install '{install}'" if install else ""
-        if isinstance(error, ModuleNotFoundError) and error.name == module_name.partition(".")[0] and not hint:
-            hint = ": call from the folder that has it, or name that folder in PYTHONPATH"
+        fix = f"Install it: pip install '{install}'" if install else ""
+        if isinstance(error, ModuleNotFoundError) and error.name == module_name.partition(".")[0] and not fix:
+            fix = "Run from the folder that contains it, or add that folder to PYTHONPATH."
         if close := difflib.get_close_matches(attribute, dir(sys.modules.get(module_name)), n=1):
-            hint = f": did you mean '{module_name}:{close[0]}'?"
+            fix = f"Did you mean '{module_name}:{close[0]}'?"
         if module_name.endswith(".py"):
-            hint = f". It names a module, not a file: write {dotted(path)!r}"
-        raise ConfigError(f"{key} is {path!r}, which cannot be imported: {error}{hint}") from error
+            fix = f"Name the module, not its file: {dotted(path)!r}."
+        raise ConfigError(
+            f"{key} is {path!r}, which cannot be imported: {error}", key=key, value=path, fix=fix
+        ) from error
     return found
 
 
 def takes_observations(function: Any) -> bool:
-    """Return whether what a function must be given is observations, by their name: it is a policy."""
+    """Whether the only required parameter of a function is named like observations: the function is a policy."""
     if not inspect.isfunction(function):
         return False
     names = required(inspect.signature(function).parameters)
@@ -58,6 +60,6 @@ def takes_observations(function: Any) -> bool:
 
 
 def required(parameters: Mapping[str, inspect.Parameter]) -> list[str]:
-    """Return the names of what a call must give."""
+    """Return the names of the required parameters."""
     optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return [each.name for each in parameters.values() if each.kind not in optional and each.default is each.empty]

@@ -1,27 +1,27 @@
-"""Everything that can go wrong, split by whose fault it is.
+"""Error classes, grouped by cause.
 
 ::
 
     EvalError
-    ├── UsageError                 the caller's: fix the call and try again
-    │   ├── ConfigError            a setting is unknown, impossible or cannot be honoured
+    ├── UsageError                 by the caller: fix the call and try again
+    │   ├── ConfigError            a setting is unknown, invalid or contradicts another one
     │   ├── WeightsError           weights do not fit the policy
-    │   ├── EvaluatorBusy          an evaluator has no room for another request
+    │   ├── EvaluatorBusy          the queue of an evaluator is full
     │   ├── ComparisonError        two results cannot be compared
-    │   ├── UntrustedError         a result names code that may not run without consent
-    │   ├── LogMismatch            an evaluation log holds another plan, policy or environment
-    │   └── LogOwned               an evaluation log is being written by another driver
-    ├── EpisodeError               the episode's: raised by a runner, recorded as a ``Fault``
+    │   ├── UntrustedError         a result names code that needs the user's consent to run
+    │   ├── LogMismatch            an evaluation log belongs to another plan, policy or environment
+    │   └── LogOwned               another process is writing the evaluation log
+    ├── EpisodeError               in an episode: raised by a runner, recorded as a ``Fault``
     │   ├── EnvError               the environment raised, or broke its own contract
-    │   ├── PolicyError            the policy raised, or returned what no environment can take
-    │   └── EpisodeTimeout         the episode outlived ``episode_timeout_s``
-    └── ClusterError               the machine's: nothing in the call is wrong
-        ├── RunnerStartError       no runner came up in time
-        ├── ClusterDied            the Ray cluster that this process had started died
-        ├── RunnerLost             a runner died or fell silent
+    │   ├── PolicyError            the policy raised, or returned invalid actions
+    │   └── EpisodeTimeout         the episode exceeded ``episode_timeout_s``
+    └── ClusterError               by the machine: the call is correct
+        ├── RunnerStartError       no runner started in time
+        ├── ClusterDied            the Ray cluster that this process started has died
+        ├── RunnerLost             a runner died or stopped answering
         ├── LogError               an evaluation log is damaged, or cannot be read or written
-        ├── LogFenced              another driver took this one's evaluation log over
-        └── NumericsMismatch       a runner computes floats in another way than its group
+        ├── LogFenced              another process took over the evaluation log
+        └── NumericsMismatch       a runner computes floats differently from its group
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class EvalError(Exception):
 
     Args:
         problem: What happened, in one or more sentences.
-        key: Setting, argument, option, file or field that the error is about, such as ``"runners.num_runners"``.
-        value: Its value. Anything but a string, a number, a bool or None is kept as its ``repr``.
+        key: Setting, argument, option, file or field with the problem, such as ``"runners.num_runners"``.
+        value: Its value; stored as its ``repr`` unless it is a string, a number, a bool or None.
         episode: Index of the episode.
         runner: Index of the runner.
-        fix: What to do, as a sentence; the text of the error ends with it.
+        fix: Next step of the user, as a sentence; the text of the error ends with it.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class UsageError(EvalError):
 
 
 class ConfigError(UsageError):
-    """A setting is unknown, impossible, or cannot be honoured; the message names its key."""
+    """A setting is unknown, invalid, or contradicts another one; the message names its key."""
 
 
 class WeightsError(UsageError):
@@ -83,23 +83,23 @@ class WeightsError(UsageError):
 
 
 class EvaluatorBusy(UsageError):
-    """An evaluator refused a request, because earlier ones are not done; no weights were copied."""
+    """Rejected because the evaluator is busy; no weights were copied."""
 
 
 class ComparisonError(UsageError):
-    """Two results cannot be compared; the message names what differs."""
+    """Two results cannot be compared; the message names the difference."""
 
 
 class UntrustedError(UsageError):
-    """A result names code, which runs only with the user's consent; the message lists the names."""
+    """A result names code that needs the user's consent to run; the message lists the names."""
 
 
 class LogMismatch(UsageError):
     """An evaluation log belongs to another plan, policy or environment; the message shows the difference.
 
     Args:
-        differences: What differs.
-        advice: What to do, for callers who choose the log's folder themselves.
+        differences: Differences between the log and this evaluation.
+        advice: Next step, for callers who choose the log's folder.
     """
 
     def __init__(self, differences: str, advice: str = "") -> None:
@@ -108,19 +108,19 @@ class LogMismatch(UsageError):
 
 
 class LogOwned(UsageError):
-    """Another driver is writing this evaluation log; the message names it."""
+    """Another process is writing this evaluation log; the message names it."""
 
 
 class EpisodeError(EvalError):
-    """One episode went wrong; runners turn it into a :class:`~rl_eval.records.episode.Fault`."""
+    """One episode failed; runners convert the error to a :class:`~rl_eval.records.episode.Fault`."""
 
 
 class EnvError(EpisodeError):
-    """The environment raised, or returned something outside its own spaces."""
+    """The environment raised, or returned a value outside its spaces."""
 
 
 class PolicyError(EpisodeError):
-    """The policy raised, or returned actions that the environment cannot take."""
+    """The policy raised, or returned invalid actions."""
 
 
 class EpisodeTimeout(EpisodeError):
@@ -128,23 +128,23 @@ class EpisodeTimeout(EpisodeError):
 
 
 class ClusterError(EvalError):
-    """Processes or machines failed; the call itself is fine."""
+    """Processes or machines failed; the call is correct."""
 
 
 class RunnerStartError(ClusterError):
-    """No runner came up within ``runner_start_timeout_s``."""
+    """No runner started within ``runner_start_timeout_s``."""
 
 
 class ClusterDied(ClusterError):
-    """The Ray cluster that this process had started died; Ray's client may end the process at any moment."""
+    """The Ray cluster that this process started has died; Ray's client may end the process at any moment."""
 
 
 class RunnerLost(ClusterError):
-    """A runner died or fell silent."""
+    """A runner died or stopped answering."""
 
 
 class PolicyUnavailable(ClusterError):
-    """The policy cannot act for now, such as when its server is gone; a policy may raise it, and charges no episode."""
+    """Raised by a policy that cannot act now, such as without its server; uses up no attempt of an episode."""
 
 
 class LogError(ClusterError):
@@ -152,17 +152,17 @@ class LogError(ClusterError):
 
 
 class LogFenced(ClusterError):
-    """Another driver took the evaluation log over, since this one had been silent; it wrote nothing more."""
+    """Another process took over the evaluation log after this one had been silent; this one stopped writing."""
 
 
 class NumericsMismatch(ClusterError):
-    """A runner's numerics key differs from its group's, so its floats could differ too."""
+    """The numerics key of a runner differs from that of its group, so its floats could differ too."""
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Finish an error message about an unknown word: the nearest known one, or all of them.
+    """Return the end of a message about an unknown word: the nearest known words, or all of them.
 
-    What contains all of its parts is near: ``mean_return`` is meant to be ``episode_return_mean``.
+    A word that contains all parts is near: ``episode_return_mean`` for ``mean_return``.
     """
     options, parts = sorted(known), {*word.casefold().split("_")}
     containing = [option for option in options if parts <= {*option.split("_")}]
@@ -178,7 +178,7 @@ def summary_of(error: BaseException) -> str:
 
 
 def message_of(error: BaseException) -> str:
-    """Return the text of an exception; of one that has none, as of a bare ``assert``, the line that raised it."""
+    """Return the text of an exception; without one, as for a bare ``assert``, the line that raised it."""
     name = type(error).__name__
     try:
         text = str(error)

@@ -1,10 +1,10 @@
-"""Redaction of secrets in everything that leaves the process: files, lines, messages.
+"""Redaction of secrets in all output of the process: files, printed lines, messages.
 
-A secret is recognized by its name (``api_key``, ``password``, ...; within a text also before ``=`` and ``:`` and after
+A secret is recognized by its name (``api_key``, ``password``, ...; in a string also before ``=`` and ``:`` and after
 ``--``), by its place (a value of ``runtime_env.env_vars``, the user and the query of a URI) and by its form
 (``sk-...``, ``Bearer ...``, a PEM block). In messages, tracebacks and notes it is also recognized by its value: secrets
-of the configuration and of this process's environment variables are masked wherever they turn up. Names of variables
-that only steer libraries (``OMP_NUM_THREADS``) are not secrets.
+of the configuration and of this process's environment variables are masked everywhere. Variables that only configure
+libraries (``OMP_NUM_THREADS``) are not secrets.
 
 Masking changes the identity of a run and prevents its replay, so a name has to be unmistakable: ``pass_rate``,
 ``tokenizer`` and ``obs_key`` are not secrets.
@@ -48,7 +48,7 @@ _KEYS: Final = frozenset(
 )
 """Words that make a secret of the word ``key`` after them."""
 _RANDOM: Final = re.compile(r"(?=.*[0-9])(?=.*[A-Za-z])[\w+/=.~-]{16,}")
-"""What looks like a secret where the whole name is ``key``."""
+"""Form of a secret, for values whose whole name is ``key``."""
 _COMPOUND: Final = re.compile(
     rf"[a-z]+?(passwords?|passwd|passphrase|passcode|secrets?|tokens?|credentials?)|({'|'.join(_KEYS)})(keys?)"
 )
@@ -63,21 +63,22 @@ _STEERING: Final = re.compile(
 _PLACES: Final = ("env_vars", "runtime_env")
 
 _SHORTEST: Final = 6
-"""A shorter value is not looked for elsewhere: it would be found in every text."""
+"""Minimum length of a value to search for: a shorter one would be found in every string."""
 _COMMON: Final = re.compile(r"(?!.{16})([a-z]+|[A-Z]+|[A-Z]?[a-z]+|[+-]?[\d.]+)")
-"""Nor is a plain word or number: it would be found where it means something else."""
+"""Plain words and numbers, which are not searched for: they could mean something else."""
 _HEX: Final = re.compile(r"[0-9a-fA-F]+")
-"""Would be found in digests, so it must stand alone."""
+"""Hexadecimal values, which must stand alone: they could be part of a digest."""
 
 _USER: Final = re.compile(r"://([^\s/@:\"'<>]{0,500}:[^\s\"'<>?]{0,500}|[^\s/@\"'<>]{0,500})@")
-"""A password may hold slashes, so what has a colon reaches to the last ``@``. A bound keeps the time linear."""
+"""User info of a URI. A password may contain slashes, so with a colon it ends at the last ``@``. A bound keeps the time
+linear."""
 _QUERY: Final = re.compile(r"://[^\s?\"'<>]{0,2000}\?([^\s\"'<>]*)")
 _ASSIGNED: Final = re.compile(r"""(?<![\w-])([\w-]{1,64})=(?!=)("[^"]*"|'[^']*'|["']?[^\s;&"']+)""")
 _OPTION: Final = re.compile(r"""(?<![\w-])--([A-Za-z][\w-]{0,63})\s+("[^"]*"|'[^']*'|[^\s;&"'-][^\s;&"']*)""")
 _QUOTED: Final = re.compile(r"""["']([\w.-]{1,64})["']\s*:\s*("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|\d+)""")
 """Entry of JSON or of a dict's repr."""
 _LINE: Final = re.compile(r"""(?<![\w-])([\w-]{1,64}):\s+(?=("[^"]*"|'[^']*'|[^\s,;"'\[\](){}]+))""")
-"""Entry of YAML, or a header. The value is looked at again: it may be a name as well."""
+"""Entry of YAML, or a header. The value is matched again, since it may be a name too."""
 _MIXED: Final = r"(?=[\w-]*[a-z])(?=[\w-]*[A-Z])(?=[\w-]*\d)"
 _FORMED: Final = re.compile(
     r"(?i:authorization)[\"']?\s*[:=]\s*[\"']?((?:\w+\s+)?[^\s\"',;}]{4,})"
@@ -89,14 +90,14 @@ _FORMED: Final = re.compile(
     r"|(-----BEGIN [A-Z0-9 ]+-----.*?(?:-----END [A-Z0-9 ]+-----|\Z))",
     re.DOTALL,
 )
-"""Texts that are secrets whatever they are called."""
+"""Strings that are secrets under any name."""
 _MARKS: Final = (
     *("uthorization", "ookie:", "Bearer", "Basic", "sk-", "ghp_", "gho_", "ghr_", "ghs_", "ghu_", "github_pat_", "hf_"),
     *("AKIA", "ASIA", "-----BEGIN"),
 )
-"""Parts of all of them; most texts have none, which is seen at once."""
+"""Parts of all of them, for a quick check: most strings have none."""
 _SWITCH: Final = re.compile(r"true|false|none|null|~", re.IGNORECASE)
-"""Values that are not secrets where everything is text."""
+"""Values that are not secrets in formats where every value is a string."""
 _OPEN_QUERY: Final = frozenset(
     (
         "allow_bucket_creation",
@@ -108,46 +109,46 @@ _OPEN_QUERY: Final = frozenset(
         "scheme",
     )
 )
-"""Names in the query of a URI whose values say where something is, and not who may see it."""
+"""Names in the query of a URI whose values are places or options, not credentials."""
 
 Path = tuple[str, ...]
 _lock: Final = threading.Lock()
 _known: set[str] = set()
 _pattern: re.Pattern[str] | None = None
 _num_variables = 0
-"""Environment variables when they were last looked at."""
+"""Number of environment variables at the last check."""
 
 
 def redact(value: Any, *path: str) -> Any:
-    """Return plain data without its secrets, as they are recognized by name and place.
+    """Return plain data without its secrets, recognized by name, place and form.
 
-    A config must stay what it is, whatever else this process was given.
+    Secrets of other configurations in this process do not change it.
 
     Args:
         value: Nested mappings, lists and scalars.
-        path: Keys that lead to it, the outermost first.
+        path: Keys of the value, the outermost first.
     """
     return _walk(value, path, lambda _path, _value: MASK, lambda _path, text: _redact_inside(text))
 
 
 def digest_secrets(value: Any, *path: str) -> Any:
-    """Return plain data in which every secret is a mask with a digest that distinguishes it from others.
+    """Return plain data in which every secret is replaced with a mask and a digest.
 
-    It has 16 bits: another value has another one but for 1 time in 65 536, and far too many values have the same one
-    for it to be of use in guessing even a short secret.
+    The digest has 16 bits: two values have the same digest once in 65 536 times, and it does not help to guess even a
+    short secret.
     """
     return _walk(value, path, _digested, _identified)
 
 
 def redact_text(text: str) -> str:
-    """Return a text without known secrets, and without those that it names itself or has in its URIs."""
+    """Return a string without known secrets, and without those that its own names, URIs and forms mark."""
     if len(os.environ) != _num_variables:
         _learn_variables()
     return _redact_inside(text if _pattern is None else _pattern.sub(MASK, text))
 
 
 def redacted_traceback(error: BaseException) -> str:
-    """Return the text of an error, with where it was raised and what caused it, without secrets."""
+    """Return the traceback of an error and its causes, without secrets."""
     return redact_text("".join(traceback.format_exception(type(error), error, error.__traceback__)))
 
 
@@ -157,8 +158,8 @@ def redact_command(words: Sequence[str]) -> list[str]:
 
 
 def learn(value: Any, *path: str) -> None:
-    """Remember the secrets of a configuration, or of a URI, to mask them wherever they turn up in this process."""
-    global _pattern  # noqa: PLW0603  # What a process was given is known to all of it.
+    """Remember the secrets of a configuration or a URI, to mask them everywhere in this process."""
+    global _pattern  # noqa: PLW0603  # Secrets are known to the whole process.
     found = {variant for secret in secrets_in(value, *path) if _is_telling(secret) for variant in _variants(secret)}
     with _lock:
         if not found <= _known:
@@ -168,7 +169,7 @@ def learn(value: Any, *path: str) -> None:
 
 
 def _learn_variables() -> None:
-    """Remember the secret environment variables, again if there are others, as after a simulator has read its own."""
+    """Remember the secret environment variables; called again if their number changes."""
     global _num_variables  # noqa: PLW0603
     variables = dict(os.environ)
     _num_variables = len(variables)
@@ -231,7 +232,7 @@ def _walk(value: Any, path: Path, mask: Callable[[Path, Any], str], text: Callab
 
 
 def _entries(values: Mapping[Any, Any], path: Path) -> Iterator[tuple[Any, Path, Any]]:
-    """Yield the key, the path and the value of each entry; in ``{"name": "token", "value": "abc"}`` a token is."""
+    """Yield the key, the path and the value of each entry; ``{"name": "token", "value": "abc"}`` contains a token."""
     names = [name for key, name in values.items() if str(key).lower() in {"name", "key"} and isinstance(name, str)]
     named = next((name for name in names if _is_named(name) or _is_key(name, "")), None)
     for key, item in values.items():
@@ -239,7 +240,7 @@ def _entries(values: Mapping[Any, Any], path: Path) -> Iterator[tuple[Any, Path,
 
 
 def _items(values: Sequence[Any], path: Path) -> Iterator[tuple[Path, Any]]:
-    """Yield what a list holds with its path; in ``["--token", "abc"]`` the second one is named by the first."""
+    """Yield the items of a list with their paths; in ``["--token", "abc"]`` the first item names the second one."""
     before = ""
     for value in values:
         word = value if isinstance(value, str) else ""
@@ -257,7 +258,7 @@ def _digested(path: Path, value: Any) -> str:
 
 
 def _identified(path: Path, text: str) -> str:
-    # Without what else this process knows: an identity is the same everywhere.
+    # Without other secrets of this process: an identity is the same everywhere.
     redacted = _redact_inside(text)
     return text if redacted == text else f"{redacted} ({_digest(path, text)})"
 
@@ -268,7 +269,7 @@ def _digest(path: Path, value: Any) -> str:
 
 
 def _redact_inside(text: str) -> str:
-    """Mask the secrets that a text names itself, has in its URIs, or whose form says that they are."""
+    """Mask the secrets of a string that its own names, URIs or forms mark."""
     parts, done = [], 0
     for start, end, _ in sorted(_spots(text)):
         if start >= done:
@@ -306,7 +307,7 @@ def _gives_secret(name: str, value: str) -> bool:
 
 
 def _is_told(name: str, value: str) -> bool:
-    """Whether prose with a name, a colon and a value tells a secret: ``token: str`` does not."""
+    """Whether prose with a name, a colon and a value contains a secret: ``token: str`` does not."""
     words = _words(name)
     return bool(words & _SECRET_NUMBER) or (words != {"key"} and len(value) >= 4 and not _COMMON.fullmatch(value))
 
@@ -325,7 +326,7 @@ def _redact_word(word: str, named: Path) -> str:
 
 
 def secrets_in(value: Any, *path: str) -> frozenset[str]:
-    """Return the secret texts in plain data, and the secret parts of its texts; of several lines also each."""
+    """Return the secret strings in plain data, the secret parts of its strings, and each line of them."""
     found: list[str] = []
 
     def inside(_: Path, text: str) -> str:
@@ -342,12 +343,12 @@ def secrets_in(value: Any, *path: str) -> frozenset[str]:
 
 
 def _is_telling(secret: str) -> bool:
-    """Whether a text in which a secret is found speaks of the secret."""
+    """Whether a string that contains the value is about this secret."""
     return not _COMMON.fullmatch(secret) and not os.path.exists(secret)  # noqa: PTH110  # Path raises if it is long.
 
 
 def _variants(secret: str) -> Iterator[str]:
-    """Yield the ways in which a text may hold a secret: as it is, in a URI, in JSON, in a repr."""
+    """Yield the spellings of a secret: plain, in a URI, in JSON, in a repr."""
     spellings = {secret, unquote(secret), quote(secret, safe=""), json.dumps(secret)[1:-1], repr(secret)[1:-1]}
     return (spelling for spelling in spellings if len(spelling.strip()) >= _SHORTEST and MASK not in spelling)
 

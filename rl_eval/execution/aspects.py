@@ -1,7 +1,8 @@
-"""Aspects of an evaluation: everything that happens beside it by default, in one list.
+"""Aspects of an evaluation: provenance, checks and notes that do not change its records, in one list.
 
-The story of an evaluation (group, loop, session, schedule, runner, record store, outcome, result) calls the hooks of
-:class:`~rl_eval.execution.outcome.Aspect` and knows no aspect by name. Without one of them the records are the same.
+Group, loop, session, schedule, runner, record store, outcome and result call the hooks of
+:class:`~rl_eval.execution.outcome.Aspect` and do not know an aspect by name. Without an aspect, the records are the
+same.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 
 _MOST_LOSSES: Final = 100
-"""Lost runners that the provenance describes."""
+"""Maximum number of lost runners in the provenance."""
 
 
 def default_aspects(code: Callable[[], dict[str, Any]]) -> Sequence[Callable[[EvalOutcome], Aspect]]:
@@ -42,16 +43,16 @@ class Provenance(Aspect):
     """Settings, weights, versions and machine in the provenance of the result."""
 
     def describe(self, fields: dict[str, Any]) -> None:
-        """Add everything that is needed to evaluate again."""
+        """Add all data needed to repeat the evaluation."""
         fields["provenance"] |= provenance(self.outcome.settings, self.outcome.weights, self.outcome.store.numerics)
 
 
 @final
 class Numerics(Aspect):
-    """Agreement of all runners on one numerics key: what floats may depend on besides the weights.
+    """Agreement of all runners on one numerics key: the facts besides the weights that floats depend on.
 
-    The key of most runners counts, until something is recorded. Records cannot be taken back, so from then on their key
-    counts, however many runners with another one come up.
+    Until the first record, the most frequent key counts. Records cannot be taken back, so from then on their key
+    counts, even if more runners have another one.
     """
 
     def __init__(self, outcome: EvalOutcome) -> None:
@@ -63,7 +64,7 @@ class Numerics(Aspect):
         """Compare the key of a runner with the one that counts.
 
         Raises:
-            NumericsMismatch: They differ, so the runner's floats could, too.
+            NumericsMismatch: They differ, so the runner's floats could differ too.
             ConfigError: The runner built its policy with other weights than the others.
         """
         if not report.numerics:
@@ -80,18 +81,21 @@ class Numerics(Aspect):
             return
         if different == ["outputs"] and self.outcome.weights is None and self._built_others(report.built_weights):
             raise ConfigError(
-                f"runner {member.index} built another policy than the others: a factory that initializes weights at "
-                "random needs policy.weights, or sync_weights before the evaluation"
+                f"runner {member.index} built another policy than the others; a factory with random initial weights "
+                "needs weights",
+                key="policy.weights",
+                runner=member.index,
+                fix="Set policy.weights, or call sync_weights before the evaluation.",
             )
         shown = ", ".join(f"{name} is {key.get(name)!r}, not {known[name]!r}" for name in different)
         others = "the records in the log" if store.durable else "its group"
-        why = f"runner {member.index} would compute other floats than {others}: {shown}"
+        why = f"runner {member.index} would compute different floats from {others}: {shown}"
         self.outcome.refusals.append(why)
-        store.note(f"{why}; it took no part")
-        raise NumericsMismatch(why)
+        store.note(f"{why}; it did not take part")
+        raise NumericsMismatch(why, key=different[0], value=key.get(different[0]), runner=member.index)
 
     def lost(self, member: Member, crash_report: CrashReport | None) -> None:
-        """Forget the key of a runner that is gone."""
+        """Remove the key of a lost runner."""
         self._reported.pop(member.incarnation, None)
 
     def describe(self, fields: dict[str, Any]) -> None:
@@ -99,12 +103,12 @@ class Numerics(Aspect):
         fields["provenance"]["numerics"] = dict(self.outcome.store.numerics or self._most_frequent())
 
     def _most_frequent(self) -> dict[str, Any]:
-        """Return the key that most runners have, of equally frequent ones the first; empty if there is none."""
+        """Return the most frequent key, the first one if several are equally frequent; empty without any."""
         keys = [key for key, _ in self._reported.values()]
         return max(keys, key=keys.count, default={})
 
     def _built_others(self, built: str) -> bool:
-        """Return whether no runner with the key that counts built its policy with these weights, or with none."""
+        """Whether no runner with the key that counts built its policy with these weights."""
         theirs = {weights for key, weights in self._reported.values() if key == self.outcome.store.numerics}
         return not built or built not in theirs
 
@@ -123,7 +127,7 @@ class Code(Aspect):
         self._described = {} if outcome.store.durable else digests()
 
     def continued(self, ours: Manifest, found: LogContents) -> None:
-        """Take the digests of a log, and note the packages that had another version."""
+        """Use the digests of a log, and note packages that had another version."""
         self._described = {"code": found.manifest.code, "code_changes": [asdict(one) for one in found.amendments]}
         for text in found.manifest.version_notes(ours):
             self.outcome.store.note(text)
@@ -135,7 +139,7 @@ class Code(Aspect):
 
 @final
 class Attendance(Aspect):
-    """Crash reports of lost runners, and a note where fewer runners took part than were asked for."""
+    """Crash reports of lost runners, and a note if fewer runners took part than requested."""
 
     def __init__(self, outcome: EvalOutcome) -> None:
         super().__init__(outcome)
@@ -148,7 +152,7 @@ class Attendance(Aspect):
         self._pool, self._losses_before = pool, pool.losses
 
     def joined(self, pool: RunnerPool) -> None:
-        """Count the runners that are up."""
+        """Count the ready runners."""
         self._most_ready = max(self._most_ready, len(pool.ready()))
 
     def lost(self, member: Member, crash_report: CrashReport | None) -> None:
@@ -157,7 +161,7 @@ class Attendance(Aspect):
             self._losses.append(f"runner {member.index}: {crash_report}")
 
     def finish(self) -> None:
-        """Note why runners are missing, unless a refusal has said so."""
+        """Note why runners are missing, unless a refused runner is already noted."""
         pool, asked = self._pool, self.outcome.asked
         if pool is None or pool.hopeless or self.outcome.refusals or not 0 < self._most_ready < asked:
             return
@@ -171,10 +175,10 @@ class Attendance(Aspect):
 
 @final
 class Redaction(Aspect):
-    """Removal of secrets from the texts of a result that other processes or users' code have written."""
+    """Removal of secrets from strings of a result that other processes or users' code wrote."""
 
     def describe(self, fields: dict[str, Any]) -> None:
-        """Redact what the aspects before have added."""
+        """Redact the fields of the other aspects."""
         fields["reason"] = redact_text(fields["reason"])
         texts = fields["provenance"].keys() & {"losses", "runners_refused", "runners_excluded"}
         fields["provenance"] |= {name: [redact_text(text) for text in fields["provenance"][name]] for name in texts}

@@ -1,11 +1,11 @@
-"""Determinism check of an evaluation: some of its episodes run again, and are compared with their first run bit by bit.
+"""Determinism check of an evaluation: some of its episodes run again, and are compared bitwise with their first run.
 
-An environment that leaks state from one episode into the next, or a policy that draws from a generator of its own,
-makes the result depend on the layout. The sample is chosen before any episode runs, from the second half of the plan,
-where most environments have served other episodes before, and is traced while it runs for the first time. Traces tell
-the first difference: equal observations and another action are the policy's doing, anything else is the environment's.
-Where the environment is the cause, the episodes run a third time, to see whether fresh environments agree with each
-other; where it is the policy, a runner looks for the reason.
+If an environment leaks state into the next episode, or a policy uses its own random generator, the result depends on
+the number of runners and environments. The sample is chosen before any episode runs, from the second half of the plan,
+where most environments have already run other episodes. It is traced during its first run. Traces show the first
+difference: another action for equal observations is caused by the policy, any other difference by the environment. If
+the environment is the cause, the episodes run a third time, to compare new environments with each other. If the policy
+is the cause, a runner searches for the reason.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any, Final, Literal, NamedTuple, final
 
 import numpy as np
 import numpy.typing as npt
+from typing_extensions import override
 
 from rl_eval.backends.requests import Apply, Run
 from rl_eval.execution.jobs import Job
@@ -31,40 +32,40 @@ from rl_eval.supervision.flight_recorder import CrashReport
 Share = float | Literal["auto"]
 
 _MAX_TRIES: Final = 3
-"""Times that an episode is tried, before it is a finding that it does not complete again."""
+"""Maximum tries of an episode; after the last, its failure is a finding."""
 _PATIENCE: Final = 20.0
-"""Longest check, as a multiple of what the same episodes took the first time."""
+"""Time limit of the check, as a multiple of the first run of the same episodes."""
 _LEAST_PATIENCE_S: Final = 60.0
 _TRACED: Final = 6
-"""Episodes that are traced at most: a few may fail, or take too long."""
+"""Maximum number of traced episodes: a few may fail, or take too long."""
 
 _EPISODES: Final = 4
-"""Episodes that ``auto`` runs again."""
+"""Number of episodes that ``auto`` runs again."""
 _FREE_SECONDS: Final = 2.0
 _FREE_SHARE: Final = 0.02
-"""``auto`` may take the longer of these two: seconds, and share of the run's."""
+"""Time limit of ``auto``, the longer one of the two: seconds, and fraction of the run's time."""
 
 
 class Choice(NamedTuple):
     """Episodes to run again."""
 
     origins: dict[int, Origin]
-    """What is recorded, by index."""
+    """First runs, by index."""
     remark: str
-    """Why there are none; with some, why they run in environments that have served others, if they do."""
+    """Why there are no episodes, or why they run in used environments; otherwise empty."""
     seconds: float
-    """Time that they took the first time, and building their environments."""
+    """Duration of their first runs and of building their environments."""
 
 
 @final
 class DeterminismSample(Aspect):
-    """Episodes of an evaluation that are chosen beforehand, to run again when all have run."""
+    """Sample of an evaluation's episodes, chosen in advance, to run again at the end."""
 
     def __init__(self, outcome: EvalOutcome) -> None:
         super().__init__(outcome)
         self._candidates: list[int] = []
         self._former = np.zeros(0, bool)
-        """Mask of the episodes that a former process finished."""
+        """Mask of the episodes that an earlier process finished."""
         self._construct_seconds = math.inf
         self._traces: dict[int, npt.NDArray[np.void]] = {}
         """Traces of candidates whose rows count, by index."""
@@ -75,12 +76,12 @@ class DeterminismSample(Aspect):
         self._candidates = candidates(len(self._former), evaluation.determinism_check, evaluation.seed)
 
     def granted(self, leases: tuple[Lease, ...]) -> tuple[Lease, ...]:
-        """Ask for the traces of the first few candidates."""
+        """Request traces of the first few candidates."""
         traced = self._candidates[:_TRACED]
         return tuple([lease._replace(traced=True) if lease.index in traced else lease for lease in leases])
 
     def counted(self, report: RunReport, indices: set[int]) -> None:
-        """Keep traces, and how long a runner took to build an environment, in seconds, at its quickest."""
+        """Keep traces, and the shortest time in which a runner built an environment."""
         self._construct_seconds = min(self._construct_seconds, report.construct_seconds)
         self._traces |= {index: report.traces[index] for index in indices & report.traces.keys()}
 
@@ -93,11 +94,11 @@ class DeterminismSample(Aspect):
         fields["determinism"] = self.outcome.store.determinism
 
     def choose(self, run_seconds: float, runners: int) -> Choice:
-        """Decide what runs again.
+        """Choose the episodes to run again.
 
         Args:
             run_seconds: Duration of the run.
-            runners: Number of runners that are up, at least 1.
+            runners: Number of ready runners, at least 1.
         """
         settings, store = self.outcome.settings, self.outcome.store
         completed = [index for index in self._candidates if store.table.completed[index]]
@@ -108,7 +109,7 @@ class DeterminismSample(Aspect):
         alone = store.numerics.get("reference") == "row"
         sharing = 1 if alone else min(settings.runners.lanes, math.ceil(len(rows) / runners))
         reset, step, policy = (rows[f"{name}_seconds"].astype(np.float64) for name in ("reset", "step", "inference"))
-        # An episode that runs again has each forward pass, of which it had a share, for itself.
+        # A re-run episode does not share its forward passes with others.
         seconds = reset + step + sharing * policy
         build = self._construct_seconds if math.isfinite(self._construct_seconds) else 0.0
         chosen, remark = completed, ""
@@ -157,7 +158,7 @@ def candidates(num_episodes: int, share: Share, seed: int) -> list[int]:
 
 
 def _fitting(indices: Sequence[int], seconds: npt.NDArray[np.float64], budget: float, runners: int) -> list[int]:
-    """Return the first few episodes that together take no longer than a budget, on several runners."""
+    """Return the first few episodes whose total time on the runners is within a budget."""
     fitting: list[int] = []
     for index in indices:
         together = float(seconds[[*fitting, index]].sum()) / runners
@@ -167,21 +168,21 @@ def _fitting(indices: Sequence[int], seconds: npt.NDArray[np.float64], budget: f
 
 
 class Origin(NamedTuple):
-    """How an episode came to its record."""
+    """First run of an episode."""
 
     row: npt.NDArray[np.void]
     """Array of :data:`rl_eval.records.episode.ROW`, shape (1,)."""
     outcome: npt.NDArray[np.void]
-    """What is compared of it: :func:`rl_eval.records.episode.outcomes_of` it, shape (1,)."""
+    """Compared columns, from :func:`rl_eval.records.episode.outcomes_of`, shape (1,)."""
     position: int
-    """Position of the runner; -1 for another process than all runners there are."""
+    """Position of the runner; -1 for a runner of an earlier process."""
     trace: npt.NDArray[np.void] | None
     """Array of :data:`rl_eval.records.determinism.TRACE`, if it was traced."""
 
 
 @dataclass(slots=True)
 class _Pass:
-    """Episodes that run again, and what they are compared with."""
+    """Episodes to run again, and the runs to compare them with."""
 
     origins: Mapping[int, Origin]
     waiting: dict[int, None]
@@ -200,7 +201,7 @@ class _Pass:
         return [index for index, again in sorted(self.again.items()) if not _equal(self.origins[index], again)]
 
     def put_back(self, index: int, why: str) -> None:
-        """Try an episode again, a few times."""
+        """Retry an episode, a few times."""
         if self.tries[index] < _MAX_TRIES:
             self.waiting[index] = None
         else:
@@ -209,14 +210,14 @@ class _Pass:
 
 @final
 class Reruns:
-    """Hands out the episodes to be run again, and takes their reports.
+    """Distributes the episodes to run again, and compares their reports.
 
     Args:
-        origins: What is recorded, by index, of the episodes to run again.
-        try_env_reuse: Whether to see if a new environment for each episode would help.
-        num_runners: Runners that were asked for.
-        remark: Why nothing runs again, or why episodes do in environments that have served others; empty to build
-            fresh ones. Those have another history than the first time, so a difference shows as well.
+        origins: First runs of these episodes, by index.
+        try_env_reuse: Whether to test if a new environment for each episode would help.
+        num_runners: Configured number of runners.
+        remark: Why no episode runs again, or why episodes run in used environments; empty to build new ones. Used
+            environments have another history than in the first run, so they show differences too.
         info_keys: Names of the info scalars of a row.
     """
 
@@ -241,17 +242,17 @@ class Reruns:
         return self._current.done
 
     def holds(self, runner: int) -> bool:
-        """Whether a runner has anything to do."""
+        """Whether a runner has episodes."""
         return bool(self._current.held.get(runner))
 
     def take(self, runner: int, position: int, lanes: int, positions: Collection[int]) -> tuple[Lease, ...]:
-        """Give a runner as many episodes as it has lanes free.
+        """Assign a runner an episode for each free lane; return the leases.
 
         Args:
-            runner: Its incarnation.
+            runner: Incarnation of the runner.
             position: Its position in the group.
-            lanes: How many lanes it has.
-            positions: Positions of all runners that are up: where there is another, no runner checks itself.
+            lanes: Number of its lanes.
+            positions: Positions of all ready runners; with several, a runner does not check its own episodes.
         """
         now, others = self._current, set(positions) - {position}
         held = now.held.setdefault(runner, set())
@@ -266,11 +267,11 @@ class Reruns:
     def _lease(self, index: int, runner: int) -> Lease:
         origin = self._current.origins[index]
         row = origin.row[0]
-        # At the attempt of the record: what failed earlier attempts is no part of the episode that counts.
+        # At the attempt of the record: earlier, failed attempts are not part of the episode that counts.
         return Lease(index, int(row["seed"]), int(row["attempts"]), runner, not self._why, origin.trace is not None)
 
     def reported(self, runner: int, position: int, report: RunReport) -> None:
-        """Take what a runner finished."""
+        """Take the finished episodes of a runner."""
         now = self._current
         held = now.held.get(runner, set())
         for place, index in enumerate(report.rows["index"].tolist()):
@@ -286,19 +287,19 @@ class Reruns:
         self._go_on()
 
     def lost(self, runner: int) -> None:
-        """A runner is gone: what it held is tried again, a few times."""
+        """Retry the episodes of a lost runner, a few times."""
         for index in sorted(self._current.held.pop(runner, ())):
             self._current.put_back(index, "its runner was lost")
         self._go_on()
 
     def stop(self, why: str) -> None:
-        """End the check; what has not finished says nothing."""
+        """End the check; ignore unfinished episodes."""
         if not self.done:
             self._cut = why
             self._current.waiting, self._current.held = {}, {}
 
     def _go_on(self) -> None:
-        """After a pass with mismatches, see whether fresh environments agree with each other."""
+        """After a pass with mismatches, compare new environments with each other."""
         mismatched = self._first.mismatched
         if self._current is not self._first or not self.done or not mismatched or not self._try_env_reuse:
             return
@@ -310,13 +311,13 @@ class Reruns:
 
     @property
     def blames_policy(self) -> bool:
-        """Whether the first difference is the policy's doing."""
+        """Whether the policy caused the first difference."""
         first = self.result.first
         return first is not None and first.cause == "policy"
 
     @property
     def result(self) -> Determinism:
-        """What has been found so far."""
+        """Finding so far."""
         first, second = self._first, self._current if self._current is not self._first else None
         mismatched, failed = first.mismatched, sorted(first.failed)
         elsewhere = sum(again.position != first.origins[index].position for index, again in first.again.items())
@@ -339,8 +340,8 @@ class Reruns:
         if not first.origins:
             return self._why
         if self._cut and len(first.again) + len(first.failed) < len(first.origins):
-            return f"{len(first.again)} of {len(first.origins)} had run again when the check was cut short: {self._cut}"
-        alone = "no second runner was up for it" if self._num_runners > 1 else "only one process took part"
+            return f"{len(first.again)} of {len(first.origins)} had run again when the check ended early: {self._cut}"
+        alone = "no second runner was ready for it" if self._num_runners > 1 else "only one process took part"
         return "; ".join(filter(None, ("" if elsewhere else alone, self._why)))
 
     def _difference(self, index: int) -> FirstDifference:
@@ -353,7 +354,7 @@ class Reruns:
 
 
 def _equal(one: Origin, other: Origin) -> bool:
-    """Compare outcomes, and traces where there are two: equal returns may hide that an episode took another course."""
+    """Compare outcomes, and traces if both exist: different episodes may have equal returns."""
     if different_columns(one.outcome, other.outcome):
         return False
     return one.trace is None or other.trace is None or one.trace.tobytes() == other.trace.tobytes()
@@ -361,14 +362,14 @@ def _equal(one: Origin, other: Origin) -> bool:
 
 @final
 class DeterminismCheck(Phase):
-    """Runs a sample of the episodes again and compares; a re-run that does not complete is a finding too."""
+    """Job that runs a sample of the episodes again and compares; a re-run that does not complete is a finding too."""
 
     def __init__(self, outcome: EvalOutcome, sample: DeterminismSample) -> None:
         super().__init__(outcome)
         self._sample = sample
         self._reruns = Reruns({}, False, 0, UNFINISHED.remark)
         self._asking: bool | None = None
-        """Whether a runner looks for the reason; None if none was asked."""
+        """Whether a runner is searching for the reason; None before the search."""
         self._likely_cause = ""
         self._patience_s = self._ends = math.inf
 
@@ -384,8 +385,8 @@ class DeterminismCheck(Phase):
             outcome.activity = "checking determinism"
         self._pump_all(now)
 
+    @override
     def joined(self, member: Member, now: float) -> None:
-        """See :class:`Job`."""
         if not self._over:
             self._outcome.joined(self.pool, now)
             self._pump_all(now)
@@ -412,7 +413,7 @@ class DeterminismCheck(Phase):
                 self.pool.call(member, Apply(likely_cause_at), tag=self.tag, now=now)
 
     def _watch(self, now: float) -> None:
-        if not self.pool.ready():  # Time without any runner that is up does not count.
+        if not self.pool.ready():  # Time without a ready runner does not count.
             self._ends = now + self._patience_s
         elif now > self._ends:
             self._abandon(now)
@@ -432,7 +433,7 @@ class DeterminismCheck(Phase):
         self._outcome.store.determinism = replace(self._reruns.result, likely_cause=self._likely_cause)
 
     def _pump_all(self, now: float) -> None:
-        """Keep two calls in flight at each runner that has anything to do; new episodes go with the next one."""
+        """Keep two calls in flight on each runner with episodes; new episodes go with the next call."""
         members, lanes = self.pool.ready(), self._outcome.settings.runners.lanes
         positions = [member.index for member in members]
         for member in members:

@@ -1,4 +1,4 @@
-"""``evaluate_policy`` with the signature of Stable-Baselines3's, and the whole result behind the two numbers."""
+"""``evaluate_policy`` with the signature of Stable-Baselines3, plus the complete result."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _WATCHING: Final = (
     "gymnasium.wrappers.vector.dict_info_to_list:",
     "gymnasium.wrappers.vector.rendering:",
 )
-"""Wrappers of gymnasium that change no episode."""
+"""Wrappers of gymnasium that do not change episodes."""
 
 _ADDRESS: Final = re.compile(" at 0x[0-9a-f]+")
 _NOT_OF_THE_EPISODES: Final = ("render_mode", "num_envs", "vectorization_mode", "vector_kwargs")
-"""Arguments of ``gymnasium.make`` and ``make_vec`` that are about watching and layout."""
+"""Arguments of ``gymnasium.make`` and ``make_vec`` that do not change episodes."""
 
 
 @final
-class PolicyEvaluation(tuple[Any, Any]):  # noqa: SLOT001 - a tuple with slots can hold nothing else.
-    """Pair of numbers, or of lists, with the result that they are from.
+class PolicyEvaluation(tuple[Any, Any]):  # noqa: SLOT001 - a tuple with slots cannot have attributes.
+    """Pair of numbers or lists, with the complete result.
 
     Args:
         first: Mean return, or the return of each episode.
@@ -43,7 +43,7 @@ class PolicyEvaluation(tuple[Any, Any]):  # noqa: SLOT001 - a tuple with slots c
     result: EvalResult
 
     def __new__(cls, first: Any, second: Any, result: EvalResult) -> PolicyEvaluation:
-        """Make the pair."""
+        """Create the pair."""
         pair = super().__new__(cls, (first, second))
         pair.result = result
         return pair
@@ -64,26 +64,26 @@ def evaluate_policy(
 ) -> PolicyEvaluation:
     """Evaluate a policy in this process, as ``stable_baselines3.common.evaluation.evaluate_policy`` does.
 
-    The episodes are those of the plan with this seed, so equal calls give equal numbers, however many environments
-    ``env`` has. ``env`` itself is neither stepped nor closed: environments like it are built.
+    The episodes are those of the plan with this seed, so equal calls return equal numbers for any number of
+    environments in ``env``. ``env`` itself is not stepped or closed: similar environments are built.
 
     Args:
         model: A model of Stable-Baselines3, or any policy that :func:`rl_eval.evaluate` takes. If ``env`` has a
             ``VecNormalize``, its statistics are used.
-        env: A gymnasium id, ``"module:attr"``, a function or class that builds an environment; or an environment, or a
-            vectorized one, that was made by ``gymnasium.make``, of which attributes that were set since do not count.
-        n_eval_episodes: Episodes to run.
+        env: A gymnasium id, ``"module:attr"``, a function or class that builds an environment, or an environment built
+            by ``gymnasium.make`` or ``make_vec``. Attributes that were set on it later are ignored.
+        n_eval_episodes: Number of episodes.
         deterministic: Take the most likely actions, instead of sampling.
-        render: Refused: ``rl-eval replay --render human`` and ``--video`` show episodes of a run.
-        callback: Refused: an observer in ``evaluation.observers`` sees every step.
+        render: Must be False: ``rl-eval replay --render human`` and ``--video`` show episodes of a run.
+        callback: Must be None: an observer in ``evaluation.observers`` sees every step.
         reward_threshold: Mean return that must be exceeded.
         return_episode_rewards: Return the lists of returns and lengths, instead of mean and standard deviation.
-        warn: Not used: episodes are those of the environment, whether or not it has a ``Monitor``.
+        warn: Not used: episodes do not depend on a ``Monitor``.
         seed: Root seed of the plan.
 
     Returns:
-        ``(mean, std)``, the standard deviation dividing by n as Stable-Baselines3's does, or ``(returns, lengths)``;
-        the :class:`~rl_eval.EvalResult` is its ``result``.
+        ``(mean, std)``, with the standard deviation divided by n as in Stable-Baselines3, or ``(returns, lengths)``.
+        Its attribute ``result`` is the :class:`~rl_eval.EvalResult`.
 
     Raises:
         ConfigError: The environment cannot be built again, or the policy cannot act.
@@ -97,8 +97,10 @@ def evaluate_policy(
     """
     if render or callback is not None:
         raise ConfigError(
-            "evaluate_policy neither renders nor calls back: look at episodes with rl-eval replay, "
-            "and see every step with an observer in evaluation.observers"
+            "evaluate_policy does not render or call a callback",
+            key="render" if render else "callback",
+            value=render or callback,
+            fix="Show episodes with rl-eval replay, and observe steps with evaluation.observers.",
         )
     adapt = integration_for(model, "for_environment")
     config = (
@@ -110,7 +112,7 @@ def evaluate_policy(
     with EvalRunnerGroup(config, model if adapt is None else adapt(model, env), threaded=False) as group:
         result = group.evaluate()
     if result.status != "complete":
-        raise EvalError(f"{result.reason}. evaluate(config, model) returns a result in such a case, too")
+        raise EvalError(result.reason, fix="To get the result of the other episodes, call evaluate(config, model).")
     if reward_threshold is not None and not result.mean_return > reward_threshold:
         raise AssertionError(f"the mean return {result.mean_return:.2f} does not exceed {reward_threshold:.2f}")
     rows = result.counted_rows
@@ -120,11 +122,11 @@ def evaluate_policy(
 
 
 def environment_like(env: Any, *, of_the_model: bool) -> dict[str, Any]:
-    """Return the arguments of ``EvalConfig.environment`` for environments like one.
+    """Return the arguments of ``EvalConfig.environment`` for environments like ``env``.
 
     Args:
         env: As for :func:`evaluate_policy`.
-        of_the_model: Leave out the wrappers whose work the integration of a model does to the observations.
+        of_the_model: Leave out wrappers that the integration of the model replaces.
 
     Raises:
         ConfigError: The environment cannot be built again.
@@ -136,24 +138,28 @@ def environment_like(env: Any, *, of_the_model: bool) -> dict[str, Any]:
         return {"env": env}
     inner = _without_wrappers(env, harmless)
     described = [_described(env, spec, harmless) for spec in _specs_of(inner)]
-    texts = [_ADDRESS.sub("", str(plain(one))) for one in described]  # Functions may be made for each environment.
+    texts = [_ADDRESS.sub("", str(plain(one))) for one in described]  # Each environment may have its own functions.
     for number, text in enumerate(texts):
         if text != texts[0]:
             raise ConfigError(
-                f"env has unlike environments: number 0 is {texts[0]}, and number {number} is {text}. Evaluate one at "
-                "a time"
+                f"env has different environments: number 0 is {texts[0]}, and number {number} is {text}",
+                key="env",
+                value=text,
+                fix="Evaluate them one at a time.",
             )
     return described[0]
 
 
 def _without_wrappers(env: Any, harmless: tuple[str, ...]) -> Any:
-    """Return the vectorized environment inside of the wrappers that are put around several environments at once."""
+    """Return the vectorized environment inside its wrappers."""
     while (inner := getattr(env, "venv", env.env if isinstance(env, gym.vector.VectorWrapper) else None)) is not None:
         wrapper = type(env)
         if not f"{wrapper.__module__}:{wrapper.__qualname__}".startswith(harmless):
             raise ConfigError(
-                f"env has a {wrapper.__name__} around several environments at once, and an episode here has one: give "
-                "a function that builds one environment with a wrapper for one"
+                f"env has a {wrapper.__name__} around several environments at once, but an episode here has one",
+                key="env",
+                value=wrapper.__name__,
+                fix="Pass a function that builds one environment with a wrapper for one.",
             )
         env = inner
     return env
@@ -162,8 +168,10 @@ def _without_wrappers(env: Any, harmless: tuple[str, ...]) -> Any:
 def _described(env: Any, spec: Any, harmless: tuple[str, ...]) -> dict[str, Any]:
     if spec is None:
         raise ConfigError(
-            f"env is a live {type(env).__name__} that gymnasium.make has not made: give a function that builds one, "
-            "such as lambda: MyEnv()"
+            f"env is a {type(env).__name__} object that gymnasium.make did not build",
+            key="env",
+            value=type(env).__name__,
+            fix="Pass a function that builds one, such as lambda: MyEnv().",
         )
     kwargs = {name: value for name, value in spec.kwargs.items() if name not in _NOT_OF_THE_EPISODES}
     if spec.max_episode_steps is not None:
@@ -182,7 +190,9 @@ def _wrappers(spec: Any, harmless: tuple[str, ...]) -> list[Mapping[str, Any]]:
     for one in wrappers:
         if one.kwargs is None:
             raise ConfigError(
-                f"env has a wrapper {one.name}, which does not tell its arguments: give a function that builds the "
-                "environment with it"
+                f"env has a wrapper {one.name}, which does not record its arguments",
+                key="env",
+                value=one.name,
+                fix="Pass a function that builds the environment with it.",
             )
     return [{"wrapper": one.entry_point, **one.kwargs} for one in wrappers]

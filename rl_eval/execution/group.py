@@ -1,4 +1,4 @@
-"""A group of runners that stays warm between evaluations."""
+"""Group of runners that stays warm between evaluations."""
 
 from __future__ import annotations
 
@@ -43,42 +43,42 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 _SAMPLING: Final = "rl_eval.recording.sampling"
-"""Module of a room above, which is looked up when episodes are sampled."""
+"""Module of a higher layer, imported when episodes are sampled."""
 _logger: Final = logging.getLogger(__name__)
 
 
 class GroupCallbacks:
-    """Callbacks of a group, to derive from.
+    """Base class for callbacks of a group.
 
-    They are called in a thread of the group, or in the one that cancels an evaluation, and must return soon.
-    The steps of an episode are for observers (``evaluation.observers``), which live in its runner.
+    The group calls them in its thread, or in the thread that cancels an evaluation. They must return soon. To see the
+    steps of an episode, use observers (``evaluation.observers``), which run in the runner.
     """
 
     def on_sample_end(self, result: EvalResult) -> None:
-        """Take the result of an evaluation."""
+        """Handle the result of an evaluation."""
 
     def on_runner_restart(self, runner_index: int) -> None:
-        """Note that a runner is started in place of one that was lost."""
+        """Handle the start of a runner that replaces a lost one."""
 
 
 @final
 class EvalRunnerGroup:
-    """Runners that evaluate one policy in one environment, again and again.
+    """Runners that evaluate one policy in one environment, many times.
 
-    Runners start at once and in parallel; the first that is up begins to work. All methods may be called from any
-    thread; evaluations and weight broadcasts happen one after the other, in the order of the calls.
+    Runners start at once and in parallel; the first ready one starts to work. All methods may be called from any
+    thread. Evaluations and weight broadcasts run one after the other, in the order of the calls.
 
     Args:
-        config: What to evaluate and how; a copy is frozen.
-        policy: A live policy, used instead of the configured one and its weights.
-        threaded: Whether the group works in a thread of its own, so that ``submit`` returns at once. Without one every
-            method does the work before it returns, in the thread that calls it, which must always be the same; only
-            for ``num_runners=0``. Environments that need the main thread (signal handlers, event loops, windows) or
-            change the working directory need this, or :func:`evaluate`.
+        config: Configuration; the group keeps a frozen copy.
+        policy: Policy object, used instead of the configured policy and its weights.
+        threaded: Whether the group works in a separate thread, so that ``submit`` returns at once. Without a thread,
+            every method works in the calling thread before it returns, and all calls must come from the same thread;
+            this needs ``num_runners=0``. Use it, or :func:`evaluate`, for environments that need the main thread
+            (signal handlers, event loops, windows) or change the working directory.
         callbacks: Called when an evaluation has a result and when a runner is replaced.
 
     Raises:
-        ConfigError: The configuration cannot work.
+        ConfigError: The configuration is invalid.
         RunnerStartError: The cluster cannot be reached.
 
     Example:
@@ -98,8 +98,11 @@ class EvalRunnerGroup:
         settings = settings_of(config)
         if settings.runners.num_runners and not threaded:
             raise ConfigError(
-                f"runners.num_runners is {settings.runners.num_runners}, but runners in other processes are driven by "
-                "a thread: leave threaded=True, or use runners.num_runners=0"
+                f"threaded is False, but runners.num_runners is {settings.runners.num_runners}, and runners in other "
+                "processes need a thread",
+                key="threaded",
+                value=False,
+                fix="Pass threaded=True, or set runners.num_runners to 0.",
             )
         if policy is not None:
             settings = with_live(settings, policy)
@@ -107,20 +110,24 @@ class EvalRunnerGroup:
         check_policies(settings.policy)
         live = settings.policy.policy if not settings.policy.policies else live_policies(settings.policy)
         if live is None:
-            raise ConfigError('policy.policy is missing: configure one, or pass a live policy as the argument "policy"')
-        learn(settings.model_dump())  # They may have been made in another process.
+            raise ConfigError(
+                "policy.policy is missing",
+                key="policy.policy",
+                fix='Set it, or pass a policy object as the argument "policy".',
+            )
+        learn(settings.model_dump())  # They may come from another process.
         self.settings = settings
-        """What results say of themselves; the runners have what the group was made with."""
+        """Settings reported in results; runners keep those of construction."""
         self._threaded = threaded
         self._lock = threading.Lock()
         self._post_lock = threading.Lock()
-        """Held while jobs that belong together are posted, so that no others come between them."""
+        """Held while several jobs are posted together, so that no other job comes between them."""
         if not isinstance(live, str):
             live = portable_policy(live)
         weights = _initial_weights(settings.policy, live)
         self._callbacks = callbacks
         self._folder = current_folder()
-        """Working directory in which the group was made."""
+        """Working directory at construction."""
         if isinstance(live, str):
             self._backend = _make_backend(settings, None, threaded=threaded)
         else:
@@ -132,12 +139,12 @@ class EvalRunnerGroup:
             self._pool.on_restart = callbacks.on_runner_restart
         self._loop = ControlLoop(self._backend, self._pool, threaded)
         if not settings.runners.num_runners:
-            with contextlib.suppress(EvalError), working_in(None):  # An evaluation says it.
-                # It may build an environment, which must not be while the loop's thread builds others.
+            with contextlib.suppress(EvalError), working_in(None):  # An evaluation raises the same error.
+                # This may build an environment, so it must finish before the loop's thread builds others.
                 settings.runners.runner_class.columns(settings)
         self._loop.start()
         if settings.runners.num_runners:
-            # Before Ray goes down with the process: its driver must not call it then.
+            # Stop before Ray shuts down at exit: Ray must not be called then.
             atexit.register(self.stop)
         count = max(1, settings.runners.num_runners)
         self._loop.post(Do(lambda pool, now: pool.grow(count, now)))
@@ -158,37 +165,42 @@ class EvalRunnerGroup:
         held: HeldWeights | None = None,
         on_submitted: Callable[[EvalHandle], object] | None = None,
     ) -> EvalHandle:
-        """Start an evaluation, and return at once; in a group without a thread, when it is done.
+        """Start an evaluation and return its handle; in a group without a thread, run it first.
 
         Args:
-            num_episodes: How many episodes; by default as configured.
+            num_episodes: Number of episodes; by default as configured.
             seed: Root seed of the plan; by default as configured.
-            run_dir: Folder, or URI of an object store, of an evaluation log. A log that is there already is
-                continued, and only what is missing runs; the handle fails with ``LogMismatch`` if it belongs to
-                another plan, policy or environment, or was begun with other code. A relative path counts from the
-                working directory; with environments in a thread of this process, from where the group was made.
-            first_index: Where the plan begins; by default as configured. Episodes from ``num_episodes`` on are held
-                out: no evaluation of those before has seen them.
-            weights: What to evaluate, as for :meth:`sync_weights`; by default the weights that were sent last.
-            version: Number that stamps the records; by default one more than the last.
-            follow_up: What one runner does right afterwards, before any other weights or evaluation.
-            accept_code_change: Continue a log although the source files or packages of environment or policy are
-                others than those it was begun with; the log keeps both, and the result has a note.
-            held: Gets the weights that are evaluated, when the evaluation starts.
-            on_submitted: Called with the handle before any work is done; it must not call the group. Where there is no
-                thread it is the way to watch or cancel what runs.
+            run_dir: Folder, or URI of an object store, of an evaluation log. An existing log is continued: only missing
+                episodes run. The handle fails with ``LogMismatch`` if the log belongs to another plan, policy,
+                environment or code. A relative path is relative to the working directory; with environments in a thread
+                of this process, to the working directory at the construction of the group.
+            first_index: Index of the plan's first episode; by default as configured. Episodes from ``num_episodes`` on
+                are held out: an evaluation of the episodes before does not use them.
+            weights: Weights to evaluate, as for :meth:`sync_weights`; by default those that were sent last.
+            version: Number in the records; by default one more than the last.
+            follow_up: Work for one runner directly after the evaluation, before other weights or evaluations.
+            accept_code_change: Continue a log although source files or packages of environment or policy have changed.
+                The log keeps both versions, and the result has a note.
+            held: Receives the weights that are evaluated, when the evaluation starts.
+            on_submitted: Called with the handle before any work; must not call the group. In a group without a thread,
+                use it to watch or cancel the evaluation.
 
         Raises:
             ConfigError: A value is out of range, or the folder cannot be used.
-            LogOwned: Another driver is writing this log.
-            WeightsError: The weights are none. Those that do not fit the policy are an error of the handle.
+            LogOwned: Another process is writing this log.
+            WeightsError: ``weights`` is of another type. Weights that do not fit the policy are an error of the handle.
         """
         given = {"num_episodes": num_episodes, "seed": seed, "first_index": first_index}
         changes = {key: value for key, value in given.items() if value is not None}
         settings = with_values(self.settings, evaluation=changes)
         plan = settings.plan()
         if weights is None and version is not None:
-            raise ConfigError(f"version is {version}, but no weights are given: it is the number of new weights")
+            raise ConfigError(
+                f"version is {version}, but it is the number of new weights, and there are none",
+                key="version",
+                value=version,
+                fix="Pass weights=..., or remove version.",
+            )
         with contextlib.ExitStack() as opened:
             log = _open_log(None if run_dir is None else self._located(run_dir), accept_code_change)
             if log is not None:
@@ -227,11 +239,11 @@ class EvalRunnerGroup:
     def sample(self, num_episodes: int | None = None, *, num_env_steps: int | None = None, **options: Any) -> Any:
         """Run the next episodes of the plan, and return all their steps.
 
-        The next call goes on with the episodes that follow. Nothing is recorded in evaluations.
+        The next call continues with the following episodes. Evaluations do not contain these episodes.
 
         Args:
-            num_episodes: Whole episodes to return.
-            num_env_steps: Steps to return, instead of a number of episodes.
+            num_episodes: Number of complete episodes to return.
+            num_env_steps: Number of steps to return, instead of a number of episodes.
             **options: Other fields of :class:`~rl_eval.recording.sampling.SampleRequest`: ``mode``, ``order``,
                 ``split_trajs``, ``as_arrays``, ``storage``, ``compress_images``, ``skip_failed``.
 
@@ -240,7 +252,8 @@ class EvalRunnerGroup:
 
         Raises:
             ConfigError: An option is out of range.
-            EvalError: An episode failed on all attempts, or runners were lost; what came in waits for the next call.
+            EvalError: An episode failed on all attempts, or runners were lost. Finished episodes are kept for the next
+                call.
         """
         return self.sampler.sample(self._request(num_episodes, num_env_steps, options))
 
@@ -252,12 +265,12 @@ class EvalRunnerGroup:
         num_batches: int | None = None,
         **options: Any,
     ) -> Iterator[Any]:
-        """Return an iterator of batches as of :meth:`sample`; the next is prepared while one is looked at, no more.
+        """Return an iterator of batches like those of :meth:`sample`; one batch is prepared ahead.
 
         Args:
-            num_episodes: Whole episodes of each batch.
-            num_env_steps: Steps of each batch, instead.
-            num_batches: How many batches; by default without end.
+            num_episodes: Number of complete episodes in each batch.
+            num_env_steps: Number of steps in each batch, instead of episodes.
+            num_batches: Number of batches; by default unlimited.
             **options: As for :meth:`sample`.
         """
         return self.sampler.iterate(self._request(num_episodes, num_env_steps, options), num_batches)
@@ -269,7 +282,7 @@ class EvalRunnerGroup:
 
     @cached_property
     def sampler(self) -> Sampler:
-        """Where :meth:`sample` is in the plan, and the way to send it elsewhere: ``restart``, ``load_state_dict``."""
+        """Position of :meth:`sample` in the plan; change it with ``restart`` or ``load_state_dict``."""
         evaluation, sampling = self.settings.evaluation, cast("Any", importlib.import_module(_SAMPLING))
         sampler: Sampler = sampling.Sampler(
             self._record,
@@ -282,7 +295,7 @@ class EvalRunnerGroup:
         return sampler
 
     def _record(self, seed: int, first_index: int, num_episodes: int, recorder: Callable[..., Any]) -> EvalHandle:
-        """Start to run episodes under a recorder, which is built with an environment and ``info_keys``."""
+        """Start to run episodes with a recorder, which is called with an environment and ``info_keys``."""
         from rl_eval.execution.recorded import Recorded
 
         changes = {"seed": seed, "first_index": first_index, "num_episodes": num_episodes, "determinism_check": 0.0}
@@ -296,21 +309,20 @@ class EvalRunnerGroup:
     # ------------------------------------------------------------------ weights
 
     def sync_weights(self, weights: Any, version: int | None = None) -> int:
-        """Send weights to all runners and wait until each that is up has acknowledged them.
+        """Send weights to all runners and wait until every ready runner has acknowledged them.
 
-        The weights are copied at once. While an evaluation runs, the broadcast waits for its end, so that no
-        evaluation sees two versions.
+        The weights are copied at once. The broadcast waits for the end of a running evaluation, so that no evaluation
+        uses two versions.
 
         Args:
             weights: An ``nn.Module``, a state dict, a ``TensorDict``, or a mapping of names to any of these.
-            version: Number that stamps the records; by default one more than that of the last that were given, refused
-                ones included.
+            version: Number in the records; by default one more than the last, including rejected weights.
 
         Returns:
             The version.
 
         Raises:
-            WeightsError: They do not fit the policy, which keeps those it has.
+            WeightsError: They do not fit the policy, which keeps its present weights.
         """
         with self._post_lock:
             job = self._weights_job(weights, version)
@@ -319,43 +331,43 @@ class EvalRunnerGroup:
         return job.weights.snapshot.version
 
     def publish_weights(self, weights: Any, version: int | None = None) -> PublishedWeights:
-        """Store weights where all runners can fetch them, without sending them; for a later ``submit(weights=...)``.
+        """Store weights for all runners without sending them, for a later ``submit(weights=...)``.
 
         Raises:
-            WeightsError: The weights are none.
+            WeightsError: ``weights`` is of another type.
         """
         snapshot = weights if isinstance(weights, WeightsSnapshot) else snapshot_weights(weights, 0)
         snapshot = replace(snapshot, version=self._weights.number(version))
         if self.settings.policy.policies:
-            # A runner that starts later gets these alone, so those of the other policies must be among them.
+            # A runner that starts later gets only these, so they must include the other policies' weights.
             former = self._weights.posted and self._weights.posted.snapshot
             snapshot = add_missing(snapshot, former, self.settings.policy.policies)
         return PublishedWeights(*self._backend.publish(snapshot))
 
     @property
     def published_weights(self) -> PublishedWeights | None:
-        """The weights that the next evaluation uses; None if each runner has those that its policy was built with."""
+        """Weights of the next evaluation; None if each runner keeps the initial weights of its policy."""
         return self._weights.sent
 
     @property
     def weights_version(self) -> int:
-        """Version of the weights that the next evaluation uses; 0 before any ``sync_weights``."""
+        """Version of the weights of the next evaluation; 0 before the first ``sync_weights``."""
         return 0 if self._weights.sent is None else self._weights.sent.snapshot.version
 
     # ------------------------------------------------------------------ runners
 
     def foreach_runner(self, function: Callable[[EvalRunner], Result]) -> list[Result]:
-        """Call a function with every runner that is up, where it lives; return the results by position."""
+        """Call a function with every ready runner, in its process; return the results by position."""
         results: list[Result] = self._call(Apply(function), function)
         return results
 
     def apply_to_one(self, function: Callable[[EvalRunner], Result], timeout_s: float = 600.0) -> Result:
-        """Call a function with one runner that is up, where it lives, between evaluations; return its result.
+        """Call a function with one ready runner, in its process, between evaluations; return its result.
 
         Args:
-            function: What to call; for runners in other processes it must be picklable.
-            timeout_s: Longest time that it may take, in seconds; then its runner is given up. Nothing can interrupt
-                it in this process.
+            function: Function of the runner; must be picklable for runners in other processes.
+            timeout_s: Time limit in seconds, after which the runner is terminated. In this process, a call cannot be
+                interrupted.
 
         Raises:
             ClusterError: The runner was lost, or took too long.
@@ -365,11 +377,11 @@ class EvalRunnerGroup:
 
     @property
     def healthy_runner_ids(self) -> list[int]:
-        """Positions of the runners that are up."""
+        """Positions of the ready runners."""
         return [member.index for member in self._pool.ready()]
 
     def add_runners(self, count: int = 1) -> None:
-        """Start more runners; they take part in what runs as soon as they are up.
+        """Start more runners; they join a running evaluation when they are ready.
 
         Raises:
             ConfigError: ``count`` is below 1, or the group runs in this process.
@@ -378,7 +390,7 @@ class EvalRunnerGroup:
         self._wait(Do(lambda pool, now: pool.grow(count, now)))
 
     def remove_runners(self, count: int = 1) -> None:
-        """End the last runners; what they were running is run by others.
+        """End the last runners; other runners take over their episodes.
 
         Raises:
             ConfigError: ``count`` is below 1 or leaves no runner, or the group runs in this process.
@@ -387,16 +399,17 @@ class EvalRunnerGroup:
 
         def remove(pool: RunnerPool, now: float) -> None:
             if count >= pool.expected():
-                raise ConfigError(f"remove_runners({count}): the group has {pool.expected()}, and keeps at least one")
+                raise ConfigError(
+                    f"remove_runners({count}): the group has {pool.expected()}, and keeps at least one",
+                    key="count",
+                    value=count,
+                )
             self._loop.forget(pool.shrink(count))
 
         self._wait(Do(remove))
 
     def get_metrics(self) -> dict[str, float]:
-        """Return lifetime counters of the group, and the sums of its runners', lost ones included.
-
-        A lost runner counts with what it had reported.
-        """
+        """Return lifetime counters of the group, and the sums over its runners, with the last report of lost ones."""
         totals: dict[str, float] = {"num_healthy_runners": 0, "num_runner_restarts": self._pool.restarts}
         totals |= self._pool.reported
         for metrics in self.foreach_runner(lambda runner: runner.metrics()):
@@ -406,7 +419,7 @@ class EvalRunnerGroup:
         return totals
 
     def stop(self) -> None:
-        """End everything that this group started, within about ten seconds; may be called again."""
+        """Stop the group, its runners and its other processes within about ten seconds; may be called again."""
         with self._lock:
             self._loop.stop()
             self._weights.drop()
@@ -427,8 +440,8 @@ class EvalRunnerGroup:
 
     @cached_property
     def _code(self) -> dict[str, Any]:
-        """Digests of the code of environment and policy, as of the first evaluation; empty if that fails."""
-        with contextlib.suppress(Exception):  # Live objects can be anything, and this describes them only.
+        """Digests of the code of environment and policy at the first evaluation; empty if that fails."""
+        with contextlib.suppress(Exception):  # Users' objects may raise, and this only describes them.
             return {"code": code_of(self.settings)}
         return {}
 
@@ -438,10 +451,10 @@ class EvalRunnerGroup:
         return WeightsSync(published)
 
     def _located(self, place: str | os.PathLike[str]) -> str:
-        """Return the absolute path of a place that the caller names; a URI stays as it is.
+        """Return the absolute path of a caller's path; a URI stays unchanged.
 
-        In a thread, an environment may have changed the working directory of the caller too: the path counts from where
-        the group was made.
+        An environment in a thread may have changed the caller's working directory, so the path is then relative to the
+        working directory at construction.
         """
         from rl_eval.log.storage import absolute_place
 
@@ -454,14 +467,19 @@ class EvalRunnerGroup:
 
     def _call(self, job: Apply, function: Callable[[EvalRunner], Any]) -> Any:
         if self.settings.runners.num_runners:
-            pickled(function, "the function")  # What cannot travel is an error here, and not in the driver's thread.
+            pickled(function, "the function")  # Raise here, not in the control loop's thread.
         return self._wait(job)
 
     def _check_resizable(self, what: str, count: int) -> None:
         if count < 1:
-            raise ConfigError(f"{what}({count}): give at least 1")
+            raise ConfigError(f"{what}({count})", key="count", value=count, fix="Pass at least 1.")
         if not self.settings.runners.num_runners:
-            raise ConfigError(f"{what}: with runners.num_runners=0 the one runner is this process; configure 1 or more")
+            raise ConfigError(
+                f"{what}: with runners.num_runners=0 the only runner is this process",
+                key="runners.num_runners",
+                value=0,
+                fix="Set it to 1 or more.",
+            )
 
 
 def evaluate(
@@ -471,22 +489,22 @@ def evaluate(
     *,
     accept_code_change: bool = False,
 ) -> EvalResult:
-    """Evaluate once: start runners, run the plan, stop them.
+    """Evaluate once: start runners, run the plan, stop the runners.
 
-    With ``num_runners=0`` everything happens in the thread that calls, so that environments may do what only the main
-    thread may; one that never returns from a call keeps it. A result that is not complete is logged as a warning.
+    With ``num_runners=0`` everything runs in the calling thread, so that environments can use the main thread. An
+    environment that never returns from a call then blocks the caller. An incomplete result logs a warning.
 
     Args:
-        config: What to evaluate and how.
-        policy: A live policy, used instead of the configured one and its weights.
-        run_dir: Folder or URI of an evaluation log, to continue or to begin; see :meth:`EvalRunnerGroup.submit`.
-        accept_code_change: Continue a log that was begun with other code; see there, too.
+        config: Configuration of the evaluation.
+        policy: Policy object, used instead of the configured policy and its weights.
+        run_dir: Folder or URI of an evaluation log, to start or to continue; see :meth:`EvalRunnerGroup.submit`.
+        accept_code_change: Continue a log of other code; see :meth:`EvalRunnerGroup.submit`.
 
     Raises:
-        ConfigError: The configuration cannot work.
-        RunnerStartError: No runner came up.
-        LogMismatch: The log belongs to another plan, policy or environment, or was begun with other code.
-        LogOwned: Another driver is writing it.
+        ConfigError: The configuration is invalid.
+        RunnerStartError: No runner started in time.
+        LogMismatch: The log belongs to another plan, policy, environment or code.
+        LogOwned: Another process is writing the log.
     """
     settings = settings_of(config)
     with EvalRunnerGroup(settings, policy, threaded=settings.runners.num_runners > 0) as group:
@@ -497,17 +515,19 @@ def evaluate(
 
 
 def _initial_weights(section: PolicySection, live: Any) -> WeightsSnapshot | None:
-    """Return the weights of the configured file, else those of the live policy, if it has any."""
+    """Return the weights of the configured file, otherwise those of the policy object, if it has any."""
     if not section.policies and section.weights is None and section.weights_key is not None:
         raise ConfigError(
-            f"policy.weights_key is {section.weights_key!r}, but policy.weights is not set: name the file in it, or "
-            "leave the key out"
+            f"policy.weights_key is {section.weights_key!r}, but policy.weights is not set",
+            key="policy.weights_key",
+            value=section.weights_key,
+            fix="Set policy.weights to the file, or remove the key.",
         )
     return configured_weights(section, live)
 
 
 def _tell_result(callbacks: GroupCallbacks, handle: EvalHandle) -> None:
-    """Call back with the result of an evaluation, if it has one."""
+    """Call ``on_sample_end`` with the result of an evaluation, if it has one."""
     if handle.exception() is None:
         callbacks.on_sample_end(handle.result())
 
@@ -515,7 +535,12 @@ def _tell_result(callbacks: GroupCallbacks, handle: EvalHandle) -> None:
 def _open_log(run_dir: str | os.PathLike[str] | None, accept_code_change: bool) -> EvaluationLog | None:
     if run_dir is None:
         if accept_code_change:
-            raise ConfigError("accept_code_change=True continues the log in run_dir: give run_dir, or leave it out")
+            raise ConfigError(
+                "accept_code_change=True needs a log to continue",
+                key="accept_code_change",
+                value=True,
+                fix="Pass run_dir, or remove the argument.",
+            )
         return None
     from rl_eval.log import EvaluationLog
 
@@ -533,7 +558,7 @@ def _make_backend(settings: EvalSettings, policy: Any, *, threaded: bool) -> Bac
 
 
 def portable_policy(policy: Any) -> Any:
-    """Return a policy, or several by id, that a process without its device, and without its trainer, can unpickle."""
+    """Return a policy, or several by id, that can be unpickled without its device and its trainer."""
     if type(policy) is dict:
         return {name: portable_policy(one) for name, one in policy.items()}
     if (detach := integration_for(policy, "portable")) is not None:

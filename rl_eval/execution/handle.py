@@ -24,7 +24,7 @@ _CAPACITY: Final = 10_000
 
 
 class _Granted(NamedTuple):
-    """A grant without its leases, which would be some thousand more objects for the garbage collector."""
+    """Grant without its leases, to save thousands of objects for the garbage collector."""
 
     runner: int
     attempts: dict[int, int]
@@ -33,10 +33,10 @@ class _Granted(NamedTuple):
 
 @final
 class EventRing:
-    """Last events of the schedule, with the commands that it returned; the oldest are forgotten.
+    """Latest events of the schedule with their commands; the oldest are dropped.
 
     Args:
-        capacity: How many mentions of episodes are kept, and events without any.
+        capacity: Maximum number of episode mentions and events.
     """
 
     def __init__(self, capacity: int = _CAPACITY) -> None:
@@ -48,7 +48,7 @@ class EventRing:
         self._began: float | None = None
 
     def append(self, now: float, event: events.Event, commands: Sequence[events.Command]) -> None:
-        """Take an event and what came of it, without a look at single episodes."""
+        """Add an event and its commands."""
         self._began = now if self._began is None else self._began
         kept = [_kept(command) for command in commands]
         size = 1 + sum(len(command.attempts) for command in kept if isinstance(command, _Granted))
@@ -59,9 +59,9 @@ class EventRing:
             self._size -= self._entries.popleft()[1]
 
     def moves(self, index: int) -> list[Event]:
-        """Return what is kept of one episode, in order; may be called from any thread.
+        """Return the kept events of one episode, in order; may be called from any thread.
 
-        Of a failed attempt that is when and where it ended; its fault is in the table of records.
+        A failed attempt has its time and place here; its fault is in the table of records.
         """
         from rl_eval.results.story import Event
 
@@ -83,7 +83,7 @@ def _kept(command: events.Command) -> events.Command | _Granted:
 
 
 def _ended(event: events.Event, index: int, runner: int, attempt: int) -> Iterator[tuple[Kind, str, int, int]]:
-    """Tell whether an attempt that a runner was given came to an end."""
+    """Yield the end of a runner's attempt, if the event is one."""
     match event:
         case events.RunnerReported(reporter) if reporter == runner:
             if (index, attempt) in event.failed_attempts:
@@ -101,13 +101,13 @@ def _ended(event: events.Event, index: int, runner: int, attempt: int) -> Iterat
 def _decided(
     commands: Sequence[events.Command | _Granted], index: int, runner: int, attempt: int
 ) -> Iterator[tuple[Kind, str, int, int]]:
-    """Tell what the schedule did with an episode."""
+    """Yield the commands about an episode."""
     for command in commands:
         match command:
             case _Granted(receiver, attempts) if index in attempts:
                 yield "granted", "given to the runner", receiver, attempts[index]
             case events.Reclaim(holder, indices) if holder == runner and index in indices:
-                yield "reclaimed", "asked back, to be run elsewhere", runner, attempt
+                yield "reclaimed", "reclaimed, to run on another runner", runner, attempt
             case events.Exclude(excluded) if excluded == runner:
                 yield "excluded", "its runner was excluded", runner, attempt
             case _:
@@ -123,25 +123,25 @@ class EvalProgress:
     num_failed: int
     num_faults: int
     num_prefix: int
-    """Length of the finished index prefix, over which mean and interval are taken."""
+    """Length of the finished index prefix, the episodes of mean and interval."""
     mean_return: float
-    """Mean return of the completed episodes in the prefix; NaN while there is none."""
+    """Mean return of the completed episodes in the prefix; NaN without any."""
     half_width: float
     """Half width of its approximate 95 % interval; NaN below two episodes."""
     env_steps: int
-    """Steps of this session; those before a log was continued are left out, as in ``seconds``."""
+    """Steps of this session, without earlier sessions of a log."""
     seconds: float
-    """Since the first runner of this session took part."""
+    """Time since the first runner of this session took part."""
     num_runners: int
-    """Runners that are up."""
+    """Number of ready runners."""
     num_earlier: int = 0
-    """Finished episodes that the log held when this session began."""
+    """Finished episodes of earlier sessions of the log."""
     phase: str = "running"
     """Present activity of the evaluation, in a few words."""
 
     @classmethod
     def of_table(cls, table: EpisodeTable, **rest: Any) -> EvalProgress:
-        """Count what a table holds; the other fields are given."""
+        """Return the progress of a table; ``rest`` has the other fields."""
         rows = table.rows
         prefix = rows[: table.prefix()]
         returns = prefix["episode_return"][prefix["outcome"] == Outcome.COMPLETED]
@@ -160,7 +160,7 @@ class EvalProgress:
 
 @final
 class EvalHandle:
-    """A running evaluation: a future that also reports its progress.
+    """Running evaluation: a future that also reports its progress.
 
     It can be awaited: ``result = await handle``.
 
@@ -168,9 +168,9 @@ class EvalHandle:
         progress: Called for :meth:`progress`.
         cancel: Called for :meth:`cancel` with its arguments.
         flush: Called for :meth:`flush`.
-        weights_version: Version of the weights that it evaluates, as far as that is known.
+        weights_version: Version of the evaluated weights, if known.
         snapshot: Called for :meth:`snapshot` with its argument.
-        moves: Called for :meth:`story` with its argument; kept when the evaluation is done.
+        moves: Called for :meth:`story` with its argument, also after the evaluation.
     """
 
     def __init__(
@@ -188,12 +188,12 @@ class EvalHandle:
         self._snapshot = snapshot
         self._moves = moves
         self._future: Future[EvalResult] = Future()
-        # Nobody but the evaluation ends it: an awaiting task that is cancelled leaves it alone.
+        # Only the evaluation ends it: cancelling an awaiting task does not.
         self._future.set_running_or_notify_cancel()
         self.weights_version = weights_version
-        """Version of the weights that are evaluated."""
+        """Version of the evaluated weights."""
         self.step: int | None = None
-        """Training step that they are of, if the caller gave one."""
+        """Training step of the weights, if the caller passed one."""
 
     def done(self) -> bool:
         """Whether :meth:`result` returns at once."""
@@ -202,28 +202,28 @@ class EvalHandle:
     def result(self, timeout: float | None = None) -> EvalResult:
         """Wait for the result.
 
-        A cancelled evaluation has a result too: ``partial``, over the index prefix that had finished.
+        A cancelled evaluation has a result too: ``partial``, over the finished index prefix.
 
         Args:
-            timeout: Longest wait, in seconds; None waits until it is done.
+            timeout: Time limit in seconds; None for no limit.
 
         Raises:
-            TimeoutError: It is not done in time; it goes on.
-            EvalError: It could not run at all.
+            TimeoutError: The evaluation is not done in time, and continues.
+            EvalError: The evaluation could not run.
         """
         wait([self._future], timeout)
         if not self.done():
-            raise TimeoutError(f"the evaluation is not done after {timeout} s, and goes on: see progress()")
+            raise TimeoutError(f"the evaluation is not done after {timeout} s, and continues. See progress()")
         return self._future.result()
 
     def exception(self) -> BaseException | None:
-        """Return why it could not run, or None if it has a result or is not done."""
+        """Return the error of the evaluation; None if it has a result or is not done."""
         return self._future.exception() if self.done() else None
 
     def add_done_callback(self, function: Callable[[EvalHandle], object]) -> None:
-        """Call a function with this handle when it is done, at once if it is; it must return soon.
+        """Call a function with this handle when the evaluation is done, or now if it is; it must return soon.
 
-        It is called in the thread that ends the evaluation, which may be one that cancels it.
+        The thread that ends the evaluation calls it; this may be a thread that cancels.
         """
         self._future.add_done_callback(lambda _: function(self))
 
@@ -233,46 +233,48 @@ class EvalHandle:
         return asyncio.wrap_future(self._future).__await__()
 
     def cancel(self, reason: str = "cancelled", *, unless_started: bool = False) -> None:
-        """Stop; episodes that have not finished are dropped. One that waits for its turn is done at once.
+        """Stop the evaluation and drop unfinished episodes; a queued evaluation is done at once.
 
         Args:
-            reason: What the result will say.
-            unless_started: Leave it alone if it does not wait for its turn any more.
+            reason: Reason in the result.
+            unless_started: Do nothing if the evaluation has started.
         """
         if not self.done():
             self._cancel(reason or "cancelled", unless_started)
 
     def flush(self, timeout_s: float = 10.0) -> None:
-        """Commit what has finished to the evaluation log, if there is one, even while an environment hangs.
+        """Commit finished episodes to the evaluation log, if there is one, even while an environment hangs.
 
         Raises:
-            LogError: It cannot be written, or not in time.
+            LogError: The log cannot be written, or not in time.
         """
         self._flush(timeout_s)
 
     def snapshot(self, reason: str = "it was still running") -> EvalResult:
-        """Return a result of the episodes that have finished by now; the evaluation goes on, or hangs.
+        """Return a result of the episodes finished so far; the evaluation continues.
 
         Args:
-            reason: Why the other episodes are missing, as the result shall say.
+            reason: Reason for missing episodes in the result.
 
         Raises:
-            UsageError: The evaluation runs in a service, which gives whole results only.
+            UsageError: The evaluation runs in a service, which has no snapshots.
         """
-        snapshot = self._snapshot  # First: it is gone once the result is there.
+        snapshot = self._snapshot  # First: it is removed when the result is set.
         if self.done():
             return self.result()
         if snapshot is None:
             raise UsageError(
-                "a service gives whole results only: wait for result(), or cancel() and take what there is"
+                "an evaluation in a service has no snapshots",
+                key="snapshot",
+                fix="Wait for result(), or call cancel() and use its partial result.",
             )
         return snapshot(reason)
 
     def story(self, index: int) -> tuple[Event, ...]:
-        """Return what has happened to one episode by now, in order.
+        """Return the events of one episode so far, in order.
 
-        Beside what the result tells, it has when which runner was given the episode, as far as that is among the last
-        10 000 such events.
+        In addition to the result's events, it has the time and runner of each assignment, if among the last 10 000 such
+        events.
 
         Args:
             index: Index of the episode.
@@ -285,27 +287,27 @@ class EvalHandle:
         return story(self.snapshot(), index, [] if self._moves is None else self._moves(index))
 
     def progress(self) -> EvalProgress:
-        """Return how far it is."""
+        """Return the progress."""
         return self._progress()
 
     def set_result(self, result: EvalResult) -> None:
-        """End it with a result; for whoever runs the evaluation."""
+        """Set the result; called by the evaluation only."""
         self._future.set_result(result)
         self._snapshot = None
 
     def set_error(self, error: BaseException) -> None:
-        """End it without a result; for whoever runs the evaluation."""
+        """Set an error; called by the evaluation only."""
         self._future.set_exception(error)
         self._snapshot = None
 
     def release(self, final: EvalProgress) -> None:
-        """Drop the evaluation, and with it its weights: a kept handle holds the result alone.
+        """Drop the references to the evaluation and its weights, so that a kept handle holds only the result.
 
-        The snapshot goes when the result is there: what has finished can be had at any time.
+        The snapshot is dropped when the result is set, so that finished episodes are available at any time.
         """
         self._progress = lambda: final
         self._cancel = self._flush = _ignore
 
 
 def _ignore(*args: object) -> None:
-    """Do nothing: the evaluation is over."""
+    """Do nothing, after the evaluation."""

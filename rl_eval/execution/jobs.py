@@ -1,4 +1,4 @@
-"""Jobs of the control loop, and those beside evaluations: weights, functions for runners, changes of the pool."""
+"""Jobs of the control loop: the base class, weight broadcasts, functions for runners, changes of the pool."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, final
+
+from typing_extensions import override
 
 from rl_eval.backends import requests
 from rl_eval.backends.requests import RunnerRequest
@@ -25,63 +27,63 @@ Result = TypeVar("Result")
 
 
 class Job(abc.ABC):
-    """One request to a group, from when it starts until it is done.
+    """Request to a group.
 
-    Every method is called in the control loop's thread, and all but :meth:`tick` and :meth:`fail` after :meth:`start`.
+    The control loop's thread calls every method, all except :meth:`tick` and :meth:`fail` after :meth:`start`.
     """
 
     exclusive: ClassVar[bool]
     """Whether no other exclusive job may run beside it."""
     waits_for_disk = False
-    """Whether it goes on as soon as something is written or read."""
+    """Whether it is waiting for a read or write."""
 
     pool: RunnerPool
-    """The runners; set by the control loop, as are the next two."""
+    """Runners; set by the control loop, like the next two."""
     tag: int
-    """Mark of its calls, by which replies find it."""
+    """Tag of its calls and their replies."""
     started = False
-    """Whether its turn has come."""
+    """Whether it was started."""
 
     @abc.abstractmethod
     def start(self, now: float) -> None:
-        """Begin. Some members may be up already; others are reported by :meth:`joined`."""
+        """Start. Some members may be ready; :meth:`joined` reports the others."""
 
     def joined(self, member: Member, now: float) -> None:  # noqa: B027  # Most jobs need no more than start().
-        """A member came up."""
+        """Handle a member that became ready."""
 
     def lost(self, member: Member, crash_report: CrashReport | None, now: float) -> bool:
-        """A member is gone; return whether an episode is to blame."""
+        """Handle a lost member; return whether an episode caused the loss."""
         return False
 
     def replied(self, member: Member, value: Any, now: float) -> None:  # noqa: B027  # As above.
-        """A call of this job returned."""
+        """Handle the return value of a call."""
 
     def tick(self, now: float) -> None:  # noqa: B027  # As above.
-        """Time passed; also called while the job still waits for its turn."""
+        """Check the time; also called before the job starts."""
 
     @abc.abstractmethod
     def fail(self, error: BaseException) -> None:
-        """It cannot be done."""
+        """End the job with an error."""
 
     @property
     @abc.abstractmethod
     def done(self) -> bool:
-        """Whether it needs nothing more."""
+        """Whether the job has ended."""
 
     def successors(self) -> list[Job]:
-        """Return the jobs that run as soon as this one is done, before any other; asked once."""
+        """Return the jobs to run directly after this one; called once."""
         return []
 
 
 class Awaited(Job, Generic[Result]):
-    """A job whose caller waits for a future."""
+    """Job whose caller waits for a future."""
 
     def __init__(self) -> None:
         self.future: Future[Result] = Future()
         self._over = False
 
     def fail(self, error: BaseException) -> None:
-        """Set the error, unless it is done."""
+        """Set the error, unless the job is done."""
         if not self._over:
             self._over = True
             self.future.set_exception(error)
@@ -99,7 +101,7 @@ class Awaited(Job, Generic[Result]):
 
 @final
 class Do(Awaited[None]):
-    """Calls a function where the pool may be changed: in the driver's thread, between two turns."""
+    """Job that calls a function in the control loop's thread, between two turns, where it may change the pool."""
 
     exclusive = False
 
@@ -107,8 +109,8 @@ class Do(Awaited[None]):
         super().__init__()
         self._function = function
 
+    @override
     def start(self, now: float) -> None:
-        """See :class:`Job`."""
         try:
             self._function(self.pool, now)
         except Exception as error:
@@ -118,7 +120,7 @@ class Do(Awaited[None]):
 
 
 class _Broadcast(Awaited[Any]):
-    """Calls every member that is up, waiting for the first if none is, and collects what they return."""
+    """Job that calls every ready member, or the first one that becomes ready, and collects the answers."""
 
     def __init__(self, request: RunnerRequest) -> None:
         super().__init__()
@@ -128,17 +130,17 @@ class _Broadcast(Awaited[Any]):
         self._sent = False
 
     def start(self, now: float) -> None:
-        """Call all members that are up."""
+        """Call all ready members."""
         for member in self.pool.ready():
             self._send(member, now)
 
     def joined(self, member: Member, now: float) -> None:
-        """Call the first member that comes up; those after it did not exist at the time of the call."""
+        """Call the first member that becomes ready, if none was ready at the start."""
         if not self._sent:
             self._send(member, now)
 
     def lost(self, member: Member, crash_report: CrashReport | None, now: float) -> bool:
-        """Go on without a member."""
+        """Continue without a member."""
         self._settle(without=member)
         return False
 
@@ -166,7 +168,7 @@ class _Broadcast(Awaited[Any]):
 
 @final
 class WeightsSync(_Broadcast):
-    """Sends weights to every runner; those that start later get them too."""
+    """Job that sends weights to every runner; runners that start later get them too."""
 
     exclusive = True
 
@@ -175,7 +177,8 @@ class WeightsSync(_Broadcast):
         self.weights = weights
         self._former: PublishedWeights | None = None
         self.superseded: Callable[[], bool] = lambda: False
-        """Whether the evaluation that it was sent for has gone: weights that follow at once make it needless."""
+        """Whether the evaluation of these weights has ended, so that other weights directly after make it
+        unnecessary."""
 
     def start(self, now: float) -> None:
         """Send the weights."""
@@ -183,12 +186,12 @@ class WeightsSync(_Broadcast):
         super().start(now)
 
     def joined(self, member: Member, now: float) -> None:
-        """Ask a member that comes up, and has been sent the weights already, for its version."""
+        """Ask a new member, which already has the weights, for its version."""
         if not self._values:
             self.pool.call(member, requests.GetWeightsVersion(), tag=self.tag, now=now)
 
     def fail(self, error: BaseException) -> None:
-        """Fall back to the former weights, also where the new ones have arrived."""
+        """Restore the former weights on all runners."""
         if not self.done:
             group = self.pool.weights
             group.withdraw(self.weights, self._former if self.started else group.sent)
@@ -199,7 +202,7 @@ class WeightsSync(_Broadcast):
 
 
 class Apply(_Broadcast):
-    """Calls a function with every runner."""
+    """Job that calls a function with every runner."""
 
     exclusive = False
 
@@ -207,17 +210,18 @@ class Apply(_Broadcast):
         super().__init__(requests.Apply(function))
 
     def lost(self, member: Member, crash_report: CrashReport | None, now: float) -> bool:
-        """Fail if no other runner answers. A call is not retried, since it may have had effects already."""
+        """Fail if no other runner answers. The call is not retried: it may already have had effects."""
         if member.in_flight(self.tag) and not self._values and not self._unanswered(member):
-            self.fail(ClusterError(f"no runner answered: runner {member.index} was lost during the call"))
+            why = f"no runner answered: runner {member.index} was lost during the call"
+            self.fail(ClusterError(why, runner=member.index))
         return super().lost(member, crash_report, now)
 
 
 @final
 class Ask(Apply):
-    """Calls one runner, the first that is up, between evaluations; its future gets what that returns.
+    """Job that calls a function with the first ready runner, between evaluations.
 
-    A runner that does not answer in time is given up, as one that hangs in an episode is.
+    A runner that does not answer in time is terminated, as if it hung in an episode.
     """
 
     exclusive = True
@@ -227,22 +231,22 @@ class Ask(Apply):
         self._timeout_s = timeout_s
         self._deadline = math.inf
 
+    @override
     def start(self, now: float) -> None:
-        """See :class:`Job`."""
         for member in self.pool.ready()[:1]:
             self._send(member, now)
 
+    @override
     def replied(self, member: Member, value: Any, now: float) -> None:
-        """See :class:`Job`."""
         self._succeed(value)
 
+    @override
     def tick(self, now: float) -> None:
-        """See :class:`Job`."""
         super().tick(now)
         for member in self._unanswered() if now > self._deadline and not self.done else ():
             why = f"runner {member.index} did not return from a call within {self._timeout_s:g} s"
-            self.pool.terminate(member, RunnerLost(why))
-            self.fail(ClusterError(why))
+            self.pool.terminate(member, RunnerLost(why, runner=member.index))
+            self.fail(ClusterError(why, key="timeout_s", value=self._timeout_s, runner=member.index))
 
     def _send(self, member: Member, now: float) -> None:
         self._deadline = now + self._timeout_s
@@ -251,21 +255,20 @@ class Ask(Apply):
 
 @dataclass(frozen=True)
 class FollowUp:
-    """Work of a runner right after an evaluation, while it still has its weights."""
+    """Work of a runner directly after an evaluation, with the same weights."""
 
     choose: Callable[[EvalResult], Sequence[Callable[[EvalRunner], Any]]]
-    """Given the result, in the driver's thread: what to call with a runner, one after the other.
+    """Returns the functions to call with a runner, in order, for a result; called in the control loop's thread.
 
-    The result of an evaluation that was cancelled before it began comes in the thread that cancelled it; no runner is
-    called then.
+    If an evaluation is cancelled before it starts, the cancelling thread calls it, and no runner is called.
     """
     done: Callable[[list[Future[Any]]], object]
-    """Given what they returned or raised, once, when all are done; must return soon."""
+    """Called once with the futures of these calls when all are done; must return soon."""
     timeout_s: float
-    """Longest time that one may take."""
+    """Time limit of one call, in seconds."""
 
     def jobs(self, result: EvalResult) -> list[Job]:
-        """Return the jobs that do it."""
+        """Return the jobs of this work."""
         try:
             asks = [Ask(self.timeout_s, function) for function in self.choose(result)]
         except Exception as error:

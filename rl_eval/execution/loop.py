@@ -1,7 +1,7 @@
-"""Control loop: the one place that owns time. It moves replies to jobs and acts on verdicts about failures.
+"""Control loop: the only owner of time. It delivers replies to jobs and acts on verdicts about failures.
 
-A turn reads all replies that are there before it judges anybody's silence, so a loop that was busy ends no runner whose
-answer lay there meanwhile. What a failure means is decided in :mod:`rl_eval.scheduling.runner_failures`.
+A turn reads all available replies before it checks timeouts, so a busy loop does not terminate a runner that has
+already answered. :mod:`rl_eval.scheduling.runner_failures` judges failures.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from rl_eval.supervision.flight_recorder import CrashReport
 _STOP_TIMEOUT_S: Final = 8.0
 _POLL_S: Final = 0.05
 _DISK_POLL_S: Final = 0.002
-"""While a job waits for a disk."""
+"""Poll interval while a job waits for a disk."""
 _STOPPED: Final = "the group was stopped before this was done"
 
 
 @final
 class ControlLoop:
-    """Runs jobs on a pool, in a thread of its own or in the caller's.
+    """Runs jobs on a pool, in a separate thread or in the caller's.
 
-    Exclusive jobs (evaluations, weight broadcasts) run one after the other in the order of their posting, so an
-    evaluation never sees two versions of the weights. Others run beside them.
+    Exclusive jobs (evaluations, weight broadcasts) run one after the other in the order of posting, so an evaluation
+    never uses two versions of the weights. Other jobs run in parallel.
 
     Args:
-        backend: Where the runners live.
+        backend: Backend of the runners.
         pool: The runners.
-        threaded: Whether there is a thread; without one, posting a job runs it, in the thread that posts.
+        threaded: Whether there is a thread; without one, the thread that posts a job runs it.
         clock: Returns the time in seconds.
     """
 
@@ -63,22 +63,22 @@ class ControlLoop:
         self._thread = threading.Thread(target=self._loop, name="rl_eval control loop", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread, if there is one."""
         if self._threaded:
             self._thread.start()
 
     def post(self, job: Job) -> None:
-        """Hand over a job.
+        """Add a job.
 
         Raises:
-            EvalError: The driver has stopped.
-            UsageError: This process is a fork of the one with the thread.
+            EvalError: The group is stopped.
+            UsageError: This process is a fork, without the thread.
         """
         if self._forked:
             raise forked("the group")
         if self._stopping:
             cause = f" because of {type(self._fatal).__name__}: {self._fatal}" if self._fatal else ""
-            raise EvalError(f"the group is stopped{cause}: create a new one") from self._fatal
+            raise EvalError(f"the group is stopped{cause}", fix="Create a new one.") from self._fatal
         self._adopt(job)
         self._inbox.put(job)
         if self._stopping:
@@ -88,12 +88,12 @@ class ControlLoop:
             self._run(until=job)
 
     def forget(self, members: list[Member]) -> None:
-        """Tell the jobs that members left on request; call in the loop."""
+        """Report to the jobs that members left on request; call in the loop."""
         for member in members:
             self._report_lost(member, None)
 
     def stop(self) -> None:
-        """Fail what is unfinished, end the thread and the runners; in a fork, leave the runners to the parent."""
+        """Fail unfinished jobs, end the thread and the runners; do nothing in a fork."""
         if self._forked:
             return
         self._stopping = True
@@ -104,8 +104,8 @@ class ControlLoop:
             self._thread.join(_STOP_TIMEOUT_S)
         self._backend.stop()
         if self._thread.is_alive():
-            # A step of this process hangs; whoever waits for a result must not.
-            self._fail_all(f"{_STOPPED}; the environment still hangs in a call")
+            # A step in this process hangs; callers must not wait for its result.
+            self._fail_all(f"{_STOPPED}; the environment is still in a call")
 
     @property
     def _forked(self) -> bool:
@@ -122,10 +122,10 @@ class ControlLoop:
         self._leave()
 
     def _run(self, until: Job) -> None:
-        """Do the work of the loop in this thread, until a job and what follows it is done.
+        """Run the loop in this thread, until a job and its successors are done.
 
         Raises:
-            BaseException: What the thread was interrupted with; the group is at an end then.
+            BaseException: The thread was interrupted, which ends the group.
         """
         try:
             with ctrl_c_noted(), one_thread():
@@ -146,7 +146,7 @@ class ControlLoop:
         looked = self._clock()
         for reply in self._backend.wait(self._poll_s):
             self._route(reply, self._clock())
-        # Whatever came before this moment has been read, however long that took.
+        # All replies before this moment have been read.
         self._tick(looked)
         self._advance()
 
@@ -154,21 +154,21 @@ class ControlLoop:
         job.pool, job.tag = self._pool, next(self._tags)
 
     def _advance(self) -> None:
-        """Let jobs go and start others until neither changes anything: some are done as soon as they have started."""
+        """Remove finished jobs and start others until nothing changes: some jobs end when they start."""
         self._retire()
         while self._start_jobs():
             self._retire()
 
     def _retire(self) -> None:
-        """Let jobs go that are done; what they ask for next comes before all others."""
-        # Asked once: another thread may end a job that waits, at any moment.
+        """Remove finished jobs; queue their successors first."""
+        # Read `done` once: another thread may end a waiting job at any moment.
         ended = {job.tag: job for job in [*self._active.values(), *self._waiting] if job.done}
         self._active = {tag: job for tag, job in self._active.items() if tag not in ended}
         self._waiting = deque(job for job in self._waiting if job.tag not in ended)
         for job in reversed([job for one in ended.values() for job in one.successors()]):
             self._adopt(job)
             self._waiting.appendleft(job)
-        # Requests that were replaced while a long evaluation runs must not leave a copy of the weights each.
+        # Requests that were replaced during a long evaluation must not keep their copies of the weights.
         followers = itertools.islice([*self._waiting, None], 1, None)
         self._waiting = deque(
             job for job, after in zip(self._waiting, followers, strict=True) if not _needless(job, after)
@@ -195,7 +195,7 @@ class ControlLoop:
                 job = self._inbox.get_nowait()
 
     def _start_jobs(self) -> bool:
-        """Start the jobs whose turn has come; return whether there were any."""
+        """Start the jobs that can start; return whether there were any."""
         waited = len(self._waiting)
         busy = any(job.exclusive for job in self._active.values())
         kept: deque[Job] = deque()
@@ -216,7 +216,7 @@ class ControlLoop:
         try:
             job.start(self._clock())
         except Exception as error:
-            # One job's mistake is not the end of the others.
+            # An error of one job must not end the others.
             job.fail(error)
 
     def _tick(self, now: float) -> None:
@@ -257,19 +257,19 @@ class ControlLoop:
         """Act on the error of a start or a call."""
         asked = self._active.get(reply.call.tag)
         if isinstance(reply.call.request, Apply):
-            # What a caller's function raises is for the caller.
+            # An error of a caller's function is the caller's.
             if asked is not None:
                 asked.fail(error)
             return
         if isinstance(reply.call.request, Run) and asked is None:
-            return  # Its evaluation has ended, by the call before perhaps; the next one is for that to judge.
+            return  # Its evaluation has ended, perhaps by the call before; the next evaluation judges its own calls.
         if isinstance(reply.call.request, SetWeights) and not self._pool.uses(reply.call.request):
-            return  # Withdrawn, since another runner refused them perhaps; others follow, and are judged by themselves.
+            return  # Withdrawn, perhaps since another runner rejected them; the weights that follow are judged anew.
         everywhere = self._pool.raised(member)
         if isinstance(reply.call.request, Start):
             self._act_on(error, member, None, now, everywhere=everywhere and not self._pool.ever_ready)
             return
-        # The weights that a starting runner gets first are those of the broadcast under way.
+        # A starting runner first gets the weights of the running broadcast.
         syncs = [job for job in self._active.values() if isinstance(job, WeightsSync)]
         self._act_on(error, member, asked or next(iter(syncs), None), now, everywhere=everywhere)
 
@@ -296,39 +296,41 @@ class ControlLoop:
         *,
         preempted: bool = False,
     ) -> None:
-        # What happened on a node that was taken away is evidence against nobody.
+        # Events on a pre-empted node are not evidence against an episode.
         charged = self._report_lost(member, None if preempted else crash_report)
         self._pool.lose(member, why, now, free=charged or preempted)
 
     def _report_lost(self, member: Member, crash_report: CrashReport | None) -> bool:
-        """Tell the jobs that a member is gone; return whether an episode was charged with it."""
+        """Report a lost member to the jobs; return whether an episode caused the loss."""
         verdicts = [job.lost(member, crash_report, self._clock()) for job in list(self._active.values())]
         return any(verdicts)
 
     def _die(self, error: BaseException) -> None:
-        """Nothing can work any more: what waits fails, and so does what comes."""
+        """Fail all waiting and future jobs; the group is dead."""
         self._fatal = self._fatal or error
         self._fail_all()
 
     def _fail_all(self, why: str = _STOPPED) -> None:
-        self._retire()  # What was to follow a job that is done fails too, and whoever waits for it hears of that.
+        self._retire()  # Successors of finished jobs fail too, so that their callers get an error.
         jobs = [*self._active.values(), *self._waiting, *self._posted()]
         self._active, self._waiting = {}, deque()
         self._fail(jobs, why)
 
     def _fail(self, jobs: Iterable[Job], why: str = _STOPPED) -> None:
         for job in jobs:
-            with suppress(Exception):  # Whoever waits for the others must hear of it too.
+            with suppress(Exception):  # The other jobs must fail too.
                 job.fail(self._fatal or ClusterError(why))
 
 
 def _needless(job: Job, after: Job | None) -> bool:
-    """Whether weights are overwritten before anybody uses them."""
+    """Whether weights are replaced before any evaluation uses them."""
     return isinstance(job, WeightsSync) and job.superseded() and isinstance(after, WeightsSync)
 
 
 def forked(what: str) -> UsageError:
-    """Return the error for the use of an object whose thread stayed in the parent of this process."""
+    """Return the error for an object whose thread is in the parent of this process."""
     return UsageError(
-        f"{what} was made before a fork, and its thread is in the parent process only: make it again here"
+        f"{what} was created before a fork, and its thread is only in the parent process",
+        key=what,
+        fix="Create it again in this process.",
     )

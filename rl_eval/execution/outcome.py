@@ -1,6 +1,6 @@
-"""Outcome of an evaluation: its records, who took part, and the handle by which its caller follows it.
+"""Outcome of an evaluation: its records, its runners, and the handle of its caller.
 
-The jobs of an evaluation write into it, one after the other; when it is done it keeps nothing but the handle's result.
+The jobs of an evaluation write into it, one after the other. When it is done, it keeps only the handle's result.
 """
 
 from __future__ import annotations
@@ -30,26 +30,27 @@ if TYPE_CHECKING:
 
 
 _LAST_FLUSH_S: Final = 5.0
-"""For a last flush of an evaluation that has failed: its group may have to stop in ten."""
+"""Time limit of the last flush of a failed evaluation: its group may have to stop within ten seconds."""
 
 
 class Aspect:
-    """Something that happens beside an evaluation, to derive from; every hook does nothing by default.
+    """Base class of an aspect of an evaluation; every hook does nothing by default.
 
-    Hooks are called in the control loop's thread, :meth:`describe` in any. See :mod:`rl_eval.execution.aspects`.
+    The control loop's thread calls the hooks; any thread may call :meth:`describe`. See
+    :mod:`rl_eval.execution.aspects`.
     """
 
     def __init__(self, outcome: EvalOutcome) -> None:
         self.outcome = outcome
 
     def continued(self, ours: Manifest, found: LogContents) -> None:
-        """Take the contents of a log that is continued."""
+        """Handle the contents of a continued log."""
 
     def begin(self, pool: RunnerPool) -> None:
-        """Begin: the weights are chosen, a log is read, and no episode has run in this session."""
+        """Start, after the weights are chosen and a log is read, and before any episode of this session."""
 
     def joined(self, pool: RunnerPool) -> None:
-        """Take note of a runner that takes part."""
+        """Handle a runner that joined."""
 
     def granted(self, leases: tuple[Lease, ...]) -> tuple[Lease, ...]:
         """Return the leases to send instead of these."""
@@ -63,17 +64,17 @@ class Aspect:
         """
 
     def counted(self, report: RunReport, indices: set[int]) -> None:
-        """Take a report of which the rows with these indices count."""
+        """Handle a report after its rows with these indices were recorded."""
 
     def lost(self, member: Member, crash_report: CrashReport | None) -> None:
-        """Take note of a runner that is gone."""
+        """Handle a lost runner."""
 
     def follow_up(self) -> Job | None:
-        """Return a job that needs the runners when all episodes have run."""
+        """Return a job that needs the runners after all episodes."""
         return None
 
     def finish(self) -> None:
-        """Add the last notes: no runner works any more, and the records are about to be committed."""
+        """Add the last notes, after all runners' work and before the last commit."""
 
     def describe(self, fields: dict[str, Any]) -> None:
         """Add to the fields of the result."""
@@ -84,11 +85,11 @@ class EvalOutcome:
     """State and result of one evaluation.
 
     Args:
-        settings: What is evaluated.
+        settings: Its settings.
         plan: Its episodes.
-        log: Open evaluation log; None without.
-        follow_up: Given the result, returns the jobs that follow it.
-        aspects: What else happens beside it.
+        log: Open evaluation log, or None.
+        follow_up: Returns the jobs that follow, for a result.
+        aspects: Builders of its aspects.
     """
 
     def __init__(
@@ -104,33 +105,33 @@ class EvalOutcome:
         self.weights: WeightsSnapshot | None = None
         self.ring = EventRing()
         self.artifacts: dict[int, dict[str, Any]] = {}
-        """What observers returned, by index."""
+        """Values that observers returned, by index."""
         self.exclusions: list[str] = []
-        """Runners that were excluded, and why."""
+        """Excluded runners, with reasons."""
         self.refusals: list[str] = []
-        """Runners that were refused, and why."""
+        """Refused runners, with reasons."""
         self.asked = 1
-        """Most runners that were expected at one time."""
+        """Highest number of expected runners."""
         self.started = 0.0
-        """When the first runner took part."""
+        """Time at which the first runner took part."""
         self.activity = ""
         """Work after the last episode, in a few words."""
         self.failure = ""
-        """Why it ends although nobody cancelled it."""
+        """Reason for an early end without a cancellation."""
         self.cancelled = ""
-        """Why it ends although it has begun."""
+        """Reason for a cancellation after the start."""
         self.done = False
-        """Whether it has a result, or an error."""
+        """Whether it has a result or an error."""
         self._taken = threading.Lock()
-        """Held from when it begins, or is ended before."""
+        """Held after the start, or after a cancellation before the start."""
         self._follow_up = follow_up
         self._pool: RunnerPool | None = None
         self._ended = 0.0
         self._earlier = (0, 0)
-        """Episodes and steps of former sessions."""
+        """Episodes and steps of earlier sessions."""
         self._aspects = [aspect(self) for aspect in aspects]
         self._undone = list(self._aspects)
-        """Aspects that have not been asked for a job."""
+        """Aspects whose follow-up jobs were not requested yet."""
         self.handle = EvalHandle(
             self.progress, self._request_cancel, self.store.flush, snapshot=self._snapshot, moves=self.ring.moves
         )
@@ -138,25 +139,25 @@ class EvalOutcome:
     # ------------------------------------------------------------------ what happens
 
     def take(self) -> bool:
-        """Claim the right to begin it, or to end it before; return whether nobody, in any thread, had it yet."""
+        """Claim the right to start the evaluation or to cancel it before; return False if it is already claimed."""
         return self._taken.acquire(blocking=False)
 
     def take_weights(self, pool: RunnerPool) -> None:
-        """Its turn has come: from now on it has the weights that the runners have."""
+        """Use the present weights of the runners, when the evaluation starts."""
         self._pool = pool
         self.asked = max(1, pool.expected())
         self.weights = pool.weights.sent and pool.weights.sent.snapshot
         self.handle.weights_version = self.weights_version
 
     def take_log(self, ours: Manifest, found: LogContents) -> None:
-        """Go on with the records of former sessions."""
+        """Continue with the records of earlier sessions."""
         self.store.begin(found)
         self._earlier = int(self.store.table.filled.sum()), int(self.store.totals["env_steps"])
         for aspect in self._aspects:
             aspect.continued(ours, found)
 
     def begin(self, pool: RunnerPool) -> None:
-        """Begin with the episodes that have no record."""
+        """Start with the episodes that have no record."""
         for aspect in self._aspects:
             aspect.begin(pool)
 
@@ -167,7 +168,7 @@ class EvalOutcome:
         return leases
 
     def joined(self, pool: RunnerPool, now: float) -> None:
-        """Take note of a runner that takes part."""
+        """Handle a runner that joined."""
         self.started = self.started or now
         self.store.start_clock(now)
         if self.settings.runners.num_runners:
@@ -176,20 +177,25 @@ class EvalOutcome:
             aspect.joined(pool)
 
     def lost(self, member: Member, crash_report: CrashReport | None) -> None:
-        """Take note of a runner that is gone."""
+        """Handle a lost runner."""
         for aspect in self._aspects:
             aspect.lost(member, crash_report)
 
     def check_report(self, member: Member, report: RunReport) -> None:
-        """Check that a report is of this evaluation, and that its rows may stand beside the others.
+        """Check that a report belongs to this evaluation, and that its rows are comparable.
 
         Raises:
-            NumericsMismatch: The runner computes floats in another way than the others.
+            NumericsMismatch: The runner computes floats differently from the others.
             EvalError: The runner used other weights.
         """
         version = self.weights_version
         if report.weights_version != version:
-            raise EvalError(f"runner {member.index} used weights version {report.weights_version} instead of {version}")
+            raise EvalError(
+                f"runner {member.index} used weights version {report.weights_version} instead of {version}",
+                key="weights_version",
+                value=report.weights_version,
+                runner=member.index,
+            )
         for aspect in self._aspects:
             aspect.reported(member, report)
 
@@ -203,20 +209,20 @@ class EvalOutcome:
 
     @property
     def weights_version(self) -> int:
-        """Version of the weights that are evaluated."""
+        """Version of the evaluated weights."""
         return 0 if self.weights is None else self.weights.version
 
     # ------------------------------------------------------------------ the end
 
     def next_job(self) -> Job | None:
-        """Return the next job of an aspect after the episodes; None if there is no further one."""
+        """Return the next follow-up job of an aspect; None after the last."""
         while self._undone:
             if (job := self._undone.pop(0).follow_up()) is not None:
                 return job
         return None
 
     def finish(self, reason: str, now: float) -> None:
-        """Add the last notes: nothing runs any more, and the records are yet to be committed."""
+        """Add the last notes, after all runners' work and before the last commit."""
         self._ended = now
         for aspect in self._aspects:
             aspect.finish()
@@ -224,7 +230,7 @@ class EvalOutcome:
             self.store.add_end()
 
     def conclude(self, reason: str) -> list[Job]:
-        """Set the result; return what follows it."""
+        """Set the result; return the jobs that follow."""
         try:
             result = self._result(reason, self.store.table)
         except Exception as error:
@@ -236,7 +242,7 @@ class EvalOutcome:
         return [] if self._follow_up is None else self._follow_up(result)
 
     def fail(self, error: BaseException) -> None:
-        """Set an error; what is finished is kept, whatever became of the rest."""
+        """Set an error; finished episodes stay in the log."""
         if self.done:
             return
         with suppress(EvalError):
@@ -247,7 +253,7 @@ class EvalOutcome:
     # ------------------------------------------------------------------ how far it is
 
     def progress(self) -> EvalProgress:
-        """Return how far it is; may be called from any thread."""
+        """Return the progress; may be called from any thread."""
         return EvalProgress.of_table(
             self.store.table,
             env_steps=int(self.store.totals.get("env_steps", 0)) - self._earlier[1],
@@ -266,26 +272,23 @@ class EvalOutcome:
             self.cancelled = reason
 
     def _withdraw(self, reason: str) -> None:
-        """End it before it has begun.
-
-        Not in the control loop: requests that come and go as fast as it can end them would leave it no time.
-        """
+        """End the evaluation before its start, in the calling thread, since many cancellations could block the loop."""
         try:
             for job in self.conclude(reason):
                 job.fail(EvalError(reason))
-        except BaseException as error:  # Ctrl-C, too: nobody else can end it any more.
+        except BaseException as error:  # Ctrl-C, too: no other thread can end it now.
             if not self.done:
-                self._end_with(EvalError(f"{reason}, and that was interrupted by {type(error).__name__}"))
+                self._end_with(EvalError(f"{reason}; interrupted by {type(error).__name__}"))
             raise
 
     def _close(self) -> None:
-        """Give the log up; a handle that is kept keeps nothing of this evaluation."""
+        """Release the log, and the references of the handle to this evaluation."""
         self.store.close()
         self.handle.release(self.progress())
         self.weights = None
 
     def _end_with(self, result: EvalResult | BaseException) -> None:
-        """Give the handle a result or an error; then it is done, so that an interrupt before leaves that to others."""
+        """Set the handle's result or error, and only then ``done``: after an interrupt, another thread can end it."""
         if isinstance(result, BaseException):
             self.handle.set_error(result)
         else:
@@ -293,14 +296,14 @@ class EvalOutcome:
         self.done = True
 
     def _snapshot(self, reason: str) -> EvalResult:
-        """Return a result of what has finished; may be called from any thread, while episodes go on or hang."""
+        """Return a result of the finished episodes; may be called from any thread, while episodes run or hang."""
         return self._result(reason, self.store.snapshot())
 
     def _result(self, reason: str, table: EpisodeTable) -> EvalResult:
         store = self.store
         status, text = decide_status(table, self.settings.fault_tolerance.max_failed_episodes, reason)
         fields: dict[str, Any] = {
-            # What ended it at once is said first.
+            # The reason of an early end comes first.
             "reason": self.failure if reason and reason == self.failure else text,
             "provenance": {"runners_refused": self.refusals, "runners_excluded": self.exclusions},
             "determinism": UNFINISHED,

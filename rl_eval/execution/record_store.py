@@ -1,7 +1,7 @@
-"""Store of an evaluation's records: those that are committed, and no others.
+"""Store of an evaluation's committed records.
 
-Without an evaluation log a record is committed when it arrives; with one, when its segment is written. Progress and
-result are read from here, so nobody hears of an episode that a crash could still lose.
+Without an evaluation log, a record is committed when it arrives; with a log, when its segment is written. Progress and
+result come from here, so they never contain an episode that a crash could still lose.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ _TIMES: Final = ("env_steps", "reset_seconds", "step_seconds", "inference_second
 
 @final
 class RecordStore:
-    """The records of one evaluation."""
+    """Records of one evaluation."""
 
     def __init__(self, num_episodes: int, info_keys: tuple[str, ...], log: EvaluationLog | None) -> None:
         self.table = EpisodeTable(num_episodes, info_keys)
         self.totals: dict[str, float] = defaultdict(float)
-        """Sums over everything that is committed: steps, and seconds by activity."""
+        """Sums over all committed records: steps, and seconds by activity."""
         self.numerics: dict[str, Any] = {}
-        """The key that all records share; empty before the first."""
+        """Numerics key of all records; empty before the first."""
         self.notes: dict[str, None] = {}
-        """Notes of the result, each once."""
+        """Notes of the result, without repetition."""
         self.determinism = UNFINISHED
         """Finding of the determinism check."""
         self.num_runners = 0
-        """Most runner processes that took part at one time, in any session."""
+        """Highest number of runner processes at one time, in any session."""
         self._log = log
         self._late: list[tuple[npt.NDArray[np.void], npt.NDArray[np.float64]]] = []
         self._mismatches: set[int] = set()
@@ -62,11 +62,11 @@ class RecordStore:
     # ------------------------------------------------------------------ what happens
 
     def read(self, manifest: Callable[[], Manifest]) -> tuple[Manifest, LogContents] | None:
-        """Read what the log holds already; may be called from any thread, and changes nothing here.
+        """Return the contents of the log; may be called from any thread, and does not change the store.
 
         Raises:
-            LogMismatch: It belongs to another evaluation.
-            LogError: It is damaged beyond repair.
+            LogMismatch: The log belongs to another evaluation.
+            LogError: The log is damaged.
         """
         if self._log is None:
             return None
@@ -74,7 +74,7 @@ class RecordStore:
         return ours, self._log.begin(ours)
 
     def begin(self, found: LogContents) -> None:
-        """Take what :meth:`read` has found."""
+        """Add the contents that :meth:`read` returned."""
         self._commit(found)
         self.numerics = dict(found.numerics)
         self.notes = dict.fromkeys(found.notes)
@@ -82,18 +82,18 @@ class RecordStore:
         self._mismatches.update(found.mismatches)
 
     def note(self, text: str) -> None:
-        """Add a note to the result, unless it says the same of another place; the log gets it with the next rows."""
+        """Add a note, unless an equal one exists for another place; the log gets it with the next rows."""
         text = redact_text(text)
         if without_place(text) not in map(without_place, self.notes):
             self.notes[text] = None
             self._unwritten_notes.append(text)
 
     def start_clock(self, now: float) -> None:
-        """From now on the evaluation takes time."""
+        """Start to measure the evaluation's time."""
         self._clock = now if self._clock is None else self._clock
 
     def add_times(self, report: RunReport) -> None:
-        """Take the times and notes of a report."""
+        """Add the times and notes of a report."""
         for note in report.notes:
             self.note(note)
         for name in _TIMES:
@@ -102,16 +102,16 @@ class RecordStore:
             self.add_faults(())
 
     def add(self, report: RunReport, positions: tuple[int, ...]) -> None:
-        """Take the rows of a report that count."""
+        """Add the rows of a report at these positions."""
         chosen = slice(None) if len(positions) == len(report.rows) else list(positions)
         self._enter(report.rows[chosen], report.infos[chosen], ())
 
     def uncharge(self, runner: int, attempts: Iterable[tuple[int, int]] | None = None) -> list[Fault]:
-        """Charge nobody with attempts that failed on a runner; return their faults as they were.
+        """Mark attempts that failed on a runner as uncharged; return their former faults.
 
         Args:
-            runner: Its position.
-            attempts: As (index, attempt); by default all on it but those of episodes that were given up.
+            runner: Position of the runner.
+            attempts: As (index, attempt); by default all on this runner, except those of failed episodes.
         """
         if attempts is None:
             failed = self.table.rows["outcome"] == Outcome.FAILED
@@ -121,17 +121,17 @@ class RecordStore:
         return found
 
     def add_faults(self, faults: tuple[Fault, ...]) -> None:
-        """Take faults, in the order in which they happened."""
+        """Add faults, in order of time."""
         self._charged |= {(fault.index, fault.attempt, fault.runner): fault for fault in faults if fault.charged}
         keys = len(self.table.info_keys)
         self._enter(np.zeros(0, ROW), np.zeros((0, keys)), faults)
 
     def add_row(self, row: npt.NDArray[np.void]) -> None:
-        """Take a row, shape (1,), that no runner was left to report."""
+        """Add a row, shape (1,), that does not come from a runner."""
         self._enter(row, np.full((1, len(self.table.info_keys)), np.nan), ())
 
     def add_end(self) -> None:
-        """Write the finding of the determinism check, and the notes that no row has taken along: nothing follows."""
+        """Write the finding of the determinism check and the remaining notes, as the last entry of the log."""
         if self._log is not None:
             nothing = np.zeros(0, ROW), np.zeros((0, len(self.table.info_keys))), ()
             notes, self._unwritten_notes = tuple(self._unwritten_notes), []
@@ -139,15 +139,15 @@ class RecordStore:
             self._log.append(Batch(*nothing, notes=notes, determinism=found, num_runners=self.num_runners))
 
     def audit(self, rows: npt.NDArray[np.void], infos: npt.NDArray[np.float64]) -> None:
-        """Take rows that do not count, to compare them with those that do."""
+        """Add rows that do not count, to compare them with those that do."""
         self._late.append((rows, infos))
 
     def settle(self) -> None:
-        """Take note of what has been committed.
+        """Add newly committed rows to the table.
 
         Raises:
-            LogFenced: Another driver has taken the log over.
-            LogError: It cannot be written.
+            LogFenced: Another process has taken over the log.
+            LogError: The log cannot be written.
         """
         if self._log is None:
             return
@@ -156,16 +156,16 @@ class RecordStore:
                 self._commit(batch)
 
     def hurry(self) -> None:
-        """Have everything committed soon, by another thread; :meth:`is_settled` tells when that is done."""
+        """Start to commit everything in another thread; :meth:`is_settled` returns True when it is done."""
         if self._log is not None:
             self._log.hurry()
 
     def is_settled(self) -> bool:
-        """Take note of what has been committed, and return whether that is everything.
+        """Add newly committed rows to the table; return whether everything is committed.
 
         Raises:
-            LogFenced: Another driver has taken the log over.
-            LogError: It cannot be written.
+            LogFenced: Another process has taken over the log.
+            LogError: The log cannot be written.
         """
         settled = self._log is None or self._log.settled
         self.settle()
@@ -175,20 +175,20 @@ class RecordStore:
         """Commit everything; may be called from any thread.
 
         Raises:
-            LogFenced: Another driver has taken the log over.
-            LogError: It cannot be written, or not in time.
+            LogFenced: Another process has taken over the log.
+            LogError: The log cannot be written, or not in time.
         """
         if self._log is not None:
             self._log.flush(timeout_s)
             self.settle()
 
     def snapshot(self) -> EpisodeTable:
-        """Return a copy of what is committed now; may be called from any thread."""
+        """Return a copy of the committed table; may be called from any thread."""
         with self._committing:
             return self.table.copy()
 
     def close(self) -> None:
-        """Give the log up to whoever comes next."""
+        """Release the log for other processes."""
         if self._log is not None:
             self._log.close()
 

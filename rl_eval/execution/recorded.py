@@ -1,10 +1,12 @@
-"""Evaluation whose episodes leave trajectories: its jobs, and an observer in every runner that takes part."""
+"""Evaluation that records trajectories: its jobs, and an observer in every runner."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final, final
+
+from typing_extensions import override
 
 from rl_eval.backends import requests
 from rl_eval.errors import ConfigError
@@ -20,9 +22,9 @@ TRAJECTORY: Final = "trajectory"
 
 @final
 class Recorded(Job):
-    """Job of an evaluation, with runners that record while it and those that follow it run, and only then.
+    """Job of an evaluation; the runners record while it and its successors run, and only then.
 
-    A runner's calls run in order, so it records from the first episode on, also one that comes up later.
+    The calls of a runner run in order, so it records from its first episode, even if it joins late.
 
     Args:
         job: The job.
@@ -36,43 +38,43 @@ class Recorded(Job):
         self._recorder = recorder
         self._begin = requests.Apply(partial(_observe, factories={TRAJECTORY: recorder}))
 
+    @override
     def start(self, now: float) -> None:
-        """See :class:`Job`."""
         self._job.pool, self._job.tag, self._job.started = self.pool, self.tag, True
         if not isinstance(self._job, Opening):
             for member in self.pool.ready():
                 self.pool.call(member, self._begin, tag=self.tag, now=now)
         self._job.start(now)
 
+    @override
     def joined(self, member: Member, now: float) -> None:
-        """See :class:`Job`."""
         self.pool.call(member, self._begin, tag=self.tag, now=now)
         self._job.joined(member, now)
 
+    @override
     def lost(self, member: Member, crash_report: CrashReport | None, now: float) -> bool:
-        """See :class:`Job`."""
         return self._job.lost(member, crash_report, now)
 
+    @override
     def replied(self, member: Member, value: Any, now: float) -> None:
-        """See :class:`Job`."""
         if value is not None:  # The answer to its own call.
             self._job.replied(member, value, now)
 
+    @override
     def tick(self, now: float) -> None:
-        """See :class:`Job`."""
         self._job.tick(now)
 
+    @override
     def fail(self, error: BaseException) -> None:
-        """See :class:`Job`."""
         self._job.fail(error)
 
     @property
+    @override
     def done(self) -> bool:
-        """See :class:`Job`."""
         return self._job.done
 
     def successors(self) -> list[Job]:
-        """Record what follows as well, and nothing more after the last job."""
+        """Return recorded successors; after the last job, stop recording."""
         if following := self._job.successors():
             return [Recorded(job, self._recorder) for job in following]
         if not self.started or not self.pool.ready():
@@ -81,10 +83,12 @@ class Recorded(Job):
 
 
 def _observe(runner: Any, factories: Mapping[str, Callable[[Any], Any]]) -> None:
-    """Have a runner's environments seen by observers, beside those that are configured."""
+    """Add observers to a runner's environments, in addition to the configured ones."""
     if not isinstance(runner, EvalRunner):
         raise ConfigError(
-            f"episodes of {type(runner).__name__} leave no trajectories, as it is not an rl_eval.EvalRunner: derive it "
-            "from that class"
+            f"{type(runner).__name__} cannot record trajectories, since it is not an rl_eval.EvalRunner",
+            key="runners.runner",
+            value=type(runner).__name__,
+            fix="Derive it from that class.",
         )
     runner.observe(factories)

@@ -1,6 +1,6 @@
-"""Session of an evaluation: its weights are taken, its log is read, and the episodes that have no record run.
+"""Session of an evaluation: it chooses the weights, reads the log, and runs the episodes without a record.
 
-A *phase* is a job in which runners play episodes; the determinism check is another one.
+A *phase* is a job in which runners run episodes, such as the session or the determinism check.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any, Final, final
 
 import numpy as np
-from typing_extensions import assert_never
+from typing_extensions import assert_never, override
 
 from rl_eval.backends.requests import Run
 from rl_eval.errors import EvalError, RunnerLost
@@ -39,31 +39,31 @@ if TYPE_CHECKING:
 
 
 CALLS_IN_FLIGHT: Final = 2
-"""Per runner: while one runs, the next waits in its mailbox, so no lane waits for the control loop."""
+"""Calls per runner: one runs and the next is queued, so that no lane waits for the control loop."""
 
 
 class Phase(Job):
-    """Job that has runners play episodes; done when all that it has recorded is committed."""
+    """Job in which runners run episodes; done when all its records are committed."""
 
     exclusive = True
 
     def __init__(self, outcome: EvalOutcome) -> None:
         self._outcome = outcome
         self._reason = ""
-        """Why it was ended early."""
+        """Reason for an early end."""
         self._next: Job | None = None
-        """Job that follows as soon as everything is committed."""
+        """Job that follows after the last commit."""
         self._commit_ends = 0.0
-        """When the last commit must be over; 0 before it has begun."""
+        """Deadline of the last commit; 0 before it starts."""
         self._successors: list[Job] | None = None
 
     @abc.abstractmethod
     def _begin(self, now: float) -> None:
-        """Give the runners their first episodes."""
+        """Assign the first episodes."""
 
     @abc.abstractmethod
     def _lost(self, member: Member, crash_report: CrashReport | None, now: float) -> bool:
-        """Go on without a member; return whether an episode is to blame."""
+        """Continue without a member; return whether an episode caused the loss."""
 
     @abc.abstractmethod
     def _watch(self, now: float) -> None:
@@ -80,28 +80,28 @@ class Phase(Job):
 
     @abc.abstractmethod
     def _ended(self) -> None:
-        """Record what came of it."""
+        """Record the outcome."""
 
     @final
+    @override
     def start(self, now: float) -> None:
-        """See :class:`Job`."""
         self._reason = self._outcome.cancelled
         if not self._reason:
             self._begin(now)
         self.tick(now)
 
     @final
+    @override
     def lost(self, member: Member, crash_report: CrashReport | None, now: float) -> bool:
-        """See :class:`Job`."""
         if self.done:
             return False
-        member.terminated = True  # Whatever follows must not be given to it.
+        member.terminated = True  # Later work must not be assigned to it.
         self._outcome.lost(member, crash_report)
         return not self._over and self._lost(member, crash_report, now)
 
     @final
+    @override
     def tick(self, now: float) -> None:
-        """See :class:`Job`."""
         if self.done or not self.started:
             return
         try:
@@ -114,8 +114,8 @@ class Phase(Job):
             self.fail(error)
 
     @final
+    @override
     def fail(self, error: BaseException) -> None:
-        """See :class:`Job`."""
         if not self.done:
             self._outcome.fail(error)
             if self.started:
@@ -123,29 +123,29 @@ class Phase(Job):
 
     @final
     @property
+    @override
     def done(self) -> bool:
-        """See :class:`Job`."""
         return self._successors is not None or self._outcome.done
 
     @final
+    @override
     def successors(self) -> list[Job]:
-        """See :class:`Job`."""
         return self._successors or []
 
     @final
     @property
     def _over(self) -> bool:
-        """Whether nothing counts any more."""
+        """Whether reports no longer count."""
         return bool(self._reason) or self._outcome.done
 
     @final
     def _look(self, now: float) -> None:
-        """End early if there is a reason to."""
+        """End early if there is a reason."""
         if reason := self._outcome.cancelled or self._outcome.failure:
             self._abandon(now)
             self._reason = reason
         elif self.pool.hopeless:
-            self._reason = f"no runner is left, the last was lost because: {self.pool.last_loss}"
+            self._reason = f"no runner is left; the last one was lost because: {self.pool.last_loss}"
         else:
             self._watch(now)
 
@@ -162,17 +162,17 @@ class Phase(Job):
         if store.is_settled():
             self._successors = [self._next] if self._next is not None else outcome.conclude(self._reason)
         elif now > self._commit_ends:
-            store.flush(0.0)  # Raises, and says why.
+            store.flush(0.0)  # Raises with the reason.
 
     @final
     def _abort(self, runner: int, now: float) -> None:
-        """Send a runner the request to drop everything."""
+        """Ask a runner to drop all episodes."""
         if member := self.pool.members.get(runner):
             self.pool.call(member, Run(budget_s=0.0, abort=True), tag=self.tag, now=now)
 
 
 _LAST_READ_S: Final = 5.0
-"""For a read that is under way when the evaluation fails: its folder must not be given up while it is read."""
+"""Time limit of a running read when the evaluation fails: the folder must not be released while it is read."""
 
 
 @final
@@ -180,9 +180,9 @@ class Opening(Job):
     """First job of an evaluation; the session follows.
 
     Args:
-        outcome: What the evaluation writes into.
-        sync: The job, posted before this one, that sends the weights to evaluate; if it fails, so does this one.
-        held: Gets the weights that are evaluated.
+        outcome: Outcome of the evaluation.
+        sync: Job, posted before this one, that sends the weights; if it fails, this job fails too.
+        held: Receives the evaluated weights.
     """
 
     exclusive = True
@@ -196,13 +196,13 @@ class Opening(Job):
         self._next: list[Job] | None = None
         self._taken = False
 
+    @override
     def start(self, now: float) -> None:
-        """See :class:`Job`."""
         self._taken = self._outcome.take()
         if not self._taken:
             return
         if self._sync is not None and (error := self._sync.future.exception()) is not None:
-            self._outcome.fail(error)  # Nothing is being read yet that could be waited for.
+            self._outcome.fail(error)  # The read has not started.
             return
         self._outcome.take_weights(self.pool)
         if self._held is not None:
@@ -212,13 +212,13 @@ class Opening(Job):
         else:
             self._next = [EpisodeSession(self._outcome)]
 
+    @override
     def lost(self, member: Member, crash_report: CrashReport | None, now: float) -> bool:
-        """See :class:`Job`."""
         self._outcome.lost(member, crash_report)
         return False
 
+    @override
     def tick(self, now: float) -> None:
-        """See :class:`Job`."""
         if self.done or not self._reading.done():
             return
         try:
@@ -229,8 +229,8 @@ class Opening(Job):
         else:
             self._next = [EpisodeSession(self._outcome)]
 
+    @override
     def fail(self, error: BaseException) -> None:
-        """See :class:`Job`."""
         if self._taken and self._outcome.store.durable and not self.done:
             with suppress(Exception):
                 self._reading.result(_LAST_READ_S)
@@ -238,12 +238,12 @@ class Opening(Job):
             self._outcome.fail(error)
 
     @property
+    @override
     def done(self) -> bool:
-        """See :class:`Job`."""
         return self._next is not None or self._outcome.done
 
+    @override
     def successors(self) -> list[Job]:
-        """See :class:`Job`."""
         return self._next or []
 
     def _read(self) -> None:
@@ -265,10 +265,10 @@ _PACKAGE: Final = Path(__file__).parents[1]
 
 @final
 class FailFast:
-    """Counter of the first attempts of an evaluation, as long as all of them fail with one error at one place.
+    """Counter of the first attempts of an evaluation, while all of them fail with the same error at the same place.
 
     Args:
-        lanes: Lanes of all runners: each may fail four times before the evaluation ends.
+        lanes: Lanes of all runners; each may fail four times before the evaluation ends.
     """
 
     def __init__(self, lanes: int) -> None:
@@ -278,11 +278,11 @@ class FailFast:
         self._over = False
 
     def completed(self) -> None:
-        """An episode completed: from now on nothing ends the evaluation early."""
+        """Stop counting after a completed episode."""
         self._over = True
 
     def failed(self, faults: Iterable[Fault]) -> str:
-        """Count failed attempts; return why the evaluation ends, empty if it goes on."""
+        """Count failed attempts; return the reason to end the evaluation, or an empty string to continue."""
         for fault in faults:
             self._first = self._first or fault
             self._over = self._over or _kind(fault) != _kind(self._first)
@@ -293,7 +293,7 @@ class FailFast:
         where = f" at {':'.join(place)}" if (place := _place(first)) else ""
         return (
             f"{first.error_type}: {first.message}: all of the first {self._count} attempts failed like this in "
-            f"{first.phase}{where} ({first.cause}); fault_tolerance.fail_fast=false goes on all the same"
+            f"{first.phase}{where} ({first.cause}). To continue anyway, set fault_tolerance.fail_fast=false"
         )
 
 
@@ -302,18 +302,18 @@ def _kind(fault: Fault) -> tuple[object, ...]:
 
 
 def _place(fault: Fault) -> tuple[str, ...]:
-    """Return file and line of the innermost frame that is not of this package, empty if there is none."""
+    """Return file and line of the innermost frame outside this package; empty if there is none."""
     frames = [frame for frame in _FRAME.findall(fault.traceback) if _PACKAGE not in Path(frame[0]).parents]
     return frames[-1] if frames else ()
 
 
 _PATIENCE_S: Final = 10.0
-"""How long episodes that failed wait for runners that have not come up yet, before they run where they failed."""
+"""Time that failed episodes wait for starting runners, before they run again on the same runner."""
 
 
 @final
 class EpisodeSession(Phase):
-    """Runs the episodes of a plan that have no record yet."""
+    """Job that runs the episodes of a plan without a record."""
 
     def __init__(self, outcome: EvalOutcome) -> None:
         super().__init__(outcome)
@@ -321,16 +321,16 @@ class EpisodeSession(Phase):
         self._fail_fast: FailFast | None = None
         self._pool_size = 1
         self._unsent: defaultdict[int, Run] = defaultdict(Run)
-        """Leases, and indices to reclaim, that go with the next call of a runner."""
+        """Leases and reclaims for the next call of each runner."""
         self._excluded: set[int] = set()
-        """Positions on which nothing has completed since a runner there was excluded."""
+        """Positions without a completed episode since a runner there was excluded."""
         self._impatient = 0.0
-        """When episodes will have waited for long enough for more runners; 0 while none do."""
+        """End of the wait of failed episodes for more runners; 0 while none wait."""
 
     # ------------------------------------------------------------------ the job
 
     def _begin(self, now: float) -> None:
-        """Begin with the episodes that no former session has finished."""
+        """Start with the episodes that no earlier session finished."""
         outcome, settings = self._outcome, self._outcome.settings
         table, faults = outcome.store.table, settings.fault_tolerance
         outcome.begin(self.pool)
@@ -344,13 +344,13 @@ class EpisodeSession(Phase):
             attempts=charged_attempts(table),
             max_attempts=faults.max_attempts_per_episode,
         )
-        # The first event gives up what had no attempt left when the former driver ended.
+        # The first event gives up episodes that had no attempt left in the earlier session.
         self._obey(self._handle(events.PoolSized(self._pool_size), now), now)
         for member in self.pool.ready():
             self.joined(member, now)
 
+    @override
     def joined(self, member: Member, now: float) -> None:
-        """See :class:`Job`."""
         if not self._over:
             self._outcome.joined(self.pool, now)
             self._outcome.ring.positions[member.incarnation] = member.index
@@ -360,7 +360,7 @@ class EpisodeSession(Phase):
     def _lost(self, member: Member, crash_report: CrashReport | None, now: float) -> bool:
         runner = member.incarnation
         self._unsent.pop(runner, None)
-        # What an excluded runner held is not its own any more.
+        # An excluded runner no longer holds episodes.
         known = self._schedule.knows(runner)
         found = attribute_loss(crash_report if known else None, member.index).within(self._outcome.plan)
         commands = self._handle(events.RunnerLost(runner, found.charged, found.suspects), now)
@@ -374,11 +374,11 @@ class EpisodeSession(Phase):
         """Take a report.
 
         Raises:
-            NumericsMismatch: The runner computes floats in another way than the others.
+            NumericsMismatch: The runner computes floats differently from the others.
             EvalError: The runner used other weights.
         """
         if self._over:
-            return  # Nothing is added to the table any more.
+            return  # The table no longer changes.
         report: RunReport = value
         self._outcome.check_report(member, report)
         event = events.RunnerReported(
@@ -408,7 +408,7 @@ class EpisodeSession(Phase):
         return self._schedule.complete
 
     def _ended(self) -> None:
-        for position in self._excluded:  # What took its place has failed too, if not yet often enough.
+        for position in self._excluded:  # Its replacement has failed too, but not often enough to be excluded.
             self._outcome.store.uncharge(position)
 
     # ------------------------------------------------------------------ events, commands and calls
@@ -472,14 +472,14 @@ class EpisodeSession(Phase):
                 self._pump(holder, now)
 
     def _pump(self, member: Member, now: float) -> None:
-        """Keep two calls in flight; new leases go with the next one."""
+        """Keep two calls in flight; new leases go with the next call."""
         runner = member.incarnation
         while member.in_flight(self.tag) < CALLS_IN_FLIGHT and self._schedule.holds(runner):
             run = self._unsent.pop(runner, Run())
             self.pool.call(member, replace(run, budget_s=self.pool.slice_s), tag=self.tag, now=now)
 
     def _count(self, member: Member, report: RunReport, positions: tuple[int, ...]) -> None:
-        """Take the rows of a report that count."""
+        """Record the rows of a report at these positions."""
         self._outcome.store.add(report, positions)
         self._outcome.counted(report, set(report.rows["index"][list(positions)].tolist()))
         self.pool.progressed(member)
@@ -493,22 +493,22 @@ class EpisodeSession(Phase):
             self._outcome.failure = self._outcome.failure or failure
 
     def _exclude(self, runner: int, failures: int, uncharged: tuple[tuple[int, int], ...]) -> None:
-        """End a runner on which everything fails; another process may take its place, within its restart budget."""
+        """End a runner on which every attempt fails; another process may replace it, within the restart budget."""
         outcome, member = self._outcome, self.pool.members[runner]
         faults = outcome.store.uncharge(member.index, uncharged)
         why = f"all of the last {failures} attempts failed on it, while others completed episodes"
         if faults:
             last = faults[-1]
             why += f"; the last on {last.node} in {last.phase}: {last.error_type}: {last.message}"
-        text = f"runner {member.index} was excluded, and its failures charged to no episode: {why}"
+        text = f"runner {member.index} was excluded, and its failures do not use up attempts of episodes: {why}"
         outcome.exclusions.append(text)
         self._excluded.add(member.index)
         outcome.store.note(text)
         self._unsent.pop(runner, None)
-        self.pool.terminate(member, RunnerLost(text), broken=True)
+        self.pool.terminate(member, RunnerLost(text, runner=member.index), broken=True)
 
     def _is_impatient(self, now: float) -> bool:
-        """Whether episodes have waited for long enough for runners that have not come up."""
+        """Whether episodes have waited long enough for starting runners."""
         if not self._schedule.awaits_runners:
             self._impatient = 0.0
             return False

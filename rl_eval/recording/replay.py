@@ -285,7 +285,8 @@ def recorded_config(recorded: Mapping[str, Any], *, passed: bool = False) -> dic
         raise ConfigError(
             f"{', '.join(masked)} was a secret, which the run did not write down: give the config again with its "
             "value, in Python: rl_eval.replay(DIR, INDEX, config=...) or "
-            "rl_eval.recording.video.record_videos(DIR, ..., config=...)"
+            "rl_eval.recording.video.record_videos(DIR, ..., config=...)",
+            key=masked[0],
         )
     return config
 

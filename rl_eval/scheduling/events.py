@@ -1,4 +1,4 @@
-"""Events that the schedule takes, and commands that it returns."""
+"""Events of the schedule, and its commands."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rl_eval.records.episode import Lease
 
 @dataclass(frozen=True, slots=True)
 class RunnerJoined:
-    """A runner is ready. An incarnation joins once; its replacement has another number."""
+    """A runner became ready. An incarnation joins once; its replacement has another number."""
 
     runner: int
     lanes: int
@@ -20,40 +20,40 @@ class RunnerJoined:
 
 @dataclass(frozen=True, slots=True)
 class RunnerLost:
-    """A runner is gone. What it held is granted again; pairs whose index it did not hold mean nothing."""
+    """A runner died. Its episodes are granted again; pairs of episodes that it did not hold are ignored."""
 
     runner: int
     charged: Sequence[tuple[int, int]] = ()
-    """(index, attempt) of what is proven to have ended it: a passed deadline, a fatal signal."""
+    """(index, attempt) of episodes that certainly ended it, by a passed deadline or a fatal signal."""
     suspects: Sequence[tuple[int, int]] = ()
-    """(index, attempt) of what may have ended it: it was in reset or step when the process vanished."""
+    """(index, attempt) of episodes that may have ended it: they were in reset or step when the process vanished."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunnerReported:
-    """Report of a runner: all that happened on it since the last one."""
+    """A runner reported all events since its last report."""
 
     runner: int
     finished: Sequence[int] = ()
     """Indices of its finished episodes, in the order of the report's rows."""
     failed_attempts: Sequence[tuple[int, int]] = ()
-    """(index, attempt) of every attempt that ended in a fault; the runner no longer works on it."""
+    """(index, attempt) of every attempt that ended in a fault; the runner has dropped it."""
     returned: Sequence[int] = ()
-    """Reclaimed or aborted indices, which it no longer works on."""
+    """Indices that it dropped after a reclaim or an abort."""
     live: Sequence[int] = ()
-    """Indices that it has started; these it will not return."""
+    """Indices that it has started and will not return."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolSized:
-    """This many runners are expected in all, counting those that have not joined yet."""
+    """The number of expected runners, including those that have not joined yet."""
 
     runners: int
 
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """Nobody wants the rest."""
+    """The evaluation was cancelled."""
 
 
 Event = RunnerJoined | RunnerLost | RunnerReported | PoolSized | Cancelled
@@ -64,7 +64,7 @@ Event = RunnerJoined | RunnerLost | RunnerReported | PoolSized | Cancelled
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """Give these leases to the runner."""
+    """Command to send leases to a runner."""
 
     runner: int
     leases: tuple[Lease, ...]
@@ -72,7 +72,7 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Reclaim:
-    """Ask the runner for these leases back, as far as it has not started them."""
+    """Request to a runner to return leases that it has not started."""
 
     runner: int
     indices: tuple[int, ...]
@@ -80,28 +80,28 @@ class Reclaim:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """Request to a runner to drop everything."""
+    """Request to a runner to drop all episodes."""
 
     runner: int
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Count the report's rows at these positions."""
+    """Command to record the report's rows at these positions."""
 
     positions: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """Compare the report's rows at these positions with the records that count."""
+    """Command to compare the report's rows at these positions with the records that count."""
 
     positions: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Charge:
-    """Count the attempt that a lost runner was in against the episode."""
+    """The attempt on a lost runner uses up an attempt of the episode."""
 
     index: int
     attempt: int
@@ -109,7 +109,7 @@ class Charge:
 
 @dataclass(frozen=True, slots=True)
 class Exclude:
-    """End this runner and count none of these attempts: it failed, again and again, what another completes."""
+    """Command to end a runner whose attempts fail while others complete; its failures use up no attempts."""
 
     runner: int
     failures: int
@@ -120,7 +120,7 @@ class Exclude:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """Record the episode as failed: its attempts are used up. Nothing else makes failed rows."""
+    """Command to record the episode as failed, since its attempts are used up; the only source of failed rows."""
 
     index: int
     seed: int

@@ -1,8 +1,8 @@
-"""Matchups: which policy sits in which seat of an episode, as a pure function of the episode's index.
+"""Matchups: policies of the seats of an episode, as a pure function of the episode's index.
 
-A *seating* names the policy of each seat. A *matchup* is what is asked for: one seating, or with ``symmetric`` all
-orders of one, which are played on one seed, so that what a seat is worth cancels. The matchups take turns: any stretch
-of a plan that is as long as all of them together plays each of them once.
+A *seating* names the policy of each seat. A *matchup* is one seating, or with ``symmetric`` all orders of one seating,
+played on one seed, so that the advantage of a seat cancels. The matchups take turns: any part of a plan with the length
+of one round plays each seating once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Seating = tuple[str, ...]
 """Name of the policy of each seat."""
 
 MAX_SEATINGS: Final = 100_000
-"""Most seatings of all matchups together: more of them than any plan would play."""
+"""Maximum number of seatings of all matchups together; no useful plan needs more."""
 
 _NAMED: Final = ("self", "round_robin")
 _POPULATIONS: Final = ("focal", "background", "focal_seats")
@@ -45,11 +45,11 @@ class Matchups:
         """Return the matchups of :meth:`to_lists`.
 
         Raises:
-            ValueError: They are none: strangers describe plans, too.
+            ValueError: The lists are invalid; they can come from a foreign file.
         """
         matchups = cls(typed(tuple[tuple[Seating, ...], ...], turns))
         if not all(matchups.turns) or not matchups.turns:
-            raise ValueError("matchups hold no seating")
+            raise ValueError("the matchups contain no seating")
         return matchups
 
     def to_lists(self) -> list[list[list[str]]]:
@@ -66,16 +66,16 @@ class Matchups:
         return np.repeat(np.arange(len(self.turns)), [len(turn) for turn in self.turns])
 
     def seating(self, position: int) -> Seating:
-        """Return who sits where at a position, from 0, of the endless plan."""
+        """Return the seating at a position, from 0, of the endless plan."""
         return self.round[position % len(self.round)]
 
     def seed_positions(self, positions: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
-        """Return which seed of the root each position has, shape as given: positions of one turn share theirs."""
+        """Return the index of each position's seed, same shape; positions of one turn share a seed."""
         rounds, places = np.divmod(positions.astype(np.int64), len(self.round))
         return np.asarray(rounds * len(self.turns) + self._turn_of[places], np.int64)
 
     def next_turn(self, position: int) -> int:
-        """Return the first position from ``position`` on where a turn begins."""
+        """Return the first position, from ``position`` on, at which a turn begins."""
         begins = np.flatnonzero(np.diff(self._turn_of, prepend=-1))
         rounds, place = divmod(position, len(self.round))
         later = begins[begins >= place]
@@ -98,13 +98,18 @@ def make_matchups(
         seats: Number of seats; by default that of the listed seatings, else 2.
 
     Raises:
-        ConfigError: The design is none, names an unknown policy or has another number of seats.
+        ConfigError: The design is invalid, names an unknown policy or has another number of seats.
     """
     designs = [design] if isinstance(design, str | Mapping) else design
     if not isinstance(designs, list | tuple) or not designs:
         raise _not_a_design(design)
     if not policies:
-        raise ConfigError("evaluation.matchups seats policies by their names: give several policies, by name")
+        raise ConfigError(
+            "evaluation.matchups needs policies with names",
+            key="evaluation.matchups",
+            value=design,
+            fix="Set policy.policies.",
+        )
     listed = [entry for entry in designs if isinstance(entry, list | tuple)]
     seats = seats or (len(listed[0]) if listed else 2)
     expansion = _Expansion(tuple(policies), seats, symmetric)
@@ -138,8 +143,10 @@ class _Expansion:
         copies = math.prod(math.factorial(ordered.count(policy)) for policy in set(ordered))
         if math.factorial(self.seats) // copies > MAX_SEATINGS:
             raise ConfigError(
-                f"evaluation.symmetric plays every order of {self.seats} seats, which are more than {MAX_SEATINGS:,}: "
-                "list the seatings that matter, without it"
+                f"evaluation.symmetric plays every order of {self.seats} seats, which are more than {MAX_SEATINGS:,}",
+                key="evaluation.symmetric",
+                value=True,
+                fix="Set it to false, and list the seatings that matter.",
             )
         return tuple(_orders(ordered))
 
@@ -147,8 +154,11 @@ class _Expansion:
         if len(self.policies) < max(2, self.seats):
             names = ", ".join(map(repr, self.policies)) or "none"
             raise ConfigError(
-                f"evaluation.matchups is 'round_robin', which seats {self.seats} different policies, but policies are "
-                f"{names}: add policies, list the seatings, or give focal and background"
+                f"evaluation.matchups is 'round_robin', which seats {self.seats} different policies, but the policies "
+                f"are {names}",
+                key="evaluation.matchups",
+                value="round_robin",
+                fix="Add policies, list the seatings, or set focal and background.",
             )
         choose = itertools.combinations if self.symmetric else itertools.permutations
         return choose(self.policies, self.seats)
@@ -156,7 +166,9 @@ class _Expansion:
     def _populations(self, entry: Mapping[str, Any]) -> Iterator[Seating]:
         if unknown := [key for key in entry if key not in _POPULATIONS]:
             raise ConfigError(
-                f"evaluation.matchups has an unknown key {unknown[0]!r}: {nearest(unknown[0], _POPULATIONS)}"
+                f"evaluation.matchups has an unknown key {unknown[0]!r}: {nearest(unknown[0], _POPULATIONS)}",
+                key="evaluation.matchups",
+                value=unknown[0],
             )
         focal, background = (self._population(entry, key) for key in ("focal", "background"))
         focal_seats = self._focal_seats(entry.get("focal_seats", [0]))
@@ -167,14 +179,20 @@ class _Expansion:
         names = entry.get(key)
         if not isinstance(names, list | tuple) or not names:
             raise ConfigError(
-                f"evaluation.matchups.{key} is {names!r}: give a list of policies, such as {[*self.policies]}"
+                f"evaluation.matchups.{key} is {names!r}",
+                key=f"evaluation.matchups.{key}",
+                value=names,
+                fix=f"Set it to a list of policies, such as {[*self.policies]}.",
             )
         return [self._known(name, f"evaluation.matchups.{key}") for name in names]
 
     def _focal_seats(self, given: Any) -> set[int]:
         if not isinstance(given, list | tuple) or not given or any(seat not in range(self.seats) for seat in given):
             raise ConfigError(
-                f"evaluation.matchups.focal_seats is {given!r}: give a list of seats from 0 to {self.seats - 1}"
+                f"evaluation.matchups.focal_seats is {given!r}",
+                key="evaluation.matchups.focal_seats",
+                value=given,
+                fix=f"Set it to a list of seats from 0 to {self.seats - 1}.",
             )
         return set(given)
 
@@ -182,20 +200,23 @@ class _Expansion:
         if len(seating) != self.seats:
             raise ConfigError(
                 f"evaluation.matchups has the seating {[*seating]!r} of {len(seating)} seats, but the first one, or "
-                f"environment.agents, has {self.seats}: name one policy for each seat"
+                f"environment.agents, has {self.seats}",
+                key="evaluation.matchups",
+                value=[*seating],
+                fix="Name one policy for each seat.",
             )
         return tuple(self._known(name, "evaluation.matchups") for name in seating)
 
     def _known(self, name: Any, key: str) -> str:
         if name not in self.policies:
             raise ConfigError(
-                f"{key} names the policy {name!r}, which policies do not have: {nearest(str(name), self.policies)}"
+                f"{key} names an unknown policy {name!r}: {nearest(str(name), self.policies)}", key=key, value=name
             )
         return str(name)
 
 
 def _orders(ordered: Sequence[str]) -> Iterator[Seating]:
-    """Yield the different orders of some names, without a pass over all permutations."""
+    """Yield the different orders of some names, without visiting equal permutations."""
     if not ordered:
         yield ()
     for first in dict.fromkeys(ordered):
@@ -211,12 +232,19 @@ def _different(turns: Iterable[tuple[Seating, ...]]) -> tuple[tuple[Seating, ...
         room -= 0 if turn in kept else len(turn)
         kept[turn] = None
         if room < 0:
-            raise ConfigError(f"evaluation.matchups has more than {MAX_SEATINGS:,} seatings: list those that matter")
+            raise ConfigError(
+                f"evaluation.matchups has more than {MAX_SEATINGS:,} seatings",
+                key="evaluation.matchups",
+                fix="List the seatings that matter.",
+            )
     return tuple(kept)
 
 
 def _not_a_design(given: Any) -> ConfigError:
     return ConfigError(
-        f"evaluation.matchups is {given!r}: give {' or '.join(map(repr, _NAMED))}, a mapping of focal and background, "
-        "or a list of seatings, such as [[a, b], [b, a]]"
+        f"evaluation.matchups is {given!r}",
+        key="evaluation.matchups",
+        value=given,
+        fix=f"Set it to {' or '.join(map(repr, _NAMED))}, a mapping of focal and background, or a list of seatings, "
+        "such as [[a, b], [b, a]].",
     )

@@ -1,4 +1,4 @@
-"""Plan of an evaluation: its episodes, and the seed that each is reset with.
+"""Plan of an evaluation: its episodes, and the seed of each.
 
 A plan is fixed before anything runs. The seed of an episode comes from its index alone: the index
 goes through a permutation of the 31-bit integers that is keyed by the root seed. A permutation
@@ -32,7 +32,7 @@ _ROUNDS: Final = 4
 
 
 def _round_keys(seed: int) -> npt.NDArray[np.uint64]:
-    """Return round keys: the generator's outputs, each the start of the next."""
+    """Return round keys: outputs of the generator, each one the input of the next."""
     keys = [np.array([seed], np.uint64)]
     for _ in range(2 * _ROUNDS):
         keys.append(mix(keys[-1] + GAMMA))
@@ -65,13 +65,13 @@ class EpisodePlan:
     """The ordered list of episodes to run.
 
     Args:
-        num_episodes: How many, at least 1.
+        num_episodes: Number of episodes, at least 1.
         seed: Root seed, at least 0.
-        first_index: Where it begins in the permutation of its root seed. Episode i of the plan has the seed that
-            episode ``first_index + i`` of the plan from 0 on has, so plans over ranges that do not overlap have no
-            seed in common: some for choosing a policy, others, held out, for saying how good the chosen one is.
-        matchups: Who sits where, by the place from 0 on that an episode has in the permutation; None where nobody is
-            seated. Seatings of one turn share a seed, so a plan takes whole turns.
+        first_index: Index of the first episode in the permutation of the root seed. Episode i has the seed of episode
+            ``first_index + i`` of a plan from 0 on, so plans over ranges that do not overlap have no seed in common:
+            use one range to choose a policy, and another, held out, to evaluate the chosen one.
+        matchups: Seatings, by the index in the permutation; None without seats. Seatings of one turn share a seed, so a
+            plan must contain whole turns.
 
     Raises:
         ConfigError: A value is out of range; the message names it.
@@ -83,14 +83,24 @@ class EpisodePlan:
         num_episodes, seed, first_index = map(operator.index, (num_episodes, seed, first_index))
         if not 1 <= num_episodes <= MAX_EPISODES:
             raise ConfigError(
-                f"evaluation.num_episodes is {num_episodes}: ask for at least 1 and at most {MAX_EPISODES} episodes"
+                f"evaluation.num_episodes is {num_episodes}",
+                key="evaluation.num_episodes",
+                value=num_episodes,
+                fix=f"Set it to at least 1 and at most {MAX_EPISODES}.",
             )
         if not 0 <= seed < 2**64:
-            raise ConfigError(f"evaluation.seed is {seed}: give an int from 0 to 2**64 - 1")
+            raise ConfigError(
+                f"evaluation.seed is {seed}",
+                key="evaluation.seed",
+                value=seed,
+                fix="Set it to an integer from 0 to 2**64 - 1.",
+            )
         if not 0 <= first_index <= MAX_EPISODES - num_episodes:
             raise ConfigError(
-                f"evaluation.first_index is {first_index}: with {num_episodes} episodes, give an int from 0 to "
-                f"{MAX_EPISODES - num_episodes}"
+                f"evaluation.first_index is {first_index}",
+                key="evaluation.first_index",
+                value=first_index,
+                fix=f"With {num_episodes} episodes, set it to an integer from 0 to {MAX_EPISODES - num_episodes}.",
             )
         self.num_episodes = num_episodes
         self.seed = seed
@@ -101,7 +111,7 @@ class EpisodePlan:
 
     @classmethod
     def from_dict(cls, described: Mapping[str, Any]) -> EpisodePlan:
-        """Return the plan of :meth:`to_dict`; one that was described before a key was there has its default."""
+        """Return the plan of :meth:`to_dict`; keys that older versions did not write have their defaults."""
         turns = described.get("matchups")
         return cls(
             described["num_episodes"],
@@ -111,7 +121,7 @@ class EpisodePlan:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what the plan was made of as plain JSON values."""
+        """Return the arguments of the plan as plain JSON values."""
         seated = {} if self.matchups is None else {"matchups": self.matchups.to_lists()}
         return {"num_episodes": len(self), "seed": self.seed, "first_index": self.first_index, **seated}
 
@@ -142,7 +152,7 @@ class EpisodePlan:
         return EpisodeSpec(index, int(self.seeds[index]), self.seating(index))
 
     def seating(self, index: int) -> Seating | None:
-        """Return who sits where in an episode, without a look at its seed; None where nobody is seated."""
+        """Return the seating of an episode without computing its seed; None without seats."""
         return None if self.matchups is None else self.matchups.seating(self.first_index + index)
 
     def __repr__(self) -> str:
@@ -154,8 +164,10 @@ class EpisodePlan:
 def _check_turns(num_episodes: int, first_index: int, matchups: Matchups) -> None:
     if num_episodes < len(matchups.round):
         raise ConfigError(
-            f"evaluation.num_episodes is {num_episodes}, but one of each seating are {len(matchups.round)} episodes: "
-            f"give at least {len(matchups.round)}"
+            f"evaluation.num_episodes is {num_episodes}, but one episode of each seating needs {len(matchups.round)}",
+            key="evaluation.num_episodes",
+            value=num_episodes,
+            fix=f"Set it to at least {len(matchups.round)}.",
         )
     for key, start, position in (
         ("first_index", 0, first_index),
@@ -163,8 +175,11 @@ def _check_turns(num_episodes: int, first_index: int, matchups: Matchups) -> Non
     ):
         if (whole := matchups.next_turn(position)) != position:
             raise ConfigError(
-                f"evaluation.{key} is {position - start}, which splits the episodes that share a seed under all orders "
-                f"of their seats: give {whole - start}"
+                f"evaluation.{key} is {position - start}, which separates episodes that share a seed under all orders "
+                "of their seats",
+                key=f"evaluation.{key}",
+                value=position - start,
+                fix=f"Set it to {whole - start}.",
             )
 
 

@@ -1,7 +1,7 @@
-"""Verdicts on failures of runners: which episode is charged, and what becomes of the runner and its group.
+"""Verdicts on failures of runners: consequences for episodes, the runner and its group.
 
-What can go wrong outside of an environment's call is judged here by pure functions. Whether an episode is tried again
-is decided by the schedule, which also charges a suspect that was alone on the runner that died.
+Pure functions judge failures outside environment calls. The schedule decides about retries of episodes. A suspect that
+was alone on a dead runner uses up an attempt; the schedule decides that too.
 
 =========================================  =========  =========  =========  =====
 failure                                    charge     replace    exclude    end
@@ -15,9 +15,9 @@ node was pre-empted                                   yes (free)
 other floats than the group's                                    yes
 =========================================  =========  =========  =========  =====
 
-*Replace* counts against ``max_runner_restarts`` unless an episode is charged or the node was pre-empted. What an
-environment or a policy raises during an episode is not a failure of a runner: the schedule charges the episode, and
-excludes a runner on which every attempt fails while another one completes episodes.
+*Replace* counts against ``max_runner_restarts`` unless an episode is charged or the node was pre-empted. An error of an
+environment or a policy during an episode is not a failure of a runner: it uses up an attempt of the episode. The
+schedule excludes a runner on which every attempt fails while another runner completes episodes.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ class Verdict(Enum):
     """Consequence of an error for the runner, and for its group."""
 
     REPLACE = "replace"
-    """Another one takes its place after a back-off, within the restart budget of the position."""
+    """Another runner replaces it after a back-off, within the restart budget of the position."""
     EXCLUDE = "exclude"
     """Its position stays empty."""
     END = "end"
-    """Whoever waits for the call, or for the group where nobody does, gets the error."""
+    """The caller of the call gets the error; without a caller, all users of the group do."""
 
 
 def judge(error: BaseException, *, everywhere: bool) -> Verdict:
-    """Return what becomes of a runner that could not be built, or on which a call raised.
+    """Return the verdict on a runner that could not be built, or on which a call raised.
 
     Args:
-        error: What was raised.
+        error: The error.
         everywhere: Whether no position of the group could start so far, or the call raised on every one that is left.
     """
     if isinstance(error, NumericsMismatch):
@@ -66,12 +66,12 @@ def judge(error: BaseException, *, everywhere: bool) -> Verdict:
 
 
 def silence_limit(limit_s: float, slice_s: float, *, probed: bool) -> float:
-    """Return after how many seconds without an answer a runner is ended.
+    """Return the seconds without an answer after which a runner is terminated.
 
     Args:
-        limit_s: Longest time that one step may take.
-        slice_s: How long a call works.
-        probed: Whether it has answered a call with the weights that it has.
+        limit_s: Time limit of one step.
+        slice_s: Working time of a call.
+        probed: Whether it has answered a call with its present weights.
     """
     return limit_s + slice_s + _SLACK_S + (0.0 if probed else _FIRST_CALL_GRACE_S)
 
@@ -83,10 +83,10 @@ class LossAttribution:
     charged: tuple[tuple[int, int], ...] = ()
     suspects: tuple[tuple[int, int], ...] = ()
     faults: tuple[Fault, ...] = ()
-    """One for each of both, and for a death in ``close``; none of them charged yet."""
+    """One fault for each pair of both, and for a death in ``close``; not charged yet."""
 
     def within(self, plan: EpisodePlan) -> LossAttribution:
-        """Leave out what is about episodes of another plan: a runner may still have been busy with the one before."""
+        """Drop pairs and faults of another plan: a runner may still have run episodes of the previous evaluation."""
         faults = tuple(
             fault for fault in self.faults if fault.index < len(plan) and fault.seed == plan.seeds[fault.index]
         )
@@ -102,7 +102,7 @@ def attribute_loss(crash_report: CrashReport | None, runner: int) -> LossAttribu
     """Attribute a loss to episodes.
 
     Args:
-        crash_report: What the node's agent found out; None if nobody could ask, as when the node is gone.
+        crash_report: Report of the node agent; None if there is no agent, such as after the death of the node.
         runner: Position of the runner, for the faults.
     """
     if crash_report is None or crash_report.moment is None:
@@ -156,4 +156,4 @@ def _wording(crash_report: CrashReport, phase: Phase) -> tuple[FaultCause, str, 
         case "stopped":
             return "runner", "RunnerLost", f"no answer for {crash_report.seconds:.1f} s: {crash_report.detail}"
         case _:
-            return "runner", "RunnerLost", f"the process of the runner ended during {phase}, and left no word"
+            return "runner", "RunnerLost", f"the process of the runner ended during {phase}, without an error message"

@@ -1,4 +1,4 @@
-"""Runners as the schedule sees them: what each holds, which are idle or failing, and which episodes run apart."""
+"""States of runners in the schedule: their leases, idle and failing runners, and isolated episodes."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from typing import Final, final
 
 _ACCIDENT: Final = 0.001
-"""Probability of a streak of failures below which it is no accident."""
+"""Probability of a streak of failures below which it is not an accident."""
 _SHORTEST_STREAK: Final = 3
 
 
 @dataclass(slots=True)
 class RunnerState:
-    """State of one runner, as far as the schedule knows it."""
+    """State of one runner in the schedule."""
 
     lanes: int
     held: dict[int, None] = field(default_factory=dict)
@@ -23,11 +23,11 @@ class RunnerState:
     reclaiming: set[int] = field(default_factory=set)
     """Held indices that it was asked to return."""
     live: int = 0
-    """Attempts that were under way when it last reported."""
+    """Attempts that were running at its last report."""
     pace: int = 0
     """Episodes that its latest report completed."""
     isolating: bool = False
-    """Whether what it holds runs apart from all others."""
+    """Whether its episodes are isolated."""
     streak: int = 0
     """Failed attempts since the last report with a completed episode."""
     since: tuple[int, int] = 0, 0
@@ -39,12 +39,12 @@ class RunnerState:
 
     @property
     def depth(self) -> int:
-        """Leases it should hold. Two calls are in flight, so a fast runner needs two reports' worth ahead."""
+        """Target number of leases. Two calls are in flight, so a fast runner needs leases for two reports."""
         return self.lanes + max(self.lanes, 2 * self.pace)
 
     @property
     def queued(self) -> int:
-        """Held leases that can not all have started and were not asked back."""
+        """Number of held leases that cannot have started and are not being reclaimed."""
         return max(0, len(self.held) - len(self.reclaiming) - self.lanes)
 
     @property
@@ -60,9 +60,9 @@ class RunnerStates(dict[int, RunnerState]):
     def __init__(self) -> None:
         super().__init__()
         self.dry: set[int] = set()
-        """Runners that hold nothing."""
+        """Runners without leases."""
         self.backlogged: set[int] = set()
-        """Runners with leases that they have not started and were not asked to return."""
+        """Runners with leases that have not started and are not being reclaimed."""
         self.failing: set[int] = set()
         """Runners with a suspicious streak of failures."""
         self._completed = 0
@@ -70,7 +70,7 @@ class RunnerStates(dict[int, RunnerState]):
         """Failed attempts on runners without such a streak."""
 
     def note(self, runner: int) -> None:
-        """Keep the sets, after a runner changed or went."""
+        """Update the sets after a runner changed or left."""
         state = self.get(runner)
         (self.dry.add if state and not state.held else self.dry.discard)(runner)
         (self.backlogged.add if state and state.queued else self.backlogged.discard)(runner)
@@ -84,11 +84,11 @@ class RunnerStates(dict[int, RunnerState]):
 
     @property
     def asked(self) -> int:
-        """Runners that owe an answer to a request to return leases."""
+        """Number of runners with an unanswered reclaim."""
         return sum(bool(state.reclaiming) for state in self.values())
 
     def ended(self, runner: int, completed: int, failed: list[tuple[int, int]]) -> None:
-        """Count what a report says; a runner that completed anything is not in a streak."""
+        """Count the attempts of a report; a completed episode ends a streak of failures."""
         state = self[runner]
         state.untried = state.untried and not (completed or failed)
         state.failed += failed
@@ -98,18 +98,18 @@ class RunnerStates(dict[int, RunnerState]):
         state.streak = 0 if completed else before + len(failed)
         self._completed += completed
         self.note(runner)
-        # What fails on a runner that completes nothing says nothing about the others, until it does complete something.
+        # Failures on a runner that completes nothing are no evidence about others, until it completes an episode.
         if runner in self.failing:
             self._failed -= 0 if was_failing else before
         else:
             self._failed += len(failed) + (before if was_failing else 0)
 
     def untried_beside(self, runner: int) -> bool:
-        """Return whether another runner has not ended any attempt yet."""
+        """Whether another runner has not ended any attempt yet."""
         return any(state.untried for other, state in self.items() if other != runner)
 
     def broken(self) -> list[int]:
-        """Return the runners that fail again and again while others complete episodes."""
+        """Return the runners that keep failing while others complete episodes."""
         return [runner for runner in sorted(self.failing) if self._is_broken(self[runner])]
 
     def _is_broken(self, state: RunnerState) -> bool:
@@ -118,17 +118,17 @@ class RunnerStates(dict[int, RunnerState]):
 
 
 def _chance_of_streak(streak: int, live: int, completed: int, failed: int) -> float:
-    """Return how probable it is that a sound runner has only failures to show, or a bound that is above it.
+    """Return an upper bound of the probability that a healthy runner has only failures so far.
 
-    What the other runners have come to says how often attempts fail: with a uniform prior the rate has the distribution
-    ``Beta(1 + failed, 1 + completed)``, and the streak the beta-binomial one. Failures come early and completed
-    episodes late, so attempts still under way may all complete: any ``streak`` of ``streak + live`` may have failed.
+    The results of the other runners estimate the failure rate: with a uniform prior it has the distribution
+    ``Beta(1 + failed, 1 + completed)``, and the streak has the beta-binomial one. Failures come early and completed
+    episodes late, so all running attempts may complete: any ``streak`` of ``streak + live`` may have failed.
 
     Args:
         streak: Attempts that failed on the runner, with none completed.
-        live: Attempts under way on it.
-        completed: Episodes that others have completed meanwhile.
-        failed: Attempts that have failed meanwhile on runners that do complete episodes.
+        live: Attempts running on it.
+        completed: Episodes that others completed meanwhile.
+        failed: Attempts that failed meanwhile on runners that complete episodes.
     """
     if not completed:
         return 1.0
@@ -137,7 +137,7 @@ def _chance_of_streak(streak: int, live: int, completed: int, failed: int) -> fl
 
 
 def _suspicious_streak(lanes: int) -> int:
-    """Return after how many failures in a row a runner gets nothing more until another one has ended an attempt."""
+    """Return the failures in a row after which a runner is paused until another one has ended an attempt."""
     return max(_SHORTEST_STREAK, lanes)
 
 
@@ -150,28 +150,28 @@ def _log_choose(n: int, k: int) -> float:
 
 
 _SPLIT: Final = 8
-"""Into how many groups the suspects of one loss are split."""
+"""Number of groups of the suspects of one loss."""
 
 
 @final
 class Isolation:
-    """Suspected episodes, and those that wait for a runner of their own.
+    """Suspected episodes, and the queue of those that wait for a separate runner.
 
-    Where many episodes were live when a process ended, they run again in groups of an eighth, so that one round clears
-    most of them; a group that ends its runner again is split once more, until each suspect runs alone.
+    If many episodes were live when a process ended, they run again in groups of an eighth, so that one round clears
+    most of them. A group that ends its runner again is split again, until each suspect runs alone.
     """
 
     def __init__(self) -> None:
         self._waiting: list[int] = []
         self._largest: dict[int, int] = {}
-        """Suspects that may share a runner with it, itself included, by index; kept until it is done."""
+        """Maximum group size of each suspect, by index; kept until the episode is done."""
 
     def __len__(self) -> int:
-        """Return how many wait."""
+        """Return the number of waiting episodes."""
         return len(self._waiting)
 
     def __contains__(self, index: int) -> bool:
-        """Return whether an episode runs apart from others."""
+        """Return whether an episode is isolated."""
         return index in self._largest
 
     @property
@@ -180,30 +180,30 @@ class Isolation:
         return tuple(self._waiting)
 
     def suspect(self, indices: Iterable[int]) -> None:
-        """Isolate episodes one of which may have ended their runner; a single one is isolated from all others."""
+        """Isolate episodes, one of which may have ended their runner; a single one runs alone."""
         suspects = list(indices)
         for index in suspects:
             self._largest[index] = -(-len(suspects) // _SPLIT)
 
     def add(self, index: int) -> None:
-        """Have an episode wait."""
+        """Add an episode to the queue."""
         insort(self._waiting, index)
 
     def discard(self, indices: Iterable[int]) -> None:
-        """Let episodes go: they are done."""
+        """Remove episodes that are done."""
         for index in self._largest.keys() & indices:
             del self._largest[index]
 
     def take(self, lanes: int, runners: int) -> list[int]:
-        """Remove and return what runs together on one runner.
+        """Remove and return a group of episodes for one runner.
 
         Args:
-            lanes: Of the runner.
+            lanes: Lanes of the runner.
             runners: Runners that are free for isolated episodes.
         """
         first = self._waiting[0]
         room = min(lanes, self._largest[first], -(-len(self._waiting) // runners))
-        # Those that must be alone wait for another runner.
+        # Episodes that must be alone wait for another runner.
         beside = [index for index in self._waiting[1:] if self._largest[index] > 1][: room - 1]
         room = min([room, *(self._largest[index] for index in beside)])
         taken = [first, *beside[: room - 1]]

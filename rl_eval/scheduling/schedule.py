@@ -1,10 +1,10 @@
-"""Assignment of episodes to runners: which runs next and where a failed one is retried, decided without running any.
+"""Assignment of episodes to runners: order, retries and isolation, as a pure state machine.
 
 Two rules make the result independent of the layout:
 
 1. **An episode is chosen by its index, before it runs.** Leases are granted in index order, and every granted episode
-   is finished: by its holder or, when the holder is lost or fails, by another runner. Nothing is ever chosen by
-   finishing first.
+   is finished: by its holder or, when the holder is lost or fails, by another runner. The time of finishing never
+   selects an episode.
 2. **The record is exactly once.** Execution is at least once, since runners die. A record counts only if its runner
    still holds the lease; any other is audited: compared with the record that counts, never averaged in.
 
@@ -12,18 +12,18 @@ The schedule is a pure state machine: events in, commands out, through :meth:`Sc
 time, threads or randomness, so a test can drive it through thousands of histories in a second, and a run can be
 replayed from its events.
 
-Balance is by pull. Each runner holds about one lease per lane beyond its lanes, more when its episodes are so short
-that a report empties the queue. When fresh episodes run out, leases that a busy runner has not started are *reclaimed*
-for runners with nothing to do; live episodes are never taken from a live runner.
+Runners pull work. Each runner holds about one lease per lane beyond its lanes, more if its episodes are so short that a
+report empties the queue. When fresh episodes run out, the schedule *reclaims* leases that a busy runner has not
+started, for idle runners. It never takes live episodes from a live runner.
 
-A failed attempt is charged to its episode, which runs again on another runner. A runner on which attempt after attempt
-fails gets nothing more while another one is still at its first; once another completes episodes, it is *excluded*, and
-what failed on it alone is not charged. When the attempts of an episode are used up it is given up: no runner decides
-that, and nothing else makes failed records.
+A failed attempt uses up an attempt of its episode, which runs again on another runner. A runner with only failures is
+paused while another one is still in its first attempt. When another runner completes episodes, the failing one is
+*excluded*, and its failures use up no attempts. When the attempts of an episode are used up, the schedule gives it up:
+only this makes failed records.
 
-A lost runner is charged to an episode on evidence only. Episodes that ended it, or may have, are *isolated* from then
-on (see :mod:`rl_eval.scheduling.runner_states`): when a runner would have nothing to do they run on it apart from all
-others, on all such runners at once, so that they can take nobody's work with them, and so that a death alone is proof.
+A lost runner uses up an attempt of an episode on evidence only. Episodes that ended it, or may have, are *isolated*
+from then on (see :mod:`rl_eval.scheduling.runner_states`): they run on idle runners, separate from all other episodes,
+so that their crashes affect no other episode, and a crash of a single one is proof.
 """
 
 from __future__ import annotations
@@ -60,12 +60,10 @@ class Schedule:
 
     Args:
         plan: Episodes to run.
-        expected_runners: Runners that will join, if all goes well: the first to join leaves their
-            share to the others.
-        done: Indices that are finished already; a resumed run starts from them.
-        attempts: Attempts that were charged already, by index. What has none left is given up with
-            the first event.
-        max_attempts: Attempts that an episode has.
+        expected_runners: Runners that should join: the first to join leaves their share to the others.
+        done: Indices that are already finished, in a resumed run.
+        attempts: Used attempts, by index. An episode without attempts left is given up with the first event.
+        max_attempts: Maximum attempts of an episode.
     """
 
     def __init__(
@@ -81,13 +79,13 @@ class Schedule:
         self._done = bytearray(len(plan))
         for index in [*done, *(attempts or ())]:
             if not 0 <= index < len(plan):
-                raise ValueError(f"episode {index} cannot have run: the plan has {len(plan)} episodes")
+                raise ValueError(f"episode {index} is outside the plan of {len(plan)} episodes")
         for index in done:
             self._done[index] = 1
         self._unfinished = len(plan) - sum(self._done)
         self._next = 0
         self._again: list[int] = []
-        """Indices that were held and wait for a runner, one on which they have not failed, in order."""
+        """Indices that were held and wait for a runner on which they have not failed, in order."""
         self._isolation = Isolation()
         self._num_isolated = 0
         """Isolated episodes that are held."""
@@ -95,7 +93,7 @@ class Schedule:
         self._max_attempts = max_attempts
         self._attempts = {index: count for index, count in (attempts or {}).items() if not self._done[index]}
         self._uncharged: dict[int, int] = {}
-        """How many of these attempts do not count, by index."""
+        """Number of these attempts that do not count, by index."""
         self._failed_on: dict[int, list[int]] = {}
         """Runners on which an unfinished episode has failed."""
         self._given_up: set[int] = set()
@@ -106,22 +104,22 @@ class Schedule:
 
     @property
     def complete(self) -> bool:
-        """Whether every episode has its record, or was given up."""
+        """Whether every episode has a record or was given up."""
         return self._unfinished == 0
 
     @property
     def unfinished(self) -> int:
-        """Episodes that have no record and were not given up."""
+        """Number of episodes that have no record and were not given up."""
         return self._unfinished
 
     @property
     def runners(self) -> int:
-        """Runners that have joined and are neither lost nor excluded."""
+        """Number of runners that have joined and are neither lost nor excluded."""
         return len(self._runners)
 
     @property
     def awaits_runners(self) -> bool:
-        """Whether something waits for runners that have not joined; :class:`PoolSized` ends the wait."""
+        """Whether episodes wait for runners that have not joined; :class:`PoolSized` ends the wait."""
         return self._awaited and bool(self._runners.failing or self._failed_on.keys() & self._again)
 
     def knows(self, runner: int) -> bool:
@@ -133,7 +131,7 @@ class Schedule:
         return runner in self._runners and bool(self._runners[runner].held)
 
     def handle(self, event: Event) -> list[Command]:
-        """Take one event and return what to do about it, in order."""
+        """Handle one event; return commands in order."""
         commands: list[Command] = self._give_up_spent() if self._spent else []
         match event:
             case RunnerJoined(runner, lanes):
@@ -167,7 +165,7 @@ class Schedule:
         held = list(lost.held)
         charged, suspected = dict(loss.charged), dict(loss.suspects)
         if lost.isolating and len(held) == 1:
-            charged = suspected | charged  # Nothing else was running there.
+            charged = suspected | charged  # It was the only episode there.
         self._isolation.suspect(index for index in held if index in suspected and index not in charged)
         for index in held:
             if index in charged:
@@ -217,7 +215,7 @@ class Schedule:
         broken = self._runners.broken() if self._runners.failing else []
         for one in broken:
             commands += self._exclude(one)
-        # Others may run what has come back, and what waited for the first attempt of this runner.
+        # Others may run returned episodes, and those that waited for the first attempt of this runner.
         shared = returned or failed or broken or (self._runners.failing and first)
         others = self._runners.hungry() if shared else []
         return commands + self._feed([*others, *([runner] if runner in self._runners and runner not in others else ())])
@@ -229,7 +227,7 @@ class Schedule:
     # ---------------------------------------------------------------- episodes
 
     def _failed_attempts(self, runner: int, report: RunnerReported) -> list[tuple[int, int]]:
-        """Return what failed of the leases that a runner holds, each once."""
+        """Return the failed attempts of leases that a runner holds, each once."""
         return [
             (index, attempt)
             for index, attempt in dict(report.failed_attempts).items()
@@ -247,7 +245,7 @@ class Schedule:
             state.isolating = bool(state.held)
 
     def _remove(self, runner: int) -> list[int]:
-        """Let a runner go; return what it held."""
+        """Remove a runner and return its episodes."""
         state = self._runners.pop(runner)
         held = list(state.held)
         self._drop(state, held)
@@ -255,7 +253,7 @@ class Schedule:
         return held
 
     def _put_back(self, index: int) -> list[Command]:
-        """Put an episode that nobody holds any more into its queue, or give it up."""
+        """Put an unassigned episode into its queue, or give it up."""
         if self._attempts.get(index, 0) - self._uncharged.get(index, 0) >= self._max_attempts:
             return [self._give_up(index)]
         if index in self._isolation:
@@ -281,7 +279,7 @@ class Schedule:
         return GiveUp(index, int(self._plan.seeds[index]), attempts)
 
     def _give_up_spent(self) -> list[Command]:
-        """Give up what had no attempt left when the run was resumed."""
+        """Give up episodes that had no attempt left when the run was resumed."""
         spent, self._spent = self._spent, []
         commands: list[Command] = [self._give_up(index) for index in spent]
         self._skip_done()
@@ -310,11 +308,11 @@ class Schedule:
         return commands
 
     def _suspended(self, runner: int) -> bool:
-        """Whether a runner waits for the first attempt of another one: is the machine broken, or are the episodes?"""
+        """Whether a failing runner is paused until another one ends an attempt, to tell machine and episodes apart."""
         return runner in self._runners.failing and (self._awaited or self._runners.untried_beside(runner))
 
     def _allowed(self, runner: int, index: int) -> bool:
-        """Whether a runner may retry an episode: one on which it has failed only if there is no other."""
+        """Whether a runner may retry an episode; on the same runner only if there is no other."""
         failed_on = self._failed_on[index]
         return runner not in failed_on or not (self._awaited or any(other not in failed_on for other in self._runners))
 
@@ -322,7 +320,7 @@ class Schedule:
 
     @property
     def _waiting(self) -> int:
-        """Episodes that nobody holds and that are not isolated."""
+        """Number of episodes that are neither assigned nor isolated."""
         return self._unfinished - len(self._isolation) - len(self._holder)
 
     def _feed(self, runners: Iterable[int]) -> list[Command]:
@@ -332,7 +330,7 @@ class Schedule:
         return [*grants, *self._rebalance(), *self._isolate()]
 
     def _grant(self, runner: int) -> Grant | None:
-        """Give a runner leases up to its depth, but no more than its share of what is left."""
+        """Grant a runner leases up to its depth, but at most its share of the remaining episodes."""
         state = self._runners[runner]
         if state.isolating or self._suspended(runner):
             return None
@@ -345,7 +343,7 @@ class Schedule:
         return self._lease(runner, taken) if taken else None
 
     def _take(self, runner: int, *, any_episode: bool, free: bool) -> int | None:
-        """Remove and return the lowest index that a runner may take; a free lane takes a retry beyond the share."""
+        """Remove and return the lowest index that a runner may take; a free lane may take a retry beyond the share."""
         if not (any_episode or free) or not self._waiting:
             return None
         for index in self._again:
@@ -355,7 +353,7 @@ class Schedule:
         return next(iter(self._take_fresh(int(any_episode))), None)
 
     def _take_fresh(self, count: int) -> list[int]:
-        """Remove and return the lowest indices that nobody has held yet."""
+        """Remove and return the lowest indices that were never assigned."""
         taken: list[int] = []
         while len(taken) < count and self._next < len(self._done):
             limit = min(self._next + count - len(taken), len(self._done))
@@ -378,7 +376,7 @@ class Schedule:
         return Grant(runner, tuple(leases))
 
     def _rebalance(self) -> list[Command]:
-        """Reclaim queued leases, from one runner for each that has run dry."""
+        """Reclaim queued leases, from one runner for each idle runner."""
         commands: list[Command] = []
         if not (self._runners.dry and self._runners.backlogged):
             return commands
@@ -395,7 +393,7 @@ class Schedule:
         return commands
 
     def _isolate(self) -> list[Command]:
-        """Have isolated episodes run on runners that would have nothing to do."""
+        """Grant isolated episodes to idle runners."""
         commands: list[Command] = []
         if not self._isolation or not self._runners.dry:
             return commands

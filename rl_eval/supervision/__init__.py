@@ -1,4 +1,4 @@
-"""Supervision of runner processes: who died doing what, deadlines, and ending what is left of a runner.
+"""Supervision of runner processes: crash reports, deadlines, and termination of the processes that a runner left.
 
-Runs on every node, mostly in processes of its own, and imports neither torch nor Ray. Imported by everything that runs.
+Runs on every node, mostly in separate processes, and does not import torch or Ray. Imported by everything that runs.
 """

@@ -1,7 +1,7 @@
-"""State of the caller's process that an evaluation leaves as it is: Ctrl-C, working directory, threads of torch.
+"""State of the caller's process that an evaluation preserves: Ctrl-C, working directory, torch threads.
 
-A Ctrl-C reaches Python code in the main thread only, and through the handler of SIGINT. So where that handler takes
-note of what it raises, a ``KeyboardInterrupt`` without such a note is the environment's own.
+Ctrl-C reaches Python code only in the main thread, through the handler of SIGINT. The handler here remembers whether it
+raised; any other ``KeyboardInterrupt`` comes from the environment.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from typing import Any, Final, final
 _ERRORS: Final = (Exception, SystemExit)
 
 _unattended = threading.Event()
-"""Set in a process that nobody interrupts with Ctrl-C."""
+"""Set in a process that receives no Ctrl-C."""
 
 
 @final
 class _NotedHandler:
-    """Handler of SIGINT that does what the former one does, and remembers whether that raised."""
+    """Handler of SIGINT that calls the former handler, and remembers whether it raised."""
 
     def __init__(self, former: Any) -> None:
         self.former = former
@@ -39,7 +39,7 @@ class _NotedHandler:
 
 @contextmanager
 def ctrl_c_noted() -> Iterator[None]:
-    """Take note of Ctrl-C while environments run in this thread, if it is the main one."""
+    """Detect Ctrl-C while environments run in this thread, if it is the main thread."""
     former = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(former):
         yield
@@ -54,17 +54,17 @@ def ctrl_c_noted() -> Iterator[None]:
 
 
 def expect_no_ctrl_c() -> None:
-    """Declare that this process runs environments and nothing else, so that any interrupt comes from them."""
+    """Declare that this process only runs environments, so that any interrupt comes from them."""
     _unattended.set()
 
 
 def survivable() -> tuple[type[BaseException], ...]:
-    """Return what an environment may raise at its own charge: errors, ``sys.exit()``, and what is no Ctrl-C."""
+    """Return exceptions that are faults of an environment: errors, ``sys.exit()``, an interrupt without Ctrl-C."""
     return _ERRORS if _may_be_ctrl_c() else (*_ERRORS, KeyboardInterrupt)
 
 
 def _may_be_ctrl_c() -> bool:
-    """Whether a ``KeyboardInterrupt`` of now may come from SIGINT; in doubt, it may."""
+    """Whether a ``KeyboardInterrupt`` may come from SIGINT; true in doubt."""
     if _unattended.is_set() or threading.current_thread() is not threading.main_thread():
         return False
     handler = signal.getsignal(signal.SIGINT)
@@ -82,10 +82,10 @@ def current_folder() -> str | None:
 
 @contextmanager
 def working_in(folder: str | None) -> Iterator[None]:
-    """Work in a folder, and return to the present working directory at the end.
+    """Change to a folder, and back at the end.
 
     Args:
-        folder: Where to work; None for the present working directory.
+        folder: Folder; None for the present working directory.
     """
     former = current_folder()
     _change_to(folder)
@@ -103,13 +103,13 @@ def _change_to(folder: str | None) -> None:
 
 @contextmanager
 def one_thread(*, kept: bool = False) -> Iterator[None]:
-    """Compute with one thread of torch, as runners in their own processes do.
+    """Compute with one torch thread, as runners in separate processes do.
 
-    Small networks lose time to more threads, many times over on a busy machine, and the last bits of a sum depend on
-    their number. Each thread of a process has a number of its own.
+    More threads slow down small networks, especially on a busy machine, and the last bits of a sum depend on their
+    number. Each thread of a process has its own setting.
 
     Args:
-        kept: Whether the calling thread keeps the one; by default it gets its former number back at the end.
+        kept: Whether the calling thread keeps the setting; by default, the former number is restored at the end.
     """
     torch: Any = sys.modules.get("torch")
     # Another thread may be importing it.
@@ -118,7 +118,7 @@ def one_thread(*, kept: bool = False) -> Iterator[None]:
         return
     try:
         torch.set_num_threads(1)
-        # Torch remembers the number for threads that have not computed yet, and another thread restores it for them.
+        # Torch also sets the number for threads that have not computed yet; another thread restores that one.
         restoring = threading.Thread(target=torch.set_num_threads, args=(former,))
         restoring.start()
         restoring.join()

@@ -1,9 +1,9 @@
-"""Flight recorder: what a runner is doing at this moment, readable by another process after its death.
+"""Flight recorder: the present activity of a runner, readable by another process after its death.
 
 The flight recorder is a small memory-mapped file that a runner rewrites before each reset and step. The kernel keeps
-its pages whatever ends the process, so a node agent can tell which episode a dead or hanging runner was in. A write
-costs two stores; there are no locks and no system calls. Times are ``perf_counter``, on Linux one clock for
-all processes of a machine.
+its pages after any end of the process, so a node agent can detect the episode of a dead or hanging runner. A write
+costs two stores, without locks or system calls. Times are ``perf_counter``, which on Linux is one clock for all
+processes of a machine.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _PHASES: Final[tuple[PhaseName, ...]] = get_args(PhaseName)
 NOW: Final = 2
 SINCE: Final = 3
 _HEADER: Final = 4
-"""Cells of 8 bytes: format, lanes, what is done now, and since when."""
+"""Cells of 8 bytes: format, lanes, present activity, and its start."""
 _PER_LANE: Final = 5
 """Cells of a lane: whether it is live, index, seed, attempt, start of the attempt."""
 _FORMAT: Final = 1
@@ -42,20 +42,20 @@ _STEP_MASK: Final = 2**_LANE_SHIFT - 1
 _LANE_MASK: Final = 2 ** (_PHASE_SHIFT - _LANE_SHIFT) - 1
 
 STACK_SIGNAL: Final = signal.SIGRTMIN + 5 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR2
-"""Sent to a runner, it writes the stacks of its threads to its stack file, in C and without the interpreter's lock."""
+"""Signal to a runner to write the stacks of its threads to its stack file, in C, without the interpreter's lock."""
 
 _FOLDER: Final = "rl_eval-runner-"
 _YOUNG_S: Final = 60.0
-"""A folder that is not older may belong to a runner that has not locked its file yet."""
+"""A younger folder may belong to a runner that has not locked its file yet."""
 
 Cause = Literal["deadline", "stopped", "signal", "vanished"]
 
 
 class LaneEntry(NamedTuple):
-    """The last attempt that a lane began."""
+    """Latest attempt of a lane."""
 
     live: bool
-    index: int  # type: ignore[assignment]  # The field's name hides tuple.index, which nobody calls.
+    index: int  # type: ignore[assignment]  # The field hides tuple.index, which is unused.
     seed: int
     attempt: int
     started: float
@@ -70,12 +70,12 @@ class Moment:
     step: int
     """Environment steps that the attempt had completed."""
     since: float
-    """When this began, by ``perf_counter``."""
+    """Start of the activity, by ``perf_counter``."""
     lanes: tuple[LaneEntry, ...]
 
     @property
     def current(self) -> LaneEntry | None:
-        """The attempt that an environment call was made for; None between such calls."""
+        """Attempt of the present environment call; None between such calls."""
         if self.phase in ("idle", "act") or not self.lanes:
             return None
         return self.lanes[self.lane]
@@ -83,15 +83,15 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class CrashReport:
-    """Findings about a runner that is gone, or was terminated."""
+    """Findings about a runner that died or was terminated."""
 
     cause: Cause
-    """A passed deadline; found stopped (SIGSTOP) at a passed deadline; a fatal signal that it had time to
-    write down; or gone without a word."""
+    """A passed deadline; stopped (SIGSTOP) at a passed deadline; a recorded fatal signal; or an end without a
+    record."""
     moment: Moment | None
-    """What it was doing; None if it never said."""
+    """Its last activity; None if it recorded none."""
     seconds: float
-    """How long it had been doing that."""
+    """Duration of that activity."""
     detail: str
     """The deadline, or the signal."""
     stack: str
@@ -105,11 +105,11 @@ class CrashReport:
 
 @final
 class FlightRecorder:
-    """The writing side.
+    """Writer of a flight recorder.
 
     Args:
         lanes: Number of lanes.
-        buffer: At least :meth:`size` bytes; by default memory of this process, which nobody else reads.
+        buffer: At least :meth:`size` bytes; by default private memory of this process.
     """
 
     def __init__(self, lanes: int, buffer: Any = None) -> None:
@@ -123,26 +123,26 @@ class FlightRecorder:
 
     @staticmethod
     def size(lanes: int) -> int:
-        """Bytes needed for a number of lanes."""
+        """Return the size in bytes for a number of lanes."""
         return 8 * (_HEADER + _PER_LANE * lanes)
 
     @staticmethod
     def mark(phase: int, lane: int) -> int:
-        """Return what to store in ``cells[NOW]``, less the number of completed steps."""
+        """Return the value of ``cells[NOW]``, without the number of completed steps."""
         return phase << _PHASE_SHIFT | lane << _LANE_SHIFT
 
     def enter(self, phase: int, lane: int = 0, step: int = 0) -> None:
-        """Something begins."""
-        # Time first: a reader between the two stores sees something that seems to have begun too late, never too early.
+        """Record the start of an activity."""
+        # Time first: a reader between the two stores sees an activity that seems to start too late, never too early.
         self.clock[SINCE] = perf_counter()
         self.cells[NOW] = self.mark(phase, lane) + step
 
     def idle(self) -> None:
-        """Nothing of a user's is running."""
+        """Record that no code of the user is running."""
         self.cells[NOW] = IDLE
 
     def begin(self, lane: int, index: int, seed: int, attempt: int) -> None:
-        """An attempt begins in a lane."""
+        """Record the start of an attempt in a lane."""
         at, cells = _HEADER + _PER_LANE * lane, self.cells
         cells[at + 1] = index
         cells[at + 2] = seed
@@ -151,7 +151,7 @@ class FlightRecorder:
         cells[at] = 1
 
     def end(self, lane: int) -> None:
-        """The attempt of a lane is over."""
+        """Record the end of the attempt of a lane."""
         self.cells[_HEADER + _PER_LANE * lane] = 0
 
 
@@ -159,19 +159,19 @@ _installed: FlightRecorder | None = None
 
 
 def flight_recorder(lanes: int) -> FlightRecorder:
-    """Return the recorder of this process if one is installed, else one that nobody reads."""
+    """Return the installed recorder of this process, otherwise one in private memory."""
     return FlightRecorder(lanes) if _installed is None else _installed
 
 
 def install(group: str, name: str, lanes: int, node_id: str) -> ProcessInfo:
-    """Record from now on what this process does, for a runner that is its only one.
+    """Install the flight recorder of this process, which contains a single runner.
 
-    The process becomes the leader of a process group and carries a mark, so that its descendants can be ended after it;
-    fatal signals, and :data:`STACK_SIGNAL`, write stacks to a file. The files are in a new folder that only this user
-    can enter. Folders that killed runners of other groups left behind are removed.
+    The process becomes the leader of a process group and gets a mark, so that its descendants can be terminated after
+    it. Fatal signals and :data:`STACK_SIGNAL` write stacks to a file. The files are in a new folder that only this user
+    can enter. Folders left by killed runners of other groups are removed.
 
     Raises:
-        RunnerStartError: There is no room for the files.
+        RunnerStartError: The disk is full.
     """
     global _installed  # noqa: PLW0603  # One process, one runner, one recorder.
     try:
@@ -179,26 +179,28 @@ def install(group: str, name: str, lanes: int, node_id: str) -> ProcessInfo:
         place = Path(tempfile.mkdtemp(prefix=f"{_FOLDER}{group}-"))
         recorder, stack = place / f"{name}.rec", place / f"{name}.stack"
         _installed = FlightRecorder(lanes, _mapped(recorder, FlightRecorder.size(lanes)))
-        # The file stays open as long as the process: the handlers write to its descriptor.
+        # The file stays open: the handlers write to its descriptor.
         stacks = stack.open("w")
         fcntl.flock(stacks, fcntl.LOCK_EX)  # Until the process ends, however it ends.
     except OSError as error:
         raise RunnerStartError(
-            f"runner {name} cannot keep its flight recorder in {tempfile.gettempdir()}: {error.strerror}. Make room "
-            "there, or set TMPDIR to another folder"
+            f"runner {name} cannot create its flight recorder in {tempfile.gettempdir()}: {error.strerror}",
+            key="TMPDIR",
+            value=tempfile.gettempdir(),
+            fix="Free disk space there, or set TMPDIR to another folder.",
         ) from error
     faulthandler.enable(stacks, all_threads=True)
     faulthandler.register(STACK_SIGNAL, stacks, all_threads=True, chain=False)
     os.environ[RUNNER_MARK] = mark = f"{group}-{name}"
-    with contextlib.suppress(OSError):  # It is the leader of a session, and so of a group, already.
+    with contextlib.suppress(OSError):  # It is already the leader of a session, and so of a group.
         os.setpgid(0, 0)
     return ProcessInfo(node_id, os.getpid(), process_born(os.getpid()) or 0, mark, str(recorder), str(stack))
 
 
 def _remove_abandoned(group: str) -> None:
-    """Remove the recordings of runners that ended together with all that would have removed them.
+    """Remove recordings of dead runners whose agent and reaper died too.
 
-    Those of the own group are left to its node agent, which may be about to read them.
+    Recordings of the same group stay: its node agent may be about to read them.
     """
     for place in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*"):
         with contextlib.suppress(OSError):  # BlockingIOError: its runner lives.
@@ -219,7 +221,7 @@ def _mapped(path: Path, size: int) -> mmap.mmap:
 
 
 def read_moment(path: str) -> Moment | None:
-    """Read a recorder; None if there is none, or none that this version wrote."""
+    """Read a recorder; return None if it is missing or has another format."""
     try:
         content = Path(path).read_bytes()
     except OSError:

@@ -1,8 +1,8 @@
-"""Ends runners that outlive a deadline, and finds out what dead ones were doing; one agent per node, without a CPU.
+"""Node agent: terminates runners that exceed a deadline, and reports the activity of dead ones; one per node, no CPU.
 
-It works from outside: by the flight recorders, by signals and by ``/proc``. So it can tell and end a process that is
-stopped, that holds the interpreter's lock, or that Ray no longer knows; and it ends what such a process had started.
-Like the runner's shell it imports nothing heavy.
+It works from outside, with flight recorders, signals and ``/proc``. So it can detect and terminate a process that is
+stopped, that holds the interpreter's lock, or that Ray no longer knows, with its child processes. Like the runner
+actor, it imports only light modules.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ _STACK_WAIT_S: Final = 0.4
 _STACK_POLL_S: Final = 0.02
 _CONFIRM_S: Final = 0.02
 _PARTING_S: Final = 0.25
-"""What Ray ends by itself, it ends within milliseconds; killed first, it makes Ray print that a worker was lost."""
+"""Time for Ray to end a process itself; if we kill it first, Ray prints that a worker was lost."""
 _PARTING_POLL_S: Final = 0.005
 _FATAL: Final = "Fatal Python error: "
 
 
 @dataclass(frozen=True, slots=True)
 class Deadlines:
-    """Seconds that may pass; None is no limit."""
+    """Time limits in seconds; None for no limit."""
 
     reset_s: float | None = None
-    """For one reset, constructor or close."""
+    """Limit of one reset, constructor or close."""
     step_s: float | None = None
     episode_s: float | None = None
-    """For one attempt; asked of the attempt whose environment is being called."""
+    """Limit of one attempt, checked during its environment calls."""
     runner_s: float | None = None
-    """For whatever it is."""
+    """Limit of any activity."""
 
     def passed(self, moment: Moment, now: float) -> str:
-        """Say which deadline has passed; empty if none."""
+        """Return the passed deadline, as a phrase; empty if none."""
         if moment.phase == "idle":
             return ""
         seconds = now - moment.since
@@ -55,14 +55,14 @@ class Deadlines:
         entry = moment.current
         if self.episode_s is None or entry is None or not entry.live:
             return ""
-        # Between steps the runner sees to this itself; a second is more than it needs.
+        # Between steps the runner checks this itself; a second is enough for it.
         if seconds > 1.0 and now - entry.started > self.episode_s + 1.0:
             return f"in an attempt that lasts longer than fault_tolerance.episode_timeout_s={self.episode_s:g}"
         return ""
 
     @property
     def shortest(self) -> float:
-        """Time that a process may stand still: whatever it was about to do, it would be over by then."""
+        """Time limit of a stopped process: the shortest limit."""
         given = [limit for limit in (self.reset_s, self.step_s, self.runner_s) if limit is not None]
         return min(given, default=math.inf)
 
@@ -88,12 +88,12 @@ class NodeAgent:
         self._wards: dict[int, _Ward] = {}
         self._stopped = threading.Event()
         self._broken: BaseException | None = None
-        """What ended the thread that watches."""
+        """Error that ended the watching thread."""
         self._reaper = OrphanReaper()
         threading.Thread(target=self._monitor, daemon=True, name="rl_eval node agent").start()
 
     def watch(self, runner: int, process_info: ProcessInfo, end_by_ray: Callable[[], object]) -> None:
-        """Watch a runner from now on; one that comes after :meth:`stop` is ended.
+        """Watch a runner from now on; terminate it if :meth:`stop` was called.
 
         Args:
             runner: Its number.
@@ -106,17 +106,17 @@ class NodeAgent:
             self.end(runner)
 
     def wait_closed(self) -> None:
-        """Return when the agent stops: a caller whose call fails instead knows that the agent is lost.
+        """Wait until the agent stops; if the call fails instead, the agent is lost.
 
         Raises:
-            RuntimeError: The thread that watches has ended; the agent is to be replaced.
+            RuntimeError: The watching thread has ended; replace the agent.
         """
         self._stopped.wait()
         if self._broken is not None:
-            raise RuntimeError("the node agent watches its runners no more") from self._broken
+            raise RuntimeError("the node agent no longer watches its runners") from self._broken
 
     def crash_report(self, runner: int, process_info: ProcessInfo, end_by_ray: Callable[[], object]) -> CrashReport:
-        """End a runner if it still lives, end what it had started, and say what is known; see :meth:`watch`."""
+        """Terminate a runner and its child processes, and return its crash report; arguments as of :meth:`watch`."""
         ward = self._wards.setdefault(runner, _Ward(process_info, end_by_ray))
         with ward.lock:
             ward.crash_report = ward.crash_report or _examine(ward.process_info, "")
@@ -125,11 +125,11 @@ class NodeAgent:
         return ward.crash_report
 
     def end(self, runner: int) -> None:
-        """End a runner that Ray was asked to end, and what it had started."""
+        """Terminate a runner that Ray is terminating, and its child processes."""
         self._end(runner, time.perf_counter() + _PARTING_S)
 
     def stop(self) -> None:
-        """End every runner that is left, and remove what they recorded."""
+        """Terminate every remaining runner, and remove their recordings."""
         deadline = time.perf_counter() + _PARTING_S
         for runner in list(self._wards):
             self._end(runner, deadline)
@@ -164,7 +164,7 @@ class NodeAgent:
                         self._inspect(ward)
 
     def _inspect(self, ward: _Ward) -> None:
-        """End a runner that has passed a deadline; its driver gets from Ray that it is gone, and asks why."""
+        """Terminate a runner that passed a deadline; Ray reports its death, and the backend asks for the report."""
         status = living(ward.process_info)
         if status is None:
             return
@@ -177,7 +177,7 @@ class NodeAgent:
             _end_quietly(ward)
 
     def _overdue(self, process_info: ProcessInfo) -> str:
-        """Say which deadline a runner has passed, and still is at what it was doing; empty if none."""
+        """Return the deadline that a runner has passed in its present activity; empty if none."""
         moment = read_moment(process_info.recorder)
         if moment is None or not (passed := self._deadlines.passed(moment, time.perf_counter())):
             return ""
@@ -187,7 +187,7 @@ class NodeAgent:
 
 
 def _end_quietly(ward: _Ward) -> None:
-    """End a runner through Ray if it can, since Ray prints a page about each worker that ends in another way."""
+    """Terminate a runner through Ray if possible, since Ray prints a page about any other end of a worker."""
     status = living(ward.process_info)
     if status is not None and not status.stopped:
         ward.end_by_ray()
@@ -196,15 +196,15 @@ def _end_quietly(ward: _Ward) -> None:
 
 
 def _await_end(process_info: ProcessInfo, deadline: float) -> None:
-    """Let a process go by itself, unless it is stopped and cannot."""
+    """Wait until a process ends or the deadline passes; a stopped process cannot end."""
     while (status := living(process_info)) and not status.stopped and time.perf_counter() < deadline:
         time.sleep(_PARTING_POLL_S)
 
 
 def _examine(process_info: ProcessInfo, overdue: str) -> CrashReport:
-    """Find out what a runner does or did; one that lives writes its stacks first."""
+    """Return the crash report of a runner; a live one writes its stacks first."""
     now, status = time.perf_counter(), living(process_info)
-    # Read first: the signal that asks for stacks may interrupt a sleep, and the runner would go on.
+    # Read first: the stack signal may interrupt a sleep, and the runner would continue.
     moment = read_moment(process_info.recorder)
     stopped = status is not None and status.stopped
     if status is not None and not stopped:
@@ -227,7 +227,7 @@ def _cause(stopped: bool, overdue: str, stack: str) -> tuple[Cause, str]:
 
 
 def _ask_for_stack(process_info: ProcessInfo) -> None:
-    """Have a live process write its stacks, and wait until it has, for a moment."""
+    """Ask a live process for its stacks, and wait briefly until they are written."""
     before = len(_read(process_info.stack))
     if not send_signal(process_info.pid, STACK_SIGNAL):
         return

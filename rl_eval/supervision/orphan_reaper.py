@@ -1,11 +1,11 @@
-"""Reaper of what dead runners had started, for when their node's agent is gone as well.
+"""Reaper of the child processes of dead runners, in case their node agent died too.
 
-Ray ends the actors of a killed driver, runners and agents alike, but not the simulators that runners had started, nor a
-runner that is stopped. This small process of its own outlives the agent that started it: it learns from a pipe which
-runners there are, and when the pipe breaks it waits for their deaths and cleans up after each.
+If the evaluating process is killed, Ray ends its runners and agents, but not the simulators of runners, nor a stopped
+runner. This small separate process survives its agent. It reads the runners from a pipe. When the pipe breaks, it waits
+until each runner dies, and cleans up after it.
 
-Run as ``python -m rl_eval.supervision.orphan_reaper SECONDS``, which is how often it looks, with one JSON line per
-runner on its standard input.
+Run as ``python -m rl_eval.supervision.orphan_reaper SECONDS``, with the seconds between checks, and one JSON line per
+runner on standard input.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from rl_eval.supervision.processes import ProcessInfo, end_runner, erase_recordi
 
 _ROUND_S: Final = 0.5
 _STOPPED_ROUNDS: Final = 20
-"""How long a runner may stand still that nobody is left to continue or to end."""
+"""Checks after which a stopped runner is terminated, since no process is left to continue it."""
 
 
 class OrphanReaper:
     """The agent's end of the pipe.
 
     Args:
-        round_s: Seconds between two looks at the runners.
+        round_s: Seconds between two checks of the runners.
     """
 
     def __init__(self, round_s: float = _ROUND_S) -> None:
@@ -43,19 +43,19 @@ class OrphanReaper:
             start_new_session=True,
             env=env,
         )
-        # It forks at once: Ray ends the children of an actor, but not their orphans.
+        # It forks at once: Ray ends the children of an actor, but not orphans.
         process.wait()
         assert process.stdin is not None
         self._pipe: IO[bytes] = process.stdin
 
     def learn(self, process_info: ProcessInfo) -> None:
-        """Tell it of a runner; one that is stopped has no use for it."""
-        with contextlib.suppress(OSError, ValueError):  # What writes to a closed pipe raises ValueError.
+        """Send a runner to the reaper; do nothing if the reaper is stopped."""
+        with contextlib.suppress(OSError, ValueError):  # Writing to a closed pipe raises ValueError.
             self._pipe.write(json.dumps(asdict(process_info)).encode() + b"\n")
             self._pipe.flush()
 
     def stop(self) -> None:
-        """End it: everything is cleaned up; may be called again."""
+        """Stop the reaper, since everything is cleaned up; may be called again."""
         if not self._pipe.closed:
             with contextlib.suppress(OSError):
                 self._pipe.write(b"null\n")
@@ -63,7 +63,7 @@ class OrphanReaper:
 
 
 def main() -> None:
-    """Wait for the agent's end, and then for that of its runners."""
+    """Wait for the end of the agent, then for the end of its runners."""
     if os.fork():
         os._exit(0)
     runners = []

@@ -1,12 +1,12 @@
-"""Environment variables that make every process compute the same: floats at every batch size, and hashes.
+"""Environment variables that make processes reproducible: equal floats at every batch size, and equal hashes.
 
-MKL picks kernels by batch size, alignment and instruction set unless conditional numerical
-reproducibility (``MKL_CBWR``) pins them; torch splits a sum by its number of threads; Python draws anew for each
-process how it hashes texts, and so in which order a set of them comes, unless ``PYTHONHASHSEED`` says it. All are
-read when torch or Python starts, so they are set where a process starts, and never in a process that is the caller's.
+MKL picks kernels by batch size, alignment and instruction set, unless ``MKL_CBWR`` fixes them. torch splits a sum by
+its number of threads. Python hashes strings differently in each process, so sets of strings have another order, unless
+``PYTHONHASHSEED`` is set. torch and Python read these variables when they start, so they are set for new processes, and
+never in the caller's process.
 
-The command line chooses an MKL mode for its process. Runners have the mode of their driver, chosen or not, so that one
-driver gets the same floats from its own process and from any number of runners.
+The command line chooses an MKL mode for its process. Runners get the mode of the process that starts them, so that it
+gets the same floats from its own process and from any number of runners.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 
 def reproducible_environment() -> dict[str, str]:
-    """Return the variables that the command line starts its process with.
+    """Return the variables of the command line's process.
 
     An ``MKL_CBWR`` and a ``PYTHONHASHSEED`` that the user exported stay.
     """
@@ -26,9 +26,9 @@ def reproducible_environment() -> dict[str, str]:
 
 
 def runner_environment() -> dict[str, str]:
-    """Return the variables to start a runner's process with: the MKL mode of this process, empty if it has none.
+    """Return the variables of a runner's process: with the MKL mode of this process, empty if it has none.
 
-    MKL reads an empty mode as none. It hides a mode that the runner's node may have.
+    MKL ignores an empty mode. It overrides a mode of the runner's node.
     """
     return reproducible_environment() | {"MKL_CBWR": os.environ.get("MKL_CBWR", "")}
 

@@ -1,4 +1,4 @@
-"""Processes: whether they live, and the end of a runner's with all that it started, whatever state they are in."""
+"""Processes: their status, and termination of a runner's process and its descendants in any state."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 RUNNER_MARK: Final = "RL_EVAL_RUNNER"
-"""Environment variable by which the processes that a runner started are found after its death."""
+"""Environment variable that marks the descendants of a runner, to find them after its death."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class ProcessInfo:
     node_id: str
     pid: int
     born: int
-    """Start time of the process in clock ticks since boot: tells it from a later one with the same pid."""
+    """Start time of the process in clock ticks since boot: distinguishes it from a later one with the same pid."""
     mark: str
     """Value of :data:`RUNNER_MARK` in its environment."""
     recorder: str
@@ -33,47 +33,47 @@ class ProcessStatus(NamedTuple):
     state: str
     """A letter: ``R`` runs, ``S`` sleeps, ``T`` is stopped, ``Z`` is a zombie."""
     born: int
-    """When it started, in clock ticks since boot."""
+    """Start time, in clock ticks since boot."""
 
     @property
     def ended(self) -> bool:
-        """Whether it only waits to be collected."""
+        """Whether it is a zombie."""
         return self.state in ("Z", "X")
 
     @property
     def stopped(self) -> bool:
-        """Whether it stands still by a signal, or under a debugger."""
+        """Whether a signal or a debugger has stopped it."""
         return self.state in ("T", "t")
 
 
 def process_status(pid: int) -> ProcessStatus | None:
-    """Read the status of a process; None if there is none, or the kernel does not say."""
+    """Return the status of a process; None if it does not exist or is not readable."""
     try:
-        # The name, in parentheses, may hold anything.
+        # The name, in parentheses, may contain any character.
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None
-    # What is read of a process that ends at this moment may be empty.
+    # The file of a process that ends at this moment may be empty.
     return ProcessStatus(fields[0], int(fields[19])) if len(fields) > 19 else None
 
 
 def process_born(pid: int) -> int | None:
-    """Return when a process started; None if there is none."""
+    """Return the start time of a process; None if it does not exist."""
     status = process_status(pid)
     return None if status is None else status.born
 
 
 def living(process_info: ProcessInfo) -> ProcessStatus | None:
-    """Return the status of a runner's process; None if it is gone, and also if another one has its number now."""
+    """Return the status of a runner's process; None if it ended, even if another process has its pid now."""
     status = process_status(process_info.pid)
     return status if status is not None and status.born == process_info.born and not status.ended else None
 
 
 def end_runner(process_info: ProcessInfo) -> None:
-    """Kill a runner, its process group and whatever carries its mark."""
+    """Kill a runner, its process group and all processes with its mark."""
     if living(process_info):
         send_signal(process_info.pid, signal.SIGKILL)
-    # As long as the group has members no other process gets its number; afterwards one may.
+    # While the group has members, no other process gets its number.
     if process_born(process_info.pid) in (None, process_info.born):
         with contextlib.suppress(OSError):
             os.killpg(process_info.pid, signal.SIGKILL)
@@ -82,7 +82,7 @@ def end_runner(process_info: ProcessInfo) -> None:
 
 
 def erase_recordings(process_info: ProcessInfo) -> None:
-    """Remove what a runner recorded, and the folder that was made for it."""
+    """Remove the files of a runner's recorder, and their folder."""
     for path in (process_info.recorder, process_info.stack):
         Path(path).unlink(missing_ok=True)
     with contextlib.suppress(OSError):
@@ -101,7 +101,7 @@ def _marked(mark: str) -> list[int]:
 
 
 def send_signal(pid: int, number: int) -> bool:
-    """Signal a process; return whether it was there."""
+    """Send a signal to a process; return whether the process exists."""
     try:
         os.kill(pid, number)
     except OSError:

@@ -21,6 +21,7 @@ from rl_eval.backends import connection
 from rl_eval.config.settings import RunnersSection
 from rl_eval.errors import RunnerStartError
 from rl_eval.supervision.process_environment import reproducible_environment, runner_environment
+from tests.refused import refused
 
 pytestmark = pytest.mark.ray
 
@@ -33,7 +34,7 @@ def _no_cluster() -> None:
 def test_unreachable_address(monkeypatch: pytest.MonkeyPatch) -> None:
     """An address where no cluster answers is named."""
     config = EvalConfig().environment("CartPole-v1").runners(num_runners=1, address="127.0.0.1:9")
-    with pytest.raises(RunnerStartError, match=re.escape("runners.address='127.0.0.1:9'")):
+    with refused(RunnerStartError, "runners.address", value="127.0.0.1:9"):
         evaluate(config, policy=lean())
     assert not ray.is_initialized()
 
@@ -152,12 +153,12 @@ def guarded() -> Iterator[tuple[Machine, str]]:
 @pytest.mark.parametrize(
     ("variables", "hint"),
     [
-        ({}, "set RAY_AUTH_MODE=token"),
-        pytest.param({"RAY_AUTH_MODE": "disabled"}, "set RAY_AUTH_MODE=token", marks=pytest.mark.slow),
-        pytest.param({"RAY_AUTH_MODE": "token"}, "the token is not its own", marks=pytest.mark.slow),
+        ({}, "Set RAY_AUTH_MODE=token"),
+        pytest.param({"RAY_AUTH_MODE": "disabled"}, "Set RAY_AUTH_MODE=token", marks=pytest.mark.slow),
+        pytest.param({"RAY_AUTH_MODE": "token"}, "RAY_AUTH_MODE=token is set", marks=pytest.mark.slow),
         pytest.param(
             {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "fedcba9876543210" * 4},
-            "has another one",
+            "RAY_AUTH_TOKEN_PATH",
             marks=pytest.mark.slow,
         ),
     ],
@@ -171,7 +172,7 @@ def test_a_cluster_that_asks_for_a_token_is_said_to(
     done = machine.run("rl-eval", "service", "list", "--address", address, HOME=str(machine.folder), **variables)
     assert done.returncode == 4
     (line,) = done.stdout.splitlines()
-    assert re.match(r"error: the cluster at \S+ answered and asks for a token: ", line)
+    assert re.match(r"error: the cluster at \S+ .*RAY_AUTH_MODE=", line)
     assert hint in line
 
 
@@ -192,7 +193,7 @@ config = EvalConfig().environment("CartPole-v1").runners(num_runners=1, address=
 try:
     evaluate(config, policy=torch.nn.Linear(4, 2))
 except RunnerStartError as error:
-    print("answered and asks for a token" in str(error))
+    print(error.key == "runners.address")
 print(ray.is_initialized())
 """
 

@@ -7,6 +7,7 @@ from waiting import eventually
 
 from rl_eval import EvalConfig, EvalRunnerGroup, evaluate
 from rl_eval.errors import ConfigError, RunnerStartError
+from tests.refused import refused
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
 
@@ -75,14 +76,15 @@ def test_runners_may_be_in_the_bundles_of_their_caller() -> None:
     ray.util.remove_placement_group(group)
     assert theirs == [own] * 2
     assert status == "complete"
-    with pytest.raises(ConfigError, match="in no placement group"):
+    with refused(ConfigError, "runners.in_placement_group", value=True):
         evaluate(asked)
 
 
 def test_a_label_that_no_node_has() -> None:
     """The error names the label."""
-    with pytest.raises(RunnerStartError, match=r"labelled \{'zone': 'moon'\}"):
+    with refused(RunnerStartError, "runners.runner_start_timeout_s", value=0.5) as caught:
         evaluate(config(label_selector={"zone": "moon"}, runner_start_timeout_s=0.5))
+    assert "moon" in str(caught.value)
 
 
 def test_runners_for_which_there_is_no_room_are_missing_in_the_result_with_the_reason() -> None:
@@ -91,5 +93,4 @@ def test_runners_for_which_there_is_no_room_are_missing_in_the_result_with_the_r
     assert result.status == "complete"
     assert len({record.runner for record in result.episodes}) == 1
     (note,) = result.provenance["notes"]
-    assert note.startswith("1 of 2 runners took part: each runner asks for 9 CPU, 1 simulator; the cluster has")
-    assert "16 CPU" in note
+    assert all(fact in note for fact in ("1 of 2 runners", "9 CPU, 1 simulator", "16 CPU"))

@@ -1,4 +1,4 @@
-"""Who is charged for a dead runner, and only on evidence."""
+"""Attribution of a dead runner to episodes, on evidence only."""
 
 from typing import Any
 
@@ -34,7 +34,7 @@ def test_evidence_convicts_the_episode_of_the_call(cause: Any, phase: str) -> No
 @pytest.mark.parametrize("phase", ENV_PHASES)
 @pytest.mark.parametrize("cause", ["vanished", "stopped"])
 def test_without_evidence_it_is_only_suspected(cause: Any, phase: str) -> None:
-    """A process that was killed or stopped may have been pre-empted: nobody is charged, one is suspected."""
+    """A killed or stopped process may have been pre-empted: its episode is suspected, not charged."""
     attribution = attribute_loss(crash_report(cause, phase), runner=4)
     assert (attribution.charged, attribution.suspects) == ((), ((11, 2),))
     assert [(fault.cause, fault.error_type, fault.charged) for fault in attribution.faults] == [

@@ -1,9 +1,8 @@
-"""What a configuration accepts, what it refuses and in which words, and that YAML gives it back unchanged."""
+"""Valid and invalid configurations, and their round trip through YAML."""
 
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from rl_eval.config.builder import EvalConfig
 from rl_eval.config.settings import EvalSettings, check_runner, describe_object, needs_processes
 from rl_eval.errors import ConfigError
 from rl_eval.runners import SingleAgentEvalRunner, VectorEvalRunner
+from tests.refused import refused
 
 EVERYTHING: dict[str, dict[str, Any]] = {
     "environment": {
@@ -90,12 +90,6 @@ def minimal() -> EvalConfig:
     return EvalConfig().environment("CartPole-v1")
 
 
-def message_of(config: EvalConfig) -> str:
-    with pytest.raises(ConfigError) as caught:
-        config.build()
-    return str(caught.value)
-
-
 # ------------------------------------------------------------------------------ the builder
 
 
@@ -110,7 +104,7 @@ def test_the_sections_chain_and_set_every_key() -> None:
 
 
 def test_what_is_given_counts() -> None:
-    """Later values win, others stay, None is a value, and a path is text; what is not given has its default."""
+    """Later values win, others stay, None is a value, a path becomes a string; a missing key has its default."""
     assert minimal().build() == EvalSettings(environment={"env": "CartPole-v1"})
     built = minimal().evaluation(num_episodes=5, seed=3).evaluation(num_episodes=6).build().evaluation
     assert (built.num_episodes, built.seed) == (6, 3)
@@ -205,9 +199,10 @@ def test_a_section_of_a_larger_file_is_enough(tmp_path: Path) -> None:
 def test_a_section_that_is_not_there_is_named_with_the_nearest(tmp_path: Path) -> None:
     """The message names file and section, and suggests."""
     path = write(tmp_path, {"lr": 0.1, "evaluation": {"runners": {}}})
-    for section, hint in [("evalution", "'evaluation'?"), ("lr.rate", "known: "), ("evaluation.runers", "'runners'?")]:
-        with pytest.raises(ConfigError, match=re.escape(f"{path} has no section {section!r}") + ".*" + re.escape(hint)):
+    for section, hint in [("evalution", "'evaluation'"), ("lr.rate", ""), ("evaluation.runers", "'runners'")]:
+        with refused(ConfigError, str(path), value=section) as caught:
             EvalConfig.from_yaml(path, section)
+        assert hint in str(caught.value)
 
 
 def test_relative_weights_belong_to_the_file_that_names_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,28 +221,29 @@ def test_relative_weights_belong_to_the_file_that_names_them(tmp_path: Path, mon
 
 
 @pytest.mark.parametrize(
-    ("text", "fragment"),
+    ("text", "key", "place"),
     [
-        (b"environment: [1", "line 1, column 16"),
-        (b"environment:\n  env: E\n evaluation:\n  seed: 1\n", "line 3, column 2"),
-        (b"environment: {env: '\x01'}", "#x0001"),
-        (b"\xff\xfe\x00\x01\x80", "cannot be read"),
-        (b"- a\n- b\n", "(environment, policy, runners, evaluation, fault_tolerance)"),
-        (b"environment: CartPole-v1\n", "config section 'environment'"),
-        (b"environment:\n", "config section 'environment'"),
-        (b"1: {a: 2}\n", "unknown config section 1"),
-        (b"runners: {1: 2}\n", "unknown config key 'runners.1'"),
-        (b"evaluation: {num_episodes: 7}\nevaluation: {seed: 3}\n", "evaluation is there a second time"),
-        (b"environment: {env: CartPole-v1, env: Hopper-v5}\n", "line 1, column 33"),
-        (b"environment: {env_kwargs: {1: a, '1': b, 1: c}}\n", "line 1, column 42"),
+        (b"environment: [1", None, "line 1, column 16"),
+        (b"environment:\n  env: E\n evaluation:\n  seed: 1\n", None, "line 3, column 2"),
+        (b"environment: {env: '\x01'}", None, "#x0001"),
+        (b"\xff\xfe\x00\x01\x80", None, ""),
+        (b"- a\n- b\n", "config", ""),
+        (b"environment: CartPole-v1\n", "environment", ""),
+        (b"environment:\n", "environment", ""),
+        (b"1: {a: 2}\n", "1", ""),
+        (b"runners: {1: 2}\n", "runners.1", ""),
+        (b"evaluation: {num_episodes: 7}\nevaluation: {seed: 3}\n", None, "line 2, column 1"),
+        (b"environment: {env: CartPole-v1, env: Hopper-v5}\n", None, "line 1, column 33"),
+        (b"environment: {env_kwargs: {1: a, '1': b, 1: c}}\n", None, "line 1, column 42"),
     ],
 )
-def test_a_broken_file_is_a_config_error(tmp_path: Path, text: bytes, fragment: str) -> None:
-    """It names the place; a key that is there twice, of which YAML would keep the last without a word, is refused."""
+def test_a_broken_file_is_a_config_error(tmp_path: Path, text: bytes, key: str | None, place: str) -> None:
+    """The error names the place. A key that appears twice is rejected: YAML would silently keep the last one."""
     path = tmp_path / "broken.yaml"
     path.write_bytes(text)
-    with pytest.raises(ConfigError, match=re.escape(fragment)):
+    with refused(ConfigError, str(path) if key is None else key) as caught:
         EvalConfig.from_yaml(path)
+    assert place in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -255,10 +251,10 @@ def test_a_broken_file_is_a_config_error(tmp_path: Path, text: bytes, fragment: 
     [("evaluation", "seed"), ("evaluation", "max_episode_steps"), ("fault_tolerance", "step_timeout_s")],
 )
 def test_a_flag_is_no_number(section: str, key: str) -> None:
-    """Python takes True for 1; flags themselves, and what may be anything, are as they were."""
+    """Python takes True for 1; boolean keys and nested values accept it."""
     config = EvalConfig().environment("E", env_kwargs={"on": True}).policy("a:b", deterministic=True)
     config.build()
-    with pytest.raises(ConfigError, match=f"{section}.{key} is True: value error, give a number"):
+    with refused(ConfigError, f"{section}.{key}", value=True):
         config.set(f"{section}.{key}", True).build()
 
 
@@ -271,10 +267,10 @@ def test_merged_mappings_may_say_another_value(tmp_path: Path) -> None:
 
 
 def test_a_live_environment_cannot_serve_runners() -> None:
-    """It is refused before anything is started; a class with ``step`` is no live environment."""
+    """It is rejected before anything starts; a class with ``step`` is valid."""
     live = gym.make("CartPole-v1")
     config = EvalConfig().environment(live).runners(num_runners=2)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"env is a live \w+, but runners\.num_runners is 2, .*a function"):
+    with refused(ConfigError, "environment.env", value=type(live).__name__):
         config.build()
     config.environment(type(live.unwrapped)).build()
 
@@ -282,7 +278,7 @@ def test_a_live_environment_cannot_serve_runners() -> None:
 def test_a_file_that_cannot_be_read_is_a_config_error(tmp_path: Path) -> None:
     """A missing file and a folder are named."""
     for path in (tmp_path, tmp_path / "missing.yaml"):
-        with pytest.raises(ConfigError, match=re.escape(str(path))):
+        with refused(ConfigError, str(path)):
             EvalConfig.from_yaml(path)
 
 
@@ -293,7 +289,8 @@ def test_an_empty_file_is_an_empty_config(tmp_path: Path) -> None:
     config = EvalConfig.from_yaml(path)
     assert config.to_dict() == {}
     assert config.to_yaml() == "{}\n"
-    assert "environment.env is missing" in message_of(config)
+    with refused(ConfigError, "environment.env"):
+        config.build()
 
 
 @pytest.mark.parametrize(
@@ -308,9 +305,9 @@ def test_an_empty_file_is_an_empty_config(tmp_path: Path) -> None:
     ],
 )
 def test_live_objects_refuse_yaml_by_name(key: str, value: Any) -> None:
-    """A live object cannot be written: the message leads to the very item."""
+    """A Python object cannot be written: the error names the item."""
     config = minimal().set(".".join(key.split(".")[:2]), value)
-    with pytest.raises(ConfigError, match=f"^{re.escape(key)} is a live object"):
+    with refused(ConfigError, key):
         config.to_yaml()
 
 
@@ -318,29 +315,26 @@ def test_live_objects_refuse_yaml_by_name(key: str, value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "message"),
+    ("values", "key", "known"),
     [
-        ({"enviroment": {}}, "unknown config section 'enviroment': did you mean 'environment'?"),
-        ({"zzz": {}}, "known: environment, evaluation, fault_tolerance, policy, runners"),
-        (
-            {"evaluation": {"num_episode": 3}},
-            "unknown config key 'evaluation.num_episode': did you mean 'num_episodes'?",
-        ),
-        ({"runners": {"num_workers": 3}}, "unknown config key 'runners.num_workers': did you mean 'num_runners'?"),
-        ({"policy": {"qqq": 3}}, "unknown config key 'policy.qqq': known: actions, allow_nondeterministic"),
-        ({"evaluation": {"step_timeout_s": 3}}, "unknown config key 'evaluation.step_timeout_s'"),
+        ({"enviroment": {}}, "enviroment", "'environment'"),
+        ({"zzz": {}}, "zzz", "environment, evaluation, fault_tolerance, policy, runners"),
+        ({"evaluation": {"num_episode": 3}}, "evaluation.num_episode", "'num_episodes'"),
+        ({"runners": {"num_workers": 3}}, "runners.num_workers", "'num_runners'"),
+        ({"policy": {"qqq": 3}}, "policy.qqq", "actions, allow_nondeterministic"),
+        ({"evaluation": {"step_timeout_s": 3}}, "evaluation.step_timeout_s", ""),
     ],
 )
-def test_an_unknown_name_is_an_error_with_the_nearest_known_one(values: dict[str, Any], message: str) -> None:
-    """Nothing is ignored: a misspelt section or key stops at once."""
-    with pytest.raises(ConfigError) as caught:
+def test_an_unknown_name_is_an_error_with_the_nearest_known_one(values: dict[str, Any], key: str, known: str) -> None:
+    """A misspelt section or key is an error, and never ignored."""
+    with refused(ConfigError, key) as caught:
         EvalConfig.from_dict(values)
-    assert message in str(caught.value)
+    assert known in str(caught.value)
 
 
 @pytest.mark.parametrize("key", ["num_episodes", "evaluation", "evaluation.", ".num_episodes", "eval.num_episodes", ""])
 def test_set_wants_a_section_and_a_key(key: str) -> None:
-    with pytest.raises(ConfigError, match=f"unknown config key {re.escape(repr(key))}"):
+    with refused(ConfigError, key):
         EvalConfig().set(key, 3)
 
 
@@ -380,20 +374,19 @@ OUT_OF_RANGE = [(key, value) for key, values in WRONG.items() for value in value
 
 
 def test_a_value_out_of_range_is_named_with_its_key() -> None:
-    """The message holds the dotted key and the value, and no jargon of the validator; the key itself is fine."""
+    """The error names the dotted key and the value, without jargon of the validator."""
     for key, value in OUT_OF_RANGE:
-        message = message_of(minimal().set(key, value))
-        assert message.startswith(f"{key} ")
-        assert repr(value) in message
-        assert "pydantic" not in message
+        with refused(ConfigError, key) as caught:
+            minimal().set(key, value).build()
+        assert repr(value) in str(caught.value)
+        assert "pydantic" not in str(caught.value)
 
 
 def test_all_wrong_values_are_told_at_once() -> None:
-    """Two mistakes need one run, not two."""
-    message = message_of(minimal().evaluation(num_episodes=0, seed=-1))
-    assert {"evaluation.num_episodes is 0", "evaluation.seed is -1"} <= {
-        part.split(":")[0] for part in message.split("; ")
-    }
+    """The message names both mistakes, and the fields are those of the first."""
+    with refused(ConfigError, "evaluation.num_episodes", value=0) as caught:
+        minimal().evaluation(num_episodes=0, seed=-1).build()
+    assert "evaluation.seed is -1" in str(caught.value)
 
 
 def test_the_number_of_lanes_follows_the_runner() -> None:
@@ -406,46 +399,39 @@ def test_the_number_of_lanes_follows_the_runner() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "fragments"),
+    ("changes", "key"),
     [
-        (
-            {"runners.runner": "single_agent", "runners.num_envs_per_runner": 2},
-            ("runners.num_envs_per_runner is 2", "single_agent"),
-        ),
-        (
-            {"runners.num_runners": 2, "policy.device": "cuda"},
-            ("policy.device is 'cuda'", "runners.num_gpus_per_runner is 0"),
-        ),
-        ({"evaluation.return_bounds": (3.0, -3.0)}, ("evaluation.return_bounds is (3.0, -3.0)",)),
-        ({"environment.env": None}, ("environment.env is missing",)),
-        ({"evaluation.symmetric": True}, ("evaluation.symmetric is true", "evaluation.matchups")),
+        ({"runners.runner": "single_agent", "runners.num_envs_per_runner": 2}, "runners.num_envs_per_runner"),
+        ({"runners.num_runners": 2, "policy.device": "cuda"}, "policy.device"),
+        ({"evaluation.return_bounds": (3.0, -3.0)}, "evaluation.return_bounds"),
+        ({"environment.env": None}, "environment.env"),
+        ({"evaluation.symmetric": True}, "evaluation.symmetric"),
     ],
 )
-def test_a_setting_that_cannot_be_honoured_is_an_error(changes: dict[str, Any], fragments: tuple[str, ...]) -> None:
-    """What would be ignored with the other settings is refused, with its key and its value."""
+def test_a_setting_that_cannot_be_honoured_is_an_error(changes: dict[str, Any], key: str) -> None:
+    """A setting without effect, given the other settings, is rejected with its key and its value."""
     config = minimal()
-    for key, value in changes.items():
-        config.set(key, value)
-    message = message_of(config)
-    for fragment in fragments:
-        assert fragment in message
+    for name, value in changes.items():
+        config.set(name, value)
+    value = changes[key]
+    with refused(ConfigError, key, value=repr(value) if isinstance(value, tuple) else value):
+        config.build()
 
 
 def test_what_needs_processes_is_refused_without_them() -> None:
-    """Every key that is marked so, with its value and the way out; with a runner it is fine."""
+    """Every key with the mark is rejected; with a runner it is valid."""
     marked = [(section, key) for section in EVERYTHING for key in needs_processes(section)]
     assert {key for _, key in marked} >= {"init_fn", "num_gpus_per_runner", "address", "step_timeout_s"}
     for section, key in marked:
         value = EVERYTHING[section][key]
         config = minimal().set(f"{section}.{key}", value)
-        message = message_of(config)
-        assert message.startswith(f"{section}.{key} is ")
-        assert "runners.num_runners=0" in message
+        with refused(ConfigError, f"{section}.{key}"):
+            config.build()
         config.runners(num_runners=1).build()
 
 
 class OneOnly(SingleAgentEvalRunner):  # type: ignore[misc]
-    """A runner of a user's own, which nothing but its class facts describes."""
+    """Runner of a user, described only by its class attributes."""
 
     needs_processes = True
 
@@ -454,13 +440,14 @@ class OneOnly(SingleAgentEvalRunner):  # type: ignore[misc]
 def test_the_lanes_of_a_runner_are_those_of_its_class(runner: Any) -> None:
     """However it is named; more than it can have are refused, by its path when a group needs it."""
     assert minimal().runners(runner=runner, num_runners=1).build().runners.lanes == 1
-    with pytest.raises(ConfigError, match=r"runners\.num_envs_per_runner is 4, but .* has at most 1"):
+    with refused(ConfigError, "runners.num_envs_per_runner", value=4):
         check_runner(minimal().runners(runner=runner, num_runners=1, num_envs_per_runner=4).build())
 
 
 def test_a_runner_that_needs_processes_gets_them() -> None:
-    """In this process it is refused."""
-    assert "cannot share this process: use 1 or more" in message_of(minimal().runners(runner=OneOnly))
+    """In this process it is rejected."""
+    with refused(ConfigError, "runners.num_runners", value=0):
+        minimal().runners(runner=OneOnly).build()
 
 
 # ------------------------------------------------------------------------------ what is written about it

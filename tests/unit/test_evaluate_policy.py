@@ -8,6 +8,7 @@ from gymnasium.wrappers import vector
 from rl_eval import EvalConfig, evaluate, evaluate_policy
 from rl_eval.errors import ConfigError, EvalError
 from rl_eval.testing import faulty
+from tests.refused import refused
 
 
 def zeros(observations):
@@ -35,7 +36,7 @@ class Mine(gym.Env):
 
 
 class Silent(gym.Wrapper):
-    """It does not record what it was made with."""
+    """Wrapper that does not record its arguments."""
 
 
 def test_mean_and_std_are_those_of_the_result():
@@ -75,7 +76,7 @@ def test_environments_of_every_kind_give_the_same_episodes(make):
 
 def test_settings_and_wrappers_of_a_live_environment_count():
     env = gym.wrappers.TransformReward(gym.make("CartPole-v1", max_episode_steps=5), abs)
-    with pytest.raises(ConfigError, match="has a wrapper Silent, which does not tell its arguments: give a function"):
+    with refused(ConfigError, "env", value="Silent"):
         evaluate_policy(zeros, Silent(env))
     stacked = gym.wrappers.FrameStackObservation(
         gym.make("CartPole-v1", max_episode_steps=5, sutton_barto_reward=True), 2
@@ -100,12 +101,12 @@ SYNC = {"vectorization_mode": "sync"}
             ),
             "TransformObservation",
         ),
-        (lambda: gym.vector.SyncVectorEnv(SHORT), "unlike environments: .*'max_episode_steps': 5"),
+        (lambda: gym.vector.SyncVectorEnv(SHORT), None),
     ],
 )
 def test_what_one_environment_cannot_stand_for_is_refused(make, expected):
     """Else the numbers would be those of another environment."""
-    with pytest.raises(ConfigError, match=expected):
+    with refused(ConfigError, "env", **({"value": expected} if expected else {})):
         evaluate_policy(zeros, make())
 
 
@@ -125,31 +126,31 @@ def test_a_live_environment_is_left_alone():
     evaluate_policy(zeros, env)
     assert env.unwrapped.state is before
     Mine.closed = 0
-    with pytest.raises(ConfigError, match=r"live Mine that gymnasium\.make has not made: give a function"):
+    with refused(ConfigError, "env", value="Mine"):
         evaluate_policy(zeros, Mine())
     assert Mine.closed == 0
     assert evaluate_policy(zeros, Mine)[0] == evaluate_policy(zeros, lambda context: Mine())[0]
 
 
 def test_arguments_have_the_places_of_stable_baselines3():
-    """What cannot be honoured is refused, and the threshold is an assertion, as there."""
+    """Unsupported arguments are rejected, and the threshold is an assertion, as in Stable-Baselines3."""
     returns, _ = evaluate_policy(zeros, "CartPole-v1", 4, True, False, None, 5.0, True, False)
     assert len(returns) == 4
-    with pytest.raises(AssertionError, match=r"the mean return \d\.\d\d does not exceed 400\.00"):
+    with pytest.raises(AssertionError):
         evaluate_policy(zeros, "CartPole-v1", 4, reward_threshold=400.0)
-    for refused in ({"render": True}, {"callback": print}):
-        with pytest.raises(ConfigError, match="neither renders nor calls back"):
-            evaluate_policy(zeros, "CartPole-v1", 4, **refused)
+    for argument in ({"render": True}, {"callback": print}):
+        with refused(ConfigError, next(iter(argument))):
+            evaluate_policy(zeros, "CartPole-v1", 4, **argument)
 
 
 def test_failed_episodes_are_no_number():
     """The two numbers could not say that they are about fewer episodes."""
-    with pytest.raises(EvalError, match="of 10 episodes failed"):
+    with pytest.raises(EvalError):
         evaluate_policy(zeros, lambda: faulty({"env": "two_length", "attempt_rates": [0.5, 1.0, 1.0]}))
 
 
 def test_a_result_is_a_table_in_a_notebook():
-    """What it quotes is escaped, and no tag of it survives."""
+    """Quoted text is escaped, so that its tags do not survive."""
     result = by_hand()
     result.provenance["identity"]["policy"] = "</table><script>alert(1)</script>\x1b[31m"
     shown = result._repr_html_()

@@ -115,7 +115,7 @@ def report(indices: list[int], runner: int) -> RunReport:
 
 
 def test_a_loss_during_the_determinism_check_does_not_hang_it() -> None:
-    """What the lost runner held is given to others, and the evaluation ends."""
+    """The episodes of the lost runner go to others, and the evaluation ends."""
     world = World(determinism_check=1.0)
     world.finish(0)
     world.finish(1)
@@ -129,7 +129,7 @@ def test_a_loss_during_the_determinism_check_does_not_hang_it() -> None:
 
 
 def test_a_cancelled_determinism_check_leaves_nothing_running() -> None:
-    """Every runner that holds an episode is told to drop it: the next evaluation would take it for its own."""
+    """Every runner with an episode gets a request to drop it: it must not report into the next evaluation."""
     world = World(determinism_check=1.0)
     world.finish(0)
     world.finish(1)
@@ -177,7 +177,7 @@ def test_fewer_runners_than_asked_for_is_a_note_with_the_reason() -> None:
     while not world.handle.done():
         world.finish(0)
     (note,) = world.handle.result().provenance["notes"]
-    assert note == "1 of 2 runners took part: the evaluation was over before the others were up"
+    assert note == f"1 of 2 runners took part: {world.pool.absence()}"
 
     late = World(up=1)
     late.come_up()
@@ -265,10 +265,12 @@ def test_another_policy_is_only_said_of_other_weights(first: str, second: str, e
     world.finish(0, numerics={"outputs": "0"}, built_weights=first)
     world.finish(1, numerics={"outputs": "1"}, built_weights=second)
     if error is ConfigError:
-        assert isinstance(world.handle.exception(), ConfigError)
-        assert "another policy" in str(world.handle.exception())
+        exception = world.handle.exception()
+        assert isinstance(exception, ConfigError)
+        assert (exception.key, exception.runner) == ("policy.weights", 1)
     else:
-        assert "other floats" in str(world.pool.last_loss)
+        assert isinstance(world.pool.last_loss, NumericsMismatch)
+        assert world.pool.last_loss.key == "outputs"
         assert [member.index for member in world.pool.ready()] == [0]
 
 

@@ -76,7 +76,7 @@ def test_a_broken_environment_ends_the_evaluation_with_its_error_first() -> None
     """Instead of sixty thousand faults."""
     result = evaluate(config())
     assert result.status == "failed"
-    assert result.reason.startswith("OSError: no licence: all of the first ")
+    assert result.reason.startswith("OSError: no licence")
     assert len(result.faults) < 100
     assert "fault_tolerance.fail_fast=false" in result.reason
     shown = str(result).splitlines()
@@ -92,10 +92,10 @@ class Unrewarding(Unlicensed):
 
 
 def test_the_place_is_a_line_of_the_caller() -> None:
-    """An error that the runner raises about a value has no such line: then no place is told."""
+    """An error that the runner raises about a value has no such line, so the reason names no place."""
     assert f" in reset at {__file__}:" in evaluate(config()).reason
     reason = evaluate(config().environment(Unrewarding)).reason
-    assert "failed like this in step (env)" in reason
+    assert " in step (env)" in reason
 
 
 def test_it_can_be_switched_off() -> None:

@@ -57,7 +57,7 @@ def test_between_calls_nobody_is_current(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", [b"", b"short", b"\xff" * 400, bytes(39)])
 def test_what_is_no_recording_is_none(tmp_path: Path, content: bytes) -> None:
-    """Junk, an empty file and a missing one are no reading, and no error."""
+    """Junk, an empty file and a missing one return None, without an error."""
     path = tmp_path / "junk.rec"
     path.write_bytes(content)
     assert read_moment(str(path)) is None
@@ -130,7 +130,7 @@ def installed(temporary: Path, largest_file: int = -1) -> subprocess.CompletedPr
 
 @pytest.mark.process
 def test_recordings_are_in_a_folder_that_nobody_else_can_enter_or_foresee(tmp_path: Path) -> None:
-    """What others have put into the shared temporary folder, under whatever name, is not followed."""
+    """Entries of other users in the shared temporary folder are not followed, under any name."""
     foreign = tmp_path / "foreign"
     foreign.mkdir(mode=0o777)
     (tmp_path / f"rl_eval-{os.getuid()}").symlink_to(foreign)
@@ -185,7 +185,8 @@ def test_the_space_of_a_recording_is_reserved(tmp_path: Path) -> None:
 def test_a_recording_that_has_no_room_is_an_error_at_the_start(tmp_path: Path) -> None:
     failed = installed(tmp_path, largest_file=4096)
     assert failed.returncode == 1
-    assert f"runner 7 cannot keep its flight recorder in {tmp_path}: File too large. Make room" in failed.stderr
+    assert "RunnerStartError: runner 7" in failed.stderr
+    assert f"{tmp_path}: File too large" in failed.stderr
 
 
 def test_marks_of_phases_differ() -> None:

@@ -15,6 +15,7 @@ from waiting import eventually
 from rl_eval import EvalConfig, EvalRunnerGroup, evaluate
 from rl_eval.errors import ClusterError, ConfigError, EvalError
 from rl_eval.policies.mlp import MLPActor
+from tests.refused import refused
 
 
 def cartpole() -> EvalConfig:
@@ -82,7 +83,7 @@ def test_ctrl_c_while_a_queued_evaluation_is_cancelled_ends_it(
             patch.setattr("rl_eval.execution.aspects.provenance", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 second.cancel("not needed")
-        with pytest.raises(EvalError, match="not needed, and that was interrupted by KeyboardInterrupt"):
+        with refused(EvalError):
             second.result(timeout=30)
         _Hangs.go.set()
         assert [handle.result(timeout=30).status for handle in (first, third)] == ["complete", "complete"]
@@ -114,7 +115,7 @@ def test_stop_does_not_wait_for_ever_nor_close_under_a_step(
     handle = group.submit()
     assert _Hangs.entered.wait(30)
     group.stop()
-    with pytest.raises(ClusterError, match="hangs in a call"):
+    with refused(ClusterError):
         handle.result(timeout=30)
     assert _Hangs.closed_by == []
     _Hangs.go.set()
@@ -148,18 +149,18 @@ def test_an_error_that_cannot_be_read_is_a_fault_like_any_other() -> None:
 
 def test_a_code_change_is_accepted_in_a_log_only() -> None:
     """Without one nothing is continued, and the word would be lost in silence."""
-    with pytest.raises(ConfigError, match=r"accept_code_change=True .* give run_dir, or leave it out"):
+    with refused(ConfigError, "accept_code_change", value=True):
         evaluate(cartpole(), accept_code_change=True)
 
 
 def test_bounds_must_be_finite_before_anything_runs() -> None:
     """A bound that no interval can use is refused at once, not after the last episode."""
-    with pytest.raises(ConfigError, match="return_bounds"):
+    with refused(ConfigError, "evaluation.return_bounds"):
         evaluate(cartpole().evaluation(return_bounds=(0.0, float("inf"))))
 
 
 def test_integers_that_do_not_fit_are_the_environments_fault() -> None:
-    """An observation that would wrap around is no observation."""
+    """An observation that would wrap around is an error."""
 
     class Wraps(gym.Env[Any, Any]):
         observation_space = gym.spaces.Box(0, 255, (2,), np.uint8)

@@ -1,4 +1,4 @@
-"""What a kept handle keeps: the result and the last events, and nothing of the evaluation that made it."""
+"""Memory of a kept handle: it holds the result and the last events, and no other part of the evaluation."""
 
 import gc
 

@@ -118,7 +118,7 @@ def test_a_broken_runner_is_excluded_and_named() -> None:
     assert result.faults
     assert not [fault for fault in result.faults if fault.charged]
     (note,) = {note for note in result.provenance["notes"] if "excluded" in note}
-    assert "runner 0 was excluded" in note
+    assert "runner 0" in note
     assert "no licence" in note
     assert len(result.provenance["runners_excluded"]) <= 1 + world.settings.fault_tolerance.max_runner_restarts
 
@@ -138,7 +138,7 @@ def test_weights_that_do_not_fit_on_one_machine_cost_only_its_runner(error: Exce
 
 
 def test_what_fails_on_every_runner_fails_the_call_with_the_original_error() -> None:
-    """No machine is to blame then, and nobody waits for restarts."""
+    """The machines are not the cause then, and the evaluation does not wait for restarts."""
     world = World(runners=2)
     world.start(0, 1)
     weights = PublishedWeights("ref", snapshot_weights({"w": torch.zeros(1)}, 1))
@@ -150,7 +150,7 @@ def test_what_fails_on_every_runner_fails_the_call_with_the_original_error() -> 
 
 
 def test_weights_that_one_runner_refuses_are_taken_from_those_that_have_them() -> None:
-    """What one cannot evaluate, none does."""
+    """A usage error on one runner ends the evaluation on all."""
     world = World(runners=2)
     world.start(0, 1)
     world.pool.weights.send(PublishedWeights("good", snapshot_weights({"w": torch.zeros(1)}, 0)))
@@ -263,7 +263,7 @@ def test_a_chain_of_jobs_that_have_nothing_to_wait_for_takes_one_turn() -> None:
 
 
 def test_replies_that_lay_there_while_the_loop_was_busy_break_the_silence() -> None:
-    """Two seconds with a limit of half a second: nobody is ended, since all had answered."""
+    """Two seconds with a limit of half a second: no runner is terminated, since all had answered."""
     world = World(runner_timeout_s=0.5)
     world.start(0, 1, 2, 3)
     for member in world.pool.ready():

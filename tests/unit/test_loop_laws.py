@@ -102,7 +102,7 @@ class Cluster(World):
             self.turn()
 
     def settle(self) -> None:
-        """Nothing is lost any more, and everybody answers."""
+        """Stop losing runners; every runner answers."""
         for _ in range(300):
             if all(future(job).done() for _, job in self.asked):
                 return
@@ -143,7 +143,7 @@ def check(world: Cluster, place: int) -> None:
     ),
 )
 def test_every_job_gets_its_own_answer(runners: int, story: list[str | tuple[str, int]]) -> None:
-    """Weights that are refused fail who sent them and nobody else; evaluations have those that were asked for."""
+    """Rejected weights fail only their own job; every evaluation has the weights of its request."""
     world = Cluster(runners)
     for step in story:
         if isinstance(step, str):

@@ -163,7 +163,7 @@ def test_a_silent_death_leaves_its_moment_only(runner: Callable[[str], Runner], 
 @pytest.mark.process
 @pytest.mark.parametrize("deadlines", [Deadlines(reset_s=2.0, step_s=2.0, runner_s=2.0)])
 def test_a_busy_runner_is_left_alone(runner: Callable[[str], Runner]) -> None:
-    """Steps that are each within the limit, and idleness, are no hang, however long they last together."""
+    """Steps within the limit, and idleness, are not a hang, for any total duration."""
     steps = """
 tell()
 until = time.perf_counter() + 2.5
@@ -179,7 +179,7 @@ os._exit(42)
 
 @pytest.mark.process
 def test_a_living_runner_is_ended_by_its_autopsy(runner: Callable[[str], Runner], agent: NodeAgent) -> None:
-    """A driver that gives a runner up learns what it was doing."""
+    """A terminated runner has a crash report of its last activity."""
     silent = runner("def idling():\n    tell()\n    time.sleep(600)\nrecorder.idle()\nidling()")
     found = agent.crash_report(1, silent.process_info, no_ray)
     assert eventually(silent.gone)
@@ -214,7 +214,7 @@ os.kill(os.getpid(), 9)
 
 @pytest.mark.process
 def test_another_process_with_the_same_pid_is_not_touched(agent: NodeAgent, tmp_path: Path) -> None:
-    """A pid that was given away since is told apart by its start time."""
+    """A reused pid is detected by its start time."""
     bystander = subprocess.Popen(["sleep", "600"], start_new_session=True)
     try:
         former = ProcessInfo(
@@ -262,7 +262,7 @@ def test_ray_is_asked_first_to_end_a_runner(agent: NodeAgent) -> None:
 
 @pytest.mark.process
 def test_an_agent_that_cannot_watch_any_more_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever waits for it hears of that, and replaces it: it must not go quiet."""
+    """Its waiting caller gets an error, and replaces it."""
 
     def breaks(*args: Any) -> None:
         raise IndexError("an empty status file")
@@ -271,7 +271,7 @@ def test_an_agent_that_cannot_watch_any_more_ends(tmp_path: Path, monkeypatch: p
     agent = NodeAgent(Deadlines(step_s=1.0))
     here = ProcessInfo("node", os.getpid(), 0, "no-such-mark", str(tmp_path / "r"), str(tmp_path / "s"))
     agent.watch(1, here, no_ray)
-    with pytest.raises(RuntimeError, match="watches its runners no more") as caught:
+    with pytest.raises(RuntimeError) as caught:
         agent.wait_closed()
     assert isinstance(caught.value.__cause__, IndexError)
     agent._reaper.stop()

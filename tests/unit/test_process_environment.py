@@ -59,7 +59,7 @@ def test_a_policy_of_hashes_has_one_number(tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.mark.process
 def test_the_end_of_a_command_looks_through_nothing() -> None:
-    """What torch and Ray have brought is not searched for cycles, which takes most of a second."""
+    """Objects of torch and Ray are not searched for cycles, which would take most of a second."""
     code = "import atexit, gc, rl_eval.__main__ as r; atexit.register(lambda: print(gc.get_freeze_count())); r.main()"
     done = subprocess.run([sys.executable, "-c", code, "--version"], capture_output=True, text=True, check=True)
     version, frozen = done.stdout.split("\n", 1)

@@ -17,6 +17,7 @@ from rl_eval.errors import ConfigError, redaction
 from rl_eval.results.loading import load
 from rl_eval.training.loggers import ConsoleLogger, CSVLogger, JSONLinesLogger, TensorBoardLogger
 from tests.planted import leaking_files, leaks, secret
+from tests.refused import refused
 from tests.unit.cli_world import call, call_alone, make_folder
 
 TOYS = '''
@@ -78,7 +79,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def said(*args: str, code: int = 0) -> str:
-    """Run a command that knows of no secret before; return what it printed, which holds none."""
+    """Run a command without known secrets; return its output, which contains none."""
     redaction._known.clear()
     redaction._pattern = None
     outcome = call(*args)
@@ -93,7 +94,7 @@ def test_no_command_writes_or_prints_a_secret(folder: Path) -> None:
     for _ in range(2):
         said("run", "planted.yaml", *SET, "--log-dir", "runs/one", "--output", "results")
     said("run", "planted.yaml", *SET, "--log-dir", uri)
-    assert "beside it, in file://" in said("run", "planted.yaml", *SET, "--log-dir", uri, "--fresh")
+    assert "file://" in said("run", "planted.yaml", *SET, "--log-dir", uri, "--fresh")
     faults = said("show", "runs/one", "--faults")
     assert "ConnectionError: https://***@there/x?sig=*** refused the key '***'" in faults
     for command in (("show", "runs/one"), ("show", "results", "--json"), ("show", "results", "--episodes", "3")):
@@ -149,8 +150,8 @@ def test_another_secret_is_another_run_and_a_masked_config_is_not_replayed(folde
     again = said("run", "planted.yaml", "--log-dir", "runs", *SET, code=ExitCode.USAGE)
     assert "policy_kwargs.token: " in again
     message = said("replay", "runs", "--episodes", "1", code=ExitCode.USAGE)
-    keys = "environment.env_kwargs.api_key, environment.env_kwargs.url, policy.policy_kwargs.token"
-    assert f"{keys} was a secret" in message
+    for key in ("environment.env_kwargs.api_key", "environment.env_kwargs.url", "policy.policy_kwargs.token"):
+        assert key in message
 
 
 def count(context: Any) -> Any:
@@ -170,7 +171,7 @@ def live(**env_kwargs: Any) -> EvalConfig:
 
 def test_a_replay_with_the_config_given_again_is_identical(tmp_path: Path) -> None:
     evaluate(live(api_key=secret("live")), run_dir=tmp_path)
-    with pytest.raises(ConfigError, match=r"environment\.env_kwargs\.api_key was a secret"):
+    with refused(ConfigError, "environment.env_kwargs.api_key"):
         rl_eval.replay(tmp_path, 1, policy=zeros)
     assert rl_eval.replay(tmp_path, 1, live(api_key=secret("live")), policy=zeros).identical
 

@@ -1,4 +1,4 @@
-"""What the package shows: a package lists what it offers, in order; every public name is importable and documented.
+"""Surface of the package: a package lists its public names in order; every one is importable and documented.
 
 A module lists nothing: its names that begin without an underscore are public.
 """
@@ -72,7 +72,7 @@ def _public(node: ast.AST, prefix: str) -> Iterator[tuple[str, ast.AST]]:
 
 
 def disorder(module: str, path: Path) -> Iterator[str]:
-    """Yield what is wrong with ``__all__``."""
+    """Yield the problems of ``__all__``."""
     names = listed(path) or []
     if names != in_order(list(set(names))):
         yield f"{module}: __all__ is not in order"
@@ -86,10 +86,15 @@ def is_there(module: str) -> bool:
 
 
 def undocumented(path: Path) -> list[str]:
-    """Return what has no docstring."""
+    """Return the public names without a docstring; a method marked ``@override`` has that of its base."""
     tree = ast.parse(path.read_text())
     missing = [] if ast.get_docstring(tree) else [path.name]
-    return missing + [name for name, node in public(path) if not ast.get_docstring(node)]  # type: ignore[arg-type]
+    return missing + [
+        name
+        for name, node in public(path)
+        if not ast.get_docstring(node)  # type: ignore[arg-type]
+        and "override" not in map(ast.unparse, node.decorator_list)  # type: ignore[attr-defined]
+    ]
 
 
 # ------------------------------------------------------------------------------ the package

@@ -54,7 +54,7 @@ OUTCOMES = {
 
 @pytest.mark.process
 def test_a_test_that_starts_a_process_without_a_mark_fails(tmp_path: Path) -> None:
-    """However it starts it, itself or by a fixture; programs that describe the machine are nobody's concern."""
+    """Whether the test or a fixture starts it; programs that describe the machine do not count."""
     (tmp_path / "test_sample.py").write_text(SAMPLE)
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n  process\n  ray\n")
     command = [sys.executable, "-m", "pytest", "-rA", "-n0", "-p", "tests.conftest", "-p", "no:randomly"]

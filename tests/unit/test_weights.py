@@ -1,4 +1,4 @@
-"""What travels when weights are sent, and that a module gets all of it or is left as it was."""
+"""Contents of sent weights; a module gets all of them or stays unchanged."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from rl_eval.weights import (
     save_weights_file,
     snapshot_weights,
 )
+from tests.refused import refused
 
 DTYPES = "float32 float64 float16 bfloat16 complex64 int64 int32 int8 uint8 bool"
 
@@ -347,28 +348,28 @@ def changed(**tensors: Any) -> dict[str, Any]:
     return fresh(1).state_dict() | {name.replace("__", "."): value for name, value in tensors.items()}
 
 
-MISFITS: dict[str, tuple[dict[str, Any], str]] = {
-    "missing": (without(changed(), "body.0.weight"), "lack 'body.0.weight'"),
-    "two missing": (without(changed(), "body.0.weight", "scalar"), "lack 'body.0.weight', 'scalar'"),
-    "extra": (changed(body__9__weight=torch.zeros(1)), "have 'body.9.weight'"),
-    "misshapen": (changed(body__2__weight=torch.zeros(2, 5)), "'body.2.weight'"),
-    "transposed": (changed(body__2__weight=torch.zeros(4, 2)), "'body.2.weight'"),
-    "broadcastable": (changed(body__2__bias=torch.zeros(1)), "'body.2.bias'"),
-    "other dtype": (changed(frozen=torch.zeros(3, dtype=torch.float64)), "'frozen'"),
-    "half": (changed(frozen=torch.zeros(3).half()), "'frozen'"),
-    "no extra state": (without(changed(), "normalizer._extra_state"), "lack 'normalizer._extra_state'"),
-    "too much extra state": (changed(body___extra_state={}), "have 'body._extra_state'"),
-    "nothing": ({}, "lack "),
+MISFITS: dict[str, tuple[dict[str, Any], str | None]] = {
+    "missing": (without(changed(), "body.0.weight"), "body.0.weight"),
+    "two missing": (without(changed(), "body.0.weight", "scalar"), "body.0.weight"),
+    "extra": (changed(body__9__weight=torch.zeros(1)), "body.9.weight"),
+    "misshapen": (changed(body__2__weight=torch.zeros(2, 5)), "body.2.weight"),
+    "transposed": (changed(body__2__weight=torch.zeros(4, 2)), "body.2.weight"),
+    "broadcastable": (changed(body__2__bias=torch.zeros(1)), "body.2.bias"),
+    "other dtype": (changed(frozen=torch.zeros(3, dtype=torch.float64)), "frozen"),
+    "half": (changed(frozen=torch.zeros(3).half()), "frozen"),
+    "no extra state": (without(changed(), "normalizer._extra_state"), "normalizer._extra_state"),
+    "too much extra state": (changed(body___extra_state={}), "body._extra_state"),
+    "nothing": ({}, None),
 }
 
 
 @pytest.mark.parametrize("misfit", MISFITS)
 def test_weights_that_do_not_fit_are_named_and_change_nothing(misfit: str) -> None:
-    """A missing, extra or misshapen tensor, or one of another dtype, is named; the policy keeps what it has."""
-    weights, message = MISFITS[misfit]
+    """A missing or extra tensor, or one of the wrong shape or dtype, is named; the policy stays unchanged."""
+    weights, key = MISFITS[misfit]
     target = fresh(2)
     before = state_of(target)
-    with pytest.raises(WeightsError, match=message):
+    with refused(WeightsError, key):
         apply_weights(snapshot_weights(weights, 1), target)
     assert state_of(target) == before
 
@@ -382,7 +383,7 @@ def test_extra_state_that_a_module_rejects_changes_nothing() -> None:
 
     target = nn.Sequential(nn.Linear(2, 2), Picky())
     before = state_of(target)
-    with pytest.raises(Exception, match="not mine"):
+    with pytest.raises(ValueError, match="not mine"):
         apply_weights(snapshot_weights(randomized(nn.Sequential(nn.Linear(2, 2), Normalizer()), 3), 1), target)
     assert state_of(target) == before
 
@@ -400,9 +401,10 @@ def lazy() -> nn.Module:
 def test_uninitialized_weights_are_refused() -> None:
     """A lazy layer that never ran has nothing to send, and no shape to check against; it is named."""
     for weights in (lazy(), lazy().state_dict()):
-        with pytest.raises(WeightsError, match=r"'0\.(weight|bias)' are uninitialized"):
+        with refused(WeightsError) as caught:
             snapshot_weights(weights, 1)
-    with pytest.raises(WeightsError, match=r"'0\.(weight|bias)' are uninitialized"):
+        assert caught.value.key in {"0.weight", "0.bias"}
+    with refused(WeightsError, "0.weight"):
         apply_weights(snapshot_weights(nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)), 1), lazy())
 
 
@@ -455,7 +457,7 @@ def test_a_pickle_is_refused_without_running_it(tmp_path: Path, name: str, write
     """A file that would run code when loaded is refused, whatever its name, and no code of it runs."""
     trace, path = tmp_path / "trace", tmp_path / name
     write(path, {"weight": torch.zeros(2), "payload": Payload(trace)})
-    with pytest.raises(ConfigError, match=f"^policy.weights: .*{name}"):
+    with refused(ConfigError, "policy.weights", value=str(path)):
         load_weights_file(path)
     assert not trace.exists()
     pickle.loads(pickle.dumps(Payload(trace)))
@@ -475,7 +477,7 @@ def test_a_damaged_file_is_named(tmp_path: Path, name: str, damage: str) -> None
         path.write_bytes(contents[damage])
     elif damage == "folder":
         path.mkdir()
-    with pytest.raises(ConfigError, match=f"^policy.weights: .*{path}"):
+    with refused(ConfigError, "policy.weights", value=str(path)):
         load_weights_file(path)
 
 
@@ -483,7 +485,7 @@ def test_a_damaged_file_is_named(tmp_path: Path, name: str, damage: str) -> None
 def test_a_file_must_hold_a_flat_mapping_of_tensors(tmp_path: Path, value: Any) -> None:
     """A checkpoint with weights somewhere inside is refused: which of them are meant cannot be guessed."""
     torch.save(value, tmp_path / "checkpoint.pt")
-    with pytest.raises(ConfigError, match="flat mapping"):
+    with refused(ConfigError, "policy.weights", value=str(tmp_path / "checkpoint.pt")):
         load_weights_file(tmp_path / "checkpoint.pt")
 
 
@@ -511,17 +513,21 @@ def test_a_key_selects_the_weights_in_a_checkpoint(checkpoint: tuple[Path, str])
 
 
 @pytest.mark.parametrize(
-    ("key", "words"),
+    ("key", "names"),
     [
-        (None, "'model', 'optimizer', 'step', 'agent'.* Set policy.weights_key to model"),
-        ("modle", r"no 'modle' in .*ckpt.pt': .*'model', 'optimizer', 'step', 'agent'"),
-        ("agent.net", r"no 'net' in .*'state'"),
-        ("step", "'step' of .* a int"),
-        ("optimizer", "'state', 'param_groups'"),
+        (None, ["model", "optimizer", "step", "agent"]),
+        ("modle", ["model", "optimizer", "step", "agent"]),
+        ("agent.net", ["state"]),
+        ("step", []),
+        ("optimizer", ["state", "param_groups"]),
     ],
 )
 def test_a_key_that_leads_nowhere_is_answered_with_those_that_there_are(
-    checkpoint: tuple[Path, str], key: str | None, words: str
+    checkpoint: tuple[Path, str], key: str | None, names: list[str]
 ) -> None:
-    with pytest.raises(ConfigError, match=words):
-        load_weights_file(checkpoint[0], key)
+    """The message lists the keys at the place where the key fails."""
+    path = checkpoint[0]
+    place = ("policy.weights", str(path)) if key is None else ("policy.weights_key", key)
+    with refused(ConfigError, place[0], value=place[1]) as caught:
+        load_weights_file(path, key)
+    assert all(repr(name) in str(caught.value) for name in names)
