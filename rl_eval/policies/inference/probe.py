@@ -137,7 +137,7 @@ class Probe:
         for _ in range(_WARM_UP):
             self._outputs(self._observations, self._block(0), range(BLOCK))
         reference = self._reference()
-        # Nothing but the last test depends on the number of lanes, so the numerics key does not either.
+        # Only the last test depends on the number of lanes, so the numerics key does not.
         if self._depends(reference, BLOCK):
             return self._row_by_row()
         whole = self._rows == BLOCK or (self._ample and not self._depends(reference, self._rows))
@@ -151,11 +151,13 @@ class Probe:
         except Exception as error:
             raise ConfigError(
                 "the policy's result for an observation depends on the others in its batch, and it cannot act on one "
-                f"alone ({type(error).__name__}: {error}): call eval() on a module in training mode"
+                f"alone ({type(error).__name__}: {error})",
+                key="policy.policy",
+                fix="Call eval() on a module in training mode.",
             ) from error
         note = (
-            "the policy's result for an observation depends on its place in the batch, or on the others there"
-            f"{_unpinned()}: every row is computed alone, which is exact but slow (one forward pass per environment "
+            "the policy's result for an observation depends on its place in the batch, or on the other observations"
+            f"{_unpinned()}. Every row is computed alone, which is exact but slow (one forward pass per environment "
             "and step)"
         )
         return Finding("row", _digest(self._alone(0)), (note,))
@@ -167,21 +169,23 @@ class Probe:
         except _Unrepeatable as seen:
             return self._unrepeatable(str(seen))
         except Exception:
-            repeats = "whether it repeats itself was not seen"
+            repeats = "it is not known whether it repeats itself"
         brief = summary_of(error).partition("\n")[0][:200]
         note = (
-            f"the policy could not be probed, since it failed on made-up observations ({brief}): every row is computed "
+            f"the policy could not be probed: it failed on generated observations ({brief}). Every row is computed "
             f"alone, which is exact but slow; {repeats}"
         )
         return Finding("row", "", (note,), overwrites=True)
 
     def _unrepeatable(self, call: str) -> Finding:
-        """Refuse a policy that does not repeat itself, or note it."""
-        found = f"the policy gives other results for {call}, computed twice from the same state with the same noise"
+        """Raise for a policy that does not repeat its results, or note it."""
+        found = f"the policy gives different results for {call}, computed twice from the same state with the same noise"
         if not self._allow_nondeterministic:
             raise ConfigError(
-                f"{found}. rl-eval doctor names the likely cause. To evaluate it all the same, with a note in the "
-                "result, set policy.allow_nondeterministic: true"
+                f"{found}. rl-eval doctor names the likely cause",
+                key="policy.allow_nondeterministic",
+                value=False,
+                fix="To evaluate it nevertheless, with a note in the result, set policy.allow_nondeterministic: true.",
             )
         note = f"the result is NOT a function of the seed: {found} (policy.allow_nondeterministic is true)"
         return Finding("row", "", (note,), overwrites=True)
@@ -258,13 +262,15 @@ class Probe:
             return
         if not isinstance(answer, tuple) or len(answer) != 2:
             raise PolicyError(
-                f"act() of the policy {type(self.policy).__name__} returned a {type(answer).__name__}: return actions "
-                "and the next state, (actions, None) where there is no state"
+                f"act() of the policy {type(self.policy).__name__} returned a {type(answer).__name__}",
+                key="act",
+                value=type(answer).__name__,
+                fix="Return actions and the next state, or (actions, None) without a state.",
             )
         actions, following = answer
         self._reader.read(actions, live)
         if state is not None and following is None:
-            raise PolicyError("the policy has initial_state(), but its act() returned no next state")
+            raise PolicyError("the policy has initial_state(), but its act() returned no next state", key="act")
 
     def _alone(self, row: int) -> list[bytes]:
         return self._outputs(self._observations, np.array([row]), [0])

@@ -71,9 +71,12 @@ class PolicyInference(Inference):
             errors.setdefault(
                 int(row),
                 PolicyError(
-                    f"the action {int(move) + start} is not among those that the action mask allows, "
-                    f"{(np.flatnonzero(masks[row]) + start).tolist()}: have the policy read "
-                    "observation['action_mask'], or take the mask out of the observation to let the environment judge"
+                    f"the action {int(move) + start} is not one that the action mask allows, "
+                    f"{(np.flatnonzero(masks[row]) + start).tolist()}",
+                    key="action",
+                    value=int(move) + start,
+                    fix="Read observation['action_mask'] in the policy, or remove the mask from the observation to "
+                    "let the environment decide.",
                 ),
             )
 
@@ -125,7 +128,7 @@ class AgentsInference:
     # ------------------------------------------------------------------ episodes
 
     def seat(self, lane: int, seed: int, policies: Sequence[str]) -> None:
-        """Say which policy plays each seat of the episode that a lane is about to begin."""
+        """Set the policy of each seat in the next episode of a lane."""
         seeds = seat_seeds(seed, len(policies))
         self._seats[lane] = dict(zip(self._agents, zip(policies, seeds, strict=True), strict=True))
 
@@ -170,7 +173,7 @@ class AgentsInference:
             inference.keeps_outputs = wanted
 
     def outputs(self, lane: int) -> dict[Any, Any]:
-        """Return what policies computed besides actions, by agent."""
+        """Return the additional outputs of the policies, by agent."""
         return {agent: inference.outputs(row) for agent, inference, row in self._acting[lane]}
 
     # ------------------------------------------------------------------ observations
@@ -190,12 +193,12 @@ class AgentsInference:
             try:
                 inference.observations.write(row, observation)
             except EnvError as error:
-                raise EnvError(f"agent {agent!r}: {error}") from error
+                raise EnvError(f"agent {agent!r}: {error}", key=error.key, value=error.value) from error
             inference.live[row] = True
             acting.append((agent, inference, row))
 
     def content(self, observations: Mapping[Any, Any]) -> bytes:
-        """Return what policies are given of observations, for a trace."""
+        """Return the content of observations that policies receive, for a trace."""
         parts = [
             str(agent).encode() + self._policies[self._agents[agent]][0].observations.content(observation)
             for agent, observation in observations.items()
@@ -217,7 +220,7 @@ class AgentsInference:
         return sorted(found)
 
     def describe_nonfinite(self, lane: int) -> str:
-        """Say which part of which agent's observation is NaN or infinite."""
+        """Return which part of which agent's observation is NaN or infinite."""
         for agent, inference, row in self._acting[lane]:
             if row in inference.observations.nonfinite_rows(inference.live):
                 return f"agent {agent!r}: {inference.observations.describe_nonfinite(row)}"
@@ -229,7 +232,7 @@ class AgentsInference:
             inference.observations.look_outside(inference.live)
 
     def forget_notes(self) -> None:
-        """Note again what was noted before."""
+        """Allow notes that were already reported to be reported again."""
         for inference in self._inferences():
             inference.forget_notes()
 
@@ -237,7 +240,7 @@ class AgentsInference:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a reader of the result needs to know about how each policy is computed."""
+        """Notes for readers of the result on how each policy is computed."""
         found = {
             name: dict.fromkeys(note for page in pages for note in page.notes) for name, pages in self._policies.items()
         }
@@ -306,12 +309,14 @@ def _masks_of(spaces: tuple[gym.Space[Any], gym.Space[Any]], arrays: Any) -> tup
 
 
 def _of_agent(agent: Any, error: Exception) -> Exception:
-    return PolicyError(f"agent {agent!r}: {error}") if isinstance(error, PolicyError) else error
+    if not isinstance(error, PolicyError):
+        return error
+    return PolicyError(f"agent {agent!r}: {error}", key=error.key, value=error.value)
 
 
 def _probe(name: str, page: PolicyInference) -> None:
-    """Probe a policy, and say which one an error is about."""
+    """Probe a policy, and name it in errors."""
     try:
         page.probe()
     except (PolicyError, UsageError) as error:
-        raise type(error)(f"policy {name!r}: {error}") from error
+        raise type(error)(f"policy {name!r}: {error}", key=error.key, value=error.value) from error
