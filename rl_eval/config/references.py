@@ -30,7 +30,7 @@ def import_attribute(key: str, path: str) -> Any:
     """
     module_name, _, attribute = path.partition(":")
     if not module_name or not attribute:
-        raise ConfigError(f'{key} is {path!r}: write it as "module:attr"')
+        raise ConfigError(f'{key} is {path!r}: write it as "module:attr"', key=key, value=path)
     try:
         found: Any = importlib.import_module(module_name)
         for part in attribute.split("."):
@@ -45,7 +45,8 @@ def import_attribute(key: str, path: str) -> Any:
             hint = f": did you mean '{module_name}:{close[0]}'?"
         if module_name.endswith(".py"):
             hint = f". It names a module, not a file: write {dotted(path)!r}"
-        raise ConfigError(f"{key} is {path!r}, which cannot be imported: {error}{hint}") from error
+        text = f"{key} is {path!r}, which cannot be imported: {error}{hint}"
+        raise ConfigError(text, key=key, value=path) from error
     return found
 
 
