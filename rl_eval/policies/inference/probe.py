@@ -1,4 +1,4 @@
-"""Probe of a policy before its first episode: which rows may share a forward pass, and whether it repeats itself.
+"""Probe of a policy before its first episode: which rows may share a forward pass, and whether it repeats its results.
 
 Made-up observations are computed in blocks, then at other positions amid garbage. A row whose bits change either
 depends on its batch, or the policy gives other results each time it is asked. The same calls once more tell which:
@@ -28,14 +28,14 @@ BLOCK: Final = 16
 """Rows of the reference block."""
 
 _POOL: Final = 4 * BLOCK
-"""Made-up observations that the probe works with."""
+"""Number of generated observations for the probe."""
 _ROUNDS: Final = 4
 _POOL_BYTES: Final = 2**26
-"""Observations of which the whole pool would take more than this are probed with few of them."""
+"""If the whole pool of observations exceeds this size, the probe uses few of them."""
 _FEW: Final = 4
 _FEW_ROUNDS: Final = 2
 _WARM_UP: Final = 1
-"""Calls before the first that counts, besides that which checks shapes: compilers and autotuners settle in them."""
+"""Calls before the first that counts, besides the one that checks shapes: compilers and autotuners finish in them."""
 
 Verdict = Literal["whole", "block", "row"]
 
@@ -44,21 +44,21 @@ class Finding(NamedTuple):
     """Findings of the probe about a policy."""
 
     verdict: Verdict
-    """How many rows may share a forward pass."""
+    """Rows that may share a forward pass: ``whole``, ``block`` or ``row``."""
     outputs: str
-    """Digest of what the policy computed; empty where it cannot be compared with another runner's."""
+    """Digest of the policy's outputs; empty if it cannot be compared with another runner's."""
     notes: tuple[str, ...] = ()
-    """What a reader of the result needs to know; the same sentences from every runner."""
+    """Notes for readers of the result; the same from every runner."""
     overwrites: bool = False
-    """Whether the policy changes the observations that it is given, or may do so."""
+    """Whether the policy changes its observations in place, or may do so."""
 
 
 class _Unrepeatable(Exception):
-    """The same call gave other results the second time; its text says which call."""
+    """The same call gave different results the second time; the text names the call."""
 
 
 class Probe:
-    """Probe of one policy with its present weights.
+    """Probe of one policy with its current weights.
 
     Args:
         policy: Maps batches to batches.
@@ -93,7 +93,7 @@ class Probe:
         self._overwrites = False
 
     def run(self) -> Finding:
-        """Probe the policy; buffers of its modules are afterwards what they were.
+        """Probe the policy, and restore the buffers of its modules.
 
         Raises:
             ConfigError: The policy cannot act as configured, or does not repeat itself.
@@ -117,7 +117,7 @@ class Probe:
             self._outputs(self._observations, self._block(self._pool // 2 if other else 0), range(BLOCK))
 
     def check_shapes(self) -> None:
-        """Check that the policy's actions fit, and nothing else.
+        """Check only that the policy's actions fit the action space.
 
         Raises:
             ConfigError: The policy cannot act as configured.
@@ -213,7 +213,7 @@ class Probe:
                 raise _Unrepeatable("an observation alone in its batch")
 
     def _reference(self) -> list[bytes]:
-        """Bytes of every pool row, computed in blocks; where the pool is smaller than a block, rows come repeatedly."""
+        """Bytes of every pool row, computed in blocks; rows repeat if the pool is smaller than a block."""
         rows: list[bytes] = []
         for start in range(0, self._pool, BLOCK):
             rows += self._outputs(self._observations, self._block(start), range(BLOCK), watch=True)
@@ -276,7 +276,7 @@ class Probe:
         return self._outputs(self._observations, np.array([row]), [0])
 
     def _outputs(self, pool: Any, rows: npt.NDArray[np.int64], wanted: Any, *, watch: bool = False) -> list[bytes]:
-        """Act on pool rows, which are the seeds as well."""
+        """Act on pool rows; row numbers are also the seeds."""
         batch = take_rows(pool, rows)
         outputs = self._act(batch, wanted, rows)
         if watch and not self._overwrites:
@@ -284,7 +284,7 @@ class Probe:
         return outputs
 
     def _act(self, batch: Any, wanted: Any, seeds: npt.NDArray[np.int64]) -> list[bytes]:
-        """Everything that the policy computes for the wanted rows of a batch, as bytes."""
+        """Return all outputs of the policy for some rows of a batch, as bytes."""
         size = len(seeds)
         noise = None if self._deterministic else EpisodeNoise(seeds, np.zeros(size, np.int64))
         live = np.zeros(size, bool)
@@ -308,7 +308,7 @@ class Probe:
 
 @contextlib.contextmanager
 def buffers_kept(policy: Policy) -> Iterator[None]:
-    """Put back the buffers of a policy's modules: statistics are not to come from made-up observations."""
+    """Restore the buffers of a policy's modules: statistics must not come from generated observations."""
     torch = sys.modules.get("torch")
     parts = (policy, *getattr(policy, "__dict__", {}).values())
     modules = [part for part in parts if torch is not None and isinstance(part, torch.nn.Module)]
@@ -344,7 +344,7 @@ def _digest(rows: list[bytes]) -> str:
 
 
 def _unpinned() -> str:
-    """Return the usual cause of other last bits, if it applies: a process without an MKL mode."""
+    """Return the usual cause of different last bits, if it applies: a process without an MKL mode."""
     if os.environ.get("MKL_CBWR"):
         return ""
     return " (perhaps only in the last bits: MKL_CBWR is not set in this process; the command line sets it)"
