@@ -253,7 +253,7 @@ class EvalRunner(abc.ABC):
             self._pending.built_weights = self._built_weights()
             if self._has_random_weights:
                 self._pending.note(
-                    f"{self.settings.policy.policy} draws its weights at random, so no other run can repeat this "
+                    f"{self.settings.policy.policy} draws the weights at random, so no other run can repeat this "
                     "result. Pass weights (policy.weights, --weights), or seed them in the policy"
                 )
         self._queue.extend(leases)

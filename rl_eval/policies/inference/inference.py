@@ -285,7 +285,7 @@ class Inference:
         )
 
     def _machine(self) -> dict[str, Any]:
-        """Return version, settings and device of the library that computes the policy: torch for a module, else numpy."""
+        """Return version, settings and device of the library behind the policy: torch for a module, else numpy."""
         if module_of(self._policy) is None:
             return {"numpy": np.__version__, "device": self._device}
         torch = sys.modules["torch"]

@@ -26,7 +26,7 @@ from rl_eval.policies.inference.probe import Probe, buffers_kept
 
 _MOST_PARTS: Final = 2000
 _MOST_BYTES: Final = 2**20
-"""Elements of one array that are hashed; the rest is ignored."""
+"""Bytes of one array that are hashed; the rest is ignored."""
 _CONTAINERS: Final = (list, tuple, set, frozenset, deque)
 _ENTRY_POINTS: Final = ("act", "forward", "__call__")
 _TRAINED: Final = ("Dropout", "BatchNorm")

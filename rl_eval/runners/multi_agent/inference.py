@@ -81,7 +81,7 @@ class PolicyInference(Inference):
             )
 
     def _keep_state(self, rows: Any, state: Any) -> None:
-        """Store the new state of rows that have acted; the state of an agent that waits for its turn does not change."""
+        """Store the new state of rows that have acted; the state of a waiting agent does not change."""
         acted = np.flatnonzero(self.live[rows])
         super()._keep_state(np.arange(len(self.live))[rows][acted], take_rows(state, acted))
 
