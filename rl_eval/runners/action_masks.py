@@ -64,7 +64,7 @@ class ActionMasks(gym.Wrapper[Any, Any, Any, Any]):
             given = info["action_mask"]
         else:
             raise EnvError(
-                "environment.action_masks is true, but the environment has no method action_masks() and its info has "
+                "environment.action_masks is true, but the environment has no method action_masks(), and its info has "
                 "no action_mask",
                 key="environment.action_masks",
                 value=True,
