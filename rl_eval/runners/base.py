@@ -453,7 +453,7 @@ class EvalRunner(abc.ABC):
         for row in observations.nonfinite_rows(live):
             lane, text = self._lanes[row], observations.describe_nonfinite(row)
             observations.clear(row)
-            self._fault(lane, "env", "step" if lane.length else "reset", EnvError(text))
+            self._fault(lane, "env", "step" if lane.length else "reset", EnvError(text, key="observation"))
         observations.look_outside(live)
 
     def _write_row(self, lane: Lane, terminated: bool, cut: Truncation) -> None:

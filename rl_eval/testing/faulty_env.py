@@ -190,7 +190,7 @@ class FaultyEnv(gym.Wrapper[Any, Any, Any, Any]):
     an attempt is drawn, and its step, depend on (episode, attempt) alone, so a retry can succeed anywhere. An evaluator
     that does not announce its episodes gets draws of no fixed seed, as real faults are.
 
-    A hang that nobody ends is over after ``seconds``, and the environment goes on as if nothing had been.
+    A hang ends after ``seconds`` at the latest, and the environment then continues normally.
 
     Args:
         env: Environment to wrap.
