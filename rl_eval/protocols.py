@@ -1,4 +1,4 @@
-"""The few shapes that users' objects take: policies, environments that know their episode, contexts."""
+"""Protocols of users' objects: policies, environments that know their episode, contexts."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import numpy.typing as npt
 
 
 class EnvContext(dict[str, Any]):
-    """Argument of an environment factory: the configured kwargs, and the place where it runs.
+    """Argument of an environment factory: the configured kwargs, and the runner and slot.
 
-    Index fields are for ports, devices and folders. An environment whose *behaviour* depends on them
-    makes the result depend on the layout.
+    Index fields are for ports, devices and folders. If an environment's *behaviour* depends on them,
+    the result depends on the number of runners and environments.
 
     Args:
         kwargs: ``env_kwargs`` of the config; they are the items of this dict.
         runner_index: Index of the runner, from 0.
         lane_index: Index of the environment slot inside the runner, from 0.
-        num_runners: Number of runners asked for.
-        remote: Whether the slot has a process of its own.
+        num_runners: Configured number of runners.
+        remote: Whether the slot has its own process.
     """
 
     def __init__(
@@ -33,10 +33,10 @@ class EnvContext(dict[str, Any]):
 
 
 class NoiseSource(Protocol):
-    """Random numbers that belong to the episode of each lane, not to the process."""
+    """Random numbers of each lane's episode, independent of the process."""
 
     def uniform(self, count: int) -> npt.NDArray[np.float64]:
-        """Return numbers in (0, 1), shape (batch, count): the next ones of each lane's step."""
+        """Return the next numbers of each lane's step, in (0, 1), shape (batch, count)."""
 
     def normal(self, count: int) -> npt.NDArray[np.float64]:
         """Return standard normal numbers, shape (batch, count)."""
@@ -44,7 +44,7 @@ class NoiseSource(Protocol):
 
 @runtime_checkable
 class Policy(Protocol):
-    """Maps a batch of observations to a batch of actions.
+    """Map from a batch of observations to a batch of actions.
 
     It may be :class:`Recurrent`, :class:`Probeable` and :class:`ActionLogProb` as well.
     """
@@ -57,7 +57,7 @@ class Policy(Protocol):
         Args:
             observations: Batch in the structure of the observation space; each leaf is an array of
                 shape (batch, \\*leaf_shape). Rows of lanes that are not live hold old values.
-            state: What the last call returned, with the rows of new episodes reset; None without
+            state: State from the last call, with the rows of new episodes reset; None without
                 ``initial_state``.
             live: Mask of lanes that run an episode, shape (batch,).
             noise: Randomness of each lane's episode; None when ``deterministic`` is set.
@@ -66,22 +66,22 @@ class Policy(Protocol):
             Actions, a batch in the structure of the action space, and the next state.
 
         Raises:
-            PolicyUnavailable: It cannot act for now: the runner ends, and no episode is charged. What else it raises
-                is charged to the episodes whose rows it fails on.
+            PolicyUnavailable: The policy cannot act for now. The runner ends, and no episode uses up an attempt. Any
+                other exception is attributed to the episodes on whose rows it is raised.
         """
 
 
 @runtime_checkable
 class Recurrent(Protocol):
-    """A policy with a state of its own in every episode."""
+    """Policy with a recurrent state in every episode."""
 
     def initial_state(self, batch_size: int) -> Any:
-        """Return the state of fresh episodes: nested arrays or tensors, of a leading dimension ``batch_size``."""
+        """Return the state of new episodes: nested arrays or tensors with the leading dimension ``batch_size``."""
 
 
 @runtime_checkable
 class Probeable(Protocol):
-    """A policy that shows what it chooses actions by."""
+    """Policy that shows the numbers from which it chooses actions."""
 
     def probe_outputs(self, observations: Any) -> list[Any]:
         """Return arrays such as logits, with a leading batch dimension: an argmax hides last bits from the probe."""
@@ -89,10 +89,10 @@ class Probeable(Protocol):
 
 @runtime_checkable
 class ActionLogProb(Protocol):
-    """A policy that says how probable an action is, whoever took it; it depends on the observation alone."""
+    """Policy that returns the log-probability of any action, which depends only on the observation."""
 
     def log_prob(self, observations: Any, actions: Any) -> npt.NDArray[np.float64]:
-        """Return log-probabilities (log-densities in a Box) of actions, as the policy would choose them now.
+        """Return the policy's current log-probabilities (log-densities in a Box) of actions.
 
         Args:
             observations: Batch in the structure of the observation space.
@@ -105,11 +105,11 @@ class ActionLogProb(Protocol):
 
 @runtime_checkable
 class EpisodeAware(Protocol):
-    """An environment that is given which attempt follows, before each reset.
+    """Environment that receives the next episode and attempt before each reset.
 
-    Meant for test environments that inject faults by (episode, attempt). An environment whose
-    behaviour depends on the attempt otherwise is not a function of its seed.
+    It is for test environments that inject faults by (episode, attempt). Any other environment must not
+    depend on the attempt: it would not be a function of its seed.
     """
 
     def begin_episode(self, index: int, seed: int, attempt: int) -> None:
-        """Take note of the episode that the next ``reset`` starts."""
+        """Receive the episode that the next ``reset`` starts."""

@@ -27,15 +27,15 @@ from rl_eval.protocols import NoiseSource, Policy
 from rl_eval.weights import module_of
 
 _FROM_FACTORY: Final = "_rl_eval_from_policy_factory"
-"""An attribute, since a factory's error keeps its type; pickles keep the attributes of errors."""
+"""Attribute of an error from a factory: it keeps its type, and pickles keep the attributes of errors."""
 _RANDOM_WEIGHTS: Final = "_rl_eval_random_weights"
-"""An attribute of a module whose factory drew its weights at random."""
+"""Attribute of a module whose factory drew its weights at random."""
 _MAKES: Final = (
-    ". It is called to make the policy: if it is itself a policy, which takes observations, call its parameter "
-    "observations, or name a function that returns it, as in def make(): return {}"
+    "It is called to build the policy. If it is itself a policy, which takes observations, name its parameter "
+    "observations, or name a function that returns it, as in def make(): return {}."
 )
 _LACKS: Final = (
-    "; else give {} in policy.policy_kwargs; parameters called observation_space and action_space are given the spaces"
+    "Otherwise set {} in policy.policy_kwargs; parameters named observation_space and action_space receive the spaces."
 )
 _ACTS: Final = {
     "predict": "lambda batch: model.predict(batch)[0], without [0] if it returns actions alone",
@@ -43,15 +43,15 @@ _ACTS: Final = {
     "select_action": "lambda batch: agent.select_action(batch)",
     "choose_action": "lambda batch: agent.choose_action(batch)",
 }
-"""Methods by which objects of other libraries and loops of one's own act, and functions that call them."""
+"""Methods with which objects of other libraries and custom training loops act, and functions that call them."""
 
 
 def adapt_policy(section: PolicySection, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> Policy:
     """Build the configured policy.
 
-    A factory is called with ``policy_kwargs``, and with ``observation_space`` and ``action_space`` where its
-    signature has parameters of these names. A named function that must be given ``obs``, ``observation`` or
-    ``observations``, and nothing else, is the policy itself.
+    A factory is called with ``policy_kwargs``, and with ``observation_space`` and ``action_space`` if its signature
+    has parameters of these names. A named function whose only required parameter is ``obs``, ``observation`` or
+    ``observations`` is the policy itself.
 
     Raises:
         ConfigError: There is no policy, or the object cannot act.
@@ -59,17 +59,26 @@ def adapt_policy(section: PolicySection, observation_space: gym.Space[Any], acti
     candidate = section.policy
     if candidate is None:
         raise ConfigError(
-            'policy.policy is missing: give an nn.Module, a callable, a Policy or "module:factory", '
-            "or pass a live policy to evaluate(config, policy)"
+            "policy.policy is missing",
+            key="policy.policy",
+            fix='Pass an nn.Module, a callable, a Policy or "module:factory", or pass a policy object to '
+            "evaluate(config, policy).",
         )
     if isinstance(candidate, str):
         candidate = _from_factory(section, observation_space, action_space)
     elif section.policy_kwargs:
-        raise ConfigError('policy.policy_kwargs are for a "module:factory", but policy.policy is a live object')
+        raise ConfigError(
+            'policy.policy_kwargs are for a "module:factory", but policy.policy is a policy object',
+            key="policy.policy_kwargs",
+            value=", ".join(section.policy_kwargs),
+        )
     if inspect.isclass(candidate):
         raise ConfigError(
-            f"policy.policy is the class {candidate.__name__}: give an object of it, or its name as "
-            f"'{candidate.__module__}:{candidate.__qualname__}', which is then made with policy.policy_kwargs"
+            f"policy.policy is the class {candidate.__name__}",
+            key="policy.policy",
+            value=candidate.__name__,
+            fix=f"Pass an object of it, or its name as '{candidate.__module__}:{candidate.__qualname__}', which is "
+            "built with policy.policy_kwargs.",
         )
     adapter = integration_for(candidate, "as_policy")
     if adapter is not None and not hasattr(type(candidate), "act"):
@@ -89,13 +98,17 @@ def adapt_policy(section: PolicySection, observation_space: gym.Space[Any], acti
     _check_callable(candidate, section)
     if not section.deterministic:
         raise ConfigError(
-            "policy.deterministic is False, but the policy is a plain callable, whose distribution rl_eval cannot see: "
-            "return logits from an nn.Module, or implement rl_eval.Policy and draw from its noise argument"
+            "policy.deterministic is False, but the policy is a plain callable, whose distribution rl_eval cannot see",
+            key="policy.deterministic",
+            value=False,
+            fix="Return logits from an nn.Module, or implement rl_eval.Policy and draw from its noise argument.",
         )
     if not _takes_an_argument(candidate):
         raise ConfigError(
-            f"policy.policy is {candidate!r}, which does not take observations alone: if it makes the policy, give "
-            'what it returns, or its name as "module:attr"'
+            f"policy.policy is {candidate!r}, which does not take observations alone",
+            key="policy.policy",
+            value=candidate,
+            fix='If it builds the policy, pass its result, or its name as "module:attr".',
         )
     return CallablePolicy(candidate)
 
@@ -105,8 +118,10 @@ def _check_act(policy: Policy) -> None:
         inspect.signature(policy.act).bind(None, None, None, None)
     except TypeError as error:
         raise ConfigError(
-            f"policy.policy is a {type(policy).__name__}, whose act() does not take what a policy's does, which is "
-            f"act(observations, state, live, noise): {error}"
+            f"policy.policy is a {type(policy).__name__}, whose act() does not take the arguments of "
+            f"act(observations, state, live, noise): {error}",
+            key="policy.policy",
+            value=type(policy).__name__,
         ) from error
     except ValueError:  # Some callables hide their signature.
         pass
@@ -117,30 +132,44 @@ def _check_forward(module: Any, undefined: Any) -> None:
         return
     advice = _advice(dir(module), f"{type(module).__module__}:{type(module).__qualname__}")
     raise ConfigError(
-        f"policy.policy is a {type(module).__name__} without forward(observations), by which a module acts: "
-        + (advice or "define it")
+        f"policy.policy is a {type(module).__name__} without forward(observations), with which a module acts",
+        key="policy.policy",
+        value=type(module).__name__,
+        fix=_sentence(advice) or "Define forward(observations).",
     )
 
 
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:].rstrip('.')}." if text else ""
+
+
 def _advice(names: Collection[str], reference: str) -> str:
-    """Return how to give the policy of a library that has such methods or arguments; empty if none is known."""
+    """Return advice for the policy of a library with such methods or arguments; empty if none is known."""
     found = (text for one in integrations() for name, text in one.advice.items() if name in names)
     return next(found, "").format(reference)
 
 
 def _check_callable(candidate: Any, section: PolicySection) -> None:
     if isinstance(candidate, Mapping):
-        raise ConfigError("policy.policy is a mapping, such as a state dict: give the module that it belongs to")
-    if not callable(candidate):
-        made = "made " if isinstance(section.policy, str) else "is "
         raise ConfigError(
-            f"policy.policy {made}{candidate!r}, which is neither a module, nor callable, nor a Policy"
-            + (f": give a function of a batch of observations, such as {call}" if (call := _call_of(candidate)) else "")
+            "policy.policy is a mapping, such as a state dict",
+            key="policy.policy",
+            value=type(candidate).__name__,
+            fix="Pass the module that it belongs to.",
+        )
+    if not callable(candidate):
+        made = "built " if isinstance(section.policy, str) else "is "
+        call = _call_of(candidate)
+        raise ConfigError(
+            f"policy.policy {made}{candidate!r}, which is not a module, a callable or a Policy",
+            key="policy.policy",
+            value=candidate,
+            fix=f"Pass a function of a batch of observations, such as {call}." if call else "",
         )
 
 
 def _call_of(candidate: Any) -> str:
-    """Return the function of observations that calls an object that acts; empty if none is known."""
+    """Return a function of observations that calls an object's method; empty if none is known."""
     return next((call for name, call in _ACTS.items() if callable(getattr(candidate, name, None))), "")
 
 
@@ -152,7 +181,7 @@ def _takes_an_argument(function: Any) -> bool:
         return False
     except ValueError:  # Some callables hide their signature.
         return True
-    # A function of settings alone makes something: it can be called without any.
+    # A function of settings alone builds something: it can be called without any.
     variadic = any(each.kind is each.VAR_POSITIONAL for each in signature.parameters.values())
     return variadic or not inspect.isfunction(function) or bool(required(signature.parameters))
 
@@ -161,15 +190,20 @@ def _to_device(module: Any, device: str) -> Any:
     try:
         return module.to(device)
     except (RuntimeError, AssertionError) as error:
-        raise ConfigError(f"policy.device is {device!r}, where the policy cannot go: {error}") from error
+        text = f"policy.device is {device!r}, but the policy cannot be moved to it: {error}"
+        raise ConfigError(text, key="policy.device", value=device) from error
 
 
 def _from_factory(section: PolicySection, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> Any:
     factory = import_attribute("policy.policy", section.policy)
     name = section.policy.rpartition(":")[2]
     if not callable(factory):
-        makes = f"name a function that returns a policy, as in def make(): return {_call_of(factory) or name}"
-        raise ConfigError(f"policy.policy is {section.policy!r}, which makes nothing: {makes}")
+        raise ConfigError(
+            f"policy.policy is {section.policy!r}, which is not callable",
+            key="policy.policy",
+            value=section.policy,
+            fix=f"Name a function that returns a policy, as in def make(): return {_call_of(factory) or name}.",
+        )
     if takes_observations(factory) and not section.policy_kwargs:
         return factory
     offered = {"observation_space": observation_space, "action_space": action_space}
@@ -190,10 +224,15 @@ def _from_factory(section: PolicySection, observation_space: gym.Space[Any], act
         hint = _MAKES.format(made) if lacking or module_of(factory) is factory else ""
         if lacking:
             advice = _advice(lacking, section.policy)
-            hint += f"; {advice}" if advice else _LACKS.format(" and ".join(map(repr, lacking)))
+            hint += f" {_sentence(advice) or _LACKS.format(' and '.join(map(repr, lacking)))}"
         elif unknown:
-            hint += f". {name} takes {', '.join(parameters) or 'none'}"
-        wrong = ConfigError(f"policy.policy {section.policy!r} cannot be built: {error}{hint}")
+            hint += f" {name} takes {', '.join(parameters) or 'no arguments'}."
+        wrong = ConfigError(
+            f"policy.policy {section.policy!r} cannot be built: {error}",
+            key="policy.policy_kwargs" if lacking or unknown else "policy.policy",
+            value=", ".join(lacking or unknown) or section.policy,
+            fix=hint.strip(),
+        )
         setattr(wrong, _FROM_FACTORY, True)
         raise wrong from error
     except Exception as error:
@@ -206,7 +245,7 @@ def _from_factory(section: PolicySection, observation_space: gym.Space[Any], act
 def _drawn_at_random(module: Any, before: tuple[int, Any] | None) -> bool:
     """Return whether a factory drew weights from torch's global generator, did not seed it, and loaded none later.
 
-    A tensor counts how often it was written in place: weights that were drawn, and then loaded, count two.
+    A tensor counts its writes in place: weights that were drawn and then loaded count two.
     """
     now = seed_and_state()
     if before is None or now is None or now == before or now[0] != before[0]:
@@ -215,14 +254,14 @@ def _drawn_at_random(module: Any, before: tuple[int, Any] | None) -> bool:
 
 
 def has_random_weights(policy: Policy) -> bool:
-    """Return whether the weights of a policy were drawn at random when its factory made it."""
+    """Return whether the factory of a policy drew its weights at random."""
     return getattr(module_of(policy), _RANDOM_WEIGHTS, False)
 
 
 def check_files(section: PolicySection) -> None:
-    """Refuse a model's file that is not what the settings were made with: other runners may have loaded the former.
+    """Raise if a model file changed after the settings were made: other runners may have loaded the old one.
 
-    What another factory is given may be something else, such as a file that it writes.
+    Other factories are not checked: their arguments may be files that they write.
     """
     if loader_of(section.policy) is None:
         return
@@ -230,24 +269,25 @@ def check_files(section: PolicySection) -> None:
     for name in changed_files(before, now):
         raise ConfigError(
             f"the file of policy.policy_kwargs[{name!r}] was changed after the evaluation was configured (digest "
-            f"{before[name][:16]} -> {now[name][:16]}): evaluate a copy that nobody rewrites, or configure it anew"
+            f"{before[name][:16]} -> {now[name][:16]})",
+            key=f"policy.policy_kwargs.{name}",
+            fix="Evaluate a copy that does not change, or configure the evaluation again.",
         )
 
 
 def came_from_factory(error: BaseException) -> bool:
-    """Return whether the factory of a policy raised an error, which keeps its type, also on its way from a runner."""
+    """Return whether the factory of a policy raised an error, also after its way from a runner."""
     return getattr(error, _FROM_FACTORY, False)
 
 
-_TAKES_ONE: Final = (
-    "the policy takes one observation, and raises {} for a batch of them: give a function of a batch, such as "
-    "lambda batch: np.array([policy(observation) for observation in batch])"
+_ONE_BY_ONE: Final = (
+    "Pass a function of a batch, such as lambda batch: np.array([policy(observation) for observation in batch])."
 )
 
 
 @final
 class CallablePolicy:
-    r"""A stateless policy around a function of observations.
+    r"""Stateless policy around a function of observations.
 
     Args:
         function: Maps a batch in the structure of the observation space (leaves of shape
@@ -263,17 +303,18 @@ class CallablePolicy:
         """Choose actions; see :class:`rl_eval.Policy`.
 
         Raises:
-            PolicyError: The function takes one observation, and not a batch.
+            PolicyError: The function takes one observation, not a batch.
         """
         try:
             return self.function(observations), None
         except (IndexError, TypeError, ValueError) as error:
             if self._takes_one(observations):
-                raise PolicyError(_TAKES_ONE.format(summary_of(error))) from error
+                text = f"the policy takes one observation, and raises {summary_of(error)} for a batch of them"
+                raise PolicyError(text, key="policy.policy", fix=_ONE_BY_ONE) from error
             raise
 
     def _takes_one(self, observations: Any) -> bool:
-        """Return whether the function takes an observation, and not a batch that holds it alone."""
+        """Return whether the function takes an observation, but not a batch of one."""
         return self._takes(tree.map_structure(itemgetter(0), observations)) and not self._takes(
             tree.map_structure(itemgetter(slice(1)), observations)
         )
@@ -288,7 +329,7 @@ class CallablePolicy:
 
 @contextlib.contextmanager
 def random_state_kept() -> Iterator[None]:
-    """Leave the global generators as they were: initializing layers draws from them, and they may be a trainer's."""
+    """Restore the global generators at the end: initializing layers draws from them, and a trainer may use them."""
     torch = sys.modules.get("torch")
     states = random.getstate(), np.random.get_state(), torch.random.get_rng_state() if torch else None  # noqa: NPY002
     try:
@@ -301,6 +342,6 @@ def random_state_kept() -> Iterator[None]:
 
 
 def seed_and_state() -> tuple[int, Any] | None:
-    """Return seed and state of torch's global generator; None before torch is imported."""
+    """Return the seed and the state of torch's global generator; None before torch is imported."""
     torch = sys.modules.get("torch")
     return None if torch is None else (torch.initial_seed(), torch.random.get_rng_state().tolist())

@@ -1,4 +1,4 @@
-"""Live policies of a config: where they stand, and the settings without them, which can be sent anywhere."""
+"""Policy objects of a config: where they are, and the settings without them, which can be sent to any process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rl_eval.errors import ConfigError, nearest
 from rl_eval.weights import WeightsSnapshot, load_weights_file, module_of, snapshot_weights, weights_of
 
 _LIVE: Final[dict[str, Any]] = {"policy_kwargs": {}, "weights": None, "weights_key": None}
-"""What a live policy has no use for."""
+"""Settings that do not apply to a policy object."""
 
 
 def check_policies(section: PolicySection) -> None:
@@ -22,29 +22,39 @@ def check_policies(section: PolicySection) -> None:
         ConfigError: It has both, or one is missing.
     """
     if not section.policies and section.policy_mapping_fn is not None:
-        raise ConfigError("policy.policy_mapping_fn is set, but policy.policies is empty: name the policies there")
+        raise ConfigError(
+            "policy.policy_mapping_fn is set, but policy.policies is empty",
+            key="policy.policy_mapping_fn",
+            fix="Name the policies in policy.policies.",
+        )
     for key in ("policy", *_LIVE) if section.policies else ():
         if getattr(section, key):
-            raise ConfigError(f"policy.{key} is set beside policy.policies: set it for each policy in there")
+            raise ConfigError(
+                f"policy.{key} is set together with policy.policies",
+                key=f"policy.{key}",
+                value=getattr(section, key),
+                fix="Set it for each policy in policy.policies.",
+            )
     for name, policy in section.policies.items():
         if policy.policy is None:
             raise ConfigError(
-                f"policy.policies.{name}.policy is missing: configure it, or pass a mapping with a live policy for "
-                f'{name!r} as the argument "policy"'
+                f"policy.policies.{name}.policy is missing",
+                key=f"policy.policies.{name}.policy",
+                fix=f'Configure it, or pass a mapping with a policy object for {name!r} as the argument "policy".',
             )
 
 
 def live_policies(section: PolicySection) -> dict[str, Any]:
-    """Return the live ones of several policies by id."""
+    """Return the policy objects of several policies, by id."""
     return {name: one.policy for name, one in section.policies.items() if not isinstance(one.policy, str)}
 
 
 def configured_weights(section: PolicySection, live: Any = None, version: int = 0) -> WeightsSnapshot | None:
-    """Return the weights of the configured file, else those of the live policy; None without either.
+    """Return the weights of the configured file, else those of the policy object; None without either.
 
     Args:
-        section: One policy, or several; several have the weights of those with a file, or with a live module.
-        live: The live policy, or a mapping of the live ones of several by id.
+        section: One policy, or several. Several have the weights of those with a file or with a module object.
+        live: The policy object, or a mapping of policy objects by id.
         version: Version of the weights.
 
     Raises:
@@ -67,10 +77,10 @@ def _weights_of_each(section: PolicySection, live: Mapping[str, Any]) -> Weights
 
 
 def with_live(settings: EvalSettings, policy: Any) -> EvalSettings:
-    """Return settings with a live policy, or a named one, instead of the configured one, or with several by id.
+    """Return settings with a policy object, or a named policy, instead of the configured one, or with several by id.
 
     Raises:
-        ConfigError: Policies are configured by id, and these are no mapping of such ids.
+        ConfigError: Policies are configured by id, but these are not a mapping of such ids.
     """
     section = settings.policy
     if isinstance(policy, str) and not section.policies:
@@ -81,18 +91,24 @@ def with_live(settings: EvalSettings, policy: Any) -> EvalSettings:
         policy = divide(policy, tuple(section.policies))
     if not isinstance(policy, Mapping):
         raise ConfigError(
-            f"the policy is a {type(policy).__name__}, but policy.policies has {', '.join(section.policies)}: pass a "
-            "mapping from such ids to live policies"
+            f"the policy is a {type(policy).__name__}, but policy.policies has {', '.join(section.policies)}",
+            key="policy",
+            value=type(policy).__name__,
+            fix="Pass a mapping from these ids to policy objects.",
         )
     for name in policy:
         if name not in section.policies:
-            raise ConfigError(f"there is no policy {name!r}: {nearest(str(name), section.policies)}")
+            raise ConfigError(
+                f"policy has {name!r}, which is not in policy.policies: {nearest(str(name), section.policies)}",
+                key="policy",
+                value=name,
+            )
     live = {name: section.policies[name].model_copy(update={**_LIVE, "policy": one}) for name, one in policy.items()}
     return with_values(settings, policy={"policies": {**section.policies, **live}})
 
 
 def _with_named(settings: EvalSettings, policy: str) -> EvalSettings:
-    """Return settings with a policy that a text names, as the key ``policy.policy`` does."""
+    """Return settings with a named policy, as the key ``policy.policy`` names it."""
     named = with_named_policies({"policy": {"policy": policy}})
     kept = {name: getattr(settings.policy, name) for name in settings.policy.model_fields_set}
     section = PolicySection.model_validate({**kept, **_LIVE, **named.pop("policy")})
@@ -100,7 +116,7 @@ def _with_named(settings: EvalSettings, policy: str) -> EvalSettings:
 
 
 def without_live(settings: EvalSettings) -> EvalSettings:
-    """Return settings without the live policies; those that have a name stay."""
+    """Return settings without the policy objects; named policies stay."""
     section = settings.policy
     if not section.policies:
         return with_live(settings, None)

@@ -1,4 +1,4 @@
-"""The usual small actor network, so that a config can evaluate one from a weights file alone."""
+"""Common small actor network, so that a config can evaluate one from a weights file alone."""
 
 from __future__ import annotations
 
@@ -46,7 +46,11 @@ class MLPActor(nn.Module):
     ) -> None:
         super().__init__()
         if activation not in _ACTIVATIONS:
-            raise ConfigError(f"policy.policy_kwargs.activation is {activation!r}: {nearest(activation, _ACTIVATIONS)}")
+            raise ConfigError(
+                f"policy.policy_kwargs.activation is {activation!r}: {nearest(activation, _ACTIVATIONS)}",
+                key="policy.policy_kwargs.activation",
+                value=activation,
+            )
         layers: list[nn.Module] = []
         for fan_in, fan_out in zip((num_inputs, *hidden), hidden, strict=False):
             layers += [nn.Linear(fan_in, fan_out), _ACTIVATIONS[activation]()]
@@ -81,7 +85,12 @@ def make_mlp(
         ConfigError: A space is neither a Box (observations) nor Discrete or Box (actions).
     """
     if not isinstance(observation_space, gym.spaces.Box):
-        raise ConfigError(f"make_mlp reads Box observations, not {observation_space}: write a module of your own")
+        raise ConfigError(
+            f"make_mlp reads Box observations, not {observation_space}",
+            key="observation_space",
+            value=str(observation_space),
+            fix="Write your own module.",
+        )
     gaussian = isinstance(action_space, gym.spaces.Box)
     if isinstance(action_space, gym.spaces.Discrete):
         num_outputs = int(action_space.n)
@@ -89,7 +98,10 @@ def make_mlp(
         num_outputs = int(np.prod(action_space.shape or ()))
     else:
         raise ConfigError(
-            f"make_mlp acts in Discrete and Box spaces, not in {action_space}: write a module of your own"
+            f"make_mlp acts in Discrete and Box spaces, not in {action_space}",
+            key="action_space",
+            value=str(action_space),
+            fix="Write your own module.",
         )
     return MLPActor(
         int(np.prod(observation_space.shape)),

@@ -1,4 +1,4 @@
-"""Policy made of an ``nn.Module``, whose outputs are read by the action space.
+"""Policy around an ``nn.Module``, whose outputs the action space interprets.
 
 =================  =============================  ==========================================
 action space       module output per row          action
@@ -31,19 +31,19 @@ _UNDECLARED: Final = object()
 
 @final
 class ModulePolicy:
-    """A policy around a module that maps observation tensors to logits or actions.
+    """Policy around a module that maps observation tensors to logits or actions.
 
     Floating observations are cast to the dtype of the module's first floating parameter, unless the
     module has an attribute ``observation_dtype`` (a torch dtype, or None for the space's own).
 
     Args:
         module: Called with a batch of observation tensors in the structure of the observation space.
-        action_space: Space that its outputs are read by.
+        action_space: Space that interprets its outputs.
         deterministic: Take the mode instead of sampling.
         device: Torch device to run on.
 
     Raises:
-        ConfigError: The action space is none of the above.
+        ConfigError: The action space is not in the table above.
     """
 
     def __init__(
@@ -52,8 +52,10 @@ class ModulePolicy:
         supported = (gym.spaces.Discrete, gym.spaces.MultiDiscrete, gym.spaces.MultiBinary, gym.spaces.Box)
         if not isinstance(action_space, supported):
             raise ConfigError(
-                f"policy.policy is an nn.Module, which cannot be read as actions of {action_space}: implement "
-                "rl_eval.Policy, whose act() returns actions itself"
+                f"policy.policy is an nn.Module, whose outputs cannot be read as actions of {action_space}",
+                key="policy.policy",
+                value=type(module).__name__,
+                fix="Implement rl_eval.Policy, whose act() returns actions itself.",
             )
         self.module = module.to(device).eval()
         self._space = action_space
@@ -61,13 +63,13 @@ class ModulePolicy:
         self._device = torch.device(device)
         self._dtype = _observation_dtype(module)
         self._last: tuple[Array, Array | None, Array] | None = None
-        """What the module computed for the last batch, and the actions that were drawn from it."""
+        """Outputs of the module for the last batch, and the actions drawn from them."""
 
     @property
     def outputs(self) -> dict[str, Array] | None:
         """Log-probability (or density) of each action of the last batch, ``action_log_prob`` of shape (batch,).
 
-        It is that of the action as drawn, before ``policy.actions`` makes it fit its space. None where actions are not
+        It refers to the action as drawn, before ``policy.actions`` makes it fit its space. None if actions are not
         drawn.
         """
         if self._last is None:
@@ -75,14 +77,14 @@ class ModulePolicy:
         return {"action_log_prob": log_probability(self._space, *self._last)}
 
     def probe_outputs(self, observations: Any) -> list[Array]:
-        """Return what the module computes, before any action is read from it."""
+        """Return the outputs of the module, before actions are read from them."""
         return [array for array in self._forward(observations) if array is not None]
 
     def log_prob(self, observations: Any, actions: Array) -> npt.NDArray[np.float64]:
         """Return the log-probabilities of actions; see :class:`rl_eval.protocols.ActionLogProb`.
 
         Raises:
-            ConfigError: Actions are not sampled in a continuous space, so that none has a density.
+            ConfigError: The space is continuous and actions are not sampled, so that none has a density.
             PolicyError: The actions are not of the action space.
         """
         output, log_std = self._forward(observations)
@@ -90,8 +92,10 @@ class ModulePolicy:
         sampled = not self._deterministic
         if isinstance(self._space, gym.spaces.Box) and not (sampled and log_std is not None):
             raise ConfigError(
-                "the policy takes one action per observation in a continuous space, so no action has a density: set "
-                "policy.deterministic to False, and have the module return (mean, log_std)"
+                "the policy takes one action per observation in a continuous space, so no action has a density",
+                key="policy.deterministic",
+                value=self._deterministic,
+                fix="Set policy.deterministic to False, and return (mean, log_std) from the module.",
             )
         if sampled:
             return log_probability(self._space, output, log_std, actions)
@@ -119,9 +123,12 @@ class ModulePolicy:
         if isinstance(result, tuple) and len(result) == 2 and isinstance(self._space, gym.spaces.Box):
             mean, log_std = result
             return _array(mean, batch), _array(log_std.expand_as(mean), batch)
+        box = isinstance(self._space, gym.spaces.Box)
         raise PolicyError(
             f"the module returned {type(result).__name__}, but for {self._space} it must return a tensor"
-            + (" of actions or a tuple (mean, log_std)" if isinstance(self._space, gym.spaces.Box) else " of logits")
+            + (" of actions or a tuple (mean, log_std)" if box else " of logits"),
+            key="forward",
+            value=type(result).__name__,
         )
 
     def _tensor(self, array: Array) -> torch.Tensor:
@@ -157,8 +164,10 @@ class ModulePolicy:
             return output.reshape(shape)
         if log_std is None:
             raise ConfigError(
-                "policy.deterministic is False, but the module returns actions without a distribution: return a tuple "
-                "(mean, log_std) to sample from, or set policy.deterministic to True"
+                "policy.deterministic is False, but the module returns actions without a distribution",
+                key="policy.deterministic",
+                value=False,
+                fix="Return a tuple (mean, log_std) to sample from, or set policy.deterministic to True.",
             )
         return gaussian(output, np.exp(log_std.astype(np.float64)), noise).reshape(shape)
 
@@ -172,7 +181,10 @@ def _observation_dtype(module: torch.nn.Module) -> torch.dtype | None:
 
 def _array(output: torch.Tensor, batch: int) -> Array:
     if output.ndim == 0 or len(output) != batch:
-        raise PolicyError(f"the module returned a tensor of shape {tuple(output.shape)} for a batch of {batch}")
+        shape = tuple(output.shape)
+        raise PolicyError(
+            f"the module returned a tensor of shape {shape} for a batch of {batch}", key="forward", value=str(shape)
+        )
     # numpy has no bfloat16.
     return (output.float() if output.dtype is torch.bfloat16 else output).cpu().numpy()
 
@@ -181,19 +193,27 @@ def _expect(output: Array, shape: tuple[int, ...], what: str, space: gym.Space[A
     if output.shape != shape:
         hint = ""
         if what == "logits" and output.shape == shape[:1]:
-            hint = ": return logits, from which actions are chosen, or give a function that returns actions"
-        raise PolicyError(f"the policy returned {what} of shape {output.shape}, but {space} needs {shape}{hint}")
+            hint = "Return logits, from which actions are chosen, or pass a function that returns actions."
+        raise PolicyError(
+            f"the policy returned {what} of shape {output.shape}, but {space} needs {shape}",
+            key=what,
+            value=str(output.shape),
+            fix=hint,
+        )
     return output
 
 
 def _check_actions(actions: Array, batch: int, space: gym.Space[Any]) -> None:
-    """Refuse actions of another space: a logit of a wrong place would be read for them."""
+    """Raise for actions of another space: a logit at a wrong index would be read for them."""
     if actions.shape != (batch, *(space.shape or ())):
         raise PolicyError(
-            f"actions of shape {actions.shape} are not {batch} actions of {space}: give them as the environment takes "
-            "them, not one-hot"
+            f"actions of shape {actions.shape} are not {batch} actions of {space}",
+            key="actions",
+            value=str(actions.shape),
+            fix="Pass them as the environment takes them, not one-hot.",
         )
     if isinstance(space, gym.spaces.Discrete | gym.spaces.MultiDiscrete):
         sizes = space.n if isinstance(space, gym.spaces.Discrete) else space.nvec
         if (outside := (actions < space.start) | (actions >= space.start + sizes)).any():
-            raise PolicyError(f"action {actions[outside][0]} is not in {space}")
+            wrong = actions[outside][0]
+            raise PolicyError(f"action {wrong} is not in {space}", key="actions", value=wrong.item())

@@ -1,8 +1,8 @@
 """Random numbers of sampling policies: a function of (episode seed, step, element).
 
-A counter-based stream has no state to lose: an episode that is retried, moved to another lane or
-resumed draws the same numbers, and nothing touches a global generator. Each number is three rounds
-of SplitMix64 over the three counters.
+A counter-based stream has no state that can be lost: an episode that is retried, moved to another lane or
+resumed draws the same numbers, and no global generator is used. Each number is three rounds of SplitMix64
+over the three counters.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _ELEMENT: Final = np.uint64(0xD1342543DE82EF95)
 
 
 class EpisodeNoise:
-    """The noise of a batch of lanes.
+    """Noise of a batch of lanes.
 
     Args:
         seeds: Episode seed of each lane, shape (batch,).
-        steps: Steps that each lane's episode has done, shape (batch,).
+        steps: Number of steps of each lane's episode so far, shape (batch,).
     """
 
     def __init__(self, seeds: npt.NDArray[np.int64], steps: npt.NDArray[np.int64]) -> None:
@@ -36,7 +36,7 @@ class EpisodeNoise:
         elements = np.arange(self._used + 1, self._used + count + 1, dtype=np.uint64)
         self._used += count
         bits = mix(self._counters[:, None] + elements * _ELEMENT)
-        # 52 bits and a half: with 53 the greatest would round to 1.
+        # 52 bits and a half: with 53 the highest number would round to 1.
         return np.asarray(((bits >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52, np.float64)
 
     def normal(self, count: int) -> npt.NDArray[np.float64]:

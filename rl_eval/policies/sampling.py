@@ -1,4 +1,4 @@
-"""Actions from logits: the most likely one, or a draw from an episode's own noise."""
+"""Actions from logits: the most likely one, or a draw from the episode's own noise."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ Array = npt.NDArray[Any]
 
 
 def categorical(logits: Array, live: npt.NDArray[np.bool_], noise: NoiseSource | None) -> npt.NDArray[np.int64]:
-    """Index per row: the first greatest logit, or where the CDF passes a uniform number."""
+    """Index per row: the first highest logit, or the place at which the CDF passes a uniform number."""
     if noise is None:
         return np.asarray(logits.argmax(1), np.int64)
     wide = logits.astype(np.float64)
     top = wide.max(1, keepdims=True)
     if not np.isfinite(top[live]).all():
-        raise PolicyError(f"the module's logits are no distribution: {logits[live][~np.isfinite(top[live, 0])][0]}")
+        wrong = logits[live][~np.isfinite(top[live, 0])][0]
+        raise PolicyError(f"the module's logits are not a distribution: {wrong}", key="logits", value=str(wrong))
     with np.errstate(invalid="ignore"):
         weights = np.exp(wide - top)
     cdf = weights.cumsum(1)
@@ -31,11 +32,11 @@ def categorical(logits: Array, live: npt.NDArray[np.bool_], noise: NoiseSource |
 
 
 def refuse_nan(numbers: Array, live: npt.NDArray[np.bool_], what: str) -> None:
-    """Raise :class:`PolicyError` if what a policy put out for a row that counts is NaN."""
+    """Raise :class:`PolicyError` if the output of a policy is NaN in a live row."""
     absent = np.isnan(numbers)
     if absent.any() and absent[live].any():
         row = int(np.flatnonzero(live & absent.reshape(len(numbers), -1).any(1))[0])
-        raise PolicyError(f"{what} is NaN: {numbers[row]}")
+        raise PolicyError(f"{what} is NaN: {numbers[row]}", key="output", value=str(numbers[row]))
 
 
 def bernoulli(logits: Array, noise: NoiseSource | None) -> npt.NDArray[np.int8]:
@@ -62,7 +63,7 @@ def log_probability(
         space: Discrete, MultiDiscrete, MultiBinary or Box.
         output: Logits, or the means of a diagonal Gaussian, shape (batch, ...).
         log_std: Logarithms of its standard deviations, shape (batch, ...).
-        actions: What was drawn, shape (batch, ...).
+        actions: Drawn actions, shape (batch, ...).
     """
     batch = len(actions)
     if isinstance(space, gym.spaces.Discrete):

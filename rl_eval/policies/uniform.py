@@ -1,4 +1,4 @@
-"""Uniform policy: random actions, drawn from each episode's own noise: the baseline of any policy."""
+"""Uniform policy: random actions from each episode's own noise, as a baseline."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from rl_eval.protocols import NoiseSource
 
 @final
 class UniformPolicy:
-    """Policy that draws every action uniformly, and only actions that an action mask allows.
+    """Policy that draws every action uniformly, from those that an action mask allows.
 
-    The mask is ``observation["action_mask"]``, as PettingZoo and ``environment.action_masks`` have it, of a
+    The mask is ``observation["action_mask"]``, as in PettingZoo and ``environment.action_masks``, of a
     Discrete, MultiDiscrete or MultiBinary space: shape (batch, n), (batch, sum(nvec)) or (batch, 2 * bits).
-    An unbounded dimension of a Box is standard normal, and one with a single bound is exponential beyond it, as
-    ``Box.sample`` has it.
+    An unbounded dimension of a Box is standard normal, and one with a single bound is exponential beyond it, as in
+    ``Box.sample``.
 
     Args:
         action_space: Discrete, MultiDiscrete, MultiBinary or Box, or a Tuple or Dict of these.
 
     Raises:
-        ConfigError: The action space is another one.
+        ConfigError: The action space has another type.
     """
 
     def __init__(self, action_space: gym.Space[Any]) -> None:
@@ -37,7 +37,12 @@ class UniformPolicy:
     ) -> tuple[Any, None]:
         """Choose actions; see :class:`rl_eval.Policy`."""
         if noise is None:
-            raise ConfigError("a uniform policy has no most likely action: set policy.deterministic to false")
+            raise ConfigError(
+                "a uniform policy has no most likely action",
+                key="policy.deterministic",
+                value=True,
+                fix="Set policy.deterministic to false.",
+            )
         mask = observations.get("action_mask") if isinstance(observations, dict) else None
         if mask is not None and (choices := _choices(self._space)):
             drawn = np.where(mask > 0, noise.uniform(sum(choices)), -1.0)
@@ -48,7 +53,7 @@ class UniformPolicy:
 
 
 def _choices(space: gym.Space[Any]) -> list[int]:
-    """Return how many choices each part of a space has; empty for one without masks."""
+    """Return the number of choices of each part of a space; empty for a space without masks."""
     if isinstance(space, gym.spaces.Discrete):
         return [int(space.n)]
     if isinstance(space, gym.spaces.MultiDiscrete):
@@ -61,7 +66,12 @@ def _check(space: gym.Space[Any]) -> None:
         _check(part)
     known = (gym.spaces.Discrete, gym.spaces.MultiDiscrete, gym.spaces.MultiBinary, gym.spaces.Box)
     if not isinstance(space, (*known, gym.spaces.Tuple, gym.spaces.Dict)):
-        raise ConfigError(f"a uniform policy cannot draw from {space}: give a policy of your own")
+        raise ConfigError(
+            f"a uniform policy cannot draw from {space}",
+            key="action_space",
+            value=str(space),
+            fix="Pass another policy.",
+        )
 
 
 def _parts(space: gym.Space[Any]) -> tuple[gym.Space[Any], ...]:
@@ -96,7 +106,7 @@ def _box(space: gym.spaces.Box, noise: NoiseSource) -> npt.NDArray[Any]:
     low, high = space.low.ravel().astype(np.float64), space.high.ravel().astype(np.float64) + whole
     below, above = np.isfinite(low), np.isfinite(high)
     uniform, normal = noise.uniform(low.size), noise.normal(low.size)
-    with np.errstate(invalid="ignore", over="ignore"):  # Of what is not chosen.
+    with np.errstate(invalid="ignore", over="ignore"):  # In values that are not selected.
         choices = low + uniform * (high - low), low - np.log(uniform), high + np.log(uniform)
     values = np.select([below & above, below, above], choices, normal)
     if whole:

@@ -1,7 +1,7 @@
 """Runners: leases to records, one environment slot at a time; and the class that a config selects.
 
-:class:`Runner` is all that the control loop needs of one, whatever it steps and however; ``base`` the abstract runner
-over slots. Imported by backends and test tools; knows no schedule, store or log.
+:class:`Runner` is the protocol that the control loop needs; ``base`` is the abstract runner over slots. Backends and
+test tools import this package. It does not depend on the schedule, the store or the log.
 """
 
 from __future__ import annotations
@@ -33,42 +33,42 @@ Result = TypeVar("Result")
 
 
 class Runner(Protocol):
-    """Turns leases into rows, in slices of time.
+    """Worker that turns leases into rows, in slices of time.
 
-    A runner is built where it works, as ``cls(settings, runner_index, policy)``, and called by one thread. It answers
-    for three things: every lease becomes one row or one fault, or is given back; the row depends on the lease, the
-    environment and the policy alone; and no call takes much longer than its budget.
-    :class:`~rl_eval.testing.EvalRunnerContract` tests them. What went wrong in an episode is a
-    :class:`~rl_eval.records.episode.Fault` of the report; what a method raises is the runner's own failure.
+    A runner is built in the process in which it works, as ``cls(settings, runner_index, policy)``, and called by one
+    thread. It guarantees three things: every lease becomes one row or one fault, or is given back; the row depends
+    only on the lease, the environment and the policy; and no call takes much longer than its budget.
+    :class:`~rl_eval.testing.EvalRunnerContract` tests them. A failure of an episode is a
+    :class:`~rl_eval.records.episode.Fault` in the report; an exception of a method is a failure of the runner.
     """
 
     default_lanes: ClassVar[int]
-    """Episodes that it runs at once, if ``runners.num_envs_per_runner`` does not say."""
+    """Number of simultaneous episodes, if ``runners.num_envs_per_runner`` is not set."""
     max_lanes: ClassVar[int | None]
-    """Most episodes that it can run at once; None for any number."""
+    """Highest number of simultaneous episodes; None for no limit."""
     needs_processes: ClassVar[bool]
-    """Whether it cannot share its process, so that ``runners.num_runners`` must be at least 1."""
+    """Whether it needs its own process, so that ``runners.num_runners`` must be at least 1."""
     several_agents: ClassVar[bool]
-    """Whether its environments have several agents, whose policies may be ``policy.policies``."""
+    """Whether its environments have several agents, with policies from ``policy.policies``."""
 
     def __init__(self, settings: EvalSettings, runner_index: int, policy: Any = None) -> None:
-        """Build environments and policy; a live policy replaces the configured one."""
+        """Build environments and policy; a policy object replaces the configured one."""
 
     @classmethod
     def columns(cls, settings: EvalSettings) -> tuple[str, ...]:
-        """Return the names of the numbers that its rows have besides the fixed columns, ``RunReport.infos``."""
+        """Return the names of the numbers in ``RunReport.infos``, in addition to the fixed columns."""
 
     def run(
         self, leases: Sequence[Lease] = (), budget_s: float = 0.1, reclaim: Sequence[int] = (), abort: bool = False
     ) -> RunReport:
         """Add leases to the queue, work for about ``budget_s`` seconds, and report.
 
-        Unfinished episodes go on in the next call. Every call gets something done, however small its budget.
+        Unfinished episodes continue in the next call. Every call makes progress, even with a budget of 0.
 
         Args:
             leases: Episodes to add.
             budget_s: Seconds to work; a runner that runs out of episodes returns earlier.
-            reclaim: Indices to give back, as far as they have not started.
+            reclaim: Indices to give back, if they have not started.
             abort: Drop queue and live episodes first.
         """
 
@@ -82,10 +82,10 @@ class Runner(Protocol):
 
     @property
     def weights_version(self) -> int:
-        """Version of the weights that the policy has; 0 before any were set."""
+        """Version of the policy's weights; 0 before any were set."""
 
     def apply(self, function: Callable[[Any], Result]) -> Result:
-        """Call a function with this runner, where it lives."""
+        """Call a function with this runner, in the runner's process."""
 
     def metrics(self) -> dict[str, float]:
         """Return lifetime counters."""
@@ -100,9 +100,9 @@ KINDS: Final[Mapping[str, str]] = {
     "multi_agent": "multi_agent.runner:MultiAgentEvalRunner",
     "subprocess": "subprocess_slots:SubprocessEvalRunner",
 }
-"""Runner kinds by name, as ``module:Class`` of this package: a process imports the kind that it uses.
+"""Runner kinds by name, as ``module:Class`` of this package. A process imports only the kind that it uses.
 
-All that differs between kinds is a fact of the class, as :class:`Runner` lists them.
+Kinds differ only in the class variables that :class:`Runner` lists.
 """
 _MEMBERS: Final = (
     *("default_lanes", "max_lanes", "needs_processes", "several_agents", "columns"),
@@ -114,19 +114,23 @@ def runner_class(selected: str | type) -> type[Runner]:
     """Return the class that ``runners.runner`` names.
 
     Raises:
-        ConfigError: The name is unknown, cannot be imported, or is no concrete :class:`Runner`.
+        ConfigError: The name is unknown, cannot be imported, or is not a concrete :class:`Runner`.
     """
     if isinstance(selected, str):
         if selected in KINDS:
             selected = f"{__name__}.{KINDS[selected]}"
         if ":" not in selected:
-            raise ConfigError(f'runners.runner is {selected!r}: {nearest(selected, KINDS)} (or "module:Class")')
+            text = f'runners.runner is {selected!r}: {nearest(selected, KINDS)} (or "module:Class")'
+            raise ConfigError(text, key="runners.runner", value=selected)
         selected = cast("Any", import_attribute("runners.runner", selected))
     if not inspect.isclass(selected) or inspect.isabstract(selected):
-        raise ConfigError(f"runners.runner is {selected!r}, which is not a concrete subclass of rl_eval.EvalRunner")
+        text = f"runners.runner is {selected!r}, which is not a concrete subclass of rl_eval.EvalRunner"
+        raise ConfigError(text, key="runners.runner", value=selected)
     if missing := [name for name in _MEMBERS if not hasattr(selected, name)]:
         raise ConfigError(
-            f"runners.runner is {selected!r}, which lacks {', '.join(missing)} of a runner: derive it from "
-            "rl_eval.EvalRunner, or write all members of rl_eval.runners.Runner"
+            f"runners.runner is {selected!r}, which lacks {', '.join(missing)} of a runner",
+            key="runners.runner",
+            value=selected,
+            fix="Derive it from rl_eval.EvalRunner, or define all members of rl_eval.runners.Runner.",
         )
     return cast("type[Runner]", selected)

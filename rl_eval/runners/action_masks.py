@@ -11,26 +11,28 @@ import numpy.typing as npt
 from rl_eval.errors import ConfigError, EnvError
 
 _METHOD: Final = "action_masks"
-"""Name that sb3-contrib gives the method; ``info`` has the singular, as gymnasium's own environments do."""
+"""Name of the method in sb3-contrib; the key of ``info`` is singular, as in gymnasium's own environments."""
 
 
 @final
 class ActionMasks(gym.Wrapper[Any, Any, Any, Any]):
     r"""Wrapper whose observations are dicts of ``observation`` and ``action_mask``.
 
-    The mask is what the environment's method ``action_masks()`` returns, which is looked for under all wrappers, or
-    else ``info["action_mask"]``. It has one number per choice: n of a Discrete space, ``sum(nvec)`` of a MultiDiscrete
-    and two per bit of a MultiBinary one. In the last observation of an episode, which nobody acts on, it is all ones.
+    The mask comes from the environment's method ``action_masks()``, which may be below all wrappers, or else from
+    ``info["action_mask"]``. It has one number per choice: n of a Discrete space, ``sum(nvec)`` of a MultiDiscrete and
+    two per bit of a MultiBinary one. In the last observation of an episode, which no action follows, it is all ones.
 
     Raises:
-        ConfigError: Its actions cannot be masked.
+        ConfigError: The environment's actions cannot be masked.
     """
 
     def __init__(self, env: gym.Env[Any, Any]) -> None:
         if not isinstance(env, gym.Env):
             raise ConfigError(
-                f"environment.action_masks is true, but the environment is a {type(env).__name__}, which is no "
-                "gymnasium.Env: derive it from that"
+                f"environment.action_masks is true, but the environment is a {type(env).__name__}, not a gymnasium.Env",
+                key="environment.action_masks",
+                value=True,
+                fix="Derive it from gymnasium.Env.",
             )
         super().__init__(env)
         self._choices = _num_choices(env.action_space)
@@ -63,11 +65,18 @@ class ActionMasks(gym.Wrapper[Any, Any, Any, Any]):
         else:
             raise EnvError(
                 "environment.action_masks is true, but the environment has no method action_masks(), and its info has "
-                "no action_mask"
+                "no action_mask",
+                key="environment.action_masks",
+                value=True,
+                fix="Define one of them, or remove environment.action_masks.",
             )
         mask = np.ravel(given).astype(bool).astype(np.int8)
         if len(mask) != self._choices:
-            raise EnvError(f"the action mask has {len(mask)} numbers, but {self.action_space} has {self._choices}")
+            raise EnvError(
+                f"the action mask has {len(mask)} numbers, but {self.action_space} has {self._choices}",
+                key="action_mask",
+                value=len(mask),
+            )
         return mask
 
 
@@ -80,5 +89,8 @@ def _num_choices(space: gym.Space[Any]) -> int:
         return 2 * int(np.prod(space.shape))
     raise ConfigError(
         f"environment.action_masks is true, but the environment acts in {space}: only Discrete, MultiDiscrete and "
-        "MultiBinary actions have masks, so leave it out"
+        "MultiBinary actions have masks",
+        key="environment.action_masks",
+        value=True,
+        fix="Remove environment.action_masks.",
     )

@@ -1,9 +1,9 @@
-"""Base of all runners: leases become records, and no environment's fault stops a runner.
+"""Base of all runners: leases become records, and a fault of one environment never stops the runner.
 
-A subclass decides one thing, in :meth:`EvalRunner.run`: in which order its lanes are stepped. Everything
-that makes a record trustworthy is here. An exception of the environment ends the attempt: the fault is reported with
-the original error, and that one environment is closed and rebuilt before the next attempt. Whether the episode runs
-again, and where, is not decided here.
+A subclass decides only the order in which its lanes are stepped, in :meth:`EvalRunner.run`. Everything that makes a
+record trustworthy is in this class. An exception of the environment ends the attempt. The runner reports a fault with
+the original error, closes that environment and builds a new one before the next attempt. The group decides whether
+and where the episode runs again.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ Result = TypeVar("Result")
 
 
 class EvalRunner(abc.ABC):
-    """Owns environments and a policy; turns leases into records.
+    """Owner of environments and a policy that turns leases into records.
 
     Args:
-        settings: What to evaluate.
+        settings: Settings of the evaluation.
         runner_index: Position in the group, from 0.
-        policy: A live policy, used instead of the configured one.
+        policy: A policy object, used instead of the configured one.
 
     Raises:
         ConfigError: Environment or policy cannot be built as configured.
@@ -65,10 +65,10 @@ class EvalRunner(abc.ABC):
     """
 
     def __init__(self, settings: EvalSettings, runner_index: int, policy: Any = None) -> None:
-        # At most 30 attributes with those of a subclass: with more, CPython looks each up in a dict, which costs 5 % of
-        # what a step takes beside its environment.
+        # At most 30 attributes with those of a subclass: with more, CPython looks each up in a dict, which adds 5 % to
+        # a step without the environment's share.
         self.settings = settings
-        learn(settings.model_dump())  # What it raises or reports is redacted in its own process.
+        learn(settings.model_dump())  # This process redacts its secrets in errors and reports.
         self.runner_index = runner_index
         # The columns of agents are known when an environment has been built.
         keys = settings.evaluation.info_keys if self.several_agents else self.columns(settings)
@@ -87,13 +87,13 @@ class EvalRunner(abc.ABC):
         self._cells, self._clock = self._recorder.cells, self._recorder.clock
         self._lifetime = {"episodes": 0, "faults": 0, "env_steps": 0, "close_errors": 0}
         self._spent = 0
-        """Lanes that may not begin before the next report."""
+        """Lanes that may not begin an attempt before the next report."""
         self._turn_started = 0.0
         self._next_expiry = 0.0
         self._weights_version = 0
         home = current_folder()
         self._observation_space, self._action_space = self._first_spaces()
-        with working_in(home):  # The policy's files are where the user is, wherever an environment has gone.
+        with working_in(home):  # Paths of the policy are relative to the user's folder, even if an environment left it.
             self._policy = self.make_policy(policy)
         self._has_random_weights = has_random_weights(self._policy)
         self._inference = self.make_inference()
@@ -106,11 +106,11 @@ class EvalRunner(abc.ABC):
     needs_processes: ClassVar[bool] = False
     several_agents: ClassVar[bool] = False
     acts_in_sweeps: ClassVar[bool] = False
-    """Whether every live lane takes one step after each act of the policy."""
+    """Whether every live lane takes one step after each call of the policy."""
 
     @classmethod
     def columns(cls, settings: EvalSettings) -> tuple[str, ...]:
-        """Return the names of the ``info`` scalars to keep."""
+        """Return the names of the ``info`` scalars in the records."""
         return settings.evaluation.info_keys
 
     # ------------------------------------------------------------------ to override
@@ -119,7 +119,7 @@ class EvalRunner(abc.ABC):
     def run(
         self, leases: Sequence[Lease] = (), budget_s: float = 0.1, reclaim: Sequence[int] = (), abort: bool = False
     ) -> RunReport:
-        """See :meth:`rl_eval.runners.Runner.run`. The budget is checked after every reset and step."""
+        """Run leases, as :meth:`rl_eval.runners.Runner.run` does. Check the budget after every reset and step."""
 
     def make_env(self, lane_index: int) -> gym.Env[Any, Any]:
         """Build the environment of a lane."""
@@ -134,12 +134,12 @@ class EvalRunner(abc.ABC):
         return adapt_policy(section, self._observation_space, self._action_space)
 
     def make_inference(self) -> Any:
-        """Build what applies the policy to all live lanes: an :class:`Inference`, or what has its members."""
+        """Build an :class:`Inference`, or an object with its members, that applies the policy to all live lanes."""
         spaces = self._observation_space, self._action_space
         return Inference(self._policy, *spaces, len(self._lanes), self.settings.policy)
 
     def weighted_module(self, snapshot: WeightsSnapshot) -> Any:
-        """Return the module that weights are for; None if there is none."""
+        """Return the module that receives the weights; None without one."""
         return module_of(self._policy)
 
     # ------------------------------------------------------------------ control
@@ -148,35 +148,44 @@ class EvalRunner(abc.ABC):
         """Copy weights into the policy in place, and return their version.
 
         Raises:
-            EvalError: An episode is live; its group drains or aborts first.
-            WeightsError: The weights do not fit, or the policy has none.
+            EvalError: An episode is live; the group must drain or abort first.
+            WeightsError: The weights do not fit the policy, or it has none.
         """
         self._refuse_while_live("weights")
         module = self.weighted_module(snapshot)
         if module is None:
+            kind = type(self._policy).__name__
             raise WeightsError(
-                f"the policy is a {type(self._policy).__name__}, not an nn.Module, and has no weights to set: give it "
-                "as an nn.Module, or as a Policy with an attribute `module`"
+                f"the policy is a {kind}, not an nn.Module, and has no weights to set",
+                key="policy",
+                value=kind,
+                runner=self.runner_index,
+                fix="Pass an nn.Module, or a Policy with an attribute `module`.",
             )
         apply_weights(snapshot, module)
         self._weights_version, self._has_random_weights = snapshot.version, False
-        self._inference.numerics = {}  # It is probed again before its next episode.
+        self._inference.numerics = {}  # Probe it again before its next episode.
         return snapshot.version
 
     def _refuse_while_live(self, what: str) -> None:
         if any(lane.lease is not None for lane in self._lanes):
-            raise EvalError(f"{what} cannot change while an episode is live: drain or abort the evaluation first")
+            raise EvalError(
+                f"{what} cannot change while an episode is live",
+                key=what,
+                runner=self.runner_index,
+                fix="Drain or abort the evaluation first.",
+            )
 
     @property
     def weights_version(self) -> int:
-        """Version of the weights that the policy has; 0 before any were set."""
+        """Version of the policy's weights; 0 before any were set."""
         return self._weights_version
 
     def observe(self, factories: Mapping[str, Factory]) -> None:
-        """Have observers see the episodes that begin from now on, beside those of ``evaluation.observers``.
+        """Add observers to those of ``evaluation.observers``, from the next episode on.
 
         Args:
-            factories: What builds them for an environment, by the names of their artifacts; none to go back.
+            factories: Factories that build an observer for an environment, by artifact name; empty to remove them.
 
         Raises:
             EvalError: An episode is live.
@@ -203,19 +212,19 @@ class EvalRunner(abc.ABC):
 
     @property
     def policy(self) -> Policy:
-        """The policy that acts, with the weights that it has."""
+        """The policy in use, with its current weights."""
         return self._policy
 
     def foreach_env(self, function: Callable[[Any], Result]) -> list[Result]:
         """Call a function with each environment that is built, in the order of the slots; return the results.
 
-        One environment is built with the runner, the others as their slots begin an episode. A function that changes
-        an environment makes the results depend on when it was called.
+        The runner builds one environment at the start and each other one before its slot's first episode. A function
+        that changes an environment makes results depend on the time of the call.
         """
         return [function(lane.env) for lane in self._lanes if lane.env is not None]
 
     def apply(self, function: Callable[[Any], Result]) -> Result:
-        """Call a function with this runner, where it lives."""
+        """Call a function with this runner, in the runner's process."""
         return function(self)
 
     def stop(self) -> None:
@@ -224,30 +233,30 @@ class EvalRunner(abc.ABC):
             while lane.env is not None or lane.spare is not None:
                 self._close(lane)
         self._recorder.idle()
-        # Cycles keep a runner until the garbage collector runs, and a policy may be large.
-        with suppress(AttributeError):  # It was stopped before.
+        # Reference cycles keep a runner until the garbage collector runs, and a policy may be large.
+        with suppress(AttributeError):  # A second call finds them deleted.
             del self._policy, self._inference
 
     # ------------------------------------------------------------------ episodes
 
     def _accept(self, leases: Sequence[Lease], reclaim: Sequence[int], abort: bool) -> bool:
-        """Take what the group sent with a call.
+        """Take the leases and requests of one call.
 
         Returns:
-            Whether to report at once: a runner among others tells its numerics key before it has any records, so that
-            the key of most runners counts and not that of the fastest.
+            Whether to report at once. One of several runners reports its numerics key before any records, so that the
+            group keeps the key of most runners, not that of the fastest.
         """
         if abort:
             self._abort()
         probing = not self._inference.numerics
         if probing:
-            # Before the leases: a probe that raises fails the evaluation, and they must not be run in the next one.
+            # Before the leases: a probe that raises fails the evaluation, and its leases must not run in the next one.
             self._inference.probe()
             self._pending.built_weights = self._built_weights()
             if self._has_random_weights:
                 self._pending.note(
-                    f"{self.settings.policy.policy} draws the weights at random, so no other run repeats this result: "
-                    "give weights (policy.weights, --weights), or seed them in it"
+                    f"{self.settings.policy.policy} draws the weights at random, so no other run can repeat this "
+                    "result. Pass weights (policy.weights, --weights), or seed them in the policy"
                 )
         self._queue.extend(leases)
         if reclaim:
@@ -257,9 +266,9 @@ class EvalRunner(abc.ABC):
         return probing and self.settings.runners.num_runners > 1
 
     def _built_weights(self) -> str:
-        """Digest of weights that the policy was built with, where others may have built it too; empty without any."""
+        """Digest of the weights that the policy was built with; empty after new weights, or for a single runner."""
         if self._weights_version == 0 and self.settings.runners.num_runners > 1:
-            with suppress(Exception):  # Those that are not initialized have no content.
+            with suppress(Exception):  # Uninitialized weights have no content.
                 if (built := weights_of(self._policy)) is not None:
                     return built.digest
         return ""
@@ -274,7 +283,7 @@ class EvalRunner(abc.ABC):
                 self._free(lane)
 
     def _expire(self) -> None:
-        """End the attempts that outlived their wall-clock limit; looks every tenth of a second, between steps."""
+        """End attempts that exceed their wall-clock limit. Check ten times a second, between steps."""
         limit = self.settings.fault_tolerance.episode_timeout_s
         now = perf_counter()
         if limit is None or now < self._next_expiry:
@@ -285,7 +294,18 @@ class EvalRunner(abc.ABC):
                 text = (
                     f"the attempt ran {now - lane.started:.1f} s, longer than fault_tolerance.episode_timeout_s={limit}"
                 )
-                self._fault(lane, "timeout", "run", EpisodeTimeout(text))
+                self._fault(
+                    lane,
+                    "timeout",
+                    "run",
+                    EpisodeTimeout(
+                        text,
+                        key="fault_tolerance.episode_timeout_s",
+                        value=limit,
+                        episode=lane.lease.index,
+                        runner=self.runner_index,
+                    ),
+                )
 
     def _begin(self, lane: Lane) -> bool:
         """Try to start the next queued attempt in a free lane; return whether it is live."""
@@ -297,16 +317,16 @@ class EvalRunner(abc.ABC):
     def _may_begin(lane: Lane) -> bool:
         """Whether a lane is free to begin an attempt.
 
-        An environment is closed only after what its last attempt left was reported: ``close`` may hang or kill the
-        process, and must not take a finished episode with it.
+        After an attempt, its outcome must be reported before the environment is closed: ``close`` may hang or kill
+        the process, and a finished episode would be lost.
         """
         return lane.lease is None and not (lane.stale and lane.unreported)
 
     def _try_env_reset(self, lane: Lane) -> bool:
-        """Reset the lane's environment with its episode's seed, building it first if need be.
+        """Reset the lane's environment with its episode's seed; build it first if necessary.
 
         Returns:
-            Whether the attempt started. If not, the fault is recorded and the attempt charged.
+            Whether the attempt started. If not, its fault is recorded.
         """
         assert lane.lease is not None
         if lane.stale:
@@ -339,10 +359,10 @@ class EvalRunner(abc.ABC):
         return True
 
     def _try_env_step(self, lane: Lane, action: Any) -> bool:
-        """Step the lane's environment and add the step to its sums.
+        """Step the lane's environment and add the step to the sums of its attempt.
 
         Returns:
-            Whether the attempt goes on. If not, its record is written, or its fault.
+            Whether the attempt continues. If not, its record or fault is written.
         """
         self._clock[SINCE] = self._turn_started
         self._cells[NOW] = lane.stepping + lane.length
@@ -377,7 +397,13 @@ class EvalRunner(abc.ABC):
 
     def _finish(self, lane: Lane, terminated: bool, truncated: bool) -> None:
         if not math.isfinite(lane.episode_return):
-            raise EnvError(f"the sum of the rewards is {lane.episode_return}: they are too great for a float")
+            raise EnvError(
+                f"the sum of the rewards is {lane.episode_return}: they are too large for a float",
+                key="reward",
+                value=lane.episode_return,
+                episode=lane.lease.index if lane.lease else None,
+                runner=self.runner_index,
+            )
         if not self._discounting:
             lane.discounted_return = lane.episode_return
         lane.step_seconds += perf_counter() - self._turn_started
@@ -387,7 +413,7 @@ class EvalRunner(abc.ABC):
         self._write_row(lane, terminated, cut)
 
     def _fault(self, lane: Lane, cause: FaultCause, phase: Phase, error: BaseException) -> None:
-        """Record what went wrong, and end the attempt; the group decides where the episode runs again."""
+        """Record a fault and end the attempt. The group decides where the episode runs again."""
         assert lane.lease is not None
         error_type, message, traceback = Fault.describe(error)
         self._pending.faults.append(
@@ -418,18 +444,18 @@ class EvalRunner(abc.ABC):
         self._pending.note(first_seen(text, lane.lease.index, lane.length, shown))
 
     def _charge_policy(self, lane: Lane, error: Exception) -> None:
-        """Charge the lane that the policy failed on."""
-        # The row stays in the batch until the lane starts again, and must not make the policy fail once more.
+        """Record a fault of the policy in a lane."""
+        # The row stays in the batch until the lane starts again. It must not make the policy fail a second time.
         self._inference.observations.clear(lane.index)
         self._fault(lane, "policy", "act", error)
 
     def _reject_nan(self) -> None:
-        """Charge the environments whose observation is NaN or infinite, before the policy sees it."""
+        """Record a fault for each environment with a NaN or infinite observation, before the policy sees it."""
         observations, live = self._inference.observations, self._inference.live
         for row in observations.nonfinite_rows(live):
             lane, text = self._lanes[row], observations.describe_nonfinite(row)
             observations.clear(row)
-            self._fault(lane, "env", "step" if lane.length else "reset", EnvError(text))
+            self._fault(lane, "env", "step" if lane.length else "reset", EnvError(text, key="observation"))
         observations.look_outside(live)
 
     def _write_row(self, lane: Lane, terminated: bool, cut: Truncation) -> None:
@@ -464,7 +490,7 @@ class EvalRunner(abc.ABC):
         return self._inference.outputs(slot)
 
     def _collect(self, lane: Lane, row: tuple[Any, ...]) -> None:
-        """Keep what observers return for a completed episode."""
+        """Store the artifacts that observers return for a completed episode."""
         assert lane.observed is not None
         for name, artifact in lane.observed.end(row, partial(self._record, lane, row)).items():
             self._pending.artifacts[name][row[0]] = artifact
@@ -473,7 +499,7 @@ class EvalRunner(abc.ABC):
         return record_of(row, dict(zip(self._pending.info_keys, lane.info, strict=True)))
 
     def _read_sweeps(self) -> list[tuple[str, Mapping[int, Any]]]:
-        """Return what recorders make of the finished episodes in the log of sweeps, by their names."""
+        """Return the artifacts that recorders make of finished episodes in the log of sweeps, by name."""
         taken = () if self._sweeps is None else self._sweeps.take()
         return [(name, one.read_sweeps(steps)) for recorders, steps in taken for name, one in recorders.items()]
 
@@ -497,11 +523,11 @@ class EvalRunner(abc.ABC):
             try:
                 env.close()
             except survivable():
-                # No episode is to blame for a broken close(), and the environment is dropped anyway.
+                # A broken close() is not a fault of an episode, and the environment is dropped in any case.
                 self._lifetime["close_errors"] += 1
 
     def _report(self) -> RunReport:
-        """Hand over everything since the last report."""
+        """Return a report of everything since the last report."""
         self._recorder.idle()
         self._spent = 0
         for lane in self._lanes:
@@ -517,7 +543,7 @@ class EvalRunner(abc.ABC):
     # ------------------------------------------------------------------ construction
 
     def _construct(self, lane_index: int) -> gym.Env[Any, Any]:
-        """Build an environment, and note how long that takes."""
+        """Build an environment, and record its build time."""
         started = perf_counter()
         env = self.make_env(lane_index)
         self._pending.constructed(perf_counter() - started)
@@ -529,11 +555,11 @@ class EvalRunner(abc.ABC):
         if environments is not None and environments < self._max_steps < math.inf:
             self._pending.standing_note = (
                 f"evaluation.max_episode_steps is {self._max_steps:,}, but the environment ends episodes after "
-                f"{environments:,} steps. Raise its own limit: gymnasium.make takes max_episode_steps, from env_kwargs"
+                f"{environments:,} steps. Raise its own limit: pass max_episode_steps in env_kwargs to gymnasium.make"
             )
 
     def _first_spaces(self) -> tuple[gym.Space[Any], gym.Space[Any]]:
-        """Build the first lane's environment, which tells the spaces."""
+        """Build the first lane's environment and return its spaces."""
         attempts = self.settings.fault_tolerance.max_attempts_per_episode
         import_env(self.settings.environment)
         for attempt in range(1, attempts + 1):
@@ -546,8 +572,11 @@ class EvalRunner(abc.ABC):
             except survivable() as error:
                 if attempt == attempts:
                     raise EnvError(
-                        f"the environment {self.settings.environment.env!r} cannot be constructed "
-                        f"({attempts} attempts): {summary_of(error)}"
+                        f"environment.env is {self.settings.environment.env!r}: it cannot be constructed "
+                        f"({attempts} attempts): {summary_of(error)}",
+                        key="environment.env",
+                        value=self.settings.environment.env,
+                        runner=self.runner_index,
                     ) from error
         self._recorder.idle()
         self._lanes[0].attach(env)

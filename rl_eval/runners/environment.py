@@ -1,8 +1,8 @@
-"""Environments of lanes: how they are built, and how what they return besides observations is read.
+"""Construction of environments, and readers of their rewards, flags and infos.
 
 An environment comes from a gymnasium id, ``"module:attr"`` or a callable. A reward is a number and a flag is true or
-false: text, None, several values and objects are refused, since ``"False"`` would pass as true and ``"0.3"`` as 0.3.
-Runners take Python's own floats and bools as they are, and ask here about everything else.
+false. Strings, None, several values and objects are errors: ``"False"`` would count as true and ``"0.3"`` as 0.3.
+Runners read Python's own floats and bools themselves, and everything else with :class:`ValueReader`.
 """
 
 from __future__ import annotations
@@ -43,23 +43,23 @@ _CONTEXTS: Final = ("config", "context", "env_config")
 """Names of a first parameter that is a context, also with a default or among the kwargs."""
 
 _NAMESPACE: Final = (
-    ' The package that registers an id is named before it, as in "ale_py:ALE/Pong-v5", which needs '
-    "pip install 'rl-eval[atari]'"
+    'Name the package that registers the id before it, as in "ale_py:ALE/Pong-v5", which needs '
+    "pip install 'rl-eval[atari]'."
 )
-_BY_MODULE: Final = '. An id that a module registers has its name before it, as in "my_module:MyEnv-v0"'
+_BY_MODULE: Final = 'If a module registers the id, name it before the id, as in "my_module:MyEnv-v0".'
 _NOT_HERE: Final = (
-    ". What a script registers is unknown in the processes of runners: give the class, a function that makes it, or "
-    '"my_module:MyEnv-v0" for an id that a module registers when it is imported'
+    "Processes of runners do not know the ids that a script registers: pass the class, a function that builds it, or "
+    '"my_module:MyEnv-v0" for an id that a module registers when it is imported.'
 )
 _MUJOCO: Final = (
-    '. Its version is part of what an episode is: pip install -c constraints.txt ".[mujoco]" has that of our tests'
+    'Its version affects the episodes: pip install -c constraints.txt ".[mujoco]" installs the version of our tests.'
 )
 
 
 def import_env(section: EnvironmentSection) -> None:
-    """Import the module of an environment that is given by name, so that building it takes its time alone.
+    """Import the module of an environment that has a name, so that construction times exclude the import.
 
-    What goes wrong is for :func:`construct_env` to say.
+    Ignore errors; :func:`construct_env` raises them.
     """
     env = section.env
     with suppress(Exception):
@@ -73,17 +73,18 @@ def construct_env(
     """Build one environment of one agent, with its wrappers; see :func:`build_env`.
 
     Raises:
-        ConfigError: The id is unknown, a path cannot be imported, a wrapper is none, or it is no such environment.
-        Exception: Whatever a constructor raises.
+        ConfigError: The id is unknown, a path cannot be imported, or a wrapper or the environment is of a wrong type.
+        Exception: A constructor raised it.
     """
     env: gym.Env[Any, Any] = build_env(section, runner_index, lane_index, num_runners, remote)
     if not isinstance(env, gym.Env) and (adapt := integration_for(env, "as_env")) is not None:
         env = adapt(env)
     if hasattr(env, "possible_agents"):
         raise ConfigError(
-            f"environment.env {section.env!r} built a {type(env).__name__}, which is an environment of several "
-            'agents: name their policies in policy.policies, or set runners.runner to "multi_agent" for one policy of '
-            "all"
+            f"environment.env {section.env!r} built a {type(env).__name__}, which is an environment of several agents",
+            key="environment.env",
+            value=section.env,
+            fix='Name their policies in policy.policies, or set runners.runner to "multi_agent" for one policy of all.',
         )
     _check_members(env, f"environment.env {section.env!r}")
     _check_seed(env, f"environment.env {section.env!r}")
@@ -99,7 +100,7 @@ def construct_env(
 def build_env(
     section: EnvironmentSection, runner_index: int, lane_index: int, num_runners: int, remote: bool = False
 ) -> Any:
-    """Build one environment, whatever it is, without wrappers.
+    """Build one environment of any type, without wrappers.
 
     An id such as ``"CartPole-v1"`` or ``"my_pkg:MyEnv-v0"`` goes to ``gymnasium.make`` with the kwargs. A callable
     without a parameter for an :class:`EnvContext` is called with the kwargs. That parameter is annotated with it, or
@@ -109,7 +110,7 @@ def build_env(
 
     Raises:
         ConfigError: The id is unknown, or the path cannot be imported.
-        Exception: Whatever the environment's constructor raises.
+        Exception: The environment's constructor raised it.
     """
     env, kwargs = section.env, copy_containers(section.env_kwargs)
     if isinstance(env, str) and (env in gym.registry or _GYMNASIUM_ID.fullmatch(env)):
@@ -123,24 +124,33 @@ def build_env(
                 hint = _NOT_HERE if num_runners or remote else here
             if isinstance(error, gym.error.DependencyNotInstalled) and "mujoco" in str(error).lower():
                 hint = _MUJOCO
-            raise ConfigError(f"environment.env is {env!r}: {str(error).rstrip('. ')}{hint}") from error
+            text = f"environment.env is {env!r}: {str(error).rstrip('. ')}"
+            raise ConfigError(text, key="environment.env", value=env, fix=hint) from error
     factory = import_attribute("environment.env", env) if isinstance(env, str) and ":" in env else env
     if is_live_environment(factory):
-        raise ConfigError(f"environment.env is a live {type(factory).__name__}, but {LIVE_ENVIRONMENT}")
+        raise ConfigError(
+            f"environment.env is a live {type(factory).__name__}, but {LIVE_ENVIRONMENT}",
+            key="environment.env",
+            value=type(factory).__name__,
+        )
     if not callable(factory):
         raise ConfigError(
-            f'environment.env is {env!r}: give a gymnasium id such as "CartPole-v1", "module:attr" or a callable'
-            + (f": did you mean {meant!r}?" if (meant := _meant_name(env)) else "")
+            f"environment.env is {env!r}" + (f": did you mean {meant!r}?" if (meant := _meant_name(env)) else ""),
+            key="environment.env",
+            value=env,
+            fix='Pass a gymnasium id such as "CartPole-v1", "module:attr" or a callable.',
         )
     if takes_observations(factory):
         raise ConfigError(
-            f"environment.env is {env!r}, a function of observations: that is a policy, not an environment"
+            f"environment.env is {env!r}, a function of observations: that is a policy, not an environment",
+            key="environment.env",
+            value=env,
         )
     return _call(factory, kwargs, EnvContext(kwargs, runner_index, lane_index, num_runners, remote))
 
 
 def episode_hook(env: gym.Env[Any, Any]) -> Callable[[int, int, int], None] | None:
-    """Find :meth:`rl_eval.EpisodeAware.begin_episode`, also under gymnasium's wrappers."""
+    """Return :meth:`rl_eval.EpisodeAware.begin_episode` of an environment, also below gymnasium's wrappers."""
     if isinstance(env, gym.Env):
         return env.get_wrapper_attr("begin_episode") if env.has_wrapper_attr("begin_episode") else None
     return getattr(env, "begin_episode", None)
@@ -157,7 +167,7 @@ def time_limit(env: Any) -> int | None:
 
 
 def _meant_name(env: Any) -> str:
-    """Return the newest id that is called so but for case and version, or ``module:attr``, or nothing."""
+    """Return the newest id that differs only in case and version, else ``module:attr``, else an empty string."""
     found = [spec for spec in gym.registry.values() if spec.name.casefold() == str(env).casefold()]
     if found:
         return max(found, key=lambda spec: spec.version or 0).id
@@ -175,13 +185,17 @@ def _wrapped(env: gym.Env[Any, Any], wrapper: Any, key: str) -> gym.Env[Any, Any
     factory = import_attribute(key, given) if isinstance(given, str) else given
     if not callable(factory):
         raise ConfigError(
-            f'{key} is {wrapper!r}: give "module:Class", a callable that takes the environment, or a mapping with '
-            '"wrapper" and its keyword arguments'
+            f"{key} is {wrapper!r}, which is not a wrapper",
+            key=key,
+            value=wrapper,
+            fix='Pass "module:Class", a callable that takes the environment, or a mapping with "wrapper" and its '
+            "keyword arguments.",
         )
     try:
         built: gym.Env[Any, Any] = factory(env, **copy_containers(kwargs))
     except TypeError as error:
-        raise ConfigError(f"{key}: {given!r} cannot be built with {kwargs!r}: {error}") from error
+        text = f"{key}: {given!r} cannot be built with {kwargs!r}: {error}"
+        raise ConfigError(text, key=key, value=given) from error
     _check_members(built, f"{key} {given!r}")
     return built
 
@@ -189,19 +203,23 @@ def _wrapped(env: gym.Env[Any, Any], wrapper: Any, key: str) -> gym.Env[Any, Any
 def _check_members(built: Any, what: str) -> None:
     if lacking := [name for name in _MEMBERS if getattr(built, name, None) is None]:
         raise ConfigError(
-            f"{what} built a {type(built).__name__}, which is not a gymnasium.Env: it lacks {', '.join(lacking)}"
+            f"{what} built a {type(built).__name__}, which is not a gymnasium.Env: it lacks {', '.join(lacking)}",
+            key=what.partition(" ")[0],
+            value=type(built).__name__,
         )
 
 
 def _check_seed(built: Any, what: str) -> None:
-    """Refuse an environment whose ``reset`` takes no seed, below wrappers that do."""
+    """Raise if the environment's ``reset`` takes no seed, even if its wrappers do."""
     inner = getattr(built, "unwrapped", built)
     with suppress(TypeError, ValueError):  # Some methods hide their signature.
         parameters = inspect.signature(inner.reset).parameters.values()
         if not any(one.name == "seed" or one.kind is one.VAR_KEYWORD for one in parameters):
             raise ConfigError(
-                f"{what} built a {type(inner).__name__}, whose reset() takes no seed: gymnasium's contract is "
-                "reset(self, *, seed=None, options=None), with super().reset(seed=seed) as its first line"
+                f"{what} built a {type(inner).__name__}, whose reset() takes no seed",
+                key=what.partition(" ")[0],
+                value=type(inner).__name__,
+                fix="Define reset(self, *, seed=None, options=None), with super().reset(seed=seed) as its first line.",
             )
 
 
@@ -226,7 +244,7 @@ def _context_parameter(
 ) -> inspect.Parameter | None:
     """Return the parameter for the context, or None. A default of any other parameter is kept.
 
-    A class of environments has arguments of its own, so both its name and the lack of a default must show it.
+    A class of environments has its own arguments, so both the name and the missing default must show it.
     """
     annotated = [one for one in parameters if "EnvContext" in str(one.annotation)]
     first = next(iter(parameters), None)
@@ -242,10 +260,13 @@ def _check_arguments(made: Any, signature: inspect.Signature, kwargs: dict[str, 
     except TypeError as error:
         given = f"has {', '.join(kwargs)}" if kwargs else "is empty"
         name = getattr(made, "__name__", repr(made))
-        hint = "" if inspect.isclass(made) else "; a parameter context: EnvContext receives all of env_kwargs"
+        hint = "" if inspect.isclass(made) else "A parameter context: EnvContext receives all of env_kwargs."
         raise ConfigError(
-            f"environment.env_kwargs {given}, but {name} takes {', '.join(signature.parameters) or 'none'}: "
-            f"{error}{hint}"
+            f"environment.env_kwargs {given}, but {name} takes {', '.join(signature.parameters) or 'no arguments'}: "
+            f"{error}",
+            key="environment.env_kwargs",
+            value=", ".join(kwargs),
+            fix=hint,
         ) from error
 
 
@@ -258,12 +279,12 @@ def _is_env_class(factory: Any) -> bool:
 
 _BOOLS: Final = (bool, np.bool_)
 _OLD_STEP: Final = 4
-"""Values that ``step`` returned before gym 0.26."""
+"""Number of values that ``step`` returned before gym 0.26."""
 
 
 @final
 class ValueReader:
-    """Reads rewards, flags and infos.
+    """Reader of rewards, flags and infos.
 
     Args:
         info_keys: Names of the ``info`` scalars to keep.
@@ -275,38 +296,48 @@ class ValueReader:
         self._note = note
 
     def reward(self, lane: Lane, value: Any) -> float:
-        """Return the reward of the step that a lane has taken.
+        """Return the reward of a lane's last step.
 
         Raises:
-            EnvError: It is no finite number.
+            EnvError: It is not a finite number.
         """
         number = float(value) if isinstance(value, float) else self._scalar("reward", value)
         if number is None:
             raise EnvError(
-                f"the reward is {_shown(value)}: gymnasium's contract is a number, so let step() return one float"
+                f"the reward is {_shown(value)}, but gymnasium's contract is a number",
+                key="reward",
+                value=_shown(value),
+                fix="Return one float from step().",
             )
         if not math.isfinite(number):
-            raise EnvError(f"the reward of step {lane.length} is {number}, which is not a finite number")
+            raise EnvError(
+                f"the reward of step {lane.length} is {number}, which is not a finite number",
+                key="reward",
+                value=number,
+            )
         return float(number)
 
     def flag(self, field: str, value: Any) -> bool:
         """Return ``terminated`` or ``truncated``.
 
         Raises:
-            EnvError: It is neither true nor false.
+            EnvError: It is not true or false.
         """
         flag = bool(value) if isinstance(value, _BOOLS) else self._flag(field, value)
         if flag is None:
             raise EnvError(
-                f"{field} is {_shown(value)}: gymnasium's contract is a bool, so let step() return True or False for it"
+                f"{field} is {_shown(value)}, but gymnasium's contract is a bool",
+                key=field,
+                value=_shown(value),
+                fix="Return True or False for it from step().",
             )
         return flag
 
     def read_info(self, lane: Lane, info: Any) -> None:
-        """Keep success and the scalars that were asked for.
+        """Record success and the configured scalars of an info.
 
         Raises:
-            EnvError: The info is no mapping, or a scalar that was asked for is no number.
+            EnvError: The info is not a mapping, or a configured scalar is not a number.
         """
         if type(info) is not dict:
             _check_info("step", info)
@@ -322,7 +353,7 @@ class ValueReader:
         flag = self._flag(field, value)
         if flag is None:
             assert lane.lease is not None
-            text = f"{field} is neither true nor false, and such steps count as reporting no success"
+            text = f"{field} is neither true nor false; such steps count as steps without a report of success"
             self._note(first_seen(text, lane.lease.index, lane.length, _shown(value)))
             return
         lane.success_at_end = int(flag)
@@ -331,11 +362,15 @@ class ValueReader:
     def _info_scalar(self, key: str, value: Any) -> float:
         number = self._scalar(f"info[{key!r}]", value)
         if number is None:
-            raise EnvError(f"info[{key!r}], which evaluation.info_keys asks for, is no number: {_shown(value)}")
+            raise EnvError(
+                f"info[{key!r}], which is in evaluation.info_keys, is not a number: {_shown(value)}",
+                key=f"info.{key}",
+                value=_shown(value),
+            )
         return float(number)
 
     def _flag(self, field: str, value: Any) -> bool | None:
-        """Read a flag; None if it is none. A float is one if it is 0 or 1."""
+        """Read a flag; None if it is not a flag. A float is one if it is 0 or 1."""
         if isinstance(value, _BOOLS):
             return bool(value)
         number = self._scalar(field, value)
@@ -346,12 +381,12 @@ class ValueReader:
     def _scalar(self, field: str, value: Any) -> float | None:
         number = scalar_of(value)
         if number is not None and getattr(value, "shape", None):
-            self._note(f"the environment returns {field} as an array of one value, which is read as that value")
+            self._note(f"the environment returns {field} as an array of one value, which is read as a scalar")
         return number
 
 
 def scalar_of(value: Any) -> float | None:
-    """Read a number of Python, numpy or torch, or an array of one; None if it is something else."""
+    """Read a number of Python, numpy or torch, or an array of one number; None for anything else."""
     if isinstance(value, (int, float)):
         return value
     shape, item = getattr(value, "shape", None), getattr(value, "item", None)
@@ -362,13 +397,15 @@ def scalar_of(value: Any) -> float | None:
 
 
 def read_reset(result: Any) -> Any:
-    """Return the observation of what ``reset`` returned.
+    """Return the observation from the result of ``reset``.
 
     Raises:
-        EnvError: It is not ``(observation, info)``.
+        EnvError: The result is not ``(observation, info)``.
     """
     if not isinstance(result, (tuple, list)) or len(result) != 2:
-        raise EnvError(f"reset() returned {_count(result)}: gymnasium's contract is (observation, info)")
+        raise EnvError(
+            f"reset() returned {_count(result)}, but gymnasium's contract is (observation, info)", key="reset"
+        )
     observation, info = result
     if type(info) is not dict:
         _check_info("reset", info)
@@ -376,17 +413,22 @@ def read_reset(result: Any) -> Any:
 
 
 def broken_step(result: Any) -> EnvError:
-    """Return the error about a step that returned something else than five values."""
+    """Return the error for a step that did not return five values."""
     old = isinstance(result, tuple) and len(result) == _OLD_STEP
     return EnvError(
-        f"step() returned {_count(result)}{' (the API of gym before 0.26)' if old else ''}: gymnasium's contract is "
-        "(observation, reward, terminated, truncated, info)"
+        f"step() returned {_count(result)}{' (the API of gym before 0.26)' if old else ''}, but the contract is "
+        "(observation, reward, terminated, truncated, info)",
+        key="step",
     )
 
 
 def _check_info(method: str, info: Any) -> None:
     if not isinstance(info, Mapping):
-        raise EnvError(f"{method}() returned {reprlib.repr(info)} as info: gymnasium's contract is a dict, if empty")
+        raise EnvError(
+            f"{method}() returned {reprlib.repr(info)} as info, but gymnasium's contract is a dict, which may be empty",
+            key="info",
+            value=reprlib.repr(info),
+        )
 
 
 def _count(result: Any) -> str:
@@ -394,7 +436,7 @@ def _count(result: Any) -> str:
 
 
 def _shown(value: Any) -> str:
-    """Return a value with its type and shape, in a few words."""
+    """Return a short description of a value, with its type and shape."""
     if value is None:
         return "None"
     shape = getattr(value, "shape", None)

@@ -1,4 +1,4 @@
-"""Lanes of a runner: environment slots, the sums of the attempts that they run, and the next report about them."""
+"""Environment slots (lanes) of a runner, the sums of their attempts, and the next report."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ class Lane:
     num_info_keys: int
     """Number of info scalars to keep."""
     observe: Callable[[int, Any], ObservedSlot] | None = None
-    """Builds the observers of an environment; None without."""
+    """Factory of an environment's observers; None without observers."""
     observed: ObservedSlot | None = None
     env: gym.Env[Any, Any] | None = None
     step: Callable[[Any], Any] = _no_env
     reset: Callable[..., Any] = _no_env
     begin_episode: Callable[[int, int, int], None] | None = None
     spare: gym.Env[Any, Any] | None = None
-    """The lane's own environment, while another one serves an episode that needs a fresh one."""
+    """The lane's own environment, while another one runs an episode that needs a fresh one."""
     trace: TraceRecorder | None = None
     lease: Lease | None = None
     attempt: int = 0
@@ -71,53 +71,53 @@ class Lane:
     stale: bool = False
     """Whether its environment must not serve another attempt."""
     unreported: bool = False
-    """Whether its last attempt has ended and the group does not know yet."""
+    """Whether its last attempt has ended but is not reported yet."""
     stepping: int = field(init=False)
-    """What the flight recorder shows during a step, less the number of steps."""
+    """State in the flight recorder during a step, without the number of steps."""
 
     def __post_init__(self) -> None:
         self.stepping = FlightRecorder.mark(STEP, self.index)
 
     def attach(self, env: gym.Env[Any, Any]) -> None:
-        """Take an environment; bound methods save lookups in the loop."""
+        """Use an environment; bound methods save lookups in the loop."""
         self.env, self.step, self.reset = env, env.step, env.reset
         self.begin_episode = episode_hook(env)
         self.observed = self.observe and self.observe(self.index, env)
 
     def watch(self, observe: Callable[[int, Any], ObservedSlot] | None) -> None:
-        """Have other observers from now on, or none."""
+        """Replace the observers; None removes them."""
         self.observe = observe
         self.observed = observe(self.index, self.env) if observe is not None and self.env is not None else None
 
     def set_aside(self) -> None:
-        """Keep the environment for later: some can be built once only, or take long to build."""
+        """Keep the environment for later: some can be built only once, or take long to build."""
         self.spare = self.detach()
 
     def start_trace(self, content: Callable[[Any], bytes]) -> None:
-        """Trace the attempt that begins.
+        """Trace the attempt that is about to start.
 
         Args:
-            content: What the policy is given of an observation.
+            content: Returns the content of an observation that the policy receives.
         """
         assert self.env is not None
         self.trace = TraceRecorder(self.env.reset, self.env.step, content)
         self.reset, self.step = self.trace.reset, self.trace.step
 
     def begin_observing(self, observation: Any) -> None:
-        """Let the observers see the attempt that was reset."""
+        """Show the observers an attempt that was reset."""
         assert self.lease is not None
         assert self.observed is not None
         spec = EpisodeSpec(self.lease.index, self.lease.seed, self.lease.seating)
         self.step = self.observed.begin(self.step, spec, self.attempt, observation)
 
     def unwrap(self) -> None:
-        """Let the environment be called directly again."""
+        """Remove the trace and the observers around the environment's methods."""
         self.trace = None
         if self.env is not None:
             self.step, self.reset = self.env.step, self.env.reset
 
     def detach(self) -> gym.Env[Any, Any] | None:
-        """Give the environment up; what was set aside takes its place."""
+        """Remove and return the environment; the one that was set aside replaces it."""
         env, self.env, self.step, self.reset, self.begin_episode = self.env, None, _no_env, _no_env, None
         self.stale = False
         if self.spare is not None:
@@ -126,7 +126,7 @@ class Lane:
         return env
 
     def begin(self, inference_clock: float) -> None:
-        """Zero the sums: an attempt starts."""
+        """Set the sums to zero at the start of an attempt."""
         self.episode_return = 0.0
         self.discounted_return = 0.0
         self.discount = 1.0
@@ -140,14 +140,14 @@ class Lane:
         self.started = perf_counter()
 
     def progress(self) -> Progress:
-        """Say how far the attempt is."""
+        """Return the progress of the attempt."""
         assert self.lease is not None
         return Progress(self.lease.index, self.attempt, self.length)
 
     def row(
         self, terminated: bool, cut: Truncation, runner: int, version: int, inference_clock: float
     ) -> tuple[float, ...]:
-        """Return the completed attempt, in the order of :data:`_MEASURED`: by name it takes a microsecond longer."""
+        """Return the completed attempt as a tuple, in the order of :data:`_MEASURED`; by name takes 1 us longer."""
         assert self.lease is not None
         return (
             self.lease.index,
@@ -181,22 +181,22 @@ _MEASURED_ROW: Final = np.dtype([(name, ROW[name]) for name in _MEASURED])
 
 @final
 class PendingReport:
-    """Everything that a runner has to tell, as it comes up.
+    """Content of a runner's next report, collected until :meth:`take`.
 
     Args:
-        info_keys: Names of the ``info`` scalars that each row comes with.
+        info_keys: Names of the ``info`` scalars in each row.
     """
 
     def __init__(self, info_keys: tuple[str, ...]) -> None:
         self.info_keys = info_keys
         self.construct_seconds = math.inf
-        """Shortest construction of an environment so far."""
+        """Shortest build time of an environment so far."""
         self.built_weights = ""
-        """Digest of the weights that the policy was built with."""
+        """Digest of the weights with which the policy was built."""
         self._under_way = (0, 0.0)
-        """Steps of the live attempts, and their seconds, that earlier reports have counted."""
+        """Steps of live attempts, and their seconds, that earlier reports have counted."""
         self.standing_note = ""
-        """Note of every report, and so of every evaluation of a runner."""
+        """Note in every report, and so in every evaluation of the runner."""
         self._begin()
 
     def _begin(self) -> None:
@@ -215,11 +215,11 @@ class PendingReport:
         return bool(self.rows or self.faults)
 
     def note(self, text: str) -> None:
-        """Add a note; of those that differ in their place alone, the first stays."""
+        """Add a note. Of notes that differ only in their place, keep the first."""
         self._notes.setdefault(without_place(text), text)
 
     def constructed(self, seconds: float) -> None:
-        """Note how long an environment took to build, in seconds."""
+        """Record the build time of an environment, in seconds."""
         self.construct_seconds = min(self.construct_seconds, seconds)
 
     def count(self, lane: Lane) -> None:
@@ -235,14 +235,14 @@ class PendingReport:
         notes: Sequence[str],
         artifacts: Sequence[tuple[str, Mapping[int, Any]]],
     ) -> RunReport:
-        """Return the report, and begin the next one.
+        """Return the report, and start the next one.
 
         Args:
-            lanes: All lanes; the steps of those that are live count as far as they are.
-            weights_version: Version of the weights that the policy has.
+            lanes: All lanes; live attempts count with their steps so far.
+            weights_version: Version of the policy's weights.
             numerics: Numerics key of the runner.
-            notes: Notes beside those that were added here.
-            artifacts: Artifacts beside those that were added here.
+            notes: Notes in addition to those of :meth:`note`.
+            artifacts: Artifacts in addition to :attr:`artifacts`.
         """
         live = [lane for lane in lanes if lane.lease is not None]
         under_way = sum(lane.length for lane in live), sum(lane.step_seconds for lane in live)
@@ -270,7 +270,7 @@ class PendingReport:
 
 
 def _rows_of(measured: list[tuple[Any, ...]]) -> npt.NDArray[np.void]:
-    """Return rows of :meth:`Lane.row` as an array of :data:`ROW`, shape (n,), each column by its name."""
+    """Return tuples of :meth:`Lane.row` as an array of :data:`ROW`, shape (n,)."""
     given, rows = np.array(measured, _MEASURED_ROW), np.empty(len(measured), ROW)
     for name in COLUMNS:
         rows[name] = given[name]

@@ -1,4 +1,4 @@
-"""Observers of episodes: they see each step where it is made, and what they raise stays their own."""
+"""Observers of episodes. They see each step in the runner, and their exceptions never affect the episode."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class EpisodeObserver(Protocol):
-    """Sees the episodes of one environment, one after the other.
+    """Observer of the episodes of one environment, one after the other.
 
-    Its factory gets the environment that it is to see, whenever a slot of a runner gets one. An attempt that fails
-    or is dropped has no end: the next start begins anew. Episodes that run again for the determinism check are not
-    observed.
+    A runner calls the factory with an environment whenever a slot gets a new one. An attempt that fails or is dropped
+    has no end: :meth:`on_episode_start` of the next one must start over. Episodes that run again for the determinism
+    check are not observed.
     """
 
     def on_episode_start(self, spec: EpisodeSpec, attempt: int, observation: Any) -> None:
-        """Take note of an episode that was reset, and of its first observation."""
+        """Handle the start of an episode, with its first observation."""
 
     def on_step(
         self,
@@ -39,21 +39,21 @@ class EpisodeObserver(Protocol):
         info: Any,
         policy_outputs: Any,
     ) -> None:
-        """Take note of a step: the action, and what the environment returned for it, which must not be changed.
+        """Handle a step. The arguments must not be changed.
 
         Args:
-            observation: The one after the action.
-            action: As the environment was given it.
-            reward: As it was returned.
-            terminated: As it was returned.
-            truncated: As it was returned.
-            info: As it was returned.
-            policy_outputs: Row of the policy's ``outputs``, the nested batch of what its last ``act`` computed besides
-                actions, a new one at each call; None for a policy that has none.
+            observation: Observation after the action.
+            action: Action passed to the environment.
+            reward: Reward, as the environment returned it.
+            terminated: Flag, as the environment returned it.
+            truncated: Flag, as the environment returned it.
+            info: Info, as the environment returned it.
+            policy_outputs: Row of the policy's ``outputs``: the nested batch that its last ``act`` computed besides
+                actions, new at each call. None for a policy without it.
         """
 
     def on_episode_end(self, record: EpisodeRecord) -> Any:
-        """Return what is to be kept of a completed episode, something that can be pickled; None for nothing."""
+        """Return a picklable artifact of a completed episode; None for nothing."""
 
 
 Part = TypeVar("Part")
@@ -61,20 +61,28 @@ Factory = Callable[[Any], EpisodeObserver]
 
 
 def observer_factories(configured: Sequence[Any]) -> dict[str, Factory]:
-    """Return the factories of ``evaluation.observers`` by the names that artifacts have.
+    """Return the factories of ``evaluation.observers``, by artifact name.
 
     Raises:
-        ConfigError: One cannot be imported or called, or two have one name.
+        ConfigError: A factory cannot be imported or called, or two have the same name.
     """
     found: dict[str, Factory] = {}
     for given in configured:
         factory = import_attribute("evaluation.observers", given) if isinstance(given, str) else given
         if not callable(factory):
-            raise ConfigError(f"evaluation.observers has {given!r}, which is not callable: give factories of observers")
+            raise ConfigError(
+                f"evaluation.observers has {given!r}, which is not callable",
+                key="evaluation.observers",
+                value=given,
+                fix="Pass factories of observers.",
+            )
         name = given if isinstance(given, str) else getattr(given, "__qualname__", type(given).__qualname__)
         if name in found:
             raise ConfigError(
-                f"evaluation.observers has {name!r} twice: each artifact is kept under its factory's name"
+                f"evaluation.observers has {name!r} twice: each artifact has the name of its factory",
+                key="evaluation.observers",
+                value=name,
+                fix="Remove one, or rename it.",
             )
         found[name] = factory
     return found
@@ -82,15 +90,15 @@ def observer_factories(configured: Sequence[Any]) -> dict[str, Factory]:
 
 @final
 class ObservedSlot:
-    """Environment of a slot together with its observers.
+    """Environment of a slot with its observers.
 
     Args:
-        env: What they see.
-        factories: What builds them.
-        idle: Called before them, so that the limits of a step are not theirs.
+        env: Environment to observe.
+        factories: Factories of the observers, by name.
+        idle: Called before the observers, so that the time limit of a step does not apply to them.
         outputs: Returns the policy's outputs for the slot.
-        note: Takes a note, the episode's index, its step and what was raised.
-        log: Returns the slot's part of the log of sweeps; None where the runner does not step all slots in turn, or
+        note: Takes a note with the episode's index, its step and the exception.
+        log: Returns the slot's part of the log of sweeps. None if the runner does not step all slots in turn, or if
             values are nested.
     """
 
@@ -109,9 +117,9 @@ class ObservedSlot:
         self._note = note
         self._index = self._steps = 0
         self._broken: set[str] = set()
-        """Names of those that have raised in this episode."""
+        """Names of the observers that have raised in this episode."""
         self._steppers: dict[str, Callable[..., None]] = {}
-        """What sees the steps of this episode, by name: those that have not raised in it."""
+        """``on_step`` of the observers that have not raised in this episode, by name."""
         self._observers: dict[str, EpisodeObserver] = {}
         self._observers = self._guarded("its factory", factories, lambda factory: factory(env))
 
@@ -128,16 +136,16 @@ class ObservedSlot:
 
     @cached_property
     def _told(self) -> dict[str, EpisodeObserver]:
-        """Observers that are told of every step."""
+        """Observers that receive every step."""
         return {name: one for name, one in self._observers.items() if name not in self._recorders}
 
     def begin(
         self, step: Callable[[Any], Any], spec: EpisodeSpec, attempt: int, observation: Any
     ) -> Callable[[Any], Any]:
-        """Begin an attempt that was reset.
+        """Start an attempt that was reset.
 
         Returns:
-            What to call instead of the environment's ``step``.
+            Replacement for the environment's ``step``.
         """
         self._index, self._steps = spec.index, 0
         if self._broken:
@@ -149,7 +157,7 @@ class ObservedSlot:
     def _telling(
         self, step: Callable[[Any], Any], spec: EpisodeSpec, attempt: int, observation: Any
     ) -> Callable[[Any], Any]:
-        """Tell observers of an attempt; return what to call instead of ``step`` to tell them of its steps."""
+        """Show observers the start of an attempt; return a ``step`` that also shows them its steps."""
         self._call("on_episode_start", lambda observer: observer.on_episode_start(spec, attempt, observation))
         self._steppers = {name: one.on_step for name, one in self._told.items() if name not in self._broken}
 
@@ -157,7 +165,7 @@ class ObservedSlot:
             given = _kept(action)
             result = step(action)
             self._steps += 1
-            if type(result) is tuple and len(result) == 5:  # Else the runner refuses it.
+            if type(result) is tuple and len(result) == 5:  # The runner rejects anything else.
                 self._observe_step(given, result)
             return result
 
@@ -175,7 +183,7 @@ class ObservedSlot:
                 self._steppers = {other: still for other, still in self._steppers.items() if other != name}
 
     def end(self, row: tuple[Any, ...], record: Callable[[], EpisodeRecord]) -> dict[str, Any]:
-        """Return what those that were told of a completed episode keep of it, by their names."""
+        """Return the artifacts of a completed episode, by observer name."""
         if self._recorders and self._log is not None:
             try:
                 self._log.finish(row, self._recorders)
@@ -193,7 +201,7 @@ class ObservedSlot:
         return self._guarded(where, self._told, call)
 
     def _guarded(self, where: str, parts: Mapping[str, Part], call: Callable[[Part], Any]) -> dict[str, Any]:
-        """Call what has not raised in this episode; return what was returned, by name."""
+        """Call each part that has not raised in this episode; return the results by name."""
         returned = {}
         for name, part in parts.items():
             if name in self._broken:
@@ -206,12 +214,12 @@ class ObservedSlot:
 
     def _attribute(self, name: str, where: str, error: Exception) -> None:
         self._broken.add(name)
-        text = f"observer {name} raised in {where}, so it keeps nothing of the episode, whose record is unaffected"
+        text = f"observer {name} raised in {where}. It keeps nothing of the episode; the record is not affected"
         self._note(first_seen(text, self._index, self._steps, summary_of(error)))
 
 
 def _kept(action: Any) -> Any:
-    """Return an action that stays as it is when the environment changes what it was given."""
+    """Return a copy of an action, unless it is immutable: the environment may change its argument."""
     if isinstance(action, np.ndarray):
         return action.copy()
     return action if isinstance(action, (np.generic, int, float)) else copy.deepcopy(action)

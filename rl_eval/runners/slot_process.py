@@ -1,4 +1,4 @@
-"""Environment slot in a process of its own, as its runner sees it: requests go out, replies come in when ready."""
+"""Environment in a child process, from the runner's side: it sends requests and reads replies as they arrive."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from rl_eval.runners.environment import construct_env, episode_hook, time_limit
 
 _WORKER: Final = "from rl_eval.runners.slot_process import main; main()"
 _LAST: Final = -1
-"""Number of the reply that stands for the end of the process."""
+"""Number of the reply that reports the end of the process."""
 _LAST_WORDS_S: Final = 0.2
 _FACTS: Final = ("observation_space", "action_space", "render_mode", "metadata")
-"""Attributes of an environment that its runner asks for without a call."""
+"""Attributes of an environment that its runner reads without a call."""
 
 Result = TypeVar("Result")
 
 
 @final
 class SlotProcess:
-    """Process of a slot, which is started when it is needed, and again after it died.
+    """Process of a slot, started at the first request and again after it died.
 
     Args:
         payload: Pickled arguments of :func:`rl_eval.runners.environment.construct_env`.
@@ -47,21 +47,21 @@ class SlotProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._number = 0
         self._awaited = 0
-        """Number of the request whose reply is awaited; 0 for none."""
+        """Number of the request that waits for its reply; 0 for none."""
         self._stash: deque[Reply] = deque()
-        """Replies that came while that of a call was awaited."""
+        """Replies that came while a call waited for its own."""
         self.connection: Connection | None = None
-        """The pipe, to wait for; None without a process."""
+        """Pipe to the process; None without a process."""
         self.doing = BEGIN
-        """What it was asked last: to begin an episode, or a step."""
+        """Last request: ``begin`` for an episode, or ``step``."""
         self.since = 0.0
-        """When that was, or when the new environment was there."""
+        """Time of that request, or of the moment when the new environment was ready."""
         self.abandoned = False
-        """Whether nobody wants the reply."""
+        """Whether the next reply is dropped."""
         self.facts: dict[str, Any] = {}
-        """What the environment that was built last says of itself."""
+        """Facts that the last built environment reported."""
         self.build_seconds = 0.0
-        """What building it took."""
+        """Build time of that environment."""
 
     # ------------------------------------------------------------------ requests
 
@@ -72,7 +72,7 @@ class SlotProcess:
 
     @property
     def busy(self) -> bool:
-        """Whether a reply is awaited, or one that nobody wants any more."""
+        """Whether a reply has yet to come, even one that will be dropped."""
         return self._awaited > 0
 
     def ask(self, kind: str, env: int, *args: Any) -> None:
@@ -84,20 +84,20 @@ class SlotProcess:
         self._awaited = self._send(kind, env, *args)
 
     def tell(self, kind: str, env: int) -> None:
-        """Send a request that has no reply; without a process there is nothing to do."""
+        """Send a request without a reply; do nothing without a process."""
         if self.connection is not None:
             self._send(kind, env)
 
     def abandon(self) -> None:
-        """Drop the reply when it comes."""
+        """Drop the next reply when it comes."""
         self.abandoned, self.since = True, perf_counter()
 
     def call(self, env: int, function: Callable[[Any], Result]) -> Result:
-        """Call a function with an environment, which is built if it is not there, and wait for what it returns.
+        """Call a function with an environment and return its result. Build the environment if necessary.
 
         Raises:
             EnvError: The process has ended.
-            BaseException: What the function raised.
+            BaseException: The function raised it.
         """
         self._start()
         number = self._send(CALL, env, cloudpickle.dumps(function))
@@ -112,11 +112,11 @@ class SlotProcess:
 
     @property
     def has_stash(self) -> bool:
-        """Whether a reply is here already."""
+        """Whether a reply is already stored."""
         return bool(self._stash)
 
     def poll(self) -> Reply | None:
-        """Return the reply that is awaited, if the next one is that; call it when there is one to read."""
+        """Return the next reply if it answers the last request, else None. Call it when one can be read."""
         reply = self._stash.popleft() if self._stash else self._read()
         if reply is None or reply.number not in (self._awaited, _LAST):
             return None
@@ -127,19 +127,19 @@ class SlotProcess:
     # ------------------------------------------------------------------ the process
 
     def kill(self) -> None:
-        """End the process at once; what was awaited never comes."""
+        """Kill the process at once; its pending replies never come."""
         self._collect()
         self._awaited, self.abandoned = 0, False
         self._stash.clear()
 
     def finish(self) -> None:
-        """Close the pipe, so that the process closes its environments and ends."""
+        """Close the pipe, so that the process closes its environments and exits."""
         if self.connection is not None:
             self.connection.close()
             self.connection = None
 
     def join(self, timeout_s: float) -> None:
-        """Wait for the end, and bring it about after the time."""
+        """Wait for the process to exit; kill it after the timeout."""
         if self._process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(max(0.0, timeout_s))
@@ -169,15 +169,15 @@ class SlotProcess:
         return self._number
 
     def _write(self, data: bytes) -> None:
-        with contextlib.suppress(OSError):  # Reading tells that the process has ended.
+        with contextlib.suppress(OSError):  # Reading detects that the process has ended.
             if self.connection is not None:
                 self.connection.send_bytes(data)
 
     def _read(self) -> Reply | None:
-        """Return the next reply; None if it was that a new environment is there."""
+        """Return the next reply; None if it only reports that a new environment is ready."""
         reply = self._received()
         if reply is None:
-            ended = EnvError(f"the process of the environment ended: {_described(self._collect())}")
+            ended = EnvError(f"the process of the environment ended: {_described(self._collect())}", key=self.doing)
             return Reply(_LAST, self.doing, None, ended)
         if reply.phase == MADE:
             self.facts, self.build_seconds, self.since = reply.value, reply.seconds, perf_counter()
@@ -185,19 +185,19 @@ class SlotProcess:
         return reply
 
     def _received(self) -> Reply | None:
-        """Read a reply; None if there will be none."""
+        """Read a reply; None if the pipe is closed."""
         with contextlib.suppress(EOFError, OSError):
             if self.connection is not None:
                 return cast("Reply", pickle.loads(self.connection.recv_bytes()))
         return None
 
     def _collect(self) -> int:
-        """End what is left of the process; return its exit status."""
+        """Kill the process if it still runs; return its exit status."""
         self.finish()
         if self._process is None:
             return 0
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_LAST_WORDS_S)  # Else the signal that ended it would be ours.
+            self._process.wait(_LAST_WORDS_S)  # An earlier kill would hide the signal that ended it.
         self._process.kill()
         code, self._process = self._process.wait(), None
         return code
@@ -213,7 +213,7 @@ def _described(code: int) -> str:
 
 
 def _look_at(env: Any) -> None:
-    """Do nothing with an environment that is there."""
+    """Do nothing with a built environment."""
 
 
 class _RemoteTraceback(Exception):
@@ -224,7 +224,7 @@ class _RemoteTraceback(Exception):
 
 
 def value_of(reply: Reply) -> Any:
-    """Return what a reply holds, or raise it."""
+    """Return the value of a reply, or raise its error."""
     if reply.error is None:
         return reply.value
     if reply.traceback:
@@ -236,14 +236,14 @@ def value_of(reply: Reply) -> Any:
 class SlotEnv:
     """Environment in a slot's process.
 
-    ``reset`` and ``step`` return the reply that has come for what :meth:`ask_reset` and :meth:`ask_step` sent.
+    The runner sends requests with :meth:`ask_reset` and :meth:`ask_step`. ``reset`` and ``step`` return their replies.
     """
 
     def __init__(self, slot: SlotProcess, number: int) -> None:
         self._slot = slot
         self._number = number
         self.reply: Reply | None = None
-        """The reply to what was asked."""
+        """Reply to the last request."""
 
     def __getattr__(self, name: str) -> Any:
         if name in _FACTS:
@@ -251,15 +251,15 @@ class SlotEnv:
         raise AttributeError(name)
 
     def build(self) -> None:
-        """Build the environment, and wait for it.
+        """Build the environment and wait until it is ready.
 
         Raises:
-            BaseException: What its constructor raised.
+            BaseException: The constructor raised it.
         """
         self.call(_look_at)
 
     def ask_reset(self, index: int, seed: int, attempt: int) -> None:
-        """Send the reset of an attempt, before which a new environment is built."""
+        """Send the reset of an attempt; the process builds a new environment first."""
         self._slot.ask(BEGIN, self._number, index, seed, attempt)
 
     def ask_step(self, action: Any) -> None:
@@ -267,23 +267,23 @@ class SlotEnv:
         self._slot.ask(STEP, self._number, action)
 
     def reset(self, *, seed: int | None = None) -> Any:
-        """Return what the reset returned, or raise what it raised."""
+        """Return the result of the reset, or raise its error."""
         return self._taken()
 
     def step(self, action: Any) -> Any:
-        """Return what the step returned, or raise what it raised."""
+        """Return the result of the step, or raise its error."""
         return self._taken()
 
     def render(self) -> Any:
-        """Render, and wait for the frame."""
+        """Render a frame and return it."""
         return self.call(lambda env: env.render())
 
     def call(self, function: Callable[[Any], Result]) -> Result:
-        """Call a function with the environment in its process, and wait for what it returns."""
+        """Call a function with the environment in its process, and return the result."""
         return self._slot.call(self._number, function)
 
     def close(self) -> None:
-        """Have the environment closed; nobody waits for it."""
+        """Ask the process to close its environment; do not wait."""
         self._slot.tell(CLOSE, self._number)
 
     def _taken(self) -> Any:
@@ -293,13 +293,13 @@ class SlotEnv:
 
 
 BEGIN: Final = "begin"
-"""Build an environment if need be, and reset it."""
+"""Build an environment if necessary, and reset it."""
 CALL: Final = "call"
 """Call a pickled function with an environment."""
 CLOSE: Final = "close"
-"""Close an environment; there is no reply."""
+"""Close an environment; without a reply."""
 MADE: Final = "made"
-"""Phase of the reply that comes before that of a reset, if the environment is new."""
+"""Phase of the extra reply before that of a reset, if the environment is new."""
 STEP: Final = "step"
 _PHASES: Final = {BEGIN: "reset"}
 
@@ -318,11 +318,11 @@ class Reply(NamedTuple):
     error: BaseException | None = None
     traceback: str = ""
     seconds: float = 0.0
-    """What it took."""
+    """Duration of the request."""
 
 
 class _Slot:
-    """Environments of a slot by number; there are two while one is set aside for an episode that needs a new one."""
+    """Environments of a slot, by number: two while one is set aside for an episode that needs a new one."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -330,7 +330,7 @@ class _Slot:
         self._where = cloudpickle.loads(connection.recv_bytes())
 
     def answer(self, number: int, kind: str, env: int, *args: Any) -> None:
-        """Do what is requested, and reply."""
+        """Execute a request and reply."""
         started, phase = perf_counter(), kind
         try:
             if kind == CLOSE:
@@ -347,7 +347,7 @@ class _Slot:
             self._reply(Reply(number, phase, None, *_portable(error), perf_counter() - started))
 
     def close(self, env: int) -> None:
-        """Close an environment, if it is there; no episode is to blame for a broken ``close``."""
+        """Close an environment if it exists; ignore an error of its ``close``."""
         if (gone := self._envs.pop(env, None)) is not None:
             with contextlib.suppress(Exception):
                 gone.close()
@@ -372,7 +372,7 @@ class _Slot:
         return cloudpickle.loads(function)(env)
 
     def _reply(self, reply: Reply) -> None:
-        """Send a reply; of an info that cannot be sent, what can be."""
+        """Send a reply; drop entries of ``info`` that cannot be pickled."""
         try:
             data = fast_dumps(reply)
         except Exception as error:
@@ -384,12 +384,14 @@ class _Slot:
             info = {key: value for key, value in reply.value[-1].items() if _travels(value)}
             with contextlib.suppress(Exception):
                 return bytes(cloudpickle.dumps(reply._replace(value=(*reply.value[:-1], info))))
-        problem = EnvError(f"what {reply.phase} returned cannot be sent to the runner's process: {error}")
+        problem = EnvError(
+            f"the result of {reply.phase} cannot be sent to the runner's process: {error}", key=reply.phase
+        )
         return bytes(cloudpickle.dumps(reply._replace(value=None, error=problem)))
 
 
 def fast_dumps(value: Any) -> bytes:
-    """Pickle what is mostly plain: cloudpickle takes several times as long, and is for the rest."""
+    """Pickle mostly plain data with pickle, and the rest with cloudpickle, which takes several times as long."""
     try:
         return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
     except Exception:
@@ -397,7 +399,7 @@ def fast_dumps(value: Any) -> bytes:
 
 
 def _facts(env: Any) -> dict[str, Any]:
-    """Return what a runner asks of an environment without calling it."""
+    """Return the facts of an environment that its runner reads without a call."""
     facts = {name: getattr(env, name, None) for name in _FACTS} | {"time_limit": time_limit(env)}
     return {name: value for name, value in facts.items() if _travels(value)}
 
@@ -411,7 +413,7 @@ def _travels(value: Any) -> bool:
 
 
 def _portable(error: BaseException) -> tuple[BaseException, str]:
-    """Return an error that can be raised in the runner's process, and its traceback as text."""
+    """Return an error that can be raised in the runner's process, and its traceback as a string."""
     text = traceback.format_exc()
     if isinstance(error, (Exception, SystemExit)):
         with contextlib.suppress(Exception):
@@ -431,9 +433,9 @@ def serve(connection: Connection) -> None:
 
 
 def _end_with(parent: int) -> None:
-    """End this process when the runner's ends, also while an environment is busy."""
+    """Exit when the runner's process exits, even while an environment is busy."""
     if sys.platform == "linux" and "main" in sys.argv[3:]:
-        # The signal comes when the thread ends that started this process; only the main one lives as long as its own.
+        # The signal comes when the starting thread exits. Only the main thread lives as long as its process.
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL)
 
@@ -446,7 +448,7 @@ def _end_with(parent: int) -> None:
 
 
 def main() -> None:
-    """Answer requests of the runner that started this process: its arguments are the pipe and the runner's process."""
+    """Answer requests of the runner that started this process. Arguments: file descriptor of the pipe, runner's pid."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the runner's process, which ends this one.
     _end_with(int(sys.argv[2]))
     serve(Connection(int(sys.argv[1])))

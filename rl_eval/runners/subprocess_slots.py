@@ -1,4 +1,4 @@
-"""Environments in processes of their own, stepped as they become ready: a slow one stalls nobody."""
+"""Runner with one process per environment. It steps each as soon as it is ready, so a slow one delays no other."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any, Final, TypeVar, final
 import cloudpickle
 import gymnasium as gym
 import numpy as np
+from typing_extensions import override
 
 from rl_eval.config.settings import EvalSettings
 from rl_eval.errors import EpisodeTimeout
@@ -22,9 +23,9 @@ from rl_eval.runners.slot_process import BEGIN, SlotEnv, SlotProcess, value_of
 _LEAST_WAIT_S: Final = 0.05
 """Wait of a call for its first reply, however small its budget."""
 _LOOK_S: Final = 0.1
-"""Longest wait before deadlines are looked at."""
+"""Longest wait before deadlines are checked."""
 _GRACE_S: Final = 5.0
-"""Wait for a step that nobody wants any more, before its process is ended."""
+"""Wait for an abandoned step before its process is killed."""
 _STOP_S: Final = 2.0
 
 Result = TypeVar("Result")
@@ -32,11 +33,12 @@ Result = TypeVar("Result")
 
 @final
 class SubprocessEvalRunner(EvalRunner):
-    """Has one process per slot, and one forward pass for all slots that wait for an action.
+    """Runner with one process per slot, and one forward pass for all slots that wait for an action.
 
-    For simulators that take milliseconds for a step, above all if their times differ. A row is the same as in any other
-    runner, since it does not depend on which rows share its forward pass. What ends the process of a slot (a signal,
-    ``os._exit``, a deadline) is a fault of its episode, and the others go on. The processes end with the runner.
+    Use it for simulators that take milliseconds per step, above all if their times differ. Rows are the same as in any
+    other runner, since a row does not depend on the other rows of its forward pass. The end of a slot's process (a
+    signal, ``os._exit``, a deadline) is a fault of its episode; other slots continue. The processes end with the
+    runner.
     """
 
     def __init__(self, settings: EvalSettings, runner_index: int, policy: Any = None) -> None:
@@ -58,10 +60,10 @@ class SubprocessEvalRunner(EvalRunner):
 
     # ------------------------------------------------------------------ the loop
 
+    @override
     def run(
         self, leases: Sequence[Lease] = (), budget_s: float = 0.1, reclaim: Sequence[int] = (), abort: bool = False
     ) -> RunReport:
-        """See :meth:`EvalRunner.run`."""
         deadline = perf_counter() + budget_s
         if self._accept(leases, reclaim, abort):
             return self._report()
@@ -77,7 +79,7 @@ class SubprocessEvalRunner(EvalRunner):
                 self._receive(max(deadline - perf_counter(), patience))
             patience = 0.0
             if perf_counter() >= deadline or self._starving():
-                # The slots go on while this runner reports.
+                # The slots continue while this runner reports.
                 self._refill()
                 self._act()
                 break
@@ -90,7 +92,7 @@ class SubprocessEvalRunner(EvalRunner):
                 self._begin(lane)
 
     def _begin(self, lane: Lane) -> bool:
-        """Send the reset of the next queued attempt; it is live when the reply comes."""
+        """Send the reset of the next queued attempt. It is live when the reply comes."""
         lane.lease = self._queue.popleft()
         lane.attempt = lane.lease.attempt
         lane.begin(self._inference_clock)
@@ -124,7 +126,7 @@ class SubprocessEvalRunner(EvalRunner):
                 self._send_action(lane, actions[lane.index])
 
     def _send_action(self, lane: Lane, action: Any) -> None:
-        # Until the reply comes, others act: what observers see of this pass is kept.
+        # Other slots act before the reply comes, so keep a copy of the values for observers.
         self._actions[lane.index] = copy.deepcopy(action)
         if lane.observed is not None:
             self._outputs[lane.index] = copy.deepcopy(self._inference.outputs(lane.index))
@@ -132,7 +134,7 @@ class SubprocessEvalRunner(EvalRunner):
         env.ask_step(action)
 
     def _receive(self, timeout_s: float) -> None:
-        """Wait for replies, and take those that are there."""
+        """Wait for replies, and take those that have come."""
         busy = [lane for lane in self._lanes if self._slots[lane.index].busy]
         found = [lane for lane in busy if self._slots[lane.index].has_stash]
         if not found:
@@ -143,7 +145,7 @@ class SubprocessEvalRunner(EvalRunner):
         self._recorder.idle()
 
     def _take(self, lane: Lane) -> None:
-        """Take the reply of a slot: its episode begins, goes on, or ends."""
+        """Take the reply of a slot: its episode starts, continues or ends."""
         slot = self._slots[lane.index]
         doing, asked = slot.doing, slot.since
         reply = slot.poll()
@@ -166,7 +168,7 @@ class SubprocessEvalRunner(EvalRunner):
             self._asking.add(lane.index)
 
     def _starving(self) -> bool:
-        """Whether to report early, because half the slots stand idle for want of leases."""
+        """Whether to report early: half the slots are idle and no leases are queued."""
         if self._queue or not self._pending:
             return False
         return 2 * sum(lane.lease is None for lane in self._lanes) >= len(self._lanes)
@@ -174,7 +176,7 @@ class SubprocessEvalRunner(EvalRunner):
     # ------------------------------------------------------------------ deadlines
 
     def _enforce_deadlines(self) -> None:
-        """End the processes that take too long, and charge their episodes."""
+        """Kill processes that exceed a time limit, and record faults of their episodes."""
         now = perf_counter()
         for lane, slot in zip(self._lanes, self._slots, strict=True):
             if not slot.busy:
@@ -193,18 +195,25 @@ class SubprocessEvalRunner(EvalRunner):
         phase: Phase = "reset" if slot.doing == BEGIN else "step"
         slot.kill()
         self._discard(lane)
-        text = f"the {phase} took longer than fault_tolerance.{phase}_timeout_s={limit:g}; its process was ended"
-        self._fault(lane, "timeout", phase, EpisodeTimeout(text))
+        assert lane.lease is not None
+        error = EpisodeTimeout(
+            f"the {phase} took longer than fault_tolerance.{phase}_timeout_s={limit:g}; its process was terminated",
+            key=f"fault_tolerance.{phase}_timeout_s",
+            value=limit,
+            episode=lane.lease.index,
+            runner=self.runner_index,
+        )
+        self._fault(lane, "timeout", phase, error)
 
     def _discard(self, lane: Lane) -> None:
-        """Forget what an attempt has asked for."""
+        """Drop the pending requests of an attempt."""
         self._coming.pop(lane.index, None)
         self._asking.discard(lane.index)
         self._actions.pop(lane.index, None)
 
     def _free(self, lane: Lane) -> None:
         slot = self._slots[lane.index]
-        if slot.busy:  # The attempt ends before its reply is there.
+        if slot.busy:  # The attempt ends before its reply comes.
             slot.abandon()
         self._discard(lane)
         super()._free(lane)
@@ -215,7 +224,7 @@ class SubprocessEvalRunner(EvalRunner):
         """Return the environment that was built in the slot's process.
 
         Raises:
-            BaseException: What its constructor raised.
+            BaseException: The constructor raised it.
         """
         env: Any = self._coming.pop(lane_index, None)
         if env is None:
@@ -238,8 +247,8 @@ class SubprocessEvalRunner(EvalRunner):
     def _inference_outputs(self, slot: int) -> Any:
         return self._outputs.get(slot)
 
+    @override
     def foreach_env(self, function: Callable[[Any], Result]) -> list[Result]:
-        """Call a function with each environment that is built, in its process; see :meth:`EvalRunner.foreach_env`."""
         return [env.call(function) for env in self._envs()]
 
     def _envs(self) -> Iterator[SlotEnv]:

@@ -1,10 +1,12 @@
-"""Runners of one agent: many environments with one forward pass, and one environment with the loop of a textbook."""
+"""Runners of one agent: many environments with one forward pass per step, or one environment in a plain loop."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from time import perf_counter
 from typing import Any, ClassVar, final
+
+from typing_extensions import override
 
 from rl_eval.config.settings import EvalSettings
 from rl_eval.records.episode import Lease, RunReport
@@ -14,10 +16,10 @@ from rl_eval.supervision.flight_recorder import ACT, NOW, SINCE, FlightRecorder
 
 
 class VectorEvalRunner(EvalRunner):
-    """Steps k lanes with batched inference. Each lane runs its own episode and is reset on its own.
+    """Runner of k lanes with batched inference. Each lane runs its own episode and is reset on its own.
 
-    A sweep is one forward pass and one step of every live lane. A sweep that outlives its budget is left in
-    the middle and resumed by the next call, so a slow simulator does not hold a whole sweep's worth of steps.
+    A sweep is one forward pass and one step of every live lane. If a sweep exceeds its budget, the next call resumes
+    it in the middle, so that a slow simulator delays a report by one step at most.
     """
 
     acts_in_sweeps: ClassVar[bool] = True
@@ -27,10 +29,10 @@ class VectorEvalRunner(EvalRunner):
         self._sweep: Iterator[tuple[Lane, Any]] | None = None
         self._acting = FlightRecorder.mark(ACT, 0)
 
+    @override
     def run(
         self, leases: Sequence[Lease] = (), budget_s: float = 0.1, reclaim: Sequence[int] = (), abort: bool = False
     ) -> RunReport:
-        """See :meth:`EvalRunner.run`."""
         deadline = perf_counter() + budget_s
         if abort:
             self._sweep = None
@@ -38,7 +40,7 @@ class VectorEvalRunner(EvalRunner):
             return self._report()
         while True:
             began = self._sweep is None and self._refill(deadline)
-            # Every call begins an episode or takes a step, however small its budget.
+            # Every call begins an episode or takes a step, even with a budget of 0.
             if not began or perf_counter() < deadline:
                 self._sweep = self._sweep or self._choose_actions()
                 if self._sweep is not None:
@@ -97,7 +99,7 @@ class VectorEvalRunner(EvalRunner):
         self._sweep = None
 
     def _starving(self) -> bool:
-        """Whether to report early, because half the lanes stand idle for want of leases or of a report."""
+        """Whether to report early: half the lanes are idle, without leases or until the next report."""
         if self._queue:
             return 2 * self._spent >= len(self._lanes)
         return bool(self._pending) and 2 * sum(lane.lease is None for lane in self._lanes) >= len(self._lanes)
@@ -105,16 +107,16 @@ class VectorEvalRunner(EvalRunner):
 
 @final
 class SingleAgentEvalRunner(EvalRunner):
-    """Runs one episode after the other in one environment."""
+    """Runner of one environment, one episode after the other."""
 
     default_lanes: ClassVar[int] = 1
     max_lanes: ClassVar[int | None] = 1
     acts_in_sweeps: ClassVar[bool] = True
 
+    @override
     def run(
         self, leases: Sequence[Lease] = (), budget_s: float = 0.1, reclaim: Sequence[int] = (), abort: bool = False
     ) -> RunReport:
-        """See :meth:`EvalRunner.run`."""
         deadline = perf_counter() + budget_s
         if self._accept(leases, reclaim, abort):
             return self._report()

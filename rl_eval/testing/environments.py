@@ -44,7 +44,7 @@ class TwoLengthEnv(gym.Env[npt.NDArray[np.float32], np.int64]):
         return self._observation(), {}
 
     def step(self, action: np.int64) -> tuple[npt.NDArray[np.float32], float, bool, bool, dict[str, Any]]:
-        """Count; the last step of a long episode is rewarded."""
+        """Count the step; the last step of a long episode has a reward."""
         self._steps += 1
         if self._step_seconds:
             time.sleep(self._step_seconds)
@@ -52,14 +52,14 @@ class TwoLengthEnv(gym.Env[npt.NDArray[np.float32], np.int64]):
         return self._observation(), float(done and self._length == self.LONG), done, False, {}
 
     def render(self) -> None:
-        """Show nothing; some evaluators ask after every step."""
+        """Return no frame; some evaluators render after every step."""
 
     def _observation(self) -> npt.NDArray[np.float32]:
         return np.array([self._steps / self.LONG, self._length == self.LONG], np.float32)
 
 
 class DictObservation(gym.ObservationWrapper[Any, Any, Any]):
-    """Splits a vector observation into a nested dict, with an image and a discrete part beside it."""
+    """Wrapper that splits a vector observation into a nested dict, and adds an image and a discrete part."""
 
     def __init__(self, env: gym.Env[Any, Any]) -> None:
         super().__init__(env)
@@ -85,7 +85,7 @@ class DictObservation(gym.ObservationWrapper[Any, Any, Any]):
 
 
 class ImpureEnv(gym.Wrapper[Any, Any, Any, Any]):
-    """Leaks state across resets: its rewards grow with the number of episodes that this object has run."""
+    """Wrapper that leaks state across resets: rewards grow with the number of episodes of this object."""
 
     def __init__(self, env: gym.Env[Any, Any]) -> None:
         super().__init__(env)

@@ -1,4 +1,4 @@
-"""Environment with faults at chosen places: what goes wrong, in which episode, attempt, phase and step."""
+"""Environment with faults of chosen kinds, in chosen episodes, attempts, phases and steps."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from rl_eval.testing.environments import DictObservation, wrapped_env
 StrikePhase = Literal["construct", "reset", "step", "close"]
 
 EXIT_STATUS: Final = 13
-"""Status that ``exit`` and ``os_exit`` leave with."""
+"""Exit status of ``exit`` and ``os_exit``."""
 
 _BLOCK_BYTES: Final = 2**24
 
@@ -40,9 +40,9 @@ class Strike(NamedTuple):
     where: str
     """Phase, episode, attempt and step, for the message."""
     seconds: float
-    """How long a hang lasts."""
+    """Duration of a hang."""
     limit_mib: int
-    """Memory that a balloon may take."""
+    """Memory limit of a balloon."""
 
 
 # ------------------------------------------------------------------ what happens to the process
@@ -69,7 +69,7 @@ def _balloon(strike: Strike) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     ceiling = pages * resource.getpagesize() + strike.limit_mib * 2**20
-    # The limit is what keeps the machine alive.
+    # The limit protects the machine.
     limits = [ceiling, *(limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY)]
     resource.setrlimit(resource.RLIMIT_AS, (min(limits), hard))
     blocks: list[bytes] = []
@@ -95,7 +95,7 @@ STRIKES: Final[Mapping[str, Callable[[Strike], object]]] = {
     "gil_sleep": _gil_sleep,
     "balloon": _balloon,
 }
-"""Kinds that befall the process."""
+"""Kinds of faults of the process."""
 
 
 # ------------------------------------------------------------------ what the environment returns
@@ -163,7 +163,7 @@ def check_kind(kind: str, phase: str | None, space: gym.Space[Any]) -> StrikePha
 
 
 class FaultyEnv(gym.Wrapper[Any, Any, Any, Any]):
-    """Goes wrong in one way at one place, and is the plain environment everywhere else.
+    """Wrapper with one kind of fault at one place; otherwise the plain environment.
 
     ==================  ===========================================================================
     kind                what happens
@@ -190,7 +190,7 @@ class FaultyEnv(gym.Wrapper[Any, Any, Any, Any]):
     an attempt is drawn, and its step, depend on (episode, attempt) alone, so a retry can succeed anywhere. An evaluator
     that does not announce its episodes gets draws of no fixed seed, as real faults are.
 
-    A hang that nobody ends is over after ``seconds``, and the environment goes on as if nothing had been.
+    A hang ends after ``seconds`` at the latest, and the environment then continues normally.
 
     Args:
         env: Environment to wrap.
@@ -275,7 +275,7 @@ class FaultyEnv(gym.Wrapper[Any, Any, Any, Any]):
             self.env.get_wrapper_attr("begin_episode")(index, seed, attempt)
 
     def reset(self, **kwargs: Any) -> Any:
-        """Reset, or go wrong."""
+        """Reset, or fail."""
         if not self._announced:
             self._draw(np.random.default_rng(), attempt=1)
         self._announced = False
@@ -288,7 +288,7 @@ class FaultyEnv(gym.Wrapper[Any, Any, Any, Any]):
         return self._spoiled(result) if due else result
 
     def step(self, action: Any) -> Any:
-        """Step, or go wrong."""
+        """Step, or fail."""
         self._steps += 1
         fatal = (self._faulty and self._steps == self._step) or self._steps == self._drawn_step
         due = fatal and self._is_due("step")
@@ -300,7 +300,7 @@ class FaultyEnv(gym.Wrapper[Any, Any, Any, Any]):
         return self._spoiled(result) if due else result
 
     def close(self) -> None:
-        """Close the environment and end its child, or go wrong."""
+        """Close the environment and terminate its child process, or fail."""
         try:
             if (self._last_listed is not None or not self._episodes) and self._is_due("close"):
                 self._strike()
@@ -347,7 +347,7 @@ class FaultyEnv(gym.Wrapper[Any, Any, Any, Any]):
         return result if spoil is None else spoil(result)
 
     def _spawn(self) -> None:
-        # Without the pipes of this process: whoever reads them must not wait for the child.
+        # Without the pipes of this process: their readers must not wait for the child.
         quiet = subprocess.DEVNULL
         self._child = subprocess.Popen(  # noqa: S603
             ["sleep", str(self._seconds)],

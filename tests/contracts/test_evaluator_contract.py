@@ -23,6 +23,7 @@ from rl_eval import EvalConfig, EvalHandle, EvalResult, Evaluator, evaluate
 from rl_eval.errors import ClusterError, ConfigError, EvalError, EvaluatorBusy, UsageError, WeightsError
 from rl_eval.execution.jobs import WeightsSync
 from rl_eval.weights import load_weights_file
+from tests.refused import refused
 
 WEIGHTS = Path(__file__).parents[2] / "configs" / "weights" / "cartpole_ppo_early.safetensors"
 HERE = ("inline", "thread")
@@ -266,7 +267,7 @@ def test_a_busy_evaluator_refuses(beside: str, gate: Gate) -> None:
     with Facade(beside, "skip", gate=str(gate.folder)) as asked:
         asked.submit(step=5)
         gate.entered()
-        with pytest.raises(EvaluatorBusy, match="step 5"):
+        with refused(EvaluatorBusy):
             asked.submit(step=100)
         gate.open()
         asked.settle()
@@ -461,7 +462,7 @@ def test_what_is_not_weights_is_an_error_at_once(mostly: Any) -> None:
 def test_what_cannot_start_is_an_error_of_every_request(mostly: Any) -> None:
     with make(mostly, config("nowhere:policy")) as ev:
         for _ in range(2):
-            with pytest.raises(ConfigError, match="nowhere"):
+            with refused(ConfigError):
                 ev.evaluate()
     for wrong in (EvalConfig(), config(None)):
         with pytest.raises(EvalError):

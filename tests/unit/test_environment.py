@@ -15,6 +15,7 @@ from rl_eval.config.settings import EnvironmentSection
 from rl_eval.errors import ConfigError
 from rl_eval.protocols import EnvContext
 from rl_eval.runners.environment import build_env, construct_env
+from tests.refused import refused
 
 
 class Corridor(gym.Env[Any, Any]):
@@ -161,47 +162,41 @@ def test_environments_do_not_share_the_containers_in_their_kwargs(env: Any) -> N
 @pytest.mark.parametrize(
     ("env", "fragments"),
     [
-        ("CartPol-v1", ["`CartPol` doesn't exist", "Did you mean", "CartPole"]),
-        ("CartPole-v99", ["CartPole-v99", "v1"]),
+        ("CartPol-v1", ["CartPole"]),
+        ("CartPole-v99", ["v1"]),
         ("ALE2/Pong-v5", ["ALE2"]),
         ("no_such_module_at_all:Env-v0", ["no_such_module_at_all"]),
-        ("no_such_module_at_all:Env", ["cannot be imported", "no_such_module_at_all"]),
-        (f"{__name__}:Coridor", ["cannot be imported", "Coridor"]),
-        (f"{__name__}:Holder.made", ["cannot be imported", "made"]),
-        ("CartPole", ["gymnasium id"]),
-        ("Cart Pole", ['"module:attr"']),
-        ("", ['"module:attr"']),
-        (":Corridor", ['"module:attr"']),
-        (f"{__name__}:", ['"module:attr"']),
-        (f"{__name__}:NOT_CALLABLE", ["give a gymnasium id"]),
-        ("arms/myenv.py", ["did you mean 'arms.myenv:NAME'?"]),
-        ("tests", ["did you mean 'tests:NAME'?"]),
-        ("cartpole", ["did you mean 'CartPole-v1'?"]),
-        ("mountaincarcontinuous", ["did you mean 'MountainCarContinuous-v0'?"]),
-        (NOT_CALLABLE, ["give a gymnasium id", '"module:attr"', "callable"]),
-        (dict, ["built a dict, which is not a gymnasium.Env"]),
-        (lambda context: None, ["built a NoneType, which is not a gymnasium.Env"]),
-        (WithoutObservationSpace, ["built a WithoutObservationSpace", "observation_space"]),
+        ("no_such_module_at_all:Env", ["no_such_module_at_all"]),
+        (f"{__name__}:Coridor", ["Coridor"]),
+        (f"{__name__}:Holder.made", ["made"]),
+        *((env, []) for env in ("CartPole", "Cart Pole", "", ":Corridor", f"{__name__}:", f"{__name__}:NOT_CALLABLE")),
+        ("arms/myenv.py", ["'arms.myenv:NAME'"]),
+        ("tests", ["'tests:NAME'"]),
+        ("cartpole", ["'CartPole-v1'"]),
+        ("mountaincarcontinuous", ["'MountainCarContinuous-v0'"]),
+        (NOT_CALLABLE, []),
+        (dict, ["dict"]),
+        (lambda context: None, ["NoneType"]),
+        (WithoutObservationSpace, ["WithoutObservationSpace", "observation_space"]),
     ],
 )
 def test_an_environment_that_cannot_be_is_a_config_error(env: Any, fragments: list[str]) -> None:
-    """An unknown id or path, and what is no environment, name the key, the value and the cause."""
-    with pytest.raises(ConfigError) as caught:
+    """The error of an unknown id or path, or of another object, names the key, the value and the cause."""
+    with refused(ConfigError, "environment.env") as caught:
         build(env)
     message = str(caught.value)
-    assert message.startswith("environment.env ")
     assert repr(env) in message
     assert all(fragment in message for fragment in fragments), message
-    assert not message.endswith(".")
 
 
 def test_an_id_that_only_the_callers_process_may_know_is_told_in_runners() -> None:
     """It is registered there, perhaps: the message says how runners get to know it."""
     section = EnvironmentSection(env="OnlyInMyScript-v0")
-    with pytest.raises(ConfigError, match='give the class, a function that makes it, or "my_module:MyEnv-v0"'):
+    with refused(ConfigError, "environment.env", value="OnlyInMyScript-v0") as in_runners:
         construct_env(section, 0, 0, 2)
-    with pytest.raises(ConfigError, match=r"doesn't exist\. An id that a module registers has its name before it"):
+    with refused(ConfigError, "environment.env", value="OnlyInMyScript-v0") as here:
         construct_env(section, 0, 0, 0)
+    assert in_runners.value.fix != here.value.fix
 
 
 @pytest.mark.parametrize("env", [broken, f"{__name__}:broken"], ids=["callable", "path"])
@@ -284,7 +279,7 @@ def test_a_class_of_environments_gets_a_context_only_as_a_required_config() -> N
 
 def test_kwargs_that_a_factory_does_not_take_are_refused() -> None:
     """The message names them, the factory's parameters and how it gets a context."""
-    with pytest.raises(ConfigError, match=r"has size, but .* takes bonus.*unexpected keyword.*EnvContext"):
+    with refused(ConfigError, "environment.env_kwargs", value="size"):
         call(lambda bonus=None: bonus, {"size": 3})
 
 
@@ -292,11 +287,11 @@ def test_a_factory_without_arguments_is_called_without() -> None:
     """``lambda: gym.make(...)`` is what many write first; kwargs that it could not see are refused."""
     section = EnvironmentSection(env=lambda: gym.make("CartPole-v1"))
     assert construct_env(section, 0, 0, 1).spec.id == "CartPole-v1"  # type: ignore[union-attr]
-    with pytest.raises(ConfigError, match="env_kwargs"):
+    with refused(ConfigError, "environment.env_kwargs", value="a"):
         construct_env(section.model_copy(update={"env_kwargs": {"a": 1}}), 0, 0, 1)
 
 
 def test_a_live_environment_is_refused() -> None:
     """Each lane needs one of its own."""
-    with pytest.raises(ConfigError, match="give a function that builds it"):
+    with refused(ConfigError, "environment.env", value="TimeLimit"):
         construct_env(EnvironmentSection(env=gym.make("CartPole-v1")), 0, 0, 1)

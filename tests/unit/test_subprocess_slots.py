@@ -24,6 +24,7 @@ from rl_eval.errors import ConfigError
 from rl_eval.records.episode import Lease, RunReport
 from rl_eval.runners.subprocess_slots import SubprocessEvalRunner
 from rl_eval.testing import EvalRunnerContract
+from tests.refused import refused
 
 pytestmark = pytest.mark.process
 
@@ -192,7 +193,7 @@ def test_calls_reach_the_environments_where_they_live_and_none_is_left() -> None
             runner.foreach_env(lambda env: 1 / 0)
         assert runner.foreach_env(lambda env: env.left) == [0, 0, 0]
     assert all(map(gone, pids))
-    with pytest.raises(ConfigError, match="NoSuch-v0"), running(config(1, 1, env="NoSuch-v0")):
+    with refused(ConfigError, "environment.env", value="NoSuch-v0"), running(config(1, 1, env="NoSuch-v0")):
         pass
 
 

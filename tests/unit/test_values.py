@@ -252,7 +252,7 @@ def test_an_info_scalar_that_was_asked_for_must_be_one(value: Any, runner: str, 
     """Text that looks like a number is text."""
     fault = the_fault(run(runner, lanes, info={"speed": value}, info_keys=("speed",)))
     assert fault.error_type == "EnvError"
-    assert f"info['speed'], which evaluation.info_keys asks for, is no number: {value!r}" in fault.message
+    assert all(part in fault.message for part in ("info['speed']", "evaluation.info_keys", repr(value)))
 
 
 def test_an_info_key_that_no_episode_reported_is_a_note() -> None:

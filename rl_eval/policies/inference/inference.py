@@ -1,4 +1,4 @@
-"""Inference in batches: rows share a forward pass only where a row's result does not depend on its neighbours.
+"""Inference in batches: rows share a forward pass only if a row's result does not depend on its neighbours.
 
 A matrix product may give a row other last bits at another batch size or position. The result of a row is
 therefore *defined* as that of a block of :data:`BLOCK` rows, provided that blocks are position-invariant on
@@ -63,7 +63,7 @@ class Inference:
         observation_space: Space of one observation.
         action_space: Space of one action.
         lanes: Number of lanes; rows beyond them pad the last block.
-        section: How it acts: ``deterministic``, ``actions``, ``inference``, ``allow_nondeterministic``; and where.
+        section: Settings ``deterministic``, ``actions``, ``inference``, ``allow_nondeterministic`` and ``device``.
     """
 
     def __init__(
@@ -91,13 +91,13 @@ class Inference:
         self._batched = section.inference == "batched"
         self._overwrites = False
         self.keeps_outputs = False
-        """Whether :meth:`outputs` will be asked for what the policy computes."""
+        """Whether to keep the policy's outputs for :meth:`outputs`."""
         self._computed: list[tuple[Any, Any]] = []
-        """Of the last :meth:`act`: rows of each forward pass, and what the policy computed for them besides actions."""
+        """Rows of each forward pass of the last :meth:`act`, and the policy's outputs for them."""
         self._outputs: dict[int, Any] | None = None
-        """The same by lane, once it was asked for."""
+        """The outputs by lane, after the first request for them."""
         self.sweeps: SweepLog | None = None
-        """What records whole sweeps, once a slot was to be recorded."""
+        """Log of sweeps, after the first slot was recorded."""
         self.numerics: dict[str, Any] = {}
         """The numerics key; empty until :meth:`probe`."""
         self._verdict: tuple[str, ...] = ()
@@ -121,7 +121,7 @@ class Inference:
         """Choose an action for every live lane.
 
         Returns:
-            Actions indexable by lane, and the error of each lane whose row the policy failed on.
+            Actions indexable by lane, and the error of each lane on whose row the policy failed.
         """
         self._computed, self._outputs = [], None
         with no_grad():
@@ -138,7 +138,7 @@ class Inference:
         return self._reader.split(actions), errors
 
     def act_on(self, ready: npt.NDArray[np.bool_]) -> tuple[Any, dict[int, Exception]]:
-        """Choose an action for some of the live lanes; the episodes of the others stay where they are.
+        """Choose an action for some of the live lanes; the episodes of the others do not advance.
 
         A row does not depend on its neighbours, so each gets what it would have got in a pass over all.
         """
@@ -157,7 +157,7 @@ class Inference:
         return None if self._chunk == self._rows else self._chunk
 
     def outputs(self, lane: int) -> Any:
-        """Return the row of what the policy's last ``act`` computed besides actions, None if it does not tell."""
+        """Return the row of the policy's ``outputs`` in its last ``act``; None for a policy without them."""
         if self._outputs is None:
             self._outputs = {}
             for rows, computed in self._computed:
@@ -166,7 +166,7 @@ class Inference:
         return self._outputs.get(lane)
 
     def slot_log(self, slot: int) -> SlotLog | None:
-        """Return a slot's part of a log of sweeps; None where observations or actions are nested."""
+        """Return a slot's part of a log of sweeps; None if observations or actions are nested."""
         from rl_eval.policies.inference.sweep_log import SlotLog, SweepLog
 
         space, observations = self._reader.structure, self.observations.arrays
@@ -191,9 +191,9 @@ class Inference:
         )
 
     def _act_alone(self) -> tuple[Any, dict[int, Exception]]:
-        """Find whose row the policy fails on: one pass per live lane, over copies of its row.
+        """Find the rows on which the policy fails: one pass per live lane, over copies of its row.
 
-        The others get what they would have got anyway, since a row does not depend on its neighbours; so one
+        The others get the same actions as otherwise, since a row does not depend on its neighbours; so one
         bad observation costs one episode an attempt, in every layout.
         """
         self._computed = []
@@ -213,7 +213,7 @@ class Inference:
         return self._gather(parts), errors
 
     def _gather(self, parts: list[tuple[Any, Any]]) -> Any:
-        """Lay the actions of some rows into one batch."""
+        """Combine the actions of some rows into one batch."""
         if not parts:
             return tree.map_structure(lambda leaf: np.zeros((self._rows, *(leaf.shape or ()))), self._reader.structure)
         batch = tree.map_structure(lambda leaf: np.zeros((self._rows, *leaf.shape[1:]), leaf.dtype), parts[0][1])
@@ -225,9 +225,9 @@ class Inference:
         """Act for some rows (a slice or indices), of which those of ``live`` count."""
         observations = self.observations.arrays if rows is _ALL else take_rows(self.observations.arrays, rows)
         if self._overwrites:
-            # Should it fail afterwards, each row is computed again, from what the environment gave.
+            # If it fails afterwards, each row is computed again, from the environment's observations.
             observations = copy_batch(observations)
-        # A policy may change its state in place and fail, so it gets a copy.
+        # The policy gets a copy: it may change its state in place and then fail.
         state = copy_batch(take_rows(self._state, rows))
         noise = None if self._deterministic else EpisodeNoise(self._seeds[rows], self._steps[rows])
         actions, state = self._policy.act(observations, state, live, noise)
@@ -243,22 +243,22 @@ class Inference:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a reader of the result needs to know about how the policy is computed, and its actions are used."""
+        """Notes for readers of the result on how the policy is computed and its actions are used."""
         clipped = (_CLIPPED[self._reader.mode],) if self._reader.clipped else ()
         return (*self._of_the_policy, *self._verdict, *clipped)
 
     def forget_notes(self) -> None:
-        """Note again what episodes showed before."""
+        """Allow notes that were already reported to be reported again."""
         self._reader.clipped = False
         self.observations.forget_notes()
 
     # ------------------------------------------------------------------ the probe
 
     def probe(self) -> None:
-        """Find out which rows may share a forward pass and whether the policy repeats itself; write the numerics key.
+        """Probe which rows may share a forward pass and whether the policy repeats its results; set the numerics key.
 
         Raises:
-            ConfigError: The policy cannot act as configured, or gives other results each time it is asked.
+            ConfigError: The policy cannot act as configured, or gives different results for the same call.
             PolicyError: The policy's actions do not fit the action space, on any observation.
         """
         probe = self.new_probe()
@@ -274,18 +274,18 @@ class Inference:
         self.numerics = {"reference": reference, "outputs": found.outputs} | self._machine()
 
     def new_probe(self) -> Probe:
-        """Return a probe of the policy with its present weights."""
+        """Return a probe of the policy with its current weights."""
         return Probe(
             self._policy,
             self.observations,
-            copy(self._reader),  # Actions for made-up observations may be clipped.
+            copy(self._reader),  # Clipping of actions for generated observations does not count.
             self._fresh_state,
             deterministic=self._deterministic,
             allow_nondeterministic=self._allow_nondeterministic,
         )
 
     def _machine(self) -> dict[str, Any]:
-        """Say what computes the policy: torch if it is a module, whether or not something else has loaded torch."""
+        """Return version, settings and device of the library behind the policy: torch for a module, else numpy."""
         if module_of(self._policy) is None:
             return {"numpy": np.__version__, "device": self._device}
         torch = sys.modules["torch"]

@@ -26,11 +26,11 @@ from rl_eval.policies.inference.probe import Probe, buffers_kept
 
 _MOST_PARTS: Final = 2000
 _MOST_BYTES: Final = 2**20
-"""Of one array; what lies behind them is not looked at."""
+"""Bytes of one array that are hashed; the rest is ignored."""
 _CONTAINERS: Final = (list, tuple, set, frozenset, deque)
 _ENTRY_POINTS: Final = ("act", "forward", "__call__")
 _TRAINED: Final = ("Dropout", "BatchNorm")
-"""Beginnings of the names of layers, or their bases, that compute something else while training."""
+"""Prefixes of the names of layers, or their bases, that compute something else in training mode."""
 _SCALARS: Final = (bool, int, float, complex, str, bytes, np.generic, type(None))
 
 
@@ -51,7 +51,7 @@ def remembered(policy: Any) -> Memory:
     """Return hashes of the state that a policy keeps; of None, those of the process's generators."""
     generators, values = {name: hash(state) for name, state in _global_generators()}, {}
     for name, part in _parts(policy):
-        with contextlib.suppress(Exception):  # Whatever this is, it cannot be looked at.
+        with contextlib.suppress(Exception):  # Some objects cannot be inspected.
             if (state := _generator_state(part)) is not None:
                 generators[name] = hash(state)
             elif (content := _content(part)) is not None:
@@ -63,7 +63,7 @@ def likely_cause_at(runner: Any) -> str:
     """Return the likely reason why a runner's policy does not repeat itself; empty if it cannot be searched for."""
     try:
         return likely_cause(runner.inference.new_probe())
-    except Exception:  # Not every runner has one policy, which is to be looked at.
+    except Exception:  # Not every runner has one policy that can be inspected.
         return ""
 
 
@@ -71,7 +71,7 @@ def likely_cause(probe: Probe) -> str:
     """Return the likely reason why a policy does not repeat itself; empty if nothing that it keeps shows one."""
     policy, causes = probe.policy, []
     with buffers_kept(policy):
-        probe.act_once()  # What a first call leaves behind, such as a cache, changes only once.
+        probe.act_once()  # Effects of a first call, such as a cache, change only once.
         before = remembered(policy)
         probe.act_once()
         after = remembered(policy)
@@ -84,7 +84,7 @@ def likely_cause(probe: Probe) -> str:
             f"acting draws from {_listed(drawn)}: implement rl_eval.Policy, and draw from the noise argument of act()"
         )
     kept = changes(before.values, after.values) or changes(after.values, last.values)
-    if kept and not causes:  # Whatever chance has decided changes as well.
+    if kept and not causes:  # Values that depend on random numbers change as well.
         causes.append(
             f"acting changes {_listed(kept)}, which the policy keeps between calls: freeze it, or declare it by "
             "initial_state()"
@@ -109,7 +109,7 @@ def _training_layers(policy: Any) -> list[str]:
 
 
 def _is(part: Any, *path: str) -> bool:
-    """Whether something is of a class of torch; without torch nothing is."""
+    """Whether an object is of a class of torch; False without torch."""
     torch: Any = sys.modules.get("torch")
     return torch is not None and isinstance(part, functools.reduce(getattr, path, torch))
 
@@ -118,7 +118,7 @@ def _is(part: Any, *path: str) -> bool:
 
 
 def _parts(policy: Any) -> Iterator[tuple[str, Any]]:
-    """Yield everything that a policy holds, with its name, nearest first."""
+    """Yield every object that a policy refers to, with its name, nearest first."""
     waiting = deque([("", policy.function if isinstance(policy, CallablePolicy) else policy)])
     seen: dict[int, Any] = {}
     while waiting and len(seen) < _MOST_PARTS:
@@ -128,7 +128,7 @@ def _parts(policy: Any) -> Iterator[tuple[str, Any]]:
         elif id(part) not in seen:
             seen[id(part)] = part  # Kept, or another object could get its id.
             yield name, part
-            with contextlib.suppress(Exception):  # Whatever this is, it cannot be walked, or another thread changes it.
+            with contextlib.suppress(Exception):  # Some objects cannot be walked, or another thread changes them.
                 waiting.extend([(_joined(name, key), child) for key, child in islice(_children(part), _MOST_PARTS)])
 
 
@@ -152,7 +152,7 @@ def _children(part: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _children_of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-    """Yield what a function can keep things in: its closure, attributes, defaults, and the globals that it names."""
+    """Yield the places in which a function can keep state: closure, attributes, defaults, and the globals it names."""
     code, names = function.__code__, function.__globals__
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
         with contextlib.suppress(ValueError):  # A cell that is still empty.
@@ -210,7 +210,7 @@ def _generator_state(part: Any) -> bytes | None:
 
 
 def _content(part: Any) -> Any:
-    """Return what can be hashed of a part, None for what has no content of its own."""
+    """Return the hashable content of a part; None for a part without its own content."""
     if isinstance(part, _SCALARS):
         return repr(part)
     if isinstance(part, (dict, *_CONTAINERS)):

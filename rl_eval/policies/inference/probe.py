@@ -1,4 +1,4 @@
-"""Probe of a policy before its first episode: which rows may share a forward pass, and whether it repeats itself.
+"""Probe of a policy before its first episode: which rows may share a forward pass, and whether it repeats its results.
 
 Made-up observations are computed in blocks, then at other positions amid garbage. A row whose bits change either
 depends on its batch, or the policy gives other results each time it is asked. The same calls once more tell which:
@@ -28,14 +28,14 @@ BLOCK: Final = 16
 """Rows of the reference block."""
 
 _POOL: Final = 4 * BLOCK
-"""Made-up observations that the probe works with."""
+"""Number of generated observations for the probe."""
 _ROUNDS: Final = 4
 _POOL_BYTES: Final = 2**26
-"""Observations of which the whole pool would take more than this are probed with few of them."""
+"""If the whole pool of observations exceeds this size, the probe uses few of them."""
 _FEW: Final = 4
 _FEW_ROUNDS: Final = 2
 _WARM_UP: Final = 1
-"""Calls before the first that counts, besides that which checks shapes: compilers and autotuners settle in them."""
+"""Calls before the first that counts, besides the one that checks shapes: compilers and autotuners finish in them."""
 
 Verdict = Literal["whole", "block", "row"]
 
@@ -44,21 +44,21 @@ class Finding(NamedTuple):
     """Findings of the probe about a policy."""
 
     verdict: Verdict
-    """How many rows may share a forward pass."""
+    """Rows that may share a forward pass: ``whole``, ``block`` or ``row``."""
     outputs: str
-    """Digest of what the policy computed; empty where it cannot be compared with another runner's."""
+    """Digest of the policy's outputs; empty if it cannot be compared with another runner's."""
     notes: tuple[str, ...] = ()
-    """What a reader of the result needs to know; the same sentences from every runner."""
+    """Notes for readers of the result; the same from every runner."""
     overwrites: bool = False
-    """Whether the policy changes the observations that it is given, or may do so."""
+    """Whether the policy changes its observations in place, or may do so."""
 
 
 class _Unrepeatable(Exception):
-    """The same call gave other results the second time; its text says which call."""
+    """The same call gave different results the second time; the text names the call."""
 
 
 class Probe:
-    """Probe of one policy with its present weights.
+    """Probe of one policy with its current weights.
 
     Args:
         policy: Maps batches to batches.
@@ -93,7 +93,7 @@ class Probe:
         self._overwrites = False
 
     def run(self) -> Finding:
-        """Probe the policy; buffers of its modules are afterwards what they were.
+        """Probe the policy, and restore the buffers of its modules.
 
         Raises:
             ConfigError: The policy cannot act as configured, or does not repeat itself.
@@ -117,7 +117,7 @@ class Probe:
             self._outputs(self._observations, self._block(self._pool // 2 if other else 0), range(BLOCK))
 
     def check_shapes(self) -> None:
-        """Check that the policy's actions fit, and nothing else.
+        """Check only that the policy's actions fit the action space.
 
         Raises:
             ConfigError: The policy cannot act as configured.
@@ -137,7 +137,7 @@ class Probe:
         for _ in range(_WARM_UP):
             self._outputs(self._observations, self._block(0), range(BLOCK))
         reference = self._reference()
-        # Nothing but the last test depends on the number of lanes, so the numerics key does not either.
+        # Only the last test depends on the number of lanes, so the numerics key does not.
         if self._depends(reference, BLOCK):
             return self._row_by_row()
         whole = self._rows == BLOCK or (self._ample and not self._depends(reference, self._rows))
@@ -151,11 +151,13 @@ class Probe:
         except Exception as error:
             raise ConfigError(
                 "the policy's result for an observation depends on the others in its batch, and it cannot act on one "
-                f"alone ({type(error).__name__}: {error}): call eval() on a module in training mode"
+                f"alone ({type(error).__name__}: {error})",
+                key="policy.policy",
+                fix="Call eval() on a module in training mode.",
             ) from error
         note = (
-            "the policy's result for an observation depends on its place in the batch, or on the others there"
-            f"{_unpinned()}: every row is computed alone, which is exact but slow (one forward pass per environment "
+            "the policy's result for an observation depends on its place in the batch, or on the other observations"
+            f"{_unpinned()}. Every row is computed alone, which is exact but slow (one forward pass per environment "
             "and step)"
         )
         return Finding("row", _digest(self._alone(0)), (note,))
@@ -167,21 +169,23 @@ class Probe:
         except _Unrepeatable as seen:
             return self._unrepeatable(str(seen))
         except Exception:
-            repeats = "whether it repeats itself was not seen"
+            repeats = "it is not known whether it repeats itself"
         brief = summary_of(error).partition("\n")[0][:200]
         note = (
-            f"the policy could not be probed, since it failed on made-up observations ({brief}): every row is computed "
+            f"the policy could not be probed: it failed on generated observations ({brief}). Every row is computed "
             f"alone, which is exact but slow; {repeats}"
         )
         return Finding("row", "", (note,), overwrites=True)
 
     def _unrepeatable(self, call: str) -> Finding:
-        """Refuse a policy that does not repeat itself, or note it."""
-        found = f"the policy gives other results for {call}, computed twice from the same state with the same noise"
+        """Raise for a policy that does not repeat its results, or note it."""
+        found = f"the policy gives different results for {call}, computed twice from the same state with the same noise"
         if not self._allow_nondeterministic:
             raise ConfigError(
-                f"{found}. rl-eval doctor names the likely cause. To evaluate it all the same, with a note in the "
-                "result, set policy.allow_nondeterministic: true"
+                f"{found}. rl-eval doctor names the likely cause",
+                key="policy.allow_nondeterministic",
+                value=False,
+                fix="To evaluate it nevertheless, with a note in the result, set policy.allow_nondeterministic: true.",
             )
         note = f"the result is NOT a function of the seed: {found} (policy.allow_nondeterministic is true)"
         return Finding("row", "", (note,), overwrites=True)
@@ -209,7 +213,7 @@ class Probe:
                 raise _Unrepeatable("an observation alone in its batch")
 
     def _reference(self) -> list[bytes]:
-        """Bytes of every pool row, computed in blocks; where the pool is smaller than a block, rows come repeatedly."""
+        """Bytes of every pool row, computed in blocks; rows repeat if the pool is smaller than a block."""
         rows: list[bytes] = []
         for start in range(0, self._pool, BLOCK):
             rows += self._outputs(self._observations, self._block(start), range(BLOCK), watch=True)
@@ -258,19 +262,21 @@ class Probe:
             return
         if not isinstance(answer, tuple) or len(answer) != 2:
             raise PolicyError(
-                f"act() of the policy {type(self.policy).__name__} returned a {type(answer).__name__}: return actions "
-                "and the next state, (actions, None) where there is no state"
+                f"act() of the policy {type(self.policy).__name__} returned a {type(answer).__name__}",
+                key="act",
+                value=type(answer).__name__,
+                fix="Return actions and the next state, or (actions, None) without a state.",
             )
         actions, following = answer
         self._reader.read(actions, live)
         if state is not None and following is None:
-            raise PolicyError("the policy has initial_state(), but its act() returned no next state")
+            raise PolicyError("the policy has initial_state(), but its act() returned no next state", key="act")
 
     def _alone(self, row: int) -> list[bytes]:
         return self._outputs(self._observations, np.array([row]), [0])
 
     def _outputs(self, pool: Any, rows: npt.NDArray[np.int64], wanted: Any, *, watch: bool = False) -> list[bytes]:
-        """Act on pool rows, which are the seeds as well."""
+        """Act on pool rows; row numbers are also the seeds."""
         batch = take_rows(pool, rows)
         outputs = self._act(batch, wanted, rows)
         if watch and not self._overwrites:
@@ -278,7 +284,7 @@ class Probe:
         return outputs
 
     def _act(self, batch: Any, wanted: Any, seeds: npt.NDArray[np.int64]) -> list[bytes]:
-        """Everything that the policy computes for the wanted rows of a batch, as bytes."""
+        """Return all outputs of the policy for some rows of a batch, as bytes."""
         size = len(seeds)
         noise = None if self._deterministic else EpisodeNoise(seeds, np.zeros(size, np.int64))
         live = np.zeros(size, bool)
@@ -302,7 +308,7 @@ class Probe:
 
 @contextlib.contextmanager
 def buffers_kept(policy: Policy) -> Iterator[None]:
-    """Put back the buffers of a policy's modules: statistics are not to come from made-up observations."""
+    """Restore the buffers of a policy's modules: statistics must not come from generated observations."""
     torch = sys.modules.get("torch")
     parts = (policy, *getattr(policy, "__dict__", {}).values())
     modules = [part for part in parts if torch is not None and isinstance(part, torch.nn.Module)]
@@ -338,7 +344,7 @@ def _digest(rows: list[bytes]) -> str:
 
 
 def _unpinned() -> str:
-    """Return the usual cause of other last bits, if it applies: a process without an MKL mode."""
+    """Return the usual cause of different last bits, if it applies: a process without an MKL mode."""
     if os.environ.get("MKL_CBWR"):
         return ""
     return " (perhaps only in the last bits: MKL_CBWR is not set in this process; the command line sets it)"

@@ -18,10 +18,10 @@ Array = npt.NDArray[Any]
 _FITTING_KINDS: Final = {"f": "biuf", "i": "biu", "u": "biu", "b": "b"}
 """Kinds of numbers, as numpy names them, that an array of each kind may be given."""
 _LOOK_EVERY: Final = 17
-"""Batches from one look at the bounds to the next: a prime, not to keep in step with the lengths of episodes."""
+"""Batches between two checks of the bounds: a prime, so that checks do not follow the lengths of episodes."""
 _ROUNDING: Final = 1e-5
-"""Share of the width of its bounds by which a float32 that was mapped onto them may miss them."""
-_EACH: Final = ": return an action for each observation of the batch"
+"""Fraction of the width of its bounds by which a float32 that was mapped onto them may exceed them."""
+_EACH: Final = "Return an action for each observation of the batch."
 _LEAVES: Final = (gym.spaces.Box, gym.spaces.Discrete, gym.spaces.MultiDiscrete, gym.spaces.MultiBinary)
 
 
@@ -34,8 +34,10 @@ def _nested(space: gym.Space[Any], key: str) -> Any:
     if isinstance(space, _LEAVES):
         return space
     raise ConfigError(
-        f"the environment's {key} has {space}, which rl_eval cannot batch: wrap the environment so that it has Box, "
-        "Discrete, MultiDiscrete, MultiBinary, Dict and Tuple spaces only"
+        f"the environment's {key} has {space}, which rl_eval cannot batch",
+        key=key,
+        value=str(space),
+        fix="Wrap the environment: it may have Box, Discrete, MultiDiscrete, MultiBinary, Dict and Tuple spaces.",
     )
 
 
@@ -96,13 +98,20 @@ class ObservationBatch:
             for part in path:
                 value = value[part]
         except (KeyError, IndexError, TypeError) as error:
-            raise EnvError(f"the observation lacks {_at(path)}, which the observation space has") from error
+            raise EnvError(
+                f"the observation lacks {_at(path)}, which the observation space has", key=f"observation{_at(path)}"
+            ) from error
         try:
             given = np.asarray(value)
         except (ValueError, TypeError, RuntimeError) as error:
-            raise EnvError(f"observation{_at(path)} is no array ({error}), {_due(array)}") from error
+            text = f"observation{_at(path)} is not an array ({error}), {_due(array)}"
+            raise EnvError(text, key=f"observation{_at(path)}") from error
         if given.shape != array.shape[1:] or given.dtype.kind not in _FITTING_KINDS[array.dtype.kind]:
-            raise EnvError(f"observation{_at(path)} has shape {given.shape} and dtype {given.dtype}, {_due(array)}")
+            raise EnvError(
+                f"observation{_at(path)} has shape {given.shape} and dtype {given.dtype}, {_due(array)}",
+                key=f"observation{_at(path)}",
+                value=f"{given.dtype}{list(given.shape)}",
+            )
         if given.dtype == array.dtype:
             array[row] = given
         else:
@@ -110,10 +119,13 @@ class ObservationBatch:
 
     def _convert(self, array: Array, row: int, path: tuple[Any, ...], given: Array, *, has_dtype: bool) -> None:
         """Write a leaf of another dtype than its space has."""
-        with np.errstate(over="ignore"):  # What overflows is infinite, and refused as such.
+        with np.errstate(over="ignore"):  # A value that overflows becomes infinite, which is an error.
             array[row] = given
         if array.dtype.kind in "iu" and not np.array_equal(array[row], given):
-            raise EnvError(f"observation{_at(path)} has values from {given.min()} to {given.max()}, {_due(array)}")
+            raise EnvError(
+                f"observation{_at(path)} has values from {given.min()} to {given.max()}, {_due(array)}",
+                key=f"observation{_at(path)}",
+            )
         if has_dtype and path in self._boxes and path not in self._noted:
             self._noted.add(path)
             if not np.can_cast(given.dtype, array.dtype):
@@ -121,7 +133,7 @@ class ObservationBatch:
                 self.note(row, what, str(given.dtype))
 
     def content(self, observation: Any) -> bytes:
-        """Return what a row holds once an observation is written to it: the space's parts alone, in its dtypes.
+        """Return the content of a row for an observation: only the space's parts, in its dtypes.
 
         Raises:
             EnvError: Its structure or a shape differs from the space's.
@@ -149,7 +161,7 @@ class ObservationBatch:
         return [int(row) for row in np.flatnonzero(bad & live)]
 
     def describe_nonfinite(self, row: int) -> str:
-        """Say which part of a row is NaN or infinite."""
+        """Return which part of a row is NaN or infinite."""
         path, array = next((path, array) for path, array in self._floats if not np.isfinite(array[row]).all())
         what = "a NaN" if np.isnan(array[row]).any() else f"an infinite value (as {array.dtype}, its space's dtype)"
         return f"the observation{_at(path)} has {what}"
@@ -157,8 +169,8 @@ class ObservationBatch:
     def look_outside(self, live: npt.NDArray[np.bool_]) -> None:
         """Note each leaf that has a live row outside of its space's bounds, once; to be called for every batch.
 
-        It looks at the first batch after :meth:`forget_notes`, and at one of :data:`_LOOK_EVERY`: that costs next to
-        nothing, and notices an environment that leaves its space again and again.
+        It checks the first batch after :meth:`forget_notes`, and then one of :data:`_LOOK_EVERY`. That costs almost
+        nothing, and detects an environment that leaves its space repeatedly.
         """
         self._batches += 1
         if not self._look_at_once and self._batches % _LOOK_EVERY:
@@ -237,19 +249,24 @@ class ActionReader:
     def __init__(self, space: gym.Space[Any], mode: Literal["clip", "unsquash", "none"]) -> None:
         self.structure = _nested(space, "action_space")
         self.clipped = False
-        """Whether a live row was outside of the bounds, by more than rounding; whoever notes that sets it back."""
+        """Whether a live row exceeded the bounds by more than rounding. The code that notes it resets it."""
         self.mode = mode
         self._single = not isinstance(self.structure, (dict, tuple))
         leaves = tree.flatten(self.structure)
         if not leaves:
             raise ConfigError(
-                f"the environment's action_space is {space}, without any part: wrap the environment so that it has an "
-                "action, such as Discrete(1)"
+                f"the environment's action_space is {space}, without any part",
+                key="action_space",
+                value=str(space),
+                fix="Wrap the environment so that it has an action, such as Discrete(1).",
             )
         for leaf in leaves:
             if mode == "unsquash" and isinstance(leaf, gym.spaces.Box) and not leaf.is_bounded():
                 raise ConfigError(
-                    f'policy.actions is "unsquash", but {leaf} has no bounds to map onto: use "clip" or "none"'
+                    f'policy.actions is "unsquash", but {leaf} has no bounds to map onto',
+                    key="policy.actions",
+                    value="unsquash",
+                    fix='Use "clip" or "none".',
                 )
 
     def read(self, actions: Any, live: npt.NDArray[np.bool_]) -> Any:
@@ -288,27 +305,37 @@ class ActionReader:
         if array.shape != shape:
             raise PolicyError(
                 f"the policy returned {where} of shape {array.shape} for a batch of {len(live)}, "
-                f"but {leaf} needs {shape}{'' if array.shape[:1] == shape[:1] else _EACH}"
+                f"but {leaf} needs {shape}",
+                key=where,
+                value=str(array.shape),
+                fix="" if array.shape[:1] == shape[:1] else _EACH,
             )
         kinds, needs = ("biuf", "numbers") if isinstance(leaf, gym.spaces.Box) else ("biu", "integers")
         if array.dtype.kind not in kinds:
-            raise PolicyError(f"the policy returned {where} of dtype {array.dtype}, but {leaf} needs {needs}")
+            raise PolicyError(
+                f"the policy returned {where} of dtype {array.dtype}, but {leaf} needs {needs}",
+                key=where,
+                value=str(array.dtype),
+            )
         if isinstance(leaf, gym.spaces.Box):
             return self._read_box(where, leaf, array, live)
         low, high = _range(leaf)
         outside = (array < low) | (array > high)
         if outside.any() and outside[live].any():
+            wrong = array[live][outside[live]].ravel()[0]
             raise PolicyError(
-                f"the policy returned {where} {array[live][outside[live]].ravel()[0]}, which is outside {leaf}"
+                f"the policy returned {where} {wrong}, which is outside {leaf}", key=where, value=wrong.item()
             )
-        # Spaces contain arrays of their dtype alone; and environments take True for no action, although it is 1.
+        # Spaces contain only arrays of their dtype, and environments do not accept True as an action, although it is 1.
         return array if array.dtype == leaf.dtype else array.astype(leaf.dtype)
 
     def _read_box(self, where: str, leaf: gym.spaces.Box, array: Array, live: npt.NDArray[np.bool_]) -> Array:
         finite = np.isfinite(array)
         if not finite.all() and not finite[live].all():
             row = int(np.flatnonzero(live & ~finite.reshape(len(array), -1).all(1))[0])
-            raise PolicyError(f"the policy returned {where} {array[row]}, which is not finite")
+            raise PolicyError(
+                f"the policy returned {where} {array[row]}, which is not finite", key=where, value=str(array[row])
+            )
         if self.mode == "unsquash":
             array = leaf.low + (array.astype(np.float64) + 1.0) * 0.5 * (leaf.high.astype(np.float64) - leaf.low)
         if self.mode != "none":
@@ -322,7 +349,9 @@ class ActionReader:
 def _other_structure(path: tuple[Any, ...], structure: Any, actions: Any) -> PolicyError:
     given, due = _outline(actions), _outline(structure)
     return PolicyError(
-        f"the policy's action{_at(path)} has another structure than the action space: {given}, not {due}"
+        f"the policy's action{_at(path)} has another structure than the action space: {given}, not {due}",
+        key=f"action{_at(path)}",
+        value=given,
     )
 
 
@@ -334,14 +363,16 @@ def _outline(nested: Any) -> str:
 
 def _as_array(where: str, actions: Any) -> Array:
     if actions is None:
-        raise PolicyError(f"the policy returned None: return {where}s, one for each observation of the batch")
+        fix = f"Return {where}s, one for each observation of the batch."
+        raise PolicyError("the policy returned None", key=where, fix=fix)
     if hasattr(actions, "detach"):
         actions = actions.detach().cpu()
     try:
         return np.asarray(actions)
     except (ValueError, TypeError, RuntimeError) as error:
-        hint = ". Return the actions alone, without a state" if isinstance(actions, tuple) else ""
-        raise PolicyError(f"the policy returned {where} that is no array: {str(error).rstrip('.')}{hint}") from error
+        text = f"the policy returned {where} that is not an array: {str(error).rstrip('.')}"
+        hint = "Return the actions alone, without a state." if isinstance(actions, tuple) else ""
+        raise PolicyError(text, key=where, fix=hint) from error
 
 
 def assign_rows(target: Any, rows: Any, values: Any) -> None:

@@ -1,8 +1,8 @@
-"""Log of a runner's sweeps: what the policy saw and chose in each, for the observers that record episodes.
+"""Log of a runner's sweeps: observations and actions of each, for the observers that record episodes.
 
-A sweep is one act of the policy for all live slots. To copy an observation takes about as long as a small environment
-takes for a step, and to build an array as long as several steps: so a sweep is copied as the batch that it is, and
-episodes are cut out of it many at once, when a report is due or room is short.
+A sweep is one call of the policy for all live slots. A copy of an observation takes about as long as a step of a small
+environment, and a new array as long as several steps. So a sweep is copied as a whole batch. Many episodes at once are
+cut out of it when a report is due or the log is full.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Outputs = Iterable[tuple[Any, Any]]
 Step = Callable[[Any], Any]
 
 _SWEEPS: Final = 64
-"""Sweeps that there is room for at first."""
+"""Initial capacity of the log, in sweeps."""
 
 
 class Steps(NamedTuple):
@@ -28,23 +28,23 @@ class Steps(NamedTuple):
     rows: Sequence[tuple[Any, ...]]
     """The episodes' records, as of :data:`rl_eval.records.episode.ROW`."""
     lengths: npt.NDArray[np.int64]
-    """Steps of each."""
+    """Number of steps of each episode."""
     observations: Array
-    r"""What the policy saw, and after each episode's steps its last observation, shape (steps + episodes, \*shape)."""
+    r"""Observations of the policy, and after each episode's steps its last one, shape (steps + episodes, \*shape)."""
     actions: Array
-    r"""What environments were given, shape (steps, \*shape)."""
+    r"""Actions passed to environments, shape (steps, \*shape)."""
     rewards: npt.NDArray[np.float64]
     """Rewards, shape (steps,)."""
     outputs: Mapping[str, Array]
-    r"""What the policy computed besides actions at every step, each of shape (steps, \*shape)."""
+    r"""Outputs of the policy besides actions at every step, each of shape (steps, \*shape)."""
 
 
 class SweepRecorder(Protocol):
-    """An observer that makes artifacts of many episodes at once, and is told nothing while they run."""
+    """Observer that makes artifacts of many finished episodes at once, and receives no calls while they run."""
 
     @property
     def reads_sweeps(self) -> bool:
-        """Whether the log has all that it needs; else it is told every step."""
+        """Whether the log suffices for the observer; otherwise it receives every step."""
 
     def read_sweeps(self, steps: Steps) -> Mapping[int, Any]:
         """Return the artifacts of episodes by their indices, in a mapping that can be pickled."""
@@ -150,7 +150,7 @@ class SweepLog:
         self._count += 1
 
     def _told(self, name: str, values: Array) -> Array:
-        """Return the column of an output, which begins when it is first told in this form."""
+        """Return the column of an output; create it when the output first has this form."""
         key = f"outputs.{name}"
         column = self._columns.get(key)
         if column is None or column.shape[2:] != values.shape[1:] or column.dtype != values.dtype:
@@ -164,7 +164,7 @@ class SweepLog:
         return np.empty((room, self._rows, *batch.shape[1:]), batch.dtype)
 
     def _make_room(self) -> None:
-        """Drop the sweeps of no episode; double the room where that leaves less than half of it."""
+        """Drop sweeps that no episode needs; double the capacity if less than half of it is free then."""
         room, held = len(self._columns["actions"]), self._count - self._first
         if held < room:
             return
@@ -179,7 +179,7 @@ class SweepLog:
     # ------------------------------------------------------------------ cutting
 
     def _cut_finished(self) -> None:
-        """Cut finished episodes out of the sweeps; those together that have the same outputs and recorders."""
+        """Cut finished episodes out of the sweeps; group those with the same outputs and recorders."""
         alike: dict[Any, list[int]] = {}
         for place, one in enumerate(self._finished):
             alike.setdefault((one.told, *one.recorders), []).append(place)
@@ -204,7 +204,7 @@ class SweepLog:
         )
 
     def _taken(self, key: str, places: npt.NDArray[np.int64]) -> Array:
-        """Return a copy of rows; those beyond the last sweep are any."""
+        """Return a copy of rows; those beyond the last sweep have any content."""
         column = self._columns[key]
         rows: Array = column.reshape(-1, *column.shape[2:]).take(places, axis=0, mode="clip")
         return rows
@@ -228,17 +228,17 @@ def _places(
 
 @final
 class SlotLog:
-    """A slot's part of a log: it stands between the runner and the slot's environment, and keeps what comes back."""
+    """A slot's part of a log: it records the results of the environment's steps for the runner."""
 
     def __init__(self, sweeps: SweepLog, slot: int) -> None:
         self._sweeps, self._slot = sweeps, slot
         self._rewards: list[float] = []
         self._result: Any = None
-        """Of the last step."""
+        """Result of the last step."""
         self._error: Exception | None = None
 
     def begin(self, step: Step) -> Step:
-        """Record the attempt that has begun; return what to call instead of ``step``."""
+        """Record the attempt that has started; return a replacement for ``step``."""
         self._sweeps.begin(self._slot)
         self._error = None
         self._rewards = rewards = []
@@ -255,7 +255,7 @@ class SlotLog:
         return recorded
 
     def finish(self, row: tuple[Any, ...], recorders: Mapping[str, SweepRecorder]) -> None:
-        """Keep the attempt, which has completed; see :meth:`SweepLog.finish`.
+        """Store the completed attempt; see :meth:`SweepLog.finish`.
 
         Raises:
             Exception: A reward or the last observation cannot be kept.

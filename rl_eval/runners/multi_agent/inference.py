@@ -1,9 +1,9 @@
 """Inference for agents of many episodes: one batched forward pass per policy over all slots.
 
-Every agent has a row in its policy's batch for as long as its episode lasts. What makes a row exact, whatever rows are
-beside it, is decided by :class:`~rl_eval.policies.inference.inference.Inference`, of which there is one per policy; its
-lanes are the rows here. Noise comes from the episode's seed and the agent's seat, so it does not depend on the layout
-either.
+Every agent has a row in its policy's batch until its episode ends. One
+:class:`~rl_eval.policies.inference.inference.Inference` per policy makes each row independent of the other rows; its
+lanes are the rows here. Noise comes from the episode's seed and the agent's seat, so it does not depend on the number
+of runners and environments.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ def seat_seeds(seed: int, seats: int) -> list[int]:
 
 @final
 class PolicyInference(Inference):
-    """One policy, applied to its agents in all slots.
+    """Inference of one policy for its agents in all slots.
 
     Args:
         policy: Maps batches to batches.
         spaces: Observation space and action space of its agents.
-        rows: Most agents that it can have at a time.
-        section: How it acts.
+        rows: Highest number of simultaneous agents.
+        section: Settings of the policy.
     """
 
     def __init__(
@@ -48,15 +48,15 @@ class PolicyInference(Inference):
     ) -> None:
         super().__init__(policy, *spaces, rows, section)
         self.free = list(range(rows))[::-1]
-        """Rows without an agent, the last one to be taken first."""
+        """Rows without an agent; the last one is used first."""
         self.holders: dict[int, tuple[int, Any]] = {}
-        """Lane and agent of the rows that have one."""
+        """Lane and agent of each row with an agent."""
         self.chosen: Sequence[Any] = ()
-        """Actions that were chosen last, by row."""
+        """Last chosen actions, by row."""
         self._masks = _masks_of(spaces, self.observations.arrays)
 
     def choose(self) -> dict[int, Exception]:
-        """Choose actions for the rows that act; return the errors of those that have none."""
+        """Choose actions for the rows that act; return the errors of rows without an action."""
         self.chosen, errors = self.act()
         if self._masks is not None:
             self._refuse_illegal(errors)
@@ -71,14 +71,17 @@ class PolicyInference(Inference):
             errors.setdefault(
                 int(row),
                 PolicyError(
-                    f"the action {int(move) + start} is not among those that the action mask allows, "
-                    f"{(np.flatnonzero(masks[row]) + start).tolist()}: have the policy read "
-                    "observation['action_mask'], or take the mask out of the observation to let the environment judge"
+                    f"the action {int(move) + start} is not one that the action mask allows, "
+                    f"{(np.flatnonzero(masks[row]) + start).tolist()}",
+                    key="action",
+                    value=int(move) + start,
+                    fix="Read observation['action_mask'] in the policy, or remove the mask from the observation to "
+                    "let the environment decide.",
                 ),
             )
 
     def _keep_state(self, rows: Any, state: Any) -> None:
-        """Keep the state of rows that have acted: that of an agent that waits for its turn stays as it is."""
+        """Store the new state of rows that have acted; the state of a waiting agent does not change."""
         acted = np.flatnonzero(self.live[rows])
         super()._keep_state(np.arange(len(self.live))[rows][acted], take_rows(state, acted))
 
@@ -92,7 +95,7 @@ class _Place(NamedTuple):
 
 @final
 class AgentsInference:
-    """Policies of all agents in all slots; to a runner, what :class:`Inference` is for one agent per slot.
+    """Policies of all agents in all slots: the counterpart of :class:`Inference`, which has one agent per slot.
 
     Args:
         build: Builds the inference of a policy by its id, again if that has no free row.
@@ -107,30 +110,30 @@ class AgentsInference:
         self._build = build
         self._keeps_outputs = False
         self._policies = {name: [self._listening(build(name))] for name in names}
-        """Inference of each policy, and further ones where that had no free row."""
+        """Inferences of each policy; more than one if the first had no free row."""
         self._agents = dict(agents)
         self._seats: list[dict[Any, tuple[str, int]]] = [{} for _ in range(lanes)]
         """Policy and noise seed of each agent, by lane."""
         self._places: list[dict[Any, _Place]] = [{} for _ in range(lanes)]
         """Rows of the agents that have appeared, by lane."""
         self._acting: list[list[tuple[Any, PolicyInference, int]]] = [[] for _ in range(lanes)]
-        """Agents that are to act, with their rows, by lane."""
+        """Agents that must act, with their rows, by lane."""
         self.live = np.zeros(lanes, bool)
         self.observations = self
         self.note: Callable[[int, str, str], None] = lambda *_: None
-        """Takes the lane, what is odd about an observation, and what was seen."""
+        """Takes the lane, the description of an unusual observation, and the value."""
         self.numerics: dict[str, Any] = {}
         """The numerics key; empty until :meth:`probe`."""
 
     # ------------------------------------------------------------------ episodes
 
     def seat(self, lane: int, seed: int, policies: Sequence[str]) -> None:
-        """Say which policy plays each seat of the episode that a lane is about to begin."""
+        """Set the policy of each seat in the next episode of a lane."""
         seeds = seat_seeds(seed, len(policies))
         self._seats[lane] = dict(zip(self._agents, zip(policies, seeds, strict=True), strict=True))
 
     def begin(self, lane: int, seed: int) -> None:
-        """Start an episode, whose agents have been seated and observed."""
+        """Start an episode after its agents have seats and observations."""
         self.live[lane] = True
 
     def end(self, lane: int) -> None:
@@ -144,10 +147,10 @@ class AgentsInference:
         self._places[lane] = {}
 
     def act(self) -> tuple[list[dict[Any, Any]], dict[int, Exception]]:
-        """Choose an action for every agent that is to act.
+        """Choose an action for every agent that must act.
 
         Returns:
-            Actions by lane and agent, and the error of each lane one of whose agents the policy failed on.
+            Actions by lane and agent, and the error of each lane in which a policy failed.
         """
         errors: dict[int, Exception] = {}
         for inference in self._inferences():
@@ -159,24 +162,24 @@ class AgentsInference:
 
     @property
     def keeps_outputs(self) -> bool:
-        """Whether what the policies compute besides actions is kept, for observers."""
+        """Whether the additional outputs of policies are kept for observers."""
         return self._keeps_outputs
 
     @keeps_outputs.setter
     def keeps_outputs(self, wanted: bool) -> None:
-        """Keep it from now on, or no longer."""
+        """Set it for all policies."""
         self._keeps_outputs = wanted
         for inference in self._inferences():
             inference.keeps_outputs = wanted
 
     def outputs(self, lane: int) -> dict[Any, Any]:
-        """Return what policies computed besides actions, by agent."""
+        """Return the additional outputs of the policies, by agent."""
         return {agent: inference.outputs(row) for agent, inference, row in self._acting[lane]}
 
     # ------------------------------------------------------------------ observations
 
     def write(self, lane: int, observations: Mapping[Any, Any]) -> None:
-        """Take the observations of the agents that are to act next; no others act.
+        """Write the observations of the agents that must act next; no others act.
 
         Raises:
             EnvError: One does not fit its space.
@@ -190,12 +193,12 @@ class AgentsInference:
             try:
                 inference.observations.write(row, observation)
             except EnvError as error:
-                raise EnvError(f"agent {agent!r}: {error}") from error
+                raise EnvError(f"agent {agent!r}: {error}", key=error.key, value=error.value) from error
             inference.live[row] = True
             acting.append((agent, inference, row))
 
     def content(self, observations: Mapping[Any, Any]) -> bytes:
-        """Return what policies are given of observations, for a trace."""
+        """Return the content of observations that policies receive, for a trace."""
         parts = [
             str(agent).encode() + self._policies[self._agents[agent]][0].observations.content(observation)
             for agent, observation in observations.items()
@@ -203,12 +206,12 @@ class AgentsInference:
         return b"".join(parts)
 
     def clear(self, lane: int) -> None:
-        """Zero the rows of a lane whose observations must not be seen."""
+        """Set the rows of a lane to zero, if policies must not see its observations."""
         for _, inference, row in self._acting[lane]:
             inference.observations.clear(row)
 
     def nonfinite_rows(self, live: npt.NDArray[np.bool_]) -> list[int]:
-        """Return the lanes that have an agent whose observation holds a NaN or an infinity."""
+        """Return the lanes with a NaN or infinite observation of an agent."""
         found = {
             inference.holders[row][0]
             for inference in self._inferences()
@@ -217,7 +220,7 @@ class AgentsInference:
         return sorted(found)
 
     def describe_nonfinite(self, lane: int) -> str:
-        """Say which part of which agent's observation is NaN or infinite."""
+        """Return which part of which agent's observation is NaN or infinite."""
         for agent, inference, row in self._acting[lane]:
             if row in inference.observations.nonfinite_rows(inference.live):
                 return f"agent {agent!r}: {inference.observations.describe_nonfinite(row)}"
@@ -229,7 +232,7 @@ class AgentsInference:
             inference.observations.look_outside(inference.live)
 
     def forget_notes(self) -> None:
-        """Note again what was noted before."""
+        """Allow notes that were already reported to be reported again."""
         for inference in self._inferences():
             inference.forget_notes()
 
@@ -237,7 +240,7 @@ class AgentsInference:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a reader of the result needs to know about how each policy is computed."""
+        """Notes for readers of the result on how each policy is computed."""
         found = {
             name: dict.fromkeys(note for page in pages for note in page.notes) for name, pages in self._policies.items()
         }
@@ -249,13 +252,13 @@ class AgentsInference:
         """Probe every policy, and write the numerics key.
 
         Raises:
-            ConfigError: A policy cannot act as configured, or gives other results each time it is asked.
+            ConfigError: A policy cannot act as configured, or gives different results for the same call.
             PolicyError: A policy's actions do not fit its agents' action space.
         """
         for name, pages in self._policies.items():
             for page in pages:
                 _probe(name, page)
-        # One policy for all has the key that it would have for one agent.
+        # A single policy has the same key as with one agent.
         only = len(self._policies) == 1
         self.numerics = {
             key if only else f"{name}/{key}": value
@@ -266,7 +269,7 @@ class AgentsInference:
     # ------------------------------------------------------------------ rows
 
     def _join(self, lane: int, agent: Any) -> _Place:
-        """Give an agent that appears a row of its policy."""
+        """Assign a row of its policy to an agent that appears."""
         name, seed = self._seats[lane][agent]
         inference = next((page for page in self._policies[name] if page.free), None) or self._add_page(name)
         row = inference.free.pop()
@@ -296,7 +299,7 @@ class AgentsInference:
 
 
 def _masks_of(spaces: tuple[gym.Space[Any], gym.Space[Any]], arrays: Any) -> tuple[npt.NDArray[Any], int] | None:
-    """Return the rows' masks of actions and the action that the first entry is about; None without."""
+    """Return the rows' action masks and the action of their first entry; None without masks."""
     observations, actions = spaces
     if not isinstance(actions, gym.spaces.Discrete) or not isinstance(observations, gym.spaces.Dict):
         return None
@@ -306,12 +309,14 @@ def _masks_of(spaces: tuple[gym.Space[Any], gym.Space[Any]], arrays: Any) -> tup
 
 
 def _of_agent(agent: Any, error: Exception) -> Exception:
-    return PolicyError(f"agent {agent!r}: {error}") if isinstance(error, PolicyError) else error
+    if not isinstance(error, PolicyError):
+        return error
+    return PolicyError(f"agent {agent!r}: {error}", key=error.key, value=error.value)
 
 
 def _probe(name: str, page: PolicyInference) -> None:
-    """Probe a policy, and say which one an error is about."""
+    """Probe a policy, and name it in errors."""
     try:
         page.probe()
     except (PolicyError, UsageError) as error:
-        raise type(error)(f"policy {name!r}: {error}") from error
+        raise type(error)(f"policy {name!r}: {error}", key=error.key, value=error.value) from error

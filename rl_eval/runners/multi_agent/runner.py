@@ -53,9 +53,12 @@ class SeveralPolicies:
         for name in names:
             module = module_of(self.by_name[name])
             if module is None:
+                kind = type(self.by_name[name]).__name__
                 raise WeightsError(
-                    f"policy {name!r} is a {type(self.by_name[name]).__name__}, not an nn.Module, and has no "
-                    "weights to set: give it as an nn.Module, or as a Policy with an attribute `module`"
+                    f"policy {name!r} is a {kind}, not an nn.Module, and has no weights to set",
+                    key=f"policy.policies.{name}",
+                    value=kind,
+                    fix="Pass an nn.Module, or a Policy with an attribute `module`.",
                 )
             whole._modules[name] = module  # An id may have a dot, or be the name of a method.
         return whole
@@ -63,7 +66,7 @@ class SeveralPolicies:
     def act(
         self, observations: Any, state: Any, live: npt.NDArray[np.bool_], noise: NoiseSource | None
     ) -> tuple[Any, Any]:
-        """Refuse: each policy acts for its own agents."""
+        """Raise an error: each policy acts for its own agents."""
         raise NotImplementedError("several policies have no action in common")
 
 
@@ -71,9 +74,9 @@ DEFAULT_POLICY: Final = "default_policy"
 """Name of the only policy."""
 
 _SCANNED: Final = 1000
-"""Episodes that are looked at to see which agents a policy plays."""
+"""Episodes that are scanned for the agents of each policy."""
 _ASKED_TWICE: Final = 32
-"""Times that the function is asked twice about an episode, to see that it says the same."""
+"""Episodes for which the function is called twice, to check that its answers agree."""
 _SPACES: Final = ("observation spaces", "action spaces")
 
 Spaces = tuple[gym.Space[Any], gym.Space[Any]]
@@ -128,7 +131,7 @@ class PolicyMapping:
         return seats
 
     def _scan(self) -> None:
-        """Look at the first episodes of the plan: who plays whom, and whether each policy plays at all."""
+        """Scan the first episodes of the plan for the agents of each policy; raise for a policy without agents."""
         count = min(len(self._plan), _SCANNED)
         for turn in range(_ASKED_TWICE):
             self._check_repeats(self._plan[turn % count])
@@ -139,19 +142,24 @@ class PolicyMapping:
                 self.most_at_once[name] = max(self.most_at_once[name], seats.count(name))
         if idle := [name for name in self._names if name not in self._players]:
             raise ConfigError(
-                f"policy.policies has {', '.join(map(repr, idle))}, which plays none of the agents "
-                f"{', '.join(map(str, self.agents))} in the first {count} episodes: remove it, or have "
-                "policy.policy_mapping_fn name it"
+                f"policy.policies has {', '.join(map(repr, idle))}, but none of the agents "
+                f"{', '.join(map(str, self.agents))} uses it in the first {count} episodes",
+                key="policy.policies",
+                value=", ".join(idle),
+                fix="Remove it, or return it from policy.policy_mapping_fn.",
             )
 
     def _check_repeats(self, spec: EpisodeSpec) -> None:
-        """Check that an episode is seated the same way when it is asked about again."""
+        """Check that the function returns the same policies twice for one episode."""
         for agent, first, again in zip(self.agents, self.seats(spec), self.seats(spec), strict=True):
             if first != again:
                 raise ConfigError(
                     f"policy.policy_mapping_fn returned {first!r} for agent {agent!r} of episode {spec.index}, then "
-                    f"{again!r}: it is asked wherever the episode runs, so it must depend on agent and spec alone. "
-                    "Draw from numpy.random.default_rng(spec.seed)"
+                    f"{again!r}. It is called wherever the episode runs, so it must depend only on agent and spec",
+                    key="policy.policy_mapping_fn",
+                    value=str(again),
+                    episode=spec.index,
+                    fix="Draw from numpy.random.default_rng(spec.seed).",
                 )
 
     def _admit(self, agent: Any, name: str) -> None:
@@ -161,8 +169,10 @@ class PolicyMapping:
             if ours != theirs:
                 raise ConfigError(
                     f"policy {name!r} plays the agents {first!r} and {agent!r}, whose {what} differ: {theirs} and "
-                    f"{ours}. Give them policies of their own, or pad the spaces (SuperSuit's pad_observations_v0 and "
-                    "pad_action_space_v0)"
+                    f"{ours}",
+                    key=f"policy.policies.{name}",
+                    fix="Use a separate policy for each, or pad the spaces (SuperSuit's pad_observations_v0 and "
+                    "pad_action_space_v0).",
                 )
 
     def _policy_of(self, agent: Any, seat: int, spec: EpisodeSpec) -> str:
@@ -175,8 +185,11 @@ class PolicyMapping:
             name = self._names[0] if len(self._names) == 1 else str(agent)
         if name not in self._names:
             raise ConfigError(
-                f"agent {agent!r} has no policy: policy.policies has {', '.join(self._names)}. Name one {name!r}, "
-                "seat policies with evaluation.matchups, or say in policy.policy_mapping_fn which policy plays it"
+                f"agent {agent!r} has no policy: policy.policies has {', '.join(self._names)}",
+                key="policy.policies",
+                value=str(name),
+                fix=f"Name one {name!r}, seat policies with evaluation.matchups, or return one from "
+                "policy.policy_mapping_fn.",
             )
         return str(name)
 
@@ -184,8 +197,11 @@ class PolicyMapping:
         if len(seating) != len(self.agents):
             raise ConfigError(
                 f"evaluation.matchups seats {len(seating)} policies ({', '.join(seating)}), but the environment has "
-                f"{len(self.agents)} agents ({', '.join(map(str, self.agents))}): list them in environment.agents in "
-                "the order of seats, or say in policy.policy_mapping_fn which policy of spec.seating plays which agent"
+                f"{len(self.agents)} agents ({', '.join(map(str, self.agents))})",
+                key="evaluation.matchups",
+                value=", ".join(seating),
+                fix="List the agents in environment.agents in the order of seats, or map agents to policies of "
+                "spec.seating in policy.policy_mapping_fn.",
             )
 
     def _mapped(self, agent: Any, spec: EpisodeSpec) -> str:
@@ -193,20 +209,25 @@ class PolicyMapping:
             name = self._function(agent, spec)
         except Exception as error:
             raise ConfigError(
-                f"policy.policy_mapping_fn raised for agent {agent!r} of episode {spec.index}: {summary_of(error)}"
+                f"policy.policy_mapping_fn raised for agent {agent!r} of episode {spec.index}: {summary_of(error)}",
+                key="policy.policy_mapping_fn",
+                episode=spec.index,
             ) from error
         if name not in self._names:
             hint = nearest(name, self._names) if isinstance(name, str) else f"known are {', '.join(self._names)}"
             raise ConfigError(
                 f"policy.policy_mapping_fn returned {name!r} for agent {agent!r} of episode {spec.index}, which is "
-                f"none of policy.policies: {hint}"
+                f"not in policy.policies: {hint}",
+                key="policy.policy_mapping_fn",
+                value=name,
+                episode=spec.index,
             )
         return str(name)
 
 
 @final
 class MultiAgentEvalRunner(VectorEvalRunner):
-    """Steps k environments of several agents, with one forward pass per policy over all their agents.
+    """Runner of k environments of several agents, with one forward pass per policy over all their agents.
 
     The return of an episode is the team's, the sum over agents; those of the agents are columns of the record. An
     episode ends when all agents are done, and its length is the number of calls of ``step``.
@@ -225,9 +246,9 @@ class MultiAgentEvalRunner(VectorEvalRunner):
 
     @classmethod
     def columns(cls, settings: EvalSettings) -> tuple[str, ...]:
-        """Return the names of the ``info`` scalars to keep, and of what is recorded of each agent.
+        """Return the names of the ``info`` scalars and of the columns of each agent.
 
-        The environment is built for it and closed, unless ``environment.agents`` is set.
+        Build and close the environment for it, unless ``environment.agents`` is set.
 
         Raises:
             EnvError: It cannot be built here.
@@ -261,11 +282,11 @@ class MultiAgentEvalRunner(VectorEvalRunner):
         return self._policy.by_name if isinstance(self._policy, SeveralPolicies) else {DEFAULT_POLICY: self._policy}
 
     def make_inference(self) -> AgentsInference:
-        """Build what applies the policies to the agents of all lanes."""
+        """Build the inference of all policies for the agents of all lanes."""
         return AgentsInference(self._build_inference, tuple(self._sections), self._mapping.owners, len(self._lanes))
 
     def weighted_module(self, snapshot: WeightsSnapshot) -> Any:
-        """Return the module that weights are for; one with the policies as its parts, if there are several."""
+        """Return the module that receives the weights; one with the policies as its parts, if there are several."""
         if not isinstance(self._policy, SeveralPolicies):
             return super().weighted_module(snapshot)
         return self._policy.modules(policies_of(snapshot, self._sections))
@@ -301,7 +322,7 @@ class MultiAgentEvalRunner(VectorEvalRunner):
         try:
             return adapt_policy(section, *self._mapping.spaces[name])
         except ConfigError as error:
-            raise ConfigError(f"policy {name!r}: {error}") from error
+            raise ConfigError(f"policy {name!r}: {error}", key=error.key, value=error.value) from error
 
     def _build_inference(self, name: str) -> PolicyInference:
         policy = self.policies[name]

@@ -1,8 +1,8 @@
 """Multi-agent environments as one episode: turns of any API, the team's reward, and an end when all agents are done.
 
-PettingZoo's two APIs are recognized by their methods: Parallel, where all agents act at once, and AEC, where one acts
-at a time; PettingZoo itself is not imported. Return, length and ending of every agent are counted beside the team's, so
-the runner's base, which steps an environment and sums rewards, serves any number of agents.
+PettingZoo's two APIs are recognized by their methods: Parallel, in which all agents act at once, and AEC, in which one
+acts at a time. PettingZoo itself is not imported. Return, length and ending of every agent are counted in addition to
+the team's, so the runner's base class, which steps an environment and sums rewards, serves any number of agents.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple, Protocol, final
 
 import gymnasium as gym
 import numpy as np
+from typing_extensions import override
 
 from rl_eval.adapters import integration_for
 from rl_eval.config.settings import EnvironmentSection, EvalSettings, copy_containers
@@ -25,10 +26,10 @@ from rl_eval.runners.environment import build_env, episode_hook, scalar_of
 
 
 class Turn(NamedTuple):
-    """What a reset or a step returned, by agent."""
+    """Result of a reset or a step, by agent."""
 
     observations: Mapping[Any, Any]
-    """As far as there are any, also of agents that have just ended."""
+    """Observations, also of agents that have just ended; some agents may have none."""
     acting: tuple[Any, ...]
     """Agents that must act next, in the environment's order; each has an observation."""
     rewards: Mapping[Any, Any]
@@ -38,11 +39,11 @@ class Turn(NamedTuple):
     over: bool
     """Whether all agents are done."""
     ending: tuple[Any, Any] | None = None
-    """Whether the whole episode was terminated and truncated, where the environment says so itself."""
+    """Whether the whole episode was terminated and truncated, if the environment reports it."""
 
 
 class AgentsEnv(Protocol):
-    """Environment of several agents, each of which acts when it is its turn."""
+    """Environment of several agents, each of which acts in its turn."""
 
     possible_agents: tuple[Any, ...]
     """Every agent that may appear, in the order of seats."""
@@ -57,26 +58,26 @@ class AgentsEnv(Protocol):
         """Take the actions of the acting agents."""
 
     def unread_rewards(self) -> Mapping[Any, Any]:
-        """Return the rewards that agents have got and no turn has had, for an episode that is cut now."""
+        """Return rewards that no turn has reported, for an episode that is cut now."""
         return {}
 
     def close(self) -> None:
-        """Free what the environment holds."""
+        """Free the resources of the environment."""
 
 
 class _PettingZooAgents(AgentsEnv):
-    """What both APIs have in common."""
+    """Common part of both APIs."""
 
     def __init__(self, env: Any) -> None:
         self.env = env
         self.possible_agents: tuple[Any, ...] = tuple(getattr(env, "possible_agents", None) or ())
 
+    @override
     def spaces(self, agent: Any) -> tuple[gym.Space[Any], gym.Space[Any]]:
-        """See :class:`AgentsEnv`."""
         return self.env.observation_space(agent), self.env.action_space(agent)
 
+    @override
     def close(self) -> None:
-        """See :class:`AgentsEnv`."""
         self.env.close()
 
 
@@ -84,21 +85,21 @@ class _PettingZooAgents(AgentsEnv):
 class ParallelAgents(_PettingZooAgents):
     """A ``pettingzoo.ParallelEnv``, whose live agents all act in each step."""
 
+    @override
     def reset(self, seed: int) -> Turn:
-        """See :class:`AgentsEnv`."""
         result = self.env.reset(seed=seed)
         if not isinstance(result, (tuple, list)) or len(result) != 2:
-            raise EnvError(_broken("reset", "(observations, infos)", result))
+            raise EnvError(_broken("reset", "(observations, infos)", result), key="reset")
         observations, infos = result
         agents = tuple(self.env.agents)
         return Turn(observations, agents, {}, {}, {}, infos, over=not agents)
 
+    @override
     def step(self, actions: Mapping[Any, Any]) -> Turn:
-        """See :class:`AgentsEnv`."""
         result = self.env.step(actions)
         if not isinstance(result, (tuple, list)) or len(result) != 5:
             due = "(observations, rewards, terminations, truncations, infos)"
-            raise EnvError(_broken("step", due, result))
+            raise EnvError(_broken("step", due, result), key="step")
         observations, rewards, terminated, truncated, infos = result
         alive = tuple(
             [agent for agent in self.env.agents if not (terminated.get(agent, False) or truncated.get(agent, False))]
@@ -108,28 +109,28 @@ class ParallelAgents(_PettingZooAgents):
 
 @final
 class AECAgents(_PettingZooAgents):
-    """A ``pettingzoo.AECEnv``: agents act one at a time, and get their rewards when it is their turn.
+    """A ``pettingzoo.AECEnv``: agents act one at a time, and get their rewards in their turn.
 
-    Agents that are done are stepped with None, as PettingZoo's own loop does; that counts as no step.
+    Agents that are done are stepped with None, as in PettingZoo's own loop; such a step is not counted.
     """
 
+    @override
     def reset(self, seed: int) -> Turn:
-        """See :class:`AgentsEnv`."""
         self.env.reset(seed=seed)
         return self._next_turn()
 
+    @override
     def step(self, actions: Mapping[Any, Any]) -> Turn:
-        """See :class:`AgentsEnv`."""
         self.env.step(actions[self.env.agent_selection])
         return self._next_turn()
 
+    @override
     def unread_rewards(self) -> Mapping[Any, Any]:
-        """See :class:`AgentsEnv`."""
         collected = getattr(getattr(self.env, "unwrapped", self.env), "_cumulative_rewards", {})
         return {agent: reward for agent, reward in collected.items() if agent != self.env.agent_selection}
 
     def _next_turn(self) -> Turn:
-        """Let agents that are done leave, until one is to act or none is left."""
+        """Remove agents that are done, until one must act or none is left."""
         rewards, terminated, truncated, infos = {}, {}, {}, {}
         while self.env.agents:
             agent = self.env.agent_selection
@@ -139,8 +140,10 @@ class AECAgents(_PettingZooAgents):
             self.env.step(None)
             if agent in self.env.agents:
                 raise EnvError(
-                    f"agent {agent!r} has ended and was stepped with None, but it is still among the agents: "
-                    "step(None) has to remove it, as PettingZoo's _was_dead_step does"
+                    f"agent {agent!r} has ended and was stepped with None, but it is still among the agents",
+                    key="agents",
+                    value=str(agent),
+                    fix="Remove it in step(None), as PettingZoo's _was_dead_step does.",
                 )
         return Turn({}, (), rewards, terminated, truncated, infos, over=True)
 
@@ -151,7 +154,7 @@ def _broken(method: str, due: str, result: Any) -> str:
 
 
 _COMMON: Final = "__common__"
-"""Where RLlib keeps what no agent's info is."""
+"""Key of infos in RLlib that belong to no agent."""
 _SUCCESS: Final = ("is_success", "success")
 
 
@@ -159,22 +162,22 @@ _SUCCESS: Final = ("is_success", "success")
 class TeamEnv:
     """Environment of several agents that is reset and stepped like one of a single agent.
 
-    Observations and actions are dicts by agent, of the agents that are to act; the reward is the sum over agents.
+    Observations and actions are dicts by agent, of the agents that must act; the reward is the sum over agents.
 
     Args:
         env: The environment.
         agents: Names of the agents in the order of seats; empty for the environment's possible agents.
-        masks: Whether an agent's mask of actions is in its info, and is to be put into its observation.
-        info_keys: Scalars to read from ``info``: a key of what agents have in common, or ``<agent>/<key>``.
+        masks: Whether an agent's mask of actions is in its info and must be added to its observation.
+        info_keys: Scalars to read from ``info``: a key of the common info, or ``<agent>/<key>``.
 
     Raises:
-        ConfigError: The environment does not say which agents may appear, or has no such agents.
+        ConfigError: The environment does not list its possible agents, and neither does ``agents``.
     """
 
     rewards: Mapping[Any, Any]
     """Rewards of the last step, by agent."""
     unread: Mapping[Any, Any]
-    """Rewards that agents would have got with their next turns, where the episode was cut before."""
+    """Rewards that agents would have received in their next turns, if the episode was cut before."""
 
     def __init__(self, env: AgentsEnv, agents: Sequence[str], *, masks: bool, info_keys: Sequence[str]) -> None:
         self._env = env
@@ -187,10 +190,10 @@ class TeamEnv:
     # ------------------------------------------------------------------ spaces
 
     def spaces(self, agent: Any) -> tuple[gym.Space[Any], gym.Space[Any]]:
-        """Return the spaces of an agent: what its policy gets, and what it returns.
+        """Return the observation space and the action space of an agent's policy.
 
         Raises:
-            ConfigError: Masks were asked for, and the agent's actions are not discrete.
+            ConfigError: Masks are configured, but the agent's actions are not discrete.
         """
         observations, actions = self._env.spaces(agent)
         if not self._masks:
@@ -198,7 +201,10 @@ class TeamEnv:
         if not isinstance(actions, gym.spaces.Discrete):
             raise ConfigError(
                 f"environment.action_masks is true, but agent {agent!r} acts in {actions}: only Discrete actions have "
-                "masks, so leave it out"
+                "masks",
+                key="environment.action_masks",
+                value=True,
+                fix="Remove environment.action_masks.",
             )
         mask = gym.spaces.Box(0, 1, (int(actions.n),), np.int8)
         return gym.spaces.Dict({"observation": observations, "action_mask": mask}), actions
@@ -216,11 +222,11 @@ class TeamEnv:
     # ------------------------------------------------------------------ episodes
 
     def reset(self, seed: int) -> tuple[dict[Any, Any], dict[str, Any]]:
-        """Begin an episode; return the observations of the agents that act first."""
+        """Start an episode; return the observations of the agents that act first."""
         self._begin()
         turn = self._env.reset(seed)
         if turn.over:
-            raise EnvError("the episode ended in reset(): no agent is left to act")
+            raise EnvError("the episode ended in reset(): no agent is left to act", key="reset")
         return self._observations(turn), {}
 
     def step(self, actions: Mapping[Any, Any]) -> tuple[dict[Any, Any], float, bool, bool, dict[str, Any]]:
@@ -240,10 +246,10 @@ class TeamEnv:
         return self._observations(turn), reward, False, False, info
 
     def settle(self, terminated: bool, truncated: bool) -> tuple[float, float]:
-        """End the episode: agents that have not ended end as it does.
+        """End the episode; agents that have not ended get its ending.
 
         Returns:
-            The return of the team, and what part of it no step has had.
+            The return of the team, and the part of it that no step has reported.
         """
         if not (terminated or truncated):
             self.unread = self._env.unread_rewards()
@@ -252,7 +258,7 @@ class TeamEnv:
         for seat, agent in enumerate(self.agents):
             if agent not in self._ended:
                 self._endings[seat] = ending
-        return reduce(operator.add, self._returns, 0.0), unread  # Since Python 3.12, sum() rounds otherwise.
+        return reduce(operator.add, self._returns, 0.0), unread  # Since Python 3.12, sum() rounds differently.
 
     def columns(self, policies: Sequence[int]) -> list[float]:
         """Return the values of :func:`rl_eval.records.agents.agent_columns`.
@@ -294,16 +300,25 @@ class TeamEnv:
         """Step of the ending of each agent that has ended."""
 
     def _observations(self, turn: Turn) -> dict[Any, Any]:
-        """Return the observations of the agents that are to act."""
+        """Return the observations of the agents that must act."""
         acting = {}
         for agent in turn.acting:
             seat = self._seat.get(agent)
             if seat is None:
-                raise EnvError(self._stranger(agent))
+                raise self._stranger(agent)
             if agent in self._ended:
-                raise EnvError(f"agent {agent!r} is to act, but it ended in step {self._ended[agent]}")
+                raise EnvError(
+                    f"agent {agent!r} must act, but it ended in step {self._ended[agent]}",
+                    key="agents",
+                    value=str(agent),
+                )
             if agent not in turn.observations:
-                raise EnvError(f"agent {agent!r} is to act, but has no observation: return one for every live agent")
+                raise EnvError(
+                    f"agent {agent!r} must act, but has no observation",
+                    key="observations",
+                    value=str(agent),
+                    fix="Return an observation for every live agent.",
+                )
             self._present[seat] = True
             acting[agent] = self._masked(turn, agent) if self._masks else turn.observations[agent]
         return acting
@@ -313,7 +328,9 @@ class TeamEnv:
             mask = turn.infos[agent]["action_mask"]
         except (KeyError, TypeError):
             raise EnvError(
-                f"environment.action_masks is true, but the info of agent {agent!r} has no action_mask"
+                f"environment.action_masks is true, but the info of agent {agent!r} has no action_mask",
+                key="environment.action_masks",
+                value=True,
             ) from None
         return {"observation": turn.observations[agent], "action_mask": mask}
 
@@ -325,14 +342,14 @@ class TeamEnv:
                 reward = _number(agent, reward)
             seat = self._seat.get(agent)
             if seat is None:
-                raise EnvError(self._stranger(agent))
+                raise self._stranger(agent)
             self._returns[seat] += reward
             self._present[seat] = self._present[seat] or reward != 0.0
             total += reward
         return total
 
     def _take_endings(self, turn: Turn) -> tuple[bool, bool]:
-        """Note which agents have ended; return whether the episode is terminated and truncated, if it is over."""
+        """Record the agents that have ended; return whether the episode is terminated and truncated, if it is over."""
         now = [False, False]
         for position, (word, flags) in enumerate((("terminated", turn.terminated), ("truncated", turn.truncated))):
             for agent, value in flags.items():
@@ -342,34 +359,38 @@ class TeamEnv:
         if turn.ending is not None:
             now = [_flag("terminated", "__all__", turn.ending[0]), _flag("truncated", "__all__", turn.ending[1])]
         if turn.over and not any(now):
-            raise EnvError("no agent is left, but none was terminated or truncated in the last step")
+            raise EnvError("no agent is left, but none was terminated or truncated in the last step", key="terminated")
         return now[0], now[1]
 
     def _end(self, agent: Any, position: int) -> None:
         seat = self._seat.get(agent)
         if seat is None:
-            raise EnvError(self._stranger(agent))
+            raise self._stranger(agent)
         if self._ended.setdefault(agent, self._steps) != self._steps:
-            return  # Some environments repeat it to the end.
+            return  # Some environments repeat the flag to the end.
         flags = list(self._endings[seat])
         flags[position] = 1.0
         self._endings[seat] = flags[0], flags[1]
 
     def _refuse_the_gone(self, turn: Turn) -> None:
-        """Refuse observations and rewards of agents that ended in an earlier step."""
+        """Raise for observations and rewards of agents that ended in an earlier step."""
         for agent, step in self._ended.items():
             if agent in turn.observations:
                 raise EnvError(
-                    f"step {self._steps} returned an observation of agent {agent!r}, which ended in step {step}"
+                    f"step {self._steps} returned an observation of agent {agent!r}, which ended in step {step}",
+                    key="observations",
+                    value=str(agent),
                 )
             if turn.rewards.get(agent, 0.0) != 0.0:
                 raise EnvError(
                     f"step {self._steps} returned the reward {turn.rewards[agent]!r} for agent {agent!r}, which "
-                    f"ended in step {step}"
+                    f"ended in step {step}",
+                    key="rewards",
+                    value=str(agent),
                 )
 
     def _info(self, infos: Mapping[Any, Any]) -> dict[str, Any]:
-        """Return what the whole episode's info is: success, and the scalars that were asked for."""
+        """Return the info of the whole episode: success, and the configured scalars."""
         info = dict(infos.get(_COMMON) or {})
         given = {str(agent): part for agent, part in infos.items() if agent != _COMMON and part}
         for key, agent, name in self._wanted:
@@ -380,10 +401,12 @@ class TeamEnv:
             info["is_success"] = all(reported)
         return info
 
-    def _stranger(self, agent: Any) -> str:
-        return (
-            f"agent {agent!r} appeared, but the environment's possible agents are {_listed(self.agents)}: list every "
-            "agent that may appear in environment.agents"
+    def _stranger(self, agent: Any) -> EnvError:
+        return EnvError(
+            f"agent {agent!r} appeared, but the environment's possible agents are {_listed(self.agents)}",
+            key="environment.agents",
+            value=str(agent),
+            fix="List every agent that may appear in environment.agents.",
         )
 
 
@@ -392,8 +415,9 @@ def _seats(env: AgentsEnv, names: Sequence[str]) -> tuple[Any, ...]:
     if not names:
         if not possible:
             raise ConfigError(
-                f"{type(env).__name__} has no possible_agents, so it is not known which agents may appear: list "
-                "them in environment.agents"
+                f"{type(env).__name__} has no possible_agents, so the agents that may appear are not known",
+                key="environment.agents",
+                fix="List them in environment.agents.",
             )
         return possible
     known = {str(agent): agent for agent in possible}
@@ -409,32 +433,35 @@ def _number(agent: Any, value: Any) -> float:
     """Return a reward as a float."""
     number = scalar_of(value)
     if number is None:
-        raise EnvError(f"the reward of agent {agent!r} is {value!r} of type {type(value).__name__}, which is no number")
+        shown = f"{value!r} of type {type(value).__name__}"
+        raise EnvError(f"the reward of agent {agent!r} is {shown}, which is not a number", key="rewards", value=shown)
     if not isfinite(number):
-        raise EnvError(f"the reward of agent {agent!r} is {number}, which is not a finite number")
+        raise EnvError(
+            f"the reward of agent {agent!r} is {number}, which is not a finite number", key="rewards", value=number
+        )
     return float(number)
 
 
 def _flag(word: str, agent: Any, value: Any) -> bool:
     """Return an agent's ending as a bool."""
     if (number := scalar_of(value)) not in (0, 1):
-        raise EnvError(f"{word} of agent {agent!r} is {value!r}, which is neither true nor false")
+        text = f"{word} of agent {agent!r} is {value!r}, which is neither true nor false"
+        raise EnvError(text, key=word, value=value)
     return bool(number)
 
 
 _REGISTRIES: Final = ("aec", "parallel")
-"""PettingZoo's, as prefixes of ids."""
+"""Registries of PettingZoo, as prefixes of ids."""
 
 _MEMBERS: Final = ("reset", "step", "observation_space", "action_space")
 
 
 def build_team(settings: EvalSettings, runner_index: int, lane_index: int) -> TeamEnv:
-    """Build one environment, as the runner steps it.
+    """Build one environment for the runner.
 
     Raises:
-        ConfigError: It has none of the APIs that are known, or does not say which agents may appear; or its name is
-            not known.
-        Exception: Whatever its constructor raises.
+        ConfigError: The environment has no known API, or does not list its possible agents; or its name is unknown.
+        Exception: The constructor raised it.
     """
     section = settings.environment
     kind, _, name = section.env.partition(":") if isinstance(section.env, str) else ("", "", "")
@@ -447,10 +474,10 @@ def build_team(settings: EvalSettings, runner_index: int, lane_index: int) -> Te
 
 
 def agents_of(settings: EvalSettings) -> tuple[str, ...]:
-    """Return the agents in the order of seats: those configured, or those of an environment that is built for it.
+    """Return the agents in the order of seats: the configured ones, or those of an environment built to list them.
 
     Raises:
-        EnvError: It cannot be built in this process.
+        EnvError: The environment cannot be built in this process.
     """
     section = settings.environment
     if section.agents:
@@ -461,7 +488,7 @@ def agents_of(settings: EvalSettings) -> tuple[str, ...]:
 
 
 _known: list[tuple[EnvironmentSection, tuple[str, ...]]] = []
-"""Section that was asked about last, and its agents: every evaluation of a group asks about the same one."""
+"""The last section and its agents: every evaluation of a group asks for the same one."""
 
 
 def _same(one: EnvironmentSection, other: EnvironmentSection) -> bool:
@@ -478,28 +505,31 @@ def _ask(settings: EvalSettings) -> tuple[str, ...]:
         raise
     except Exception as error:
         raise EnvError(
-            f"the environment {settings.environment.env!r} cannot be built where the evaluation is started, to see "
-            f"which agents it has: {summary_of(error)}. List them in environment.agents"
+            f"the environment {settings.environment.env!r} cannot be built in the process that starts the evaluation, "
+            f"to list its agents: {summary_of(error)}",
+            key="environment.agents",
+            fix="List them in environment.agents.",
         ) from error
-    with suppress(Exception):  # Nothing depends on an environment that was only asked.
+    with suppress(Exception):  # Nothing depends on an environment that was only built for its agents.
         team.close()
     return tuple(map(str, team.agents))
 
 
 def _make(kind: str, name: str, kwargs: dict[str, Any]) -> Any:
-    """Make an environment of PettingZoo's registry."""
+    """Make an environment from PettingZoo's registry."""
     try:
         import pettingzoo
     except ImportError as error:
-        raise ConfigError(
-            f"environment.env is '{kind}:{name}', which needs PettingZoo: pip install 'rl-eval[pettingzoo]'"
-        ) from error
+        text = f"environment.env is '{kind}:{name}', which needs PettingZoo"
+        fix = "Run pip install 'rl-eval[pettingzoo]'."
+        raise ConfigError(text, key="environment.env", value=f"{kind}:{name}", fix=fix) from error
     try:
         return pettingzoo.make(kind, name, **kwargs)
     except Exception as error:
         if not type(error).__module__.startswith("pettingzoo.env_registry"):
             raise
-        raise ConfigError(f"environment.env is '{kind}:{name}': {error}") from error
+        text = f"environment.env is '{kind}:{name}': {error}"
+        raise ConfigError(text, key="environment.env", value=f"{kind}:{name}") from error
 
 
 def _adapted(built: Any, section: EnvironmentSection) -> AgentsEnv:
@@ -509,7 +539,9 @@ def _adapted(built: Any, section: EnvironmentSection) -> AgentsEnv:
     lacking = [name for name in _MEMBERS if not callable(getattr(built, name, None))]
     if lacking or not (hasattr(built, "possible_agents") or hasattr(built, "agents")):
         raise ConfigError(
-            f"environment.env {section.env!r} built a {type(built).__name__}, which is no environment of several "
-            "agents: it needs the methods of pettingzoo.ParallelEnv or pettingzoo.AECEnv"
+            f"environment.env {section.env!r} built a {type(built).__name__}, which is not an environment of several "
+            "agents: it lacks the methods of pettingzoo.ParallelEnv and pettingzoo.AECEnv",
+            key="environment.env",
+            value=section.env,
         )
     return AECAgents(built) if callable(getattr(built, "agent_iter", None)) else ParallelAgents(built)

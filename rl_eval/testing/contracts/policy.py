@@ -1,4 +1,4 @@
-"""Contract of a policy: the action of a row depends on that row's episode, and on nothing else."""
+"""Contract of a policy: the action of a row depends only on that row's episode."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ class PolicyContract:
     """
 
     config: EvalConfig
-    """Where the spaces (from its environment) and the policy come from."""
+    """Config of the policy, and of the environment that has its spaces."""
     batch_sizes: tuple[int, ...] = (1, 2, 16, 33)
     tolerance: float = 1e-4
-    """Greatest relative difference of floats that counts as rounding."""
+    """Highest relative difference of floats that counts as rounding."""
 
     # ------------------------------------------------------------------ a row is a row
 
     def test_actions_fit_the_action_space(self) -> None:
-        """Shape, dtype and values are those that the environment takes."""
+        """The environment accepts shape, dtype and values."""
         reader = ActionReader(self._subject.action_space, self._settings.policy.actions)
         structure = reader.structure
         for size in self.batch_sizes:
@@ -72,13 +72,13 @@ class PolicyContract:
                 self._expect_alone(episodes, self._act(episodes), f"at another position in a batch of {size}")
 
     def test_rows_of_dead_lanes_do_not_matter(self) -> None:
-        """They hold what some other episode left."""
+        """They contain data of earlier episodes."""
         for size in self.batch_sizes:
             live = np.arange(size) % 2 == 0
             self._expect_alone(range(size), self._act(range(size), live), "among dead rows", live)
 
     def test_a_lane_that_starts_over_starts_afresh(self) -> None:
-        """With the rows of its state reset, an episode is the same as on a new policy; others go on."""
+        """With the rows of its state reset, an episode is the same as on a new policy; others continue."""
         for size in self.batch_sizes:
             again = np.arange(size) % 2 == 0
             actions = self._act(range(size), restart=again)
@@ -89,7 +89,7 @@ class PolicyContract:
     # ------------------------------------------------------------------ nothing is hidden
 
     def test_acting_leaves_nothing_behind(self) -> None:
-        """What the same policy did before, in another evaluation, changes no action."""
+        """Earlier evaluations with the same policy change no action."""
         first = self._act(range(8))
         self._expect_equal(self._act(range(8)), first, "when repeated")
         self._act(range(_EPISODES))
@@ -203,7 +203,7 @@ class PolicyContract:
     def _expect_alone(
         self, episodes: Sequence[int], actions: Actions, where: str, mask: npt.NDArray[np.bool_] | None = None
     ) -> None:
-        """Compare rows with what their episodes get alone."""
+        """Compare rows with the actions of their episodes in a batch of one."""
         for row, episode in enumerate(episodes):
             if mask is None or mask[row]:
                 alone = self._alone[episode][: len(actions)]

@@ -24,7 +24,7 @@ from rl_eval.weights import snapshot_weights
 
 
 class _Seen(NamedTuple):
-    """Artifact of the observer: what it was shown of the attempt that counts."""
+    """Artifact of the observer: its view of the attempt that counts."""
 
     episode: int
     seed: int
@@ -34,7 +34,7 @@ class _Seen(NamedTuple):
 
 
 class _Diary:
-    """Observer that keeps all it is shown."""
+    """Observer that records all its arguments."""
 
     def __init__(self, env: Any) -> None:
         self.steps: list[bytes] = [b"the start was not shown"]
@@ -75,10 +75,10 @@ def _raising(where: str) -> Callable[[Any], Any]:
 
 
 class ObserverContract(RunnerSuite):
-    """Tests of what a runner owes to ``evaluation.observers``; part of :class:`EvalRunnerContract`."""
+    """Tests of calls to ``evaluation.observers``; part of :class:`EvalRunnerContract`."""
 
     def test_an_observer_sees_every_step_of_each_episode_in_order(self) -> None:
-        """What it keeps of an episode is what it keeps beside the reference loop, bit for bit."""
+        """Artifacts of an episode are bitwise equal to those of the reference loop."""
         for lanes, runner in self.runners(observers=[_Diary]):
             played = play(runner, leases_of(_FEW), budget_s=0.0)
             self._expect_seen(played.artifacts, {}, f"{lanes} lanes")
@@ -86,7 +86,7 @@ class ObserverContract(RunnerSuite):
             expect(played.notes, (), f"notes, {lanes} lanes")
 
     def test_an_observer_sees_a_new_attempt_from_its_start(self) -> None:
-        """What is kept is of the attempt that counts; attempts that failed have no end."""
+        """Artifacts are of the attempt that counts; failed attempts have no end."""
         fault = {"kind": "raise", "step": 2, "episodes": [1, 3], "attempts": [1, 2]}
         for lanes, runner in self.runners(fault, observers=[_Diary]):
             self._expect_seen(play(runner, leases_of(_FEW)).artifacts, {1: 3, 3: 3}, f"{lanes} lanes, with faults")
@@ -136,7 +136,7 @@ class ObserverContract(RunnerSuite):
 
     @cached_property
     def _seen(self) -> dict[int, _Seen]:
-        """What the observer is shown by the reference loop, by index."""
+        """Diaries of the observer in the reference loop, by index."""
         with self.make_runner(1, runner=SingleAgentEvalRunner, observers=[_Diary]) as runner:
             artifacts = play(runner, leases_of(_FEW)).artifacts
         return {index: kept[_DIARY] for index, kept in artifacts.items()}
@@ -272,7 +272,7 @@ class EvalRunnerContract(ObserverContract):
                 )
 
     def test_reclaim_gives_back_only_what_has_not_started(self) -> None:
-        """Live episodes go on; what was given back has no row, and can be leased again."""
+        """Live episodes continue; leases that were given back have no row, and can be leased again."""
         for lanes, runner in self.runners():
             leases = leases_of(lanes + self.num_episodes)
             first = runner.run(leases, 0.0)
@@ -297,7 +297,7 @@ class EvalRunnerContract(ObserverContract):
             self.expect_reference(play(runner, unfinished).rows, f"{lanes} lanes, after abort")
 
     def test_leases_that_come_with_an_abort_are_run(self) -> None:
-        """What was there before is dropped first."""
+        """Earlier leases and episodes are dropped first."""
         leases = leases_of(self.num_episodes)
         for lanes, runner in self.runners():
             runner.run(leases, 0.0)

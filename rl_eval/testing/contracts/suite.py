@@ -38,7 +38,7 @@ class Subject(NamedTuple):
     action_space: gym.Space[Any]
 
     def snapshot(self) -> WeightsSnapshot | None:
-        """Return the policy's weights, or None if it is no module."""
+        """Return the policy's weights; None if it is not a module."""
         return weights_of(self.policy)
 
 
@@ -56,9 +56,9 @@ def build_subject(settings: EvalSettings) -> Subject:
 
 MAX_ATTEMPTS: Final = 3
 PATIENCE: Final = 200
-"""Calls in a row that may achieve nothing."""
+"""Allowed calls in a row without progress."""
 _PLENTY_S: Final = 1.0
-"""A budget that is no hurry."""
+"""Budget that does not limit a call."""
 
 
 class Played(NamedTuple):
@@ -77,7 +77,7 @@ class RunnerSuite:
     """Runners for tests, of the class under test and of the reference."""
 
     runner: str | type[Runner]
-    """The class, or what ``runners.runner`` may be."""
+    """The class, or another value of ``runners.runner``."""
     config: EvalConfig | None = None
     """Where environment, policy and evaluation settings come from; by default CartPole with a recurrent policy
     that samples."""
@@ -104,7 +104,7 @@ class RunnerSuite:
 
     @cached_property
     def weights(self) -> WeightsSnapshot | None:
-        """Weights that every runner is given; None for a policy without."""
+        """Weights of every runner; None for a policy without weights."""
         return build_subject(self.settings).snapshot()
 
     @contextlib.contextmanager
@@ -226,7 +226,7 @@ def _by_index(reports: Sequence[RunReport]) -> dict[int, Mapping[str, Any]]:
 
 
 def expect(got: Any, due: Any, what: str) -> None:
-    """Assert that something is what it should be."""
+    """Assert that two values are equal."""
     if got != due:
         raise AssertionError(f"{what}: {got!r}, but should be {due!r}")
 
