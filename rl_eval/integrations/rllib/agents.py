@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final, final
 
 import gymnasium as gym
+from typing_extensions import override
 
 from rl_eval.errors import EnvError
 from rl_eval.runners.multi_agent.team import AgentsEnv, Turn
@@ -25,25 +26,31 @@ class RLlibAgents(AgentsEnv):
         self.env = env
         self.possible_agents = _seats(env)
 
+    @override
     def spaces(self, agent: Any) -> tuple[gym.Space[Any], gym.Space[Any]]:
-        """See :class:`~rl_eval.runners.multi_agent.team.AgentsEnv`."""
         return self.env.get_observation_space(agent), self.env.get_action_space(agent)
 
+    @override
     def reset(self, seed: int) -> Turn:
-        """See :class:`~rl_eval.runners.multi_agent.team.AgentsEnv`."""
         observations, infos = self.env.reset(seed=seed)
         return Turn(observations, tuple(observations), {}, {}, {}, infos, over=not observations)
 
+    @override
     def step(self, actions: Mapping[Any, Any]) -> Turn:
-        """See :class:`~rl_eval.runners.multi_agent.team.AgentsEnv`."""
         result = self.env.step(actions)
         if not isinstance(result, tuple) or len(result) != 5:
             due = "(observations, rewards, terminateds, truncateds, infos)"
-            raise EnvError(f"step() did not return five values: RLlib's contract is {due}, each a dict by agent")
+            raise EnvError(
+                "step() did not return five values",
+                key="step",
+                fix=f"Return {due}, each a dict by agent, as for RLlib.",
+            )
         observations, rewards, terminateds, truncateds, infos = result
         if _ALL not in terminateds or _ALL not in truncateds:
             raise EnvError(
-                "step() returned terminateds or truncateds without '__all__', which ends an episode in RLlib"
+                "step() returned terminateds or truncateds without '__all__', which ends an episode in RLlib",
+                key="__all__",
+                fix="Return '__all__' in both.",
             )
         ending = terminateds[_ALL], truncateds[_ALL]
         terminated, truncated = _without_all(terminateds), _without_all(truncateds)
@@ -60,18 +67,18 @@ class RLlibAgents(AgentsEnv):
             ending if over else None,
         )
 
+    @override
     def close(self) -> None:
-        """See :class:`~rl_eval.runners.multi_agent.team.AgentsEnv`."""
         self.env.close()
 
 
 def as_agents_env(value: Any) -> RLlibAgents | None:
-    """Return an RLlib environment of several agents as a runner steps it; None for anything else of RLlib's."""
+    """Return an adapter for an RLlib environment of several agents; None for any other object of RLlib."""
     return RLlibAgents(value) if hasattr(value, "get_observation_space") else None
 
 
 def _seats(env: Any) -> tuple[Any, ...]:
-    """Return the possible agents; by name where RLlib has them from a set, whose order is the process's."""
+    """Return the possible agents; sorted by name if RLlib took them from a set, whose order depends on the process."""
     possible = list(env.possible_agents) or list(env.observation_spaces or ())
     unordered = getattr(env, "_agent_ids", None)
     return tuple(sorted(possible, key=str) if isinstance(unordered, set) and possible == list(unordered) else possible)
