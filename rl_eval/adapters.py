@@ -1,15 +1,15 @@
-"""Registry of learner libraries: how its objects, texts and files are recognised, without an import of it.
+"""Registry of learner libraries. It recognises their objects, strings and files without importing them.
 
-The table of our own libraries is ``rl_eval.integrations.INTEGRATIONS``. Other packages add an :class:`Integration` by
+Our own libraries are in ``rl_eval.integrations.INTEGRATIONS``. Other packages add an :class:`Integration` with
 an entry point of the group ``rl_eval.integrations``.
 
 An adapter is a module with some of these functions:
 
-- ``portable(value)``: a copy that can be pickled, and shares nothing with the trainer;
+- ``portable(value)``: a copy that can be pickled and shares nothing with the trainer;
 - ``as_policy(value, section, observation_space, action_space)``: the :class:`rl_eval.Policy` of an object;
-- ``as_policies(value, names)``: policies by id, of an object that holds several;
-- ``as_weights(value)``: its weights, as :func:`rl_eval.weights.snapshot_weights` takes them;
-- ``for_environment(value, env)``: the policy with the statistics that a live environment has of observations;
+- ``as_policies(value, names)``: the policies by id, for an object with several;
+- ``as_weights(value)``: the weights, for :func:`rl_eval.weights.snapshot_weights`;
+- ``for_environment(value, env)``: the policy with the observation statistics of an environment object;
 - ``as_env(value)``: the :class:`gymnasium.Env` of an environment of the library;
 - ``as_agents_env(value)``: the environment of several agents, or None.
 """
@@ -30,40 +30,41 @@ _logger: Final = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Integration:
-    """A learner library. All modules are named, and imported on first use."""
+    """A learner library. Modules are given by name and imported on first use."""
 
     name: str
     """Name of the library, and of the scheme of its models."""
     packages: tuple[str, ...] = ()
-    """Packages of its classes: an object with such a class, or such a base class, goes to the adapter."""
+    """Packages of its classes. The adapter handles objects with a class or base class from one of them."""
     adapter: str = ""
     """Module with the functions above."""
     schemes: str = ""
     """``"module:attr"`` of a mapping of names to :class:`rl_eval.config.policy_sources.PolicyScheme`."""
     loaders: tuple[str, ...] = ()
-    """Modules whose factories load models: a result has the digests of the files that such a factory is given, and an
-    evaluation is refused if a file changes on the way."""
+    """Modules with factories that load models. A result records the digests of the files passed to such a factory. If a
+    file changes before the evaluation, the evaluation raises."""
     endings: tuple[str, ...] = ("",)
     """Endings that its factories add to a path."""
     folders: bool = False
-    """Whether its factories take folders, which are digested whole."""
+    """Whether its factories take folders. The digest covers the whole folder."""
     companions: str = ""
-    """Glob of files that belong to a model and lie beside it."""
+    """Glob of files that belong to a model, in the model's folder."""
     distributions: tuple[str, ...] = ()
-    """Distributions whose versions stand in the results of its models."""
+    """Distributions whose versions are recorded in results of its models."""
     install: str = ""
-    """Argument of ``pip install`` that brings the library."""
+    """Argument of ``pip install`` for the library."""
     watching_wrappers: tuple[str, ...] = ()
-    """Beginnings of ``"module:Class"`` of environment wrappers that change no episode."""
+    """Prefixes of ``"module:Class"`` of environment wrappers that do not change episodes."""
     modelled_wrappers: tuple[str, ...] = ()
-    """The same of wrappers whose work ``for_environment`` does to the observations."""
+    """Prefixes of ``"module:Class"`` of wrappers that ``for_environment`` replaces by preprocessing of observations."""
     advice: Mapping[str, str] = field(default_factory=dict)
-    """Advice on a policy that cannot act, by a method that it has or an argument that it needs; ``{}`` is its name."""
+    """Advice for a policy that cannot act, keyed by a method that it has or an argument that it needs. ``{}`` is
+    replaced by the policy's name."""
 
 
 @functools.cache
 def integrations() -> tuple[Integration, ...]:
-    """Return all libraries, our own first. An entry point that cannot be loaded is left out, with a warning."""
+    """Return all libraries, our own first. Skip an entry point that cannot be loaded, with a warning."""
     from importlib.metadata import entry_points
 
     found = list(importlib.import_module("rl_eval.integrations").INTEGRATIONS)
@@ -81,7 +82,7 @@ def integrations() -> tuple[Integration, ...]:
 
 
 def integration_for(value: Any, function: str) -> Any:
-    """Return a function of the adapter for an object, or None."""
+    """Return a function of the adapter for an object; None if there is no such adapter or function."""
     for base in type(value).__mro__:
         for one in integrations():
             if f"{base.__module__}.".startswith(tuple(f"{package}." for package in one.packages)):
@@ -90,6 +91,6 @@ def integration_for(value: Any, function: str) -> Any:
 
 
 def loader_of(factory: Any) -> Integration | None:
-    """Return the library whose model a factory, ``"module:attr"``, loads; None for any other factory."""
+    """Return the library of a factory ``"module:attr"`` that loads models; None for any other factory."""
     module = factory.partition(":")[0] if isinstance(factory, str) else ""
     return next((one for one in integrations() if module in one.loaders), None)

@@ -1,7 +1,7 @@
 """Integrations of RLlib, TorchRL, SB3, CleanRL and Tianshou: their policies, weights, environments, training loops.
 
-Here is the table of them, which imports no library. Each module is loaded by name when an object, a text or a factory
-of its library is met (``adapters.py``).
+This module has the table of integrations and imports no library. ``adapters.py`` imports a module by name when it meets
+an object, a string or a factory of its library.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["INTEGRATIONS", "lazy_names"]
 
 _HERE: Final = "rl_eval.integrations"
 _CLEANRL: Final = (
-    f"give {_HERE}.cleanrl.AgentPolicy(agent) for an agent of CleanRL, or name its class and file, as cleanrl:{{}}@FILE"
+    f"pass {_HERE}.cleanrl.AgentPolicy(agent) for an agent of CleanRL, or name its class and file, as cleanrl:{{}}@FILE"
 )
 
 INTEGRATIONS: Final = (
@@ -70,11 +70,11 @@ INTEGRATIONS: Final = (
 
 
 def lazy_names(package: str, modules: Mapping[str, tuple[str, ...]]) -> Callable[[str], Any]:
-    """Return the ``__getattr__`` of a package that imports a module when one of its names is asked for.
+    """Return a ``__getattr__`` for a package that imports a module on first use of one of its names.
 
     Args:
         package: Name of the package.
-        modules: Names that each of its modules defines.
+        modules: Names defined by each of its modules.
     """
 
     def find(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Atari games with the usual preprocessing and the settings of an evaluation: sticky actions, whole games, raw scores.
+"""Atari games with the usual preprocessing, set up for evaluation: sticky actions, whole games, raw scores.
 
 Needs ``pip install 'rl-eval[atari]'``.
 """
@@ -6,26 +6,24 @@ Needs ``pip install 'rl-eval[atari]'``.
 from __future__ import annotations
 
 import inspect
-from typing import Any, Final
+from typing import Any
 
 import gymnasium as gym
 
 from rl_eval.errors import ConfigError, nearest
 from rl_eval.protocols import EnvContext
 
-_EXTRA: Final = "the Atari games are not installed: pip install 'rl-eval[atari]'"
-
 
 def atari(context: EnvContext) -> gym.Env[Any, Any]:
     """Build an Atari game, from the ``env_kwargs`` of the config.
 
-    Actions are sticky, after Machado et al., "Revisiting the Arcade Learning Environment" (2018): the emulator repeats
-    the last action with a probability of 0.25 in each frame, so that a memorized sequence scores nothing. An episode is
-    a whole game, all lives, or 30 minutes at 60 frames per second; rewards are the game's own score, not clipped. There
-    are no no-op starts, which sticky actions replace.
+    Actions are sticky, as in Machado et al., "Revisiting the Arcade Learning Environment" (2018). The emulator repeats
+    the last action with a probability of 0.25 in each frame, so a memorized sequence does not score. An episode is
+    a whole game with all lives, or 30 minutes at 60 frames per second. Rewards are the game's own score, not clipped.
+    Sticky actions replace no-op starts.
 
     Args:
-        context: Holds ``game``, such as ``"Pong"`` or ``"ALE/Pong-v5"``, and any of ``frame_stack`` (last screens in an
+        context: ``game``, such as ``"Pong"`` or ``"ALE/Pong-v5"``, and any of ``frame_stack`` (screens in an
             observation, by default 4; 1 for no stack), ``frame_skip`` (frames per step, 4), ``screen_size`` (84),
             ``grayscale`` (True), ``repeat_action_probability`` (0.25), ``full_action_space`` (False), ``noop_max`` (0),
             ``max_frames`` (108000), ``render_mode``.
@@ -38,9 +36,15 @@ def atari(context: EnvContext) -> gym.Env[Any, Any]:
     """
     known = inspect.signature(_build).parameters
     if unknown := [name for name in context if name not in known]:
-        raise ConfigError(f"environment.env_kwargs: {unknown[0]!r} is unknown: {nearest(unknown[0], known)}")
+        raise ConfigError(
+            f"environment.env_kwargs: unknown key {unknown[0]!r}; {nearest(unknown[0], known)}",
+            key="environment.env_kwargs",
+            value=unknown[0],
+        )
     if "game" not in context:
-        raise ConfigError('environment.env_kwargs lacks game: give {"game": "Pong"}')
+        raise ConfigError(
+            "environment.env_kwargs has no game", key="environment.env_kwargs.game", fix='Set it, as {"game": "Pong"}.'
+        )
     return _build(**context)
 
 
@@ -79,12 +83,16 @@ def _build(
 def _make(game: str, **kwargs: Any) -> gym.Env[Any, Any]:
     try:
         import ale_py
-        import cv2  # noqa: F401  # What the preprocessing resizes with.
+        import cv2  # noqa: F401  # The preprocessing uses it to resize.
     except ImportError as error:
-        raise ConfigError(_EXTRA) from error
+        raise ConfigError("the Atari games are not installed", fix="Run pip install 'rl-eval[atari]'.") from error
     gym.register_envs(ale_py)
     name = game if "/" in game else f"ALE/{game}-v5"
     games = [known for known in gym.registry if known.startswith("ALE/")]
     if name not in games:
-        raise ConfigError(f"environment.env_kwargs: game is {game!r}, which is unknown: {nearest(name, games)}")
+        raise ConfigError(
+            f"environment.env_kwargs: unknown game {game!r}; {nearest(name, games)}",
+            key="environment.env_kwargs.game",
+            value=game,
+        )
     return gym.make(name, disable_env_checker=True, **kwargs)

@@ -1,4 +1,4 @@
-"""CleanRL: agents of its scripts as policies, live or from the files that ``--save-model`` writes."""
+"""CleanRL: agents of its scripts as policies, from an object or from a file written by ``--save-model``."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ _METHODS: Final = ("get_action_and_value", "get_action")
 class AgentPolicy:
     """A policy around an agent with ``get_action_and_value(x)``, such as PPO's, or ``get_action(x)``, such as SAC's.
 
-    Of what it returns, the first is the action. What the agent draws with torch's distributions comes from each
-    episode's own noise; with ``policy.deterministic`` it is the mode of each distribution. Networks without these
-    methods, which return Q values (DQN) or actions (TD3, DDPG), are policies as they are.
+    The first value that the method returns is the action. Draws of torch's distributions use each episode's own noise.
+    With ``policy.deterministic``, a draw is the mode of its distribution. Pass networks without these methods, which
+    return Q values (DQN) or actions (TD3, DDPG), as policies directly.
 
     Args:
-        agent: The agent; observations reach it as float32, as CleanRL's ``torch.Tensor(obs)`` has them, and those of
-            several parts as a dict or tuple of such tensors.
+        agent: The agent. It gets observations as float32, as CleanRL's ``torch.Tensor(obs)``. An observation of several
+            parts is a dict or a tuple of such tensors.
 
     Raises:
-        ConfigError: The agent has no such method, or it takes more than observations.
+        ConfigError: The agent has neither method, or the method needs more arguments than observations.
     """
 
     def __init__(self, agent: torch.nn.Module) -> None:
@@ -45,7 +45,7 @@ class AgentPolicy:
         self._method = _method_of(agent)
 
     def probe_outputs(self, observations: Any) -> list[npt.NDArray[Any]]:
-        """Return log-probabilities, values and whatever else the agent computes in floats."""
+        """Return log-probabilities, values and all other floats that the agent returns."""
         batch = len(tree.flatten(observations)[0])
         result = self._call(observations, np.ones(batch, bool), None)
         return [
@@ -79,9 +79,9 @@ def load_agent(
     action_space: gym.Space[Any],
     agent_kwargs: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Load what a script of CleanRL saved with ``--save-model``.
+    """Load an agent that a script of CleanRL saved with ``--save-model``.
 
-    Use it as a factory, which is given the spaces::
+    Use it as a factory; rl_eval passes the spaces::
 
         config.policy(
             "rl_eval.integrations.cleanrl:load_agent",
@@ -89,10 +89,10 @@ def load_agent(
         )
 
     Args:
-        agent: The script's class that acts, or ``"module:Class"``; called with ``envs``, of which it may read
+        agent: Class of the agent in the script, or ``"module:Class"``. It is called with ``envs``, which has
             ``single_observation_space`` and ``single_action_space``.
-        path: The model file: the agent's weights, alone or as one entry of a mapping that fits the agent. Of a tuple of
-            networks, such as those of TD3, the first is the one that acts.
+        path: Model file: the weights of the agent, or a mapping with one entry that fits the agent. In a tuple of
+            networks, such as those of TD3, the first one acts.
         observation_space: Observation space of the environment.
         action_space: Action space of the environment.
         agent_kwargs: More arguments of the class, such as C51's ``n_atoms``.
@@ -101,7 +101,7 @@ def load_agent(
         An :class:`AgentPolicy`, or the network itself if it returns Q values or actions.
 
     Raises:
-        ConfigError: The file is missing, or holds other weights.
+        ConfigError: The file is missing, or its weights do not fit the agent.
     """
     build = import_attribute("policy_kwargs.agent", agent) if isinstance(agent, str) else agent
     envs = SimpleNamespace(single_observation_space=observation_space, single_action_space=action_space, num_envs=1)
@@ -109,8 +109,10 @@ def load_agent(
         inspect.signature(build).bind(envs, **(agent_kwargs or {}))
     except TypeError as error:
         raise ConfigError(
-            f"policy_kwargs.agent: {build.__name__} cannot be called with envs alone: {error}; give more arguments in "
-            "policy_kwargs.agent_kwargs"
+            f"policy_kwargs.agent: {build.__name__} cannot be called with envs alone: {error}",
+            key="policy_kwargs.agent",
+            value=build.__name__,
+            fix="Pass more arguments in policy_kwargs.agent_kwargs.",
         ) from error
     module = build(envs, **(agent_kwargs or {}))
     with reading("path", path, f"weights of {build.__name__}"):
@@ -119,7 +121,7 @@ def load_agent(
 
 
 def _weights(file: Path, names: Collection[str]) -> Any:
-    """Return the weights with these names in a file, or all of it, if it has none or several of them."""
+    """Return the entry of a file that has exactly these names, or the whole content if not exactly one entry fits."""
     saved = torch.load(file, map_location="cpu", weights_only=True)
     if isinstance(saved, tuple):
         return saved[0]
@@ -136,11 +138,16 @@ def _method_of(agent: torch.nn.Module) -> str:
         _, *others = inspect.signature(method).parameters.values()
         if needed := [other.name for other in others if other.default is other.empty]:
             raise ConfigError(
-                f"{type(agent).__name__}.{name}() needs {', '.join(needed)} beside the observation, as recurrent "
-                "agents do: implement rl_eval.Policy with initial_state() around it"
+                f"{type(agent).__name__}.{name}() needs {', '.join(needed)} in addition to the observation, as "
+                "recurrent agents do",
+                key="agent",
+                value=type(agent).__name__,
+                fix="Wrap the agent in an rl_eval.Policy with initial_state().",
             )
         return name
     raise ConfigError(
-        f"{type(agent).__name__} has neither get_action_and_value() nor get_action(): a network that returns Q values "
-        "or actions is a policy as it is, so give it without AgentPolicy"
+        f"{type(agent).__name__} has neither get_action_and_value() nor get_action()",
+        key="agent",
+        value=type(agent).__name__,
+        fix="If the network returns Q values or actions, pass it without AgentPolicy.",
     )

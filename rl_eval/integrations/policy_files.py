@@ -1,4 +1,4 @@
-"""Schemes of policy files: torch weights with the factory of their module, whole modules, checkpoints of RLlib."""
+"""Schemes of policy files: torch weights with a factory for their module, whole modules, RLlib checkpoints."""
 
 from __future__ import annotations
 
@@ -18,29 +18,31 @@ _CLEANRL: Final = ".cleanrl_model"
 
 @contextmanager
 def reading(key: str, path: object, what: str, advice: str = "") -> Iterator[None]:
-    """Make whatever is raised while a file is read an error that names it.
+    """Turn any exception during the reading of a file into an error that names the file.
 
     Args:
-        key: The argument that has its path.
+        key: Argument that has the path.
         path: The file.
-        what: What it should be.
-        advice: End of the message.
+        what: Expected content, for the message.
+        advice: Sentence that ends the message.
 
     Raises:
-        ConfigError: It cannot be read.
+        ConfigError: The file cannot be read.
     """
     try:
         yield
     except Exception as error:
         newer = isinstance(error, ImportError) and error.name == "numpy._core"
         raise ConfigError(
-            f"policy_kwargs.{key}: {str(path)!r} cannot be read as {what}: {type(error).__name__}: {error}"
-            f"{'. It was saved with NumPy 2: install numpy>=2' if newer else ''}{advice}"
+            f"policy_kwargs.{key}: {str(path)!r} cannot be read as {what}: {type(error).__name__}: {error}",
+            key=f"policy_kwargs.{key}",
+            value=str(path),
+            fix="It was saved with NumPy 2. Install numpy>=2." if newer else advice,
         ) from error
 
 
 def _module(form: str, what: str, reference: str, path: Path | None, given: Collection[str]) -> PolicySource:
-    """Return a factory's module with the weights of a file, or as it is."""
+    """Return the module of a factory, with the weights of a file if there is one."""
     _check(form, reference, path)
     said = f"{what} of {reference}"
     if path is None:
@@ -53,7 +55,12 @@ def _agent(form: str, reference: str, path: Path | None, given: Collection[str])
     """Return an agent of CleanRL with the weights that its script saved."""
     _check(form, reference, path)
     if path is None:
-        raise ConfigError(f"the policy 'cleanrl:{reference}' lacks a model file: write it as {form}")
+        raise ConfigError(
+            f"the policy 'cleanrl:{reference}' has no model file",
+            key="policy.policy",
+            value=f"cleanrl:{reference}",
+            fix=f"Write it as {form}.",
+        )
     return PolicySource(
         "rl_eval.integrations.cleanrl:load_agent",
         f"the agent {reference} of CleanRL with the weights of {path}",
@@ -78,7 +85,7 @@ def _checkpoint(reference: str, path: Path | None, given: Collection[str]) -> Po
         "rl_eval.integrations.rllib:load_policy",
         f"a checkpoint of RLlib, {path}",
         {"path": str(path.resolve())},
-        {"policy.actions": "none"},  # RLlib's own connectors map them.
+        {"policy.actions": "none"},  # RLlib's own connectors map actions.
         pickled=str(path),
     )
 
@@ -88,7 +95,7 @@ def _is_checkpoint(path: Path) -> bool:
 
 
 def _is_whole(path: Path) -> bool:
-    """Whether ``torch.save`` wrote a module, with its attributes, rather than its weights."""
+    """Whether ``torch.save`` wrote a module with its attributes, not only its weights."""
     if _has_suffix(_TORCH, path):
         with suppress(OSError, zipfile.BadZipFile), zipfile.ZipFile(path) as archive:
             pickles = [name for name in archive.namelist() if name.endswith("/data.pkl")]
@@ -102,15 +109,27 @@ def _has_weights(path: Path) -> bool:
 
 def _check(form: str, reference: str, path: Path | None) -> None:
     if path is not None and not reference and _is_whole(path):
-        raise ConfigError(f"the policy {str(path)!r} is a whole module: write it as torch_module:{path}")
+        raise ConfigError(
+            f"the policy {str(path)!r} is a whole module",
+            key="policy.policy",
+            value=str(path),
+            fix=f"Write it as torch_module:{path}.",
+        )
     if path is not None and not reference:
         raise ConfigError(
-            f"the policy {str(path)!r} is a file of weights alone: say what builds the module that they belong to, as "
-            f"in {form.replace('FILE', str(path))}"
+            f"the policy {str(path)!r} has weights only",
+            key="policy.policy",
+            value=str(path),
+            fix=f"Name the factory of their module, as in {form.replace('FILE', str(path))}.",
         )
     module, _, attribute = reference.partition(":")
     if not module or not attribute:
-        raise ConfigError(f"the policy {reference!r} is no reference: write it as {form}")
+        raise ConfigError(
+            f"the policy {reference!r} is not a reference",
+            key="policy.policy",
+            value=reference,
+            fix=f"Write it as {form}.",
+        )
 
 
 def _has_suffix(suffixes: tuple[str, ...], path: Path) -> bool:

@@ -1,4 +1,4 @@
-"""Tianshou: its policies and the policies of its algorithms, which act as in a collector that does not train."""
+"""Tianshou: its policies and the policies of its algorithms. They act as in a collector that does not train."""
 
 from __future__ import annotations
 
@@ -26,22 +26,24 @@ def portable(value: Algorithm | Policy) -> Policy:
 
 
 def as_weights(value: Algorithm | Policy) -> dict[str, torch.Tensor]:
-    """Return the live tensors of a policy by the names that :func:`portable` gives them."""
+    """Return the live tensors of a policy, named as in the copy of :func:`portable`."""
     return dict(_policy_of(value).state_dict())
 
 
 def as_policy(
     value: Algorithm | Policy, section: PolicySection, observation_space: gym.Space[Any], action_space: gym.Space[Any]
 ) -> TianshouPolicy:
-    """Make a policy fit for an environment.
+    """Build the acting policy for an environment.
 
     Raises:
-        ConfigError: It was made for other actions.
+        ConfigError: The policy has another action space than the environment.
     """
     policy = portable(value)
     if policy.action_space != action_space:
         raise ConfigError(
-            f"the policy was made for actions of {policy.action_space}, but the environment's are of {action_space}"
+            f"the policy has the action space {policy.action_space}, but the environment has {action_space}",
+            key="policy",
+            value=policy.action_space,
         )
     return TianshouPolicy(policy, section.deterministic)
 
@@ -51,10 +53,10 @@ class TianshouPolicy:
     """A policy of Tianshou behind the interface of :class:`rl_eval.Policy`.
 
     Actions go through its ``map_action``. Without ``deterministic``, a stochastic policy samples from each episode's
-    own noise, whatever its ``deterministic_eval`` was; other policies act as with it.
+    own noise; its ``deterministic_eval`` is overwritten. ``deterministic`` does not change other policies.
 
     Args:
-        policy: A policy that nobody else uses.
+        policy: A policy without other users.
         deterministic: Whether to take the mode of its distribution.
     """
 
@@ -64,7 +66,7 @@ class TianshouPolicy:
             policy.deterministic_eval = deterministic
 
     def probe_outputs(self, observations: Any) -> list[npt.NDArray[Any]]:
-        """Return what actions are chosen by, such as logits."""
+        """Return the numbers that determine actions, such as logits."""
         batch = len(tree.flatten(observations)[0])
         logits = self._call(observations, np.ones(batch, bool), None).get("logits")
         parts = logits if isinstance(logits, tuple) else (logits,)
@@ -80,7 +82,11 @@ class TianshouPolicy:
         """
         result = self._call(observations, live, noise)
         if result.get("state") is not None:
-            raise ConfigError("the policy of Tianshou has a recurrent state, which rl_eval does not carry for it")
+            raise ConfigError(
+                "the Tianshou policy has a recurrent state, which rl_eval does not support",
+                key="policy",
+                fix="Wrap the policy in an rl_eval.Policy with initial_state().",
+            )
         chosen = result.act
         array = chosen.numpy(force=True) if isinstance(chosen, torch.Tensor) else np.asarray(chosen)
         return np.asarray(self.module.map_action(array)), None

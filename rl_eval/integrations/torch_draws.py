@@ -1,4 +1,4 @@
-"""Draws of torch's own samplers, taken from each episode's noise in place of the global generator, or made the mode."""
+"""Draws of torch's samplers from each episode's noise instead of the global generator, or their mode."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ from rl_eval.protocols import NoiseSource
 
 def _refuse(name: str, *args: Any, **kwargs: Any) -> NoReturn:
     raise ConfigError(
-        f"the policy draws by torch's {name}, whose numbers cannot be the episode's own: let its distribution be made "
-        "of categorical, Bernoulli, normal or uniform numbers, or set policy.deterministic to True"
+        f"the policy samples with torch's {name}, which cannot use the episode's own noise",
+        key="policy.deterministic",
+        value=False,
+        fix="Sample from categorical, Bernoulli, normal or uniform distributions, or set policy.deterministic to True.",
     )
 
 
@@ -36,9 +38,9 @@ _REFUSED: Final[Mapping[Any, Callable[..., NoReturn]]] = {
 class EpisodeDraws(TorchFunctionMode):
     """Context in which torch draws for a batch of episodes.
 
-    It stands in for the functions that ``sample`` and ``rsample`` of distributions call, and holds in this thread
-    alone. Categorical, Bernoulli, normal and uniform numbers are what others are made of; a function that would draw
-    from torch's generator all the same is refused.
+    It replaces the functions that ``sample`` and ``rsample`` of distributions call, in this thread only. Other
+    distributions are built from categorical, Bernoulli, normal and uniform numbers. A function that would use torch's
+    generator raises.
 
     Args:
         live: Mask of lanes that run an episode, shape (batch,).
@@ -61,7 +63,7 @@ class EpisodeDraws(TorchFunctionMode):
         }
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call a function of torch, or what stands in for it."""
+        """Call a function of torch, or its replacement."""
         return self._instead.get(func, func)(*args, **(kwargs or {}))
 
     @staticmethod
@@ -73,7 +75,12 @@ class EpisodeDraws(TorchFunctionMode):
         self, probabilities: torch.Tensor, num_samples: int, replacement: bool = False, *, generator: Any = None
     ) -> torch.Tensor:
         if num_samples != 1:
-            raise ConfigError(f"the policy draws {num_samples} categories at once: draw one per episode")
+            raise ConfigError(
+                f"the policy draws {num_samples} categories at once",
+                key="policy",
+                value=num_samples,
+                fix="Draw one per episode.",
+            )
         if self._noise is None:
             return probabilities.argmax(-1, keepdim=True)
         parts = self._rows(probabilities).numpy(force=True).astype(np.float64)
@@ -107,10 +114,13 @@ class EpisodeDraws(TorchFunctionMode):
         return (numbers.reshape(probabilities.shape).to(probabilities.device) < probabilities).to(probabilities.dtype)
 
     def _rows(self, numbers: torch.Tensor) -> torch.Tensor:
-        """Return numbers of shape (batch, parts, last dimension); each row must be an episode's."""
+        """Return numbers as shape (batch, parts, last dimension), with one row per episode."""
         batch = len(self._live)
         if not numbers.ndim or numbers.shape[0] % batch:
             raise ConfigError(
-                f"the policy draws {tuple(numbers.shape)} numbers for a batch of {batch}: draw for each row"
+                f"the policy draws numbers of shape {tuple(numbers.shape)} for a batch of {batch}",
+                key="policy",
+                value=tuple(numbers.shape),
+                fix="Draw for each row.",
             )
         return numbers.reshape(batch, -1, numbers.shape[-1])

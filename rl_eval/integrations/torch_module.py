@@ -1,4 +1,4 @@
-"""Loader of whole modules that ``torch.save(module, path)`` wrote, which are pickled objects."""
+"""Loader of whole modules, which ``torch.save(module, path)`` writes as a pickle file."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from rl_eval.errors import ConfigError
 from rl_eval.integrations.policy_files import reading
 
 _ADVICE: Final = (
-    ". Its class has to be importable: run in the folder of its module. If a script defined the class, move it to a "
-    "module, and save the weights alone with torch.save(policy.state_dict(), 'x.pt') for "
-    "--policy torch:MODULE:CLASS@x.pt"
+    "Its class must be importable, so run in the folder of its module. If a script defines the class, move it to a "
+    "module and save only the weights with torch.save(policy.state_dict(), 'x.pt'), for "
+    "--policy torch:MODULE:CLASS@x.pt."
 )
 
 
 def load_module(path: str) -> torch.nn.Module:
-    """Load a module with its class, which can run code.
+    """Load a module with its class. Loading can run code.
 
     Args:
-        path: The file. The class of the module has to be importable.
+        path: The file. The class of the module must be importable.
 
     Raises:
         ConfigError: The file cannot be loaded, or is not a module.
@@ -29,5 +29,9 @@ def load_module(path: str) -> torch.nn.Module:
     with reading("path", path, "a whole module", _ADVICE):
         loaded = torch.load(Path(path).expanduser(), map_location="cpu", weights_only=False)
     if not isinstance(loaded, torch.nn.Module):
-        raise ConfigError(f"policy_kwargs.path: {path!r} has a {type(loaded).__name__}, not a torch.nn.Module")
+        raise ConfigError(
+            f"policy_kwargs.path: {path!r} contains a {type(loaded).__name__}, not a torch.nn.Module",
+            key="policy_kwargs.path",
+            value=path,
+        )
     return loaded

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -34,6 +33,7 @@ from rl_eval import EvalConfig, EvalRunnerGroup, evaluate
 from rl_eval.errors import ConfigError, WeightsError
 from rl_eval.integrations.rllib import as_weights, load_policy, policy_of_module, portable, versioned_weights
 from rl_eval.weights import apply_weights, snapshot_weights
+from tests.refused import refused
 
 pytestmark = [
     pytest.mark.usefixtures("ray_cluster"),
@@ -201,17 +201,17 @@ def test_a_folder_that_is_no_checkpoint_is_named(cartpole: Any, tmp_path: Path, 
         (tmp_path / "rllib_checkpoint.json").write_text('{"type": "Algorithm", "checkpoint_version": "1.2"}')
     part = path / "learner_group" / "learner" / "rl_module" / "default_policy"
     folder = {"absent": tmp_path / "absent", "above": path.parent, "part": part}.get(place, tmp_path)
-    with pytest.raises(ConfigError, match=re.escape(str(folder))):
+    with refused(ConfigError, "policy_kwargs.path", value=str(folder)):
         load_policy(folder)
 
 
 def test_another_module_or_environment_is_refused(cartpole: Any) -> None:
     algorithm, path = cartpole
-    with pytest.raises(ConfigError, match=r"module_id is 'default_polic'.*did you mean 'default_policy'"):
+    with refused(ConfigError, "policy_kwargs.module_id", value="default_polic"):
         load_policy(path, module_id="default_polic")
-    with pytest.raises(ConfigError, match="trained with the observation space"):
+    with refused(ConfigError, "environment.env"):
         evaluate(config_for("Pendulum-v1", path))
-    with pytest.raises(ConfigError, match="trained with the observation space"):
+    with refused(ConfigError, "environment.env"):
         evaluate(config_for("Pendulum-v1", path), portable(algorithm))
 
 
@@ -235,9 +235,9 @@ def test_filter_statistics_travel_exactly(pendulum: Any) -> None:
 def test_an_untrained_filter_is_an_error() -> None:
     """Standard deviations of nothing would make every observation an extreme one."""
     algorithm = ppo("Pendulum-v1", mean_std).build_algo()
-    with pytest.raises(WeightsError, match="has seen 0 observations"):
+    with refused(WeightsError, "MeanStdFilter", value=0):
         as_weights(algorithm)
-    with pytest.raises(WeightsError, match="has seen 0 observations"):
+    with refused(WeightsError, "MeanStdFilter", value=0):
         portable(algorithm)
     algorithm.stop()
 
@@ -248,7 +248,7 @@ def test_a_bare_module_has_default_connectors_if_its_user_says_so(cartpole: Any)
     config = config_for("CartPole-v1", path)
     module = algorithm.get_module()
     assert evaluate(config, policy_of_module(module)).fingerprint == evaluate(config).fingerprint
-    with pytest.raises(ConfigError, match="does not show its connectors"):
+    with refused(ConfigError, "policy"):
         evaluate(config, module)
 
 
@@ -373,23 +373,23 @@ def test_each_connector_piece_gives_rllibs_actions(
 
 
 @pytest.mark.parametrize(
-    ("piece", "message"),
+    ("piece", "key", "value"),
     [
-        (Strange, "connector piece Strange of the env-to-module pipeline"),
-        (PrevActionsPrevRewards, "connector piece PrevActionsPrevRewards"),
-        (Nosy, "connector piece Nosy asks its episode for 'get_rewards'"),
+        (Strange, "env_to_module", "Strange"),
+        (PrevActionsPrevRewards, "env_to_module", "PrevActionsPrevRewards"),
+        (Nosy, "Nosy", "get_rewards"),
     ],
 )
-def test_a_piece_that_cannot_be_applied_is_named(piece: Any, message: str) -> None:
+def test_a_piece_that_cannot_be_applied_is_named(piece: Any, key: str, value: str) -> None:
     algorithm = ppo("CartPole-v1", pieces(piece, FlattenObservations)).build_algo()
-    with pytest.raises(ConfigError, match=message):
+    with refused(ConfigError, key, value=value):
         evaluate(EvalConfig().environment("CartPole-v1").evaluation(num_episodes=1), algorithm)
     algorithm.stop()
 
 
 def test_a_users_piece_behind_the_module_is_named() -> None:
     algorithm = ppo("CartPole-v1").env_runners(module_to_env_connector=lambda env, spaces: Strange()).build_algo()
-    with pytest.raises(ConfigError, match="connector piece Strange of the module-to-env pipeline"):
+    with refused(ConfigError, "module_to_env", value="Strange"):
         portable(algorithm)
     algorithm.stop()
 

@@ -19,6 +19,7 @@ from rl_eval.errors import ConfigError, WeightsError
 from rl_eval.integrations.sb3 import as_weights, for_environment, load_policy, models, portable
 from rl_eval.weights import snapshot_weights
 from tests.cluster.trainer_state import compare, observe
+from tests.refused import refused
 
 # ---------------------------------------------------------------------- files
 
@@ -62,8 +63,9 @@ def test_a_model_that_needs_a_newer_numpy_says_so(tmp_path, monkeypatch):
 
     (tmp_path / "model.zip").touch()
     monkeypatch.setattr(models, "load_from_zip_file", read)
-    with pytest.raises(ConfigError, match="It was saved with NumPy 2: install numpy>=2"):
+    with refused(ConfigError, "policy_kwargs.path") as caught:
         load_policy(tmp_path / "model.zip")
+    assert "numpy>=2" in caught.value.fix
 
 
 def test_loading_touches_nothing_global(tmp_path):
@@ -84,7 +86,7 @@ def test_a_relative_path_is_relative_to_the_working_directory(tmp_path, monkeypa
 
 def test_files_that_are_something_else_are_errors(tmp_path):
     (tmp_path / "model.zip").write_bytes(b"no zip")
-    with pytest.raises(ConfigError, match="cannot be read as a model"):
+    with refused(ConfigError, "policy_kwargs.path"):
         load_policy(tmp_path / "model.zip")
     make_model().save(tmp_path / "good.zip")
     (tmp_path / "vn.pkl").write_bytes(pickle.dumps([1]))

@@ -26,24 +26,30 @@ class RLlibAgents(AgentsEnv):
         self.possible_agents = _seats(env)
 
     def spaces(self, agent: Any) -> tuple[gym.Space[Any], gym.Space[Any]]:
-        """See :class:`~rl_eval.runners.multi_agent.team.AgentsEnv`."""
+        """Return the observation and action space of an agent."""
         return self.env.get_observation_space(agent), self.env.get_action_space(agent)
 
     def reset(self, seed: int) -> Turn:
-        """See :class:`~rl_eval.runners.multi_agent.team.AgentsEnv`."""
+        """Start an episode."""
         observations, infos = self.env.reset(seed=seed)
         return Turn(observations, tuple(observations), {}, {}, {}, infos, over=not observations)
 
     def step(self, actions: Mapping[Any, Any]) -> Turn:
-        """See :class:`~rl_eval.runners.multi_agent.team.AgentsEnv`."""
+        """Take the actions of the acting agents."""
         result = self.env.step(actions)
         if not isinstance(result, tuple) or len(result) != 5:
             due = "(observations, rewards, terminateds, truncateds, infos)"
-            raise EnvError(f"step() did not return five values: RLlib's contract is {due}, each a dict by agent")
+            raise EnvError(
+                "step() did not return five values",
+                key="step",
+                fix=f"Return {due}, each a dict by agent, as for RLlib.",
+            )
         observations, rewards, terminateds, truncateds, infos = result
         if _ALL not in terminateds or _ALL not in truncateds:
             raise EnvError(
-                "step() returned terminateds or truncateds without '__all__', which ends an episode in RLlib"
+                "step() returned terminateds or truncateds without '__all__', which ends an episode in RLlib",
+                key="__all__",
+                fix="Return '__all__' in both.",
             )
         ending = terminateds[_ALL], truncateds[_ALL]
         terminated, truncated = _without_all(terminateds), _without_all(truncateds)
@@ -61,17 +67,17 @@ class RLlibAgents(AgentsEnv):
         )
 
     def close(self) -> None:
-        """See :class:`~rl_eval.runners.multi_agent.team.AgentsEnv`."""
+        """Close the environment."""
         self.env.close()
 
 
 def as_agents_env(value: Any) -> RLlibAgents | None:
-    """Return an RLlib environment of several agents as a runner steps it; None for anything else of RLlib's."""
+    """Return an adapter for an RLlib environment of several agents; None for any other object of RLlib."""
     return RLlibAgents(value) if hasattr(value, "get_observation_space") else None
 
 
 def _seats(env: Any) -> tuple[Any, ...]:
-    """Return the possible agents; by name where RLlib has them from a set, whose order is the process's."""
+    """Return the possible agents; sorted by name if RLlib took them from a set, whose order depends on the process."""
     possible = list(env.possible_agents) or list(env.observation_spaces or ())
     unordered = getattr(env, "_agent_ids", None)
     return tuple(sorted(possible, key=str) if isinstance(unordered, set) and possible == list(unordered) else possible)

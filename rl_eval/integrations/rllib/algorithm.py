@@ -35,26 +35,29 @@ class VersionedWeights(NamedTuple):
     """Weights of one moment, and RLlib's number for it."""
 
     tensors: dict[str, Any]
-    """Copies by their names in :attr:`RLModulePolicy.module`; with several agents such dicts by policy."""
+    """Copies by name in :attr:`RLModulePolicy.module`; with several agents, one such dict per policy."""
     weights_seq_no: int
 
 
 def portable(value: Any) -> RLModulePolicy:
-    """Return an Algorithm's policy with its present weights, which shares nothing with the Algorithm.
+    """Return an Algorithm's policy with its current weights. It shares nothing with the Algorithm.
 
     Args:
-        value: An Algorithm of the new API stack with one agent, or what :func:`policy_of_module` returned.
+        value: An Algorithm of the new API stack with one agent.
 
     Raises:
-        ConfigError: It is neither, such as a bare RLModule, or has connectors that rl_eval cannot apply.
-        WeightsError: A MeanStdFilter has seen nothing yet.
+        ConfigError: The value is not an Algorithm, such as a bare RLModule, or rl_eval cannot apply its connectors.
+        WeightsError: A MeanStdFilter has not seen two observations.
     """
     if isinstance(value, Algorithm):
         return _policy_of(value)
     several = " of each policy, in a mapping of ids" if isinstance(value, MultiRLModule) else ""
     raise ConfigError(
-        f"a {type(value).__name__} alone does not show its connectors, such as a MeanStdFilter: give the Algorithm or "
-        f"rllib:CHECKPOINT, or rl_eval.integrations.rllib.policy_of_module(rl_module){several} if they are RLlib's own"
+        f"a {type(value).__name__} alone does not contain its connectors, such as a MeanStdFilter",
+        key="policy",
+        value=type(value).__name__,
+        fix="Pass the Algorithm or rllib:CHECKPOINT; with RLlib's default connectors, pass "
+        f"rl_eval.integrations.rllib.policy_of_module(rl_module){several}.",
     )
 
 
@@ -64,7 +67,7 @@ def as_policy(
     """Return the policy of an Algorithm or RLModule, for an environment with these spaces.
 
     Raises:
-        ConfigError: The spaces are not those that it was trained with.
+        ConfigError: The policy was trained with other spaces.
     """
     if isinstance(value, Algorithm):
         check_spaces("the Algorithm", value.spaces[INPUT_ENV_SINGLE_SPACES], (observation_space, action_space))
@@ -72,34 +75,38 @@ def as_policy(
 
 
 def as_policies(value: Any, names: Collection[str]) -> dict[str, RLModulePolicy]:
-    """Return policies of an Algorithm of several agents by id; see :func:`portable`.
+    """Return policies of an Algorithm of several agents by id, as copies.
 
     Args:
         value: An Algorithm of the new API stack.
         names: Ids of the policies.
 
     Raises:
-        ConfigError: It is no such Algorithm, has no such policy, or one cannot be evaluated.
-        WeightsError: A MeanStdFilter has seen nothing yet.
+        ConfigError: The value is not such an Algorithm, a policy does not exist, or one cannot be evaluated.
+        WeightsError: A MeanStdFilter has not seen two observations.
     """
     if not isinstance(value, Algorithm) or not value.config.is_multi_agent:
         raise ConfigError(
-            f"a {type(value).__name__} of RLlib is not several policies: give an Algorithm of several agents, or a "
-            "mapping from the ids of policies to what policy_of_module returns"
+            f"a {type(value).__name__} of RLlib does not have several policies",
+            key="policy",
+            value=type(value).__name__,
+            fix="Pass an Algorithm of several agents, or a dict of ids and policies from policy_of_module.",
         )
     _check_stack(value)
     known = module_ids(value.config)
     for name in names:
         if name not in known:
-            raise ConfigError(f"the Algorithm has no policy {name!r}: {nearest(name, known)}")
+            raise ConfigError(
+                f"the Algorithm has no policy {name!r}; {nearest(name, known)}", key="policy.policies", value=name
+            )
     return _policies_of(value, names)
 
 
 def as_weights(value: Any) -> dict[str, Any]:
-    """Return an Algorithm's weights with the statistics of its filters, as copies; with several agents by policy.
+    """Return copies of an Algorithm's weights and filter statistics; with several agents, a dict by policy.
 
     Raises:
-        WeightsError: The object is no Algorithm, or a MeanStdFilter has seen nothing yet.
+        WeightsError: The object is not an Algorithm, or a MeanStdFilter has not seen two observations.
     """
     return versioned_weights(value).tensors
 
@@ -107,19 +114,24 @@ def as_weights(value: Any) -> dict[str, Any]:
 def versioned_weights(algorithm: Any, names: Collection[str] = ()) -> VersionedWeights:
     """Return an Algorithm's weights and their number, read from its learners together.
 
-    Filters count what every environment runner has seen, also since RLlib last merged them: RLlib merges after it
-    evaluates, so its own evaluation lags behind by one iteration.
+    The filters include the observations of all environment runners, also those since RLlib's last merge. RLlib merges
+    after it evaluates, so the filters of its own evaluation are one iteration old.
 
     Args:
         algorithm: The Algorithm.
-        names: Ids of policies, of an Algorithm of several agents; by default all.
+        names: Ids of policies, for an Algorithm of several agents; by default all.
 
     Raises:
         ConfigError: A policy cannot be evaluated.
-        WeightsError: The object is no Algorithm, or a MeanStdFilter has seen nothing yet.
+        WeightsError: The object is not an Algorithm, or a MeanStdFilter has not seen two observations.
     """
     if not isinstance(algorithm, Algorithm):
-        raise WeightsError(f"a {type(algorithm).__name__} of RLlib has no weights to send: give the Algorithm")
+        raise WeightsError(
+            f"a {type(algorithm).__name__} of RLlib has no weights to send",
+            key="weights",
+            value=type(algorithm).__name__,
+            fix="Pass the Algorithm.",
+        )
     state = algorithm.learner_group.get_state(components="learner/rl_module", inference_only=True)["learner"]
     pipelines = _pipelines(algorithm)
     pieces = pipelines.env_to_module.connectors
@@ -140,8 +152,9 @@ def _policy_of(algorithm: Algorithm) -> RLModulePolicy:
     _check_stack(algorithm)
     if algorithm.config.is_multi_agent:
         raise ConfigError(
-            f"the Algorithm has the policies {', '.join(module_ids(algorithm.config))}: name them in policy.policies, "
-            "as eval_config_of(algorithm.config) does"
+            f"the Algorithm has the policies {', '.join(module_ids(algorithm.config))}",
+            key="policy.policies",
+            fix="Name them in policy.policies, as eval_config_of(algorithm.config) does.",
         )
     weights = versioned_weights(algorithm).tensors
     with random_state_kept():
@@ -167,16 +180,20 @@ def _with_weights(pipelines: Pipelines, module_id: str, module: Any, weights: di
 
 def _check_stack(algorithm: Algorithm) -> None:
     if not algorithm.config.enable_env_runner_and_connector_v2:
-        raise ConfigError("the Algorithm uses RLlib's old API stack; rl_eval evaluates RLModules, of the new one")
+        raise ConfigError(
+            "the Algorithm uses RLlib's old API stack, and rl_eval evaluates RLModules of the new API stack",
+            key="enable_env_runner_and_connector_v2",
+            value=False,
+        )
 
 
 def policy_of_module(module: Any) -> RLModulePolicy:
-    """Return the policy of an RLModule that was trained with RLlib's default connectors; it shares nothing with it.
+    """Return the policy of an RLModule that was trained with RLlib's default connectors, as a copy.
 
-    These neither filter nor stack observations, and map actions from [-1, 1] onto their bounds.
+    The default connectors map actions from [-1, 1] to their bounds. They neither filter nor stack observations.
 
     Raises:
-        ConfigError: It is no module of torch.
+        ConfigError: The module is not a torch module.
     """
     from ray.rllib.connectors.module_to_env import NormalizeAndClipActions
 
@@ -201,7 +218,7 @@ def _pipelines(algorithm: Algorithm) -> Pipelines:
 
 
 def _states_elsewhere(algorithm: Algorithm) -> list[Any]:
-    """Connector states of remote environment runners, where RLlib would merge them."""
+    """Return the connector states of remote environment runners; empty if RLlib does not merge them."""
     group = algorithm.env_runner_group
     if not algorithm.config.merge_env_runner_states or not group or not group.num_healthy_remote_workers():
         return []
@@ -227,19 +244,19 @@ def load_policy(
     observation_space: gym.Space[Any] | None = None,
     action_space: gym.Space[Any] | None = None,
 ) -> RLModulePolicy:
-    """Read RLModule, connectors and filter statistics from a checkpoint of an Algorithm.
+    """Load a policy from a checkpoint of an Algorithm: RLModule, connectors and filter statistics.
 
-    RLlib's checkpoints are pickles: reading one runs the code in it, so read only those that you trust.
+    RLlib's checkpoints are pickle files, and loading one runs its code. Load only checkpoints that you trust.
 
     Args:
-        path: The folder that ``Algorithm.save_to_path`` wrote, or a Tune trial's ``checkpoint_000000``.
-        module_id: Which of its RLModules; with several agents the id of the policy.
-        observation_space: The environment's; checked against the one that the policy was trained with.
-        action_space: The environment's, likewise.
+        path: Folder written by ``Algorithm.save_to_path``, or a Tune trial's ``checkpoint_000000``.
+        module_id: Id of the RLModule; with several agents, the id of the policy.
+        observation_space: Observation space of the environment, to compare with that of the training.
+        action_space: Action space of the environment, to compare with that of the training.
 
     Raises:
-        ConfigError: The folder is none of these, is damaged, comes from the old API stack, the spaces differ, or the
-            module plays agents that it cannot be evaluated for.
+        ConfigError: The folder is not a checkpoint, is damaged or comes from the old API stack, the spaces differ, or
+            rl_eval cannot evaluate the module for its agents.
     """
     folder = Path(path).expanduser().resolve()
     _check_folder(folder)
@@ -255,15 +272,22 @@ def load_policy(
 
 def _check_folder(folder: Path) -> None:
     if not folder.is_dir():
-        raise ConfigError(f"policy_kwargs.path: there is no folder {str(folder)!r}")
+        raise ConfigError(
+            f"policy_kwargs.path: folder {str(folder)!r} does not exist", key="policy_kwargs.path", value=str(folder)
+        )
     if (folder / _MODULES).is_dir():
         return
     inside = sorted(candidate.parent for candidate in folder.rglob("rllib_checkpoint.json"))
-    hint = f"choose one of the {len(inside)} in it, such as {str(inside[-1])!r}" if inside else "give that folder"
+    hint = "Pass the checkpoint folder of an Algorithm."
+    if inside:
+        hint = f"Pass one of the {len(inside)} checkpoints in it, such as {str(inside[-1])!r}."
     if inside and inside[-1] == folder:
-        hint = "RLlib's old API stack has none, so train with the new one"
+        hint = "It comes from RLlib's old API stack. Train with the new one."
     raise ConfigError(
-        f"policy_kwargs.path: {str(folder)!r} lacks {_MODULES.as_posix()}, which an Algorithm's checkpoint has: {hint}"
+        f"policy_kwargs.path: {str(folder)!r} is not an Algorithm's checkpoint: {_MODULES.as_posix()} is missing",
+        key="policy_kwargs.path",
+        value=str(folder),
+        fix=hint,
     )
 
 
@@ -271,7 +295,9 @@ def _module(folder: Path, module_id: str) -> Any:
     known = [part.name for part in folder.iterdir() if part.is_dir()]
     if module_id not in known:
         raise ConfigError(
-            f"policy_kwargs.module_id is {module_id!r}, which {folder} lacks: {nearest(module_id, known)}"
+            f"policy_kwargs.module_id is {module_id!r}, which is not in {folder}; {nearest(module_id, known)}",
+            key="policy_kwargs.module_id",
+            value=module_id,
         )
     check_separate(_constructor(folder)[2])
     args, kwargs, cls = _constructor(folder / module_id)
@@ -284,15 +310,19 @@ def _pipeline(folder: Path, name: str, cls: Any) -> Any:
     # Without a local environment runner the Algorithm keeps its connectors itself.
     for place in (folder / "env_runner" / name, folder / name):
         if place.is_dir():
-            _constructor(place)  # RLlib would go on without the pieces that it cannot import.
+            _constructor(place)  # RLlib would continue without the pieces that it cannot import.
             return cls.from_checkpoint(str(place))
-    raise ConfigError(f"policy_kwargs.path: the checkpoint {str(folder)!r} has no {name}, so it cannot act")
+    raise ConfigError(
+        f"policy_kwargs.path: the checkpoint {str(folder)!r} has no {name}, so it cannot act",
+        key="policy_kwargs.path",
+        value=str(folder),
+    )
 
 
 def _constructor(folder: Path) -> tuple[Any, dict[str, Any], Any]:
-    """Class and arguments that RLlib wrote down to build this part again."""
+    """Return the arguments and the class that RLlib saved for this part."""
     file = folder / _CONSTRUCTOR
-    with reading("path", file, "a part of RLlib", ": it is damaged, or the code that it needs is not importable here"):
+    with reading("path", file, "a part of RLlib", "Check that it is intact and that its code is importable here."):
         written = pickle.loads(file.read_bytes())
         args, kwargs = written["ctor_args_and_kwargs"]
         return args, kwargs, written["class"]

@@ -1,4 +1,4 @@
-"""EvalConfig of an RLlib AlgorithmConfig; a setting that cannot be honoured is an error that names it."""
+"""Translation of an RLlib AlgorithmConfig to an EvalConfig. A setting without a translation is an error."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ _OVERRIDES: Final = frozenset(
         "seed",
     }
 )
-"""Keys of ``evaluation_config`` that are honoured, or that cannot change the result."""
+"""Keys of ``evaluation_config`` that are translated, or that cannot change the result."""
 
 _SET_BY_RLLIB: Final = frozenset(
     {"batch_mode", "evaluation_config", "in_evaluation", "num_env_runners", "rollout_fragment_length"}
 )
-"""What RLlib changes by itself in the config of its evaluation runners."""
+"""Keys that RLlib itself changes in the config of its evaluation runners."""
 
 _SPACES: Final = ("action_space", "observation_space")
 
@@ -67,21 +67,23 @@ _RUNNER_CALLBACKS: Final = (
 def eval_config_of(config: AlgorithmConfig, ignore: Collection[str] = ()) -> EvalConfig:
     """Translate the evaluation settings of an AlgorithmConfig.
 
-    The policy is left out: :func:`evaluation_function` takes it from the Algorithm; without one, set it with
-    ``.policy(...)``, or pass the Algorithm to :func:`rl_eval.evaluate`. With several agents there is a policy for each
-    RLModule, without the object that acts, and RLlib's ``policy_mapping_fn``, which gets no episode. Everything else
-    may be changed in what is returned.
+    The result has no policy. :func:`evaluation_function` takes it from the Algorithm; otherwise, set it with
+    ``.policy(...)`` or pass the Algorithm to :func:`rl_eval.evaluate`. With several agents, the result names one policy
+    per RLModule, and has RLlib's ``policy_mapping_fn``, which cannot read an episode. You can change all other settings
+    of the result.
 
     Args:
         config: With ``environment()``, ``env_runners()`` and ``evaluation()`` as for RLlib's own evaluation.
-        ignore: Keys that cannot be honoured and that you knowingly leave out.
+        ignore: Unsupported keys to leave out without an error.
 
     Raises:
-        ConfigError: A setting cannot be honoured; the message names its key.
+        ConfigError: A setting is not supported; the message names its key.
     """
     for key, why in _refusals(config):
         if key not in ignore:
-            raise ConfigError(f"{key} {why} (eval_config_of(config, ignore=[{key!r}]) leaves it out)")
+            raise ConfigError(
+                f"{key} {why}", key=key, fix=f"To leave it out, call eval_config_of(config, ignore=[{key!r}])."
+            )
     evaluated = config if config.in_evaluation else config.get_evaluation_config_object()
     ours = EvalConfig()
     ours.environment(_environment(evaluated), env_kwargs=dict(evaluated.env_config))
@@ -102,7 +104,7 @@ def eval_config_of(config: AlgorithmConfig, ignore: Collection[str] = ()) -> Eva
         if evaluated.num_gpus_per_env_runner:
             ours.policy(device="cuda")
     if config.evaluation_sample_timeout_s != _DEFAULTS.evaluation_sample_timeout_s:
-        # Documented as the time for a complete episode, and honoured as such.
+        # RLlib documents it as the time for a complete episode.
         ours.fault_tolerance(episode_timeout_s=config.evaluation_sample_timeout_s)
     if not evaluated.restart_failed_env_runners:
         ours.fault_tolerance(max_runner_restarts=0)
@@ -112,28 +114,28 @@ def eval_config_of(config: AlgorithmConfig, ignore: Collection[str] = ()) -> Eva
 
 
 def _refusals(config: AlgorithmConfig) -> Iterator[tuple[str, str]]:
-    """Every key that cannot be honoured, with the end of its message."""
+    """Yield every unsupported key, with the end of its message."""
     if not config.enable_env_runner_and_connector_v2:
-        yield "enable_env_runner_and_connector_v2", "is False: rl_eval evaluates RLModules, of the new API stack"
+        yield "enable_env_runner_and_connector_v2", "is False: rl_eval evaluates RLModules of the new API stack"
     if config.is_multi_agent and isinstance(config.rl_module_spec, MultiRLModuleSpec):
         try:
             check_separate(config.rl_module_spec.multi_rl_module_class)
         except ConfigError as error:
-            yield "rl_module_spec", f"cannot be taken over: {error}"
+            yield "rl_module_spec", f"is not supported: {error}"
     if config.evaluation_duration == "auto":
-        yield "evaluation_duration", "is 'auto', which measures by wall-clock time: give a number of episodes"
+        yield "evaluation_duration", "is 'auto', which depends on wall-clock time: set a number of episodes"
     elif config.evaluation_duration_unit != "episodes":
         yield "evaluation_duration_unit", f"is {config.evaluation_duration_unit!r}, which cuts episodes: use 'episodes'"
     if config.evaluation_parallel_to_training:
         yield "evaluation_parallel_to_training", "is True: use evaluation_function(..., parallel=True) instead"
-    # Versions of RLlib that lack a key cannot set it.
+    # Some versions of RLlib do not have these keys.
     if getattr(config, "evaluation_error_after_n_consecutive_skips", None) not in (None, 1):
-        yield "evaluation_error_after_n_consecutive_skips", "is above 1, but rl_eval skips none: it raises at once"
+        yield "evaluation_error_after_n_consecutive_skips", "is above 1, but rl_eval raises at the first failure"
     for key in _NOT_HONOURED:
         if (value := getattr(config, key, None)) != getattr(_DEFAULTS, key, None):
-            yield key, f"is {value!r}, which rl_eval has nothing for"
+            yield key, f"is {value!r}, which rl_eval does not support"
     for key in sorted(_overrides(config) - _OVERRIDES):
-        yield f"evaluation_config.{key}", "is set, which would change RLlib's evaluation, but rl_eval cannot honour it"
+        yield f"evaluation_config.{key}", "is set and changes RLlib's evaluation, but rl_eval does not support it"
     yield from _refused_callbacks(config)
 
 
@@ -146,7 +148,7 @@ def _refused_callbacks(config: AlgorithmConfig) -> Iterator[tuple[str, str]]:
 
 
 def module_ids(config: AlgorithmConfig) -> tuple[str, ...]:
-    """Return the ids of the RLModules that act, of a config of several agents; sorted."""
+    """Return the sorted ids of the acting RLModules in a config of several agents."""
     spec = config.rl_module_spec
     specs = spec.rl_module_specs if isinstance(spec, MultiRLModuleSpec) else {}
     known = {*config.policies, *specs}
@@ -154,28 +156,32 @@ def module_ids(config: AlgorithmConfig) -> tuple[str, ...]:
 
 
 def _overrides(config: AlgorithmConfig) -> set[str]:
-    """Keys that are another for evaluation than for training; RLlib may hold a whole config here."""
+    """Return the keys whose values differ between evaluation and training; RLlib may have a whole config here."""
     overrides = config.evaluation_config or {}
     theirs = overrides.to_dict() if isinstance(overrides, AlgorithmConfig) else overrides
     mine = config.to_dict()
     changed = {key for key, value in theirs.items() if key not in mine or mine[key] != value} - _SET_BY_RLLIB
-    # Without a space, RLlib takes that of the environment, as rl_eval does.
+    # Without a space, RLlib uses that of the environment, as rl_eval does.
     return {key for key in changed if key not in _SPACES or theirs[key] is not None}
 
 
 def _environment(evaluated: AlgorithmConfig) -> Any:
     env = evaluated.env
     if env is None:
-        raise ConfigError("environment(env=...) of the AlgorithmConfig is missing: rl_eval needs an environment to run")
+        raise ConfigError(
+            "the AlgorithmConfig has no environment",
+            key="env",
+            fix="Set it with config.environment(env=...).",
+        )
     if isinstance(env, str) and _global_registry.contains(ENV_CREATOR, env):
         return _Creator(_global_registry.get(ENV_CREATOR, env), env)
     return _Creator(env, getattr(env, "__qualname__", type(env).__qualname__)) if callable(env) else env
 
 
 class _Creator:
-    """Builds an environment as RLlib's runners do: from a callable that takes RLlib's context.
+    """Factory of environments that calls the user's callable with RLlib's context, as RLlib's runners do.
 
-    It travels by value, so that runners need no registry; results name it like the callable.
+    It is sent by value, so runners do not need RLlib's registry. Results show the name of the callable.
     """
 
     def __init__(self, creator: Callable[[Any], Any], name: str) -> None:
@@ -195,7 +201,7 @@ class _Creator:
 
 
 class _Mapping:
-    """RLlib's ``policy_mapping_fn`` for our runners, which have no episode of RLlib's to show it."""
+    """RLlib's ``policy_mapping_fn`` for our runners, which cannot pass it an episode of RLlib."""
 
     def __init__(self, function: Callable[[Any, Any], str]) -> None:
         self._function = function
@@ -208,5 +214,5 @@ class _Mapping:
 
 _NO_EPISODE: Final = NoEpisode(
     "RLlib's policy_mapping_fn",
-    "set a policy_mapping_fn(agent_id, spec) with .policy(...) on rl_eval's config, which may read spec.index",
+    "Set a policy_mapping_fn(agent_id, spec), which may read spec.index, with .policy(...) on rl_eval's config.",
 )

@@ -1,6 +1,6 @@
 """RLlib's custom evaluation function: rl_eval inside ``Algorithm.train()``.
 
-A session is the :class:`rl_eval.Evaluator` of one Algorithm, which lives as long as it, with the results so far.
+A session has the :class:`rl_eval.Evaluator` of one Algorithm and its results so far. It ends with the Algorithm.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ _SESSIONS: WeakKeyDictionary[Algorithm, EvaluationSession] = WeakKeyDictionary()
 class EvaluationSession:
     """The evaluations of one Algorithm.
 
-    It ends with ``Algorithm.stop()``, or when the Algorithm is garbage; what it started ends with it.
+    The session and its runners end with ``Algorithm.stop()``, or when the Algorithm is garbage collected.
 
     Args:
-        algorithm: Evaluated on each call; only weakly referenced.
-        function: What to evaluate and how, and where results go. With ``on_error`` an evaluation that could not run
-            raises nowhere else.
+        algorithm: Algorithm to evaluate on each call; only weakly referenced.
+        function: Settings of the evaluation and receivers of results. If it has ``on_error``, the session does not
+            raise the error of an evaluation.
     """
 
     def __init__(self, algorithm: Algorithm, function: EvaluationFunction) -> None:
@@ -53,15 +53,15 @@ class EvaluationSession:
         self._raises = function.on_error is None
         self._handle: EvalHandle | None = None
         self.points: list[EvalPoint] = []
-        """The last 100 finished evaluations, in order; ``on_result`` has them all."""
+        """The last 100 finished evaluations, in order; ``on_result`` gets all."""
         self.num_episodes = 0
         """Finished episodes of all evaluations."""
         self.reported: EvalPoint | None = None
-        """The one that was reported to RLlib last."""
+        """Last evaluation that was reported to RLlib."""
         self.num_skipped = 0
         """Evaluations that were due while another was running."""
         self.env_steps = 0
-        """Environment steps of all of them."""
+        """Environment steps of all evaluations."""
         self.stopped = False
         settings = settings_of(eval_config_of(algorithm.config) if function.config is None else function.config)
         self._policies = tuple(settings.policy.policies)
@@ -77,7 +77,7 @@ class EvaluationSession:
 
     @property
     def last(self) -> EvalPoint | None:
-        """The evaluation that finished last."""
+        """Last evaluation that finished."""
         return self.points[-1] if self.points else None
 
     @property
@@ -86,14 +86,14 @@ class EvaluationSession:
         return self._evaluator.pending
 
     def submit(self, timeout_s: float | None = None, *, only_new: bool = False) -> None:
-        """Start an evaluation of the present weights; one that is running is waited for.
+        """Wait for the running evaluation, if any, then start one of the current weights.
 
         Args:
-            timeout_s: Longest wait for it, in seconds.
-            only_new: Leave weights out that were evaluated last.
+            timeout_s: Longest wait, in seconds.
+            only_new: Do nothing if the last evaluation had the same weights.
 
         Raises:
-            TimeoutError: It takes longer.
+            TimeoutError: The running evaluation takes longer.
         """
         self.wait(timeout_s)
         algorithm = self._algorithm()
@@ -109,20 +109,20 @@ class EvaluationSession:
         """Wait for the running evaluation and return it; None if there is none.
 
         Raises:
-            TimeoutError: It takes longer than ``timeout_s`` seconds; it goes on.
+            TimeoutError: It takes longer than ``timeout_s`` seconds; it continues.
             EvalError: It could not run, and there is no ``on_error``.
         """
         if self._handle is None:
             return None
         if not self._evaluator.drain(timeout_s):
-            raise TimeoutError(f"the evaluation is not done after {timeout_s} s, and goes on")
+            raise TimeoutError(f"the evaluation is not done after {timeout_s} s, and continues")
         error, self._handle = self._handle.exception(), None
         if error is not None and self._raises:
             raise error
         return None if error is not None else self.last
 
     def stop(self) -> None:
-        """End the runners; points stay."""
+        """End the runners; keep the points."""
         self.stopped = True
         self._evaluator.shutdown()
 
@@ -134,7 +134,7 @@ class EvaluationSession:
 
 
 def session_of(algorithm: Algorithm) -> EvaluationSession | None:
-    """Return what an Algorithm's evaluation function has found so far; None before its first evaluation."""
+    """Return the session of an Algorithm; None before its first evaluation."""
     return _SESSIONS.get(algorithm)
 
 
@@ -154,32 +154,35 @@ def evaluation_function(
     videos: VideoSettings | None = None,
     final_timeout_s: float = 600.0,
 ) -> EvaluationFunction:
-    """Return what ``AlgorithmConfig.evaluation(custom_evaluation_function=...)`` takes.
+    """Return a function for ``AlgorithmConfig.evaluation(custom_evaluation_function=...)``.
 
-    The policy is always the Algorithm's, with the weights and filter statistics of the moment of the call.
+    It evaluates the Algorithm's policy, with the weights and filter statistics at the time of the call.
 
     Args:
-        config: What to evaluate and how; by default what :func:`eval_config_of` makes of the Algorithm's config.
-        parallel: Evaluate while training goes on. Each call then starts an evaluation of the present weights, unless
-            one is running, and reports the one that finished last: ``result_is_new`` says whether it has been reported
-            before, ``weights_seq_no`` and ``evaluated_at_env_steps`` which weights it was about.
+        config: Config of the evaluation; by default the :func:`eval_config_of` the Algorithm's config.
+        parallel: Evaluate while training continues. Each call then starts an evaluation of the current weights, unless
+            one is running, and reports the last one that finished. ``result_is_new`` is 0 if it was reported before.
+            ``weights_seq_no`` and ``evaluated_at_env_steps`` identify its weights.
             ``Algorithm.stop()`` evaluates the final weights before it ends.
         on_result: Called with each :class:`rl_eval.results.result.EvalPoint`, the final one included.
-        on_error: Called with what an evaluation, a callback or a logger raised; training goes on. Without it an
-            evaluation that could not run ends the training, and what a callback or a logger raised is logged.
-        loggers: Where results are logged besides; closed by ``Algorithm.stop()``. Like the callbacks they are pickled
-            with the config where RLlib pickles that.
-        videos: Which episodes to record after each evaluation, and where.
+        on_error: Called with each exception of an evaluation, a callback or a logger; training continues. Without it,
+            an evaluation that could not run ends the training, and exceptions of callbacks and loggers are logged.
+        loggers: Additional loggers of results; closed by ``Algorithm.stop()``. If RLlib pickles its config, it pickles
+            loggers and callbacks too.
+        videos: Episodes to record after each evaluation, and their folder.
         final_timeout_s: Longest that ``Algorithm.stop()`` waits for each of the running and the final evaluation.
 
     Raises:
-        ConfigError: ``policy.actions`` is "unsquash", which the connectors do themselves; or a policy or weights
-            are configured, which the Algorithm has.
+        ConfigError: ``policy.actions`` is "unsquash", but the connectors unsquash already; or the config has a policy
+            or weights, which come from the Algorithm.
     """
     policy = {} if config is None else config.to_dict().get("policy", {})
     if policy.get("actions") == "unsquash":
         raise ConfigError(
-            'policy.actions is "unsquash", but the Algorithm\'s own connectors unsquash (normalize_actions): use "none"'
+            'policy.actions is "unsquash", but the Algorithm\'s own connectors unsquash (normalize_actions)',
+            key="policy.actions",
+            value="unsquash",
+            fix='Use "none".',
         )
     each = {f"policy.policies.{name}": given for name, given in (policy.get("policies") or {}).items()}
     for place, given in {"policy": policy, **each}.items():
@@ -187,7 +190,10 @@ def evaluation_function(
         for key in ("policy", "policy_kwargs", "weights"):
             if section.get(key):
                 raise ConfigError(
-                    f"{place}.{key} is {section[key]!r}, but what is evaluated is the Algorithm's: leave it out"
+                    f"{place}.{key} is {section[key]!r}, but the Algorithm's own policy is evaluated",
+                    key=f"{place}.{key}",
+                    value=section[key],
+                    fix="Leave it out.",
                 )
     called = (on_result,) if callable(on_result) else tuple(on_result)
     return EvaluationFunction(config, parallel, called, on_error, tuple(loggers), videos, final_timeout_s)
@@ -196,7 +202,7 @@ def evaluation_function(
 @final
 @dataclass(frozen=True, eq=False)
 class EvaluationFunction:
-    """An evaluation function without state of its own, so that configs that hold it can be copied and pickled."""
+    """An evaluation function without state, so a config that contains it can be copied and pickled."""
 
     config: EvalConfig | None
     parallel: bool
@@ -207,14 +213,14 @@ class EvaluationFunction:
     final_timeout_s: float
 
     def __deepcopy__(self, memo: object) -> EvaluationFunction:
-        """Keep the caller's loggers and callbacks where RLlib copies its config."""
+        """Return itself, so the caller's loggers and callbacks stay when RLlib copies its config."""
         return self
 
     def __call__(self, algorithm: Algorithm, eval_env_runner_group: Any = None) -> tuple[dict[str, Any], int, int]:
         """Evaluate an Algorithm; RLlib calls this.
 
         Returns:
-            The numbers, which RLlib reads from the Algorithm's MetricsLogger instead, and the steps taken, twice.
+            The numbers, and the number of steps twice. RLlib reads the numbers from the Algorithm's MetricsLogger.
         """
         session = session_of(algorithm) or self._open(algorithm)
         if session.pending:
@@ -238,7 +244,7 @@ class EvaluationFunction:
 
 
 def report(session: EvaluationSession, is_new: bool) -> dict[str, Any]:
-    """Return what stands under ``evaluation/env_runners``: RLlib's keys, ours, and how old the numbers are."""
+    """Return the values under ``evaluation/env_runners``: RLlib's keys, ours, and the age of the numbers."""
     point = session.last
     numbers: dict[str, Any] = {
         "result_is_new": int(is_new),
@@ -271,7 +277,7 @@ _NOTHING: Final[dict[str, Any]] = {
         math.nan,
     ),
 }
-"""Before the first evaluation has finished; the keys that stopping rules and schedulers name."""
+"""Values before the first evaluation has finished, for stopping rules and schedulers that name these keys."""
 
 
 def _numbers(point: EvalPoint) -> dict[str, Any]:
@@ -308,7 +314,7 @@ def _steps_by_part(result: EvalResult) -> dict[str, dict[str, float]]:
 
 
 def _returns_by_part(metrics: Mapping[str, float], mean: float) -> dict[str, dict[str, float]]:
-    """Return mean returns by agent and by module, in each of RLlib's spellings, which depend on API and number."""
+    """Return mean returns by agent and by module, under every key that RLlib uses for them."""
     agents = _parts(metrics, "agent_episode_returns_mean") or {DEFAULT_AGENT_ID: mean}
     modules = _parts(metrics, "module_episode_returns_mean") or {DEFAULT_MODULE_ID: mean}
     return {
@@ -325,7 +331,7 @@ def _parts(metrics: Mapping[str, float], name: str) -> dict[str, float]:
 
 
 def _log(algorithm: Algorithm, numbers: dict[str, Any]) -> None:
-    """Put the numbers where RLlib reads them: one value per key, so that nothing is averaged."""
+    """Write the numbers to RLlib's metrics, one value per key, so that RLlib does not average them."""
     logger = MetricsLogger(root=False)
     for key, value in numbers.items():
         parts = {(key, name): item for name, item in value.items()} if isinstance(value, dict) else {(key,): value}
@@ -336,14 +342,14 @@ def _log(algorithm: Algorithm, numbers: dict[str, Any]) -> None:
 
 
 class _Forget(RLlibCallback):  # type: ignore[misc]
-    """Takes an evaluation's numbers out of the MetricsLogger, which would report them again with later iterations."""
+    """Callback that removes an evaluation's numbers from the MetricsLogger, which would report them again."""
 
     def on_evaluate_end(self, *, algorithm: Algorithm, **kwargs: Any) -> None:
         algorithm.metrics.delete(EVALUATION_RESULTS, key_error=False)
 
 
 def _stop_together(algorithm: Algorithm, session: EvaluationSession, final_timeout_s: float | None) -> None:
-    """Make ``Algorithm.stop()`` end the session first, for which RLlib has no callback."""
+    """Make ``Algorithm.stop()`` end the session first. RLlib has no callback for this."""
     alive = ref(algorithm)
 
     def cleanup() -> None:

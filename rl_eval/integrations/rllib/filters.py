@@ -1,7 +1,7 @@
-"""Observation filters: normalization by statistics that are collected once, merged, and frozen from then on.
+"""Observation filters: normalization by statistics that are collected once, merged, and then frozen.
 
-A filter is a value. An evaluation never changes one, since its result would depend on earlier evaluations.
-:class:`Filtered` puts a filter before a policy. The statistics are buffers of a module: they travel with the weights,
+A filter is a value. An evaluation never changes one, so its result does not depend on earlier evaluations.
+:class:`Filtered` puts a filter before a policy. The statistics are buffers of a module. They are sent with the weights
 and are part of their digest. This module does not import RLlib.
 """
 
@@ -74,8 +74,8 @@ class MeanStdFilter:
     parts of an observation stay as they are.
 
     Args:
-        moments: Statistics of each Box of the observation space by its path: ``""`` if the space is one, else keys and
-            positions joined by slashes, such as ``"camera/left"``.
+        moments: Statistics of each Box of the observation space by path. The path is ``""`` if the space is a Box,
+            otherwise keys and positions joined by slashes, such as ``"camera/left"``.
     """
 
     moments: Mapping[str, Moments] = field(default_factory=dict)
@@ -85,16 +85,16 @@ class MeanStdFilter:
         """Build from the statistics of a training run.
 
         Args:
-            mean: Array of the shape of the observation, or a mapping of paths to such.
-            std: The same for standard deviations.
-            count: Number of observations behind them, at least 2.
+            mean: Array of the shape of the observation, or a mapping of paths to such arrays.
+            std: Standard deviations, in the same form.
+            count: Number of observations in the statistics, at least 2.
         """
         means, stds = (value if isinstance(value, Mapping) else {"": value} for value in (mean, std))
         arrays = {path: (np.asarray(means[path], np.float64), np.asarray(stds[path], np.float64)) for path in means}
         return cls({path: Moments(count, mean, std**2 * (count - 1)) for path, (mean, std) in arrays.items()})
 
     def merge(self, other: MeanStdFilter) -> MeanStdFilter:
-        """Return the filter of the observations of both."""
+        """Return a filter for the observations of both."""
         ours = dict(self.moments)
         for path, theirs in other.moments.items():
             ours[path] = ours[path].merge(theirs) if path in ours else theirs
@@ -117,7 +117,7 @@ class MeanStdFilter:
         }
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return the statistics under the names that they have in the weights of a :class:`Filtered`."""
+        """Return the statistics by their names in the weights of a :class:`Filtered`."""
         parts = ((path, name, getattr(one, name)) for path, one in self.moments.items() for name in vars(one))
         return {_name(path, part): torch.as_tensor(value) for path, part, value in parts}
 
@@ -129,7 +129,7 @@ class MeanStdFilter:
 
 
 def merged(filters: Iterable[MeanStdFilter]) -> MeanStdFilter:
-    """Return the filter of all observations of several, such as those of single episodes."""
+    """Return one filter for the observations of several filters, such as one per episode."""
     return reduce(MeanStdFilter.merge, filters, MeanStdFilter())
 
 
@@ -138,7 +138,7 @@ def merged(filters: Iterable[MeanStdFilter]) -> MeanStdFilter:
 
 @final
 class Filtered(torch.nn.Module):
-    """Policy with a filter before it, to be given wherever a policy is.
+    """Policy with a filter before it; you can pass it instead of a policy.
 
     Its weights are those of the policy, under ``weights.``, and the statistics of the filter.
 
@@ -167,14 +167,14 @@ class Filtered(torch.nn.Module):
 
     @property
     def filter(self) -> MeanStdFilter:
-        """Filter of the statistics that came last."""
+        """Filter with the current statistics."""
         arrays = {name: buffer.cpu().numpy().copy() for name, buffer in self.named_buffers(recurse=False)}
         return _filter_of({path: {part: arrays[_name(path, part)] for part in _PARTS} for path in self._paths})
 
 
 @final
 class FilteredPolicy:
-    """Acting policy of a :class:`Filtered`; it offers what the policy inside offers."""
+    """Acting policy of a :class:`Filtered`; it has the optional methods of the policy inside."""
 
     def __init__(self, policy: Policy, module: Filtered) -> None:
         self.policy = policy
@@ -217,7 +217,9 @@ def as_policy(
         if boxes.get(path) != np.shape(moments.mean):
             raise WeightsError(
                 f"the filter has statistics of {path!r} with shape {np.shape(moments.mean)}, but the Boxes of the "
-                f"observation space have these shapes: {boxes}"
+                f"observation space have these shapes: {boxes}",
+                key=f"statistics[{path!r}]",
+                value=np.shape(moments.mean),
             )
     inside = section.model_copy(update={"policy": value.policy, "policy_kwargs": value.policy_kwargs})
     policy = adapt_policy(inside, observation_space, action_space)
@@ -237,15 +239,15 @@ def warm_up_filters(
 ) -> dict[str, MeanStdFilter]:
     """Collect statistics in episodes that are not part of the evaluation.
 
-    All observations that are acted upon count. The statistics are merged in the order of the episodes, so they depend
-    on policy, environment and plan alone.
+    The statistics include every observation for which the policy chose an action. They are merged in the order of the
+    episodes, so they depend only on policy, environment and plan.
 
     Args:
         config: Configuration of the evaluation.
-        policy: Live policy without its filter, used instead of the configured one.
+        policy: Policy object without its filter, used instead of the configured one.
         num_episodes: Number of episodes; by default that of an evaluation.
         seed: Root seed; by default as configured.
-        first_index: Start of the plan; by default behind the configured one, so that no episode is in both.
+        first_index: Start of the plan; by default after the configured one, so that the plans share no episodes.
 
     Returns:
         Filters by the names of their policies.
@@ -264,19 +266,21 @@ def warm_up_filters(
     }
     result = evaluate(with_values(settings, evaluation=asked), policy)
     if result.status != "complete":
-        raise EvalError(f"the warm-up of the filters is {result.status}: {result.reason}")
+        raise EvalError(
+            f"the warm-up of the filters is {result.status}: {result.reason}", key="status", value=result.status
+        )
     return {DEFAULT_POLICY: merged(result.artifacts[index][_OBSERVER] for index in sorted(result.artifacts))}
 
 
 @final
 class ObservationMoments:
-    """Observer that returns the moments of all observations of an episode that were acted upon."""
+    """Observer that returns the moments of an episode's observations, except the last one."""
 
     def __init__(self, env: Any) -> None:
         self._boxes = _boxes(env.observation_space)
 
     def on_episode_start(self, spec: EpisodeSpec, attempt: int, observation: Any) -> None:
-        """Begin an attempt."""
+        """Start an attempt."""
         self._moments: dict[str, Moments] = {}
         self._seen = self._copied(observation)
 
@@ -297,7 +301,7 @@ class ObservationMoments:
 
 
 def save_filters(filters: Mapping[str, MeanStdFilter], path: str | Path) -> None:
-    """Write a JSON file that :func:`load_filters` reads back, exactly."""
+    """Write a JSON file for :func:`load_filters`. The numbers are exact."""
     Path(path).write_text(json.dumps({name: one.plain() for name, one in filters.items()}) + "\n")
 
 
@@ -305,14 +309,18 @@ def load_filters(path: str | Path) -> dict[str, MeanStdFilter]:
     """Read a file of :func:`save_filters`.
 
     Raises:
-        ConfigError: It is missing, or another kind of file.
+        ConfigError: The file is missing, or :func:`save_filters` did not write it.
     """
     try:
         return {name: _filter_of(one) for name, one in json.loads(Path(path).read_text()).items()}
     except OSError as error:
-        raise ConfigError(f"the filters {str(path)!r} cannot be read: {error.strerror or error}") from None
+        raise ConfigError(
+            f"the filters {str(path)!r} cannot be read: {error.strerror or error}", key="path", value=str(path)
+        ) from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"{str(path)!r} is not a file of save_filters: {error!r}") from None
+        raise ConfigError(
+            f"{str(path)!r} was not written by save_filters: {error!r}", key="path", value=str(path)
+        ) from None
 
 
 def _filter_of(values: Mapping[str, Mapping[str, Any]]) -> MeanStdFilter:

@@ -1,8 +1,8 @@
 """Input of an RLModule: RLlib's env-to-module connector pieces, applied to all rows of a batch at once.
 
-RLlib passes one Python object per episode through its pieces. What they compute of a row depends on that row alone, so
-the pieces that it ships are applied here to whole batches, with the same numpy operations and hence the same bits.
-Filters are frozen: they use the statistics they were given and never learn from what they see.
+RLlib passes one Python object per episode through its pieces. The output for a row depends only on that row. So this
+module applies RLlib's own pieces to whole batches, with the same numpy operations and bitwise equal results.
+Filters are frozen: observations never change their statistics.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ray.rllib.utils.spaces.space_utils import get_base_struct_from_space
 from rl_eval.errors import ConfigError, WeightsError
 
 FILTERS: Final = "env_to_module"
-"""Name of the submodule that holds the filters' statistics."""
+"""Name of the submodule with the filters' statistics."""
 
 _PLUMBING: Final = frozenset(
     {
@@ -39,7 +39,7 @@ _PLUMBING: Final = frozenset(
         "WriteObservationsToEpisodes",
     }
 )
-"""Pieces that move data between episodes and batches, which a batch of rows has no need of."""
+"""Pieces that move data between episodes and batches; a batch of rows does not need them."""
 
 Array = npt.NDArray[Any]
 Stage = Callable[[Any, npt.NDArray[np.bool_]], Any]
@@ -49,9 +49,9 @@ class Observations(torch.nn.Module):
     """The pieces of one env-to-module pipeline.
 
     Args:
-        pieces: Connector pieces in their order; they are read, not kept, except for users' own preprocessors.
-        statistics: Of their filters, as :func:`filter_tensors` returns them.
-        agent: Whose part of pieces for several agents; None where there is one.
+        pieces: Connector pieces in order; only users' preprocessors are kept.
+        statistics: Statistics of their filters, from :func:`filter_tensors`.
+        agent: Agent, for pieces with a part per agent; None in an environment with one agent.
 
     Raises:
         ConfigError: A piece cannot be applied to a batch; the message names it.
@@ -70,8 +70,8 @@ class Observations(torch.nn.Module):
 
         Args:
             observations: Nested arrays with a leading batch dimension.
-            frames: Earlier frames, as :meth:`initial_frames` and this method return them; None without frame stacking.
-            live: Mask of the rows that count, shape (batch,).
+            frames: Earlier frames, from :meth:`initial_frames` or the last call; None without frame stacking.
+            live: Mask of the rows that run an episode, shape (batch,).
 
         Returns:
             Nested arrays for the module, and the frames of the next call.
@@ -87,10 +87,19 @@ class Observations(torch.nn.Module):
     def _append(self, piece: Any, statistics: Mapping[str, torch.Tensor], part: Any, agent: Any) -> None:
         kind = type(piece)
         if self._frames is not None:
-            raise ConfigError(f"the connector piece {kind.__name__} comes after FrameStacking: put it before")
+            raise ConfigError(
+                f"the connector piece {kind.__name__} comes after FrameStacking",
+                key="env_to_module",
+                value=kind.__name__,
+                fix="Put it before FrameStacking.",
+            )
         if kind is MeanStdFilter:
             if kind.__name__ in self._modules:
-                raise ConfigError(f"the env-to-module pipeline has two {kind.__name__} pieces, stored by RLlib as one")
+                raise ConfigError(
+                    f"the env-to-module pipeline has two {kind.__name__} pieces, which RLlib saves as one",
+                    key="env_to_module",
+                    value=kind.__name__,
+                )
             stage = _Filter(piece, part, statistics)
             self.add_module(kind.__name__, stage)
             self._stages.append(stage)
@@ -104,13 +113,16 @@ class Observations(torch.nn.Module):
         else:
             raise ConfigError(
                 f"the connector piece {kind.__name__} of the env-to-module pipeline cannot be applied to a batch of "
-                "observations: use MeanStdFilter, FlattenObservations, FrameStacking or a "
-                "SingleAgentObservationPreprocessor, or put it into the environment as a wrapper"
+                "observations",
+                key="env_to_module",
+                value=kind.__name__,
+                fix="Use MeanStdFilter, FlattenObservations, FrameStacking, a SingleAgentObservationPreprocessor or an "
+                "environment wrapper.",
             )
 
 
 def _agent_of(piece: Any, agent: Any) -> Any:
-    """Return the agent whose part of a piece is meant; None if it makes no difference between agents."""
+    """Return the agent if the piece has a part per agent, otherwise None."""
     return agent if getattr(piece, "_multi_agent", False) else None
 
 
@@ -122,12 +134,12 @@ def _structure_of(space: gym.Space[Any], agent: Any) -> Any:
 def filter_tensors(
     pieces: Sequence[Any], others: Sequence[Mapping[str, Any]] = (), agent: Any = None
 ) -> dict[str, torch.Tensor]:
-    """Return the statistics of a pipeline's filters, under their names in :class:`Observations`.
+    """Return the statistics of a pipeline's filters, by their names in :class:`Observations`.
 
     Args:
         pieces: Connector pieces.
-        others: States of the same pipeline elsewhere, whose observations since the last merge are added.
-        agent: Whose statistics; None where there is one.
+        others: States of the same pipeline in other processes; their observations since the last merge are added.
+        agent: Agent of the statistics; None in an environment with one agent.
 
     Raises:
         WeightsError: A filter has seen fewer than two observations.
@@ -146,11 +158,13 @@ def filter_tensors(
                 stat.update(one)  # As RLlib merges them, in copies.
             if stat.num_pushes < 2:
                 raise WeightsError(
-                    f"the MeanStdFilter has seen {stat.num_pushes} observations, so it has no standard deviation: "
-                    "train for an iteration before evaluating"
+                    f"the MeanStdFilter has seen {stat.num_pushes} observations, so it has no standard deviation",
+                    key=name,
+                    value=stat.num_pushes,
+                    fix="Train for an iteration before you evaluate.",
                 )
             named[f"{name}.mean_{leaf}"] = torch.from_numpy(np.array(stat.mean, np.float64))
-            # RLlib adds in float32; the sum is kept exactly.
+            # RLlib adds in float32; the sum is stored exactly.
             named[f"{name}.scale_{leaf}"] = torch.from_numpy(np.array(stat.std + SMALL_NUMBER, np.float64))
     return named
 
@@ -210,12 +224,10 @@ def _flatten(piece: FlattenObservations, agent: Any) -> Stage:
 
 def _preprocess(piece: SingleAgentObservationPreprocessor) -> Stage:
     """Return a user's preprocessor of single observations, called row by row."""
-    episode = NoEpisode(
-        f"the connector piece {type(piece).__name__}", "a preprocessor must be a function of the observation alone"
-    )
+    episode = NoEpisode(f"the connector piece {type(piece).__name__}", "Use only the observation in a preprocessor.")
 
     def stage(observations: Any, live: npt.NDArray[np.bool_]) -> Any:
-        # Without any row that counts there would be nothing to tell the output's shape by.
+        # At least one row is needed to find the shape of the output.
         chosen = live if live.any() else np.ones_like(live)
         rows = [
             piece.preprocess(tree.map_structure(lambda leaf, row=row: leaf[row], observations), episode)
@@ -227,11 +239,11 @@ def _preprocess(piece: SingleAgentObservationPreprocessor) -> Stage:
 
 
 class NoEpisode:
-    """Stands where RLlib passes its episode object, and says so when it is asked for anything.
+    """Replacement for RLlib's episode object; it raises if an attribute is read.
 
     Args:
-        asking: What it is passed to.
-        advice: What to do instead.
+        asking: Name of the function or object that gets it.
+        advice: Sentence that ends the message.
     """
 
     def __init__(self, asking: str, advice: str) -> None:
@@ -240,11 +252,16 @@ class NoEpisode:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        raise ConfigError(f"{self._asking} asks its episode for {name!r}, which rl_eval does not have: {self._advice}")
+        raise ConfigError(
+            f"{self._asking} reads {name!r} of its episode, which rl_eval does not have",
+            key=self._asking.rpartition(" ")[2],
+            value=name,
+            fix=self._advice,
+        )
 
 
 def _spread(leaves: Sequence[Any], live: npt.NDArray[np.bool_]) -> Array:
-    """Lay the values of live rows into a batch, zeros elsewhere."""
+    """Return a batch with the values of live rows, and zeros in the others."""
     values = np.stack([np.asarray(leaf) for leaf in leaves])
     batch = np.zeros((len(live), *values.shape[1:]), values.dtype)
     batch[live] = values

@@ -1,10 +1,9 @@
-"""Policy of an RLModule with its connectors: each row of a batch acts for itself.
+"""Policy of an RLModule with its connectors. The rows of a batch are independent.
 
-An action is the mode of the module's distribution, or a sample drawn from each episode's noise.
+An action is the mode of the module's distribution, or a sample drawn with each episode's noise.
 
-RLlib's own distribution objects say what the numbers mean, and draw in a context that gives them the episode's noise in
-place of torch's global generator. Afterwards Box actions are unsquashed or clipped by RLlib's own functions, applied to
-the whole batch.
+RLlib's own distribution objects interpret the module's output. They draw in a context that replaces torch's global
+generator by the episode's noise. Then RLlib's own functions unsquash or clip Box actions of the whole batch.
 """
 
 from __future__ import annotations
@@ -46,10 +45,10 @@ Live = npt.NDArray[np.bool_]
 
 
 def actions_for_env(pieces: Sequence[Any], action_space: gym.Space[Any]) -> Callable[[Any], Any]:
-    """Return what a module-to-env pipeline does to actions, by its ``normalize_actions`` and ``clip_actions``.
+    """Return the action mapping of a module-to-env pipeline, given by ``normalize_actions`` and ``clip_actions``.
 
     Args:
-        pieces: Connector pieces in their order.
+        pieces: Connector pieces in order.
         action_space: Space of the environment.
 
     Raises:
@@ -61,40 +60,52 @@ def actions_for_env(pieces: Sequence[Any], action_space: gym.Space[Any]) -> Call
         if not type(piece).__module__.startswith("ray.rllib."):
             raise ConfigError(
                 f"the connector piece {name} of the module-to-env pipeline is not RLlib's own, and cannot be "
-                "applied to a batch of actions: put it into the environment as an action wrapper"
+                "applied to a batch of actions",
+                key="module_to_env",
+                value=name,
+                fix="Use an action wrapper of the environment.",
             )
         if name == "NormalizeAndClipActions":
             unsquash, clip = piece.normalize_actions, piece.clip_actions
         elif name not in _PLUMBING:
             raise ConfigError(
-                f"the connector piece {name} of the module-to-env pipeline cannot be applied to a batch of actions"
+                f"the connector piece {name} of the module-to-env pipeline cannot be applied to a batch of actions",
+                key="module_to_env",
+                value=name,
             )
     structure, mapped = get_base_struct_from_space(action_space), unsquash_action if unsquash else clip_action
     return lambda actions: mapped(actions, structure) if unsquash or clip else actions
 
 
 def read_actions(module: Any, outputs: Mapping[str, Any], live: Live, noise: NoiseSource | None) -> Any:
-    """Choose a batch of actions by what the module put out.
+    """Choose a batch of actions from the module's output.
 
     Args:
-        module: The RLModule; it knows the class of its action distribution.
-        outputs: What its forward pass returned, without a time dimension.
-        live: Mask of the rows that count, shape (batch,).
-        noise: Randomness of each row; None takes the mode.
+        module: The RLModule, which has the class of its action distribution.
+        outputs: Output of its forward pass, without a time dimension.
+        live: Mask of the rows that run an episode, shape (batch,).
+        noise: Randomness of each row; None for the mode.
 
     Raises:
-        ConfigError: It samples by itself, or from a distribution that rl_eval cannot draw from.
-        PolicyError: Its output is NaN.
+        ConfigError: The module samples itself, or its distribution cannot use the episode's noise.
+        PolicyError: The output is NaN.
     """
     if Columns.ACTIONS in outputs:
         if noise is not None:
             raise ConfigError(
-                f"policy.deterministic is False, but {type(module).__name__} returns actions that it has drawn itself, "
-                "from a generator that is not the episode's: set policy.deterministic to True (in RLlib, explore=False)"
+                f"policy.deterministic is False, but {type(module).__name__} samples its actions itself, without the "
+                "episode's own noise",
+                key="policy.deterministic",
+                value=False,
+                fix="Set policy.deterministic to True (in RLlib, explore=False).",
             )
         return tree.map_structure(_numpy, outputs[Columns.ACTIONS])
     if Columns.ACTION_DIST_INPUTS not in outputs:
-        raise PolicyError(f"{type(module).__name__} returned neither actions nor action_dist_inputs: {list(outputs)}")
+        raise PolicyError(
+            f"{type(module).__name__} returned neither actions nor action_dist_inputs, only {list(outputs)}",
+            key=Columns.ACTION_DIST_INPUTS,
+            value=list(outputs),
+        )
     logits = outputs[Columns.ACTION_DIST_INPUTS]
     refuse_nan(_numpy(logits), live, "a number of the RLModule's action_dist_inputs")
     if noise is None:
@@ -114,22 +125,22 @@ def _numpy(value: Any) -> Array:
 
 @final
 class RLModulePolicy:
-    """A policy around an RLModule and the connector pieces before and behind it.
+    """A policy around an RLModule and the connector pieces before and after it.
 
     Without noise it acts as RLlib does with ``explore=False`` (``forward_inference`` and the distribution's mode), with
     noise as with ``explore=True`` (``forward_exploration``), except that samples come from the episode's own stream.
 
     Args:
-        module: A torch RLModule of its own: the filters become its submodule ``env_to_module``, so that weights and
-            statistics travel together.
+        module: A torch RLModule without other users. The filters become its submodule ``env_to_module``, so weights and
+            statistics are sent together.
         env_to_module: Pieces of the env-to-module pipeline.
         module_to_env: Pieces of the module-to-env pipeline.
-        spaces: Observation and action space of the environment that it was trained in.
-        statistics: Of the filters, if they are not those of the pieces; see :func:`filter_tensors`.
-        agent: Whose part of pieces for several agents; None where there is one.
+        spaces: Observation and action space of the training environment.
+        statistics: Statistics of the filters, from :func:`filter_tensors`; by default those of the pieces.
+        agent: Agent, for pieces with a part per agent; None in an environment with one agent.
 
     Raises:
-        ConfigError: A piece cannot be applied to a batch, or the module is not torch's.
+        ConfigError: A piece cannot be applied to a batch, or the module is not a torch module.
         WeightsError: A filter is uninitialized.
     """
 
@@ -144,7 +155,9 @@ class RLModulePolicy:
     ) -> None:
         if not isinstance(module, torch.nn.Module):
             raise ConfigError(
-                f"the RLModule {type(module).__name__} is not a torch module, and rl_eval runs torch only"
+                f"the RLModule {type(module).__name__} is not a torch module, and rl_eval runs torch only",
+                key="policy",
+                value=type(module).__name__,
             )
         self.module = module.eval()
         known = filter_tensors(env_to_module, agent=agent) if statistics is None else statistics
@@ -153,13 +166,13 @@ class RLModulePolicy:
         self._for_env = actions_for_env(module_to_env, spaces[1])
         self._trained_on = get_base_struct_from_space(spaces[0])
         self._familiar = False
-        # RLModule's methods are not those that torch knows.
+        # torch.nn.Module does not declare the methods of RLModule.
         self._rl_module = cast("Any", module)
         with random_state_kept():
             self._stateful = bool(self._rl_module.is_stateful())
 
     def initial_state(self, batch_size: int) -> Any:
-        """Return recurrent state and earlier frames of fresh episodes; None if the policy has neither."""
+        """Return recurrent state and earlier frames of new episodes; None if the policy has neither."""
         state: dict[str, Any] = {}
         if self._stateful:
             state[Columns.STATE_IN] = tree.map_structure(
@@ -170,7 +183,7 @@ class RLModulePolicy:
         return state or None
 
     def probe_outputs(self, observations: Any) -> list[Array]:
-        """Return what actions are read from, such as logits, for fresh episodes."""
+        """Return the outputs of the module for new episodes, such as logits."""
         rows = len(tree.flatten(observations)[0])
         outputs, _ = self._forward(observations, self.initial_state(rows), np.ones(rows, bool), explore=False)
         return [np.asarray(leaf.cpu()) for leaf in tree.flatten(outputs) if isinstance(leaf, torch.Tensor)]
@@ -191,7 +204,7 @@ class RLModulePolicy:
             batch[Columns.OBS] = tree.map_structure(lambda leaf: leaf[:, None], batch[Columns.OBS])
             batch[Columns.STATE_IN] = tree.map_structure(self._to_device, state[Columns.STATE_IN])
         forward = self._rl_module.forward_exploration if explore else self._rl_module.forward_inference
-        # Only epsilon-greedy modules read the time step, and those draw by themselves, which is refused later.
+        # Only epsilon-greedy modules read the time step. They sample themselves, so read_actions() raises.
         outputs = dict(forward(batch, t=0) if explore else forward(batch))
         following: dict[str, Any] = {} if frames is None else {"frames": frames}
         if self._stateful:
@@ -200,12 +213,14 @@ class RLModulePolicy:
         return outputs, following or None
 
     def _check_familiar(self, observations: Any) -> None:
-        """Make sure, once, that observations look like those of training."""
+        """Check once that observations have the shapes of the training."""
         ours, theirs = tree.flatten(self._trained_on), tree.flatten(observations)
         if [space.shape for space in ours] != [leaf.shape[1:] for leaf in theirs]:
             raise ConfigError(
                 f"the policy was trained with the observation space {self._trained_on}, but the environment's "
-                f"observations have the shapes {[leaf.shape[1:] for leaf in theirs]}"
+                f"observations have the shapes {[leaf.shape[1:] for leaf in theirs]}",
+                key="environment.env",
+                value=[leaf.shape[1:] for leaf in theirs],
             )
         self._familiar = True
 
@@ -219,9 +234,9 @@ def check_spaces(
     trained: tuple[gym.Space[Any] | None, gym.Space[Any] | None],
     offered: tuple[gym.Space[Any] | None, gym.Space[Any] | None],
 ) -> None:
-    """Make sure that a policy is run in an environment like the one it was trained in.
+    """Check that a policy and an environment have the same spaces.
 
-    Bounds of observations may differ: environments widen them without harm.
+    Bounds of observations may differ, since they do not change the episodes.
 
     Raises:
         ConfigError: The spaces differ; the message shows both.
@@ -232,11 +247,15 @@ def check_spaces(
         boxes = isinstance(ours, gym.spaces.Box) and isinstance(theirs, gym.spaces.Box)
         if kind == "observation" and boxes and (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype):
             continue
-        raise ConfigError(f"{what} was trained with the {kind} space {ours}, but the environment has {theirs}")
+        raise ConfigError(
+            f"{what} was trained with the {kind} space {ours}, but the environment has {theirs}",
+            key="environment.env",
+            value=theirs,
+        )
 
 
 def _tensor(value: Any) -> torch.Tensor:
-    """As RLlib's NumpyToTensor: floats become float32, except float16."""
+    """Convert as RLlib's NumpyToTensor does: floats become float32, except float16."""
     tensor = value if isinstance(value, torch.Tensor) else torch.from_numpy(np.ascontiguousarray(value))
     return tensor.float() if tensor.is_floating_point() and tensor.dtype != torch.float16 else tensor
 
@@ -245,7 +264,7 @@ def _tensor(value: Any) -> torch.Tensor:
 
 
 class Pipelines(NamedTuple):
-    """RLlib's connector pipelines before and behind the modules."""
+    """RLlib's connector pipelines before and after the modules."""
 
     env_to_module: Any
     module_to_env: Any
@@ -253,10 +272,10 @@ class Pipelines(NamedTuple):
     def policy(
         self, module_id: str, module: Any, statistics: Mapping[str, torch.Tensor] | None = None
     ) -> RLModulePolicy:
-        """Return the policy of one module; see :class:`RLModulePolicy`.
+        """Return the policy of one module.
 
         Raises:
-            ConfigError: The module plays agents with different spaces, or several with filters of their own.
+            ConfigError: The module plays agents with different spaces, or several agents with separate filters.
         """
         agent = self.agent(module_id)
         return RLModulePolicy(
@@ -269,12 +288,12 @@ class Pipelines(NamedTuple):
         )
 
     def spaces(self, agent: Any) -> tuple[gym.Space[Any], gym.Space[Any]]:
-        """Return the spaces of an agent of the environment; of the environment itself for None."""
+        """Return the observation and action space of an agent; of the environment for None."""
         spaces = self.env_to_module.input_observation_space, self.env_to_module.input_action_space
         return spaces if agent is None else (spaces[0][agent], spaces[1][agent])
 
     def agent(self, module_id: str) -> Any:
-        """Return an agent whose parts of the connectors are a module's; None if there is but one agent.
+        """Return an agent that a module plays, to select parts of connectors; None if there is only one agent.
 
         Raises:
             ConfigError: As for :meth:`policy`.
@@ -287,19 +306,24 @@ class Pipelines(NamedTuple):
             if self.spaces(other) != self.spaces(first):
                 raise ConfigError(
                     f"the module {module_id!r} may play the agents {first!r} and {other!r}, whose spaces differ: "
-                    f"{self.spaces(first)} and {self.spaces(other)}"
+                    f"{self.spaces(first)} and {self.spaces(other)}",
+                    key="policy_mapping_fn",
+                    value=module_id,
                 )
         if others and any(type(piece) is MeanStdFilter for piece in self.env_to_module.connectors):
             raise ConfigError(
-                f"the module {module_id!r} may play the agents {agents}, for each of which the connector piece "
-                "MeanStdFilter has statistics of its own: rl_eval evaluates it with a module for each agent only"
+                f"the module {module_id!r} may play the agents {agents}, and MeanStdFilter has separate statistics per "
+                "agent",
+                key="policy_mapping_fn",
+                value=module_id,
+                fix="Use one module per agent.",
             )
         return first
 
     def _agents(self, module_id: str, mapping_fn: Any) -> list[Any]:
-        """Return the agents that a module plays; all of them if it has none, or if that depends on the episode."""
+        """Return the agents that a module plays; all agents if it has none or if the mapping reads the episode."""
         agents = list(self.env_to_module.input_observation_space.spaces)
-        unknown = NoEpisode("policy_mapping_fn", "it must be a function of the agent alone")
+        unknown = NoEpisode("policy_mapping_fn", "Use only the agent.")
         try:
             return [agent for agent in agents if mapping_fn(agent, unknown) == module_id] or agents
         except ConfigError:
@@ -307,13 +331,15 @@ class Pipelines(NamedTuple):
 
 
 def check_separate(kind: type) -> None:
-    """Make sure that the parts of a MultiRLModule act each for itself.
+    """Check that the modules of a MultiRLModule are independent.
 
     Raises:
-        ConfigError: Its class has code of its own, such as an encoder that its parts share.
+        ConfigError: It is a subclass, which may have shared parts, such as an encoder.
     """
     if kind is not MultiRLModule:
         raise ConfigError(
-            f"the {kind.__name__} is a MultiRLModule with code of its own, and rl_eval runs each RLModule for itself: "
-            "use RLlib's MultiRLModule"
+            f"{kind.__name__} is a subclass of MultiRLModule, and rl_eval runs each RLModule separately",
+            key="rl_module_spec",
+            value=kind.__name__,
+            fix="Use RLlib's MultiRLModule.",
         )

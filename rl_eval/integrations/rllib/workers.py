@@ -1,6 +1,6 @@
-"""Names of RLlib's rollout workers over a group of runners: calls, filters, state, and places of runners.
+"""Methods of RLlib's rollout workers for a group of runners: calls, filters, state, and nodes of runners.
 
-The page "Filters, state and calls on runners" has the whole table. This module does not import RLlib.
+The page "Filters, state and calls on runners" has the full table. This module does not import RLlib.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ Result = TypeVar("Result")
 
 @final
 class RolloutWorkers:
-    """Methods of ``RolloutWorker`` and ``WorkerSet`` over the runners of a group, where they serve evaluation.
+    """Methods of ``RolloutWorker`` and ``WorkerSet`` for the runners of a group, as far as evaluation needs them.
 
-    All calls happen between evaluations. Lists have one item per runner that is up.
+    Calls run between evaluations. Lists have one item per runner that is up.
 
     Args:
         group: The runners.
@@ -50,7 +50,7 @@ class RolloutWorkers:
         """Call a function with a policy, without its filter, on every runner; return the results by runner.
 
         Raises:
-            EvalError: There is no policy of this name.
+            EvalError: No policy has this name.
         """
         return self._group.foreach_runner(lambda runner: function(_bare(_policy(runner, policy_id))))
 
@@ -67,17 +67,17 @@ class RolloutWorkers:
         return self._group.apply_to_one(_filters)
 
     def sync_filters(self, filters: Mapping[str, MeanStdFilter], version: int | None = None) -> int:
-        """Send filters to all runners, with the weights that they have, as a new version of these.
+        """Send filters to all runners together with their current weights, as a new weights version.
 
         Args:
             filters: Filters by the names of their policies; those of other policies stay.
-            version: Number that stamps the records; by default one more than the last.
+            version: Weights version in the records; by default one more than the last.
 
         Returns:
             The version.
 
         Raises:
-            WeightsError: A policy has no filter, or has one of other observations; runners keep their filters.
+            WeightsError: A policy has no filter, or one for other observations; runners keep their filters.
         """
         weights = self.get_weights()
         for name, one in filters.items():
@@ -108,8 +108,8 @@ class RolloutWorkers:
         """Send the weights and filters of a file of :meth:`save` to all runners; return their version.
 
         Raises:
-            WeightsError: They do not fit, or it is another kind of file.
-            ConfigError: It cannot be read.
+            WeightsError: The weights do not fit, or :meth:`save` did not write the file.
+            ConfigError: The file cannot be read.
         """
         from safetensors import SafetensorError, safe_open
 
@@ -118,15 +118,19 @@ class RolloutWorkers:
                 weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
                 version = int(file.metadata()["version"])
         except OSError as error:
-            raise ConfigError(f"restore: {str(path)!r} cannot be read: {error.strerror or error}") from None
+            raise ConfigError(
+                f"restore: {str(path)!r} cannot be read: {error.strerror or error}", key="path", value=str(path)
+            ) from None
         except (SafetensorError, KeyError, TypeError, ValueError) as error:
-            raise WeightsError(f"restore: {str(path)!r} is not a file of save(): {error!r}") from None
+            raise WeightsError(
+                f"restore: {str(path)!r} was not written by save(): {error!r}", key="path", value=str(path)
+            ) from None
         return self._group.sync_weights(weights, version) if weights else self._group.weights_version
 
     # ------------------------------------------------------------------ where they run
 
     def creation_args(self) -> list[dict[str, Any]]:
-        """Return settings and position of every runner, of which its class builds the same runner again."""
+        """Return settings and index of every runner, the constructor arguments for an equal runner."""
         return self._group.foreach_runner(
             lambda runner: {"settings": runner.settings, "runner_index": runner.runner_index}
         )
@@ -138,7 +142,7 @@ class RolloutWorkers:
         return self._group.foreach_runner(lambda _: str(ray.util.get_node_ip_address()))
 
     def find_free_port(self) -> list[int]:
-        """Return for every runner a TCP port that is free on its node now."""
+        """Return, for every runner, a TCP port that is free on its node now."""
         return self._group.foreach_runner(_free_port)
 
 
@@ -151,7 +155,7 @@ def as_remote(
 ) -> Any:
     """Return a runner's class as a class of Ray actors; ``.remote(settings, runner_index, policy)`` starts one.
 
-    A group starts and restarts its own runners: this is for a runner that is driven by hand.
+    A group starts and restarts its own runners. Use this function to control a runner yourself.
 
     Args:
         cls: Class of the runner.
@@ -174,7 +178,7 @@ def _policies(runner: EvalRunner) -> Mapping[str, Policy]:
 def _policy(runner: EvalRunner, name: str) -> Policy:
     policies = _policies(runner)
     if name not in policies:
-        raise EvalError(f"there is no policy {name!r}: {nearest(name, policies)}")
+        raise EvalError(f"there is no policy {name!r}; {nearest(name, policies)}", key="policy_id", value=name)
     return policies[name]
 
 
