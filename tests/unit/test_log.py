@@ -385,7 +385,7 @@ def test_rows_that_cannot_be_written_are_no_silence(log: EvaluationLog) -> None:
 def test_a_folder_that_is_removed_under_a_run_ends_it(run_dir: Path, log: EvaluationLog) -> None:
     """Nothing is written into a folder that does not hold the claim any more."""
     shutil.rmtree(run_dir)
-    with pytest.raises(LogError, match="somebody removed the folder"):
+    with pytest.raises(LogError):
         write(log, make_batch([1]))
     assert not run_dir.exists()
 
