@@ -60,7 +60,7 @@ class Claim:
 
 @final
 class Ownership:
-    """The right to write one log, until somebody else takes it."""
+    """Exclusive write access to a log, until another process takes over."""
 
     def __init__(self, storage: Storage, name: str, claim: Claim) -> None:
         self._storage = storage
@@ -79,11 +79,11 @@ class Ownership:
         return f"{claim.epoch} {claim.host} {claim.pid} {claim.process} {claim.since}"
 
     def check(self) -> None:
-        """Make sure that nobody took the log over.
+        """Check that this driver still owns the log.
 
         Raises:
-            LogFenced: Somebody did.
-            LogError: The claim is gone.
+            LogFenced: Another driver took the log over.
+            LogError: The claim is missing.
             OSError: The claims cannot be listed.
         """
         newest = _newest(self._storage)
@@ -91,8 +91,10 @@ class Ownership:
             return
         if newest is None or newest < self._name:
             raise LogError(
-                f"the claim {self._name} of this driver is gone from {self._storage.label}: somebody removed the "
-                "folder or its files while the evaluation ran. Nothing more is written; start the run again"
+                f"the claim {self._name} of this driver is missing from {self._storage.label}: the folder or its files "
+                "were removed while the evaluation ran. Nothing more is written",
+                key=self._storage.label,
+                fix="Start the run again.",
             )
         raise self._fenced(_read(self._storage, newest))
 
@@ -107,7 +109,7 @@ class Ownership:
         self._rewrite(replace(self._claim, beat=self._claim.beat + 1, segments=segments))
 
     def release(self, segments: int) -> None:
-        """Let the next driver take the log at once; raises as :meth:`beat`."""
+        """Release the log, so that the next driver can take it at once; raises as :meth:`beat`."""
         self._rewrite(replace(self._claim, segments=segments, released=True))
 
     def _rewrite(self, claim: Claim) -> None:
@@ -126,10 +128,10 @@ class Ownership:
 
 
 def take_ownership(storage: Storage) -> Ownership:
-    """Claim a log that nobody writes.
+    """Claim a log.
 
     Raises:
-        LogOwned: Somebody does; the message says who.
+        LogOwned: Another driver is writing it; the message names the driver.
         OSError: The claim cannot be written.
     """
     for _ in range(_RACES):
@@ -143,7 +145,9 @@ def take_ownership(storage: Storage) -> Ownership:
             return Ownership(storage, name, claim)
         owner = "drivers that start as fast as others end"
     raise LogOwned(
-        f"{storage.label} is being written by {owner}: wait for it to end, stop it, or give another --log-dir"
+        f"{storage.label} is being written by {owner}",
+        key=storage.label,
+        fix="Wait for it to end, stop it, or pass another --log-dir.",
     )
 
 
@@ -171,9 +175,9 @@ def _to_bytes(claim: Claim) -> bytes:
 
 
 def _living_owner(storage: Storage, name: str) -> str | None:
-    """Say who holds a claim, or None if it was released or its driver is dead.
+    """Return the living owner of a claim; None if the claim was released or its driver is dead.
 
-    A driver that cannot be asked is watched for some heartbeats.
+    A driver on another machine is watched for some heartbeats.
     """
     first = _read(storage, name)
     give_up = time.monotonic() + MISSED_BEATS * BEAT_SECONDS + BEAT_SECONDS / 3

@@ -87,7 +87,7 @@ def open_storage(run_dir: str | os.PathLike[str]) -> Storage:
     """
     text = os.fspath(run_dir)
     if not text:
-        raise ConfigError("run_dir is empty: give a folder, or a URI such as s3://bucket/folder")
+        raise ConfigError("run_dir is empty", key="run_dir", fix="Pass a folder, or a URI such as s3://bucket/folder.")
     if not is_uri(text):
         return LocalStorage(Path(text))
     learn(text)
@@ -95,7 +95,7 @@ def open_storage(run_dir: str | os.PathLike[str]) -> Storage:
     if parts.scheme == "file" and parts.netloc in ("", "localhost"):
         return LocalStorage(Path(unquote(parts.path)))
     if parts.scheme not in _SCHEMES:
-        raise _unopened(label, f"{parts.scheme}:// is no object store that is known")
+        raise _unopened(label, f"{parts.scheme}:// is not a supported object store")
     return ObjectStorage(_open_store(parts, label), label)
 
 

@@ -65,7 +65,8 @@ class VideoSettings:
         for name in ("max_videos", "max_frames", "fps", "timeout_s"):
             value, least = getattr(self, name), int(name.startswith("max_"))
             if value is not None and not (value >= least and 0 < value < float("inf")):
-                raise ConfigError(f"{name} is {value}: give {'at least 1' if least else 'a positive number'}")
+                wanted = "at least 1" if least else "a positive number"
+                raise ConfigError(f"{name} is {value}", key=name, value=value, fix=f"Pass {wanted}.")
         check_encoder()
 
 
@@ -76,7 +77,7 @@ def check_encoder() -> None:
         ConfigError: imageio-ffmpeg is not installed.
     """
     if importlib.util.find_spec("imageio_ffmpeg") is None:
-        raise ConfigError("videos need the package imageio-ffmpeg: pip install 'rl-eval[video]'")
+        raise ConfigError("videos need the package imageio-ffmpeg", fix="Run pip install 'rl-eval[video]'.")
 
 
 def select_episodes(result: EvalResult, select: str | Sequence[str], max_videos: int) -> list[int]:

@@ -24,7 +24,7 @@ _DIFFERENCE: Final = re.compile(rf"\s*([ab])\s*(>=|<=)\s*([ab])\s*(?:([+-])\s*({
 
 
 class Answer(Enum):
-    """What is known about a requirement."""
+    """Answer to a requirement."""
 
     HOLDS = "holds"
     FAILS = "does not hold"
@@ -43,13 +43,17 @@ class MetricRequirement:
         return f"{self.metric} {self.operator} {self.bound:g}"
 
     def check(self, metrics: Iterable[str]) -> None:
-        """Make sure that there is such a metric.
+        """Check that the metric exists.
 
         Raises:
             ConfigError: There is none.
         """
         if self.metric not in (known := set(metrics)):
-            raise ConfigError(f"--require {self}: there is no metric {self.metric!r}: {nearest(self.metric, known)}")
+            raise ConfigError(
+                f"--require {self}: unknown metric {self.metric!r}: {nearest(self.metric, known)}",
+                key="--require",
+                value=self.metric,
+            )
 
     def judge(self, metrics: Mapping[str, float]) -> Answer:
         """Return whether a result meets it; open where the metric has no value.
@@ -87,7 +91,7 @@ class DifferenceRequirement:
         return Answer.FAILS if high < bound else Answer.OPEN
 
     def undecided(self, interval: Interval) -> str:
-        """Say why an interval leaves it open, and what closes it."""
+        """Return the reason why an interval leaves the requirement open, and a remedy."""
         if not interval.exists:
             return "the mean difference has no interval"
         return (
@@ -105,7 +109,10 @@ def parse_metric(text: str) -> MetricRequirement:
     found = _METRIC.fullmatch(text)
     if found is None:
         raise ConfigError(
-            f"--require {text!r}: write METRIC >= NUMBER (or <=, >, <), as in 'episode_return_ci_low >= 475'"
+            f"--require {text!r} is not a requirement on a metric",
+            key="--require",
+            value=text,
+            fix="Write METRIC >= NUMBER (or <=, >, <), such as 'episode_return_ci_low >= 475'.",
         )
     return MetricRequirement(found[1], found[2], float(found[3]))
 
@@ -118,7 +125,12 @@ def parse_difference(text: str) -> DifferenceRequirement:
     """
     found = _DIFFERENCE.fullmatch(text)
     if found is None or found[1] == found[3]:
-        raise ConfigError(f"--require {text!r}: write b >= a, or with a margin b >= a - 5; >= or <=, a and b")
+        raise ConfigError(
+            f"--require {text!r} is not a requirement on a difference",
+            key="--require",
+            value=text,
+            fix="Write b >= a, or with a margin b >= a - 5; >= or <=, a and b.",
+        )
     left, operator, margin = found[1], found[2], float(found[5] or 0) * (-1 if found[4] == "-" else 1)
     # left OP right + margin, as a bound on b - a.
     return DifferenceRequirement(text.strip(), (left == "b") == (operator == ">="), margin if left == "b" else -margin)

@@ -74,9 +74,14 @@ def no_interval(confidence: float, why: str) -> Interval:
 
 
 def check_confidence(confidence: float) -> None:
-    """Refuse a confidence that is not a probability strictly between 0 and 1."""
+    """Raise if a confidence is not strictly between 0 and 1."""
     if not 0 < confidence < 1:
-        raise UsageError(f"confidence is {confidence}: give a number between 0 and 1, such as 0.95")
+        raise UsageError(
+            f"confidence is {confidence}",
+            key="confidence",
+            value=confidence,
+            fix="Pass a number between 0 and 1, such as 0.95.",
+        )
 
 
 def mean_interval(
