@@ -137,7 +137,7 @@ class Evaluator:
             self.settings = settings
             self._group = EvalRunnerGroup(settings, policy, threaded=backend != "inline")
             if backend == "thread":
-                # A factory may draw from the global generators, which are restored afterwards: training must wait for it.
+                # A factory may draw from the global generators, which are restored afterwards. Training must wait.
                 with suppress(Exception):  # The first evaluation raises the error.
                     self._group.apply_to_one(lambda _: None)
             self._delivery.begin(lambda _: None, videos, threaded=backend != "inline")

@@ -1,7 +1,7 @@
 """Actor of a service: one group of runners, which evaluates requests of many clients, one at a time, in turns.
 
 A request is on disk before it is acknowledged, and its evaluation has a log. So an actor that is started again on the
-same folder continues where the last one ended. This module imports neither Ray nor torch when it is imported.
+same folder continues where the last one ended. An import of this module imports neither Ray nor torch.
 """
 
 from __future__ import annotations
@@ -289,7 +289,7 @@ class EvalService:
             group = self._open_group()
             if version and not request.weights.exists():
                 problem = f"the last weights of client {client!r} do not fit the policy"
-                raise WeightsError(problem, key="weights", value=version, fix="Send other weights.")
+                raise WeightsError(problem, key="weights", fix="Send other weights.")
             if version:
                 weights = group.publish_weights(pickle.loads(request.weights.read_bytes()), version)
             elif weights is None and group.published_weights is not None:
