@@ -123,11 +123,9 @@ class Evaluator:
             if given and name is None:
                 raise ConfigError(f"{key} needs a service name", key=key, fix="Pass name=...")
         if name is not None and (backend not in (None, "ray") or after is not None):
-            key, fix = (
-                "after" if after is not None else "backend",
-                "Remove backend and after: a service has its own runners.",
-            )
-            raise ConfigError(f"name is {name!r}, and {key} is set", key=key, value=name, fix=fix)
+            key, value = ("backend", backend) if after is None else ("after", after)
+            fix = "Remove backend and after: a service has its own runners."
+            raise ConfigError(f"name is {name!r}, and {key} is set", key=key, value=value, fix=fix)
         if videos is not None and not hasattr(videos, "max_videos"):
             fix = f"Pass VideoSettings({videos!r}, FOLDER)."
             raise ConfigError(f"videos is {videos!r}", key="videos", value=videos, fix=fix)
