@@ -1,4 +1,4 @@
-"""Evaluation beside a training loop: evaluator, schedule of evaluations, callbacks, delivery of results, named service.
+"""Evaluation during training: evaluator, schedule of evaluations, callbacks, delivery of results, named service.
 
-Built on ``execution/``, of which it sees the group and its handles only. Imported by integrations and the command line.
+It uses the group and the handles of ``execution/``. Integrations and the command line import it.
 """

@@ -1,7 +1,7 @@
 """Callbacks that detect when a policy is good enough, and when it is the best so far.
 
-A callback is a callable for ``Evaluator(on_result=...)``. Only complete results count: a partial or failed one covers
-the episodes that happened to finish, and a metric that is NaN is no evidence.
+A callback is a callable for ``Evaluator(on_result=...)``. Partial and failed results do not count: they cover only the
+episodes that happened to finish. A metric that is NaN does not count either.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ _FORMATS: Final = (".safetensors", ".pt", ".pth")
 
 @final
 class StopOnThreshold:
-    """Stopping rule: a metric has reached a threshold in so many evaluations in a row.
+    """Stopping rule: a metric reached a threshold in a number of consecutive evaluations.
 
-    By default the metric is the lower end of the interval of the mean return, which a lucky evaluation does not lift
-    as it lifts the mean.
+    The default metric is the lower end of the interval of the mean return. A lucky evaluation raises it less than the
+    mean.
 
     Args:
-        threshold: What must be reached: at least this much.
+        threshold: Lowest value that counts as reached.
         metric: A key of ``EvalResult.metrics``, or of ``EvalPoint.metrics`` with its prefix.
-        patience: Evaluations in a row, at least 1.
+        patience: Number of consecutive evaluations, at least 1.
 
     Raises:
         UsageError: ``threshold`` is NaN, or ``patience`` below 1.
@@ -46,23 +46,23 @@ class StopOnThreshold:
 
     def __init__(self, threshold: float, metric: str = "episode_return_ci_low", patience: int = 1) -> None:
         if math.isnan(threshold):
-            raise UsageError("threshold is NaN, which nothing reaches: give a number")
+            raise UsageError("threshold is NaN", key="threshold", value=threshold, fix="Pass a number, such as 475.0.")
         if patience < 1:
-            raise UsageError(f"patience is {patience}: give at least 1")
+            raise UsageError(f"patience is {patience}", key="patience", value=patience, fix="Pass 1 or more.")
         self.threshold = threshold
         self.metric = metric
         self.patience = patience
         self.reached = False
-        """Whether it was reached; it stays reached."""
+        """Whether the threshold was reached; never reset to False by later evaluations."""
         self.point: EvalPoint | None = None
-        """The one with which it was."""
+        """Evaluation that reached the threshold; None before it, and after :meth:`load_state_dict`."""
         self._streak = 0
 
     def __call__(self, point: EvalPoint) -> None:
-        """Take an evaluation.
+        """Add an evaluation.
 
         Raises:
-            UsageError: It has no such metric.
+            UsageError: The evaluation does not have the metric.
         """
         value = _value(point, self.metric)
         self._streak = self._streak + 1 if value is not None and value >= self.threshold else 0
@@ -70,32 +70,32 @@ class StopOnThreshold:
             self.point, self.reached = point, True
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a training checkpoint must hold; the point is not in it."""
+        """Return the state for a training checkpoint; it does not include the point."""
         return {"reached": self.reached, "streak": self._streak}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where a checkpoint was written."""
+        """Restore the state from a training checkpoint."""
         self.reached, self._streak, self.point = bool(state["reached"]), int(state["streak"]), None
 
 
 @final
 class NewBest:
-    """Calls back with every evaluation that is better than all before it, and keeps its weights in a file.
+    """Callback for every evaluation that is better than all earlier ones; it can also save the weights.
 
-    The best of many evaluations is better than its policy: it was chosen for its luck as well. Evaluate the chosen
-    policy on held-out episodes (``first_index``) before quoting a number.
+    The highest of many scores is biased upward, since luck helped to choose it. Evaluate the chosen policy on held-out
+    episodes (``first_index``) before you quote a number.
 
     Args:
-        callback: Called with the point, in the evaluator's thread; what it raises reaches ``on_error``, and the point
-            does not count as the best.
+        callback: Called with the point, in the evaluator's thread. If it raises, ``on_error`` receives the error, and
+            the point does not count as the best.
         metric: A key of ``EvalResult.metrics``, or of ``EvalPoint.metrics`` with its prefix.
-        mode: Whether more or less is better.
-        save: File for the weights of the best point, those that were evaluated, whatever training has made of them
-            since: ``.safetensors``, or ``.pt`` for extra state that is no tensor. ``policy.weights`` takes it. It is
-            written before the callback is called, and each time whole.
+        mode: Whether a higher (``max``) or a lower (``min``) value is better.
+        save: File for the weights of the best point, as they were evaluated: ``.safetensors``, or ``.pt`` if some
+            state is not a tensor. ``policy.weights`` reads it. It is replaced atomically, before the callback is
+            called.
 
     Raises:
-        UsageError: ``mode`` is neither, ``save`` has another ending, or there is neither ``callback`` nor ``save``.
+        UsageError: ``mode`` or the suffix of ``save`` is unknown, or both ``callback`` and ``save`` are missing.
 
     Example:
         >>> evaluator = Evaluator(config, on_result=NewBest(save="best.safetensors"))  # doctest: +SKIP
@@ -110,27 +110,30 @@ class NewBest:
         save: str | os.PathLike[str] | None = None,
     ) -> None:
         if mode not in ("max", "min"):
-            raise UsageError(f'mode is {mode!r}: give "max" or "min"')
+            raise UsageError(f"mode is {mode!r}", key="mode", value=mode, fix='Pass "max" or "min".')
         if callback is None and save is None:
-            raise UsageError("NewBest has nothing to do: give a callback, or save=PATH")
+            raise UsageError(
+                "NewBest has neither callback nor save", key="callback", fix="Pass a callback, or save=PATH."
+            )
         self.save = None if save is None else Path(save).absolute()
-        """Where the weights of the best go."""
+        """File for the weights of the best point."""
         if self.save is not None and self.save.suffix not in _FORMATS:
-            raise UsageError(f"save is {str(save)!r}: give a name that ends in {' or '.join(_FORMATS)}")
+            fix = f"Pass a file name that ends in {' or '.join(_FORMATS)}."
+            raise UsageError(f"save is {str(save)!r}", key="save", value=str(save), fix=fix)
         self.callback = callback
         self.metric = metric
         self.mode = mode
         self.best: EvalPoint | None = None
-        """The best so far; None before any, and after :meth:`load_state_dict`."""
+        """Best point so far; None before the first, and after :meth:`load_state_dict`."""
         self.best_value: float | None = None
-        """Its metric."""
+        """Metric of the best point."""
 
     def __call__(self, point: EvalPoint) -> None:
-        """Take an evaluation; an equal one is not better.
+        """Add an evaluation; an equal value is not better.
 
         Raises:
-            UsageError: It has no such metric, or no weights that could be saved.
-            WeightsError: The format cannot hold its weights.
+            UsageError: The evaluation does not have the metric, or its weights are missing.
+            WeightsError: The file format cannot store the weights.
         """
         value = _value(point, self.metric)
         if value is None or not self._better(value):
@@ -147,30 +150,32 @@ class NewBest:
         return value > self.best_value if self.mode == "max" else value < self.best_value
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a training checkpoint must hold; the point is not in it."""
+        """Return the state for a training checkpoint; it does not include the point."""
         return {"best_value": self.best_value}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where a checkpoint was written."""
+        """Restore the state from a training checkpoint."""
         value = state["best_value"]
         self.best, self.best_value = None, None if value is None else float(value)
 
 
 def _weights(point: EvalPoint) -> WeightsSnapshot:
-    """Return the weights that a point was measured with."""
+    """Return the weights that were evaluated."""
     found = point.weights
     if found is None or found.digest != point.result.provenance["weights"]["digest"]:
         raise UsageError(
-            f"the weights of step {point.step} cannot be saved, as they are not there: NewBest(save=...) needs a "
-            "policy with weights, the on_result of an Evaluator, and, for a service, weights with each request"
+            f"NewBest cannot save the weights of step {point.step}, because the point does not have them",
+            key="save",
+            fix="Use a policy with weights and the on_result of an Evaluator. For a service, send weights with each "
+            "request.",
         )
     return found
 
 
 def _value(point: EvalPoint, metric: str) -> float | None:
-    """Return what a point says about a metric; None if that does not count."""
+    """Return the metric of a point; None if the result is not complete or the metric is NaN."""
     known = {**point.metrics, **point.result.metrics}
     if metric not in known:
-        raise UsageError(f"no metric is called {metric!r}: {nearest(metric, known)}")
+        raise UsageError(f"unknown metric {metric!r}: {nearest(metric, known)}", key="metric", value=metric)
     value = float(known[metric])
     return None if point.result.status != "complete" or math.isnan(value) else value

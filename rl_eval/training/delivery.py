@@ -1,7 +1,7 @@
-"""Delivery of results to loggers and callbacks, one after the other, in order.
+"""Delivery of results to loggers and callbacks, one at a time, in order.
 
-A request is *open* from its acceptance until its result is *delivered*: written to the loggers and given to the
-callbacks.
+A request is *open* from its acceptance until its result is *delivered*, which means that all loggers and callbacks were
+called with it.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ Listener = Callable[[EvalPoint], object]
 _logger = logging.getLogger(__name__)
 
 _PROGRESS_S: Final = 2.0
-"""Between two reports of progress to the loggers."""
+"""Seconds between two reports of progress to the loggers."""
 _AFTER_S: Final = 600.0
-"""Longest time that ``after`` may take."""
+"""Time limit of ``after``, in seconds."""
 _BACKLOG: Final = 1000
-"""Results that may wait for callbacks and loggers; then requests are refused."""
+"""Limit of results that wait for callbacks and loggers; at the limit, new requests are rejected."""
 
 
 @dataclass(eq=False)
@@ -50,21 +50,21 @@ class Request:
 
     step: int
     replaceable: bool
-    """Whether a later request may take its place; one that ``evaluate`` waits for is not."""
+    """Whether a later request may replace it; False for requests of ``evaluate``."""
     held: HeldWeights = field(init=False, default_factory=HeldWeights)
     handle: EvalHandle = field(init=False)
     replaced: bool = False
     abandoned: bool = False
-    """Whether a shutdown ended it: its error says nothing else."""
+    """Whether a shutdown ended it; its error is not reported."""
     concluded: bool = False
-    """Whether its result is delivered."""
+    """Whether loggers and callbacks were called with its result."""
     point: EvalPoint | None = None
     videos: list[Future[Video]] | None = None
-    """None as long as they are being made."""
+    """Videos; None until they are recorded."""
 
     @classmethod
     def of(cls, handle: EvalHandle) -> Request:
-        """Return the request of a handle that a former process submitted."""
+        """Return the request of a handle that an earlier process submitted."""
         request = cls(handle.step or 0, replaceable=True)
         request.handle = handle
         return request
@@ -72,18 +72,19 @@ class Request:
 
 @final
 class Delivery:
-    """The open requests of an evaluator, and where their results go.
+    """Open requests of an evaluator, and the receivers of their results.
 
     Args:
         on_result: One or more callbacks for points.
-        on_error: Callback for errors, which are logged without it.
-        metrics_fn: Measures the finished episodes.
-        log_prefix: Of the names of metrics.
+        on_error: Callback for errors; without it, errors are logged.
+        metrics_fn: Computes more metrics from the finished episodes.
+        log_prefix: Prefix of the names of metrics.
         loggers: One or more loggers.
-        after: Called with a runner, where it lives, and the step, after each evaluation; its result is delivered then.
+        after: Called with a runner and the step after each evaluation, in the runner's process. The result is delivered
+            afterwards.
 
     Raises:
-        ConfigError: ``on_result`` or ``loggers`` is something else.
+        ConfigError: ``on_result`` is not callable, or ``loggers`` are not loggers.
     """
 
     def __init__(
@@ -95,35 +96,35 @@ class Delivery:
         loggers: Logger | Iterable[Logger],
         after: Callable[..., object] | None = None,
     ) -> None:
-        self._listeners: list[Listener] = _several("on_result", on_result, callable)
+        self._listeners: list[Listener] = _several("on_result", on_result, "a function", callable)
         self._on_error = on_error
         self._metrics_fn = metrics_fn
         self._prefix = log_prefix
         self._after = after
-        self._loggers: list[Logger] = _several("loggers", loggers, lambda one: hasattr(one, "log"))
+        self._loggers: list[Logger] = _several("loggers", loggers, "a Logger", lambda one: hasattr(one, "log"))
         self._acknowledge: Callable[[EvalHandle], object]
         self._videos: VideoSettings | None = None
         self._changed = threading.Condition()
-        """Guards the next two, and is notified when a result is delivered."""
+        """Protects ``open`` and ``_reached``; notified when a result is delivered."""
         self.open: list[Request] = []
         self._reached: int | None = None
-        """Step that is about to be reported to the loggers."""
+        """Step to report to the loggers next; None if there is none."""
         self._deliveries: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._process = os.getpid()
         self._delivering: threading.Thread | None = None
-        """The thread that calls back, while it does."""
+        """Thread that is calling callbacks now."""
         self._ended = False
 
     def begin(
         self, acknowledge: Callable[[EvalHandle], object], videos: VideoSettings | None, *, threaded: bool
     ) -> None:
-        """Start to deliver.
+        """Start the delivery.
 
         Args:
-            acknowledge: Called with the handle of what is delivered.
-            videos: Which episodes get a video, and where the videos go.
-            threaded: Whether in a thread of its own, or else in that which finds a request done.
+            acknowledge: Called with the handle of each delivered request.
+            videos: Selection of episodes to record, and the folder for videos.
+            threaded: Whether to deliver in a separate thread; otherwise in the thread that finishes a request.
         """
         self._acknowledge, self._videos = acknowledge, videos
         if threaded:
@@ -131,17 +132,17 @@ class Delivery:
             self._thread.start()
 
     def expect(self, *requests: Request) -> None:
-        """Requests were accepted, in this order; deliver their results when there are any."""
+        """Add accepted requests, in order; each result is delivered when it is ready."""
         with self._changed:
             self.open += requests
         for request in requests:
             request.handle.add_done_callback(partial(self._done, request))
 
     def announce(self, step: int) -> None:
-        """Report to the loggers that training has reached a step, before the result of it.
+        """Report the current training step to the loggers, before its result.
 
         Raises:
-            UsageError: This process is a fork of the one with the thread.
+            UsageError: This process is a fork of the process with the delivery thread.
         """
         self._check_thread()
         if self._loggers:
@@ -151,7 +152,7 @@ class Delivery:
                 self._post(self._reach)
 
     def follow_up(self, request: Request) -> FollowUp | None:
-        """Return the job that calls ``after`` and records the videos of a request, if any."""
+        """Return the job that calls ``after`` and records the videos of a request; None if there are neither."""
         if self._videos is None and self._after is None:
             return None
         after = [] if self._after is None else [partial(self._after, step=request.step)]
@@ -160,7 +161,7 @@ class Delivery:
             self._post(partial(self._followed_up, request, futures, len(after)))
 
         def choose(result: EvalResult) -> list[Callable[[Any], Any]]:
-            # Of an evaluation that was cancelled before it began nothing follows.
+            # An evaluation that was cancelled before its first episode has nothing to follow up.
             return [*(after if len(result.episodes) else []), *(videos.choose(result) if videos is not None else [])]
 
         videos = None
@@ -173,33 +174,33 @@ class Delivery:
     # ------------------------------------------------------------------ asking
 
     def unfinished(self) -> list[Request]:
-        """Return the requests that run or wait."""
+        """Return the requests that are running or waiting."""
         with self._changed:
             return [request for request in self.open if not request.handle.done()]
 
     def congestion(self) -> str:
-        """Say why no more results should be made: callbacks are slower; empty if that is not so."""
+        """Return the reason to reject requests, if callbacks and loggers are too slow; otherwise an empty string."""
         with self._changed:
-            # A replaced request has nothing to deliver, and is soon gone.
+            # A replaced request has nothing to deliver, and is removed soon.
             waiting = sum(request.handle.done() and not request.replaced for request in self.open)
         if waiting < _BACKLOG:
             return ""
-        return f"{waiting} results wait for callbacks and loggers, which take longer than the evaluations"
+        return f"{waiting} results are waiting for callbacks and loggers, which take longer than the evaluations"
 
     def drain(self, timeout_s: float | None) -> bool:
-        """Wait until nothing is open; return whether that is so.
+        """Wait until no request is open; return False if that takes longer than ``timeout_s``.
 
         Raises:
-            UsageError: This is a callback, which results are waiting for; or a fork of the process with the thread.
+            UsageError: It was called in a callback, or in a fork of the process with the delivery thread.
         """
         self._check_thread()
         if threading.current_thread() is self._delivering:
-            raise UsageError("drain() in a callback would wait for that callback: use on_result")
+            raise UsageError("drain() in a callback would wait for the callback itself", fix="Use on_result instead.")
         with self._changed:
             return self._changed.wait_for(lambda: not self.open, timeout_s)
 
     def await_delivery(self, request: Request) -> None:
-        """Wait until a request is not open any more, unless this is a callback, which it would wait for."""
+        """Wait until a request is no longer open; return at once in a callback, which would wait for itself."""
         if threading.current_thread() is not self._delivering:
             with self._changed:
                 self._changed.wait_for(lambda: request not in self.open)
@@ -211,21 +212,21 @@ class Delivery:
     # ------------------------------------------------------------------ the end
 
     def abandon(self) -> list[int]:
-        """Note that what is not done will have no result; return the steps."""
+        """Mark the unfinished requests as abandoned; return their steps."""
         unfinished = self.unfinished()
         for request in unfinished:
             request.abandoned = True
         return [request.step for request in unfinished]
 
     def flush(self, timeout_s: float) -> None:
-        """Wait for what is done to be delivered, unless this is a callback, which it would wait for."""
+        """Wait until finished results are delivered; return at once in a callback, which would wait for itself."""
         if self._thread is not threading.current_thread() and not self._ended:
             delivered = threading.Event()
             self._post(delivered.set)
             delivered.wait(timeout_s)
 
     def end(self, timeout_s: float) -> None:
-        """Deliver what is done, close the loggers, and let nobody wait for the rest."""
+        """Deliver finished results, close the loggers, and release all threads that wait for other results."""
         self._ended = True
         self._post(self._close_loggers)
         if self._thread is not None:
@@ -234,7 +235,7 @@ class Delivery:
                 return
             self._thread.join(timeout_s)
         with self._changed:
-            self.open.clear()  # What a callback that hangs has kept open must keep nobody waiting.
+            self.open.clear()  # A callback that hangs keeps its request open, but threads must not wait for it.
             self._changed.notify_all()
 
     # ------------------------------------------------------------------ delivering
@@ -244,7 +245,7 @@ class Delivery:
             self._post(partial(self._conclude, request))
 
     def _post(self, delivery: Callable[[], None]) -> None:
-        """Have something delivered, in order."""
+        """Queue a delivery; without a thread, run it now."""
         if self._thread is None:
             delivery()
         else:
@@ -283,7 +284,7 @@ class Delivery:
             self._acknowledge(request.handle)
 
     def _close(self, request: Request) -> None:
-        """Deliver the videos of a request, as soon as there are its result and they; it is over then."""
+        """Deliver the videos of a request and close it, once both its result and its videos are ready."""
         if request.videos is None or not request.concluded:
             return
         if request.videos and request.point is not None:
@@ -294,11 +295,11 @@ class Delivery:
             self._changed.notify_all()
 
     def _point(self, request: Request) -> EvalPoint | None:
-        """Return what to deliver: nothing for a request that failed, or was replaced before it began."""
+        """Return the point to deliver; None if the request failed, or was replaced before its first episode."""
         handle = request.handle
         if (error := handle.exception()) is not None:
             raised = not request.replaceable and self._on_error is None
-            if not (request.abandoned or raised):  # What evaluate() raises needs no other way out.
+            if not (request.abandoned or raised):  # evaluate() raises it, so a report is not needed.
                 self._report(error)
             return None
         result = handle.result()
@@ -312,7 +313,7 @@ class Delivery:
         return EvalPoint(request.step, handle.weights_version, result, prefixed, request.held)
 
     def _attempt(self, function: Callable[[], object]) -> None:
-        """Call what the user gave; its error is reported to ``on_error`` or logged, and ends nothing."""
+        """Call a function of the user; report its error to ``on_error`` or log it, and continue."""
         try:
             function()
         except BaseException as error:
@@ -324,21 +325,21 @@ class Delivery:
             try:
                 self._on_error(error)
             except BaseException as another:
-                _logger.exception("on_error of the evaluator raised, for %r", error)
+                _logger.exception("on_error of the evaluator raised an error while it handled %r", error)
                 self._pass_interruptions(another)
         else:
             name, trace = type(error).__name__, redacted_traceback(error).rstrip()
             _logger.error("%s: %s\n%s", name, redact_text(str(error)), trace)
 
     def _pass_interruptions(self, error: BaseException) -> None:
-        """Raise what is meant for the caller's thread; in ours ``SystemExit`` would end only the deliveries."""
+        """Raise an interruption in the caller's thread; in ours, ``SystemExit`` would stop only the deliveries."""
         if not isinstance(error, Exception) and threading.current_thread() is not self._thread:
             raise error
 
     # ------------------------------------------------------------------ loggers and videos
 
     def _followed_up(self, request: Request, futures: list[Future[Any]], others: int) -> None:
-        """Deliver the videos; before, the result if it waits for ``after``, whose futures come first."""
+        """Deliver the result if it waited for ``after``, then the videos; the futures of ``after`` come first."""
         for future in futures[:others]:
             self._attempt(future.result)
         request.videos = futures[others:]
@@ -348,7 +349,7 @@ class Delivery:
             self._conclude(request)
 
     def _log_videos(self, videos: list[Future[Video]], point: EvalPoint) -> None:
-        """Save videos and give them to the loggers."""
+        """Save videos and send them to the loggers."""
         assert self._videos is not None
         from rl_eval.recording.video import saved
 
@@ -376,12 +377,12 @@ class Delivery:
                 self._attempt(partial(logger.progress, progress))
 
 
-def _several(key: str, given: Any, fits: Callable[[Any], bool]) -> list[Any]:
+def _several(key: str, given: Any, one: str, fits: Callable[[Any], bool]) -> list[Any]:
     """Return one or more objects as a list."""
     try:
         found = [given] if fits(given) else list(given)
     except TypeError:
         found = [None]
     if not all(map(fits, found)):
-        raise ConfigError(f"{key} is {given!r}: give one, or a list of them")
+        raise ConfigError(f"{key} is {given!r}", key=key, value=given, fix=f"Pass {one}, or a list of them.")
     return found

@@ -1,8 +1,8 @@
-"""Evaluation beside a training loop: which request runs, and which is refused or replaced.
+"""Evaluator for training loops: it runs, queues, replaces or rejects requests.
 
-:meth:`Evaluator.submit` is the one primitive: it returns a handle or raises ``EvaluatorBusy``. Requests run one after
-the other, in order, and at a service in turns with those of its other clients; :mod:`rl_eval.training.delivery`
-gives their results to callbacks and loggers.
+:meth:`Evaluator.submit` is the basic method: it returns a handle or raises ``EvaluatorBusy``. Requests run one at a
+time, in order. A service alternates between its clients. :mod:`rl_eval.training.delivery` passes the results to
+callbacks and loggers.
 """
 
 from __future__ import annotations
@@ -41,41 +41,41 @@ _IDLE_S: Final = 600.0
 
 @final
 class Evaluator:
-    """Evaluates the weights that a training loop sends, while it goes on.
+    """Evaluates weights while training continues.
 
     Weights are copied when they are submitted. All methods may be called from any thread.
 
     Args:
-        config: What to evaluate and how.
-        policy: A live policy, used instead of the configured one; it is copied.
-        backend: ``thread``: this process, in a thread of its own. ``inline``: this process, before ``submit`` returns.
-            ``ray``: processes of their own. By default ``thread``, or ``ray`` if ``runners.num_runners`` is not 0.
-        busy_policy: What becomes of a request while another one is running. ``skip``: refused. ``queue``: it waits,
-            behind at most ``max_queue`` others. ``latest``: it waits, and replaces the one that waits already.
+        config: Configuration of the evaluation.
+        policy: Policy object, used instead of the configured one; it is copied.
+        backend: ``thread``: in a separate thread of this process. ``inline``: in this process, before ``submit``
+            returns. ``ray``: in Ray actors. Default: ``ray`` if ``runners.num_runners`` is not 0, otherwise ``thread``.
+        busy_policy: Handling of a request while another one is running. ``skip``: reject it. ``queue``: queue it, at
+            most ``max_queue`` at a time. ``latest``: queue it, in place of the request that is waiting.
         max_queue: Longest queue of ``busy_policy="queue"``; each request in it holds a copy of the weights.
         on_result: One or more functions that are called with every :class:`EvalPoint`, one at a time, in a thread of
-            the evaluator (``inline``: in the caller's).
-        on_error: Called, likewise, with what an evaluation, a callback or a logger raised. Without it the error is
-            logged. It ends no training either way; the handle of an evaluation that could not run raises its error.
+            the evaluator (``inline``: in the caller's thread).
+        on_error: Called in the same way with each error of an evaluation, a callback or a logger. Without it, errors
+            are logged. Training continues in both cases. The handle of a failed evaluation raises its error.
         metrics_fn: Called with the finished episodes, a sequence of ``EpisodeRecord``; returns more metrics by name.
-        log_prefix: Put before the names of all metrics, with a slash.
-        loggers: One or more places where points are logged; closed by ``shutdown``.
-        videos: Which episodes to record after each evaluation, and where.
-        after: Called as ``after(runner, step=step)`` after each evaluation, with one of its runners, where that lives;
-            the result is delivered then. For runners in other processes it must be picklable. Not for a service.
-        name: Start a *service* of this name, which :meth:`from_name` reaches from any process of the Ray cluster.
-            Videos are saved on its machine.
+        log_prefix: Prefix of the names of all metrics; a slash follows it.
+        loggers: One or more loggers of points; closed by ``shutdown``.
+        videos: Selection of episodes to record after each evaluation, and the folder for videos.
+        after: Called as ``after(runner, step=step)`` after each evaluation, in the process of one of its runners. The
+            result is delivered afterwards. For runners in other processes it must be picklable. Not for a service.
+        name: Name of a *service* to start. :meth:`from_name` reaches it from any process of the Ray cluster. Videos
+            are saved on its machine.
         namespace: Ray namespace of the name.
-        detached: Whether the service outlives this process; ``shutdown`` leaves it alone then.
-        idle_timeout_s: A service ends when it had neither a client nor anything to do for so long, in seconds.
-        client: Name under which this evaluator asks its service; who connects under it later is given the results that
-            were not delivered. By default one that nobody else has.
-        run_dir: Folder of the service, on the machine of the cluster's head: its journal, and an evaluation log per
-            request. A service that is started on it again goes on with what was accepted. By default a new folder
-            of the Ray session, which lasts as long as the cluster.
+        detached: Whether the service continues after this process; if true, ``shutdown`` does not stop it.
+        idle_timeout_s: Time without clients and requests after which a service ends, in seconds.
+        client: Name of this client of the service. A later client with the same name receives the results that were
+            not delivered. Default: a unique name.
+        run_dir: Folder of the service on the head node of the cluster: accepted requests, with an evaluation log for
+            each. A service that is started on it again continues them. Default: a new folder of the Ray session, which
+            exists as long as the cluster.
 
     Raises:
-        ConfigError: The configuration cannot work.
+        ConfigError: The configuration or an argument is invalid.
         RunnerStartError: The cluster cannot be reached.
 
     Example:
@@ -87,7 +87,7 @@ class Evaluator:
     """
 
     _group: EvalRunnerGroup
-    """Runners of this evaluator alone; there are none if a service has them."""
+    """Runners of this evaluator; not set for a service, which has its own."""
     _service: ServiceClient | None
 
     def __init__(
@@ -121,19 +121,22 @@ class Evaluator:
         }
         for key, given in of_a_service.items():
             if given and name is None:
-                raise ConfigError(f"{key} is given, but there is no service without a name: give name=...")
+                raise ConfigError(f"{key} needs a service name", key=key, fix="Pass name=...")
         if name is not None and (backend not in (None, "ray") or after is not None):
-            raise ConfigError(f"name is {name!r}: leave out backend and after, as a service has runners of its own")
+            key, value = ("backend", backend) if after is None else ("after", after)
+            fix = "Remove backend and after: a service has its own runners."
+            raise ConfigError(f"name is {name!r}, and {key} is set", key=key, value=value, fix=fix)
         if videos is not None and not hasattr(videos, "max_videos"):
-            raise ConfigError(f"videos is {videos!r}: give VideoSettings({videos!r}, FOLDER)")
+            fix = f"Pass VideoSettings({videos!r}, FOLDER)."
+            raise ConfigError(f"videos is {videos!r}", key="videos", value=videos, fix=fix)
         settings, backend = _with_backend(config, backend if name is None else "ray")
         self._prepare(busy_policy, max_queue, Delivery(on_result, on_error, metrics_fn, log_prefix, loggers, after))
         if name is None:
             self.settings = settings
             self._group = EvalRunnerGroup(settings, policy, threaded=backend != "inline")
             if backend == "thread":
-                # A factory may draw from the global generators, which are set back behind it: not while training draws.
-                with suppress(Exception):  # The first evaluation raises it.
+                # A factory may draw from the global generators, which are restored afterwards. Training must wait.
+                with suppress(Exception):  # The first evaluation raises the error.
                     self._group.apply_to_one(lambda _: None)
             self._delivery.begin(lambda _: None, videos, threaded=backend != "inline")
             return
@@ -161,27 +164,27 @@ class Evaluator:
         log_prefix: str = "eval",
         loggers: Logger | Iterable[Logger] = (),
     ) -> Evaluator:
-        """Reach a service that ``Evaluator(..., name=name)`` has started, from any process of its cluster.
+        """Connect to a service that ``Evaluator(..., name=name)`` started, from any process of its cluster.
 
-        ``shutdown`` leaves the service alone, and what was submitted to it.
+        ``shutdown`` stops neither the service nor the submitted requests.
 
         Args:
-            name: Of the service.
-            namespace: Of the name.
-            address: Of the cluster, for a process that is not connected; by default ``RAY_ADDRESS``, else the one that
-                runs on this machine.
-            client: Name under which to ask. What was submitted under it earlier, and not delivered, is delivered to
-                callbacks and loggers, and is in :attr:`resumed`. By default a name that nobody else has.
-            busy_policy: As for the constructor, like what follows.
-            max_queue: See above.
-            on_result: See above.
-            on_error: See above.
-            metrics_fn: See above.
-            log_prefix: See above.
-            loggers: See above.
+            name: Name of the service.
+            namespace: Ray namespace of the name.
+            address: Address of the cluster, for a process that is not connected. Default: ``RAY_ADDRESS``, or the
+                cluster on this machine.
+            client: Name of this client. Earlier requests under this name that were not delivered are delivered to
+                callbacks and loggers, and are in :attr:`resumed`. Default: a unique name.
+            busy_policy: As for the constructor, like all arguments below.
+            max_queue: As for the constructor.
+            on_result: As for the constructor.
+            on_error: As for the constructor.
+            metrics_fn: As for the constructor.
+            log_prefix: As for the constructor.
+            loggers: As for the constructor.
 
         Raises:
-            UsageError: There is no service of this name; the message lists those that there are.
+            UsageError: No service has this name; the message lists the existing ones.
             ClusterError: The cluster or the service does not answer.
         """
         from rl_eval.training.service.client import ServiceClient, reach
@@ -192,24 +195,25 @@ class Evaluator:
         return evaluator
 
     def _prepare(self, busy_policy: BusyPolicy, max_queue: int, delivery: Delivery) -> None:
-        """Keep what concerns this process."""
+        """Set the state of this process."""
         if busy_policy not in get_args(BusyPolicy):
-            raise ConfigError(f"busy_policy is {busy_policy!r}: {nearest(str(busy_policy), get_args(BusyPolicy))}")
+            hint = nearest(str(busy_policy), get_args(BusyPolicy))
+            raise ConfigError(f"busy_policy is {busy_policy!r}: {hint}", key="busy_policy", value=busy_policy)
         if max_queue < 1:
-            raise ConfigError(f"max_queue is {max_queue}: give at least 1")
+            raise ConfigError(f"max_queue is {max_queue}", key="max_queue", value=max_queue, fix="Pass 1 or more.")
         self._busy_policy = busy_policy
         self._max_queue = max_queue
         self._delivery = delivery
         self._service = None
         self.resumed: tuple[EvalHandle, ...] = ()
-        """Handles of what this client of a service submitted earlier, and was not delivered then; in order."""
+        """Handles of earlier requests of this client of a service that were not delivered, in order."""
         self._submitting = threading.RLock()
-        """Held while a request is decided on and submitted, so that steps and weights keep their order."""
+        """Held while a request is accepted and submitted, so that steps and weights keep their order."""
         self._next_step = self._version = 0
         self._stopped = False
 
     def _join(self, service: ServiceClient) -> None:
-        """Go on as the client of a service."""
+        """Continue as the client of a service."""
         welcome, self._service = service.welcome, service
         self.settings = welcome.settings
         self._next_step, self._version = welcome.next_step, welcome.weights_version
@@ -224,24 +228,24 @@ class Evaluator:
 
         Args:
             weights: An ``nn.Module``, a state dict, a ``TensorDict``, a trainer of a supported framework, or a mapping
-                of names to any of these; copied at once. By default those that were submitted last.
-            step: Training step that they are of; by default one more than the last.
-            version: Number of these weights, which stamps the records; by default one more than the last.
+                of names to any of these; copied at once. Default: the last submitted weights.
+            step: Training step of the weights. Default: one more than the last.
+            version: Version of the weights, stored in the records. Default: one more than the last.
 
         Returns:
             A future of the result, with ``step`` and ``weights_version``.
 
         Raises:
-            EvaluatorBusy: The request is refused; no weights were copied, and no step was counted.
-            WeightsError: The weights are none.
-            UsageError: This process is a fork of the one that made this evaluator, whose threads it does not have.
+            EvaluatorBusy: The request was rejected; no weights were copied, and no step was counted.
+            WeightsError: The object does not contain weights.
+            UsageError: This process is a fork of the process that created this evaluator, so its threads are missing.
         """
         return self._submit(weights, step, version).handle
 
     def evaluate(self, weights: Any = None, step: int | None = None) -> EvalResult:
-        """Evaluate and wait for the result: ``submit(...).result()``, but never refused; it waits for its turn.
+        """Evaluate and return the result; if the evaluator is busy, wait in the queue.
 
-        Callbacks and loggers have had the result when it returns, and ``on_error`` the error when it raises.
+        It returns after callbacks and loggers received the result, or raises after ``on_error`` received the error.
         """
         request = self._submit(weights, step, None, patient=True)
         try:
@@ -253,19 +257,18 @@ class Evaluator:
         """Wait until nothing is :attr:`pending`; return False if that takes longer.
 
         Raises:
-            UsageError: It is called in a callback, which results are waiting for, or in a fork of the process that
-                made this evaluator.
+            UsageError: It was called in a callback, or in a fork of the process that created this evaluator.
         """
         return self._delivery.drain(timeout_s)
 
     @property
     def pending(self) -> bool:
-        """Whether a request was accepted and its result not yet delivered to callbacks and loggers."""
+        """Whether the result of an accepted request is not yet delivered to callbacks and loggers."""
         return bool(self._delivery.open)
 
     @property
     def weights_version(self) -> int:
-        """Version of the weights that were submitted last; 0 before any."""
+        """Version of the last submitted weights; 0 before the first."""
         return self._version
 
     def history(self) -> list[FinishedEvaluation]:
@@ -273,29 +276,30 @@ class Evaluator:
 
         Raises:
             UsageError: This evaluator has no service.
-            ClusterError: The service is gone.
+            ClusterError: The service has ended.
         """
         if self._service is None:
-            raise UsageError("only a service keeps a history: create the evaluator with a name, or use loggers")
+            fix = "Create the evaluator with a name, or use loggers."
+            raise UsageError("this evaluator has no history, because it is not a service", key="name", fix=fix)
         return self._service.history()
 
     # ------------------------------------------------------------------ state, and the end
 
     def state_dict(self) -> dict[str, int]:
-        """Return what a continued training run needs to go on counting steps and versions.
+        """Return the counters of steps and versions, for a training checkpoint.
 
         Raises:
-            UsageError: A result is pending, and would be lost.
+            UsageError: A result is pending and would be lost.
         """
         with self._submitting:
             self._check_idle("saved")
             return {"step": self._next_step, "weights_version": self._version}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Go on from what :meth:`state_dict` returned.
+        """Restore the counters that :meth:`state_dict` returned.
 
         Raises:
-            UsageError: It is something else, or a result is pending.
+            UsageError: The state does not come from :meth:`state_dict`, or a result is pending.
         """
         with self._submitting:
             self._check_idle("replaced")
@@ -303,27 +307,29 @@ class Evaluator:
                 self._next_step, self._version = operator.index(state["step"]), operator.index(state["weights_version"])
             except (KeyError, TypeError) as error:
                 cause = f"{type(error).__name__}: {error}"
-                raise UsageError(f"{state!r} is not the state of an Evaluator ({cause})") from None
+                raise UsageError(
+                    f"{state!r} is not the state of an Evaluator ({cause})", key="state", value=state
+                ) from None
 
     def shutdown(self, timeout_s: float = 10.0) -> None:
-        """End what runs, deliver what is finished, and close the loggers; may be called again.
+        """Stop running evaluations, deliver finished results, and close the loggers; may be called again.
 
         Args:
-            timeout_s: Longest wait, in seconds, for callbacks that still run when everything else has ended.
+            timeout_s: Longest wait for callbacks that are still running, in seconds.
         """
         with self._submitting:
             self._stopped = True
             ended = self._delivery.abandon()
             if ended and self._service is None:
                 _logger.warning(
-                    "shut down before the evaluations of steps %s were done: they have no result; drain() "
+                    "shut down before the evaluations of steps %s were done: they have no result. Call drain() "
                     "first, or end with evaluate() or EvalSchedule.finish()",
                     ", ".join(map(str, ended)),
                 )
         if self._service is None:
             self._group.stop()
         else:
-            self._delivery.flush(timeout_s)  # The service learns what was delivered before it is left.
+            self._delivery.flush(timeout_s)  # Report the deliveries to the service before this client leaves.
             self._service.stop()
         self._delivery.end(timeout_s)
 
@@ -338,9 +344,10 @@ class Evaluator:
     def _submit(self, weights: Any, step: int | None, version: int | None, *, patient: bool = False) -> Request:
         with self._submitting:
             if self._stopped:
-                raise UsageError("the evaluator is shut down: create a new one")
+                raise UsageError("the evaluator is shut down", fix="Create a new one.")
             if weights is None and version is not None:
-                raise UsageError(f"version is {version}, but no weights are given: it is the number of new weights")
+                problem, fix = f"version is {version}, but weights is None", "Pass the new weights, or remove version."
+                raise UsageError(problem, key="version", value=version, fix=fix)
             request = Request(self._next_step if step is None else operator.index(step), not patient)
             self._delivery.announce(request.step)
             replaced = self._admit(request)
@@ -362,10 +369,12 @@ class Evaluator:
         return request
 
     def _admit(self, asking: Request) -> Request | None:
-        """Decide on a request; return the one that it replaces, if any."""
+        """Accept or reject a request; return the request that it replaces, or None."""
         unfinished = self._delivery.unfinished()
         if asking.replaceable and (reason := self._delivery.congestion()):
-            raise EvaluatorBusy(f"the evaluation of step {asking.step} was refused: {reason}")
+            raise EvaluatorBusy(
+                f"the evaluation of step {asking.step} was rejected: {reason}", key="step", value=asking.step
+            )
         if not unfinished or not asking.replaceable:
             return None
         waiting = unfinished[1:]
@@ -376,19 +385,25 @@ class Evaluator:
         raise EvaluatorBusy(
             f"the evaluation of step {unfinished[0].step} is still running"
             + (f" and {len(waiting)} are waiting" if waiting else "")
-            + f", so that of step {asking.step} was refused. Wait for it, submit less often, or "
-            + ("raise max_queue" if self._busy_policy == "queue" else "use busy_policy='queue'")
+            + f", so the evaluation of step {asking.step} was rejected",
+            key="step",
+            value=asking.step,
+            fix="Wait for it, submit less often, or "
+            + ("raise max_queue." if self._busy_policy == "queue" else "use busy_policy='queue'."),
         )
 
-    def _check_idle(self, what: str) -> None:
+    def _check_idle(self, verb: str) -> None:
         if pending := len(self._delivery.open):
-            raise UsageError(f"the state cannot be {what} while {pending} evaluations are pending: drain() first")
+            raise UsageError(
+                f"the state cannot be {verb} while {pending} evaluations are pending", fix="Call drain() first."
+            )
 
 
 def _with_backend(config: EvalConfig | EvalSettings, backend: Backend | None) -> tuple[EvalSettings, Backend]:
-    """Bring the backend and the number of runners together."""
+    """Return settings and backend that agree about the number of runners."""
     if backend is not None and backend not in get_args(Backend):
-        raise ConfigError(f"backend is {backend!r}: {nearest(str(backend), get_args(Backend))}")
+        hint = nearest(str(backend), get_args(Backend))
+        raise ConfigError(f"backend is {backend!r}: {hint}", key="backend", value=backend)
     if isinstance(config, EvalConfig):
         values = config.to_dict()
     else:
@@ -399,7 +414,9 @@ def _with_backend(config: EvalConfig | EvalSettings, backend: Backend | None) ->
     settings = make_settings(values)
     count = settings.runners.num_runners
     if count and backend in ("inline", "thread"):
-        raise ConfigError(
-            f"backend is {backend!r}, but runners.num_runners is {count}: use backend='ray', or runners.num_runners=0"
+        problem, fix = (
+            f"backend is {backend!r}, but runners.num_runners is {count}",
+            "Use backend='ray' or num_runners=0.",
         )
+        raise ConfigError(problem, key="backend", value=backend, fix=fix)
     return settings, backend or ("ray" if count else "thread")

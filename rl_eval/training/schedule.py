@@ -1,9 +1,8 @@
 """Schedule of evaluations in a training loop.
 
-The steps are cut into intervals of ``every_steps``. The first step that is seen in a new interval is due, and stays due
-while the evaluator is busy, so a loop that jumps over several boundaries has one evaluation, of the policy that it has
-now. What has not finished when a checkpoint is written counts as not done in the checkpoint: a loop that is restored
-from it evaluates that again, and the learning curve has no hole.
+The training steps are divided into intervals of ``every_steps``. The first step in a new interval is due, and stays due
+while the evaluator is busy. A loop that skips several intervals gets one evaluation, of its current policy. A
+checkpoint counts unfinished evaluations as not done. A restored loop runs them again, so the learning curve has no gap.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
 
 _RETRY_S: Final = 0.05
-"""Between two attempts to submit the final policy to a busy evaluator."""
+"""Seconds between two attempts to submit the final policy to a busy evaluator."""
 
 
 class _Handle(Protocol):
@@ -36,7 +35,7 @@ class _Submits(Protocol):
 
 @final
 class EvalSchedule:
-    """Schedule of evaluations during training: ``update`` after every iteration, ``finish`` after the last.
+    """Schedule of evaluations during training. Call ``update`` after every iteration and ``finish`` after the last.
 
     Args:
         every_steps: Length of an interval, in training steps, at least 1. Step 0 is not due.
@@ -55,23 +54,24 @@ class EvalSchedule:
 
     def __init__(self, every_steps: int = 10_000, final: bool = True) -> None:
         try:
-            whole = int(every_steps)  # 1e4 is a way to write it.
+            whole = int(every_steps)  # Users may write 1e4.
         except (TypeError, ValueError, OverflowError):
             whole = 0
         if whole < 1 or whole != every_steps:
-            raise UsageError(f"every_steps is {every_steps!r}: give an int, at least 1")
+            fix = "Pass a whole number, 1 or more."
+            raise UsageError(f"every_steps is {every_steps!r}", key="every_steps", value=every_steps, fix=fix)
         self.every_steps = whole
         self.final = final
         self.unfinished: tuple[int, ...] = ()
-        """After :meth:`finish`: the steps whose evaluations it did not wait for to the end."""
+        """After :meth:`finish`: steps whose evaluations did not finish in time."""
         self._last: int | None = None
         """Step of the last evaluation that was accepted."""
         self._final: int | None = None
-        """Step of the one that :meth:`finish` submitted."""
+        """Step of the evaluation that :meth:`finish` submitted."""
         self._settled: int | None = None
-        """Step of the last one before which, and with which, all are finished."""
+        """Last step such that its evaluation and all earlier ones have finished."""
         self._handle: _Handle | None = None
-        """Of the last one."""
+        """Handle of the last evaluation."""
         self._open: deque[tuple[int, _Handle]] = deque()
 
     # ------------------------------------------------------------------ the decision
@@ -79,8 +79,9 @@ class EvalSchedule:
     def due(self, step: int) -> bool:
         """Return whether the policy of a step should be evaluated.
 
-        A step in the interval of the last accepted evaluation, or before it, is not: a loop that goes back is silent
-        until it is past that interval, unless it restores the schedule as well (:meth:`load_state_dict`).
+        A step in the interval of the last accepted evaluation, or before it, is not due. So a loop that returns to an
+        earlier step must also restore the schedule (:meth:`load_state_dict`). Otherwise nothing is due until it has
+        passed that interval.
 
         Args:
             step: Training steps done so far, at least 0.
@@ -93,11 +94,11 @@ class EvalSchedule:
     # ------------------------------------------------------------------ driving an evaluator
 
     def update(self, evaluator: _Submits, weights: Any, step: int) -> bool:
-        """Submit the policy if it is due; a refusal leaves it due.
+        """Submit the policy if it is due; if the evaluator is busy, it stays due.
 
         Args:
             evaluator: An :class:`~rl_eval.Evaluator`.
-            weights: What its ``submit`` takes; passed on if due, and copied by it if accepted.
+            weights: Weights for its ``submit``, which copies them if it accepts the request.
             step: Training steps done so far.
 
         Returns:
@@ -106,20 +107,20 @@ class EvalSchedule:
         return self.due(step) and self._submit(evaluator, weights, step)
 
     def finish(self, evaluator: _Submits, weights: Any, step: int, timeout_s: float = 60.0) -> EvalResult | None:
-        """Evaluate the final policy, and wait for everything that this schedule submitted.
+        """Evaluate the final policy, and wait for all evaluations of this schedule.
 
-        Also if the last step was evaluated already: an update of the weights may have followed it. Afterwards
-        :attr:`unfinished` has the steps whose evaluations are not finished, the final one included if it was refused
-        to the end.
+        It evaluates the last step again even if it was evaluated already, since the weights may have changed.
+        Afterwards, :attr:`unfinished` contains the steps whose evaluations have not finished. It includes the final
+        step if the evaluator was busy all the time.
 
         Args:
             evaluator: As in :meth:`update`.
-            weights: The final ones.
-            step: The final one.
+            weights: Final weights.
+            step: Final training step.
             timeout_s: Longest wait, in seconds.
 
         Returns:
-            The result of the last evaluation; None if there was none, or it is not finished in time.
+            The result of the last evaluation; None if there was none, or it did not finish in time.
 
         Raises:
             EvalError: The last evaluation could not run.
@@ -164,19 +165,20 @@ class EvalSchedule:
     # ------------------------------------------------------------------ checkpoints
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a training checkpoint must hold; unfinished evaluations are due again when it is restored."""
+        """Return the state for a training checkpoint; after a restore, unfinished evaluations are due again."""
         self._settle()
         return {"last_step": self._settled}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where a checkpoint was written; forget what was submitted since.
+        """Restore the state from a training checkpoint; forget the evaluations that were submitted since.
 
         Raises:
-            UsageError: It is not what :meth:`state_dict` returned.
+            UsageError: The state does not come from :meth:`state_dict`.
         """
         last = state.get("last_step", "missing")
         if last is not None and not isinstance(last, int):
-            raise UsageError(f"last_step is {last!r}: give what EvalSchedule.state_dict() returned")
+            fix = "Pass the return value of EvalSchedule.state_dict()."
+            raise UsageError(f"last_step is {last!r}", key="last_step", value=last, fix=fix)
         self._last = self._settled = last
         self._handle = self._final = None
         self._open.clear()
@@ -187,6 +189,6 @@ class EvalSchedule:
 
 
 def _wait(handle: _Handle, give_up: float) -> None:
-    """Wait until it is done, however it ends."""
+    """Wait until an evaluation has finished or failed, or until the deadline."""
     while not handle.done() and (left := give_up - time.monotonic()) > 0:
         time.sleep(min(_RETRY_S, left))

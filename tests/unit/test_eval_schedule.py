@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from rl_eval import Evaluator
 from rl_eval.errors import EvalError, EvaluatorBusy, UsageError
 from rl_eval.training.schedule import EvalSchedule
+from tests.refused import refused
 
 
 class FakeHandle:
@@ -158,10 +159,11 @@ def test_what_a_shutdown_ended_is_due_again():
     """A handler of SIGTERM shuts down, writes the checkpoint, and the loop is restored later; the end tells of it."""
     schedule, evaluator = EvalSchedule(every_steps=10, final=False), FakeEvaluator()
     schedule.update(evaluator, None, 10)
-    evaluator.running[0].error = EvalError("the group was stopped before this was done")
+    error = evaluator.running[0].error = EvalError("stopped")
     evaluator.end_all()
-    with pytest.raises(EvalError, match="the group was stopped"):
+    with pytest.raises(EvalError) as caught:
         schedule.finish(evaluator, None, 10)
+    assert caught.value is error
     restored = EvalSchedule(every_steps=10)
     restored.load_state_dict(schedule.state_dict())
     assert restored.due(10)
@@ -188,13 +190,13 @@ def test_results_of_the_past_are_let_go():
 
 @pytest.mark.parametrize("every", [0, -1, 0.5, float("nan"), "10", None])
 def test_an_interval_that_is_none_is_refused(every):
-    with pytest.raises(UsageError, match=f"every_steps is {every!r}: give an int"):
+    with refused(UsageError, "every_steps"):
         EvalSchedule(every_steps=every)
 
 
 @pytest.mark.parametrize("state", [{}, {"last_step": "10"}, {"step": 3}])
 def test_a_strange_state_is_refused(state):
-    with pytest.raises(UsageError, match=r"EvalSchedule\.state_dict"):
+    with refused(UsageError, "last_step"):
         EvalSchedule().load_state_dict(state)
 
 

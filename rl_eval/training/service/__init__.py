@@ -1,1 +1,1 @@
-"""A named evaluation service: one set of runners that outlives the process that started it, for many clients."""
+"""Named evaluation service: one set of runners for many clients, which can outlive the process that started it."""

@@ -1,7 +1,7 @@
-"""Actor of a service: one group of runners, and the requests of many clients, one after the other, in turns.
+"""Actor of a service: one group of runners, which evaluates requests of many clients, one at a time, in turns.
 
-A request is on disk before it is acknowledged, and its evaluation has a log, so an actor that is started again on the
-same folder goes on where the last one ended. This module imports neither Ray nor torch.
+A request is on disk before it is acknowledged, and its evaluation has a log. So an actor that is started again on the
+same folder continues where the last one ended. An import of this module imports neither Ray nor torch.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ class EvalService:
         self._folder = Path(options.run_dir)
         self._settings = self._folder / _SETTINGS.format(options.start)
         self._poll_s = min(_POLL_S, options.idle_timeout_s / 4)
-        self._born = self._busy = time.monotonic()  # The latter: when there was something to do.
-        # Guards what follows; notified when a request is accepted, started or done, and at the end.
+        self._born = self._busy = time.monotonic()  # Start, and time of the last activity.
+        # Protects the attributes below; notified when a request is accepted, started or done, and at the end.
         self._changed = threading.Condition()
-        self._requests: dict[str, Request] = {}  # All in the folder, by identifier, in the order of acceptance.
+        self._requests: dict[str, Request] = {}  # All requests of the folder, by identifier, in order of acceptance.
         self._running: Request | None = None
-        self._turns: dict[str, int] = {}  # Number of the last turn of each client.
+        self._turns: dict[str, int] = {}  # Last turn of each client.
         self._seen: dict[str, float] = {}  # Time of the last call of each client.
         self._group: EvalRunnerGroup | None = None
         self._initial: PublishedWeights | None = None
@@ -73,16 +73,16 @@ class EvalService:
         threading.Thread(target=self._serve, name="rl_eval service", daemon=True).start()
 
     def open(self, payload: bytes) -> None:
-        """Start the runners, and keep settings and policy for a process that takes the place of this one.
+        """Start the runners, and save settings and policy for a replacement process.
 
         Args:
             payload: Pickled settings and policy, without their secrets.
 
         Raises:
-            ConfigError: The configuration cannot work, or another service uses the folder.
+            ConfigError: The configuration is invalid, or another service uses the folder.
         """
         if self._group is not None:
-            return  # The call is repeated, since its answer was lost.
+            return  # Ray repeated the call, because the answer was lost.
         from rl_eval.execution.group import EvalRunnerGroup
 
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -91,7 +91,8 @@ class EvalService:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self._lock.close()
-            raise ConfigError(f"run_dir: another evaluation service uses {self._folder}: give another") from None
+            problem, fix = f"run_dir is {self._folder}, which another evaluation service uses", "Pass another folder."
+            raise ConfigError(problem, key="run_dir", value=str(self._folder), fix=fix) from None
         group = EvalRunnerGroup(*join_secrets(payload, self._options.secrets))
         write_atomically(self._settings, partial(_write_private, payload))
         for former in {*self._folder.glob(_SETTINGS.format("*"))} - {self._settings}:
@@ -107,7 +108,7 @@ class EvalService:
         """Return the settings, and the requests of a client that were not delivered.
 
         Raises:
-            ClusterError: The service does not start, or ends.
+            ClusterError: The service did not start, or is ending.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._group is not None or self._closed, _OPENING_S)
@@ -121,19 +122,19 @@ class EvalService:
             )
 
     def submit(self, client: str, request: str, step: int, version: int, weights: WeightsSnapshot | None) -> Ticket:
-        """Accept a request. It may be sent again: an accepted request is acknowledged again.
+        """Accept a request; if it is sent again, acknowledge it again.
 
-        When this returns, nothing that the client holds is needed any more.
+        After the return, the service needs nothing more from the client.
 
         Args:
             client: Name of the client.
             request: Identifier that the client chose.
             step: Training step.
-            version: Least version of the weights.
-            weights: None for the last weights of this client that are not known to be unfit.
+            version: Lowest version of the weights.
+            weights: Weights; None for the client's last weights that did not fail to fit the policy.
 
         Raises:
-            ClusterError: The service ends.
+            ClusterError: The service is ending.
         """
         with self._changed:
             self._open_group()
@@ -151,13 +152,13 @@ class EvalService:
     def poll(
         self, client: str, have: Collection[str], delivered: Collection[str], wait: bool = True
     ) -> tuple[dict[str, bytes], dict[str, EvalProgress]]:
-        """Return answers to requests of a client, and the progress of the one that runs, by identifier.
+        """Return answers to requests of a client, and the progress of the running one, by identifier.
 
         Args:
             client: Name of the client.
-            have: Requests whose answers it has.
-            delivered: Requests whose results it has delivered; they are not sent again.
-            wait: Whether to wait a moment for the first answer.
+            have: Requests whose answers the client has.
+            delivered: Requests whose results the client has delivered; they are not sent again.
+            wait: Whether to wait briefly for the first answer.
         """
         with self._changed:
             self._seen[client] = time.monotonic()
@@ -170,7 +171,7 @@ class EvalService:
         return {request.ticket.id: request.outcome() for request in found}, progress
 
     def cancel(self, request: str, reason: str, unless_started: bool) -> None:
-        """Cancel a request; one that waits is answered at once."""
+        """Cancel a request; answer a waiting one at once."""
         with self._changed:
             found = self._requests[request]
             self._changed.wait_for(lambda: found is not self._running or found.handle is not None)
@@ -184,7 +185,7 @@ class EvalService:
                 outcome = EvalOutcome(settings, settings.plan(), aspects=default_aspects(dict))
                 self._conclude(found, outcome.handle.snapshot(reason))
 
-    # ------------------------------------------------------------------ calls of anybody
+    # ------------------------------------------------------------------ calls without a client
 
     def history(self) -> list[tuple[Ticket, str, bytes]]:
         """Return ticket, log and outcome of the last evaluations of all clients, in the order of acceptance."""
@@ -193,7 +194,7 @@ class EvalService:
         return [(request.ticket, str(request.run_dir), request.outcome()) for request in done[-_HISTORY:]]
 
     def status(self) -> dict[str, Any]:
-        """Return its state as plain data, in the shape of ``rl-eval service list --json``."""
+        """Return the state as plain data, in the format of ``rl-eval service list --json``."""
         import ray
 
         with self._changed:
@@ -228,7 +229,7 @@ class EvalService:
         return [request for request in self._requests.values() if request.ticket.client == client]
 
     def _undelivered(self, client: str, have: Collection[str] = ()) -> list[Request]:
-        """Return the answered requests of a client that were not delivered."""
+        """Return the answered, undelivered requests of a client."""
         done = [one for one in self._of(client) if one.answer is not None and not one.delivered]
         return [one for one in done if one.ticket.id not in have]
 
@@ -237,7 +238,11 @@ class EvalService:
 
     def _open_group(self) -> EvalRunnerGroup:
         if self._group is None:
-            raise ClusterError(f"evaluation service {self._options.name!r} was stopped, or does not start")
+            name = self._options.name
+            fix = "Start it again, or read the log of its process."
+            raise ClusterError(
+                f"evaluation service {name!r} was stopped or did not start", key="name", value=name, fix=fix
+            )
         return self._group
 
     # ------------------------------------------------------------------ one after the other
@@ -254,7 +259,7 @@ class EvalService:
                 self._conclude(request, outcome)
 
     def _next(self) -> Request | None:
-        """Return the next request, that of the client whose last turn is longest ago; None at the end."""
+        """Return the next request, from the client whose last turn was earliest; None at the end."""
         with self._changed:
             while not self._closed:
                 if self._group is not None and (waiting := self._waiting()):
@@ -264,7 +269,9 @@ class EvalService:
                     return turn
                 limit = max(self._options.idle_timeout_s, 0.0 if self._group else _OPENING_S)
                 if time.monotonic() - max([self._busy, *self._seen.values()]) > limit:
-                    _logger.warning("evaluation service %r ends: no client, nothing to do", self._options.name)
+                    _logger.warning(
+                        "evaluation service %r ends, because it has no clients and no requests", self._options.name
+                    )
                     self.close()
                     self._end()
                 self._changed.wait(self._poll_s)
@@ -274,19 +281,20 @@ class EvalService:
         """Start an evaluation.
 
         Raises:
-            WeightsError: The weights do not fit, as an earlier request has shown.
-            UsageError: The weights of the policy are lost.
+            WeightsError: The weights did not fit the policy in an earlier request.
+            UsageError: The initial weights of the policy are lost.
         """
         client, version, weights = request.ticket.client, request.ticket.weights_version, self._initial
         with self._changed:
             group = self._open_group()
             if version and not request.weights.exists():
-                raise WeightsError(f"the last weights of client {client!r} do not fit the policy: send others")
+                problem = f"the last weights of client {client!r} do not fit the policy"
+                raise WeightsError(problem, key="weights", fix="Send other weights.")
             if version:
                 weights = group.publish_weights(pickle.loads(request.weights.read_bytes()), version)
             elif weights is None and group.published_weights is not None:
-                cause = "has sent no weights, and the first ones of the policy's factory are lost: send some"
-                raise UsageError(f"client {client!r} {cause}")
+                problem = f"client {client!r} sent no weights, and the initial weights of the policy are lost"
+                raise UsageError(problem, key="weights", fix="Send weights.")
             request.handle = group.submit(run_dir=request.run_dir, weights=weights, follow_up=self._follow_up(request))
             self._changed.notify_all()
             return request.handle
@@ -301,7 +309,7 @@ class EvalService:
         folder = Path(settings.folder, f"client_{name}", f"step_{request.ticket.step}")
 
         def report(error: Exception) -> None:
-            _logger.error("a video in %s could not be made\n%s", folder, redacted_traceback(error))
+            _logger.error("a video in %s could not be recorded\n%s", folder, redacted_traceback(error))
 
         def save(videos: Sequence[Future[Video]]) -> None:
             list(saved((video.result for video in videos), folder, report))
@@ -309,17 +317,17 @@ class EvalService:
         return follow_up_videos(settings, lambda videos: threading.Thread(target=save, args=[videos]).start())
 
     def _conclude(self, request: Request, outcome: EvalResult | Exception) -> None:
-        """Answer a request, and remove weights that none can need any more."""
+        """Answer a request, and remove weights that are no longer needed."""
         self._busy = time.monotonic()
         if self._closed:
-            return  # The next process on the folder answers it.
+            return  # The next service on the folder answers it.
         request.conclude(outcome)
         version, unfit = request.ticket.weights_version, isinstance(outcome, WeightsError)
         ran = not isinstance(outcome, Exception) and len(outcome.episodes) > 0
         for one in self._of(request.ticket.client):
             other = one.ticket.weights_version
             if other == version if unfit else ran and other < version:
-                with suppress(OSError):  # What cannot be removed takes room only.
+                with suppress(OSError):  # A file that cannot be removed only takes up space.
                     one.weights.unlink()
         self._changed.notify_all()
 

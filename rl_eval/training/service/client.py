@@ -1,7 +1,7 @@
-"""Services as their clients see them: one is started, found, listed and ended by name, and asked for evaluations.
+"""Client of a service: start, find, list and end services by name, and submit evaluations.
 
-One background thread of a client asks for answers again and again, which also shows that it lives. Ray repeats a call
-when the service's process was replaced; the service knows a request by its identifier, so it is evaluated once.
+One background thread of a client polls for answers; the polls also show that the client is alive. Ray repeats a call if
+the service's process was replaced. Each request has an identifier, so the service evaluates it once.
 """
 
 from __future__ import annotations
@@ -39,13 +39,14 @@ _OPENING_S: Final = 180.0
 _CLOSING_S: Final = 20.0
 _STATUS_S: Final = 5.0
 _NAME_FREED_S: Final = 10.0
+_CHECK: Final = "Run rl-eval service list, and start the service again if it is missing."
 
 
 def _answer(call: Any, timeout_s: float, name: str) -> Any:
-    """Wait for what a call of a service returns.
+    """Wait for the return value of a service call.
 
     Raises:
-        ClusterError: The service is gone, or does not answer in time; it may have received the call.
+        ClusterError: The service has ended or does not answer in time; it may have received the call.
         EvalError: The error of the call.
     """
     try:
@@ -53,18 +54,19 @@ def _answer(call: Any, timeout_s: float, name: str) -> Any:
     except RayTaskError as error:
         raise (error.cause if isinstance(error.cause, Exception) else error) from None
     except RayError as error:
-        raise ClusterError(f"evaluation service {name!r} is gone, or does not answer: {summarize(error)}") from error
+        problem = f"evaluation service {name!r} has ended or does not answer: {summarize(error)}"
+        raise ClusterError(problem, key="name", value=name, fix=_CHECK) from error
 
 
 def reach(address: str | None) -> Connection:
-    """Connect this process to the cluster where services live.
+    """Connect this process to the cluster with the services.
 
     Args:
-        address: Of the cluster; by default ``RAY_ADDRESS``, else the one that runs on this machine.
+        address: Address of the cluster. Default: ``RAY_ADDRESS``, or the cluster on this machine.
 
     Raises:
-        RunnerStartError: There is none.
-        ConfigError: The process is connected elsewhere.
+        RunnerStartError: No cluster answers.
+        ConfigError: The process is connected to another cluster.
     """
     elsewhere = None if ray.is_initialized() else os.environ.get("RAY_ADDRESS", "auto")
     return Connection(RunnersSection(address=address or elsewhere))
@@ -74,21 +76,24 @@ def start_service(settings: EvalSettings, policy: Any, options: ServiceOptions) 
     """Start a service; return its actor, and the connection to its cluster.
 
     Args:
-        settings: Its settings.
-        policy: Its live policy, if any.
-        options: Without ``run_dir`` it gets a folder of the Ray session.
+        settings: Settings of the evaluations.
+        policy: Policy object; None for the configured policy.
+        options: Options of the service. The default ``run_dir`` is a folder of the Ray session.
 
     Raises:
-        ConfigError: The configuration cannot work, or there is a service of this name.
-        ClusterError: It does not start.
+        ConfigError: The configuration is invalid, or a service of this name exists.
+        ClusterError: The service does not start.
     """
     name, runners = options.name, settings.runners
     if not name or options.idle_timeout_s <= 0:
-        raise ConfigError(f"name is {name!r} and idle_timeout_s is {options.idle_timeout_s}: give a name, and seconds")
+        key, value = ("idle_timeout_s", options.idle_timeout_s) if name else ("name", name)
+        problem = f"name is {name!r} and idle_timeout_s is {options.idle_timeout_s}"
+        raise ConfigError(problem, key=key, value=value, fix="Pass a name, and seconds above 0.")
     if options.detached and not (ray.is_initialized() or runners.address or os.environ.get("RAY_ADDRESS")):
-        raise ConfigError("detached=True, but no cluster outlives this process: give runners.address or RAY_ADDRESS")
+        problem, fix = "detached is True, but the cluster ends with this process", "Set runners.address or RAY_ADDRESS."
+        raise ConfigError(problem, key="detached", value=True, fix=fix)
     content = _for_the_service(settings), portable_policy(policy)
-    pickled_settings(*content)  # Names the key that cannot be pickled.
+    pickled_settings(*content)  # Raises an error that names the key that cannot be pickled.
     payload, taken = split_secrets(content, secrets_in(settings.model_dump()))
     connection, actor = Connection(runners), None
     try:
@@ -97,7 +102,7 @@ def start_service(settings: EvalSettings, policy: Any, options: ServiceOptions) 
             name=_PREFIX + name,
             namespace=options.namespace,
             lifetime="detached" if options.detached else None,
-            # Without the head node nothing lives on, so no other node's loss should end it; and its folder is there.
+            # The cluster ends with its head node anyway, and the folder is there. The loss of another node is harmless.
             resources={"node:__internal_head__": 0.001},
             num_cpus=0,
             max_restarts=100,
@@ -108,8 +113,9 @@ def start_service(settings: EvalSettings, policy: Any, options: ServiceOptions) 
         try:
             actor = actor_class.remote(replace(options, run_dir=folder, start=uuid.uuid4().hex, secrets=taken))
         except (TypeError, ValueError) as error:
-            cause = f"there is a service {name!r} already (see Evaluator.from_name), or Ray refuses runners.runtime_env"
-            raise ConfigError(f"{cause}: {summarize(error)}") from error
+            problem = f"service {name!r} exists already, or Ray rejects runners.runtime_env: {summarize(error)}"
+            fix = "Connect with Evaluator.from_name, choose another name, or correct runners.runtime_env."
+            raise ConfigError(problem, key="name", value=name, fix=fix) from error
         _answer(actor.open.remote(payload), _OPENING_S, name)
     except BaseException:
         if actor is not None:
@@ -123,20 +129,21 @@ def _find(name: str, namespace: str) -> Any:
     """Return the actor of a service.
 
     Raises:
-        UsageError: There is none of this name; the message lists those that there are.
+        UsageError: No service has this name; the message lists the existing ones.
     """
     try:
         return ray.get_actor(_PREFIX + name, namespace=namespace)
     except ValueError:
-        known = ", ".join(f"{one!r} (namespace {space!r})" for space, one in _names()) or "no service at all"
-        raise UsageError(f"there is no service {name!r} in namespace {namespace!r}; there is: {known}") from None
+        known = ", ".join(f"{one!r} (namespace {space!r})" for space, one in _names()) or "none"
+        problem = f"service {name!r} does not exist in namespace {namespace!r}; existing services: {known}"
+        raise UsageError(problem, key="name", value=name) from None
 
 
 def list_services(namespace: str | None = None) -> dict[tuple[str, str], dict[str, Any] | None]:
     """Return the states of services, by namespace and name; None for one that does not answer.
 
     Args:
-        namespace: Of the services; by default all.
+        namespace: Ray namespace of the services; None for all.
     """
     found: dict[tuple[str, str], dict[str, Any] | None] = {}
     for space, name in _names():
@@ -148,48 +155,52 @@ def list_services(namespace: str | None = None) -> dict[tuple[str, str], dict[st
 
 
 def end_service(name: str, namespace: str) -> bool:
-    """End a service, its runners and its requests; return whether it went in an orderly way.
+    """End a service, its runners and its requests; return whether it closed itself before its process was killed.
 
     Raises:
-        UsageError: There is none of this name.
-        ClusterError: It is still there.
+        UsageError: No service has this name.
+        ClusterError: The service was killed, but Ray still lists it.
     """
     actor, orderly = _find(name, namespace), False
-    with suppress(ClusterError):  # What hangs is ended with its process.
+    with suppress(ClusterError):  # A service that hangs is killed below.
         _answer(actor.close.remote(), _CLOSING_S, name)
         orderly = True
     ray.kill(actor)
     deadline = time.monotonic() + _NAME_FREED_S
     while (namespace, name) in _names():
         if time.monotonic() > deadline:
-            raise ClusterError(f"evaluation service {name!r} was killed, but Ray still lists it")
+            problem, fix = (
+                f"evaluation service {name!r} was killed, but Ray still lists it",
+                "Wait, then stop it again.",
+            )
+            raise ClusterError(problem, key="name", value=name, fix=fix)
         time.sleep(0.05)
     return orderly
 
 
 def _session_folder(name: str) -> Path:
-    """Return a new folder that lasts as long as the cluster."""
-    from ray._private.worker import _global_node  # It is nowhere else.
+    """Return a new folder that exists as long as the cluster."""
+    from ray._private.worker import _global_node  # Ray has no public function for it.
 
     return Path(_global_node.get_session_dir_path(), "rl_eval", f"{quote(name, safe='')[:100]}_{uuid.uuid4().hex[:8]}")
 
 
 def _names() -> list[tuple[str, str]]:
-    """Return namespace and name of all services."""
+    """Return namespaces and names of all services."""
     found = ((one["namespace"], one["name"]) for one in ray.util.list_named_actors(all_namespaces=True))
     return sorted((space, name.removeprefix(_PREFIX)) for space, name in found if name.startswith(_PREFIX))
 
 
 def _for_the_service(settings: EvalSettings) -> EvalSettings:
-    """Leave out the address, which is known in the cluster, and what runners inherit from the service's process."""
+    """Return settings without the address and without the parts of ``runtime_env`` that runners inherit."""
     variables = {key: value for key, value in settings.runners.runtime_env.items() if key == "env_vars"}
     policy = settings.policy.policy
     policy = policy if isinstance(policy, str) else portable_policy(policy)
     return with_values(settings, runners={"address": None, "runtime_env": variables}, policy={"policy": policy})
 
 
-_LOOK_S: Final = 0.05  # Between two checks of the thread whether this client has left.
-_SILENCE_S: Final = 60.0  # A service that does not answer for so long is given up.
+_LOOK_S: Final = 0.05  # Between two checks whether this client has left.
+_SILENCE_S: Final = 60.0  # Time limit for an answer of the service.
 _DISCONNECT_S: Final = 5.0
 
 
@@ -198,15 +209,15 @@ class ServiceClient:
     """Evaluations of a service under the name of a client.
 
     Args:
-        connection: Of this process to the service's cluster; it is closed with this, and if an error is raised.
-        name: Of the service.
-        namespace: Of its name.
+        connection: Connection to the service's cluster; closed with this client, and on errors.
+        name: Name of the service.
+        namespace: Ray namespace of the name.
         client: Name of the client; None for a new one.
-        actor: The service, which would end without this handle of it; by default it is found by its name.
-        owner: Whether the service ends with this.
+        actor: Actor of the service; without a handle, Ray would end it. Default: the actor of this name.
+        owner: Whether the service ends with this client.
 
     Raises:
-        UsageError: There is no service of this name.
+        UsageError: No service has this name.
         ClusterError: The service does not answer.
     """
 
@@ -225,12 +236,12 @@ class ServiceClient:
         self._namespace = namespace
         self._owner = owner
         self.client = client or f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
-        self._handles: dict[str, EvalHandle] = {}  # Of requests that were not delivered, by identifier.
-        self._delivered: list[str] = []  # Requests whose delivery the service does not know.
+        self._handles: dict[str, EvalHandle] = {}  # Handles of undelivered requests, by identifier.
+        self._delivered: list[str] = []  # Delivered requests that were not yet reported to the service.
         self._progress: dict[str, EvalProgress] = {}
         self._ended = threading.Event()
         self._error: EvalError | None = None
-        """Why no answers come any more."""
+        """Error that ended the polling; None while it works."""
         try:
             self._actor = actor or _find(name, namespace)
             self.welcome: Welcome = self._ask("connect", _OPENING_S, self.client)
@@ -241,33 +252,33 @@ class ServiceClient:
         self.resumed = [self._expect(one.id, one.step, one.weights_version) for one in self.welcome.tickets]
         self._thread = threading.Thread(target=self._listen, name="rl_eval service client", daemon=True)
         self._thread.start()
-        # Ray must not be waited for in a thread while it is taken down.
+        # A thread must not wait for Ray while Ray shuts down.
         atexit.register(self.end_thread)
 
     def submit(self, weights: Any, version: int | None, step: int, held: HeldWeights) -> EvalHandle:
-        """Hand a request over to the service.
+        """Send a request to the service.
 
         Args:
-            weights: As for ``EvalRunnerGroup.submit``; None for those that this client sent last.
-            version: Least version that they may get.
+            weights: As for ``EvalRunnerGroup.submit``; None for the last weights of this client.
+            version: Lowest version that the service may assign.
             step: Training step.
-            held: Gets a copy of the weights.
+            held: Receives a copy of the weights.
 
         Raises:
             WeightsError: The weights cannot be used.
-            ClusterError: The service is gone, or does not answer.
+            ClusterError: The service has ended or does not answer.
         """
-        if weights is not None:  # Their version is the service's to give.
+        if weights is not None:  # The service assigns the version.
             known = isinstance(weights, WeightsSnapshot)
             held.snapshot = replace(weights, version=0) if known else snapshot_weights(weights, 0)
         request = uuid.uuid4().hex
-        handle = self._expect(request, step)  # Before the service can answer.
+        handle = self._expect(request, step)  # It must exist before the service answers.
         ticket = self._ask("submit", _SILENCE_S, self.client, request, step, version or 0, held.snapshot)
         handle.weights_version = ticket.weights_version
         return handle
 
     def acknowledge(self, handle: EvalHandle) -> None:
-        """Note that a result was delivered, so that it is not sent to a later client of this name."""
+        """Record that a result was delivered, so that it is not sent to a later client of this name."""
         for request, one in list(self._handles.items()):
             if one is handle:
                 del self._handles[request]
@@ -277,7 +288,7 @@ class ServiceClient:
         """Return the last evaluations of all clients, the oldest first.
 
         Raises:
-            ClusterError: The service is gone, or does not answer.
+            ClusterError: The service has ended or does not answer.
         """
         return [
             FinishedEvaluation(one.client, one.step, one.weights_version, run_dir, unpickled(answer))
@@ -285,18 +296,19 @@ class ServiceClient:
         ]
 
     def stop(self) -> None:
-        """Leave the service, or end it if it is this client's own; may be called again."""
+        """Leave the service, or end it if this client owns it; may be called again."""
         self.end_thread()
         with suppress(EvalError):
             self._ask("poll", _DISCONNECT_S, self.client, (), self._delivered, False)
             if self._owner:
                 end_service(self._name, self._namespace)
-        goes_on = "" if self._owner else f"; evaluation service {self._name!r} goes on with it"
-        self._fail_all(ClusterError(f"the evaluator was shut down before this was done{goes_on}"))
+        goes_on = "" if self._owner else f"; evaluation service {self._name!r} continues it"
+        problem = f"the evaluator was shut down before this evaluation was done{goes_on}"
+        self._fail_all(ClusterError(problem, key="name", value=self._name))
         self._connection.close()
 
     def end_thread(self) -> None:
-        """Wait for no more answers."""
+        """Stop polling for answers."""
         atexit.unregister(self.end_thread)
         self._ended.set()
         if self._thread is not threading.current_thread():
@@ -309,19 +321,20 @@ class ServiceClient:
         return _answer(getattr(self._actor, method).remote(*args), timeout_s, self._name)
 
     def _check_connection(self) -> None:
-        """Raise where a call would make Ray start a cluster, or where no answer would be heard."""
+        """Raise if a call would make Ray start a new cluster, or if its answer could not be received."""
         if self._error is not None:
             raise self._error
         if self._connection.lost:
-            raise ClusterError(f"evaluation service {self._name!r} cannot be reached: ray.shutdown() was called")
+            problem = f"evaluation service {self._name!r} cannot be reached: ray.shutdown() was called"
+            raise ClusterError(problem, key="name", value=self._name, fix="Connect again with Evaluator.from_name.")
 
     def _expect(self, request: str, step: int, weights_version: int = 0) -> EvalHandle:
-        """Return the handle of a request."""
+        """Create the handle of a request."""
         count = self.welcome.settings.evaluation.num_episodes
         nothing = EvalProgress(count, 0, 0, 0, 0, math.nan, math.nan, 0, 0.0, 0)
 
         def cancel(reason: str, unless_started: bool) -> None:
-            with suppress(ClusterError):  # The handle fails with it.
+            with suppress(ClusterError):  # The handle gets the error.
                 self._ask("cancel", _SILENCE_S, request, reason, unless_started)
 
         handle = EvalHandle(lambda: self._progress.get(request, nothing), cancel, lambda _: None, weights_version)
@@ -329,16 +342,15 @@ class ServiceClient:
         return handle
 
     def _listen(self) -> None:
-        """Give answers to their handles, until this client leaves."""
+        """Pass answers to their handles, until this client leaves."""
         have: set[str] = set()
         try:
             while True:
                 sent = list(self._delivered)
                 self._check_connection()
                 call = self._actor.poll.remote(self.client, have, sent)
-                answer = (
-                    call.future()
-                )  # Not ray.wait: where the caller shuts Ray down meanwhile, that ends the process.
+                # ray.wait would end the process if the caller shuts Ray down meanwhile.
+                answer = call.future()
                 while not futures.wait([answer], timeout=_LOOK_S).done:
                     self._check_connection()
                     if self._ended.is_set():
@@ -349,14 +361,15 @@ class ServiceClient:
                 for request, answer in answers.items():
                     self._conclude(request, answer)
         except Exception as error:
-            if not self._ended.is_set():  # Else it was to be expected.
+            if not self._ended.is_set():  # Errors during a shutdown are expected.
                 cause = f"evaluation service {self._name!r} cannot be reached: {error}"
-                self._error = error if isinstance(error, EvalError) else ClusterError(cause)
+                lost = ClusterError(cause, key="name", value=self._name, fix=_CHECK)
+                self._error = error if isinstance(error, EvalError) else lost
                 self._fail_all(self._error)
 
     def _conclude(self, request: str, answer: bytes) -> None:
         if (handle := self._handles.get(request)) is None:
-            return  # Another process asks under the same name.
+            return  # Another process uses the same client name.
         outcome = unpickled(answer)
         if isinstance(outcome, Exception):
             handle.set_error(outcome)
@@ -367,7 +380,7 @@ class ServiceClient:
         handle.set_result(outcome)
 
     def _fail_all(self, error: BaseException) -> None:
-        """Fail the handles whose results the service has, or will have, for a later client of this name."""
+        """Fail all open handles; the service keeps their results for a later client of this name."""
         for request, handle in list(self._handles.items()):
             if not handle.done():
                 del self._handles[request]

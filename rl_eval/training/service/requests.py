@@ -1,4 +1,4 @@
-"""Requests of a service, what it exchanges with its clients, and how that is pickled."""
+"""Requests of a service, and the messages between the service and its clients with their pickling."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ if TYPE_CHECKING:
     from rl_eval.weights import WeightsSnapshot
 
 
-_SHORTEST: Final = 6  # A shorter secret is recognized as a whole text only.
-_LONGEST: Final = 100  # Characters of a client's name in the name of a folder.
+_SHORTEST: Final = 6  # A shorter secret is recognized only as a whole string.
+_LONGEST: Final = 100  # Longest part of a client's name in a folder name, in characters.
 
 _logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class ServiceOptions:
-    """Arguments of a service's actor, which Ray gives to the process that takes its place.
+    """Arguments of a service's actor; Ray passes them again to a replacement process.
 
     Attributes:
-        name: Name under which clients reach it.
+        name: Name of the service.
         namespace: Ray namespace of the name.
         run_dir: Folder of the service, on the machine of the cluster's head.
-        detached: Whether it outlives the process that started it.
-        idle_timeout_s: It ends when for so long no client called, and nothing ran.
+        detached: Whether the service continues after the process that started it.
+        idle_timeout_s: Time without calls and evaluations after which it ends, in seconds.
         videos: Episodes to record after each evaluation.
-        start: Identifier of this start, the same for a process that takes the place of another.
-        secrets: Values that are left out of the file with settings and policy.
+        start: Identifier of this start; a replacement process has the same.
+        secrets: Values that the file with settings and policy omits.
     """
 
     name: str
@@ -66,7 +66,7 @@ class Ticket:
         id: Identifier that the client chose, unique.
         client: Name of the client.
         step: Training step.
-        weights_version: Version of the weights to evaluate; 0 for those of the policy.
+        weights_version: Version of the weights to evaluate; 0 for the initial weights of the policy.
     """
 
     number: int
@@ -83,8 +83,8 @@ class Welcome:
     Attributes:
         settings: Settings of the service, without the policy.
         tickets: Requests of this client whose results were not delivered, in order.
-        next_step: One more than the step of the client's last request; 0 before any.
-        weights_version: Version of the client's last weights; 0 before any.
+        next_step: One more than the step of the client's last request; 0 before the first.
+        weights_version: Version of the client's last weights; 0 before the first.
     """
 
     settings: EvalSettings
@@ -121,8 +121,8 @@ class Request:
 
     Attributes:
         folder: The folder.
-        ticket: Facts about it.
-        answer: Pickled error or result; empty if the log holds the whole result; None until it is done.
+        ticket: Acknowledgement that the client received.
+        answer: Pickled error or result; empty if the log contains the whole result; None until it is done.
         delivered: Whether the client has the result.
         handle: Handle of the evaluation while it runs.
     """
@@ -135,7 +135,7 @@ class Request:
 
     @classmethod
     def create(cls, parent: Path, ticket: Ticket, weights: WeightsSnapshot | None) -> Request:
-        """Write a request, and the weights that it brings."""
+        """Write a request and its weights, if it has any."""
         name = f"{ticket.number:08d}_{quote(ticket.client, safe='')[:_LONGEST]}_step_{ticket.step}"
         request = cls(parent / name, ticket)
         if weights is not None:
@@ -160,27 +160,27 @@ class Request:
 
     @property
     def weights(self) -> Path:
-        """File of the weights, which other requests may share; without version 0."""
+        """File of the weights, which other requests may share; there is none for version 0."""
         return self.folder.parent.parent / "weights" / f"{self.ticket.weights_version}.pkl"
 
     def conclude(self, outcome: EvalResult | Exception) -> None:
-        """Answer with a result or an error; one that cannot be written is lost with this process."""
+        """Store the result or the error as the answer; an answer that cannot be written is lost with this process."""
         self.handle = None
         logged = not isinstance(outcome, Exception) and outcome.status == "complete" and not outcome.artifacts
         self.answer = b"" if logged else pickled(outcome)
         try:
             write_bytes(self.folder / "answer", self.answer)
         except Exception:
-            _logger.exception("the answer of %s cannot be kept, and is lost with this process", self.folder)
+            _logger.exception("the answer of %s cannot be written, so it is lost when this process ends", self.folder)
 
     def outcome(self) -> bytes:
-        """Return the pickled result, or the pickled error in its place."""
+        """Return the pickled result or error."""
         from rl_eval.results.loading import load
 
         return self.answer or pickled(load(self.run_dir))
 
     def note_delivery(self) -> None:
-        """Note that the client has the result; it is not sent again."""
+        """Record that the client has the result; it is not sent again."""
         (self.folder / "delivered").touch()
         self.delivered = True
 
@@ -195,14 +195,15 @@ def unpickled(data: bytes) -> EvalResult | Exception:
     try:
         outcome: EvalResult | Failure = pickle.loads(data)
     except Exception as error:
-        return UsageError(f"the result names a class that is missing here: {type(error).__name__}: {error}")
+        problem = f"the result contains an object whose class is missing here: {type(error).__name__}: {error}"
+        return UsageError(problem, fix="Install the package of the class, or add it to the Python path.")
     return outcome.error() if isinstance(outcome, Failure) else outcome
 
 
 def split_secrets(value: Any, secrets: Collection[str]) -> tuple[bytes, list[Any]]:
-    """Pickle a value without its texts and numbers that hold a secret; return these beside it."""
+    """Pickle a value without the strings and numbers that contain a secret; return both."""
     file, long = io.BytesIO(), [one for one in secrets if len(one) >= _SHORTEST]
-    positions: dict[tuple[type, Any], int] = {}  # Each value once, so that they stay few.
+    positions: dict[tuple[type, Any], int] = {}  # Each value once, to keep the list short.
 
     def position(found: Any) -> int | None:
         if not isinstance(found, (str, bytes, int, float)):
@@ -219,7 +220,7 @@ def split_secrets(value: Any, secrets: Collection[str]) -> tuple[bytes, list[Any
 
 
 def join_secrets(data: bytes, taken: Sequence[Any]) -> Any:
-    """Return the value that was split."""
+    """Return a value that :func:`split_secrets` split."""
     unpickler: Any = pickle.Unpickler(io.BytesIO(data))
     unpickler.persistent_load = taken.__getitem__
     return unpickler.load()
