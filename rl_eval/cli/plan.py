@@ -178,5 +178,5 @@ def _rates_page(found: RateComparison) -> Page:
     if found.episodes_needed is not None:
         needed = "per policy detect this difference (power 80 %); fewer are enough on equal seeds"
         sections.append([Line("episodes", f"{found.episodes_needed:,}", needed)])
-    verdict = f"b succeeds {more} often than a at 95 %" if found.is_shown else "no significant difference at 95 %"
+    verdict = f"b succeeds {more} often than a at 95 %" if found.is_shown else "no difference shown at 95 %"
     return Page("two success rates", "", "b against a", sections, verdict=verdict)
