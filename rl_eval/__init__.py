@@ -1,4 +1,4 @@
-"""Evaluate reinforcement learning policies: the result depends on policy, environment and plan alone.
+"""Evaluate reinforcement learning policies: results depend only on the policy, the environment and the plan.
 
 Names are loaded on first use, so that importing rl_eval imports neither torch nor Ray.
 """

@@ -1,4 +1,4 @@
-"""Entry point of ``rl-eval`` and ``python -m rl_eval``: the command line, in a process that computes as runners do."""
+"""Entry point of ``rl-eval`` and ``python -m rl_eval``: the command line, with the environment variables of runners."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _STDERR: Final = 2
 def main() -> None:
     """Run the command line.
 
-    Python starts again first if a variable that it reads at its start is missing, or if a standard stream is closed.
+    Restart Python first if a variable that it reads at its start is missing, or if a standard stream is closed.
     """
     filled = _fill_standard_streams()
     missing = {name: value for name, value in reproducible_environment().items() if not os.environ.get(name)}
@@ -27,13 +27,13 @@ def main() -> None:
     try:
         command_line()
     finally:
-        gc.freeze()  # Else Python ends by a search for cycles in all that torch and Ray brought: most of a second.
+        gc.freeze()  # Otherwise Python searches all objects of torch and Ray for cycles at exit, for most of a second.
 
 
 def _fill_standard_streams() -> bool:
     """Open /dev/null in place of closed standard streams; return whether there were any.
 
-    Otherwise the next file that is opened, such as a log, gets their descriptor and all that libraries print there.
+    Otherwise the next opened file, such as a log, gets their descriptor and receives the output of libraries.
     """
     filled = False
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= _STDERR:

@@ -1,6 +1,6 @@
 """Command line of rl_eval: the commands from ``rl-eval run`` to ``rl-eval doctor``.
 
-Nothing here imports torch, Ray, gymnasium or scipy before a command needs it, so that help is instant.
+torch, Ray, gymnasium and scipy are imported only when a command needs them, so that help is instant.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ EVALUATE, READ, COMPARE, SETUP = "Evaluate", "Read results", "Compare and run ag
 COMMANDS: Final = (
     (EVALUATE, "run", run.run, "Evaluate a policy, print the result and save it."),
     (EVALUATE, "watch", watch.watch, "Evaluate the checkpoints of a training run as they appear."),
-    (EVALUATE, "crossplay", crossplay.crossplay, "Play several policies against each other, and rate them."),
-    (READ, "list", show.list_, "List the runs in a folder, a line each."),
-    (READ, "show", show.show, "Show a run, finished or not, or one of its episodes."),
-    (READ, "report", report.report, "Write results as one HTML page that needs nothing else."),
-    (READ, "view", report.view, "Show the runs in a folder to a browser on this machine."),
+    (EVALUATE, "crossplay", crossplay.crossplay, "Play several policies against each other and rate them."),
+    (READ, "list", show.list_, "List the runs in a folder, one per line."),
+    (READ, "show", show.show, "Show a run, finished or unfinished, or some of its episodes."),
+    (READ, "report", report.report, "Write a self-contained HTML report of results."),
+    (READ, "view", report.view, "Serve the runs in a folder to a browser on this machine."),
     (READ, "export", export.export, "Write the episodes of a run to a file."),
     (COMPARE, "compare", compare.compare, "Compare two results, episode by episode."),
-    (COMPARE, "ope", ope.ope, "Estimate a policy's value from episodes of another."),
-    (COMPARE, "replay", replay.replay, "Run episodes of a run again, compare, and make videos."),
+    (COMPARE, "ope", ope.ope, "Estimate the value of a policy from episodes of another policy."),
+    (COMPARE, "replay", replay.replay, "Run episodes of a run again, compare them, and record videos."),
     (SETUP, "init", init.init, "Write a config file that explains every key."),
-    (SETUP, "plan", plan.plan, "Compute how long an evaluation takes, and what it can show."),
+    (SETUP, "plan", plan.plan, "Estimate the time of an evaluation and the difference it can detect."),
     (SETUP, "doctor", doctor.doctor, "Check a config, its environment and its policy."),
 )
 
@@ -70,7 +70,7 @@ def main() -> None:
     try:
         Path.cwd()
     except FileNotFoundError:
-        typer.echo("error: the current folder was removed: change to one that exists", err=True)
+        typer.echo("error: the current folder was removed. Change to a folder that exists.", err=True)
         sys.exit(ExitCode.USAGE)
     app(prog_name="rl-eval")
 
@@ -87,4 +87,4 @@ def _root(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Evaluate reinforcement learning policies: the result depends on policy, environment and plan alone."""
+    """Evaluate reinforcement learning policies: results depend only on the policy, the environment and the plan."""

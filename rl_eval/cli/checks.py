@@ -1,4 +1,4 @@
-"""Checks of ``rl-eval doctor`` but for the environment: the machine, the policy and, on request, Ray."""
+"""Checks of the machine, the policy and Ray for ``rl-eval doctor``."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ from rl_eval.weights import module_of
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the doctor's report."""
+    """One finding of ``rl-eval doctor``."""
 
     level: Literal["ok", "note", "warning", "problem"]
     text: str
     fix: str = ""
-    """What to do about it; empty if nothing."""
+    """Suggested action, or empty."""
 
 
 ok: Final = partial(Finding, "ok")
-"""It is as it should be."""
+"""A check passed."""
 note: Final = partial(Finding, "note")
-"""Neither good nor bad."""
+"""Information, neither good nor bad."""
 warning: Final = partial(Finding, "warning")
-"""It works, and may surprise."""
+"""An evaluation works, but its result may be unexpected."""
 problem: Final = partial(Finding, "problem")
-"""An evaluation would fail, or its result would not be what it seems."""
+"""An evaluation would fail, or its result would be misleading."""
 
 
 def raised(what: str, error: Exception, fix: str = "") -> Finding:
-    """Something raised: an error of rl_eval speaks for itself; where another is from, ``rl-eval run -v`` shows."""
+    """Return the finding for an exception. The text of an ``EvalError`` is enough; others also need their origin."""
     return problem(str(error) if isinstance(error, EvalError) else f"{what} raised {summary_of(error)}", fix)
 
 
@@ -60,11 +60,11 @@ _TESTED: Final = {
     "tensordict": "0.14 to 0.15",
     "torch": "2.13",
 }
-"""Version, or oldest and newest, that the tests have run with."""
+"""Tested version, or oldest and newest tested version."""
 
 
 def check_machine() -> Iterator[Finding]:
-    """Look at the versions of Python and the packages; other ones than the tested are worth a line, and no warning."""
+    """Report the versions of Python and the packages, with a note if they differ from the tested versions."""
     versions = {name: _version(name) for name in _TESTED}
     installed = {name: version for name, version in versions.items() if version is not None}
     if installed:
@@ -76,35 +76,35 @@ def check_machine() -> Iterator[Finding]:
 
 
 def check_address(settings: EvalSettings) -> Iterator[Finding]:
-    """Check the port of the configured Ray cluster, if there is one, without joining or starting anything."""
+    """Check the port of the configured Ray cluster, if any, without joining or starting a cluster."""
     runners = settings.runners
     if not runners.num_runners:
-        yield ok("Ray is not needed: runners.num_runners is 0")
+        yield ok("runners.num_runners is 0, so Ray is not needed")
         return
     address = runners.address or os.environ.get("RAY_ADDRESS", "")
     found = re.fullmatch(r"(?:ray://)?(\[[^]]+\]|[^:/]+):(\d+)", address)
     if not found:
-        where = f"the cluster {address!r}" if address else "a local cluster, which starts and ends with the evaluation"
-        yield note(f"{runners.num_runners} runners on {where}: not tried, --ray does")
+        where = f"the cluster {address!r}" if address else "a local cluster that lives as long as the evaluation"
+        yield note(f"{runners.num_runners} runners on {where}: not checked; pass --ray to check")
         return
     try:
         socket.create_connection((found[1].strip("[]"), int(found[2])), timeout=3.0).close()
     except (OSError, OverflowError) as error:
         yield problem(
-            f"nothing answers at the Ray address {address!r}: {error}",
-            "start a cluster with `ray start --head`, correct runners.address or RAY_ADDRESS, or leave them out",
+            f"no answer from the Ray address {address!r}: {error}",
+            "start a cluster with `ray start --head`, or correct or omit runners.address and RAY_ADDRESS",
         )
     else:
-        yield ok(f"something listens at the Ray address {address!r}; --ray finds out what")
+        yield ok(f"a server listens at the Ray address {address!r}; pass --ray to check that it is Ray")
 
 
 def check_cluster(settings: EvalSettings) -> Iterator[Finding]:
-    """Run a few short episodes on Ray, which starts all that an evaluation would, and the same ones here."""
+    """Run a few short episodes on Ray, as an evaluation would, and the same episodes in this process."""
     from rl_eval.execution.group import EvalRunnerGroup
 
     runners = settings.runners
     if not runners.num_runners:
-        yield note("runners.num_runners is 0: there is nothing to try on Ray")
+        yield note("runners.num_runners is 0, so Ray is not used")
         return
     steps = min(settings.evaluation.max_episode_steps or _SHORT_STEPS, _SHORT_STEPS)
     short = with_values(settings, evaluation={"num_episodes": 2 * runners.num_runners, "max_episode_steps": steps})
@@ -115,7 +115,7 @@ def check_cluster(settings: EvalSettings) -> Iterator[Finding]:
     except Exception as error:
         yield raised("an evaluation on Ray", error)
         return
-    text = f"{up} of {runners.num_runners} runners came up before {len(there.plan)} short episodes were done"
+    text = f"{up} of {runners.num_runners} runners started before {len(there.plan)} short episodes were finished"
     yield problem(f"{text}: {there.reason}") if there.status == "failed" else ok(text)
     if settings.policy.device != "cpu":
         return
@@ -124,11 +124,11 @@ def check_cluster(settings: EvalSettings) -> Iterator[Finding]:
     with EvalRunnerGroup(without_deadline.model_copy(update={"runners": inline}), threaded=False) as group:
         here = group.evaluate()
     if there.fingerprint == here.fingerprint:
-        yield ok("they give the same records there as in this process")
+        yield ok("Ray gives the same records as this process")
     else:
         yield problem(
-            f"they give other records there ({there.fingerprint[:16]}) than in this process ({here.fingerprint[:16]})",
-            "look for versions of packages, files, or surroundings that differ between the machines",
+            f"Ray gives other records ({there.fingerprint[:16]}) than this process ({here.fingerprint[:16]})",
+            "search for package versions, files or environment variables that differ between the machines",
         )
 
 
@@ -151,11 +151,13 @@ _EPISODES: Final = 2
 
 
 def check_policy(settings: EvalSettings) -> Iterator[Finding]:
-    """Build a runner as an evaluation would, give it the weights and let it run for about a second."""
+    """Build a runner as an evaluation would, set its weights and run it for about a second."""
     try:
         runner = runner_class(settings.runners.runner)(settings, 0)
         if not isinstance(runner, EvalRunner):
-            yield warning(f"{type(runner).__name__} is not an rl_eval.EvalRunner, so its policy is not checked")
+            yield warning(
+                f"{type(runner).__name__} is not a subclass of rl_eval.EvalRunner, so its policy is not checked"
+            )
             return
     except Exception as error:
         yield raised("building the policy", error)
@@ -166,7 +168,7 @@ def check_policy(settings: EvalSettings) -> Iterator[Finding]:
         try:
             judged = list(_act(settings, runner))
         except ConfigError as error:
-            yield problem(str(error), f"the likely cause: {cause}" if (cause := likely_cause_at(runner)) else "")
+            yield problem(str(error), f"likely cause: {cause}" if (cause := likely_cause_at(runner)) else "")
             return
         if worst := next((finding for finding in judged if finding.level == "problem"), None):
             yield worst
@@ -174,10 +176,10 @@ def check_policy(settings: EvalSettings) -> Iterator[Finding]:
         yield from judged[:1]
         yield ok(f"acts in the environment, with policy.deterministic: {str(settings.policy.deterministic).lower()}")
         yield from (warning(text) for text in runner.inference.notes)
-        if isinstance(runner.inference, Inference):  # Else there are several, each with a form of its own.
+        if isinstance(runner.inference, Inference):  # Multi-agent runners have one inference per policy.
             yield _describe_inference(runner)
             if cause := likely_cause_at(runner):
-                yield warning(f"{cause}; where actions depend on it, an episode is not a function of its seed")
+                yield warning(f"{cause}; if actions depend on it, equal seeds give different episodes")
             yield _try_other_mode(settings, runner)
     except Exception as error:
         yield raised("the policy", error)
@@ -186,7 +188,11 @@ def check_policy(settings: EvalSettings) -> Iterator[Finding]:
 
 
 def _check_weights(settings: EvalSettings, runner: EvalRunner) -> Finding:
-    """Set the configured weights; an :class:`EvalError` says that they cannot be read, or do not fit."""
+    """Set the configured weights.
+
+    Raises:
+        EvalError: The weights cannot be read or do not fit.
+    """
     section = settings.policy
     snapshot = configured_weights(section)
     if snapshot is not None:
@@ -195,48 +201,48 @@ def _check_weights(settings: EvalSettings, runner: EvalRunner) -> Finding:
         return ok(f"weights fit: {size}, digest {snapshot.digest[:16]}")
     if section.file_digests and loader_of(section.policy):
         files = ", ".join(f"{name} (digest {digest[:16]})" for name, digest in section.file_digests.items())
-        return ok(f"made from {files}")
+        return ok(f"loaded from {files}")
     module = module_of(runner.policy)
     if module is None or not any(True for _ in module.parameters()):
         return ok("has no weights to set")
     return warning(
-        "has weights, but policy.weights is not set: it is evaluated with those that its factory gives it",
+        "policy.weights is not set, so the policy keeps the weights of its factory",
         "set policy.weights to a file",
     )
 
 
 def _act(settings: EvalSettings, runner: EvalRunner) -> Iterator[Finding]:
-    """Run two episodes for a moment, which also lets the runner decide how it computes; yield what went wrong."""
+    """Run two episodes for a moment, which also triggers the runner's probe; yield warnings and problems."""
     plan, most = EpisodePlan(_EPISODES, settings.evaluation.seed), settings.fault_tolerance.max_attempts_per_episode
     leases = [Lease(index, plan[index].seed, 1, 0) for index in range(_EPISODES)]
     for _ in range(_CALLS):
         faults = runner.run(leases, _CALL_S).faults
         leases = [Lease(one.index, one.seed, one.attempt + 1, 0) for one in faults if one.attempt < most]
         for fault in faults:
-            text, subject = f"{fault.error_type}: {fault.message}", "attempt of an episode under the policy's actions"
+            text, subject = f"{fault.error_type}: {fault.message}", "attempt of an episode with the policy's actions"
             if fault.cause == "policy":
                 yield problem(f"cannot act: {text}")
             elif fault.attempt < most:
-                yield warning(f"an {subject} failed: {text}", "repair the environment")
+                yield warning(f"an {subject} failed: {text}", "fix the environment")
             else:
                 yield problem(f"every {subject} failed; the last: {text}")
 
 
 def _describe_inference(runner: EvalRunner) -> Finding:
-    """Say what the runner's probe decided."""
+    """Return the result of the runner's probe."""
     rows, lanes = runner.inference.rows_per_pass, runner.settings.runners.lanes
     if rows is None:
-        return ok(f"a row's result does not depend on its batch: one forward pass for all {lanes} environments")
+        return ok(f"an action does not depend on its batch: one forward pass for all {lanes} environments")
     if rows == BLOCK:
-        return ok(f"a row's result does not depend on its place among {BLOCK}: forward passes of {BLOCK} rows")
+        return ok(f"an action does not depend on its place in a batch of {BLOCK}: forward passes of {BLOCK} rows")
     return warning(
-        "each environment has its own forward pass: exact, but slow",
-        "leave MKL_CBWR unset, so that rl-eval chooses it; do without layers that mix rows",
+        "each environment needs its own forward pass, which is exact but slow",
+        "unset MKL_CBWR, so that rl-eval chooses it; avoid layers that mix rows",
     )
 
 
 def _try_other_mode(settings: EvalSettings, runner: EvalRunner) -> Finding:
-    """Try the mode that is not configured; not being able to is no fault."""
+    """Try the action mode that is not configured; a failure is only a note."""
     deterministic = not settings.policy.deterministic
     setting = f"policy.deterministic: {str(deterministic).lower()}"
     section = settings.policy.model_copy(update={"deterministic": deterministic})

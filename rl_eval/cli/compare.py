@@ -1,4 +1,4 @@
-"""``rl-eval compare``: what two saved results say about their difference."""
+"""``rl-eval compare``: the difference of two saved results."""
 
 from __future__ import annotations
 
@@ -11,14 +11,12 @@ from rl_eval.cli.shared import argument, option
 
 
 def compare(
-    a: Annotated[str, argument("A", "Output folder, or run folder or URI.")],
-    b: Annotated[str, argument("B", "Likewise; its advantage over A is computed.")],
-    force: Annotated[
-        bool, typer.Option("--force", help="Compare also results that are not a function of their seeds.")
-    ] = False,
-    require: Annotated[list[str] | None, option("'b >= a - 5'", "Exit with 1 if this is shown not to hold.")] = None,
+    a: Annotated[str, argument("A", "Output folder, run folder or URI.")],
+    b: Annotated[str, argument("B", "Output folder, run folder or URI; compared as B minus A.")],
+    force: Annotated[bool, typer.Option("--force", help="Compare even if a determinism check failed.")] = False,
+    require: Annotated[list[str] | None, option("'b >= a - 5'", "Exit with 1 if the interval rules this out.")] = None,
     fail_on: Annotated[
-        Literal["regression"] | None, option(None, "Exit with 1 if b is shown to return less than a.")
+        Literal["regression"] | None, option(None, "Exit with 1 if b returns significantly less than a.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -1,4 +1,4 @@
-"""``rl-eval crossplay``: several policies against each other, from a config file to a matrix and ratings."""
+"""``rl-eval crossplay``: play several policies against each other; print a matrix and ratings."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def crossplay(
     output: Output = None,
     run_dir: LogDir = None,
     force: Force = False,
-    num_episodes: Annotated[int | None, option("N", "Episodes to run.", "--num-episodes", "-n")] = None,
+    num_episodes: Annotated[int | None, option("N", "Number of episodes.", "--num-episodes", "-n")] = None,
     assignments: Assignments = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Play the matchups of a config, print the shares and ratings of its policies, and save them."""
+    """Play the matchups of a config, and print and save the win rates and ratings of its policies."""
     from rl_eval.cli.progress import Monitor
 
     with closing(Monitor(quiet=quiet or as_json)) as monitor:
@@ -42,7 +42,9 @@ def crossplay(
         keys = {} if num_episodes is None else {"evaluation.num_episodes": num_episodes}
         settings = read_settings(config, section, assignments, keys)
         if len(settings.policy.policies) < 2 or settings.evaluation.matchups is None:
-            raise ConfigError("cross-play needs at least two policy.policies, and evaluation.matchups: round_robin")
+            fix = "Set at least two policy.policies, and evaluation.matchups: round_robin."
+            key = "evaluation.matchups" if settings.evaluation.matchups is None else "policy.policies"
+            raise ConfigError("cross-play needs several policies and matchups", key=key, fix=fix)
         find_modules_here()
         name, give = name_of(settings, config, section), partial(_deliver, quiet=quiet, as_json=as_json)
         result, _ = carry_out(
@@ -53,7 +55,7 @@ def crossplay(
 
 
 def _deliver(result: EvalResult, folder: Path | None, *, quiet: bool, as_json: bool) -> None:
-    """Save and print a result with the numbers of its games.
+    """Save and print a result with its cross-play statistics.
 
     Raises:
         UsageError: A game has a seat without a return.
@@ -77,7 +79,7 @@ def _deliver(result: EvalResult, folder: Path | None, *, quiet: bool, as_json: b
         try:
             write_payoffs(folder / "alpharank.npz", games)
         except UsageError as error:
-            print_note(f"alpharank.npz is not written: {error}")
+            print_note(f"alpharank.npz was not written: {error}")
 
     def show() -> None:
         if as_json:

@@ -1,6 +1,6 @@
-"""``rl-eval doctor``: checks of a config before hours of episodes depend on it.
+"""``rl-eval doctor``: check a config before a long evaluation.
 
-It goes on after a problem as far as it can, so that one call shows all of them.
+The checks continue after a problem if possible, so that one call shows all problems.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ def doctor(
     section: Section = None,
     trust: TrustPolicy = False,
     assignments: Assignments = None,
-    ray: Annotated[bool, typer.Option("--ray", help="Start the runners too, and run a few short episodes.")] = False,
+    ray: Annotated[bool, typer.Option("--ray", help="Also start the runners and run a few short episodes.")] = False,
     quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="Print problems only, and nothing where there is none.")
+        bool, typer.Option("--quiet", "-q", help="Print problems only; print nothing if there are none.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Check the machine, a config, its environment and its policy, and say how to repair what is wrong.
+    """Check the machine, a config, its environment and its policy, and suggest a fix for each problem.
 
-    Without CONFIG and options only the machine is checked; with --env alone the policy is random.
+    Without CONFIG and options, only the machine is checked. With --env alone, the policy is random.
     """
     from rl_eval.cli.checks import check_machine, note
 
@@ -69,7 +69,7 @@ def doctor(
     if given:
         _examine(report, read, ray=ray)
     else:
-        report.section("config", [note("none is given: only the machine is checked")])
+        report.section("config", [note("no config: only the machine is checked")])
     report.conclude()
     if report.levels["problem"]:
         raise typer.Exit(ExitCode.USAGE)
@@ -77,7 +77,7 @@ def doctor(
 
 @final
 class _Report:
-    """Findings, of which only problems count if quiet: printed as they are made, or as JSON at the end."""
+    """Findings, printed one by one or as JSON at the end; only problems if quiet."""
 
     def __init__(self, *, quiet: bool, as_json: bool) -> None:
         self._console = Console(file=results(), highlight=False)
@@ -86,9 +86,9 @@ class _Report:
         self.levels: Counter[str] = Counter()
 
     def section(self, title: str, findings: Iterable[Finding]) -> bool:
-        """Add a section; return whether anything in it was ok."""
+        """Add a section; return whether it has an ``ok``."""
         before, begun = self.levels["ok"], len(self._findings)
-        with working_in(None):  # An environment may change the working directory, and the next section reads files.
+        with working_in(None):  # An environment may change the working directory; the next section reads files.
             for finding in findings:
                 self.levels[finding.level] += 1
                 if not self._quiet or finding.level == "problem":
@@ -101,7 +101,7 @@ class _Report:
         return self.levels["ok"] > before
 
     def conclude(self) -> None:
-        """Print how many problems and warnings there were."""
+        """Print the number of problems and warnings, or all findings as JSON."""
         problems, warnings = self.levels["problem"], self.levels["warning"]
         if self._as_json:
             print_json({"problems": problems, "warnings": warnings, "findings": self._findings})
@@ -110,7 +110,7 @@ class _Report:
             self._console.print(Text(f"{counted(problems, 'problem')}, {counted(warnings, 'warning')}", style=style))
 
     def _print(self, level: str, text: str, fix: str, title: str) -> None:
-        """Print a finding with a hanging indent; without trailing blanks, unlike a table."""
+        """Print a finding with a hanging indent and without trailing blanks, unlike a table."""
         if title:
             self._console.print(Text(title, style="bold"))
         for label, style, words in ((level, _STYLES[level], text), ("fix", "dim", fix)):
@@ -120,7 +120,7 @@ class _Report:
 
 
 def _examine(report: _Report, read: Callable[[], EvalSettings], *, ray: bool) -> None:
-    """Make all checks that are worth making after those before."""
+    """Check the config, and then the environment, the policy and Ray as far as the earlier checks allow."""
     from rl_eval.cli.checks import check_address, check_cluster, check_policy, note, ok, problem
     from rl_eval.cli.progress import headline
 
@@ -135,5 +135,5 @@ def _examine(report: _Report, read: Callable[[], EvalSettings], *, ray: bool) ->
     if report.section("environment", check_environment(settings)):
         report.section("policy", check_policy(settings))
     else:
-        report.section("policy", [note("not checked, since a policy is built for an environment")])
+        report.section("policy", [note("not checked, because building the policy needs an environment")])
     report.section("ray", (check_cluster if ray else check_address)(settings))

@@ -1,4 +1,4 @@
-"""Options that say what is evaluated, and how: those of ``run``, ``init``, ``plan``, ``doctor``, ``watch``."""
+"""Options of an evaluation that ``run``, ``init``, ``plan``, ``doctor`` and ``watch`` share."""
 
 from __future__ import annotations
 
@@ -20,25 +20,27 @@ from rl_eval.errors import ConfigError
 from rl_eval.errors.redaction import redact_command
 
 TrustPolicy = Annotated[
-    bool, typer.Option("--trust", help="Load a policy file of pickled objects, which can run code, without asking.")
+    bool, typer.Option("--trust", help="Load a pickle file, which can run any code, without asking.")
 ]
 
 
 @dataclass(frozen=True)
 class Evaluated:
-    """What the options of a command say of an evaluation; None where they say nothing."""
+    """Options of an evaluation; None for an option that is not given."""
 
-    env: Annotated[str | None, option("ENV", "Environment: a gymnasium id, or pkg.module:attr.")] = None
+    env: Annotated[str | None, option("ENV", "Environment: a gymnasium id or pkg.module:attr.")] = None
     policy: Annotated[
         str | None,
         option(
             "POLICY",
-            "Policy: the file or folder of a library's model, a module that torch.save wrote, pkg.module:attr of what "
-            "makes it or of a function of observations, random, LIBRARY:PATH, or torch:MODULE:ATTR@FILE. A PATH or "
-            "FILE may be hf://OWNER/REPO/FILE[@REVISION], which is downloaded.",
+            "Policy: random, a model file or folder, a module saved by torch.save, LIBRARY:PATH, "
+            "torch:MODULE:ATTR@FILE, or pkg.module:attr of a factory or of a function of observations. A PATH or FILE "
+            "may be hf://OWNER/REPO/FILE[@REVISION], which is downloaded.",
         ),
     ] = None
-    weights: Annotated[Path | None, option("FILE", "Weights (.safetensors, .pt) for --policy pkg.module:attr.")] = None
+    weights: Annotated[
+        Path | None, option("FILE", "Weights file (.safetensors, .pt) for --policy pkg.module:attr.")
+    ] = None
     num_episodes: Annotated[int | None, option("N", "Number of episodes.", "--num-episodes", "-n")] = None
     num_runners: Annotated[
         int | None, option("N", "Ray actors; 0 runs in this process, without Ray.", "--num-runners", "--runners")
@@ -48,7 +50,7 @@ class Evaluated:
     ] = None
     device: Annotated[str | None, option("DEVICE", "Device of the policy: cpu, cuda, cuda:0.")] = None
     stochastic: Annotated[
-        bool | None, option(None, "Sample actions, or take the most likely ones.", "--stochastic/--deterministic")
+        bool | None, option(None, "Sample actions, or use the most likely ones.", "--stochastic/--deterministic")
     ] = None
     seed: Annotated[int | None, option("S", "Root seed of all episodes.")] = None
     address: Annotated[str | None, option("A", "Address of the Ray cluster.")] = None
@@ -56,13 +58,13 @@ class Evaluated:
     def check(
         self, command: str, assignments: Sequence[str] | None, *, takes_file: bool = True, needs_policy: bool = True
     ) -> None:
-        """Make sure that without a config file the options name environment and policy.
+        """Check that the options name an environment and a policy, as needed without a config file.
 
         Args:
             command: The command, for the message.
-            assignments: ``--set``, which may name them as well.
+            assignments: Values of ``--set``, which may name them as well.
             takes_file: Whether the command takes a config file.
-            needs_policy: Whether a policy has to be named; checkpoints may name theirs.
+            needs_policy: Whether a policy is required; checkpoints may show their policy.
         """
         given = _keys(assignments)
         named = {
@@ -71,31 +73,35 @@ class Evaluated:
         }
         if missing := " and ".join(name for name, is_named in named.items() if not is_named):
             policy = f" --policy {self.policy or 'random'}" if needs_policy else ""
-            raise ConfigError(
-                f"nothing says what to evaluate: give {'a CONFIG file, or ' if takes_file else ''}{missing}, as in "
-                f"rl-eval {command} --env {self.env or 'CartPole-v1'}{policy}"
+            fix = (
+                f"Pass {'a CONFIG file, or ' if takes_file else ''}{missing}, such as "
+                f"`rl-eval {command} --env {self.env or 'CartPole-v1'}{policy}`."
             )
+            raise ConfigError(f"{missing} {'are' if ' ' in missing else 'is'} missing", key=missing.split()[0], fix=fix)
 
     def keys(
         self, say: Callable[[str], None], assignments: Sequence[str] | None, *, trust: bool | None
     ) -> dict[str, Any]:
-        """Return the config keys that the options stand for, by dotted name.
+        """Return the config values that the options set, by dotted key.
 
         Args:
-            say: Called with what a policy was taken for.
-            assignments: ``--set``, of which arguments of the policy are not looked for beside its file.
-            trust: Whether files of pickled objects are trusted; None where nothing is loaded.
+            say: Prints a note, such as the detected type of a policy.
+            assignments: Values of ``--set``. Policy arguments in it are not searched for beside the policy file.
+            trust: Whether pickle files are trusted; None if nothing is loaded.
         """
         keys = {} if self.policy is None else self._policy_keys(self.policy, say, assignments, trust=trust)
         named = keys.get("policy.weights") or "path" in keys.get("policy.policy_kwargs", ())
         if self.weights is not None:
             if str(self.weights).startswith("hf:/"):
-                raise ConfigError("--weights downloads nothing: write --policy torch:MODULE:ATTR@hf://OWNER/REPO/FILE")
+                fix = "Use --policy torch:MODULE:ATTR@hf://OWNER/REPO/FILE."
+                problem = f"--weights {self.weights}: --weights takes a local file only"
+                raise ConfigError(problem, key="--weights", value=str(self.weights), fix=fix)
             if named:
-                raise ConfigError(f"--weights {self.weights}: --policy {self.policy} names a file too: leave one out")
+                problem = f"--weights {self.weights}: --policy {self.policy} names a file too"
+                raise ConfigError(problem, key="--weights", value=str(self.weights), fix="Pass only one of them.")
             keys["policy.weights"] = absolute(self.weights)
         elif self.policy not in (None, "random") and not named and "policy.weights" not in _keys(assignments):
-            say(f"policy: no --weights are given, so it has those that {keys['policy.policy']} makes, if any")
+            say(f"policy: no --weights, so it keeps the weights that {keys['policy.policy']} sets, if any")
         flags = {
             "policy.deterministic": None if self.stochastic is None else not self.stochastic,
             **{f"{section}.{name}": getattr(self, name) for section, names in _KEYS.items() for name in names},
@@ -105,15 +111,16 @@ class Evaluated:
     def _policy_keys(
         self, policy: str, say: Callable[[str], None], assignments: Sequence[str] | None, *, trust: bool | None
     ) -> dict[str, Any]:
-        """Return config keys that replace all that a config file says of its policy's making."""
+        """Return config values that replace the policy of a config file."""
         from rl_eval.cli.hub import on_this_machine
 
         kwargs = [one.removeprefix(_KWARGS) for one in assignments or () if one.startswith(_KWARGS)]
         source = policy_source(on_this_machine(policy, say), _keys(kwargs))
         if source.pickled is not None and trust is False:
-            facts = f"{source.pickled} holds pickled objects, which can run any code when they are loaded"
+            facts = f"{source.pickled} is a pickle file, which can run any code when it is loaded"
             if not consents(f"{facts}.", "Load it?"):
-                raise ConfigError(f"--policy {policy}: {facts}: give --trust if you know where it comes from")
+                fix = "Pass --trust if you trust its source."
+                raise ConfigError(f"--policy {policy}: {facts}", key="--policy", value=policy, fix=fix)
         say(", with ".join([f"policy: {source.said}", *redact_command(kwargs)]))
         return {
             "policy.policy": source.factory,
@@ -134,31 +141,34 @@ _KWARGS: Final = "policy.policy_kwargs."
 
 
 def policy_source(text: str, given: Collection[str] = ()) -> PolicySource:
-    """Return what ``random``, ``sb3:model.zip``, ``rllib:checkpoint``, ``pkg.module:attr`` or a path stands for.
+    """Return the source of a policy, such as ``random``, ``sb3:model.zip``, ``pkg.module:attr`` or a path.
 
     Args:
-        text: The value of ``--policy``.
-        given: Names of arguments that are given apart, and are not looked for.
+        text: Value of ``--policy``.
+        given: Names of policy arguments that the caller sets, so that no files are searched for them.
 
     Raises:
-        ConfigError: It stands for nothing, or a path for no or several kinds of policies.
+        ConfigError: The value is unknown, or the type of a path is unknown or ambiguous.
     """
     if not text:
-        raise ConfigError("--policy is empty, as where a variable of the shell is not set")
+        fix = "Pass a policy; a shell variable may be unset."
+        raise ConfigError("--policy is empty", key="--policy", value=text, fix=fix)
     if (source := named_source(text, given)) is not None:
         return source
     path, (name, _, attribute) = Path(text).expanduser(), text.partition(":")
     if name.endswith(".py"):
         wanted = dotted(text if attribute else f"{name}:NAME")
-        raise ConfigError(f"--policy {text}: name what makes the policy, in a module and not in a file: {wanted}")
+        fix = f"Pass a factory in its module, as in {wanted}."
+        raise ConfigError(f"--policy {text}: a Python file is not a policy", key="--policy", value=text, fix=fix)
     if path.exists():
         kinds = [scheme for scheme in schemes().values() if scheme.recognises(path)]
         if len(kinds) == 1:
             return kinds[0].source("", path, given)
         files = ", ".join(sorted(file.name for file in path.glob("*.zip"))) if not kinds else ""
         possible = ", ".join(scheme.named(path) for scheme in kinds) or forms()
-        fix = f"and it holds {files}: give one of them" if files else f"so name it: one of {possible}"
-        raise ConfigError(f"--policy {path}: its kind cannot be told, {fix}")
+        fix = "Pass one of these files." if files else f"Add a prefix, such as {possible}."
+        problem = f"--policy {path}: unknown policy type{files and f'; the folder contains {files}'}"
+        raise ConfigError(problem, key="--policy", value=text, fix=fix)
     if name and attribute and "/" not in name:
         return PolicySource(text, text)
     known = {"random": "random"}
@@ -166,14 +176,12 @@ def policy_source(text: str, given: Collection[str] = ()) -> PolicySource:
         is_module = one.suffix == ".py" and not one.is_absolute()
         known[str(one).removesuffix(".py")] = dotted(f"{one}:ATTR") if is_module else str(one)
     close = [known[one] for one in difflib.get_close_matches(str(path), known, n=1)]
-    raise ConfigError(
-        f"--policy {text}: there is no such file or folder, and it is not random, {forms()} or pkg.module:attr"
-        + (f": did you mean {close[0]!r}?" if close else "")
-    )
+    fix = f"Did you mean {close[0]!r}?" if close else f"Pass a path, random, {forms()} or pkg.module:attr."
+    raise ConfigError(f"--policy {text}: no such file or folder", key="--policy", value=text, fix=fix)
 
 
 def with_evaluated(command: Callable[..., None]) -> Callable[..., None]:
-    """Return a command that has the fields of :class:`Evaluated` as options, in place of the argument ``evaluated``."""
+    """Return a command with the fields of :class:`Evaluated` as options instead of the argument ``evaluated``."""
     own = inspect.signature(command, eval_str=True).parameters
     fields = inspect.signature(Evaluated, eval_str=True).parameters
 
@@ -187,5 +195,5 @@ def with_evaluated(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _keys(assignments: Sequence[str] | None) -> set[str]:
-    """Return the keys that ``--set`` sets."""
+    """Return the keys in values of ``--set``."""
     return {assignment.partition("=")[0] for assignment in assignments or ()}

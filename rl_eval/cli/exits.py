@@ -39,39 +39,47 @@ class ExitCode(IntEnum):
 EXIT_CODES: Final = (
     (ExitCode.COMPLETE, "run crossplay", "complete: every episode completed"),
     (ExitCode.COMPLETE, "watch", "complete: every checkpoint was evaluated, and all its episodes completed"),
-    (ExitCode.COMPLETE, "replay", "every episode came out as it was recorded, bit by bit"),
+    (ExitCode.COMPLETE, "replay", "every episode is bitwise equal to its record"),
     (ExitCode.COMPLETE, "compare", "compared; --require holds, and --fail-on shows no regression"),
     (ExitCode.COMPLETE, "doctor", "no problem; there may be warnings"),
     (ExitCode.COMPLETE, "", "done"),
     (ExitCode.PARTIAL, "run crossplay", "partial: some episodes failed or did not run"),
-    (ExitCode.PARTIAL, "watch", "partial: some checkpoints cannot be loaded, are unfinished, or had failed episodes"),
-    (ExitCode.PARTIAL, "replay", "some episodes came out differently"),
+    (ExitCode.PARTIAL, "watch", "partial: some checkpoints cannot be loaded, are unfinished, or have failed episodes"),
+    (ExitCode.PARTIAL, "replay", "some episodes differ from their records"),
     (ExitCode.PARTIAL, "compare", "--require does not hold, or --fail-on shows a regression"),
-    (ExitCode.USAGE, "compare", "usage error, or no answer: pairs are too few or lack a side that failed"),
-    (ExitCode.USAGE, "plan", "usage error, or no answer: episodes of the pilot failed or all returned the same"),
+    (ExitCode.USAGE, "compare", "usage error, or no answer: too few pairs, or pairs with a failed episode"),
+    (ExitCode.USAGE, "plan", "usage error, or no answer: pilot episodes failed, or all have the same return"),
     (ExitCode.USAGE, "ope", "usage error, or the data identify no estimate"),
     (ExitCode.USAGE, "doctor", "usage error, or at least one problem"),
-    (ExitCode.USAGE, "run crossplay", "usage error; or the log is of another run, or another process is writing it"),
-    (ExitCode.USAGE, "", "usage error: an option, a config, weights, a file or a folder; the message names it"),
-    (ExitCode.FAILED, "run crossplay", "failed: environment or policy cannot work, or too many episodes failed"),
+    (
+        ExitCode.USAGE,
+        "run crossplay",
+        "usage error; or the log belongs to another run, or another process is writing it",
+    ),
+    (ExitCode.USAGE, "", "usage error in an option, a config, weights, a file or a folder; the message names it"),
+    (
+        ExitCode.FAILED,
+        "run crossplay",
+        "failed: the environment or the policy does not work, or too many episodes failed",
+    ),
     (ExitCode.FAILED, "watch", "failed: no checkpoint has a result"),
-    (ExitCode.FAILED, "replay export plan ope", "failed: environment or policy cannot work"),
+    (ExitCode.FAILED, "replay export plan ope", "failed: the environment or the policy does not work"),
     (
         ExitCode.CLUSTER,
         "run watch crossplay",
-        "cluster error: no runner is up, the log or the result cannot be written, or the log was taken over",
+        "cluster error: no runner is running, or the log or result cannot be written, or the log was taken over",
     ),
-    (ExitCode.CLUSTER, "plan ope service", "cluster error: no answer at the address, or no runner comes up"),
+    (ExitCode.CLUSTER, "plan ope service", "cluster error: no answer at the address, or no runner starts"),
     (ExitCode.CLUSTER, "show export report replay compare", "the evaluation log is damaged or cannot be read"),
     (ExitCode.REQUIREMENT, "run", "complete, but --require does not hold, or the metric has no value"),
     (ExitCode.BUG, "", "unexpected error, shown with its traceback"),
-    (ExitCode.INTERRUPTED, "", "interrupted by Ctrl-C; 143 by SIGTERM, 129 by SIGHUP: what has finished is saved"),
+    (ExitCode.INTERRUPTED, "", "interrupted by Ctrl-C; 143 by SIGTERM, 129 by SIGHUP; finished episodes are saved"),
 )
-"""Code, commands and meaning; the first row of a code for a command counts, and one without commands is for all."""
+"""Code, commands and meaning. The first matching row wins; a row without commands matches all."""
 
 
 def exit_codes(command: str) -> dict[ExitCode, str]:
-    """Return what each exit code of a command means."""
+    """Return the meaning of each exit code of a command."""
     found: dict[ExitCode, str] = {}
     for code, commands, meaning in EXIT_CODES:
         if not commands or command in commands.split():
@@ -80,7 +88,7 @@ def exit_codes(command: str) -> dict[ExitCode, str]:
 
 
 def explained(command: str) -> str:
-    """Return the exit codes of a command for its help."""
+    """Return the exit codes of a command as text for its help."""
     codes = [
         textwrap.fill(f"{code:<5}{meaning}", 78, subsequent_indent=" " * 5)
         for code, meaning in exit_codes(command).items()
@@ -91,11 +99,11 @@ def explained(command: str) -> str:
 _TERMINAL_CODE: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 VERBOSE: Final = "RL_EVAL_VERBOSE"
-"""Environment variable that does what ``--verbose`` does."""
+"""Environment variable with the effect of ``--verbose``."""
 
 
 def code_of(error: EvalError) -> ExitCode:
-    """Return the exit code of an error: the caller's, the machine's, or the evaluation's own."""
+    """Return the exit code for an error of the caller, of the machine, or of the evaluation."""
     if isinstance(error, UsageError):
         return ExitCode.USAGE
     return ExitCode.CLUSTER if isinstance(error, ClusterError) else ExitCode.FAILED
@@ -103,13 +111,13 @@ def code_of(error: EvalError) -> ExitCode:
 
 @contextmanager
 def reported(debug: bool) -> Iterator[None]:
-    """Turn what a command raises into a message on stderr and an exit code; bugs keep their traceback."""
+    """Turn exceptions of a command into a message on stderr and an exit code; unexpected ones keep their traceback."""
     try:
         yield
     except (typer.Exit, BrokenPipeError):
         raise
     except (Interrupted, KeyboardInterrupt, SystemExit) as stop:
-        # Ray's own handler of SIGTERM, which is in place while Ray starts, exits with its number.
+        # While Ray starts, its handler of SIGTERM exits with the number of the signal.
         if isinstance(stop, SystemExit) and stop.code != signal.SIGTERM:
             raise
         _print_error("interrupted before there was a result")
@@ -125,18 +133,18 @@ def reported(debug: bool) -> Iterator[None]:
 
 
 def _explained(error: Exception) -> tuple[str, ExitCode]:
-    """Return message and exit code of an error; no message if it is a bug."""
+    """Return the message and exit code of an error; the message of an unexpected error is empty."""
     if isinstance(error, EvalError):
         return str(error), code_of(error)
-    policies = sys.modules.get("rl_eval.policies")  # Without it no factory of a policy was called.
+    policies = sys.modules.get("rl_eval.policies")  # Not imported: no policy factory was called.
     if policies is not None and policies.came_from_factory(error):
         summary = " ".join(summary_of(error).split())
-        return f"the policy cannot be made: {summary}; with -v there is its traceback", ExitCode.FAILED
+        return f"the policy cannot be built: {summary}. Pass -v to see the traceback.", ExitCode.FAILED
     return "", ExitCode.BUG
 
 
 def _print_error(message: str) -> None:
-    """Print a message with the lines that it has, unwrapped for pipes and logs, and without control characters."""
-    shown = lines(_TERMINAL_CODE.sub("", redact_text(message)).strip()) or "no reason is given"
+    """Print a message without control characters; keep its lines, and wrap them on a terminal only."""
+    shown = lines(_TERMINAL_CODE.sub("", redact_text(message)).strip()) or "no message"
     text = Text.assemble(("error: ", "bold red"), shown)
     Console(stderr=True, highlight=False).print(text, soft_wrap=not os.isatty(2))

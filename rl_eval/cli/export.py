@@ -1,4 +1,4 @@
-"""``rl-eval export``: the finished episodes of a run, or all their steps, as files that other tools read."""
+"""``rl-eval export``: write the finished episodes of a run, or all their steps, in common file formats."""
 
 from __future__ import annotations
 
@@ -32,46 +32,49 @@ def export(
         typer.Option(
             "--to",
             show_default=False,
-            help="By default the ending of --output. The last three have every step, of episodes that run again.",
+            help="Format; the last three rerun episodes and write every step. [default: suffix of --output]",
         ),
     ] = None,
     output: Annotated[
         str | None,
         option(
             "FILE",
-            "File or folder; for minari the id of the data set. By default, for rows, called like DIR.",
+            "File or folder; for minari the dataset id. [default for rows: the name of DIR plus the format]",
             "--output",
             "-o",
         ),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite a file of rows.")] = False,
-    episodes: Annotated[str | None, episodes_option("Which episodes, as in 3,7-9; by default all.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file of rows.")] = False,
+    episodes: Annotated[str | None, episodes_option("Episodes to export, such as 3,7-9. [default: all]")] = None,
     trust: Trust = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write a row for each finished episode, with its faults; or every step, of episodes that run again."""
+    """Write one row per finished episode, with its faults; or rerun episodes and write every step."""
     ending = Path(output or "").suffix.removeprefix(".")
     kind = to or (ending if ending in get_args(Format) else None)
     if kind is None:
         known = ", ".join(get_args(Format))
-        raise ConfigError(f"no format is given: give --to, or an --output that ends in one of {known}")
+        fix = f"Pass --to, or an --output with one of these suffixes: {known}."
+        raise ConfigError("the export format is missing", key="--to", fix=fix)
     if kind in _OF_STEPS:
         from rl_eval.recording.export import export_trajectories
 
         if output is None or force:
-            raise ConfigError(f"--to {kind} needs an --output that does not exist, and takes no --force")
+            fix = "Pass a new --output, without --force."
+            raise ConfigError(f"--to {kind} writes to a new --output only", key="--output", value=output, fix=fix)
         result = load_to_run(path, trust)
         indices = None if episodes is None else parse_episodes(episodes, len(result.plan))
         done = export_trajectories(result, kind, output, indices, trust=True)
         target, count, steps = shown(done.path), done.episodes, done.frames
     else:
         if trust:
-            raise ConfigError(f"--to {kind} runs nothing: leave --trust out")
+            raise ConfigError(f"--to {kind} runs no code", key="--trust", value=trust, fix="Omit --trust.")
         from rl_eval.results.loading import load
 
         file = Path(output) if output else _default_file(path, kind)
         if file.exists() and not force:
-            raise ConfigError(f"{file} exists: choose another file with --output, or overwrite it with --force")
+            fix = "Pass another --output, or --force to overwrite it."
+            raise ConfigError(f"{file} already exists", key="--output", value=str(file), fix=fix)
         result = load(path)
         rows = _rows(result, episodes)
         with written(file):
@@ -83,7 +86,7 @@ def export(
 
 
 def _default_file(path: str, kind: str) -> Path:
-    """Return the name of a folder (or of that of a ``result.json``) with the ending of a format."""
+    """Return the name of the run folder with the suffix of a format; ``path`` may be its ``result.json``."""
     from rl_eval.log.storage import absolute_place, is_uri
 
     folder = Path(path.partition("?")[0] if is_uri(path) else absolute_place(path))
@@ -92,10 +95,10 @@ def _default_file(path: str, kind: str) -> Path:
 
 
 def _rows(result: EvalResult, episodes: str | None) -> pa.Table:
-    """Return a row per finished episode, or per chosen one.
+    """Return a row for each finished episode, or for each chosen one.
 
     Raises:
-        UsageError: A chosen one has no record.
+        UsageError: A chosen episode has no record.
     """
     import pyarrow.compute as pc
 

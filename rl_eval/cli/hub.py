@@ -1,4 +1,4 @@
-"""Files of the Hugging Face Hub, named as ``hf://repo/file``: they are downloaded into its own cache."""
+"""Files of the Hugging Face Hub, named ``hf://repo/file`` and downloaded into its cache."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _FORM: Final = "hf://OWNER/REPO/FILE or hf://OWNER/REPO/FILE@REVISION"
 
 
 def on_this_machine(text: str, say: Callable[[str], None]) -> str:
-    """Return a text with the path of a downloaded file in the place of ``hf://OWNER/REPO/FILE``; any other as it is.
+    """Replace ``hf://OWNER/REPO/FILE`` in a text by the path of the downloaded file; return other texts unchanged.
 
-    Normalizers of Stable-Baselines3 are downloaded with the file, for they belong to it. Without a network, or if
-    the server does not answer, the files of the cache are used.
+    Normalizers of Stable-Baselines3 are downloaded with the file, because the policy needs them. Without a network, or
+    if the server does not answer, cached files are used.
 
     Args:
         text: Such as ``hf://sb3/ppo-CartPole-v1/ppo-CartPole-v1.zip``, or ``torch:pkg:make@hf://me/nets/a.safetensors``.
-        say: Called with the address of each file, and then with its revision.
+        say: Prints the URL of a file, and then its revision.
     """
     before, scheme, rest = text.partition(_SCHEME)
     if not scheme:
@@ -31,30 +31,32 @@ def on_this_machine(text: str, say: Callable[[str], None]) -> str:
     place, at, revision = rest.partition("@")
     owner, name, path = (*place.split("/", 2), "", "")[:3]
     if not (owner and name and path) or (at and not revision):
-        raise ConfigError(f"{_SCHEME}{rest} is not a file of the Hugging Face Hub: write it as {_FORM}")
+        problem = f"{_SCHEME}{rest} does not name a file of the Hugging Face Hub"
+        raise ConfigError(problem, key="--policy", value=text, fix=f"Pass {_FORM}.")
     folder = _fetched(f"{_SCHEME}{rest}", f"{owner}/{name}", path, revision or None, say)
     if not (folder / path).exists():
-        raise ConfigError(f"{_SCHEME}{rest}: {owner}/{name} has no such file")
+        raise ConfigError(f"{_SCHEME}{rest}: {owner}/{name} does not have this file", key="--policy", value=text)
     say(f"{_SCHEME}{rest}: revision {folder.name}")
     return f"{before}{folder / path}"
 
 
 def _fetched(text: str, repo: str, path: str, revision: str | None, say: Callable[[str], None]) -> Path:
-    """Return the folder of the revision, which has its digest as name."""
+    """Return the folder of the downloaded revision; its name is the digest of the revision."""
     try:
         from huggingface_hub import HfApi, constants, errors, snapshot_download
         from huggingface_hub.utils import disable_progress_bars
     except ImportError:
-        raise ConfigError(f"{text} needs the package huggingface_hub: pip install 'rl-eval[hf]'") from None
-    say(f"{text}: asking {constants.ENDPOINT}, which needs the network")
+        fix = "Run pip install 'rl-eval[hf]'."
+        raise ConfigError(f"{text} needs the package huggingface_hub", key="--policy", value=text, fix=fix) from None
+    say(f"{text}: connecting to {constants.ENDPOINT}")
     if not sys.stderr.isatty():
         disable_progress_bars()
     offline = False
-    try:  # A download has no limit of time for a server that accepts and is silent; this question has one.
+    try:  # A download has no timeout for a silent server; this request has one.
         wanted = revision or constants.DEFAULT_REVISION
         HfApi().model_info(repo, revision=wanted, timeout=constants.HF_HUB_ETAG_TIMEOUT)
     except errors.HfHubHTTPError:
-        pass  # An answer: the error of the download explains it.
+        pass  # The server answered; the download raises the error.
     except Exception:
         offline = True
     file, beside = glob.escape(path), glob.escape(str(Path(path).parent)).removeprefix(".")
@@ -65,7 +67,7 @@ def _fetched(text: str, repo: str, path: str, revision: str | None, say: Callabl
     except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         if isinstance(error, errors.LocalEntryNotFoundError):
-            timeout = f"{constants.ENDPOINT} has not answered within {constants.HF_HUB_ETAG_TIMEOUT} s"
+            timeout = f"{constants.ENDPOINT} did not answer within {constants.HF_HUB_ETAG_TIMEOUT} s"
             why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else f"{timeout} (HF_HUB_ETAG_TIMEOUT)"
             reason = f"it is not in the cache, and {why}"
-        raise ConfigError(f"{text}: {reason}") from error
+        raise ConfigError(f"{text}: {reason}", key="--policy", value=text) from error

@@ -1,4 +1,4 @@
-"""``rl-eval init``: a config file of the options of ``rl-eval run``, with every key explained."""
+"""``rl-eval init``: write a config file from the options of ``rl-eval run``, with every key explained."""
 
 from __future__ import annotations
 
@@ -20,35 +20,35 @@ if TYPE_CHECKING:
 
 @with_evaluated
 def init(
-    path: Annotated[Path, argument("FILE", "YAML file to write; it must not exist.")],
+    path: Annotated[Path, argument("FILE", "YAML file to create.")],
     evaluated: Evaluated,
     assignments: Assignments = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write a config file that does what rl-eval run does with the same options, and explains every key."""
+    """Write a config file that explains every key and equals rl-eval run with the same options."""
     evaluated.check(f"init {path}", assignments, takes_file=False)
     config = read_config(None, None, assignments, evaluated.keys(print_note, assignments, trust=None))
     config.build()
     text = commented_yaml(config)
     if path.exists():
-        raise UsageError(f"{path} exists already: give another path")
+        raise UsageError(f"{path} already exists", key=str(path), fix="Pass another path.")
     with written(path), path.open("x", encoding="utf-8") as file:
         file.write(text)
     command = f"rl-eval run {shlex.quote(str(path))}"
     if as_json:
         print_json({"path": str(path), "command": command})
     else:
-        print_note(f"written: run it with {command}")
+        print_note(f"{path} written. Run it with {command}")
 
 
 def commented_yaml(config: EvalConfig) -> str:
-    """Return YAML that loads to the same settings, in which every key is explained.
+    """Return YAML that loads to the same settings, with every key explained.
 
     Args:
-        config: What to write. Keys that were not set are comments with their defaults, and so are sections without any.
+        config: Config to write. Unset keys and sections become comments with their defaults.
 
     Raises:
-        ConfigError: A value is a live object.
+        ConfigError: A value is a Python object that YAML cannot represent.
     """
     return "\n".join(_commented(config))
 

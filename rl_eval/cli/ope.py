@@ -1,4 +1,4 @@
-"""``rl-eval ope``: the value of a config's policy, estimated from episodes that another policy ran."""
+"""``rl-eval ope``: off-policy estimates of a policy's value from logged episodes."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from rl_eval.cli.shared import argument, option
 
 
 def ope(
-    data: Annotated[str, argument("DATA", "npz file, folder of a TensorDict, or minari:ID, with log_probs.")],
+    data: Annotated[str, argument("DATA", "npz file, TensorDict folder or minari:ID with log_probs.")],
     config: ConfigPath,
     section: Section = None,
-    gamma: Annotated[float | None, option("G", "Discount; by default evaluation.gamma.", "--gamma")] = None,
+    gamma: Annotated[float | None, option("G", "Discount factor. [default: evaluation.gamma]", "--gamma")] = None,
     simulation: Annotated[
-        bool, typer.Option(help="Run the config's episodes too, and show what they return beside the estimates.")
+        bool, typer.Option(help="Also run the policy, and show its mean return beside the estimates.")
     ] = True,
     fit: Annotated[
-        bool, typer.Option(help="Fit action values to the data, for the doubly robust estimators and fitted Q.")
+        bool, typer.Option(help="Fit action values to the data, as the doubly robust estimators and fitted Q need.")
     ] = True,
     assignments: Assignments = None,
     as_json: AsJson = False,
 ) -> None:
-    """Estimate the value of a config's policy from episodes that another policy ran, without running it."""
+    """Estimate the value of a config's policy from logged episodes of another policy."""
     settings = read_settings(config, section, assignments, {} if gamma is None else {"evaluation.gamma": gamma})
     find_modules_here()
     from rl_eval.execution.group import evaluate

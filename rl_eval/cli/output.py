@@ -1,6 +1,6 @@
-"""Folders of log and result: chosen and checked before the evaluation starts, and never taken from another run.
+"""Folders of the log and the result, chosen and checked before the evaluation starts.
 
-So hours of episodes do not end in a file that cannot be written.
+The check ensures that the result can be written after hours of episodes. Folders of other runs are never used.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LogDir = Annotated[
     str | None,
     option(
         "DIR",
-        "Folder or URI of the log, continued if a run is there. By default runs/TIME-NAME, to which runs/latest leads.",
+        "Folder or URI of the log; resumes the run if it has one. [default: runs/TIME-NAME, linked as runs/latest]",
         "--log-dir",
         parser=absolute_place,
     ),
@@ -41,26 +41,26 @@ Output = Annotated[
     Path | None,
     option(
         "DIR",
-        "Folder of the result; by default that of the log. Without --log-dir, no log is kept then.",
+        "Folder of the result. Without --log-dir, no log is kept. [default: the log folder]",
         *("--output", "-o"),
         parser=absolute_path,
     ),
 ]
-Force = Annotated[bool, typer.Option("--force", help="Replace another result that is in --output.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace the result of another run in --output.")]
 
 RUNS, LATEST = Path("runs"), "latest"
-"""Where logs go by default, and the link in it to the last of them."""
+"""Default folder of logs, and its link to the newest log."""
 _OUR_TARGET: Final = re.compile(r"\d{4}-\d\d-\d\d-\d{6}-[^/]+")
-"""Name of a folder that :func:`_new_log_folder` made."""
+"""Name of a folder created by :func:`_new_log_folder`."""
 
 
 @contextmanager
 def claimed_folders(
     output: Path | None, run_dir: str | None, name: str, *, force: bool
 ) -> Iterator[tuple[str | None, Path | None]]:
-    """Choose where log and result go.
+    """Choose the folders of the log and the result.
 
-    Without ``run_dir`` the log goes to a new folder in ``runs``, or nowhere if there is an ``--output``.
+    Without ``run_dir`` the log goes to a new folder in ``runs``; with ``--output`` alone, no log is kept.
     """
     given = run_dir is not None or output is not None
     with nullcontext(run_dir) if given else _new_log_folder(name) as log_dir:
@@ -68,15 +68,15 @@ def claimed_folders(
 
 
 def claim_folder(output: Path | None, run_dir: str | None, *, force: bool = False) -> Path | None:
-    """Create the folder of a result, and make sure that the result can be written there.
+    """Create the folder of a result, and check that it is writable.
 
     Args:
-        output: As the user gave it; else the result goes to the folder of the log, unless that is behind a URI.
-        run_dir: Of the evaluation log, if there is one: an earlier result of the same run is replaced.
+        output: Value of ``--output``; None for the folder of the log, unless that is a URI.
+        run_dir: Folder of the evaluation log, or None. An earlier result of the same run is replaced.
         force: Whether any result in ``output`` may be replaced.
 
     Returns:
-        The folder; None for none.
+        The folder, or None if the result is not saved.
 
     Raises:
         ConfigError: The folder cannot be used.
@@ -84,37 +84,40 @@ def claim_folder(output: Path | None, run_dir: str | None, *, force: bool = Fals
     from rl_eval.results.files import RESULT_FILE, check_ours
 
     if force and output is None:
-        raise ConfigError("--force replaces the result in --output: give --output, or leave --force out")
+        raise ConfigError("--force needs --output", key="--force", value=force, fix="Pass --output, or omit --force.")
     folder = _folder_of(output, run_dir)
     if folder is None:
         return None
     check_ours(folder)
     if not force and (folder / RESULT_FILE).exists() and not _is_of_run(folder, run_dir):
-        raise ConfigError(f"{shown(folder)} holds the result of another evaluation: give another --output, or --force")
-    with written(f"the folder {shown(folder)}"):
+        fix = "Pass another --output, or --force to replace it."
+        problem = f"{shown(folder)} contains the result of another evaluation"
+        raise ConfigError(problem, key="--output", value=shown(folder), fix=fix)
+    with written(shown(folder)):
         folder.mkdir(parents=True, exist_ok=True)
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise ConfigError(f"the output folder {shown(folder)} cannot be written to: give another --output")
+        problem, fix = f"the output folder {shown(folder)} is not writable", "Pass another --output."
+        raise ConfigError(problem, key="--output", value=shown(folder), fix=fix)
     return folder
 
 
 def unsaved_folder(
     fingerprint: str, output: Path | None, run_dir: str | None, say: Callable[[str], None], *, force: bool = False
 ) -> Path | None:
-    """Return where the result of a run that was complete before is still to be saved; None if that is nowhere.
+    """Return the folder to save the result of a run that is already complete; None if no save is needed or possible.
 
     Args:
-        fingerprint: Of the result.
-        output: As the user gave it.
-        run_dir: Of its log. If its folder can only be read, the result is not saved.
-        say: Called with a line about that.
+        fingerprint: Fingerprint of the result.
+        output: Value of ``--output``.
+        run_dir: Folder of its log. If it is read-only, the result is not saved.
+        say: Prints a note to the user.
         force: Whether any result in ``output`` may be replaced.
     """
     folder = _folder_of(output, run_dir)
     if folder is None or _read_result(folder).get("fingerprint") == fingerprint:
         return None
     if output is None and not os.access(folder, os.W_OK | os.X_OK):
-        say(f"{shown(folder)} cannot be written to: the result is printed, and not saved")
+        say(f"{shown(folder)} is not writable: the result is printed but not saved")
         return None
     return claim_folder(output, run_dir, force=force)
 
@@ -126,7 +129,7 @@ def _folder_of(output: Path | None, run_dir: str | None) -> Path | None:
 
 
 def _is_of_run(folder: Path, run_dir: str | None) -> bool:
-    """Return whether the result in a folder is that of a run, as far as it had come."""
+    """Whether the result in a folder belongs to a run, which may have been unfinished when it was saved."""
     if run_dir is None or folder == _folder_of(None, run_dir):
         return run_dir is not None
     from rl_eval.log.contents import read_manifest
@@ -140,7 +143,7 @@ def _is_of_run(folder: Path, run_dir: str | None) -> bool:
 
 
 def _read_result(folder: Path) -> dict[str, Any]:
-    """Return the contents of a result file; empty for anything else."""
+    """Return the contents of a result file; empty if it is not one."""
     from rl_eval.results.files import RESULT_FILE, read_summary
 
     try:
@@ -151,7 +154,7 @@ def _read_result(folder: Path) -> dict[str, Any]:
 
 @contextmanager
 def _new_log_folder(name: str) -> Iterator[str]:
-    """Make ``runs/<time>-<name>`` for a log, with ``runs/latest`` leading there; if nothing finished, remove both."""
+    """Create ``runs/<time>-<name>`` for a log and link it as ``runs/latest``; if no episode finished, undo both."""
     now = datetime.datetime.now(datetime.timezone.utc).astimezone()
     folder = new_folder(RUNS.absolute() / f"{now:%Y-%m-%d-%H%M%S}-{name}")
     former = _lead_to(folder)
@@ -164,16 +167,16 @@ def _new_log_folder(name: str) -> Iterator[str]:
 
 
 def _lead_to(folder: Path) -> Path:
-    """Point our link to a folder beside it, or remove it if that is not there; return where it led.
+    """Point ``latest`` at a folder beside it, or remove it if the folder does not exist; return its former target.
 
-    A run works without the link, so errors are ignored. What another program put in its place stays.
+    A run works without the link, so errors are ignored. A link of another program stays.
     """
     link, former = folder.with_name(LATEST), folder.with_name("none")
     with suppress(OSError):
         if os.path.lexists(link):
-            target = str(link.readlink())  # An error where it is no link.
+            target = str(link.readlink())  # Raises if it is not a link.
             if not _OUR_TARGET.fullmatch(target):
-                print_note(f"{RUNS / LATEST} points to {target}, which rl-eval did not make: it is not changed")
+                print_note(f"{RUNS / LATEST} points to {target}, which rl-eval did not create; it is left unchanged")
                 return former
             former = folder.with_name(target)
         if folder.exists():
@@ -186,17 +189,17 @@ def _lead_to(folder: Path) -> Path:
 
 
 def new_folder(base: Path) -> Path:
-    """Create and return the first of BASE, BASE-2, BASE-3, ... that is not there; no two processes get the same.
+    """Create and return the first of BASE, BASE-2, BASE-3, ... that does not exist; no two processes get the same one.
 
     Raises:
-        UsageError: None can be created.
+        UsageError: The folder cannot be created.
     """
     for folder in map(Path, _numbered(str(base))):
-        # Only making it tells whether it is free.
-        with written(f"the folder {shown(folder)}"), suppress(FileExistsError):
+        # Only an attempt to create it shows whether it is free.
+        with written(shown(folder)), suppress(FileExistsError):
             folder.mkdir(parents=True)
             return folder
-    raise AssertionError("numbers do not end")
+    raise AssertionError("unreachable")
 
 
 def _numbered(base: str) -> Iterator[str]:
@@ -204,7 +207,7 @@ def _numbered(base: str) -> Iterator[str]:
 
 
 def save_patiently(save: Callable[[], None], folder: Path) -> None:
-    """Save a result; retry a failed write as often as the evaluation log does.
+    """Save a result; retry failed writes like the evaluation log does.
 
     Raises:
         ClusterError: The files cannot be written.
@@ -219,19 +222,20 @@ def save_patiently(save: Callable[[], None], folder: Path) -> None:
             reason = error.strerror or str(error)
             pause = None if is_unusable(error) else retry_pause(failures)
             if pause is None:
-                how = "the same command with --log-dir saves it later, if the run has a log"
-                raise ClusterError(f"the result cannot be saved in {shown(folder)}: {reason}; {how}") from error
+                fix = "If the run has a log, the same command with --log-dir saves the result later."
+                problem = f"the result cannot be saved in {shown(folder)}: {reason}"
+                raise ClusterError(problem, key=shown(folder), value=reason, fix=fix) from error
         if failures == 1:
-            print_note(f"the result cannot be saved yet ({reason}): trying again")
+            print_note(f"the result cannot be saved yet ({reason}); retrying")
         time.sleep(pause)
     return None
 
 
-# What a log holds already
+# Contents of an existing log
 
 
 def fresh_run_dir(run_dir: str, say: Callable[[str], None]) -> str:
-    """Return the first of DIR, DIR-2, DIR-3, ... in which there is nothing yet; tell if it is not DIR."""
+    """Return the first of DIR, DIR-2, DIR-3, ... that is empty or does not exist; print a note if it is not DIR."""
     from rl_eval.log.storage import is_uri
 
     # A query belongs to the file system, not to the folder.
@@ -239,7 +243,7 @@ def fresh_run_dir(run_dir: str, say: Callable[[str], None]) -> str:
     names = (f"{name}{mark}{query}" for name in _numbered(base.rstrip("/") or base))
     chosen = next(name for name in names if _is_free(name))
     if chosen != run_dir:
-        say(f"a run is there already; starting beside it, in {shown(chosen)}")
+        say(f"{shown(run_dir)} already has a run; starting a new one in {shown(chosen)}")
     return chosen
 
 
@@ -250,19 +254,21 @@ def _is_free(run_dir: str) -> bool:
     try:
         return not any(storage.names(folder) for folder in ("", "owners", "segments"))
     except OSError as error:
-        raise ConfigError(f"run_dir {storage.label} cannot be read: {error}") from error
+        raise ConfigError(
+            f"run_dir {storage.label} cannot be read: {error}", key="run_dir", value=storage.label
+        ) from error
 
 
 def finished_result(run_dir: str, settings: EvalSettings, say: Callable[[str], None]) -> EvalResult | None:
-    """Return the result of a run of these settings in which nothing is left to run.
+    """Return the result of a complete run of these settings; None if there is something left to run.
 
     Args:
-        run_dir: Folder or URI of its evaluation log, which need not exist.
-        settings: What is evaluated. The log decides whether another run may be continued.
-        say: Called with a line about what is there already.
+        run_dir: Folder or URI of its evaluation log, which may not exist.
+        settings: Settings of this command. The log itself decides later whether they may continue another run.
+        say: Prints a note about the existing run.
 
     Raises:
-        ConfigError: The folder holds a result without a log; or its URI, or the weights, cannot be opened.
+        ConfigError: The folder contains a result without a log; or its URI, or the weights, cannot be opened.
         UsageError: The log contradicts the result beside it.
     """
     from rl_eval.log.storage import open_storage
@@ -278,16 +284,16 @@ def finished_result(run_dir: str, settings: EvalSettings, say: Callable[[str], N
         say(state)
         return None
     result = result_of_log(contents, label)
-    # A check that "auto" decided against counts as one.
+    # If "auto" decided against a check, that decision counts as a check.
     if not contents.determinism if share == "auto" else share and result.determinism.passed is None:
-        say(f"{state}; some of them are run again, as a check")
+        say(f"{state}; some of them run again as a determinism check")
         return None
-    say(f"{label} is complete: nothing is left to run")
+    say(f"{label} is complete; nothing is left to run")
     return result
 
 
 def _read_log(run_dir: str, label: str, say: Callable[[str], None]) -> LogContents | None:
-    """Return what a log holds; None if there is none, or one that has to be repaired first."""
+    """Return the contents of a log; None if it does not exist or needs repair."""
     from rl_eval.log import read_log
     from rl_eval.log.contents import read_manifest
     from rl_eval.log.storage import open_storage
@@ -302,7 +308,8 @@ def _read_log(run_dir: str, label: str, say: Callable[[str], None]) -> LogConten
         return None  # The log reports it when it is opened.
     folder = _folder_of(None, run_dir)
     if folder is not None and _read_result(folder):
-        raise ConfigError(f"{label} holds a result without a log: give another --log-dir, or --fresh")
+        fix = "Pass another --log-dir, or --fresh to use a new folder."
+        raise ConfigError(f"{label} contains a result without a log", key="--log-dir", value=label, fix=fix)
     return None
 
 

@@ -1,4 +1,4 @@
-"""``rl-eval plan``: how long an evaluation takes and which differences it shows, from a pilot or two success rates."""
+"""``rl-eval plan``: estimate the time and the power of an evaluation from a pilot, or compare two success rates."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 
 _FEWEST: Final = 5
-"""Episodes from which a standard deviation can be guessed at all."""
+"""Smallest number of pilot episodes for a standard deviation."""
 _NO_SPREAD: Final = (
-    "the returns of the pilot do not vary, so they say nothing about differences: try a longer --pilot, unless this "
-    "policy always reaches the greatest return there is"
+    "all pilot episodes have the same return, so no detectable difference can be computed; try a longer --pilot, "
+    "unless this policy always reaches the highest possible return"
 )
 
 
@@ -37,22 +37,27 @@ def plan(
     config: OptionalConfigPath = None,
     section: Section = None,
     trust: TrustPolicy = False,
-    detect: Annotated[float | None, option("D", "Compute how many episodes show a difference of D in returns.")] = None,
-    half_width: Annotated[float | None, option("W", "Compute how many episodes give the mean return ± W.")] = None,
-    rates: Annotated[
-        tuple[str, str] | None, option("A B", "Only compare two success rates, as 17/20 and 14/20.")
+    detect: Annotated[
+        float | None, option("D", "Compute the number of episodes that detects a difference of D in mean return.")
     ] = None,
-    pilot: Annotated[int, typer.Option(metavar="N", min=_FEWEST, help="Episodes of the pilot.")] = 20,
+    half_width: Annotated[
+        float | None, option("W", "Compute the number of episodes for an interval of ± W around the mean return.")
+    ] = None,
+    rates: Annotated[
+        tuple[str, str] | None, option("A B", "Compare two success rates instead, such as 17/20 14/20.")
+    ] = None,
+    pilot: Annotated[int, typer.Option(metavar="N", min=_FEWEST, help="Number of pilot episodes.")] = 20,
     correlation: Annotated[
         float, typer.Option(metavar="R", min=-1.0, max=0.99, help="Assumed correlation of returns on equal seeds.")
     ] = 0.5,
     assignments: Assignments = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run a short pilot, and compute how long an evaluation takes and which difference it can show."""
+    """Run a short pilot, and estimate the time of the evaluation and the difference that it can detect."""
     if rates is not None:
         if config is not None or evaluated != Evaluated():
-            raise UsageError("--rates compares two rates and runs nothing: leave CONFIG and its options out")
+            fix = "Omit CONFIG and its options."
+            raise UsageError("--rates runs no evaluation", key="--rates", value=" ".join(rates), fix=fix)
         from rl_eval.results.stats.power import compare_rates, parse_rate
 
         compared = compare_rates(*map(parse_rate, rates))
@@ -60,12 +65,14 @@ def plan(
         return
     for name, value in (("--detect", detect), ("--half-width", half_width)):
         if value is not None and not 0 < value < math.inf:
-            raise UsageError(f"{name} {value:g}: give a finite number above 0")
+            fix = "Pass a finite number above 0."
+            raise UsageError(f"{name} {value:g} is out of range", key=name, value=value, fix=fix)
     if config is None:
         evaluated.check("plan", assignments)
     settings = read_settings(config, section, assignments, evaluated.keys(print_note, assignments, trust=trust))
     if settings.evaluation.num_episodes == 1:
-        raise UsageError("evaluation.num_episodes is 1, but one episode shows no difference: plan 2 or more")
+        problem, fix = "evaluation.num_episodes is 1: one episode has no spread", "Plan 2 or more episodes."
+        raise UsageError(problem, key="evaluation.num_episodes", value=1, fix=fix)
     find_modules_here()
     figures, page = _planned(settings, _run_pilot(settings, pilot), correlation, detect, half_width)
     print_either(as_json, figures, page)
@@ -74,7 +81,7 @@ def plan(
 
 
 def _run_pilot(settings: EvalSettings, episodes: int) -> EvalResult:
-    """Run the first episodes of the plan, in this process if that can be."""
+    """Run the first episodes of the plan, in this process if possible."""
     from rl_eval.config.settings import SECTIONS, needs_processes, with_values
     from rl_eval.execution.group import EvalRunnerGroup
 
@@ -90,16 +97,18 @@ def _run_pilot(settings: EvalSettings, episodes: int) -> EvalResult:
     with EvalRunnerGroup(settings, threaded=not in_process) as group:
         result = group.evaluate()
     if result.status == "failed":
-        raise EvalError(f"the pilot failed: {result.reason}")
+        raise EvalError(f"the pilot failed: {result.reason}", value=result.status)
     if result.status != "complete":
-        raise UsageError(f"the pilot is not complete, so nothing can be planned by it: {result.reason}")
+        raise UsageError(
+            f"the pilot is not complete, so it cannot be used for a plan: {result.reason}", value=result.status
+        )
     return result
 
 
 def _planned(
     settings: EvalSettings, result: EvalResult, correlation: float, detect: float | None, half_width: float | None
 ) -> tuple[dict[str, Any], Page]:
-    """Return all figures, as plain JSON values and as a page; those of differences need returns that vary."""
+    """Return all figures as plain JSON values and as a page; figures of differences need varying returns."""
     from rl_eval.records.plain import plain
     from rl_eval.results.stats.power import Spread
 
@@ -130,19 +139,19 @@ def _planned(
     if half_width is not None:
         needed = spread.episodes_of_half_width(half_width)
         figures["mean"] = {"half_width": half_width, "episodes": needed, "minutes": minutes * needed}
-        gives = f"episodes ({_span(minutes * needed)}) give an interval of ± {half_width:g}, roughly"
+        gives = f"episodes ({_span(minutes * needed)}) for an interval of about ± {half_width:g}"
         asked.append(Line("half width", f"{needed:,}", gives))
     if detect is not None:
         counts = {"unpaired": spread.episodes(detect), "paired": spread.episodes(detect, correlation)}
         spans = {f"{kind}_minutes": minutes * count for kind, count in counts.items()}
         figures["detect"] = {"difference": detect, **counts, **spans}
         first, second = map(_span, spans.values())
-        shows = f"episodes of either policy ({first}) show {detect:g} (power 80 %)"
+        shows = f"episodes per policy ({first}) to detect {detect:g} (power 80 %)"
         asked.append(Line("detect", f"{counts['unpaired']:,}", shows))
         asked.append(Line("", f"{counts['paired']:,}", f"{on_equal_seeds} ({second})"))
     shown = [
-        Line("interval", f"± {width}", "95 % interval of the mean, roughly"),
-        Line("detectable", unpaired, "difference of two such means (power 80 %)"),
+        Line("interval", f"± {width}", "approximate 95 % interval of the mean"),
+        Line("detectable", unpaired, "difference of two means (power 80 %)"),
         Line("", paired, on_equal_seeds),
     ]
     return plain(figures), replace(page, sections=[*sections, shown, asked])
@@ -159,7 +168,7 @@ def _rates_page(found: RateComparison) -> Page:
         counts = f"{rate.successes:,} of {rate.episodes:,}   {interval_text(rate.interval)}"
         return Line(name, percent(rate.value), counts)
 
-    differing = f"p-value, exact: so often do equal rates differ by {percent(abs(found.difference))} or more"
+    differing = f"exact p-value of a difference of {percent(abs(found.difference))} or more if the rates are equal"
     more = "more" if found.difference > 0 else "less"
     difference = Line("b - a", percent(found.difference), interval_text(found.interval))
     sections = [
@@ -167,7 +176,7 @@ def _rates_page(found: RateComparison) -> Page:
         [difference, Line("Fisher", f"{found.p_value:.2g}", differing)],
     ]
     if found.episodes_needed is not None:
-        needed = "of either policy show this difference in 80 % of experiments; fewer do on the same seeds"
+        needed = "per policy detect this difference (power 80 %); fewer are enough on equal seeds"
         sections.append([Line("episodes", f"{found.episodes_needed:,}", needed)])
     verdict = f"b succeeds {more} often than a at 95 %" if found.is_shown else "no difference shown at 95 %"
     return Page("two success rates", "", "b against a", sections, verdict=verdict)

@@ -1,6 +1,6 @@
-"""Output of commands: results alone on stdout, coloured on a terminal, and everything else on stderr.
+"""Output of commands: only results on stdout, coloured on a terminal; everything else on stderr.
 
-Environments, policies, the libraries below them and Ray's driver print to stdout, which would spoil ``--json``.
+Environments, policies, their libraries and Ray print to stdout, which would corrupt the output of ``--json``.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from rl_eval.errors import UsageError
 from rl_eval.errors.redaction import redact_text
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no table, one line only.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print one line only: no progress, no table.")]
 
 _STDOUT, _STDERR = 1, 2
 _READER_GONE: Final = 141
-"""Exit code of a command whose reader went away: 128 plus SIGPIPE."""
+"""Exit code of a command whose stdout was closed by its reader: 128 plus SIGPIPE."""
 
 _reserved: Final[list[TextIO]] = []
-"""Where results go, while other output goes to stderr."""
+"""Stream of results, while other output goes to stderr; empty outside of commands."""
 
 
 def results() -> TextIO:
-    """Return where results are printed."""
+    """Return the stream on which results are printed."""
     return _reserved[0] if _reserved else sys.stdout
 
 
 def print_report(report: Any) -> None:
-    """Print a page, or a value that prints itself as one."""
+    """Print a page, or a value with a page."""
     console = Console(file=results(), highlight=False)
     if console.is_terminal:
         with written():
@@ -46,7 +46,7 @@ def print_report(report: Any) -> None:
 
 
 def print_either(as_json: bool, described: Any, report: Any) -> None:
-    """Print plain JSON values with ``--json``, and otherwise a line of text or what :func:`print_report` takes."""
+    """Print plain JSON values with ``--json``; otherwise a line of text or a page."""
     if as_json:
         print_json(described)
     elif isinstance(report, str):
@@ -56,45 +56,45 @@ def print_either(as_json: bool, described: Any, report: Any) -> None:
 
 
 def counted(count: int, noun: str) -> str:
-    """Write a number of things, as in ``1 run`` or ``2,000 runs``."""
+    """Return a count with its noun, such as ``1 run`` or ``2,000 runs``."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def print_json(described: Any) -> None:
-    """Print plain JSON values, of which schemas are in the docs."""
+    """Print plain JSON values; ``docs/json_schemas.yaml`` has their schemas."""
     print_line(json.dumps(described, indent=2, allow_nan=False))
 
 
 def print_line(text: str = "", *, err: bool = False) -> None:
-    """Print a line of a result, or one about it to stderr."""
+    """Print a line to the stream of results, or to stderr."""
     with written():
         typer.echo(text, file=None if err else results(), err=err)
 
 
 def print_note(line: str) -> None:
-    """Write a line to stderr, above a live display; secrets are replaced."""
-    sys.stderr.write(f"{redact_text(line)}\n")  # typer.echo would write below the display, which then covers the line.
+    """Write a line to stderr, above a live display; secrets are masked."""
+    sys.stderr.write(f"{redact_text(line)}\n")  # typer.echo writes below the display, which then hides the line.
 
 
 def flush_results() -> None:
-    """Flush what was printed."""
+    """Flush the stream of results."""
     with written():
         results().flush()
 
 
 @contextmanager
 def written(path: str | Path = "stdout") -> Iterator[None]:
-    """Raise a usage error where a file cannot be written, as to a full disk; not where a reader of stdout went away."""
+    """Raise a usage error if a file cannot be written, such as on a full disk; a broken pipe is raised as it is."""
     try:
         yield
     except BrokenPipeError:
         raise
     except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror or error}") from error
+        raise UsageError(f"{path} cannot be written: {error.strerror or error}", key=str(path)) from error
 
 
 def results_descriptor() -> int | None:
-    """Return the descriptor for child processes that print results; None for the stdout of this process."""
+    """Return the descriptor on which child processes print results; None for the stdout of this process."""
     with suppress(OSError):
         return _reserved[0].fileno() if _reserved else None
     return None
@@ -102,10 +102,10 @@ def results_descriptor() -> int | None:
 
 @contextmanager
 def reserved_stdout() -> Iterator[None]:
-    """Keep stdout for this package; send to stderr what other code or child processes print there.
+    """Reserve stdout for results; send the output of other code and of child processes to stderr.
 
     Raises:
-        typer.Exit: The reader of the results went away.
+        typer.Exit: The reader closed stdout.
     """
     if _reserved:
         yield
@@ -122,7 +122,7 @@ def reserved_stdout() -> Iterator[None]:
 
 
 def _flush_or_forget(stream: TextIO) -> None:
-    """Flush a stream; what was not written when a write failed would fail again whenever it is flushed."""
+    """Flush a stream; if that fails, discard its output, since every later flush would fail again."""
     try:
         stream.flush()
     except OSError:
@@ -130,7 +130,7 @@ def _flush_or_forget(stream: TextIO) -> None:
 
 
 def discard(descriptor: int) -> None:
-    """Send to /dev/null what is written to a descriptor from now on."""
+    """Redirect a descriptor to /dev/null."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, descriptor)
     os.close(nowhere)
@@ -138,7 +138,7 @@ def discard(descriptor: int) -> None:
 
 @contextmanager
 def _descriptor_of(stream: Any) -> Iterator[TextIO]:
-    """Give stdout a descriptor of its own, and its former one to stderr; leave a stream without descriptor alone."""
+    """Move stdout to a new descriptor, and redirect the old one to stderr; yield other streams unchanged."""
     standard = False
     with suppress(OSError):
         standard = stream.fileno() == _STDOUT

@@ -1,6 +1,6 @@
-"""Progress of a command on stderr: a live line on a terminal; elsewhere a line at the start, every 30 s and at the end.
+"""Progress of a command on stderr: a live line on a terminal; otherwise a line at the start, every 30 s and at the end.
 
-A thread shows it, since the main thread imports, waits for Ray and steps environments meanwhile.
+A thread writes it, because the main thread is busy with imports, Ray and environments.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 _LIVE_S: Final = 0.2
 _LINES_S: Final = 30.0
 _LONG_S: Final = 10.0
-"""So long without the end of an episode, none may ever end."""
+"""Time without a finished episode after which the line suggests a step limit."""
 
 
 @final
 class Monitor:
-    """Shows what a command does until it is closed.
+    """Display of the progress of a command, until it is closed.
 
     Args:
         quiet: Show nothing.
-        interval_s: Seconds between two lines where stderr is no terminal.
+        interval_s: Seconds between two lines if stderr is not a terminal.
     """
 
     def __init__(self, *, quiet: bool, interval_s: float = _LINES_S) -> None:
@@ -55,23 +55,23 @@ class Monitor:
             threading.Thread(target=self._run, name="rl_eval progress", daemon=True).start()
 
     def say(self, phase: str, *, at_once: bool = False) -> None:
-        """Show what is being done from now on; ``at_once`` writes a line of it where there is no live one."""
+        """Set the phase to show; with ``at_once`` also write it as a line if there is no live line."""
         self._phase, self._source = phase, None
         if at_once and not self._live:
             self._show()
 
     def announce(self, line: str) -> None:
-        """Write a line at once, above the live one."""
+        """Write a line immediately, above the live line."""
         with self._showing:
             self._console.print(line, soft_wrap=True, markup=False)
 
     def follow(self, source: Callable[[], EvalProgress], num_runners: int = 0) -> None:
-        """Show how far an evaluation is, which should have so many runners."""
+        """Show the progress of an evaluation with this number of configured runners."""
         self._source, self._num_runners = source, num_runners
 
     @contextmanager
     def room(self, phase: str) -> Iterator[None]:
-        """Write how the evaluation ended and how far it came, and show nothing while its result is printed."""
+        """Write the final progress, and show nothing while the result is printed."""
         with self._showing:
             self._hide()
             if not self._live:
@@ -79,7 +79,7 @@ class Monitor:
             yield
 
     def close(self) -> None:
-        """Leave the terminal as it was; may be called again."""
+        """Remove the live line; may be called again."""
         with self._showing:
             self._closing.set()
             self._hide()
@@ -106,7 +106,7 @@ class Monitor:
                 auto_refresh=False,
                 transient=True,
                 expand=True,
-                redirect_stdout=sys.stdout is sys.stderr,  # As within a command: its results have another stream.
+                redirect_stdout=sys.stdout is sys.stderr,  # True in a command: its results have another stream.
             )
             self._bar.add_task("")
             self._bar.start()
@@ -116,11 +116,11 @@ class Monitor:
     def _hide(self) -> None:
         if self._bar is not None:
             self._bar.stop()
-            self._bar = None  # One that starts again erases as many lines as it has drawn.
+            self._bar = None  # A restarted bar would erase the lines that it had drawn.
 
 
 def headline(settings: EvalSettings) -> str:
-    """Return what is about to run, in a line."""
+    """Return a one-line summary of the evaluation that is about to run."""
     runners, evaluation = settings.runners, settings.evaluation
     where = f"{counted(runners.num_runners, 'runner')} with " if runners.num_runners else ""
     end = "each" if runners.num_runners else "in this process"
@@ -133,14 +133,14 @@ def headline(settings: EvalSettings) -> str:
 def progress_line(
     phase: str, seconds: float, progress: EvalProgress | None = None, num_runners: int = 0, *, ended: bool = False
 ) -> str:
-    """Return what is being done, how far an evaluation is, and the time since the command began.
+    """Return a line with the phase, the progress of the evaluation and the time since the start of the command.
 
     Args:
-        phase: What is being done.
-        seconds: Since the command began.
-        progress: How far the evaluation is; None before there is one.
-        num_runners: Ray actors that the evaluation should have.
-        ended: Whether the evaluation is over, so that no time is left.
+        phase: Current phase, such as ``running``.
+        seconds: Time since the start of the command.
+        progress: Progress of the evaluation; None before it starts.
+        num_runners: Configured number of Ray actors.
+        ended: Whether the evaluation is over, so that the remaining time is omitted.
     """
     parts = [phase, *(_parts(progress, num_runners, ended) if progress else [])]
     minutes, rest = divmod(round(seconds), 60)
@@ -152,7 +152,7 @@ def _parts(progress: EvalProgress, num_runners: int, ended: bool) -> Iterator[st
     done, left = progress.num_finished, progress.num_episodes - progress.num_finished
     yield f"{done:,} of {progress.num_episodes:,} episodes"
     if progress.seconds > _LONG_S and not done:
-        yield "no episode has ended yet; evaluation.max_episode_steps limits their length"
+        yield "no episode has ended yet (evaluation.max_episode_steps limits their length)"
     if not math.isnan(progress.mean_return):
         spread = 0.0 if math.isnan(progress.half_width) else progress.half_width / 1.96
         places = decimals(spread, progress.mean_return)

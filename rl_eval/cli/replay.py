@@ -1,4 +1,4 @@
-"""``rl-eval replay``: episodes once more, compared with their records, in a window or as videos if wanted."""
+"""``rl-eval replay``: run episodes again and compare them with their records, optionally in a window or as videos."""
 
 from __future__ import annotations
 
@@ -23,40 +23,49 @@ if TYPE_CHECKING:
 
 def replay(
     path: Results,
-    episodes: Annotated[str | None, episodes_option("Which episodes, as in 3,7-9.")] = None,
+    episodes: Annotated[str | None, episodes_option("Episodes to run, such as 3,7-9.")] = None,
     select: Annotated[
-        str | None, option("SELECTORS", "Instead: first:K, every:N, best:K, worst:K, failed:K; by default worst,best.")
+        str | None,
+        option(
+            "SELECTORS", "Select by rule instead: first:K, every:N, best:K, worst:K, failed:K. [default: worst,best]"
+        ),
     ] = None,
-    max_episodes: Annotated[int, typer.Option(metavar="N", min=1, help="Most episodes that --select chooses.")] = 8,
+    max_episodes: Annotated[int, typer.Option(metavar="N", min=1, help="Maximum number of episodes for --select.")] = 8,
     render: Annotated[
-        Literal["human"] | None, typer.Option(show_default=False, help="Show the episodes in a window meanwhile.")
+        Literal["human"] | None, typer.Option(show_default=False, help="Show the episodes in a window while they run.")
     ] = None,
     video: Annotated[bool, typer.Option("--video", help="Write a video of each episode.")] = False,
     output: Annotated[
-        Path | None, option("FOLDER", "By default videos in DIR, where reports find them.", "--output", "-o")
+        Path | None,
+        option("FOLDER", "Folder of the videos. [default: DIR/videos, where reports find them]", "--output", "-o"),
     ] = None,
-    fps: Annotated[float | None, option("FPS", "Frames per second of a video; by default the environment's.")] = None,
-    max_frames: Annotated[int | None, option("N", "Most frames of a video; by default 10,000.")] = None,
+    fps: Annotated[float | None, option("FPS", "Frames per second of a video. [default: from the environment]")] = None,
+    max_frames: Annotated[int | None, option("N", "Maximum number of frames per video. [default: 10,000]")] = None,
     trust: Trust = False,
     as_json: AsJson = False,
 ) -> None:
-    """Run episodes again in this process, from their provenance, and compare each with its record."""
+    """Rerun episodes in this process from their provenance, and compare each one with its record."""
     from rl_eval.log.storage import is_uri
     from rl_eval.recording.video_selection import select_episodes, video_folder
 
     if select is not None and episodes is not None:
-        raise ConfigError("--select and --episodes both choose the episodes: give one of them")
+        raise ConfigError("--select and --episodes both choose episodes", key="--select", value=select, fix="Pass one.")
     if video and render:
-        raise ConfigError("--video and --render both render the episodes: give one of them")
+        raise ConfigError("--video and --render both render episodes", key="--video", value=video, fix="Pass one.")
     if not video and (output is not None or fps is not None or max_frames is not None):
-        raise ConfigError("--output, --fps and --max-frames are about videos: give --video, or leave them out")
+        raise ConfigError(
+            "--output, --fps and --max-frames need --video", key="--video", value=video, fix="Add --video."
+        )
     if video and output is None and is_uri(path):
-        raise ConfigError("the run is not in a folder of this machine: name the folder of its videos with --output")
+        fix = "Pass a local folder for the videos with --output."
+        raise ConfigError(f"{path} is not a local folder", key="--output", fix=fix)
     result = load_to_run(path, trust)
     if episodes is None:
         indices = select_episodes(result, select or "worst,best", max_episodes)
         if not indices:
-            raise UsageError(f"--select {select or 'worst,best'} selects no episode of this run")
+            rule = select or "worst,best"
+            fix = "Pass another --select, or --episodes."
+            raise UsageError(f"--select {rule} matches no episode of this run", key="--select", value=rule, fix=fix)
     else:
         indices = parse_episodes(episodes, len(result.plan))
     seen: Sequence[Replay | Video]
@@ -72,7 +81,7 @@ def replay(
 def _record(
     result: EvalResult, indices: list[int], folder: Path, fps: float | None, max_frames: int, *, as_json: bool
 ) -> Sequence[Video]:
-    """Make videos, and print what they are."""
+    """Record videos, and print their names and lengths."""
     from rl_eval.recording.replay import recorded_episode
     from rl_eval.recording.video import record_videos
     from rl_eval.records.plain import plain
@@ -85,7 +94,7 @@ def _record(
         described.append(fields | {"path": shown(str(made.path)), "identical": made.identical})
         lines.append(Line(f"episode {made.index}", made.name, f"{made.frames:,} frames"))
         if made.differences:
-            notes.append(f"episode {made.index} did not come out as recorded: {', '.join(made.differences)} differ")
+            notes.append(f"episode {made.index} differs from its record in: {', '.join(made.differences)}")
         if made.cut:
             notes.append(f"the video of episode {made.index} ends after {made.frames:,} frames")
     state = "identical" if all(made.identical for made in videos) else "different"
@@ -95,7 +104,7 @@ def _record(
 
 
 def _run_again(result: EvalResult, indices: list[int], *, in_window: bool, as_json: bool) -> Sequence[Replay]:
-    """Run episodes again, and print each when it has run, or all as JSON."""
+    """Run episodes again; print each one when it ends, or all of them as JSON."""
     if in_window:
         from rl_eval.recording.video import replay_in_window as run
     else:
@@ -129,23 +138,23 @@ def _page(replayed: Replay) -> Page:
     if replayed.numerics:
         found = ", ".join(f"{key} was {was!r}, is {now!r}" for key, (was, now) in replayed.numerics.items())
         why = (
-            "the policy does not compute what it did in the run, as if it had other weights"
+            "the policy computes other outputs than in the run, for example because its weights differ"
             if list(replayed.numerics) == ["outputs"]
-            else "this process computes floats in another way than the run"
+            else "this process computes floats differently than the run"
         )
-        notes.append(f"{why}, so equality is not promised: {found}")
+        notes.append(f"{why}, so episodes may differ: {found}")
     differences = [
         Line(name.removeprefix("episode_"), _text(now), f"recorded as {_text(was)}")
         for name, (was, now) in replayed.differences.items()
     ]
     lines = [
         Line("return", _text(again.episode_return), f"{again.length:,} steps"),
-        Line("attempts", str(again.attempts), f"faults while it ran again: {len(again.faults)}"),
+        Line("attempts", str(again.attempts), f"faults during this replay: {len(again.faults)}"),
     ]
     state = "identical" if replayed.identical else "different"
     return Page(f"episode {again.index}, seed {again.seed}", "", state, [differences, lines], notes)
 
 
 def _text(value: Any) -> str:
-    """Write a value so that different floats look different."""
+    """Return a value as text in which different floats look different."""
     return "not reported" if value is None else repr(value)

@@ -1,4 +1,4 @@
-"""``rl-eval report`` and ``rl-eval view``: results as HTML pages, in one file or served to a browser."""
+"""``rl-eval report`` and ``rl-eval view``: HTML pages of results, in one file or from a local server."""
 
 from __future__ import annotations
 
@@ -21,24 +21,28 @@ if TYPE_CHECKING:
 
 
 _BEGINNING: Final = 2_000
-"""Bytes within which a report has its mark."""
+"""Number of bytes at the start of a report that contain its generator tag."""
 
 
 def report(
-    paths: Annotated[list[str], argument("DIR...", "Output folders, or run folders or URIs.")],
+    paths: Annotated[list[str], argument("DIR...", "Output folders, run folders or URIs.")],
     output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="FILE", help="An older report there is replaced.")
+        Path, typer.Option("--output", "-o", metavar="FILE", help="HTML file to write; replaces an older report.")
     ] = Path("report.html"),
-    force: Annotated[bool, typer.Option("--force", help="Replace a file that is not a report, too.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace --output even if it is not a report.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write results as one HTML page: numbers, charts, faults, every episode; several are compared with the first."""
+    """Write a self-contained HTML report: numbers, charts, faults and every episode.
+
+    With several results, each one is compared with the first.
+    """
     from rl_eval.reports.html import GENERATOR, render
 
     if not force and output.exists():
         with written(output), output.open("rb") as file:
             if GENERATOR.encode() not in file.read(_BEGINNING):
-                raise ConfigError(f"{output} exists and is not a report: choose another file with -o, or give --force")
+                fix = "Pass another --output, or --force to replace the file."
+                raise ConfigError(f"{output} exists and is not a report", key="--output", value=str(output), fix=fix)
     text = render([_source(path, output) for path in paths])
     with written(output):
         write_text(output, text)
@@ -48,12 +52,12 @@ def report(
 
 
 def _source(path: str, output: Path) -> Source:
-    """Return a result under its own name, not that of a link to it, and with links to its videos from the page."""
+    """Return a result with links from the page to its videos; a symbolic link is replaced by its target."""
     from rl_eval.recording.video_selection import videos_of
     from rl_eval.reports.html import Source
     from rl_eval.results.loading import load
 
-    if Path(path).is_symlink():  # runs/latest leads elsewhere tomorrow.
+    if Path(path).is_symlink():  # runs/latest points to another run later.
         path = os.path.normpath(Path(path).parent / Path(path).readlink())
     result, beside = load(path), output.parent.resolve()
     files = videos_of(result, path).items()
@@ -63,18 +67,19 @@ def _source(path: str, output: Path) -> Source:
 def view(
     folder: FolderOfRuns = Path("runs"),
     port: Annotated[
-        int, typer.Option("--port", min=0, max=65_535, show_default=False, help="By default one that is free.")
+        int, typer.Option("--port", min=0, max=65_535, show_default=False, help="Port. [default: a free one]")
     ] = 0,
     open_: Annotated[bool, typer.Option("--open", help="Open a browser.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show the runs in a folder to a browser on this machine: an index, a report of each, comparisons; until Ctrl-C."""
+    """Serve an index, reports and comparisons of the runs in a folder on localhost. Stop with Ctrl-C."""
     from rl_eval.reports.view import RunServer
 
     try:
         server = RunServer(folder, port)
     except OSError as error:
-        raise ConfigError(f"port {port} cannot be used: {error.strerror or error}; leave --port out") from error
+        why, fix = error.strerror or error, "Pass another --port, or omit it to use a free one."
+        raise ConfigError(f"--port {port} cannot be used: {why}", key="--port", value=port, fix=fix) from error
     with server:
         described = {"url": server.url, "folder": str(folder), "runs": server.num_runs}
         print_either(as_json, described, f"{server.url}   {counted(server.num_runs, 'run')} in {folder}, until Ctrl-C")

@@ -1,7 +1,7 @@
-"""Restarts of ``rl-eval run``: the same command as a child process, again and again until its log is complete.
+"""Restarts of ``rl-eval run``: run the same command in a child process until its log is complete.
 
-Nothing that happens to the child (out of memory, a crash in native code) happens to the process that restarts it.
-What the child had finished is in its evaluation log; the next child continues there.
+The parent survives any failure of the child, such as out of memory or a crash in native code.
+The evaluation log keeps the finished episodes; the next child continues it.
 """
 
 from __future__ import annotations
@@ -27,18 +27,19 @@ _POLL_S: Final = 0.1
 
 
 class Progress(NamedTuple):
-    """Number of episodes that an evaluation log holds, and of those planned; both are 0 before there is a log."""
+    """Number of episodes in an evaluation log and in its plan; both are 0 if there is no log yet."""
 
     finished: int = 0
     planned: int = 0
 
 
 def run_with_restarts(run_dir: str | None, max_restarts: int, *, fresh: bool) -> int:
-    """Run this process's own command in children, without the option that asks for restarts; return the exit code."""
+    """Run the command of this process in child processes, without ``--max-restarts``; return the exit code."""
     if run_dir is None:
-        raise ConfigError(f"{_OPTION} continues the log in --log-dir after a restart: give --log-dir")
+        raise ConfigError(f"{_OPTION} needs --log-dir", key=_OPTION, value=max_restarts, fix="Pass --log-dir DIR.")
     if fresh:
-        raise ConfigError(f"--fresh would start from nothing at every restart: leave it out beside {_OPTION}")
+        problem = f"--fresh cannot be used with {_OPTION}: every restart would start over"
+        raise ConfigError(problem, key="--fresh", value=fresh, fix="Omit --fresh.")
 
     def progress() -> Progress:
         from rl_eval.log import read_log
@@ -55,15 +56,15 @@ def run_with_restarts(run_dir: str | None, max_restarts: int, *, fresh: bool) ->
 def repeated(
     command: Sequence[str], progress: Callable[[], Progress], max_restarts: int, first_delay_s: float = 1.0
 ) -> int:
-    """Run a command until that is final, or until restarts in a row brought no new episode; return its exit code.
+    """Run a command until its result is final, or restarts in a row finish no new episode; return its exit code.
 
-    A signal to this process is forwarded to the command, which ends for good then.
+    A signal to this process is forwarded to the command, which is then not restarted.
 
     Args:
         command: Words of the command.
-        progress: Reads how far the log is.
+        progress: Reads the number of episodes in the log.
         max_restarts: Consecutive restarts without a new episode.
-        first_delay_s: Pause before the first restart; it doubles with each that brings no new episode.
+        first_delay_s: Delay of the first restart; it doubles with each restart that finishes no new episode.
     """
     asked: list[int] = []
     child: subprocess.Popen[bytes] | None = None
@@ -77,7 +78,7 @@ def repeated(
     try:
         failures, before = 0, progress()
         while not asked:
-            # In a session of its own, so that a Ctrl-C reaches it once: from here.
+            # A new session: a Ctrl-C reaches the child once, through this process.
             child = subprocess.Popen(command, stdout=results_descriptor(), start_new_session=True)  # noqa: S603
             if asked:  # A signal came while it started.
                 child.send_signal(asked[-1])
@@ -89,13 +90,13 @@ def repeated(
             before = now
             delay = min(first_delay_s * 2.0 ** min(failures - 1, 30), _LONGEST_DELAY_S)
             far = f"{now.finished:,} of {now.planned:,} episodes in the log" if now.planned else "no log"
-            told = f"rl-eval: run ended with {code}, {far}"
+            text = f"rl-eval: run exited with {code}, {far}"
             if failures > max_restarts:
-                typer.echo(f"{told}; gave up after {max_restarts} restarts without a new episode", err=True)
+                typer.echo(f"{text}; giving up after {max_restarts} restarts without a new episode", err=True)
                 return code
-            typer.echo(f"{told}; restart {failures} of {max_restarts} in {delay:g} s", err=True)
+            typer.echo(f"{text}; restart {failures} of {max_restarts} in {delay:g} s", err=True)
             end = time.monotonic() + delay
-            while not asked and time.monotonic() < end:  # Python goes on with a sleep after a signal.
+            while not asked and time.monotonic() < end:  # Python resumes a sleep after a signal.
                 time.sleep(min(_POLL_S, delay))
         return 128 + asked[-1]
     finally:
@@ -104,7 +105,7 @@ def repeated(
 
 
 def _is_final(code: int, progress: Progress) -> bool:
-    """Return whether a run that ended by itself is not to be started again."""
+    """Whether a run needs no restart after it exited by itself."""
     if code in (ExitCode.PARTIAL, ExitCode.FAILED, ExitCode.REQUIREMENT):
         return 0 < progress.planned <= progress.finished
     return code in (ExitCode.COMPLETE, ExitCode.USAGE)

@@ -1,4 +1,4 @@
-"""``rl-eval run``: one evaluation, from a config file to a printed result and two files; or an earlier one again."""
+"""``rl-eval run``: run an evaluation, or retry an earlier one; print and save its result."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ if TYPE_CHECKING:
 
 
 _BESIDE_RETRY: Final = "retry attempts episodes accept_code_change trust require quiet as_json verbose no_color"
-"""Parameters that may stand beside ``--retry``."""
+"""Parameters that ``--retry`` allows."""
 _LOG, _RETRY = {"run_dir": "--log-dir"}, {"retry": "--retry"}
 _NEEDED: Final = {"attempts": _RETRY, "accept_code_change": _LOG | _RETRY, "fresh": _LOG}
-"""Parameters that go with another one, one of which has to be given."""
+"""Parameters that need one of these other parameters."""
 _NAMED: Final = 10
-"""Failed episodes that a message names."""
+"""Maximum number of failed episodes in a message."""
 
 
 @with_evaluated
@@ -67,30 +67,30 @@ def run(
     section: Section = None,
     trust: TrustPolicy = False,
     episodes: Annotated[
-        str | None, episodes_option("Run this range of the plan; with --retry, of what failed.")
+        str | None, episodes_option("Run this range of the plan; with --retry, these failed episodes.")
     ] = None,
     run_dir: LogDir = None,
     retry: Annotated[str | None, option("DIR", "Run the failed episodes of DIR again.", parser=absolute_place)] = None,
     attempts: Annotated[
-        int | None, option("N", "Further attempts of --retry; by default as in the config.", min=1)
+        int | None, option("N", "Additional attempts per episode for --retry. [default: from the config]", min=1)
     ] = None,
     accept_code_change: Annotated[
-        bool, option(None, "Go on although the code of environment or policy changed.")
+        bool, option(None, "Continue although the code of the environment or policy has changed.")
     ] = False,
-    fresh: Annotated[bool, option(None, "Leave a run in DIR alone; begin in DIR-2, DIR-3, ...")] = False,
+    fresh: Annotated[bool, option(None, "Start a new run in DIR-2, DIR-3, ... if --log-dir has one.")] = False,
     max_restarts: Annotated[
-        int, option("N", "Run in a child process, started again until N in a row brought no new episode.", min=0)
+        int, option("N", "Run in a child process; restart it until N restarts in a row finish no new episode.", min=0)
     ] = 0,
     output: Output = None,
     force: Force = False,
     assignments: Assignments = None,
     require: Annotated[
-        list[str] | None, option("'METRIC >= X'", "Exit with 5 unless this holds; may be repeated.")
+        list[str] | None, option("'METRIC >= X'", "Exit with 5 if this does not hold; may be repeated.")
     ] = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Evaluate a policy as a config file or --env and --policy say, print the result and save it."""
+    """Evaluate a policy from a config file or from --env and --policy, and print and save the result."""
     say = (lambda _: None) if quiet else print_note
     _check_options(ctx)
     if max_restarts:
@@ -110,7 +110,7 @@ def run(
             if episodes is not None:
                 settings = with_episodes(settings, episodes)
             if config is None and not settings.runners.num_runners:
-                say("running in this process: --runners 2 runs on two Ray actors")
+                say("running in this process; use --runners 2 for two Ray actors")
             find_modules_here()
         result, log_dir = carry_out(
             settings,
@@ -126,21 +126,21 @@ def run(
             accept_code_change=accept_code_change,
         )
     if result.num_failed and log_dir is None:
-        say("no log was kept, so --retry cannot run the failed episodes again: add --log-dir DIR")
+        say("no log was kept, so --retry is not possible; pass --log-dir DIR to keep one")
     elif result.num_failed:
-        say(f"rl-eval run --retry {shown(str(log_dir))} runs what failed again")
+        say(f"retry the failed episodes with: rl-eval run --retry {shown(str(log_dir))}")
     code = exit_code_of(result, ctx.obj)
     for requirement in requirements if code else ():
-        print_note(f"{requirement}: not judged, since the result is {result.status}")
+        print_note(f"{requirement}: not checked, because the result is {result.status}")
     if code := code or _unmet(requirements, result):
         raise typer.Exit(code)
 
 
 def _check_options(ctx: typer.Context) -> None:
-    """Refuse options that go with another one only.
+    """Check that options which need another option have it, and that ``--retry`` has no option of its config.
 
     Raises:
-        ConfigError: The other one is missing, or ``--retry`` stands beside what its log says.
+        ConfigError: An option is missing, or conflicts with ``--retry``.
     """
     given = {
         str(param.name): param.opts[0]
@@ -148,21 +148,23 @@ def _check_options(ctx: typer.Context) -> None:
         if (source := ctx.get_parameter_source(str(param.name))) and source.name == "COMMANDLINE"
     }
     if "retry" in given and (others := [given[name] for name in given if name not in _BESIDE_RETRY.split()]):
-        raise ConfigError(f"--retry takes the evaluation from its log: leave {', '.join(sorted(others))} out")
+        fix = f"Omit {', '.join(sorted(others))}."
+        raise ConfigError("--retry takes all settings from the log", key=min(others), fix=fix)
     for name, needed in _NEEDED.items():
         if name in given and not given.keys() & needed.keys():
             other = " or ".join(needed.values())
-            raise ConfigError(f"{given[name]} goes with {other}: give that too, or leave {given[name]} out")
+            fix = f"Pass {other}, or omit {given[name]}."
+            raise ConfigError(f"{given[name]} needs {other}", key=given[name], fix=fix)
 
 
 def _put_aside(
     path: str, result: EvalResult, episodes: str | None, attempts: int | None, accept_code_change: bool
 ) -> EvalSettings:
-    """Have a log forget, for the count, that episodes failed; return settings with which they run again.
+    """Mark failed episodes in a log for a retry; return settings that run them again.
 
     Raises:
-        UsageError: There is no log, or an episode that is asked for did not fail.
-        LogMismatch: Weights or code differ from those of the log.
+        UsageError: There is no log, or a chosen episode did not fail.
+        LogMismatch: Weights or code differ from the log.
     """
     from rl_eval.config.settings import make_settings
     from rl_eval.log import EvaluationLog
@@ -175,12 +177,13 @@ def _put_aside(
     failed = [index for index, row in enumerate(result.table.completed) if result.table.filled[index] and not row]
     chosen = failed if episodes is None else parse_episodes(episodes, len(result.plan))
     if others := set(chosen) - set(failed):
-        those = f"{', '.join(map(str, failed[:_NAMED]))}{', ...' * (len(failed) > _NAMED)}" if failed else "none"
-        raise UsageError(f"--episodes {episodes}: episode {min(others)} did not fail; of this run did: {those}")
+        those = f"{', '.join(map(str, failed[:_NAMED]))}{', ...' * (len(failed) > _NAMED)}"
+        index, fix = min(others), f"Choose among the failed episodes: {those}." if failed else ""
+        problem = f"--episodes {episodes}: episode {index} did not fail{'' if failed else ', nor did any other'}"
+        raise UsageError(problem, key="--episodes", value=episodes, episode=index, fix=fix)
     if read_manifest(open_storage(path)) is None:
-        raise UsageError(
-            f"{shown(path)} has a result but no evaluation log, which --retry needs: evaluate again with --log-dir DIR"
-        )
+        problem, fix = f"{shown(path)} has no evaluation log", "Evaluate again with --log-dir DIR."
+        raise UsageError(f"{problem}, which --retry needs", key="--retry", value=shown(path), fix=fix)
     config = recorded_config(result.provenance["config"])
     tolerance = config["fault_tolerance"]
     spent = max((fault.attempt for fault in result.faults), default=0)
@@ -193,7 +196,7 @@ def _put_aside(
 
 
 def _requirements(texts: Sequence[str]) -> list[MetricRequirement]:
-    """Parse ``--require``; make sure that results have these metrics. Those of agents are known after a run."""
+    """Parse ``--require``, and check that the metrics exist; metrics of agents are checked after the run."""
     if not texts:
         return []
     from rl_eval.records.episode import EpisodeTable
@@ -213,7 +216,7 @@ def _requirements(texts: Sequence[str]) -> list[MetricRequirement]:
 
 
 def _unmet(requirements: Sequence[MetricRequirement], result: EvalResult) -> int:
-    """Write whether a result meets each requirement; return the exit code."""
+    """Print whether a result meets each requirement; return the exit code."""
     from rl_eval.results.requirements import Answer
 
     code = ExitCode.COMPLETE
@@ -230,7 +233,7 @@ def _unmet(requirements: Sequence[MetricRequirement], result: EvalResult) -> int
 
 
 def name_of(settings: EvalSettings, config: Path | None, section: str | None) -> str:
-    """Return the name of a run: that of its config file, and of the section, or what it evaluates."""
+    """Return the name of a run: config file and section, or environment."""
     if config is not None:
         return f"{config.stem}-{section}" if section else config.stem
     env = str(settings.identity()["environment"]["env"])
@@ -251,10 +254,10 @@ def carry_out(
     fresh: bool = False,
     accept_code_change: bool = False,
 ) -> tuple[EvalResult, str | None]:
-    """Run an evaluation, unless its log is complete already; deliver the result, and return it with its log.
+    """Run an evaluation, unless its log is complete; deliver the result, and return it with the log folder.
 
-    It is delivered before the runners are stopped, which may take a while. Runners of this process work in this
-    thread, the main one, since some environments need it.
+    The result is delivered before the runners stop, which may take a while. Runners in this process use the main
+    thread, because some environments need it.
     """
     from rl_eval.cli.progress import headline
 
@@ -273,7 +276,7 @@ def carry_out(
 
         def begin(handle: EvalHandle) -> None:
             def cancel() -> None:
-                monitor.announce("stopping; a second signal gives the result up")
+                monitor.announce("stopping; a second signal discards the result")
                 handle.cancel()
 
             monitor.follow(handle.progress, runners.num_runners)
@@ -286,7 +289,7 @@ def carry_out(
             try:
                 result = handle.result()
             except ClusterDied as error:
-                # Ray's client may end this process at any moment, and would do it when the group stops.
+                # Ray's client may end this process at any time, at the latest when the group stops.
                 monitor.close()
                 os.write(2, f"error: {error}; {_continuation(log_dir)}\n".encode())
                 os._exit(ExitCode.CLUSTER)
@@ -300,10 +303,10 @@ def carry_out(
 
 
 def _continuation(run_dir: str | None) -> str:
-    """Return how to continue a run that ended early."""
+    """Return instructions to continue a run that ended early."""
     if run_dir is None:
-        return "there is no log, so this run cannot be continued: --log-dir DIR keeps one"
-    return f"what had finished is in the log: the same command with --log-dir {shown(run_dir)} continues"
+        return "this run has no log and cannot be continued; pass --log-dir DIR to keep one"
+    return f"finished episodes are in the log; continue with the same command and --log-dir {shown(run_dir)}"
 
 
 def deliver(
@@ -315,18 +318,18 @@ def deliver(
     save: Callable[[Path], None] | None = None,
     show: Callable[[], None] | None = None,
 ) -> None:
-    """Save and print a result. One that cannot be saved is printed all the same.
+    """Save and print a result; it is printed even if it cannot be saved.
 
     Args:
-        result: Finished or not.
-        folder: Where it is saved, if anywhere.
+        result: Finished or unfinished result.
+        folder: Folder to save it in, or None.
         quiet: Print one line.
         as_json: Print JSON.
-        save: Saves it in another way.
-        show: Prints it in another way.
+        save: Replaces ``result.save``.
+        show: Replaces :func:`print_result`.
 
     Raises:
-        ClusterError: It cannot be saved.
+        ClusterError: The result cannot be saved.
     """
     from rl_eval.results.files import EPISODES_FILE, RESULT_FILE
 
@@ -351,19 +354,19 @@ def print_result(result: EvalResult, *, quiet: bool, as_json: bool) -> None:
 
 
 def _summary(result: EvalResult) -> str:
-    """Say the result in one line."""
+    """Return a one-line summary of the result."""
     from rl_eval.results.metrics import value_notes
 
     parts = [f"{result.aggregates.count:,} of {len(result.plan):,} episodes"]
     if result.aggregates.count:
         interval = interval_text(result.interval, "{:.6g}".format)
         parts.insert(0, f"mean return {result.mean_return:.6g} ({interval})")
-    said = [result.reason, ", ".join(parts)] if result.status == "failed" else [", ".join(parts), result.reason]
-    return f"{result.status}: {'; '.join(filter(None, [*said, *value_notes(result)]))}"
+    texts = [result.reason, ", ".join(parts)] if result.status == "failed" else [", ".join(parts), result.reason]
+    return f"{result.status}: {'; '.join(filter(None, [*texts, *value_notes(result)]))}"
 
 
 def exit_code_of(result: EvalResult, interruption: Interruption) -> int:
-    """Return the exit code of a command that made a result."""
+    """Return the exit code for a result."""
     if interruption.number is not None and result.stopped_early:
         return 128 + interruption.number
     return {"complete": ExitCode.COMPLETE, "partial": ExitCode.PARTIAL, "failed": ExitCode.FAILED}[result.status]

@@ -1,4 +1,4 @@
-"""Command ``rl-eval service``: lists the evaluation services of a cluster, and ends one."""
+"""``rl-eval service``: list the evaluation services of a cluster, or stop one."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from rl_eval.cli.shared import CommandLine, argument, option
 from rl_eval.reports.page import Line, Page
 
 Address = Annotated[
-    str | None, option("HOST:PORT", "Ray cluster; by default RAY_ADDRESS, else the one that runs on this machine.")
+    str | None, option("HOST:PORT", "Ray cluster. [default: RAY_ADDRESS, or the cluster on this machine]")
 ]
 
 app = CommandLine(
     name="service",
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="List evaluation services of a Ray cluster, or end one.",
+    help="List evaluation services of a Ray cluster, or stop one.",
 )
 
 
 @app.command("list", epilog=explained("service"), short_help="Show the state of services.")
 def list_(
     address: Address = None,
-    namespace: Annotated[str | None, option("NAME", "Ray namespace; by default all.")] = None,
+    namespace: Annotated[str | None, option("NAME", "Ray namespace. [default: all]")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the evaluation services of a cluster: their state, and their clients."""
+    """Show the evaluation services of a cluster, with their state and clients."""
     from rl_eval.training.service.client import list_services, reach
 
     with closing(reach(address)):
@@ -45,30 +45,30 @@ def list_(
         print_report(_page(status))
 
 
-@app.command("stop", epilog=explained("service"), short_help="End a service.")
+@app.command("stop", epilog=explained("service"), short_help="Stop a service.")
 def stop(
-    name: Annotated[str, argument("NAME", "The service.")],
+    name: Annotated[str, argument("NAME", "Name of the service.")],
     address: Address = None,
     namespace: Annotated[str, typer.Option(metavar="NAME", help="Ray namespace.")] = "rl_eval",
     as_json: AsJson = False,
 ) -> None:
-    """End an evaluation service and its runners; unfinished requests stay in its folder."""
+    """Stop an evaluation service and its runners; unfinished requests stay in its folder."""
     from rl_eval.training.service.client import end_service, reach
 
     with closing(reach(address)):
         orderly = end_service(name, namespace)
     described = {"name": name, "namespace": namespace, "state": "ended" if orderly else "killed"}
-    told = f"service {name} has ended" if orderly else f"service {name} did not answer, and was killed"
-    print_either(as_json, described, told)
+    text = f"service {name} has stopped" if orderly else f"service {name} did not answer and was killed"
+    print_either(as_json, described, text)
 
 
 def _page(status: dict[str, Any]) -> Page:
     title, subtitle = f"service {status['name']}", f"namespace {status['namespace']}"
     if status["state"] == "silent":
-        return Page(title, subtitle, "silent", [], [f"no answer; `rl-eval service stop {status['name']}` ends it"])
-    until = f"ends after {status['idle_timeout_s']:.0f} s without clients and work"
+        return Page(title, subtitle, "silent", [], [f"no answer; stop it with `rl-eval service stop {status['name']}`"])
+    until = f"stops after {status['idle_timeout_s']:.0f} s without clients and work"
     lines = [
-        Line("age", f"{status['age_s']:.0f} s", until if status["detached"] else f"{until}, or with its driver"),
+        Line("age", f"{status['age_s']:.0f} s", until if status["detached"] else f"{until}, or when its driver exits"),
         Line("runners", str(status["num_runners"]), "up"),
         Line("running", status["running"] or "nothing", ""),
         Line("queue", str(status["num_waiting"]), f"waiting, {status['num_finished']:,} finished"),

@@ -1,4 +1,4 @@
-"""What a command runs: a config file, flags and ``--set``, or episodes of a run, with consent to its code."""
+"""Settings of a command, from a config file, options and ``--set``; episodes of a run, and consent to its code."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 
 _PART: Final = re.compile(r"\s*(\d{1,10})\s*(?:-\s*(\d{1,10})\s*)?", re.ASCII)
 
-_CONFIG = argument("CONFIG", "YAML file that says what to evaluate, and how; options change it.")
+_CONFIG = argument("CONFIG", "YAML config file; options override it.")
 ConfigPath = Annotated[Path, _CONFIG]
 OptionalConfigPath = Annotated[Path | None, _CONFIG]
-Section = Annotated[str | None, option("NAME", "Use this (dotted) section of the file, not all of it.", "--section")]
-Trust = Annotated[bool, typer.Option("--trust", help="Import and call the code that DIR names, without asking.")]
-Results = Annotated[str, argument("DIR", "Run folder or URI, or the output folder of a result.")]
+Section = Annotated[str | None, option("NAME", "Use this (dotted) section of the file only.", "--section")]
+Trust = Annotated[bool, typer.Option("--trust", help="Run the code that DIR names without asking.")]
+Results = Annotated[str, argument("DIR", "Run folder or URI, or output folder.")]
 Assignments = Annotated[
     list[str] | None,
     option(
         "KEY=VALUE",
-        "Set any key of the config, such as environment.env_kwargs.gravity=9.0, to a YAML value; may be repeated.",
+        "Set a config key to a YAML value, such as environment.env_kwargs.gravity=9.0; may be repeated.",
         "--set",
     ),
 ]
@@ -41,10 +41,10 @@ Assignments = Annotated[
 def read_settings(
     path: Path | None, section: str | None, assignments: Sequence[str] | None, flags: Mapping[str, Any] | None = None
 ) -> EvalSettings:
-    """Read a file, if there is one, apply flags (by dotted key) and assignments, and validate.
+    """Read a config file, if given, apply flags (by dotted key) and assignments, and validate.
 
     Raises:
-        ConfigError: Anything about it is wrong; the message names the key.
+        ConfigError: The config is invalid; the error has the key.
     """
     return read_config(path, section, assignments, flags).build()
 
@@ -52,13 +52,14 @@ def read_settings(
 def read_config(
     path: Path | None, section: str | None, assignments: Sequence[str] | None, flags: Mapping[str, Any] | None = None
 ) -> EvalConfig:
-    """Read a file, if there is one, and apply flags (by dotted key) and assignments.
+    """Read a config file, if given, and apply flags (by dotted key) and assignments.
 
     Raises:
         ConfigError: The file cannot be read, a key is unknown, or there is a section without a file.
     """
     if path is None and section is not None:
-        raise ConfigError(f"--section {section} is a part of a config file: give CONFIG, or leave --section out")
+        fix = "Pass CONFIG, or omit --section."
+        raise ConfigError(f"--section {section} needs a config file", key="--section", value=section, fix=fix)
     from rl_eval.config.builder import EvalConfig
 
     config = EvalConfig() if path is None else EvalConfig.from_yaml(path, section)
@@ -70,14 +71,14 @@ def read_config(
 
 
 def find_modules_here() -> None:
-    """Have ``"my_pkg.policies:make"`` looked for in the current folder first, as with ``python -m``."""
+    """Import modules such as ``my_pkg.policies`` from the current folder first, as with ``python -m``."""
     folder = str(Path.cwd())
     if folder not in sys.path and "" not in sys.path:
         sys.path.insert(0, folder)
 
 
 def _assign(config: EvalConfig, assignment: str) -> None:
-    """Apply one ``KEY=VALUE``; a key longer than ``section.name`` reaches into a mapping."""
+    """Apply one ``KEY=VALUE``; a key longer than ``section.name`` addresses an entry of a mapping."""
     import yaml
 
     from rl_eval.config.builder import read_yaml
@@ -85,14 +86,14 @@ def _assign(config: EvalConfig, assignment: str) -> None:
 
     key, equals, text = assignment.partition("=")
     if not equals:
-        raise ConfigError(f"--set {assignment}: it lacks = and a value, as in evaluation.num_episodes=50")
+        fix = "Pass KEY=VALUE, such as evaluation.num_episodes=50."
+        raise ConfigError(f"--set {assignment}: no = and value", key="--set", value=assignment, fix=fix)
     try:
         value = read_yaml(text)
     except yaml.YAMLError:
         shown = redact_command([assignment])[0]
-        raise ConfigError(
-            f"--set {shown}: the value is not valid YAML, see its quotes and brackets, and whether a key is there twice"
-        ) from None
+        fix = "Check its quotes and brackets, and that no key occurs twice."
+        raise ConfigError(f"--set {shown}: the value is not valid YAML", key="--set", value=shown, fix=fix) from None
     parts = key.strip().split(".")
     if inner := parts[2:]:
         value = with_leaf(config.to_dict().get(parts[0], {}).get(parts[1]), inner, value)
@@ -100,33 +101,39 @@ def _assign(config: EvalConfig, assignment: str) -> None:
 
 
 def episodes_option(text: str) -> Any:
-    """Return the option with a help text of its own; it is the same in all commands."""
+    """Return the option ``--episodes`` with the help text of a command."""
     return option("I,J-K", text, "--episodes")
 
 
 def parse_episodes(text: str, num_episodes: int) -> list[int]:
-    """Return the indices that a text such as ``3,7-9`` names, each once, in its order.
+    """Parse a text such as ``3,7-9`` into indices, in its order and without duplicates.
 
     Args:
-        text: Indices and ranges, whose ends belong to them, with commas between.
-        num_episodes: Of the plan; its episodes have the indices from 0 on.
+        text: Indices and inclusive ranges, separated by commas.
+        num_episodes: Number of episodes in the plan.
+
+    Raises:
+        UsageError: The text is malformed, or an index is outside of the plan.
     """
     indices: dict[int, None] = {}
     for part in text.split(","):
         found = _PART.fullmatch(part)
         if found is None:
-            raise UsageError(f"--episodes {text}: {part.strip()!r} is not an index or a range: write 3,7-9")
+            problem, fix = f"{part.strip()!r} is not an index or a range", "Pass indices such as 3,7-9."
+            raise UsageError(f"--episodes {text}: {problem}", key="--episodes", value=text, fix=fix)
         first, last = int(found[1]), int(found[2] or found[1])
         if last < first:
-            raise UsageError(f"--episodes {text}: {part.strip()} ends before it begins: give {last}-{first}")
+            problem, fix = f"{part.strip()} ends before it starts", f"Pass {last}-{first}."
+            raise UsageError(f"--episodes {text}: {problem}", key="--episodes", value=text, fix=fix)
         if last >= num_episodes:
-            raise UsageError(f"--episodes {text}: there is no episode {last}: the plan has {num_episodes}, from 0 on")
+            problem, fix = f"episode {last} is not in the plan", f"Pass indices from 0 to {num_episodes - 1}."
+            raise UsageError(f"--episodes {text}: {problem}", key="--episodes", value=text, episode=last, fix=fix)
         indices |= dict.fromkeys(range(first, last + 1))
     return list(indices)
 
 
 def with_episodes(settings: EvalSettings, text: str) -> EvalSettings:
-    """Return settings whose plan is one range of the plan, with the seeds that its episodes have there."""
+    """Return settings for one range of the plan; its episodes keep their seeds."""
     from rl_eval.config.settings import with_values
 
     section = settings.evaluation
@@ -134,17 +141,18 @@ def with_episodes(settings: EvalSettings, text: str) -> EvalSettings:
     first, count = indices[0], len(indices)
     if indices[-1] - first >= count:
         whole = f"{first}-{indices[-1]}"
-        raise UsageError(f"--episodes {text}: an evaluation runs one range of the plan, such as {whole}: give one")
+        problem, fix = "an evaluation runs one range of the plan", f"Pass one range, such as {whole}."
+        raise UsageError(f"--episodes {text}: {problem}", key="--episodes", value=text, fix=fix)
     return with_values(settings, evaluation={"first_index": section.first_index + first, "num_episodes": count})
 
 
 def load_to_run(path: str, trust: bool) -> EvalResult:
-    """Load a result whose episodes are to run again, and make the modules of the current folder importable.
+    """Load a result to rerun its episodes, and add the current folder to the module path.
 
-    The folder is put on the path after consent only: it may come from the author of the result.
+    The folder is added only after the user consents, because it may come from the author of the result.
 
     Raises:
-        UntrustedError: The user does not consent, or there is no terminal to ask on.
+        UntrustedError: The user does not consent, or there is no terminal to ask.
     """
     from rl_eval.results.loading import load
     from rl_eval.results.provenance import check_trust
@@ -161,7 +169,7 @@ def load_to_run(path: str, trust: bool) -> EvalResult:
 
 
 def consents(facts: str, question: str) -> bool:
-    """Ask at the terminal; False if there is none."""
+    """Ask the user on the terminal; return False if there is no terminal."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return False
     typer.echo(facts, err=True)

@@ -1,4 +1,4 @@
-"""Options and arguments of commands, those that every command has, and the command line that gives them to it."""
+"""Helpers for options and arguments, the options of all commands, and the command line that adds them."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def option(metavar: str | None, text: str, *names: str, **more: Any) -> Any:
-    """Return an option whose help text says what it is by default."""
+    """Return an option without a generated default in its help text."""
     return typer.Option(*names, metavar=metavar, show_default=False, help=text, **more)
 
 
 def argument(metavar: str, text: str, **more: Any) -> Any:
-    """Return an argument of a command."""
+    """Return an argument without a generated default in its help text."""
     return typer.Argument(metavar=metavar, show_default=False, help=text, **more)
 
 
 def absolute_path(text: str) -> Path:
-    """Parse a local path that is used after code of the user has run, which may change the working directory."""
+    """Return a local path as absolute, since user code may change the working directory before it is used."""
     return Path(text).absolute()
 
 
 def absolute_place(text: str) -> str:
-    """Parse a folder or URI that is used after code of the user has run, which may change the working directory."""
+    """Return a folder or URI as absolute, since user code may change the working directory before it is used."""
     from rl_eval.log import storage
 
     return storage.absolute_place(text)
 
 
 def shown(place: str | os.PathLike[str]) -> str:
-    """Return a place for a message: a path below the working directory is relative to it."""
+    """Return a path or URI for a message; a path below the working directory is shown relative to it."""
     from rl_eval.log.storage import shown_place
 
     return shown_place(place)
@@ -53,11 +53,11 @@ FolderOfRuns = Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of 
 
 def _without_color(wanted: bool) -> None:
     if wanted:
-        os.environ["NO_COLOR"] = "1"  # What rich looks at, in this process and in those that it starts.
+        os.environ["NO_COLOR"] = "1"  # rich reads it, in this process and in child processes.
 
 
 def _with_traceback(ctx: typer.Context, wanted: bool) -> None:
-    ctx.meta[VERBOSE] = wanted or ctx.meta.get(VERBOSE, False)  # A command has the meta of the whole command line.
+    ctx.meta[VERBOSE] = wanted or ctx.meta.get(VERBOSE, False)  # All commands share this mapping.
 
 
 _shared = typer.Typer(add_completion=False)
@@ -72,14 +72,14 @@ def _options(
     ] = False,
     no_color: Annotated[
         bool,
-        _flag("No colours; NO_COLOR=1 does the same.", "--no-color", callback=_without_color, is_eager=True),
+        _flag("Print without colours, like NO_COLOR=1.", "--no-color", callback=_without_color, is_eager=True),
     ] = False,
 ) -> None:
-    """Do nothing: only the options count."""
+    """Define the shared options; this command is never called."""
 
 
 def _with_shared(params: list[Any]) -> list[Any]:
-    """Return options, and then those of all commands."""
+    """Return the parameters of a command, followed by the shared options."""
     return params + typer.main.get_command(_shared).params
 
 
@@ -88,19 +88,19 @@ class _Command(TyperCommand):
         super().__init__(*args, **{**kwargs, "params": _with_shared(kwargs.pop("params"))})
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command, with stdout for its result alone; errors and signals become messages and exit codes."""
+        """Run the command with stdout reserved for its result; turn errors and signals into messages and exit codes."""
         with reserved_stdout(), Interruption() as ctx.obj, reported(ctx.meta[VERBOSE]):
             return super().invoke(ctx)
 
 
 class _Commands(TyperGroup):
-    """Commands under headings in the help."""
+    """Group of commands, with headings in the help."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{**kwargs, "params": _with_shared(kwargs.pop("params"))})
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write a section for each heading, in the order of the commands."""
+        """Write one section per heading, in the order of the commands."""
         width = max(map(len, self.commands))
         for heading, commands in itertools.groupby(self.commands.values(), lambda one: vars(one)["rich_help_panel"]):
             with formatter.section(heading if isinstance(heading, str) else "Commands"):
@@ -108,11 +108,11 @@ class _Commands(TyperGroup):
 
 
 class CommandLine(typer.Typer):
-    """A command line whose commands all have the shared options."""
+    """Command line that adds the shared options to every command."""
 
     def __init__(self, **given: Any) -> None:
         super().__init__(cls=_Commands, **given)
 
     def command(self, *args: Any, **kwargs: Any) -> Callable[[Function], Function]:
-        """Register a command, as typer does."""
+        """Register a command like ``typer.Typer.command``."""
         return super().command(*args, cls=_Command, **kwargs)

@@ -1,4 +1,4 @@
-"""``rl-eval list`` and ``rl-eval show``: the runs in a folder, and what is known about one run or its episodes."""
+"""``rl-eval list`` and ``rl-eval show``: the runs in a folder, and the details of one run or its episodes."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 _GAP: Final = "   "
 _SHOWN: Final = 5
-"""Faults, slow episodes and failed ones that are shown."""
+"""Maximum number of faults, slow episodes and failed episodes shown."""
 
 
 def list_(folder: FolderOfRuns = Path("runs"), as_json: AsJson = False) -> None:
-    """List the runs in a folder and below, the latest first; what they hold is read, and nothing they name runs."""
+    """List the runs in a folder and its subfolders, newest first. Files are only read; no code in them runs."""
     from rl_eval.reports.listing import HEADINGS, list_runs
 
     runs = list_runs(folder)
@@ -36,7 +36,7 @@ def list_(folder: FolderOfRuns = Path("runs"), as_json: AsJson = False) -> None:
         print_json([run.to_dict() for run in runs])
         return
     if not runs:
-        print_note(f"no runs in {folder}: rl-eval run keeps them there, unless --log-dir or --output says where")
+        print_note(f"no runs in {folder}; rl-eval run writes to runs/ unless --log-dir or --output is set")
         return
     rows = [HEADINGS, *(run.cells for run in runs)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -47,11 +47,11 @@ def list_(folder: FolderOfRuns = Path("runs"), as_json: AsJson = False) -> None:
 
 def show(
     path: Results,
-    episodes: Annotated[str | None, episodes_option("Show what happened to these episodes, in order.")] = None,
+    episodes: Annotated[str | None, episodes_option("Show the events of these episodes, in order.")] = None,
     faults: Annotated[bool, typer.Option("--faults", help="Show every fault with its traceback.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show what came of an evaluation, finished or not: numbers, faults, slowest and failed episodes."""
+    """Show a finished or unfinished evaluation: numbers, faults, slowest and failed episodes."""
     from rl_eval.results.loading import load
 
     result = load(path)
@@ -66,8 +66,8 @@ def show(
     print_report(result)
     cells: dict[str, list[tuple[str, str]]] = {}
     if run:
-        damaged = f"set aside as damaged: {', '.join(run['damaged'])}" if run["damaged"] else ""
-        cells["sessions"] = [(f"{run['sessions']:,}", f"the last one: {run['last']}")]
+        damaged = f"damaged: {', '.join(run['damaged'])}" if run["damaged"] else ""
+        cells["sessions"] = [(f"{run['sessions']:,}", f"last: {run['last']}")]
         cells["segments"] = [(f"{run['segments']:,}", damaged)]
     if not faults:
         cells["faults"] = [(f"{count:,}", kind) for kind, count in result.fault_counts.items()]
@@ -81,26 +81,26 @@ def show(
         for one in failed[:_SHOWN]
     ]
     if len(failed) > _SHOWN:
-        cells["failed"].append(("", f"and {len(failed) - _SHOWN:,} more: --json has them all"))
+        cells["failed"].append(("", f"and {len(failed) - _SHOWN:,} more; use --json for all"))
     if section := [
         Line("" if position else label, value, text)
         for label, found in cells.items()
         for position, (value, text) in enumerate(found)
     ]:
         print_line()
-        state = "saved result" if run is None else "ended" if run["released"] else "at work, or killed"
+        state = "saved result" if run is None else "ended" if run["released"] else "running, or killed"
         print_report(Page(redact_text(path) if run is None else run["run_dir"], "", state, [section]))
     if faults:
         _print_faults(result.faults)
 
 
 def _run(path: str) -> dict[str, Any] | None:
-    """Return the facts of a log besides its episodes; None for a saved result without a log."""
+    """Return sessions and segments of a log; None for a saved result without a log."""
     from rl_eval.log.ownership import read_claims
     from rl_eval.log.storage import open_storage
 
     storage = open_storage(path)
-    with suppress(NotADirectoryError):  # It is a result.json.
+    with suppress(NotADirectoryError):  # The path is a result.json.
         if claims := read_claims(storage):
             return {
                 "run_dir": storage.label,
@@ -128,7 +128,7 @@ def _slowest(result: EvalResult) -> list[dict[str, Any]]:
 def _failed(result: EvalResult) -> list[dict[str, Any]]:
     import numpy as np
 
-    table, lost = result.table, "its faults are lost"
+    table, lost = result.table, "no fault recorded"
     failed = [table.record(int(index)) for index in np.flatnonzero(table.filled & ~table.completed)]
     return [
         {
@@ -142,7 +142,7 @@ def _failed(result: EvalResult) -> list[dict[str, Any]]:
 
 
 def _located(fault: Fault) -> str:
-    return f"{fault}, on {fault.node}{'' if fault.charged else ' (not charged)'}"
+    return f"{fault}, on {fault.node}{'' if fault.charged else ' (no attempt used up)'}"
 
 
 def _print_faults(faults: list[Fault]) -> None:

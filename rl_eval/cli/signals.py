@@ -1,7 +1,8 @@
-"""Handling of Ctrl-C, SIGTERM and SIGHUP: before the evaluation they end the command, during it they ask it to stop.
+"""Handling of Ctrl-C, SIGTERM and SIGHUP.
 
-A request to stop cancels the evaluation and flushes its log; the command then saves and prints what has finished.
-A second signal ends the command at once. After the result has been printed, any signal does.
+Before the evaluation, a signal ends the command. During it, the first signal cancels the evaluation and flushes its
+log; the command then saves and prints the finished episodes. A second signal ends the command immediately, as does any
+signal after the result is printed.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from rl_eval.cli.printing import discard, flush_results, results_descriptor
 from rl_eval.errors import EvalError
 
 _FLUSH_S: Final = 30.0
-"""Longest time for a flush of the log."""
+"""Time limit of a flush of the log, in seconds."""
 
 
 class Interrupted(BaseException):
-    """A signal that ends the command at once; a ``KeyboardInterrupt`` could be taken for an environment's own."""
+    """A signal ended the command; distinct from ``KeyboardInterrupt``, which an environment may raise."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
@@ -31,14 +32,14 @@ class Interrupted(BaseException):
 
 
 def handled_signals() -> list[signal.Signals]:
-    """Return the signals that end a command in order: without SIGHUP if ``nohup`` started it."""
+    """Return the handled signals: SIGINT, SIGTERM, and SIGHUP unless ``nohup`` started the command."""
     ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     return [signal.SIGINT, signal.SIGTERM, *([] if ignored else [signal.SIGHUP])]
 
 
 @final
 class Interruption:
-    """Handles the signals while it is entered; in another thread than the main one it does nothing.
+    """Context manager that handles the signals; it has no effect outside the main thread.
 
     Args:
         leave: Ends the process with an exit code.
@@ -46,7 +47,7 @@ class Interruption:
 
     def __init__(self, leave: Callable[[int], object] = os._exit) -> None:
         self.number: int | None = None
-        """The signal that asks to stop; None before any."""
+        """First signal that asked the evaluation to stop, or None."""
         self._leave = leave
         self._stop: Callable[[], object] | None = None
         self._exit_code: int | None = None
@@ -61,30 +62,30 @@ class Interruption:
         for number, handler in self._former.items():
             signal.signal(number, handler)
         if (code := getattr(error, "exit_code", 0)) in [128 + number for number in self._former]:
-            # Everything is printed and saved. Libraries that a signal found half imported may abort at a normal end.
+            # Output is saved and printed. A normal exit may abort in a library whose import the signal interrupted.
             flush_results()
             self._leave(code)
 
     def defer(
         self, flush: Callable[[float], None] | None = None, *, cancel: Callable[[], object] = lambda: None
     ) -> None:
-        """From now on the first signal only asks to stop.
+        """From now on, the first signal only asks the evaluation to stop.
 
         Args:
-            flush: Commits what has finished, within a number of seconds; raises ``EvalError`` if it cannot.
+            flush: Commits finished episodes within a number of seconds; raises ``EvalError`` if it fails.
             cancel: Asks the evaluation to stop.
         """
 
         def stop() -> None:
             cancel()
-            with suppress(EvalError):  # The end of the evaluation flushes again, and reports what is wrong.
+            with suppress(EvalError):  # The end of the evaluation flushes again and reports the error.
                 if flush is not None:
                     flush(_FLUSH_S)
 
         self._stop = stop
 
     def conclude(self, exit_code: int) -> None:
-        """From now on a signal ends the process with this exit code: the result is saved and printed."""
+        """From now on, a signal ends the process with this exit code, because the result is saved and printed."""
         self._exit_code = exit_code
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
@@ -93,18 +94,18 @@ class Interruption:
         if self._exit_code is not None:
             self._leave(self._exit_code)
             return
-        # SIGTERM after Ctrl-C comes from a supervisor. SIGHUP comes from the kernel and from the shell.
+        # A supervisor sends SIGTERM after Ctrl-C. The kernel and the shell both send SIGHUP.
         repeated = number == self.number or (self.number is not None and number == signal.SIGINT)
         if self._stop is None or (repeated and number != signal.SIGHUP):
             raise Interrupted(number)
         if self.number in (None, signal.SIGINT):
             self.number = number
-            # A handler must not wait, and cancelling an evaluation that has not begun ends it.
+            # A handler must not block, but a cancel of an evaluation that has not started ends it.
             threading.Thread(target=self._stop, name="rl_eval stop", daemon=True).start()
 
 
 def _replace_lost_terminal() -> None:
-    """Send output to /dev/null that would go to a terminal that is gone: each write there raises an error."""
+    """Redirect output of a closed terminal to /dev/null, since every write to it raises an error."""
     for descriptor in filter(None, {1, 2, results_descriptor()}):
         if stat.S_ISCHR(os.fstat(descriptor).st_mode) and not os.isatty(descriptor):
             discard(descriptor)

@@ -1,4 +1,4 @@
-"""``rl-eval watch``: learning curve of the checkpoints of a training run, and the best of them."""
+"""``rl-eval watch``: learning curve of the checkpoints of a training run, and its best checkpoint."""
 
 from __future__ import annotations
 
@@ -42,12 +42,11 @@ def watch(
     assignments: Assignments = None,
     key: Annotated[
         str | None,
-        option(
-            "KEY", "Config key of a checkpoint's path, such as policy.policy_kwargs.NAME, if not the usual.", "--as"
-        ),
+        option("KEY", "Config key that receives the checkpoint path. [default: the key that fits the policy]", "--as"),
     ] = None,
     step_pattern: Annotated[
-        str | None, option("REGEX", "Its first group is the training step in a name. [default: the last number]")
+        str | None,
+        option("REGEX", "Pattern of the training step in a file name: its first group. [default: the last number]"),
     ] = None,
     output: Annotated[
         Path | None, option("DIR", "Folder for all files. [default: CHECKPOINTS/eval]", "--output", "-o")
@@ -58,27 +57,31 @@ def watch(
     once: Annotated[bool, typer.Option("--once", help="Evaluate the checkpoints that exist, and exit.")] = False,
     poll_s: Annotated[float, typer.Option(metavar="S", min=0.01, help="Seconds between two scans.")] = 5.0,
     retry_s: Annotated[
-        float, typer.Option(metavar="S", min=0.0, help="Try an unreadable checkpoint so long after its last change.")
+        float,
+        typer.Option(
+            metavar="S", min=0.0, help="Seconds after its last change during which an unreadable checkpoint is retried."
+        ),
     ] = 60.0,
     retry_unreadable: Annotated[
-        bool, typer.Option("--retry-unreadable", help="Try what earlier calls could not load again.")
+        bool, typer.Option("--retry-unreadable", help="Retry checkpoints that earlier calls could not load.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Evaluate each checkpoint of a training run as it appears; write a learning curve, and keep the best."""
+    """Evaluate each new checkpoint of a training run; write a learning curve, and keep the best checkpoint."""
     interruption: Interruption = ctx.obj
     config, run_dir, pattern = _places(config, checkpoints or [])
     if evaluated.weights is not None:
-        raise ConfigError(f"--weights {evaluated.weights}: leave it out, the weights are the checkpoints'")
+        weights, problem = str(evaluated.weights), "the checkpoints are the weights"
+        raise ConfigError(f"--weights {weights}: {problem}", key="--weights", value=weights, fix="Omit --weights.")
     look_s, tell = None if once else poll_s, partial(_tell, err=as_json)
     if config is None:
         evaluated.check(f"watch '{run_dir / pattern}'", assignments, needs_policy=False)
     if config is None and evaluated.policy is None:
-        # Mistakes in other options are reported before the wait for a checkpoint.
+        # Check the other options before waiting for a checkpoint.
         of_any = replace(evaluated, policy="random").keys(lambda _: None, assignments, trust=trust)
         read_config(None, section, assignments, of_any).build()
         evaluated = replace(evaluated, policy=_first_policy(run_dir, pattern or "*", look_s, tell))
-    # Notes on a single model are left out: there are many.
+    # Notes about a single model are dropped: there are many checkpoints.
     read = read_config(config, section, assignments, evaluated.keys(lambda _: None, assignments, trust=trust))
     settings = read.build()
     factory = settings.policy.policy
@@ -98,8 +101,8 @@ def watch(
         retry_s=retry_s,
     )
     if options.output.resolve().is_relative_to(run_dir.resolve()):
-        # A folder made for the output could have a misspelt name.
-        _wait(lambda: "" if run_dir.is_dir() else f"there is no folder {str(run_dir.resolve())!r}", look_s, tell)
+        # Do not create the folder for the output: its name may be misspelt.
+        _wait(lambda: "" if run_dir.is_dir() else f"folder {str(run_dir.resolve())!r} does not exist", look_s, tell)
     watcher = Watcher(
         settings,
         options,
@@ -108,7 +111,7 @@ def watch(
         submitted=lambda handle: interruption.defer(handle.flush),
     )
     with closing(watcher):
-        interruption.defer(lambda _: None)  # Between two evaluations everything is in its file.
+        interruption.defer(lambda _: None)  # Between two evaluations all results are saved.
         if retry_unreadable:
             watcher.journal.drop_unreadable()
         watcher.run(poll_s, once=once)
@@ -121,16 +124,16 @@ def watch(
 
 
 def _places(config: Path | None, checkpoints: list[str]) -> tuple[Path | None, Path, str]:
-    """Return CONFIG, if it is given, and the folder and the glob in CHECKPOINTS; the glob may be empty."""
+    """Return CONFIG or None, and the folder and the glob in CHECKPOINTS; the glob may be empty."""
     if config is not None and not checkpoints and config.suffix not in (".yaml", ".yml"):
-        config, checkpoints = None, [str(config)]  # It is the only argument.
+        config, checkpoints = None, [str(config)]  # CHECKPOINTS is the only argument.
     if config is not None and checkpoints and config.is_dir():
-        raise ConfigError(f"{config} is a folder: CONFIG comes first, as in rl-eval watch {checkpoints[0]} {config}")
+        fix = f"Pass CONFIG first, as in `rl-eval watch {checkpoints[0]} {config}`."
+        raise ConfigError(f"CONFIG {config} is a folder", key="CONFIG", value=str(config), fix=fix)
     if len(checkpoints) != 1:
-        raise ConfigError(
-            f"{len(checkpoints)} CHECKPOINTS are given: give one folder, or one glob in quotes, such as "
-            "'runs/ppo/model_*.zip'"
-        )
+        fix = "Pass one folder, or one glob in quotes, such as 'runs/ppo/model_*.zip'."
+        problem = f"CHECKPOINTS has {len(checkpoints)} values"
+        raise ConfigError(problem, key="CHECKPOINTS", value=" ".join(checkpoints), fix=fix)
     path = Path(checkpoints[0]).expanduser()
     if path.is_file():
         return config, path.parent, glob.escape(path.name)
@@ -146,28 +149,28 @@ def _first_policy(folder: Path, pattern: str, poll_s: float | None, tell: Callab
     Args:
         folder: Folder of the checkpoints.
         pattern: Glob of the checkpoints.
-        poll_s: Seconds between two looks at an empty folder; None to look once.
+        poll_s: Seconds between two scans of an empty folder; None to scan once.
         tell: Prints a line to the user.
 
     Raises:
-        ConfigError: There are checkpoints, but none of them shows it.
+        ConfigError: No checkpoint shows the policy, and there are checkpoints or ``poll_s`` is None.
     """
     found: list[str] = []
 
     def missing() -> str:
-        gone = "" if folder.is_dir() else ": there is no such folder"
+        gone = "" if folder.is_dir() else ": the folder does not exist"
         why = f"nothing in {str(folder.resolve())!r} matches {pattern!r} yet{gone}"
         for path in sorted(folder.glob(pattern)):
             try:
-                print_note(f"policy: {policy_source(str(path)).said}, and other checkpoints likewise")
+                print_note(f"policy: {policy_source(str(path)).said}; the same for other checkpoints")
                 found.append(str(path))
             except ConfigError as error:  # noqa: PERF203 - few files
                 why = str(error)
             else:
                 return ""
         return (
-            f"--policy is missing, and no checkpoint shows it: {why}. Give pkg.module:attr of what builds the module "
-            "whose weights they hold, or of what loads them"
+            f"--policy is missing, and no checkpoint shows it: {why.rstrip('.')}. Pass --policy pkg.module:attr of a "
+            "function that builds the module for these weights, or that loads a checkpoint"
         )
 
     _wait(missing, None if any(folder.glob(pattern)) else poll_s, tell)
@@ -175,14 +178,20 @@ def _first_policy(folder: Path, pattern: str, poll_s: float | None, tell: Callab
 
 
 def _wait(missing: Callable[[], str], poll_s: float | None, tell: Callable[[str], None]) -> None:
-    """Wait until nothing is missing any more; raise what is if ``poll_s`` is None."""
-    told = ""
+    """Wait until ``missing`` returns an empty text; if ``poll_s`` is None, raise its text instead.
+
+    Args:
+        missing: Returns a description of the missing thing.
+        poll_s: Seconds between checks; None to check once.
+        tell: Prints a line to the user.
+    """
+    printed = ""
     while why := missing():
         if poll_s is None:
             raise ConfigError(why)
-        if why != told:
+        if why != printed:
             tell(f"waiting: {why}")
-        told = why
+        printed = why
         time.sleep(poll_s)
 
 

@@ -1,4 +1,4 @@
-"""Charts of a report as shapes with their places on a drawing; the template draws them as SVG."""
+"""Charts of a report as shapes with coordinates; the template draws them as SVG."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rl_eval.results.stats.aggregate import histogram_edges
 
 WIDTH: Final = 540.0
 HEIGHT: Final = 250.0
-"""Pixels of a drawing, which the template repeats."""
+"""Size of a drawing in pixels; the template has the same numbers."""
 _LEFT: Final = 60.0
 _RIGHT: Final = 20.0
 _TOP: Final = 10.0
@@ -22,14 +22,14 @@ _BOTTOM: Final = 44.0
 
 _STEPS: Final = (1, 2, 2.5, 5, 10)
 _WIDEST: Final = 1e300
-"""Greatest magnitude that is drawn: differences of greater ones may leave the range of floats."""
+"""Highest magnitude that is drawn; differences of larger values may overflow."""
 _POINTS: Final = 300
-"""Episodes at which a running mean is drawn."""
+"""Maximum number of points of a running mean."""
 
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """A linear axis: values from ``low`` to ``high`` lie at pixels from ``start`` to ``end``."""
+    """Linear axis that maps values from ``low`` to ``high`` to pixels from ``start`` to ``end``."""
 
     label: str
     low: float
@@ -37,16 +37,16 @@ class Axis:
     start: float
     end: float
     whole: bool = False
-    """Whether only whole numbers mean something."""
+    """Whether only whole numbers are meaningful."""
 
     def place(self, values: npt.ArrayLike) -> npt.NDArray[np.float64]:
-        """Return the places of values, in pixels; those outside lie at the ends."""
+        """Return the positions of values in pixels, clipped to the ends."""
         share = (np.clip(np.asarray(values, np.float64), self.low, self.high) - self.low) / (self.high - self.low)
         return np.asarray(self.start + share * (self.end - self.start))
 
     @property
     def ticks(self) -> list[tuple[float, str]]:
-        """Four to eight round numbers with their places in pixels, fewer where they are whole."""
+        """Four to eight round numbers with their positions in pixels; fewer for whole numbers."""
         width = (self.high - self.low) / 5
         power = 10.0 ** math.floor(math.log10(width))
         step = next(step * power for step in _STEPS if step * power >= width * (1 - 1e-9))
@@ -58,60 +58,60 @@ class Axis:
 def axis_over(
     label: str, values: Iterable[float], start: float, end: float, *, margin: float = 0.04, whole: bool = False
 ) -> Axis | None:
-    """Return an axis that shows values, with a margin on either side; None if none of them can be drawn.
+    """Return an axis for values, with a margin on both sides; None if no value can be drawn.
 
     Args:
         label: Meaning of the values.
-        values: NaN, infinities and values near the end of the floats are left out.
-        start: Pixels of the lower end.
-        end: Pixels of the upper end.
-        margin: As a share of their range.
-        whole: Whether only whole numbers mean something.
+        values: Values; NaN, infinities and extreme floats are omitted.
+        start: Position of the lower end, in pixels.
+        end: Position of the upper end, in pixels.
+        margin: Margin as a fraction of the range of values.
+        whole: Whether only whole numbers are meaningful.
     """
     drawn = [value for value in map(float, values) if abs(value) <= _WIDEST]
     if not drawn:
         return None
     low, high = min(drawn), max(drawn)
     size = max(abs(low), abs(high))
-    room = (high - low) * margin if high - low > 1e-7 * size else size / 100 or 1.0  # The numbers on the axis differ.
+    room = (high - low) * margin if high - low > 1e-7 * size else size / 100 or 1.0  # Keeps the tick labels distinct.
     return Axis(label, low - room, high + room, start, end, whole)
 
 
 class Shape(NamedTuple):
-    """One element of a drawing."""
+    """Element of a drawing."""
 
     tag: Literal["path", "rect", "circle"]
     css: str
-    """Class that gives it its colour."""
+    """CSS class, which sets the colour."""
     at: dict[str, str]
-    """Attributes: its place, and the range of returns that it stands for if episodes can be chosen by it."""
+    """Attributes: its position, and its range of returns if a click on it filters the episodes."""
     title: str = ""
-    """Shown when it is pointed at."""
+    """Text of the tooltip."""
 
 
 @dataclass(frozen=True)
 class Plot:
-    """A drawing with its axes."""
+    """Drawing with its axes."""
 
     title: str
-    """Description for those who cannot see it."""
+    """Description for screen readers."""
     x: Axis
     y: Axis
     shapes: list[Shape]
     key: list[tuple[str, str]] = field(default_factory=list)
-    """Classes that are drawn, with their meanings."""
+    """Legend: CSS classes with their meanings."""
     caption: str = ""
 
 
 def histogram(
     values: npt.NDArray[np.float64], label: str, *, marks: Sequence[tuple[str, str, float]] = ()
 ) -> Plot | None:
-    """Draw how often values occur; None if there is nothing to draw.
+    """Return a histogram, or None if no value can be drawn.
 
     Args:
         values: Shape (n,).
         label: Meaning of the values, for the axis.
-        marks: Upright lines: class, meaning, place.
+        marks: Vertical lines: CSS class, meaning and value.
     """
     x = axis_over(label, values, _LEFT, WIDTH - _RIGHT, margin=0.02)
     if x is None:
@@ -129,18 +129,22 @@ def histogram(
         shapes += [Shape("rect", "bar", chosen, f"{low:,.6g} to {high:,.6g}: {count:,} episodes")] if count else []
     for css, meaning, value in known:
         shapes.append(_path(css, x.place([value] * 2), [y.start, y.end], f"{meaning} {value:,.6g}"))
-    left_out = f"{len(values) - len(drawn):,} that cannot be drawn are left out." if len(drawn) < len(values) else ""
+    left_out = (
+        f"{len(values) - len(drawn):,} values are not finite or too large, and are not drawn."
+        if len(drawn) < len(values)
+        else ""
+    )
     key = list(dict.fromkeys([("bar", "episodes"), *((css, meaning) for css, meaning, _ in known)]))
     return Plot(f"Histogram of {len(drawn):,} values of {label}", x, y, shapes, key=key, caption=left_out)
 
 
 def running_mean(places: npt.NDArray[np.int64], values: npt.NDArray[np.float64], confidence: float) -> Plot | None:
-    """Draw the mean of the first n episodes of a plan, for every n, with Student t limits; None without three values.
+    """Return a plot of the mean of the first n episodes for every n, with Student t limits; None with too few values.
 
     Args:
         places: Indices of the episodes, in order, shape (n,).
-        values: Their returns.
-        confidence: Nominal coverage of the band at each place by itself.
+        values: Returns of the episodes, shape (n,).
+        confidence: Nominal coverage of the band at each single index.
     """
     from scipy.special import stdtrit
 
@@ -167,19 +171,19 @@ def running_mean(places: npt.NDArray[np.int64], values: npt.NDArray[np.float64],
         y,
         [band, _path("line", across, y.place(mean))],
         key=[("line", "mean of the episodes up to this index"), ("band", f"{level} band (Student t)")],
-        caption="In the order of the plan, whatever finished first. The band holds at each place by itself.",
+        caption="In the order of the plan, not of finishing. The band has its coverage at each single index.",
     )
 
 
 def means(
     steps: Sequence[float], values: Sequence[float], ends: Sequence[tuple[float, float]], label: str
 ) -> Plot | None:
-    """Draw mean returns over checkpoints, with their intervals; None if there is nothing to draw.
+    """Return a plot of mean returns over checkpoints with their intervals, or None if no value can be drawn.
 
     Args:
-        steps: Places of the means, in ascending order.
-        values: One for each step; NaN is left out.
-        ends: Low and high end of each interval; NaN without one.
+        steps: Position of each mean, in ascending order.
+        values: Mean of each step; NaN is omitted.
+        ends: Low and high end of each interval; NaN without an interval.
         label: Meaning of a step.
     """
     x = axis_over(label, steps, _LEFT, WIDTH - _RIGHT, whole=True)

@@ -1,10 +1,10 @@
-"""HTML of a report: template, style, script and episodes in one text, with a policy that forbids every connection.
+"""HTML of a report: template, style, script and data in one text, with a policy that forbids all connections.
 
-Equal results give equal bytes: nothing here knows the time, the machine or the process. Jinja2 escapes all text, data
-are JSON whose markup characters are escaped as well, and nothing runs but the one script whose digest the page names.
+Equal results give equal bytes: the output does not depend on the time, the machine or the process. Jinja2 escapes all
+text, markup characters in the JSON data are escaped, and only the script with the digest in the policy can run.
 
-Each column of the episodes is a little-endian array of the smallest type that shows the same seven digits, its bytes
-sorted by their place in the number, which compresses better, then zlib and base64; the page unpacks it when opened.
+Each column of the episodes is a little-endian array of the smallest type that shows the same seven digits. Its bytes
+are grouped by their position in the number for better compression, then encoded with zlib and base64.
 """
 
 from __future__ import annotations
@@ -42,44 +42,44 @@ if TYPE_CHECKING:
 
 
 GENERATOR: Final = '<meta name="generator" content="rl-eval report">'
-"""Element near the beginning of each page by which a file is known as one."""
+"""Element near the start of each page that identifies a file as a report."""
 _STATIC_ROWS: Final = 100
-"""Episodes that are readable without JavaScript."""
+"""Number of episodes visible without JavaScript."""
 
 _HEADINGS: Final = ("episode", "seed", "return", "length", "end", "success", "attempts", "runner", "seconds")
 _FOLDER: Final = Path(__file__).parent
 _MANY: Final = 3
-"""Environments that a heading counts and does not name."""
+"""Number of environments from which a heading counts them instead of listing their names."""
 _MOST_VIDEOS: Final = 1_000
 _ESCAPES: Final = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
 
 _MOST_ROWS: Final = 200_000
-"""Episodes of one result in the table; the others are in the numbers alone."""
+"""Maximum number of episodes of one result in the table; the numbers include all."""
 
 _MOST_TEXT: Final = 1_700_000
-"""Characters of the packed columns of one result: info scalars beyond it are left out."""
+"""Maximum length of the packed columns of one result; info scalars beyond it are omitted."""
 _MOST_FAULTS: Final = 20_000
 _MOST_TRACEBACKS: Final = 2_000_000
-"""Characters of tracebacks of one result, each different one counted once."""
+"""Maximum length of all different tracebacks of one result."""
 _UNSIGNED: Final = ("<u1", "<u2", "<u4")
 _DIGITS: Final = 1e-7
-"""Relative error that does not show."""
+"""Relative error that is not visible."""
 
 
 class Source(NamedTuple):
-    """A result, with the folder or URI that it was read from."""
+    """Result with its folder or URI."""
 
     path: str
     result: EvalResult
     videos: Mapping[int, str] = MappingProxyType({})
-    """Links to videos of its episodes, as the page has them, by index."""
+    """Links from the page to videos of episodes, by index."""
 
 
 def render(sources: Sequence[Source]) -> str:
     """Return a report of results.
 
     Args:
-        sources: At least one; the first is the one that the others are compared with.
+        sources: At least one result; the others are compared with the first.
     """
     results, names = [source.result for source in sources], _names(sources)
     runs = [
@@ -109,7 +109,7 @@ def render(sources: Sequence[Source]) -> str:
 
 
 def _static_rows(result: EvalResult) -> Table:
-    """Return the first episodes, with seven digits of their returns and three of their seconds."""
+    """Return the table of the first episodes, with seven digits of returns and three of times."""
     shown = _shown_rows(result)[:_STATIC_ROWS]
     rows = []
     for index, seconds in zip(shown.tolist(), episode_seconds(result.table.rows[shown]).tolist(), strict=True):
@@ -124,14 +124,14 @@ def _static_rows(result: EvalResult) -> Table:
 
 
 def render_template(template: str, script: str = "", data: Any = None, form: str = "'none'", **shown: Any) -> str:
-    """Return the text that a template of this folder makes, with style, script and data inside.
+    """Render a template of this folder with style, script and data inline.
 
     Args:
-        template: Its file name.
-        script: The one script that may run.
-        data: Value that the script finds in the element ``data``.
-        form: Where a form may lead, as a source of the policy.
-        **shown: Names that the template uses.
+        template: File name of the template.
+        script: The only script that may run.
+        data: JSON value for the script, in the element ``data``.
+        form: Allowed target of forms, as a source of the policy.
+        **shown: Variables of the template.
     """
     from markupsafe import Markup
 
@@ -142,11 +142,11 @@ def render_template(template: str, script: str = "", data: Any = None, form: str
         **{name: Markup(value) for name, value in trusted.items()},  # noqa: S704  # Files of this folder, inert JSON.
         **shown,
     )  # fmt: skip
-    return text.encode("utf-8", "replace").decode()  # Names of files and JSON can hold half a character.
+    return text.encode("utf-8", "replace").decode()  # File names and JSON may contain lone surrogates.
 
 
 def _content_policy(style: str, script: str, form: str = "'none'") -> str:
-    """Return a content security policy: this style and this script, and nothing from anywhere."""
+    """Return a content security policy that allows only this style and this script."""
 
     def digest(text: str) -> str:
         return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
@@ -176,7 +176,7 @@ def _environment() -> jinja2.Environment:
 
 
 def _names(sources: Sequence[Source]) -> list[str]:
-    """Return the parts of paths that tell them apart; equal paths get a number."""
+    """Return the parts of paths that distinguish them; equal paths get a number."""
     parts = [_folder_of(source.path).parts for source in sources]
     if len(parts) == 1:
         return [parts[0][-1]]
@@ -186,14 +186,14 @@ def _names(sources: Sequence[Source]) -> list[str]:
 
 
 def _folder_of(path: str) -> Path:
-    """Return the folder of a result, by a path that ends in its name."""
+    """Return the folder of a result; its last part is the name of the folder."""
     text = path.partition("?")[0]
     folder = Path(text).parent if Path(text).name == RESULT_FILE else Path(text)
     return folder if folder.name not in ("", "..") else Path(absolute_place(folder))
 
 
 def _data_of_all(results: Sequence[EvalResult]) -> list[dict[str, Any]]:
-    """Return :func:`episode_data` of each result, without columns that equal the first result's, as seeds do."""
+    """Return the data of each result, without columns that equal those of the first result, such as seeds."""
     first, *others = map(episode_data, results)
     for other in others:
         columns = other["columns"].items()
@@ -205,13 +205,13 @@ def episode_data(result: EvalResult) -> dict[str, Any]:
     """Return the finished episodes of a result, with their faults, as JSON values.
 
     Returns:
-        ``columns``: packed columns by name; ``infos``: those of info scalars, as pairs of name and column; ``faults``:
-        packed text of a JSON object; ``omitted``: episodes that are not there.
+        ``columns``: packed columns by name; ``infos``: names and columns of info scalars; ``faults``: packed text
+        of a JSON object; ``omitted``: number of omitted episodes.
     """
     positions = _shown_rows(result)
     rows, infos = result.table.rows[positions], []
     ends = np.where(rows["terminated"], 0, np.maximum(rows["truncated_by"], 1))
-    mantissas, exponents = np.frexp(episode_seconds(rows))  # Noise beyond a few digits does not compress.
+    mantissas, exponents = np.frexp(episode_seconds(rows))  # Digits of noise do not compress.
     columns = {
         "index": rows["index"],
         "seed": rows["seed"],
@@ -242,7 +242,7 @@ def episode_data(result: EvalResult) -> dict[str, Any]:
 
 
 def _shown_rows(result: EvalResult) -> npt.NDArray[np.intp]:
-    """Return the indices of the episodes that the table has: the first of those that finished."""
+    """Return the indices of the episodes in the table: the first finished ones."""
     return np.flatnonzero(result.table.filled)[:_MOST_ROWS]
 
 
@@ -267,12 +267,12 @@ def _narrow(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def _fault_data(result: EvalResult) -> dict[str, Any]:
-    """Return faults as rows, told as in a story, and each different traceback once; a row without one has place -1."""
+    """Return faults as rows and each different traceback once; a row without a traceback has place -1."""
     texts: dict[str, int] = {}
     left, rows = _MOST_TRACEBACKS, []
     events = (event for index in sorted(result.table.faults) for event in story(result, index))
-    told = ((event.fault, event.text) for event in events if event.fault is not None)
-    for fault, text in islice(told, _MOST_FAULTS):
+    texts_of = ((event.fault, event.text) for event in events if event.fault is not None)
+    for fault, text in islice(texts_of, _MOST_FAULTS):
         if fault.traceback not in texts and len(fault.traceback) <= left:
             left -= len(fault.traceback)
             texts[fault.traceback] = len(texts)

@@ -1,7 +1,7 @@
-"""List of the runs in a folder, foreign ones included: each is read as data, and one that cannot be read has a reason.
+"""List of the runs in a folder. Files are read as data, and an unreadable run has an error text.
 
-A complete result is listed as its summary has it, since computing all its numbers again takes long for many runs;
-``load`` and ``rl-eval show`` verify them. Of an unfinished run the log is read.
+The numbers of a complete result come from its summary, because computing them again is slow for many runs;
+``load`` and ``rl-eval show`` verify them. Numbers of an unfinished run come from its log.
 """
 
 from __future__ import annotations
@@ -26,41 +26,41 @@ HEADINGS: Final = ("when", "status", "episodes", "mean return (interval)", "envi
 
 _LOG_FOLDERS: Final = {"owners", "segments"}
 _LONGEST: Final = 200
-"""Characters of a name or a reason that are kept."""
+"""Maximum length of a name or an error text."""
 
 
 @dataclass(frozen=True, slots=True)
 class ListedRun:
-    """One run: what it came to, or why that cannot be told."""
+    """One run: its result in short, or why it cannot be read."""
 
     path: str
-    """Folder, below the one that was listed."""
+    """Folder of the run, relative to the listed folder."""
     status: str
     """``complete``, ``partial``, ``failed``, or ``broken``."""
     episodes: int = 0
-    """Episodes that the mean goes over."""
+    """Number of episodes in the mean."""
     planned: int = 0
     mean_return: float = math.nan
     low: float = math.nan
-    """Interval of the mean; NaN where there is none."""
+    """Lower end of the interval of the mean; NaN without an interval."""
     high: float = math.nan
     policy: str = ""
     environment: str = ""
     when: str = ""
-    """ISO time at which it finished; for a log, when it began."""
+    """ISO time of the end of the run; for a log, of its start."""
     problem: str = ""
-    """Why a broken one cannot be read."""
+    """Why a broken run cannot be read."""
     deterministic: bool | None = None
-    """Whether the determinism check passed; None if there was none."""
+    """Whether the determinism check passed; None without a check."""
 
     @property
     def name(self) -> str:
-        """Its path as one line of text."""
+        """Path on one line."""
         return _line(self.path)
 
     @property
     def cells(self) -> tuple[str, ...]:
-        """Texts under the headings; a broken one has its reason behind its name, and no numbers."""
+        """Texts of the columns; a broken run has its error text after its name, and no numbers."""
         if self.status == "broken":
             return "", self.status, "", "", "", "", f"{self.name}: {self.problem}"
         state = f"{self.status}, not deterministic" if self.deterministic is False else self.status
@@ -77,21 +77,20 @@ class ListedRun:
 
 
 def list_runs(folder: str | os.PathLike[str]) -> list[ListedRun]:
-    """Return the runs in a folder and below, the latest first. Links are not followed, and nothing is imported.
+    """Return the runs in a folder and its subfolders, newest first; links are not followed, and no code runs.
 
     Raises:
-        UsageError: There is no such folder.
+        UsageError: The folder does not exist.
     """
     if not Path(folder).is_dir():
-        raise UsageError(
-            f"{os.fspath(folder)} is no folder: give one that holds results or evaluation logs; rl-eval run makes runs/"
-        )
+        place, fix = os.fspath(folder), "Pass a folder of results or evaluation logs; rl-eval run writes to runs/."
+        raise UsageError(f"{place} is not a folder", key=place, fix=fix)
     found = [_listed(place, os.path.relpath(place, folder)) for place in _places(folder)]
     return sorted(found, key=lambda run: run.when, reverse=True)
 
 
 def _places(folder: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yield the folders of runs, by path."""
+    """Yield the folders of runs, in the order of their paths."""
     for place, folders, files in os.walk(folder):
         parts = _LOG_FOLDERS & {*folders}
         if RESULT_FILE in files or parts == _LOG_FOLDERS or (parts and MANIFEST_FILE in files):
@@ -105,13 +104,13 @@ def _listed(path: Path, name: str) -> ListedRun:
         return _run(name, _summary(path) or load(path).to_dict())
     except EvalError as error:
         problem = str(error)
-    except Exception as error:  # Foreign files can be wrong in any way.
-        problem = f"it is damaged ({damage(error)})"
+    except Exception as error:  # Any error is possible in files of others.
+        problem = f"damaged ({damage(error)})"
     return ListedRun(name, "broken", problem=_line(problem))
 
 
 def _summary(path: Path) -> dict[str, Any]:
-    """Return the summary of a complete result; empty if the log knows better."""
+    """Return the summary of a complete result; empty if the log is needed."""
     if not (path / RESULT_FILE).exists():
         return {}
     data = read_summary(path / RESULT_FILE)
@@ -123,7 +122,7 @@ def _summary(path: Path) -> dict[str, Any]:
 
 
 def _run(name: str, data: Mapping[str, Any]) -> ListedRun:
-    """Read a description, which may be foreign."""
+    """Return the run of a summary, which may be malformed."""
     metrics, interval, provenance = data["metrics"], data["interval"], data["provenance"]
     numbers = (metrics["episode_return_mean"], interval["low"], interval["high"])
     mean, low, high = (math.nan if value is None else float(value) for value in numbers)
@@ -145,20 +144,20 @@ def _run(name: str, data: Mapping[str, Any]) -> ListedRun:
 
 
 def _check_records(path: Path, planned: int) -> None:
-    """Make sure that there is a record of every episode."""
+    """Check that there is a record of every episode."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     check_regular(path)
     try:
-        with path.open("rb") as file:  # pyarrow takes no path that is not UTF-8.
+        with path.open("rb") as file:  # pyarrow rejects paths that are not UTF-8.
             count = pq.read_metadata(file).num_rows
     except (OSError, pa.ArrowException) as error:
-        raise UsageError(f"{path.name} cannot be read: {error}") from error
+        raise UsageError(f"{path.name} cannot be read: {error}", key=str(path)) from error
     if count != planned:
-        raise UsageError(f"{path.name} holds {count} of {planned} episodes")
+        raise UsageError(f"{path.name} contains {count} of {planned} episodes", key=str(path), value=count)
 
 
 def _line(text: str) -> str:
-    """Return text on one line, and no more of it than a list has room for."""
+    """Return text on one line, cut to the maximum length."""
     return " ".join(one_line(text[: 2 * _LONGEST]).split())[:_LONGEST]

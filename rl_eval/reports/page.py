@@ -1,7 +1,7 @@
 """Page as data, and its renderings for a terminal, as plain text and for a notebook.
 
-Foreign text is shown on one line: a line break in a name makes a line that looks like ours, the terminal obeys control
-characters, and half a surrogate pair, which JSON and file names can hold, cannot be written at all.
+Text from files is shown on one line and without unprintable characters: a line break in a name could imitate a line of
+the page, a terminal executes control characters, and a lone surrogate, as JSON may contain, cannot be encoded.
 """
 
 from __future__ import annotations
@@ -25,44 +25,44 @@ _LABEL: Final = 13
 _GAP: Final = 3
 _COLOURS: Final = {"complete": "green", "partial": "yellow", "failed": "red"}
 _BYTES: Final = 0xDC00
-"""Where Python puts bytes of a file name that are not UTF-8, among the halves of surrogate pairs."""
+"""First of the surrogates by which Python represents bytes of a file name that are not UTF-8."""
 
 
 class Line(NamedTuple):
-    """One labelled line; a second line of the same topic has an empty label."""
+    """One labelled line; further lines of the same topic have an empty label."""
 
     label: str
     strong: str
-    """Number or word that the line is about, set in bold."""
+    """Main number or word of the line, in bold."""
     rest: str = ""
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table of text, the first column of which names the rows."""
+    """Table of text; its first column names the rows."""
 
     title: str
     headings: Sequence[str]
     rows: Sequence[Sequence[str]]
     caption: str = ""
     folded: bool = False
-    """Whether a browser shows it only after a click on its title."""
+    """Whether a browser shows it only after a click on the title."""
 
 
 @dataclass(frozen=True)
 class Page:
-    """Content of a page, which prints itself as plain text, for :mod:`rich`, and in a notebook."""
+    """Content of a page; renders itself as plain text, for :mod:`rich` and for a notebook."""
 
     title: str
     subtitle: str
     state: str
     """Shown at the right edge: ``complete``, ``partial``, ``failed``, or empty."""
     sections: Sequence[Sequence[Line] | Table | Plot]
-    """Figures are for browsers alone."""
+    """Only browsers show plots."""
     notes: Sequence[str] = field(default_factory=list)
     verdict: str = ""
     failure: str = ""
-    """Why there are no numbers to trust, before everything else."""
+    """Reason why the numbers are missing or not reliable; shown first."""
 
     def __str__(self) -> str:
         from rich.console import Console, Group
@@ -73,7 +73,7 @@ class Page:
         return "\n".join(line.rstrip() for line in captured.get().splitlines())
 
     def __rich__(self) -> RenderableType:
-        """Return the page in colour; all but its tables is at most 80 columns wide."""
+        """Return the page in colour, at most 80 columns wide except for its tables."""
         from rich.console import Group
 
         return Group(*_parts(self, "─"))
@@ -102,12 +102,12 @@ class Page:
 
 
 def one_line(text: str) -> str:
-    """Return text on one line: a space stands for each unprintable character, but for bytes of file names."""
+    """Return text on one line; unprintable characters become spaces, and bytes of file names become escapes."""
     return text if text.isprintable() else "".join(map(_printed, text))
 
 
 def _printed(char: str) -> str:
-    r"""Return a character or its stand-in: ``\xff`` for such a byte, which tells one file name from another."""
+    r"""Return a character or its replacement; a byte becomes ``\xff``, so that file names stay distinct."""
     if char.isprintable():
         return char
     byte = ord(char) - _BYTES
@@ -115,7 +115,7 @@ def _printed(char: str) -> str:
 
 
 def lines(text: str) -> str:
-    """Return text with its own lines, such as a traceback."""
+    """Return text with several lines, such as a traceback, without unprintable characters."""
     return "\n".join(one_line(line.expandtabs()).rstrip() for line in text.splitlines())
 
 
@@ -162,7 +162,7 @@ def _table(table: Table) -> Iterator[RenderableType]:
 
 
 def _hanging(line: Line, style: str) -> RenderableType:
-    """Return a sentence with a label before it."""
+    """Return a labelled sentence with a hanging indent."""
     from rich.constrain import Constrain
 
     row = _grid(_LABEL)
@@ -171,7 +171,7 @@ def _hanging(line: Line, style: str) -> RenderableType:
 
 
 def _grid(*widths: int) -> Grid:
-    """Return an empty grid: columns of the given widths, and one that takes the rest."""
+    """Return an empty grid: columns of the given widths, and a last column of the remaining width."""
     from rich.table import Table as Grid
 
     grid = Grid.grid()

@@ -1,4 +1,4 @@
-"""Pages of a result, of a comparison and of cross-play: their numbers, the order of these, and their precision."""
+"""Pages of a result, a comparison and cross-play: selection, order and precision of their numbers."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ Write = Callable[[float], str]
 
 _GAP: Final = "   "
 _SETTINGS: Final = 8
-"""Differing settings that a comparison shows."""
+"""Maximum number of different settings that a comparison shows."""
 _NAMED: Final = ("policy", "policy_kwargs.path")
-"""Settings that a policy's name stands for."""
+"""Settings that the name of a policy already shows."""
 _MEANS: Final = ("module_episode_returns", "policy_team_return", "policy_per_capita_return")
 _LEAST_SHOWN: Final = 0.0005
-"""Share that is no longer written as 0.0 %."""
+"""Smallest fraction that is not rounded to 0.0 %."""
 _WITH_INTERVALS: Final = 4
-"""Most policies whose matrices show intervals, so that they fit into 80 columns."""
+"""Maximum number of policies for matrices with intervals, so that they fit into 80 columns."""
 
 
 @singledispatch
 def page_of(shown: Any) -> Page:
     """Return the page of a result, a comparison or cross-play."""
-    raise TypeError(f"there is no page of a {type(shown).__name__}")
+    raise TypeError(f"no page for type {type(shown).__name__}")
 
 
 # A result
@@ -53,7 +53,7 @@ def page_of(shown: Any) -> Page:
 
 @page_of.register
 def result_page(result: EvalResult) -> Page:
-    """Return the page of a result: its numbers, how its episodes went, and its identity."""
+    """Return the page of a result: its numbers, episode counts and identity."""
     sections: list[list[Line] | Table] = [
         [*_return_lines(result), *_length_lines(result), *_success_lines(result)],
         *_policy_tables(result),
@@ -71,7 +71,7 @@ def result_page(result: EvalResult) -> Page:
 
 
 def _sampled(provenance: Mapping[str, Any]) -> str:
-    """Return a remark if the actions of all policies were sampled."""
+    """Return ``sampled actions`` if the actions of all policies were sampled, otherwise an empty text."""
     identity = provenance.get("identity")
     several = identity.get("policies") if isinstance(identity, Mapping) else None
     asked = list(several.values()) if isinstance(several, Mapping) and several else [identity]
@@ -89,7 +89,7 @@ def _return_lines(result: EvalResult) -> list[Line]:
     write = _writer(decimals(numbers.sem, numbers.mean))
     if result.num_missing and (bounds := result.mean_return_bounds):
         worst, best = map(write, bounds)
-        lines.append(Line("", "", f"mean if the failed were all worst {worst}, all best {best}"))
+        lines.append(Line("", "", f"mean if all failed were worst {worst}, if all were best {best}"))
     if numbers.minimum == numbers.maximum or not numbers.count:
         return lines
     middle = {"median": write(numbers.median), "IQM": write(numbers.iqm), "std": write(numbers.std)}
@@ -122,7 +122,7 @@ def _success_lines(result: EvalResult) -> list[Line]:
 
 
 def _policy_tables(result: EvalResult) -> list[Table]:
-    """Return a table of the policies, per agent and episode; none for episodes of a single agent."""
+    """Return a table of the policies, per agent and episode; no table for a single agent."""
     if not len(result.agents):
         return []
     names, shown = policy_names(result.provenance), result.metrics
@@ -182,12 +182,12 @@ def _side_lines(comparison: Comparison) -> list[Line]:
     for name, side in sides.items():
         lines.append(Line(name, number(side.mean_return, places), side.policy or "mean return"))
         lines.append(Line("", "", _GAP.join(filter(None, (side.weights, side.status)))))
-    fewer = "" if comparison.num_pairs == comparison.num_planned else "; all numbers here go over these"
+    fewer = "" if comparison.num_pairs == comparison.num_planned else "; all numbers use only these"
     return [*lines, Line("pairs", f"{comparison.num_pairs:,}", f"of {comparison.num_planned:,} planned{fewer}")]
 
 
 def _setting_lines(comparison: Comparison) -> list[Line]:
-    """Return the settings that differ, but for those that the lines of the sides show to differ."""
+    """Return the different settings, except those that the lines of the sides already show."""
     a, b = comparison.a, comparison.b
     names, weights = a.policy != b.policy, a.weights != b.weights
     different = [
@@ -196,10 +196,10 @@ def _setting_lines(comparison: Comparison) -> list[Line]:
         if not (names and one.key in _NAMED) and not (weights and one.key.startswith("weights."))
     ]
     if not different:
-        return [Line("settings", "", "nothing else that is recorded differs")]
+        return [Line("settings", "", "no other recorded setting differs")]
     lines = [Line("" if position else "settings", "", str(one)) for position, one in enumerate(different[:_SETTINGS])]
     more = len(different) - len(lines)
-    return lines + ([Line("", "", f"and {more} more differences: see --json")] if more else [])
+    return lines + ([Line("", "", f"and {more} more differences; use --json for all")] if more else [])
 
 
 def _difference_lines(comparison: Comparison) -> list[Line]:
@@ -216,7 +216,7 @@ def _difference_lines(comparison: Comparison) -> list[Line]:
         lines.append(Line("correlation", f"{difference.correlation:.2f}", "between the returns of the two sides"))
     if difference.episodes_saved is not None:
         saved = f"{difference.episodes_saved:,.2f} x"
-        lines.append(Line("equal seeds", saved, "as many episodes would be needed without them"))
+        lines.append(Line("equal seeds", saved, "as many episodes needed without them"))
     return lines
 
 
@@ -236,8 +236,8 @@ def _mcnemar_lines(comparison: Comparison) -> list[Line]:
 
 @page_of.register
 def _(shown: CrossPlay) -> Page:
-    """Return the tables of cross-play; the best rated policy comes first."""
-    missing = f"; {shown.num_missing:,} games of the plan do not count" if shown.num_missing else ""
+    """Return the tables of cross-play, sorted by rating."""
+    missing = f"; {shown.num_missing:,} planned games do not count" if shown.num_missing else ""
     head = f"{shown.num_games:,} games on {shown.num_seeds:,} seeds{missing}; {100 * shown.confidence:g} % intervals"
     best = sorted(shown.standings, key=lambda each: 0.0 if math.isnan(each.rating.value) else -each.rating.value)
     names = [standing.policy for standing in best]
@@ -256,22 +256,22 @@ def _(shown: CrossPlay) -> Page:
     ]  # fmt: skip
     won, returns = ("won", "drawn", "lost", "mean return"), _means(cell.mean_return for cell in shown.cells)
     sections = [
-        Table("score of the row against the column: wins and half the draws", ("", *names),
+        Table("score of the row against the column (wins plus half of the draws)", ("", *names),
               _matrix(shown, names, "score", percent)),
         Table("mean return of the row's seat", ("", *names), _matrix(shown, names, "mean_return", returns)),
         Table("Bradley-Terry ratings, in Elo points", ("policy", "rating", "interval", *won), ratings),
-        Table("seats, of whichever policy", ("seat", *won, "interval"), seats),
+        Table("seats, over all policies", ("seat", *won, "interval"), seats),
         Table("line-ups", ("policies", "games", "team return", "interval", "per capita"), line_ups),
     ]  # fmt: skip
     intervals = [each.rating.interval for each in shown.standings] + [each.score.interval for each in shown.cells]
     intervals += [each.mean_return.interval for each in shown.seats]
-    notes = [f"no game of {name} counts, so it is in no table" for name in shown.absent]
+    notes = [f"{name} is not in the tables, because none of its games counts" for name in shown.absent]
     notes += dict.fromkeys(one.note for one in intervals if one.note not in {"", "all equal"})
     return Page(f"cross-play of {len(shown.policies)} policies", head, "", sections, notes=notes)
 
 
 def _matrix(played: CrossPlay, names: list[str], what: str, write: Write) -> list[list[str]]:
-    """Return a row of estimates for each policy, with intervals below where there is room."""
+    """Return one row of estimates per policy, with intervals below them if there is space."""
     shown = 2 if len(names) <= _WITH_INTERVALS else 1
     cells = {(cell.row, cell.column): _both(getattr(cell, what), write)[:shown] for cell in played.cells}
     return [[row, *("\n".join(cells.get((row, column), "-")) for column in names)] for row in names]
@@ -285,7 +285,7 @@ def _writer(places: int) -> Write:
 
 
 def _means(estimates: Iterable[Estimate]) -> Write:
-    """Return a writer of numbers with the decimals of the most certain estimate."""
+    """Return a formatter with the number of decimals of the narrowest interval."""
     spreads = [(each.interval.high - each.interval.low) / 4 for each in estimates]
     return _writer(max((decimals(spread) for spread in spreads if spread > 0), default=2))
 

@@ -1,4 +1,4 @@
-"""Contents of a report: the pages of results with their figures, faults and provenance, and what relates them."""
+"""Contents of a report: pages of results with plots, faults and provenance, and comparisons of results."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ from rl_eval.results.text import decimals, lookup, number, percent
 
 _MOST_AGENTS: Final = 50
 _MOST_GROUPS: Final = 50
-"""Different values of an info scalar; one that has more is a measurement and not the name of a task."""
+"""Maximum number of groups of an info scalar; with more values it is a measurement, not the number of a task."""
 _MOST_TABLES: Final = 8
 _MOST_KINDS: Final = 20
 _MOST_LEAVES: Final = 400
 _LONGEST: Final = 300
-"""Characters of a value of the provenance that are shown."""
+"""Maximum number of characters shown of a provenance value."""
 _MOST_PAIRS: Final = 8
 _HIDDEN: Final = ("signature", "notes")
-"""Parts of the provenance that tell a reader nothing, or that stand elsewhere."""
+"""Parts of the provenance that do not help a reader, or that are shown elsewhere."""
 _MOST_INDICES: Final = 12
 _PATH: Final = "path"
-"""Argument of the factories of other libraries' policies that names the file of a model."""
+"""Argument that names the model file, in policy factories of other libraries."""
 _NUMBER: Final = re.compile(r"[0-9]{1,15}")
 
 
@@ -47,7 +47,7 @@ _NUMBER: Final = re.compile(r"[0-9]{1,15}")
 
 
 def run_page(result: EvalResult) -> Page:
-    """Return the page of a result with everything that a browser shows in addition, but for the episodes."""
+    """Return the page of a result for a browser: with plots and further tables, but without the episodes."""
     rows, interval, page = result.counted_rows, result.interval, result_page(result)
     level = f"{100 * interval.confidence:g} % interval of the mean"
     ends = [("end", level, end) for end in (interval.low, interval.high)] if interval.exists else []
@@ -76,21 +76,21 @@ def run_page(result: EvalResult) -> Page:
 
 
 def _meaning(result: EvalResult) -> str:
-    """Return the meaning of the mean return and its interval for the policy, without more than the numbers show."""
+    """Return a sentence on the meaning of the mean return and its interval."""
     interval, places = result.interval, decimals(result.aggregates.sem, result.mean_return)
     if not result.aggregates.count:
-        return "No episode that counts has completed, so nothing is known about the policy's return."
+        return "No counted episode has completed, so the policy's return is unknown."
     if not interval.exists:
-        return f"Mean of the completed episodes; the distance of the true mean return is unknown: {interval.note}."
+        return f"Mean of the completed episodes. The true mean return may differ by any amount: {interval.note}."
     if interval.note == "all equal":
-        return f"All {result.aggregates.count:,} episodes returned the same; that does not exclude others elsewhere."
-    doubt = ", and the evaluation was stopped before its plan was done" if result.stopped_early else ""
+        return f"All {result.aggregates.count:,} episodes have the same return. Other seeds may give other returns."
+    doubt = " The evaluation was stopped before its plan was complete." if result.stopped_early else ""
     if result.determinism.passed is False:
-        doubt = ", and it depends on the layout of the run, since episodes are not a function of their seeds"
+        doubt = " It depends on the number of runners and environments, because seeds do not determine the episodes."
     return (
-        f"The policy's true mean return in this environment is plausibly {_ends(interval, places)}: an interval made "
-        f"like this holds it in {100 * interval.confidence:g} of 100 evaluations on other seeds; it is about this "
-        f"policy with these weights, not about others trained alike{doubt}."
+        f"The policy's true mean return in this environment is plausibly {_ends(interval, places)}. An interval built "
+        f"like this contains it in {100 * interval.confidence:g} of 100 evaluations on other seeds. It applies to this "
+        f"policy with these weights, not to other training runs.{doubt}"
     )
 
 
@@ -99,7 +99,7 @@ def _ends(interval: Interval, places: int = 2) -> str:
 
 
 def _agent_tables(result: EvalResult) -> list[Table]:
-    """Return a table of the agents; none for episodes of a single agent."""
+    """Return a table of the agents; no table for a single agent."""
     rows, shown = result.counted_agents, []
     for agent in agents_in(result.table.info_keys)[:_MOST_AGENTS]:
         own = rows[rows["agent"] == agent]
@@ -110,21 +110,21 @@ def _agent_tables(result: EvalResult) -> list[Table]:
 
 
 def group_tables(result: EvalResult) -> list[Table]:
-    """Return a table for each info scalar that divides the counted episodes into a few groups by whole numbers."""
+    """Return a table for each info scalar with a few different whole numbers, which divide the counted episodes."""
     rows, keys, tables = result.counted_rows, result.table.info_keys, []
     of_agents = {*agent_columns(agents_in(keys))}
     for key, column in zip(keys, result.table.infos[result.counted].T, strict=True):
         groups = {value: rows[column == value] for value in ([] if key in of_agents else _groups(column))}
         shown = [(f"{value:.0f}", *_group_row(own, result.confidence)) for value, own in groups.items()]
         few = any(len(own) < FEW for own in groups.values())
-        caption = f"Of fewer than {FEW} episodes an interval is too narrow if returns are skewed." if few else ""
+        caption = f"With fewer than {FEW} episodes and skewed returns, an interval is too narrow." if few else ""
         headings = (key, "episodes", "mean return", _level(result), "mean length", "success", _level(result))
         tables += [Table(f"By {key}", headings, shown, caption)] if shown else []
     return tables[:_MOST_TABLES]
 
 
 def _groups(column: npt.NDArray[np.float64]) -> list[float]:
-    """Return the different values of a column if they are a few whole numbers, in ascending order."""
+    """Return the different values of a column in ascending order if they are a few whole numbers; otherwise none."""
     values = np.unique(column[~np.isnan(column)])
     whole = (np.abs(values) < 1e6) & (values == np.rint(values))
     return values.tolist() if 2 <= len(values) <= _MOST_GROUPS and whole.all() else []
@@ -148,7 +148,7 @@ def _level(result: EvalResult) -> str:
 
 
 def _fault_table(result: EvalResult) -> Table:
-    """Return the faults by type and place, each with one of them in full, the most frequent first."""
+    """Return the faults by type and phase with one full example each, the most frequent first."""
     if not result.faults:
         return Table("Faults", (), [], "No environment, policy or runner failed.")
     kinds: dict[str, list[Fault]] = {}
@@ -159,21 +159,19 @@ def _fault_table(result: EvalResult) -> Table:
         indices = sorted({fault.index for fault in own})
         episodes = ", ".join(map(str, indices[:_MOST_INDICES])) + (", ..." if len(indices) > _MOST_INDICES else "")
         rows.append((f"{len(own):,}", name, episodes, f"{own[0]}, on {own[0].node}\n{own[0].traceback}"))
-    caption = (
-        f"{len(kinds):,} kinds of faults; the {_MOST_KINDS} most frequent are shown." if len(kinds) > len(rows) else ""
-    )
+    caption = f"The {_MOST_KINDS} most frequent of {len(kinds):,} kinds of faults." if len(kinds) > len(rows) else ""
     return Table("Faults", ("count", "fault", "episodes", "one of them"), rows, caption, folded=True)
 
 
 def _provenance(provenance: Mapping[str, Any]) -> Table:
-    """Return the leaves of a provenance without secrets, the items of a list in one row."""
-    told: dict[str, list[str]] = {}
+    """Return the leaves of a provenance without secrets; the items of a list share one row."""
+    found: dict[str, list[str]] = {}
     for part in sorted(set(provenance) - set(_HIDDEN)):
         for key, value in leaves(redact(provenance[part], part), part):
-            told.setdefault(key, []).append("none" if value is None else str(value))
-    texts = ((key, redact_text(" ".join(values))) for key, values in list(told.items())[:_MOST_LEAVES])
+            found.setdefault(key, []).append("none" if value is None else str(value))
+    texts = ((key, redact_text(" ".join(values))) for key, values in list(found.items())[:_MOST_LEAVES])
     rows = [(key, text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…") for key, text in texts]
-    more = f"{len(told) - _MOST_LEAVES:,} more are in the result's files" if len(told) > _MOST_LEAVES else ""
+    more = f"{len(found) - _MOST_LEAVES:,} more entries are in result.json" if len(found) > _MOST_LEAVES else ""
     return Table("Provenance", ("entry", "value"), rows, more, folded=True)
 
 
@@ -181,20 +179,20 @@ def _provenance(provenance: Mapping[str, Any]) -> Table:
 
 
 def overview(names: Sequence[str], results: Sequence[EvalResult]) -> Page:
-    """Return the page of all results side by side, and of their learning curve if they are checkpoints of one run."""
+    """Return the page of all results, with their learning curve if they are checkpoints of one run."""
     rows = []
     for place, (name, result) in enumerate(zip(names, results, strict=True), 1):
         success = "" if result.success_rate is None else percent(result.success_rate)
         counted = f"{result.aggregates.count:,}"
         rows.append((f"{place}", name, *headline(result)[1:], result.status, counted, success))
     table = Table("All results", ("", "result", "mean return", "interval", "status", "episodes", "success"), rows)
-    beyond = f"Only {_MOST_PAIRS} results are compared with the first one; rl-eval compare compares any two."
+    beyond = f"Only {_MOST_PAIRS} results are compared with the first one. Use rl-eval compare for others."
     notes = [beyond] if len(results) > _MOST_PAIRS + 1 else []
     return Page("All results", "", "", [table, *filter(None, [_curve(results)])], notes=notes)
 
 
 def _curve(results: Sequence[EvalResult]) -> Plot | None:
-    """Draw the results that differ from the first one in their weights and in nothing else that was asked for."""
+    """Plot the results that differ from the first one only in their weights."""
     alike = [result for result in results if _setting(result) == _setting(results[0])]
     for what, step_of in (("version of the weights", _version), ("number in the checkpoint's name", _checkpoint)):
         points = {step: result for result in alike if (step := step_of(result)) is not None}
@@ -206,7 +204,7 @@ def _curve(results: Sequence[EvalResult]) -> Plot | None:
 
 
 def _setting(result: EvalResult) -> Any:
-    """Return everything that the result depends on but for the weights, with the plan."""
+    """Return the plan and all settings that determine the result, except the weights."""
     identity = result.provenance.get("identity")
     if not isinstance(identity, Mapping):
         return result.plan_fingerprint, None
@@ -220,7 +218,7 @@ def _version(result: EvalResult) -> int | None:
 
 
 def _checkpoint(result: EvalResult) -> int | None:
-    """Return the last number in the name of the file of weights or of the model."""
+    """Return the last number in the name of the weights file or model file."""
     file = lookup(result.provenance, "config", "policy", "weights")
     file = file or lookup(result.provenance, "identity", "policy_kwargs", _PATH)
     numbers = _NUMBER.findall(PurePath(file).stem)
@@ -228,7 +226,7 @@ def _checkpoint(result: EvalResult) -> int | None:
 
 
 def pair_pages(names: Sequence[str], results: Sequence[EvalResult]) -> list[Page]:
-    """Compare each result with the first one, as ``rl-eval compare`` does; a page says why one cannot be compared."""
+    """Compare each result with the first one, like ``rl-eval compare``; an impossible comparison gives its reason."""
     pages, first = [], results[0]
     for name, result in [*zip(names, results, strict=True)][1 : _MOST_PAIRS + 1]:
         title, sides = f"{name} against {names[0]}", f"a is {names[0]}, b is {name}"

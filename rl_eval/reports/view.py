@@ -1,8 +1,8 @@
-"""Server of the runs in a folder, for browsers on this machine: an index, reports and videos.
+"""Local server of the runs in a folder: an index, reports and videos.
 
-A page is written when it is asked for, and sent by :mod:`http.server`. It listens on the loopback alone, and answers
-only requests that name it so: a page elsewhere whose host name was made to lead here is refused. Addresses name runs by
-ids that the index has given out, and never a file. Runs are foreign files: they are read as data.
+Pages are rendered on request. The server listens on the loopback interface only, and rejects requests with any other
+host name, which prevents DNS rebinding. URLs contain ids from the index and names of videos, never paths.
+Files of runs are read as data; their code never runs.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from rl_eval.results.loading import load
 
 _LOOPBACK: Final = "127.0.0.1"
 _OWN_HOST: Final = re.compile(r"(localhost|127\.0\.0\.1)(:\d{1,5})?", re.IGNORECASE)
-"""Any port: a tunnel to this machine has one of its own."""
+"""Allows any port, since a tunnel to this machine may use another one."""
 _MOST_ROWS: Final = 2_000
-"""Runs that the index has: the newest."""
+"""Maximum number of runs in the index; the newest are shown."""
 _MOST_FIELDS: Final = 200
-"""Parts of a query that are read."""
+"""Maximum number of fields in a query."""
 _HEADERS: Final = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
@@ -45,14 +45,14 @@ _HEADERS: Final = {
 
 
 class RunServer(socketserver.ThreadingTCPServer):
-    """HTTP server of the runs in a folder and below, on 127.0.0.1, until it is closed.
+    """HTTP server on 127.0.0.1 of the runs in a folder and its subfolders, until it is closed.
 
     Args:
-        folder: Folder of runs, which may be foreign.
-        port: By default one that is free.
+        folder: Folder of runs.
+        port: Port; 0 for a free one.
 
     Raises:
-        UsageError: There is no such folder.
+        UsageError: The folder does not exist.
         OSError: The port is in use.
     """
 
@@ -69,21 +69,21 @@ class RunServer(socketserver.ThreadingTCPServer):
 
     @property
     def url(self) -> str:
-        """Address of the index."""
+        """URL of the index."""
         return f"http://{_LOOPBACK}:{self.server_address[1]}/"
 
     def server_close(self) -> None:
-        """Close the socket, and remove the written pages."""
+        """Close the socket, and remove the rendered pages."""
         super().server_close()
         self._written.cleanup()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Report the error of a request, unless the browser has gone."""
+        """Report the error of a request, unless the browser closed the connection."""
         if not isinstance(sys.exc_info()[1], OSError):
             super().handle_error(request, client_address)
 
     def file_at(self, target: str) -> Path | None:
-        """Return the file at an address, a page of which is written first; None if there is none.
+        """Return the file for a URL, and render it first if it is a page; None if it does not exist.
 
         Raises:
             EvalError: The runs cannot be read.
@@ -108,7 +108,7 @@ class RunServer(socketserver.ThreadingTCPServer):
         return page
 
     def _list(self) -> int:
-        """Look for runs, and give the newest ids; return how many there are."""
+        """List the runs, and assign ids to the newest; return the number of runs."""
         runs = list_runs(self._folder)
         self._runs = {_id(run): run for run in runs[:_MOST_ROWS]}
         return len(runs)
@@ -128,7 +128,7 @@ class RunServer(socketserver.ThreadingTCPServer):
 
 
 def _id(run: ListedRun) -> str:
-    """Return a name for an address, the same whenever the folder is listed again."""
+    """Return the id of a run in URLs, which stays the same when the folder is listed again."""
     return hashlib.sha256(os.fsencode(run.path)).hexdigest()[:16]
 
 
@@ -139,31 +139,34 @@ class _Handler(SimpleHTTPRequestHandler):
     timeout = 60
 
     def send_head(self) -> Any:
-        """Send the headers of the file at an address and return it open; None after an error."""
+        """Send the headers of a file and return it open; None after an error."""
         hosts = self.headers.get_all("Host", [])
         if len(hosts) != 1 or not _OWN_HOST.fullmatch(hosts[0].strip()):
-            self.send_error(HTTPStatus.MISDIRECTED_REQUEST, explain="this server answers to localhost and 127.0.0.1")
+            self.send_error(
+                HTTPStatus.MISDIRECTED_REQUEST,
+                explain="this server accepts only the host names localhost and 127.0.0.1",
+            )
             return None
         try:
             self._file = self.server.file_at(self.path)
-        except Exception as error:  # Foreign files can be wrong in any way.
+        except Exception as error:  # Any error is possible in files of others.
             why = str(error) if isinstance(error, EvalError) else f"the run is damaged ({damage(error)})"
             self.send_error(HTTPStatus.INTERNAL_SERVER_ERROR, explain=redact_text(why))
             return None
         if self._file is None:
-            self.send_error(HTTPStatus.NOT_FOUND, explain="there is no such page; the list of runs is at /")
+            self.send_error(HTTPStatus.NOT_FOUND, explain="page not found; the list of runs is at /")
             return None
         return super().send_head()
 
     def translate_path(self, path: str) -> str:
-        """Return the file that is sent, whatever the path."""
+        """Return the file chosen by :meth:`send_head`; the path is ignored."""
         return str(self._file)
 
     def end_headers(self) -> None:
-        """Add the headers of all answers, errors included."""
+        """Add the headers of all responses, including errors."""
         for name, value in _HEADERS.items():
             self.send_header(name, value)
         super().end_headers()
 
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  # Its name in the base class.
-        """Write nothing."""
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  # Name in the base class.
+        """Write no log."""

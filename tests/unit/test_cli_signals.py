@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGHUP: what they end, with which code, and what of the evaluation is kept."""
+"""Ctrl-C, SIGTERM and SIGHUP: their exit codes, and the saved part of the evaluation."""
 
 import fcntl
 import os
@@ -124,7 +124,7 @@ def test_a_signal_ends_a_pilot_and_is_no_fault_of_its_environment(folder, number
 
 @pytest.mark.process
 def test_a_signal_saves_what_has_finished(folder):
-    """As a partial result over the finished prefix; who has a log is told how to continue."""
+    """A partial result over the finished prefix; with a log, the command to continue is printed."""
     cases = [
         (SIGINT, Path("runs"), ["--log-dir", "runs"]),
         (SIGTERM, Path("out/toy"), ["--output", "out/toy"]),
@@ -142,7 +142,7 @@ def test_a_signal_saves_what_has_finished(folder):
         assert result.status == "partial"
         assert result.aggregates.count > 0
         assert str(result) in out
-        assert ("--log-dir runs continues" in err) == (place == Path("runs"))
+        assert ("--log-dir runs" in err) == (place == Path("runs"))
 
 
 @pytest.mark.process

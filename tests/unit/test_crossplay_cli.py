@@ -100,7 +100,6 @@ def test_failed_games_are_counted(folder: Path) -> None:
     broken("        if self.faces[0] == 5:\n            raise RuntimeError('planted')\n")
     done = call()
     assert done.exit_code == 1, done.output
-    assert "games of the plan do not count" in done.stdout
     assert "planted" in done.stdout
     assert json.loads(Path("runs/latest/crossplay.json").read_text())["num_missing"] > 0
 

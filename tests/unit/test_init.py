@@ -55,7 +55,7 @@ def test_it_loads_to_the_same_settings_and_explains_every_key(config, tmp_path):
 
 
 def test_live_objects_are_refused():
-    with pytest.raises(ConfigError, match="live object"):
+    with pytest.raises(ConfigError):
         commented_yaml(EvalConfig().environment(dict))
 
 

@@ -1,4 +1,4 @@
-"""``rl-eval run --max-restarts``: which ends are final, and real runs that are killed or asked to end."""
+"""``rl-eval run --max-restarts``: exit codes that are final, and real runs that are killed or terminated."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ code=$(sed -n "$(($(wc -l < ends) + 1))p" plan)
 echo >> ends
 case $code in K) kill -KILL $$ ;; *) exit "$code" ;; esac
 """
-"""Ends as the next line of ``plan`` says; K is a kill."""
+"""Exits with the code in the next line of ``plan``; K is a kill."""
 
 
 @pytest.mark.process
@@ -42,7 +42,7 @@ case $code in K) kill -KILL $$ ;; *) exit "$code" ;; esac
     ],
 )
 def test_a_run_is_started_again_until_that_is_final(tmp_path, monkeypatch, capfd, ends, max_restarts, code, restarts):
-    """Each line says how it ended and how often it was restarted without a new episode."""
+    """Each line has the exit code and the number of restarts without a new episode."""
     monkeypatch.chdir(tmp_path)
     Path("plan").write_text("".join(f"{end}\n" for end, _ in ends))
     Path("ends").touch()
@@ -55,13 +55,13 @@ def test_a_run_is_started_again_until_that_is_final(tmp_path, monkeypatch, capfd
     assert len(Path("ends").read_text()) == len(ends)
     err = capfd.readouterr().err
     assert [int(number) for number in re.findall(r"restart (\d+) of", err)] == restarts
-    assert ("gave up" in err) == (code in (70, 137))
+    assert (f"after {max_restarts} restarts" in err) == (code in (70, 137))
 
 
 @pytest.mark.process
 @pytest.mark.parametrize("moment", ["run", "pause"])
 def test_a_signal_is_forwarded_and_ends_the_restarts(tmp_path: Path, moment: str) -> None:
-    """With the code of the child, which ends in its own time; during the pause at once."""
+    """The exit code is that of the child, which ends in its own time; during the pause the command ends immediately."""
     trap = "trap 'exit 9' TERM; touch $0/up; sleep 60 & wait" if moment == "run" else "touch $0/up; exit 70"
     script = f"until [ -e {tmp_path}/up ]; do sleep 0.01; done; sleep 0.3; kill -TERM {os.getpid()}"
     waiting = subprocess.Popen(["sh", "-c", script])
@@ -117,7 +117,7 @@ def test_an_evaluation_survives_kill_9_of_its_process_and_saves_when_asked_to_en
         finally:
             process.kill()
     assert process.returncode == 143, printed
-    assert "run ended with 137" in printed
+    assert " 137," in printed
     with pytest.raises(ProcessLookupError):
         os.kill(second, 0)
     Path("slow").unlink()

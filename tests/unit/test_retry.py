@@ -88,7 +88,7 @@ def test_other_code_is_refused_before_anything_is_put_aside(folder):
     Path("cli_toys.py").write_text(source)
     outcome = call("run", "--retry", "runs")
     assert outcome.exit_code == ExitCode.USAGE
-    assert "was begun with other code" in outcome.stderr
+    assert "cli_toys.py" in outcome.stderr
     assert load("runs").fingerprint == before.fingerprint
 
 
@@ -125,5 +125,5 @@ def test_a_damaged_retry_is_no_silent_one(tmp_path):
     log.close()
     path = tmp_path / "retries" / "000001.json"
     path.write_text(path.read_text().replace("[3]", "[4]"))
-    with pytest.raises(LogError, match=r"retries/000001.json is damaged"):
+    with pytest.raises(LogError, match=r"retries/000001\.json"):
         read_log(tmp_path)

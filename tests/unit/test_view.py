@@ -114,7 +114,7 @@ def test_the_index_has_a_line_for_each_run_the_newest_first(client: Client, made
     """With the numbers of the result; one that cannot be read has its reason, and no link."""
     answer = client.get("/")
     assert (answer.status, list(client.ids())) == (200, ["a", "deeper/c", "b"])
-    assert "6 runs, the newest first" in answer.text
+    assert "6 runs" in answer.text
     assert f"{load(made / 'b').mean_return:.1f} (" in answer.text
     assert "39 of 40" in answer.text
     assert "has format 99" in answer.text
