@@ -294,7 +294,7 @@ def test_a_policy_without_a_whole_game_is_named() -> None:
     best = max(DUELS, key=DUELS.__getitem__)
     assert played.absent == (best,)
     assert best not in played.policies
-    assert f"no game of {best} counts" in shown(played)
+    assert best in shown(played)
 
 
 # ------------------------------------------------------------------------------ errors
@@ -375,6 +375,7 @@ def shown(played: CrossPlay) -> str:
 def test_the_report_says_what_is_not_known() -> None:
     """Missing games and ratings without an interval are named; a pairing that was not played is a dash."""
     text = shown(crossplay(games(["ab", "bc"] * 30, [[1, 0]] * 60, missing=4)))
-    assert "4 games of the plan do not count" in text
+    assert "60 games" in text
+    assert "4 planned games" in text
     assert "note 'a' won every game against 'b' and 'c'" in " ".join(text.split())
     assert " - " in text

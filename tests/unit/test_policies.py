@@ -272,7 +272,7 @@ def test_what_is_no_distribution_cannot_be_sampled_from(space: gym.Space[Any], g
     """A spread that is NaN or infinite, an infinite logit, or minus infinity everywhere: the policy's fault."""
     row = torch.tensor(given)
     module = Constant((lambda x: (row[:1].expand(len(x), 2), row[1:].expand(2))) if space is BOX else row[None])
-    with pytest.raises(PolicyError, match=r"which is not finite|logits are no distribution"):
+    with refused(PolicyError):
         act(module, space, 3, deterministic=False)
 
 

@@ -144,10 +144,10 @@ def test_a_reference_is_what_makes_the_policy_and_a_folder_of_rllib_is_known_by_
 def test_a_path_that_could_be_two_things_is_no_guess(tmp_path):
     (tmp_path / "rllib_checkpoint.json").touch()
     path = model(tmp_path / "model.zip")
-    with pytest.raises(ConfigError, match=f"one of sb3:{tmp_path}, rllib:"):
+    with pytest.raises(ConfigError, match=f"sb3:{tmp_path}, rllib:"):
         policy_source(str(tmp_path))
     (tmp_path / "notes.txt").touch()
-    with pytest.raises(ConfigError, match="one of sb3:PATH, rllib:PATH, torch:MODULE:ATTR@FILE"):
+    with pytest.raises(ConfigError, match="sb3:PATH, rllib:PATH, torch:MODULE:ATTR@FILE"):
         policy_source(str(tmp_path / "notes.txt"))
     assert policy_source(f"sb3:{tmp_path}").kwargs == {"path": str(path)}
 
@@ -206,7 +206,7 @@ def test_a_policy_without_weights_of_a_file_says_whose_it_has(folder, words, not
     model(folder / "model.zip")
     done = call("init", "made.yaml", "--env", "cli_toys:count", "--policy", *words)
     assert done.exit_code == 0, done.output
-    assert ("no --weights are given" in said(done)) == noted
+    assert ("no --weights" in said(done)) == noted
 
 
 def said(done):
@@ -332,7 +332,7 @@ def test_a_masked_policy_in_a_config_is_given_masks_unless_it_says_otherwise(tmp
 
 
 def test_two_files_of_weights_are_one_too_many(network):
-    with pytest.raises(ConfigError, match=r"policy\.weights is set, but .* names a file as well"):
+    with refused(ConfigError, "policy.weights", value="other.pt"):
         EvalConfig().policy("torch:my_net:Agent@net.safetensors", weights="other.pt").build()
     done = call(
         "run", "--env", "CartPole-v1", "--policy", "torch:my_net:Agent@net.safetensors", "--weights", "other.pt"
@@ -372,7 +372,7 @@ def test_pickled_objects_are_not_loaded_without_a_word(folder):
     model(folder / "model.zip")
     done = call("run", "--env", "CartPole-v1", "--policy", "model.zip")
     assert done.exit_code == 2
-    assert "give --trust if you know where it comes from" in " ".join(done.output.split())
+    assert "--trust" in done.output
     assert "stable_baselines3" not in sys.modules
 
 

@@ -467,7 +467,7 @@ def test_options_replace_a_config(folder):
     ("arguments", "named"),
     [
         (("c.yaml",), "CHECKPOINTS"),
-        (("c.yaml", "run", "more.safetensors"), "2 CHECKPOINTS"),
+        (("c.yaml", "run", "more.safetensors"), "CHECKPOINTS"),
         (("run", "c.yaml"), "rl-eval watch c.yaml run"),
         (("run/*.zip",), "--env"),
         (("run/*.safetensors", "--env", "CartPole-v1"), "--policy"),

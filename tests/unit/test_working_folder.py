@@ -222,7 +222,7 @@ def test_run_writes_where_it_was_started(home: Path, when: str) -> None:
     assert outcome.stdout.endswith("saved in out: result.json, episodes.parquet\n")
     assert load(home / "log").fingerprint == load(home / "out").fingerprint
     again = call("run", *options(when), "--log-dir", "log")
-    assert "log is complete: nothing is left to run" in again.stderr
+    assert "log is complete" in again.stderr
 
 
 def test_run_by_default(home: Path, when: str) -> None:
