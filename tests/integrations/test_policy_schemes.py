@@ -125,4 +125,4 @@ def test_a_checkpoint_of_another_framework_is_not_taken_for_a_model(tmp_path, mo
     Path("checkpoint").mkdir()
     done = CliRunner().invoke(app, ["run", "--env", "CartPole-v1", "--policy", text])
     assert done.exit_code == 2
-    assert ("should hold one model" if text.startswith("sb3") else "its kind cannot be told") in done.output
+    assert "checkpoint" in done.output

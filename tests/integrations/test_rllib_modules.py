@@ -184,7 +184,7 @@ def test_weights_are_sent_by_policy(cartpoles: Any) -> None:
             assert left == right == of_odd if agent == 1 else left != right
         group.sync_weights(algorithm)
         assert group.evaluate().fingerprint == before.fingerprint
-        with pytest.raises(WeightsError, match="belong to none of the policies"):
+        with refused(WeightsError):
             group.sync_weights({"neither": sent})
 
 
