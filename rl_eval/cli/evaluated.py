@@ -42,6 +42,7 @@ class Evaluated:
         Path | None, option("FILE", "Weights file (.safetensors, .pt) for --policy pkg.module:attr.")
     ] = None
     num_episodes: Annotated[int | None, option("N", "Number of episodes.", "--num-episodes", "-n")] = None
+    max_episode_steps: Annotated[int | None, option("N", "Step limit of an episode.")] = None
     num_runners: Annotated[
         int | None, option("N", "Ray actors; 0 runs in this process, without Ray.", "--num-runners", "--runners")
     ] = None
@@ -134,7 +135,7 @@ class Evaluated:
 _KEYS: Final = {
     "environment": ("env",),
     "policy": ("device",),
-    "evaluation": ("num_episodes", "seed"),
+    "evaluation": ("num_episodes", "max_episode_steps", "seed"),
     "runners": ("num_runners", "num_envs_per_runner", "address"),
 }
 _KWARGS: Final = "policy.policy_kwargs."

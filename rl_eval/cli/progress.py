@@ -122,11 +122,11 @@ class Monitor:
 def headline(settings: EvalSettings) -> str:
     """Return a one-line summary of the evaluation that is about to run."""
     runners, evaluation = settings.runners, settings.evaluation
-    where = f"{counted(runners.num_runners, 'runner')} with " if runners.num_runners else ""
-    end = "each" if runners.num_runners else "in this process"
+    lanes = counted(max(1, runners.num_runners) * runners.lanes, "environment")
+    where = counted(runners.num_runners, "runner") if runners.num_runners else "1 runner in this process"
     return (
         f"{environment_name({'identity': settings.identity()})}: {counted(evaluation.num_episodes, 'episode')}, "
-        f"seed {evaluation.seed}, {where}{counted(runners.lanes, 'environment')} {end}"
+        f"seed {evaluation.seed}, {lanes}, {where}"
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
@@ -39,7 +39,7 @@ from rl_eval.cli.settings import (
 )
 from rl_eval.cli.shared import absolute_place, option, shown
 from rl_eval.cli.signals import Interruption
-from rl_eval.errors import ClusterDied, ConfigError, UsageError
+from rl_eval.errors import ClusterDied, ConfigError, UsageError, summary_of
 from rl_eval.results.text import interval_text
 
 if TYPE_CHECKING:
@@ -48,10 +48,12 @@ if TYPE_CHECKING:
     from rl_eval.execution.handle import EvalHandle
     from rl_eval.results.requirements import MetricRequirement
     from rl_eval.results.result import EvalResult
+    from rl_eval.training.loggers import Logger
 
 
-_BESIDE_RETRY: Final = "retry attempts episodes accept_code_change trust require quiet as_json verbose no_color"
+_BESIDE_RETRY: Final = "retry attempts episodes accept_code_change trust logger require quiet as_json verbose no_color"
 """Parameters that ``--retry`` allows."""
+_Tracker = Literal["wandb", "mlflow", "tensorboard"]
 _LOG, _RETRY = {"run_dir": "--log-dir"}, {"retry": "--retry"}
 _NEEDED: Final = {"attempts": _RETRY, "accept_code_change": _LOG | _RETRY, "fresh": _LOG}
 """Parameters that need one of these other parameters."""
@@ -84,6 +86,10 @@ def run(
     output: Output = None,
     force: Force = False,
     assignments: Assignments = None,
+    logger: Annotated[
+        _Tracker | None,
+        option(None, "Log the metrics as a run of this tracker; tensorboard writes into the folder of the run."),
+    ] = None,
     require: Annotated[
         list[str] | None, option("'METRIC >= X'", "Exit with 5 if this does not hold; may be repeated.")
     ] = None,
@@ -109,22 +115,25 @@ def run(
             settings = read_settings(config, section, assignments, keys)
             if episodes is not None:
                 settings = with_episodes(settings, episodes)
-            if config is None and not settings.runners.num_runners:
-                say("running in this process; use --runners 2 for two Ray actors")
             find_modules_here()
+        name = name_of(settings, config, section)
+        if logger is not None:
+            _logger(logger, name)  # Raises if its package is missing.
         result, log_dir = carry_out(
             settings,
             partial(deliver, quiet=quiet, as_json=as_json),
             say,
             ctx.obj,
             monitor,
-            name=name_of(settings, config, section),
+            name=name,
             output=output,
             run_dir=run_dir,
             force=force,
             fresh=fresh,
             accept_code_change=accept_code_change,
         )
+    if logger is not None:
+        _log_to(logger, name, result, str(output or log_dir))
     if result.num_failed and log_dir is None:
         say("no log was kept, so --retry is not possible; pass --log-dir DIR to keep one")
     elif result.num_failed:
@@ -134,6 +143,33 @@ def run(
         print_note(f"{requirement}: not checked, because the result is {result.status}")
     if code := code or _unmet(requirements, result):
         raise typer.Exit(code)
+
+
+def _logger(tracker: _Tracker, name: str, folder: str = "") -> Logger:
+    """Return a logger for a run of this name.
+
+    Raises:
+        ConfigError: The package of the logger is not installed.
+    """
+    from rl_eval.training import loggers
+
+    if tracker == "tensorboard":
+        return loggers.TensorBoardLogger(folder)
+    return loggers.WandbLogger(name=name) if tracker == "wandb" else loggers.MLflowLogger(run_name=name)
+
+
+def _log_to(tracker: _Tracker, name: str, result: EvalResult, folder: str) -> None:
+    """Log a result as a run of its own; the training step is the version of the weights."""
+    from rl_eval.results.result import EvalPoint
+
+    versions = result.counted_rows["weights_version"]
+    version = int(versions[0]) if len(versions) else 0
+    metrics = {f"eval/{key}": value for key, value in result.metrics.items()}
+    try:
+        with _logger(tracker, name, folder) as logger:
+            logger.log(EvalPoint(version, version, result, metrics))
+    except Exception as error:  # Of another program; the result is saved.
+        print_note(f"--logger {tracker} failed: {summary_of(error)}")
 
 
 def _check_options(ctx: typer.Context) -> None:

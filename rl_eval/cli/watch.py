@@ -114,6 +114,8 @@ def watch(
         interruption.defer(lambda _: None)  # Between two evaluations all results are saved.
         if retry_unreadable:
             watcher.journal.drop_unreadable()
+        if not once:
+            tell(f"waiting for {options.pattern} in {run_dir}, until Ctrl-C; --once ends after the files that exist")
         watcher.run(poll_s, once=once)
         if as_json:
             print_json(watcher.curve)

@@ -6,32 +6,45 @@ frozen and validated copy, :class:`~rl_eval.config.settings.EvalSettings`, with 
 
 from __future__ import annotations
 
+import functools
+import inspect
 import re
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 import yaml
 
 from rl_eval.config.policy_sources import absolute, anchored
 from rl_eval.config.settings import SECTIONS, EvalSettings, copy_containers, make_settings
-from rl_eval.errors import ConfigError, nearest
+from rl_eval.errors import ConfigError, checked_keywords, nearest
 from rl_eval.errors.redaction import MASK, redact
 from rl_eval.records.plain import convert
 
-_UNSET: Final[Any] = ...
-"""Default of a keyword that was not passed."""
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
-def _documented(method: _Method) -> _Method:
-    """Add the documentation of a section's keys to the docstring of the method that sets them."""
-    fields = SECTIONS[method.__name__].model_fields.items()
-    keys = [f"{name}: {' '.join((field.description or '').split())}" for name, field in fields]
+def _section(method: _Method) -> _Method:
+    """Let the method of a section store the keywords that are passed, and document them by the section's keys.
+
+    The defaults in its signature are those of the section; they are shown, and not stored.
+    """
+    name, signature = method.__name__, inspect.signature(method)
+
+    @checked_keywords
+    @functools.wraps(method)
+    def store(config: EvalConfig, *args: Any, **keywords: Any) -> EvalConfig:
+        given = signature.bind(config, *args, **keywords).arguments
+        for key, value in list(given.items())[1:]:
+            config.set(f"{name}.{key}", str(value) if isinstance(value, Path) else value)
+        return config
+
+    fields = SECTIONS[name].model_fields.items()
+    keys = [f"{key}: {' '.join((field.description or '').split())}" for key, field in fields]
     filled = [textwrap.fill(key, 100, initial_indent=" " * 4, subsequent_indent=" " * 8) for key in keys]
-    method.__doc__ = "\n".join([f"{method.__doc__}\n\nArgs:", *filled])
-    return method
+    store.__doc__ = "\n".join([f"{method.__doc__}\n\nArgs:", *filled])
+    return cast(_Method, store)
 
 
 class EvalConfig:
@@ -53,98 +66,92 @@ class EvalConfig:
 
     # ------------------------------------------------------------------ sections
 
-    @_documented
+    @_section
     def environment(
         self,
-        env: str | Callable[..., Any] = _UNSET,
+        env: str | Callable[..., Any] | None = None,
         *,
-        env_kwargs: Mapping[str, Any] = _UNSET,
-        wrappers: Sequence[Any] = _UNSET,
-        env_reuse: Literal["lane", "episode"] = _UNSET,
-        agents: tuple[str, ...] | list[str] = _UNSET,
-        action_masks: bool = _UNSET,
+        env_kwargs: Mapping[str, Any] = {},
+        wrappers: Sequence[Any] = (),
+        env_reuse: Literal["lane", "episode"] = "lane",
+        agents: tuple[str, ...] | list[str] = (),
+        action_masks: bool = False,
     ) -> EvalConfig:
         """Set the environment."""
-        return self._update("environment", locals())
+        return self
 
-    @_documented
+    @_section
     def policy(
         self,
-        policy: Any = _UNSET,
+        policy: Any = None,
         *,
-        policy_kwargs: Mapping[str, Any] = _UNSET,
-        weights: str | Path | None = _UNSET,
-        weights_key: str | None = _UNSET,
-        deterministic: bool = _UNSET,
-        actions: Literal["clip", "unsquash", "none"] = _UNSET,
-        device: str = _UNSET,
-        inference: Literal["exact", "batched"] = _UNSET,
-        allow_nondeterministic: bool = _UNSET,
-        policies: Mapping[str, Any] = _UNSET,
-        policy_mapping_fn: str | Callable[[Any, Any], str] | None = _UNSET,
+        policy_kwargs: Mapping[str, Any] = {},
+        weights: str | Path | None = None,
+        weights_key: str | None = None,
+        deterministic: bool = True,
+        actions: Literal["clip", "unsquash", "none"] = "clip",
+        device: str = "cpu",
+        inference: Literal["exact", "batched"] = "exact",
+        allow_nondeterministic: bool = False,
+        policies: Mapping[str, Any] = {},
+        policy_mapping_fn: str | Callable[[Any, Any], str] | None = None,
     ) -> EvalConfig:
         """Set the policy."""
-        return self._update("policy", locals())
+        return self
 
-    @_documented
+    @_section
     def runners(
         self,
         *,
-        num_runners: int = _UNSET,
-        num_envs_per_runner: int | None = _UNSET,
-        runner: str | type = _UNSET,
-        num_cpus_per_runner: float = _UNSET,
-        num_gpus_per_runner: float = _UNSET,
-        custom_resources_per_runner: Mapping[str, float] = _UNSET,
-        label_selector: Mapping[str, str] = _UNSET,
-        in_placement_group: bool = _UNSET,
-        init_fn: str | Callable[[], object] | None = _UNSET,
-        runtime_env: Mapping[str, Any] = _UNSET,
-        address: str | None = _UNSET,
-        runner_start_timeout_s: float = _UNSET,
+        num_runners: int = 0,
+        num_envs_per_runner: int | None = None,
+        runner: str | type = "vector",
+        num_cpus_per_runner: float = 1.0,
+        num_gpus_per_runner: float = 0.0,
+        custom_resources_per_runner: Mapping[str, float] = {},
+        label_selector: Mapping[str, str] = {},
+        in_placement_group: bool = False,
+        init_fn: str | Callable[[], object] | None = None,
+        runtime_env: Mapping[str, Any] = {},
+        address: str | None = None,
+        runner_start_timeout_s: float = 120.0,
     ) -> EvalConfig:
         """Set the runners."""
-        return self._update("runners", locals())
+        return self
 
-    @_documented
+    @_section
     def evaluation(
         self,
         *,
-        num_episodes: int = _UNSET,
-        seed: int = _UNSET,
-        first_index: int = _UNSET,
-        matchups: Any = _UNSET,
-        symmetric: bool = _UNSET,
-        max_episode_steps: int | None = _UNSET,
-        gamma: float = _UNSET,
-        info_keys: tuple[str, ...] | list[str] = _UNSET,
-        return_bounds: tuple[float, float] | None = _UNSET,
-        observers: tuple[Any, ...] | list[Any] = _UNSET,
-        determinism_check: float | Literal["auto"] = _UNSET,
+        num_episodes: int = 100,
+        seed: int = 0,
+        first_index: int = 0,
+        matchups: Any = None,
+        symmetric: bool = False,
+        max_episode_steps: int | None = None,
+        gamma: float = 1.0,
+        info_keys: tuple[str, ...] | list[str] = (),
+        return_bounds: tuple[float, float] | None = None,
+        observers: tuple[Any, ...] | list[Any] = (),
+        determinism_check: float | Literal["auto"] = "auto",
     ) -> EvalConfig:
         """Set the episodes."""
-        return self._update("evaluation", locals())
+        return self
 
-    @_documented
+    @_section
     def fault_tolerance(
         self,
         *,
-        max_attempts_per_episode: int = _UNSET,
-        episode_timeout_s: float | None = _UNSET,
-        reset_timeout_s: float | None = _UNSET,
-        step_timeout_s: float | None = _UNSET,
-        runner_timeout_s: float | None = _UNSET,
-        max_runner_restarts: int = _UNSET,
-        fail_fast: bool = _UNSET,
-        max_failed_episodes: float | None = _UNSET,
+        max_attempts_per_episode: int = 3,
+        episode_timeout_s: float | None = 3600.0,
+        reset_timeout_s: float | None = None,
+        step_timeout_s: float | None = None,
+        runner_timeout_s: float | None = None,
+        max_runner_restarts: int = 10,
+        fail_fast: bool = True,
+        max_failed_episodes: float | None = None,
     ) -> EvalConfig:
         """Set how faults are handled."""
-        return self._update("fault_tolerance", locals())
-
-    def _update(self, section: str, values: Mapping[str, Any]) -> EvalConfig:
-        given = {key: value for key, value in values.items() if key != "self" and value is not _UNSET}
-        given |= {key: str(value) for key, value in given.items() if isinstance(value, Path)}
-        self._values[section].update(copy_containers(given))
         return self
 
     # ------------------------------------------------------------------ in and out
@@ -258,22 +265,40 @@ class EvalConfig:
         return f"EvalConfig({redact(self.to_dict())})"
 
 
-def settings_of(config: EvalConfig | EvalSettings) -> EvalSettings:
-    """Return the settings of a config; return settings unchanged.
+def settings_of(config: Any, **sections: Mapping[str, Any]) -> EvalSettings:
+    """Return the settings of a config or of an environment; return settings unchanged.
+
+    Args:
+        config: An :class:`EvalConfig`, :class:`~rl_eval.config.settings.EvalSettings`, or an environment: an id or a
+            callable.
+        **sections: Values that replace those of the config, by section and key.
 
     Raises:
-        ConfigError: The argument is neither, or the config is invalid.
+        ConfigError: The argument is none of these, or the config is invalid.
     """
-    if isinstance(config, EvalSettings):
+    if isinstance(config, EvalSettings) and not any(sections.values()):
         return config
-    if isinstance(config, EvalConfig):
-        return config.build()
-    raise ConfigError(
-        f"the config is a {type(config).__name__}",
-        key="config",
-        value=type(config).__name__,
-        fix="Pass an EvalConfig, such as EvalConfig().environment('CartPole-v1') or EvalConfig.from_yaml(FILE).",
-    )
+    if isinstance(config, EvalSettings):
+        values = {name: getattr(config, name) for name in SECTIONS}
+        config = EvalConfig.from_dict(
+            {name: {key: getattr(one, key) for key in one.model_fields_set} for name, one in values.items()}
+        )
+    elif isinstance(config, str) or callable(config):
+        config = EvalConfig().environment(config)
+    elif isinstance(config, EvalConfig):
+        config = config.copy()
+    else:
+        raise ConfigError(
+            f"a {type(config).__name__} is neither a config nor a way to build environments",
+            key="config",
+            value=type(config).__name__,
+            fix="Pass an EvalConfig, such as EvalConfig.from_yaml(FILE), a gymnasium id such as 'CartPole-v1', or a "
+            "function or class that builds an environment.",
+        )
+    for name, values in sections.items():
+        for key, value in values.items():
+            config.set(f"{name}.{key}", value)
+    return config.build()
 
 
 def _anchored(section: Mapping[str, Any], folder: Path) -> dict[str, Any]:

@@ -27,10 +27,15 @@
 from __future__ import annotations
 
 import difflib
+import functools
+import inspect
 import traceback
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar, cast
 
 from rl_eval.errors.redaction import redact_text
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 class EvalError(Exception):
@@ -166,10 +171,26 @@ def nearest(word: str, known: Iterable[str]) -> str:
     """
     options, parts = sorted(known), {*word.casefold().split("_")}
     containing = [option for option in options if parts <= {*option.split("_")}]
-    close = sorted(containing, key=len)[:3] or difflib.get_close_matches(word, options, n=1)
+    near = functools.partial(difflib.get_close_matches, word, options, n=1)
+    close = near(cutoff=0.9) or sorted(containing, key=len)[:3] or near()
     if close:
         return f"did you mean {' or '.join(map(repr, close))}?"
     return f"known: {', '.join(options)}"
+
+
+def checked_keywords(function: _Function) -> _Function:
+    """Let a function reject an unknown keyword with a :class:`ConfigError` that names the nearest known one."""
+    parameters = inspect.signature(function).parameters.values()
+    known = [one.name for one in parameters if one.name != "self"]
+
+    @functools.wraps(function)
+    def checked(*args: Any, **keywords: Any) -> Any:
+        if unknown := keywords.keys() - known:
+            key = min(unknown)
+            raise ConfigError(f"{function.__qualname__}() has no argument {key!r}: {nearest(key, known)}", key=key)
+        return function(*args, **keywords)
+
+    return cast(_Function, checked)
 
 
 def summary_of(error: BaseException) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 
 from rl_eval.adapters import integration_for, integrations
 from rl_eval.config.builder import EvalConfig
-from rl_eval.errors import ConfigError, EvalError
+from rl_eval.errors import ConfigError, EvalError, checked_keywords
 from rl_eval.execution.group import EvalRunnerGroup
 from rl_eval.records.plain import plain
 from rl_eval.results.result import EvalResult
@@ -49,6 +49,7 @@ class PolicyEvaluation(tuple[Any, Any]):  # noqa: SLOT001 - a tuple with slots c
         return pair
 
 
+@checked_keywords
 def evaluate_policy(
     model: Any,
     env: Any,

@@ -20,7 +20,7 @@ from rl_eval.backends import Backend
 from rl_eval.backends.pickling import pickled
 from rl_eval.config.builder import EvalConfig, settings_of
 from rl_eval.config.settings import EvalSettings, PolicySection, check_runner, with_values
-from rl_eval.errors import ConfigError, EvalError
+from rl_eval.errors import ConfigError, EvalError, checked_keywords
 from rl_eval.errors.redaction import learn
 from rl_eval.execution.aspects import default_aspects
 from rl_eval.execution.handle import EvalHandle
@@ -69,7 +69,7 @@ class EvalRunnerGroup:
     thread. Evaluations and weight broadcasts run one after the other, in the order of the calls.
 
     Args:
-        config: Configuration; the group keeps a frozen copy.
+        config: Configuration, of which the group keeps a frozen copy, or an environment as for :func:`evaluate`.
         policy: Policy object, used instead of the configured policy and its weights.
         threaded: Whether the group works in a separate thread, so that ``submit`` returns at once. Without a thread,
             every method works in the calling thread before it returns, and all calls must come from the same thread;
@@ -87,9 +87,10 @@ class EvalRunnerGroup:
         ...     print(group.evaluate(num_episodes=100))
     """
 
+    @checked_keywords
     def __init__(
         self,
-        config: EvalConfig | EvalSettings,
+        config: EvalConfig | EvalSettings | str | Callable[..., Any],
         policy: Any = None,
         *,
         threaded: bool = True,
@@ -151,6 +152,7 @@ class EvalRunnerGroup:
 
     # ------------------------------------------------------------------ evaluating
 
+    @checked_keywords
     def submit(
         self,
         num_episodes: int | None = None,
@@ -190,8 +192,7 @@ class EvalRunnerGroup:
             LogOwned: Another process is writing this log.
             WeightsError: ``weights`` is of another type. Weights that do not fit the policy are an error of the handle.
         """
-        given = {"num_episodes": num_episodes, "seed": seed, "first_index": first_index}
-        changes = {key: value for key, value in given.items() if value is not None}
+        changes = _without_none({"num_episodes": num_episodes, "seed": seed, "first_index": first_index})
         settings = with_values(self.settings, evaluation=changes)
         plan = settings.plan()
         if weights is None and version is not None:
@@ -222,6 +223,7 @@ class EvalRunnerGroup:
             opened.pop_all()
         return handle
 
+    @checked_keywords
     def evaluate(
         self,
         num_episodes: int | None = None,
@@ -482,11 +484,18 @@ class EvalRunnerGroup:
             )
 
 
+@checked_keywords
 def evaluate(
-    config: EvalConfig | EvalSettings,
+    config: EvalConfig | EvalSettings | str | Callable[..., Any],
     policy: Any = None,
     run_dir: str | os.PathLike[str] | None = None,
     *,
+    num_episodes: int | None = None,
+    seed: int | None = None,
+    max_episode_steps: int | None = None,
+    deterministic: bool | None = None,
+    num_runners: int | None = None,
+    num_envs_per_runner: int | None = None,
     accept_code_change: bool = False,
 ) -> EvalResult:
     """Evaluate once: start runners, run the plan, stop the runners.
@@ -495,23 +504,43 @@ def evaluate(
     environment that never returns from a call then blocks the caller. An incomplete result logs a warning.
 
     Args:
-        config: Configuration of the evaluation.
+        config: An environment (a gymnasium id, ``"module:attr"``, or a function or class that builds one), or the
+            complete configuration of the evaluation.
         policy: Policy object, used instead of the configured policy and its weights.
         run_dir: Folder or URI of an evaluation log, to start or to continue; see :meth:`EvalRunnerGroup.submit`.
+        num_episodes: Number of episodes; 100 unless configured.
+        seed: Root seed of all episodes; 0 unless configured.
+        max_episode_steps: Step limit of an episode; that of the environment unless configured.
+        deterministic: Take the most likely actions instead of sampling; True unless configured.
+        num_runners: Ray actors; 0 unless configured, which runs in this process without Ray.
+        num_envs_per_runner: Environments per runner; 8 unless configured.
         accept_code_change: Continue a log of other code; see :meth:`EvalRunnerGroup.submit`.
 
     Raises:
-        ConfigError: The configuration is invalid.
+        ConfigError: The configuration is invalid, or a keyword is unknown.
         RunnerStartError: No runner started in time.
         LogMismatch: The log belongs to another plan, policy, environment or code.
         LogOwned: Another process is writing the log.
+
+    Example:
+        >>> evaluate("CartPole-v1", lambda observations: [0] * len(observations), num_episodes=10).mean_return
+        9.5
     """
-    settings = settings_of(config)
+    given = {
+        "evaluation": {"num_episodes": num_episodes, "seed": seed, "max_episode_steps": max_episode_steps},
+        "policy": {"deterministic": deterministic},
+        "runners": {"num_runners": num_runners, "num_envs_per_runner": num_envs_per_runner},
+    }
+    settings = settings_of(config, **{name: _without_none(values) for name, values in given.items()})
     with EvalRunnerGroup(settings, policy, threaded=settings.runners.num_runners > 0) as group:
         result = group.evaluate(run_dir=run_dir, accept_code_change=accept_code_change)
     if result.status != "complete":
         _logger.warning("the evaluation is %s: %s", result.status, result.reason)
     return result
+
+
+def _without_none(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if value is not None}
 
 
 def _initial_weights(section: PolicySection, live: Any) -> WeightsSnapshot | None:

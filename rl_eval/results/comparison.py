@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from rl_eval.errors import ComparisonError, UsageError
+from rl_eval.errors import ComparisonError, UsageError, checked_keywords
 from rl_eval.records.plain import ABSENT, Difference, differences, plain
 from rl_eval.results.stats.aggregate import exact_mean
 from rl_eval.results.stats.interval import ALL_EQUAL, FEW, FEW_EQUAL
@@ -140,6 +140,7 @@ class Comparison(Printed):
         return {key: plain(value) for key, value in {**asdict(self), "notes": self.notes}.items()}
 
 
+@checked_keywords
 def compare(a: EvalResult, b: EvalResult, confidence: float = 0.95, *, force: bool = False) -> Comparison:
     """Compare two results of the same plan, episode by episode.
 

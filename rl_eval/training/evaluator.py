@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, final, get_args
 
 from rl_eval.config.builder import EvalConfig, settings_of
 from rl_eval.config.settings import EvalSettings, make_settings
-from rl_eval.errors import ConfigError, EvaluatorBusy, UsageError, nearest
+from rl_eval.errors import ConfigError, EvaluatorBusy, UsageError, checked_keywords, nearest
 from rl_eval.execution.group import EvalRunnerGroup
 from rl_eval.execution.handle import EvalHandle
 from rl_eval.training.delivery import Delivery, Listener, Request
@@ -90,6 +90,7 @@ class Evaluator:
     """Runners of this evaluator; not set for a service, which has its own."""
     _service: ServiceClient | None
 
+    @checked_keywords
     def __init__(
         self,
         config: EvalConfig | EvalSettings,

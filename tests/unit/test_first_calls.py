@@ -1,0 +1,146 @@
+"""The shortest calls: ``evaluate`` of an environment, keywords that are misspelt, and ``run --logger``."""
+
+import functools
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.envs.classic_control import CartPoleEnv
+
+import rl_eval
+from rl_eval import EvalConfig, EvalRunnerGroup, Evaluator, compare, evaluate, evaluate_policy
+from rl_eval.errors import ConfigError
+from tests.refused import refused
+from tests.unit.cli_world import call
+from tests.unit.test_loggers import events
+
+
+def zeros(observations):
+    return np.zeros(len(observations), np.int64)
+
+
+CONFIG = EvalConfig().environment("CartPole-v1").evaluation(num_episodes=5, seed=3)
+
+
+@pytest.mark.parametrize(
+    "environment",
+    ["CartPole-v1", functools.partial(gym.make, "CartPole-v1"), CartPoleEnv, CONFIG, CONFIG.build()],
+    ids=["id", "callable", "class", "config", "settings"],
+)
+def test_an_environment_or_a_config_with_keywords(environment):
+    """The same episodes whatever names the environment; keywords replace the values of a config."""
+    result = evaluate(
+        environment,
+        zeros,
+        num_episodes=7,
+        seed=1,
+        max_episode_steps=9,
+        num_runners=0,
+        num_envs_per_runner=3,
+    )
+    config = EvalConfig().environment("CartPole-v1").evaluation(num_episodes=7, seed=1, max_episode_steps=9)
+    expected = evaluate(config, zeros)
+    np.testing.assert_array_equal(result.table.rows["episode_return"], expected.table.rows["episode_return"])
+    assert result.metrics["episode_len_max"] == 9
+
+
+def test_keywords_are_those_of_the_settings():
+    config = EvalConfig().environment("CartPole-v1").runners(num_envs_per_runner=2).policy(policy="random")
+    before = config.to_dict()
+    result = evaluate(config, num_episodes=3, deterministic=False)
+    assert config.to_dict() == before
+    built = config.evaluation(num_episodes=3).policy(deterministic=False)
+    assert result.fingerprint == evaluate(built).fingerprint
+    assert evaluate(built.build()).fingerprint == result.fingerprint
+    with refused(ConfigError, "evaluation.num_episodes", value=0):
+        evaluate("CartPole-v1", zeros, num_episodes=0)
+
+
+@pytest.mark.parametrize("given", [{"environment": {"env": "CartPole-v1"}}, None, 3])
+def test_neither_a_config_nor_an_environment(given):
+    with refused(ConfigError, "config", value=type(given).__name__):
+        evaluate(given, zeros)
+
+
+@pytest.mark.parametrize(
+    ("function", "args", "key", "near"),
+    [
+        (evaluate, ("CartPole-v1", zeros), "num_episode", "num_episodes"),
+        (evaluate, (CONFIG, zeros), "n_runners", "num_runners"),
+        (evaluate_policy, (zeros, "CartPole-v1"), "n_eval_episode", "n_eval_episodes"),
+        (EvalRunnerGroup, (CONFIG, zeros), "thread", "threaded"),
+        (Evaluator, (CONFIG, zeros), "logger", "loggers"),
+        (EvalConfig().runners, (), "num_runner", "num_runners"),
+        (EvalConfig().evaluation, (), "max_steps", "max_episode_steps"),
+        (compare, (None, None), "forced", "force"),
+    ],
+    ids=lambda one: one if isinstance(one, str) else getattr(one, "__name__", ""),
+)
+def test_a_misspelt_keyword_names_the_nearest(function, args, key, near):
+    with refused(ConfigError, key) as caught:
+        function(*args, **{key: 1})
+    assert repr(near) in str(caught.value)
+
+
+@pytest.mark.process
+def test_run_logs_to_a_tracker(tmp_path, monkeypatch):
+    """The metrics of the result, in the folder of the run."""
+    pytest.importorskip("tensorboard")
+    monkeypatch.chdir(tmp_path)
+    shown = call(
+        "run",
+        "--env",
+        "CartPole-v1",
+        "--policy",
+        "random",
+        "-n",
+        "5",
+        "--log-dir",
+        "a",
+        "--json",
+        "--logger",
+        "tensorboard",
+    )
+    assert shown.exit_code == 0
+    ((step, mean),) = [(one.step, one.value) for one in events(tmp_path / "a").Scalars("eval/episode_return_mean")]
+    assert (step, mean) == (0, pytest.approx(rl_eval.load("a").mean_return))
+
+
+def test_a_tracker_that_is_not_installed_is_an_error_before_the_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    shown = call("run", "--env", "CartPole-v1", "--policy", "random", "-n", "5", "--logger", "mlflow")
+    assert shown.exit_code == 2
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.process
+def test_a_tracker_that_fails_leaves_the_result(tmp_path, monkeypatch):
+    """Its error is a note; the exit code is that of the result."""
+    pytest.importorskip("mlflow")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "unknown://nowhere")
+    shown = call("run", "--env", "CartPole-v1", "--policy", "random", "-n", "5", "--log-dir", "a", "--logger", "mlflow")
+    assert shown.exit_code == 0
+    assert "mlflow" in shown.stderr
+    assert rl_eval.load("a").status == "complete"
+
+
+def test_run_limits_the_steps(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shown = call(
+        "run",
+        "--env",
+        "CartPole-v1",
+        "--policy",
+        "random",
+        "-n",
+        "5",
+        "--log-dir",
+        "a",
+        "--max-episode-steps",
+        "4",
+        "-q",
+    )
+    assert shown.exit_code == 0
+    assert set(rl_eval.load("a").table.rows["length"]) == {4}
