@@ -128,8 +128,13 @@ def as_in_stable_baselines3(model: Any) -> None:
 
 
 def training(config: EvalConfig, module: Any, listener: Callable[[EvalPoint], None]) -> None:
-    callbacks = [StopOnThreshold(475.0), NewBest(save="best.safetensors"), listener]
-    with Evaluator(config, module, busy_policy="latest", on_result=callbacks, loggers=[MyLogger()]) as evaluator:
+    with Evaluator(
+        config,
+        module,
+        busy_policy="latest",
+        on_result=[StopOnThreshold(475.0), NewBest(save="best.safetensors"), listener],
+        loggers=[MyLogger()],
+    ) as evaluator:
         assert_type(evaluator, Evaluator)
         handle = evaluator.submit(module, step=1)
         assert_type(handle, EvalHandle)

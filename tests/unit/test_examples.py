@@ -9,10 +9,10 @@ import pytest
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("[0-9]*.py"))
 PRINTED = {
-    "01_evaluate": "100      of 100",
-    "02_compare": "no difference shown",
-    "03_environment": "mean return  0.5",
-    "04_policy": "sampled actions",
+    "01_evaluate": "\n43.38 Interval(",
+    "02_compare": "\nTrue\n",
+    "03_environment": "__main__:Sign ",
+    "04_policy": "__main__:Sticky",
     "05_runner": "the same episodes: True",
     "06_logger": "\n300 ",
 }
