@@ -19,7 +19,7 @@ from rl_eval.cli import app
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-PAGES = sorted([*DOCS.glob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
+PAGES = sorted([*DOCS.glob("*.md"), *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY"))])
 GUIDES = [DOCS / f"{name}.md" for name in ("index", "tutorial", "concepts", "howto", "troubleshooting")]
 FOLLOWED = {
     "tests/cluster/test_pages.py": ("loggers", "service", "worker_interface"),
