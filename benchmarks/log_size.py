@@ -29,9 +29,9 @@ _BATCHES_PER_FLUSH: Final = 200
 def measure(num_episodes: int = 1_000_000) -> dict[str, Any]:
     """Write a log in one process, then continue it and summarise it in one each, and return what they took."""
     with tempfile.TemporaryDirectory() as folder:
-        run_dir = Path(folder) / "run"
-        measured = {step: _in_process(step, run_dir, num_episodes) for step in ("write", "continue", "summarise")}
-        files = list((run_dir / "segments").iterdir())
+        log_dir = Path(folder) / "run"
+        measured = {step: _in_process(step, log_dir, num_episodes) for step in ("write", "continue", "summarise")}
+        files = list((log_dir / "segments").iterdir())
         return {
             "num_episodes": num_episodes,
             "segments": len(files),
@@ -40,15 +40,15 @@ def measure(num_episodes: int = 1_000_000) -> dict[str, Any]:
         }
 
 
-def _in_process(step: str, run_dir: Path, num_episodes: int) -> dict[str, float]:
-    command = [sys.executable, "-m", "benchmarks.log_size", step, str(run_dir), str(num_episodes)]
+def _in_process(step: str, log_dir: Path, num_episodes: int) -> dict[str, float]:
+    command = [sys.executable, "-m", "benchmarks.log_size", step, str(log_dir), str(num_episodes)]
     ran = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[1])
     taken: dict[str, float] = json.loads(ran.stdout)
     return taken
 
 
-def _write(run_dir: Path, plan: EpisodePlan) -> None:
-    log = EvaluationLog.open(run_dir)
+def _write(log_dir: Path, plan: EpisodePlan) -> None:
+    log = EvaluationLog.open(log_dir)
     log.begin(_manifest(plan))
     rng = np.random.default_rng(0)
     for number, start in enumerate(range(0, len(plan), _REPORT)):
@@ -65,15 +65,15 @@ def _write(run_dir: Path, plan: EpisodePlan) -> None:
     log.close()
 
 
-def _continue(run_dir: Path, plan: EpisodePlan) -> None:
-    log = EvaluationLog.open(run_dir)
+def _continue(log_dir: Path, plan: EpisodePlan) -> None:
+    log = EvaluationLog.open(log_dir)
     contents = log.begin(_manifest(plan))
     log.close()
     assert len(contents.rows) == len(plan)
 
 
-def _summarise(run_dir: Path, plan: EpisodePlan) -> None:
-    contents = read_log(run_dir)
+def _summarise(log_dir: Path, plan: EpisodePlan) -> None:
+    contents = read_log(log_dir)
     table = EpisodeTable(len(plan))
     table.fill(contents.rows)
     assert table.filled.all()
@@ -85,7 +85,7 @@ def _manifest(plan: EpisodePlan) -> Manifest:
     return Manifest(len(plan), plan.seed, "", {}, {"version": 0, "digest": None}, (), {}, {})
 
 
-def _main(step: str, run_dir: str, num_episodes: str) -> None:
+def _main(step: str, log_dir: str, num_episodes: str) -> None:
     steps: dict[str, Callable[[Path, EpisodePlan], None]] = {
         "write": _write,
         "continue": _continue,
@@ -94,7 +94,7 @@ def _main(step: str, run_dir: str, num_episodes: str) -> None:
     plan = EpisodePlan(int(num_episodes), 0)
     assert len(plan.seeds) == len(plan)
     before, started = _megabytes(), time.perf_counter()
-    steps[step](Path(run_dir), plan)
+    steps[step](Path(log_dir), plan)
     seconds, cpu = time.perf_counter() - started, sum(os.times()[:2])
     print(json.dumps({"seconds": seconds, "cpu_seconds": cpu, "peak_mb": _megabytes(), "peak_mb_before": before}))
 

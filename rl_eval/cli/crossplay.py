@@ -27,7 +27,7 @@ def crossplay(
     config: ConfigPath,
     section: Section = None,
     output: Output = None,
-    run_dir: LogDir = None,
+    log_dir: LogDir = None,
     force: Force = False,
     num_episodes: Annotated[int | None, option("N", "Number of episodes.", "--num-episodes", "-n")] = None,
     assignments: Assignments = None,
@@ -48,7 +48,7 @@ def crossplay(
         find_modules_here()
         name, give = name_of(settings, config, section), partial(_deliver, quiet=quiet, as_json=as_json)
         result, _ = carry_out(
-            settings, give, print_note, ctx.obj, monitor, name=name, output=output, run_dir=run_dir, force=force
+            settings, give, print_note, ctx.obj, monitor, name=name, output=output, log_dir=log_dir, force=force
         )
     if code := exit_code_of(result, ctx.obj):
         raise typer.Exit(code)

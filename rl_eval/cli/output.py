@@ -56,23 +56,23 @@ _OUR_TARGET: Final = re.compile(r"\d{4}-\d\d-\d\d-\d{6}-[^/]+")
 
 @contextmanager
 def claimed_folders(
-    output: Path | None, run_dir: str | None, name: str, *, force: bool
+    output: Path | None, log_dir: str | None, name: str, *, force: bool
 ) -> Iterator[tuple[str | None, Path | None]]:
     """Choose the folders of the log and the result.
 
-    Without ``run_dir`` the log goes to a new folder in ``runs``; with ``--output`` alone, no log is kept.
+    Without ``log_dir`` the log goes to a new folder in ``runs``; with ``--output`` alone, no log is kept.
     """
-    given = run_dir is not None or output is not None
-    with nullcontext(run_dir) if given else _new_log_folder(name) as log_dir:
-        yield log_dir, claim_folder(output, log_dir, force=force)
+    given = log_dir is not None or output is not None
+    with nullcontext(log_dir) if given else _new_log_folder(name) as chosen:
+        yield chosen, claim_folder(output, chosen, force=force)
 
 
-def claim_folder(output: Path | None, run_dir: str | None, *, force: bool = False) -> Path | None:
+def claim_folder(output: Path | None, log_dir: str | None, *, force: bool = False) -> Path | None:
     """Create the folder of a result, and check that it is writable.
 
     Args:
         output: Value of ``--output``; None for the folder of the log, unless that is a URI.
-        run_dir: Folder of the evaluation log, or None. An earlier result of the same run is replaced.
+        log_dir: Folder of the evaluation log, or None. An earlier result of the same run is replaced.
         force: Whether any result in ``output`` may be replaced.
 
     Returns:
@@ -85,11 +85,11 @@ def claim_folder(output: Path | None, run_dir: str | None, *, force: bool = Fals
 
     if force and output is None:
         raise ConfigError("--force needs --output", key="--force", value=force, fix="Pass --output, or omit --force.")
-    folder = _folder_of(output, run_dir)
+    folder = _folder_of(output, log_dir)
     if folder is None:
         return None
     check_ours(folder)
-    if not force and (folder / RESULT_FILE).exists() and not _is_of_run(folder, run_dir):
+    if not force and (folder / RESULT_FILE).exists() and not _is_of_run(folder, log_dir):
         fix = "Pass another --output, or --force to replace it."
         problem = f"{shown(folder)} contains the result of another evaluation"
         raise ConfigError(problem, key="--output", value=shown(folder), fix=fix)
@@ -102,40 +102,40 @@ def claim_folder(output: Path | None, run_dir: str | None, *, force: bool = Fals
 
 
 def unsaved_folder(
-    fingerprint: str, output: Path | None, run_dir: str | None, say: Callable[[str], None], *, force: bool = False
+    fingerprint: str, output: Path | None, log_dir: str | None, say: Callable[[str], None], *, force: bool = False
 ) -> Path | None:
     """Return the folder to save the result of a run that is already complete; None if no save is needed or possible.
 
     Args:
         fingerprint: Fingerprint of the result.
         output: Value of ``--output``.
-        run_dir: Folder of its log. If it is read-only, the result is not saved.
+        log_dir: Folder of its log. If it is read-only, the result is not saved.
         say: Prints a note to the user.
         force: Whether any result in ``output`` may be replaced.
     """
-    folder = _folder_of(output, run_dir)
+    folder = _folder_of(output, log_dir)
     if folder is None or _read_result(folder).get("fingerprint") == fingerprint:
         return None
     if output is None and not os.access(folder, os.W_OK | os.X_OK):
         say(f"{shown(folder)} is not writable: the result is printed but not saved")
         return None
-    return claim_folder(output, run_dir, force=force)
+    return claim_folder(output, log_dir, force=force)
 
 
-def _folder_of(output: Path | None, run_dir: str | None) -> Path | None:
+def _folder_of(output: Path | None, log_dir: str | None) -> Path | None:
     from rl_eval.log.storage import is_uri
 
-    return output or (None if run_dir is None or is_uri(run_dir) else Path(run_dir))
+    return output or (None if log_dir is None or is_uri(log_dir) else Path(log_dir))
 
 
-def _is_of_run(folder: Path, run_dir: str | None) -> bool:
+def _is_of_run(folder: Path, log_dir: str | None) -> bool:
     """Whether the result in a folder belongs to a run, which may have been unfinished when it was saved."""
-    if run_dir is None or folder == _folder_of(None, run_dir):
-        return run_dir is not None
+    if log_dir is None or folder == _folder_of(None, log_dir):
+        return log_dir is not None
     from rl_eval.log.contents import read_manifest
     from rl_eval.log.storage import open_storage
 
-    manifest, saved = read_manifest(open_storage(run_dir)), _read_result(folder)
+    manifest, saved = read_manifest(open_storage(log_dir)), _read_result(folder)
     if manifest is None:
         return False
     theirs = saved["plan"].get("fingerprint"), *(saved["provenance"].get(key) for key in ("identity", "weights"))
@@ -234,36 +234,36 @@ def save_patiently(save: Callable[[], None], folder: Path) -> None:
 # Contents of an existing log
 
 
-def fresh_run_dir(run_dir: str, say: Callable[[str], None]) -> str:
+def fresh_log_dir(log_dir: str, say: Callable[[str], None]) -> str:
     """Return the first of DIR, DIR-2, DIR-3, ... that is empty or does not exist; print a note if it is not DIR."""
     from rl_eval.log.storage import is_uri
 
     # A query belongs to the file system, not to the folder.
-    base, mark, query = run_dir.partition("?") if is_uri(run_dir) else (run_dir, "", "")
+    base, mark, query = log_dir.partition("?") if is_uri(log_dir) else (log_dir, "", "")
     names = (f"{name}{mark}{query}" for name in _numbered(base.rstrip("/") or base))
     chosen = next(name for name in names if _is_free(name))
-    if chosen != run_dir:
-        say(f"{shown(run_dir)} already has a run; starting a new one in {shown(chosen)}")
+    if chosen != log_dir:
+        say(f"{shown(log_dir)} already has a run; starting a new one in {shown(chosen)}")
     return chosen
 
 
-def _is_free(run_dir: str) -> bool:
+def _is_free(log_dir: str) -> bool:
     from rl_eval.log.storage import open_storage
 
-    storage = open_storage(run_dir)
+    storage = open_storage(log_dir)
     try:
         return not any(storage.names(folder) for folder in ("", "owners", "segments"))
     except OSError as error:
         raise ConfigError(
-            f"run_dir {storage.label} cannot be read: {error}", key="run_dir", value=storage.label
+            f"log_dir {storage.label} cannot be read: {error}", key="log_dir", value=storage.label
         ) from error
 
 
-def finished_result(run_dir: str, settings: EvalSettings, say: Callable[[str], None]) -> EvalResult | None:
+def finished_result(log_dir: str, settings: EvalSettings, say: Callable[[str], None]) -> EvalResult | None:
     """Return the result of a complete run of these settings; None if there is something left to run.
 
     Args:
-        run_dir: Folder or URI of its evaluation log, which may not exist.
+        log_dir: Folder or URI of its evaluation log, which may not exist.
         settings: Settings of this command. The log itself decides later whether they may continue another run.
         say: Prints a note about the existing run.
 
@@ -274,8 +274,8 @@ def finished_result(run_dir: str, settings: EvalSettings, say: Callable[[str], N
     from rl_eval.log.storage import open_storage
     from rl_eval.results.loading import result_of_log
 
-    label = open_storage(run_dir).label
-    contents = _read_log(run_dir, label, say)
+    label = open_storage(log_dir).label
+    contents = _read_log(log_dir, label, say)
     if contents is None or _differs(contents, settings):
         return None
     finished, planned, share = len(contents.rows), contents.manifest.num_episodes, settings.evaluation.determinism_check
@@ -292,21 +292,21 @@ def finished_result(run_dir: str, settings: EvalSettings, say: Callable[[str], N
     return result
 
 
-def _read_log(run_dir: str, label: str, say: Callable[[str], None]) -> LogContents | None:
+def _read_log(log_dir: str, label: str, say: Callable[[str], None]) -> LogContents | None:
     """Return the contents of a log; None if it does not exist or needs repair."""
     from rl_eval.log import read_log
     from rl_eval.log.contents import read_manifest
     from rl_eval.log.storage import open_storage
 
     try:
-        if read_manifest(open_storage(run_dir)) is not None:
-            return read_log(run_dir)
+        if read_manifest(open_storage(log_dir)) is not None:
+            return read_log(log_dir)
     except LogError as error:
         say(str(error))
         return None
     except OSError:
         return None  # The log reports it when it is opened.
-    folder = _folder_of(None, run_dir)
+    folder = _folder_of(None, log_dir)
     if folder is not None and _read_result(folder):
         fix = "Pass another --log-dir, or --fresh to use a new folder."
         raise ConfigError(f"{label} contains a result without a log", key="--log-dir", value=label, fix=fix)

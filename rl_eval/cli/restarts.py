@@ -33,9 +33,9 @@ class Progress(NamedTuple):
     planned: int = 0
 
 
-def run_with_restarts(run_dir: str | None, max_restarts: int, *, fresh: bool) -> int:
+def run_with_restarts(log_dir: str | None, max_restarts: int, *, fresh: bool) -> int:
     """Run the command of this process in child processes, without ``--max-restarts``; return the exit code."""
-    if run_dir is None:
+    if log_dir is None:
         raise ConfigError(f"{_OPTION} needs --log-dir", key=_OPTION, value=max_restarts, fix="Pass --log-dir DIR.")
     if fresh:
         problem = f"--fresh cannot be used with {_OPTION}: every restart would start over"
@@ -45,7 +45,7 @@ def run_with_restarts(run_dir: str | None, max_restarts: int, *, fresh: bool) ->
         from rl_eval.log import read_log
 
         try:
-            contents = read_log(run_dir)
+            contents = read_log(log_dir)
         except EvalError:  # The run reports it.
             return Progress()
         return Progress(len(contents.rows), contents.manifest.num_episodes)

@@ -20,7 +20,7 @@ from rl_eval.cli.output import (
     Output,
     claimed_folders,
     finished_result,
-    fresh_run_dir,
+    fresh_log_dir,
     save_patiently,
     unsaved_folder,
 )
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 _BESIDE_RETRY: Final = "retry attempts episodes accept_code_change trust logger require quiet as_json verbose no_color"
 """Parameters that ``--retry`` allows."""
 _Tracker = Literal["wandb", "mlflow", "tensorboard"]
-_LOG, _RETRY = {"run_dir": "--log-dir"}, {"retry": "--retry"}
+_LOG, _RETRY = {"log_dir": "--log-dir"}, {"retry": "--retry"}
 _NEEDED: Final = {"attempts": _RETRY, "accept_code_change": _LOG | _RETRY, "fresh": _LOG}
 """Parameters that need one of these other parameters."""
 _NAMED: Final = 10
@@ -71,7 +71,7 @@ def run(
     episodes: Annotated[
         str | None, episodes_option("Run this range of the plan; with --retry, these failed episodes.")
     ] = None,
-    run_dir: LogDir = None,
+    log_dir: LogDir = None,
     retry: Annotated[str | None, option("DIR", "Run the failed episodes of DIR again.", parser=absolute_place)] = None,
     attempts: Annotated[
         int | None, option("N", "Additional attempts per episode for --retry. [default: from the config]", min=1)
@@ -100,7 +100,7 @@ def run(
     say = (lambda _: None) if quiet else print_note
     _check_options(ctx)
     if max_restarts:
-        raise typer.Exit(run_with_restarts(run_dir, max_restarts, fresh=fresh))
+        raise typer.Exit(run_with_restarts(log_dir, max_restarts, fresh=fresh))
     if config is None and retry is None:
         evaluated.check("run", assignments)
     requirements = _requirements(require or ())
@@ -110,7 +110,7 @@ def run(
 
     with closing(Monitor(quiet=quiet or as_json)) as monitor:
         if retry is not None and earlier is not None:
-            run_dir, settings = retry, _put_aside(retry, earlier, episodes, attempts, accept_code_change)
+            log_dir, settings = retry, _put_aside(retry, earlier, episodes, attempts, accept_code_change)
         else:
             settings = read_settings(config, section, assignments, keys)
             if episodes is not None:
@@ -127,7 +127,7 @@ def run(
             monitor,
             name=name,
             output=output,
-            run_dir=run_dir,
+            log_dir=log_dir,
             force=force,
             fresh=fresh,
             accept_code_change=accept_code_change,
@@ -285,7 +285,7 @@ def carry_out(
     *,
     name: str,
     output: Path | None,
-    run_dir: str | None,
+    log_dir: str | None,
     force: bool,
     fresh: bool = False,
     accept_code_change: bool = False,
@@ -297,15 +297,15 @@ def carry_out(
     """
     from rl_eval.cli.progress import headline
 
-    if run_dir is not None and fresh:
-        run_dir = fresh_run_dir(run_dir, say)
-    elif run_dir is not None and (found := finished_result(run_dir, settings, say)) is not None:
+    if log_dir is not None and fresh:
+        log_dir = fresh_log_dir(log_dir, say)
+    elif log_dir is not None and (found := finished_result(log_dir, settings, say)) is not None:
         monitor.close()
-        deliver(found, unsaved_folder(found.fingerprint, output, run_dir, say, force=force))
-        return found, run_dir
+        deliver(found, unsaved_folder(found.fingerprint, output, log_dir, say, force=force))
+        return found, log_dir
     runners = settings.runners
     address, uses_ray = runners.address or os.environ.get("RAY_ADDRESS"), runners.num_runners > 0
-    with claimed_folders(output, run_dir, name, force=force) as (log_dir, folder):
+    with claimed_folders(output, log_dir, name, force=force) as (log_dir, folder):
         monitor.announce(headline(settings))
         monitor.say("loading")
         from rl_eval.execution.group import EvalRunnerGroup
@@ -321,7 +321,7 @@ def carry_out(
         ray = f"connecting to Ray at {address}" if address else "starting Ray"
         monitor.say(ray if uses_ray else "building environment and policy", at_once=uses_ray)
         with EvalRunnerGroup(settings, threaded=uses_ray) as group:
-            handle = group.submit(run_dir=log_dir, accept_code_change=accept_code_change, on_submitted=begin)
+            handle = group.submit(log_dir=log_dir, accept_code_change=accept_code_change, on_submitted=begin)
             try:
                 result = handle.result()
             except ClusterDied as error:
@@ -338,11 +338,11 @@ def carry_out(
     return result, log_dir
 
 
-def _continuation(run_dir: str | None) -> str:
+def _continuation(log_dir: str | None) -> str:
     """Return instructions to continue a run that ended early."""
-    if run_dir is None:
+    if log_dir is None:
         return "this run has no log and cannot be continued; pass --log-dir DIR to keep one"
-    return f"finished episodes are in the log; continue with the same command and --log-dir {shown(run_dir)}"
+    return f"finished episodes are in the log; continue with the same command and --log-dir {shown(log_dir)}"
 
 
 def deliver(

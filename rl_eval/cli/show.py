@@ -89,7 +89,7 @@ def show(
     ]:
         print_line()
         state = "saved result" if run is None else "ended" if run["released"] else "running, or killed"
-        print_report(Page(redact_text(path) if run is None else run["run_dir"], "", state, [section]))
+        print_report(Page(redact_text(path) if run is None else run["log_dir"], "", state, [section]))
     if faults:
         _print_faults(result.faults)
 
@@ -103,7 +103,7 @@ def _run(path: str) -> dict[str, Any] | None:
     with suppress(NotADirectoryError):  # The path is a result.json.
         if claims := read_claims(storage):
             return {
-                "run_dir": storage.label,
+                "log_dir": storage.label,
                 "sessions": len(claims),
                 "last": str(claims[-1]),
                 "released": claims[-1].released,

@@ -69,18 +69,18 @@ def watch(
 ) -> None:
     """Evaluate each new checkpoint of a training run; write a learning curve, and keep the best checkpoint."""
     interruption: Interruption = ctx.obj
-    config, run_dir, pattern = _places(config, checkpoints or [])
+    config, folder, pattern = _places(config, checkpoints or [])
     if evaluated.weights is not None:
         weights, problem = str(evaluated.weights), "the checkpoints are the weights"
         raise ConfigError(f"--weights {weights}: {problem}", key="--weights", value=weights, fix="Omit --weights.")
     look_s, tell = None if once else poll_s, partial(_tell, err=as_json)
     if config is None:
-        evaluated.check(f"watch '{run_dir / pattern}'", assignments, needs_policy=False)
+        evaluated.check(f"watch '{folder / pattern}'", assignments, needs_policy=False)
     if config is None and evaluated.policy is None:
         # Check the other options before waiting for a checkpoint.
         of_any = replace(evaluated, policy="random").keys(lambda _: None, assignments, trust=trust)
         read_config(None, section, assignments, of_any).build()
-        evaluated = replace(evaluated, policy=_first_policy(run_dir, pattern or "*", look_s, tell))
+        evaluated = replace(evaluated, policy=_first_policy(folder, pattern or "*", look_s, tell))
     # Notes about a single model are dropped: there are many checkpoints.
     read = read_config(config, section, assignments, evaluated.keys(lambda _: None, assignments, trust=trust))
     settings = read.build()
@@ -92,17 +92,17 @@ def watch(
     from rl_eval.training.watching import Watcher, WatchOptions
 
     options = WatchOptions(
-        run_dir,
+        folder,
         pattern=pattern or f"*{scheme.suffix if scheme and scheme.suffix else '.safetensors'}",
-        output=output or run_dir / "eval",
+        output=output or folder / "eval",
         key=key or ("policy.policy_kwargs.path" if loads else "policy.weights"),
         step_pattern=step_pattern,
         held_out=held_out,
         retry_s=retry_s,
     )
-    if options.output.resolve().is_relative_to(run_dir.resolve()):
+    if options.output.resolve().is_relative_to(folder.resolve()):
         # Do not create the folder for the output: its name may be misspelt.
-        _wait(lambda: "" if run_dir.is_dir() else f"folder {str(run_dir.resolve())!r} does not exist", look_s, tell)
+        _wait(lambda: "" if folder.is_dir() else f"folder {str(folder.resolve())!r} does not exist", look_s, tell)
     watcher = Watcher(
         settings,
         options,
@@ -115,7 +115,7 @@ def watch(
         if retry_unreadable:
             watcher.journal.drop_unreadable()
         if not once:
-            tell(f"waiting for {options.pattern} in {run_dir}, until Ctrl-C; --once ends after the files that exist")
+            tell(f"waiting for {options.pattern} in {folder}, until Ctrl-C; --once ends after the files that exist")
         watcher.run(poll_s, once=once)
         if as_json:
             print_json(watcher.curve)

@@ -157,7 +157,7 @@ class EvalRunnerGroup:
         self,
         num_episodes: int | None = None,
         seed: int | None = None,
-        run_dir: str | os.PathLike[str] | None = None,
+        log_dir: str | os.PathLike[str] | None = None,
         first_index: int | None = None,
         *,
         weights: Any = None,
@@ -172,7 +172,7 @@ class EvalRunnerGroup:
         Args:
             num_episodes: Number of episodes; by default as configured.
             seed: Root seed of the plan; by default as configured.
-            run_dir: Folder, or URI of an object store, of an evaluation log. An existing log is continued: only missing
+            log_dir: Folder, or URI of an object store, of an evaluation log. An existing log is continued: only missing
                 episodes run. The handle fails with ``LogMismatch`` if the log belongs to another plan, policy,
                 environment or code. A relative path is relative to the working directory; with environments in a thread
                 of this process, to the working directory at the construction of the group.
@@ -203,7 +203,7 @@ class EvalRunnerGroup:
                 fix="Pass weights=..., or remove version.",
             )
         with contextlib.ExitStack() as opened:
-            log = _open_log(None if run_dir is None else self._located(run_dir), accept_code_change)
+            log = _open_log(None if log_dir is None else self._located(log_dir), accept_code_change)
             if log is not None:
                 opened.callback(log.close)
             with self._post_lock:
@@ -228,13 +228,13 @@ class EvalRunnerGroup:
         self,
         num_episodes: int | None = None,
         seed: int | None = None,
-        run_dir: str | os.PathLike[str] | None = None,
+        log_dir: str | os.PathLike[str] | None = None,
         first_index: int | None = None,
         *,
         accept_code_change: bool = False,
     ) -> EvalResult:
         """Run an evaluation and return its result: ``submit(...).result()``."""
-        return self.submit(num_episodes, seed, run_dir, first_index, accept_code_change=accept_code_change).result()
+        return self.submit(num_episodes, seed, log_dir, first_index, accept_code_change=accept_code_change).result()
 
     # ------------------------------------------------------------------ sampling
 
@@ -488,7 +488,7 @@ class EvalRunnerGroup:
 def evaluate(
     config: EvalConfig | EvalSettings | str | Callable[..., Any],
     policy: Any = None,
-    run_dir: str | os.PathLike[str] | None = None,
+    log_dir: str | os.PathLike[str] | None = None,
     *,
     num_episodes: int | None = None,
     seed: int | None = None,
@@ -507,7 +507,7 @@ def evaluate(
         config: An environment (a gymnasium id, ``"module:attr"``, or a function or class that builds one), or the
             complete configuration of the evaluation.
         policy: Policy object, used instead of the configured policy and its weights.
-        run_dir: Folder or URI of an evaluation log, to start or to continue; see :meth:`EvalRunnerGroup.submit`.
+        log_dir: Folder or URI of an evaluation log, to start or to continue; see :meth:`EvalRunnerGroup.submit`.
         num_episodes: Number of episodes; 100 unless configured.
         seed: Root seed of all episodes; 0 unless configured.
         max_episode_steps: Step limit of an episode; that of the environment unless configured.
@@ -533,7 +533,7 @@ def evaluate(
     }
     settings = settings_of(config, **{name: _without_none(values) for name, values in given.items()})
     with EvalRunnerGroup(settings, policy, threaded=settings.runners.num_runners > 0) as group:
-        result = group.evaluate(run_dir=run_dir, accept_code_change=accept_code_change)
+        result = group.evaluate(log_dir=log_dir, accept_code_change=accept_code_change)
     if result.status != "complete":
         _logger.warning("the evaluation is %s: %s", result.status, result.reason)
     return result
@@ -561,19 +561,19 @@ def _tell_result(callbacks: GroupCallbacks, handle: EvalHandle) -> None:
         callbacks.on_sample_end(handle.result())
 
 
-def _open_log(run_dir: str | os.PathLike[str] | None, accept_code_change: bool) -> EvaluationLog | None:
-    if run_dir is None:
+def _open_log(log_dir: str | os.PathLike[str] | None, accept_code_change: bool) -> EvaluationLog | None:
+    if log_dir is None:
         if accept_code_change:
             raise ConfigError(
                 "accept_code_change=True needs a log to continue",
                 key="accept_code_change",
                 value=True,
-                fix="Pass run_dir, or remove the argument.",
+                fix="Pass log_dir, or remove the argument.",
             )
         return None
     from rl_eval.log import EvaluationLog
 
-    return EvaluationLog.open(run_dir, accept_code_change=accept_code_change)
+    return EvaluationLog.open(log_dir, accept_code_change=accept_code_change)
 
 
 def _make_backend(settings: EvalSettings, policy: Any, *, threaded: bool) -> Backend:

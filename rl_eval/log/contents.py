@@ -86,14 +86,14 @@ class Scan:
     set_aside: list[str] = field(default_factory=list)
 
 
-def read_log(run_dir: str | os.PathLike[str]) -> LogContents:
+def read_log(log_dir: str | os.PathLike[str]) -> LogContents:
     """Read an evaluation log, also one that is being written.
 
     Raises:
         LogError: There is none, or it is damaged; the message names the file and says what to do.
         ConfigError: The folder or URI cannot be opened.
     """
-    storage = open_storage(run_dir)
+    storage = open_storage(log_dir)
     try:
         manifest = read_manifest(storage)
         amendments, retries = read_changes(storage)

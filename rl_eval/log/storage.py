@@ -79,15 +79,15 @@ class Storage(Protocol):
         ...
 
 
-def open_storage(run_dir: str | os.PathLike[str]) -> Storage:
+def open_storage(log_dir: str | os.PathLike[str]) -> Storage:
     """Open a local path or a URI; nothing is created.
 
     Raises:
         ConfigError: It is no URI that can be opened, or the package for object stores is not installed.
     """
-    text = os.fspath(run_dir)
+    text = os.fspath(log_dir)
     if not text:
-        raise ConfigError("run_dir is empty", key="run_dir", fix="Pass a folder, or a URI such as s3://bucket/folder.")
+        raise ConfigError("log_dir is empty", key="log_dir", fix="Pass a folder, or a URI such as s3://bucket/folder.")
     if not is_uri(text):
         return LocalStorage(Path(text))
     learn(text)
@@ -138,7 +138,7 @@ def _open_store(parts: SplitResult, label: str) -> Any:
         from obstore.exceptions import BaseError
         from obstore.store import from_url
     except ImportError as error:
-        reason = f"run_dir {label} needs the package obstore: pip install 'rl-eval[object-store]'"
+        reason = f"log_dir {label} needs the package obstore: pip install 'rl-eval[object-store]'"
         raise ConfigError(reason) from error
     options: dict[str, Any] = dict(parse_qsl(parts.query))
     netloc = parts.netloc
@@ -169,7 +169,7 @@ def _s3_options(query: dict[str, Any], user: str) -> dict[str, Any]:
 
 def _unopened(label: str, reason: str) -> ConfigError:
     return ConfigError(
-        f"run_dir {label} cannot be opened: {reason}. Give a local folder or file://, s3://, gs://, abfs://"
+        f"log_dir {label} cannot be opened: {reason}. Give a local folder or file://, s3://, gs://, abfs://"
     )
 
 

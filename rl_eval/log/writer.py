@@ -106,11 +106,11 @@ class EvaluationLog:
     # ------------------------------------------------------------------ open and continue
 
     @classmethod
-    def open(cls, run_dir: str | os.PathLike[str], *, accept_code_change: bool = False) -> EvaluationLog:
+    def open(cls, log_dir: str | os.PathLike[str], *, accept_code_change: bool = False) -> EvaluationLog:
         """Claim a run folder, which may be empty or absent.
 
         Args:
-            run_dir: Folder or URI.
+            log_dir: Folder or URI.
             accept_code_change: Whether a log that was begun with other code is continued nevertheless, with an
                 amendment that says so.
 
@@ -119,7 +119,7 @@ class EvaluationLog:
             LogOwned: A live driver writes it.
             LogError: It cannot be written now.
         """
-        storage = open_storage(run_dir)
+        storage = open_storage(log_dir)
         try:
             owner = take_ownership(storage)
             for folder in ("", "owners", "segments", "damaged", "amendments", "retries"):
@@ -127,7 +127,7 @@ class EvaluationLog:
         except OSError as error:
             if is_unusable(error):
                 raise ConfigError(
-                    f"run_dir {storage.label} cannot be used: {error}. Give a folder, or a URI, that can be written"
+                    f"log_dir {storage.label} cannot be used: {error}. Give a folder, or a URI, that can be written"
                 ) from error
             raise LogError(f"{storage.label} cannot be written: {error}") from error
         return cls(storage, owner, accept_code_change=accept_code_change)

@@ -56,29 +56,29 @@ def load(path: str | os.PathLike[str]) -> EvalResult:
     return result_of_log(read_log(path), open_storage(path).label)
 
 
-def result_of_log(contents: LogContents, run_dir: str) -> EvalResult:
+def result_of_log(contents: LogContents, log_dir: str) -> EvalResult:
     """Build the result of a log.
 
     Raises:
         UsageError: Its records do not fit its plan, or contradict the result that was saved beside it.
     """
     try:
-        return _result(contents, run_dir)
+        return _result(contents, log_dir)
     except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise UsageError(f"{run_dir} is damaged: {damage(error)}") from error
+        raise UsageError(f"{log_dir} is damaged: {damage(error)}") from error
 
 
-def _result(contents: LogContents, run_dir: str) -> EvalResult:
+def _result(contents: LogContents, log_dir: str) -> EvalResult:
     manifest, config = contents.manifest, contents.manifest.config
     plan = EpisodePlan.from_dict(vars(manifest))
     check_claim(len(plan), len(contents.rows), len(manifest.info_keys))
-    check_fingerprint(f"plan of {run_dir}", manifest.plan_fingerprint, plan.fingerprint)
+    check_fingerprint(f"plan of {log_dir}", manifest.plan_fingerprint, plan.fingerprint)
     table = EpisodeTable(len(plan), manifest.info_keys)
     table.fill(contents.rows, contents.infos, contents.faults)
-    unfinished = f"the run in {run_dir} is not finished: continue it with rl-eval run ... --log-dir {run_dir}"
+    unfinished = f"the run in {log_dir} is not finished: continue it with rl-eval run ... --log-dir {log_dir}"
     status, reason = decide_status(table, config["fault_tolerance"]["max_failed_episodes"], unfinished)
     bounds = config["evaluation"]["return_bounds"]
-    saved = _compare_with_saved(run_dir, plan, table, contents.retried)
+    saved = _compare_with_saved(log_dir, plan, table, contents.retried)
     if saved.get("status") == "failed" and saved.get("fingerprint") == table.fingerprint():
         status, reason = "failed", str(saved.get("reason"))
     found = contents.determinism
@@ -113,17 +113,17 @@ def _provenance(contents: LogContents) -> dict[str, Any]:
 
 
 def _compare_with_saved(
-    run_dir: str, plan: EpisodePlan, table: EpisodeTable, retried: Sequence[int]
+    log_dir: str, plan: EpisodePlan, table: EpisodeTable, retried: Sequence[int]
 ) -> Mapping[str, Any]:
     """Make sure that a saved result agrees with the log, but for failed episodes that were run again since; return it.
 
     Without one, nothing is returned.
     """
-    path = Path(run_dir, RESULT_FILE)
-    if is_uri(run_dir) or not path.exists():
+    path = Path(log_dir, RESULT_FILE)
+    if is_uri(log_dir) or not path.exists():
         return {}
     try:
-        data, saved = read_folder(run_dir)
+        data, saved = read_folder(log_dir)
         _check_copy(data, saved, plan, table, retried)
     except (UsageError, KeyError, TypeError) as error:
         reason = str(error) if isinstance(error, UsageError) else f"it is damaged ({damage(error)})"

@@ -70,7 +70,7 @@ class Evaluator:
         idle_timeout_s: Time without clients and requests after which a service ends, in seconds.
         client: Name of this client of the service. A later client with the same name receives the results that were
             not delivered. Default: a unique name.
-        run_dir: Folder of the service on the head node of the cluster: accepted requests, with an evaluation log for
+        log_dir: Folder of the service on the head node of the cluster: accepted requests, with an evaluation log for
             each. A service that is started on it again continues them. Default: a new folder of the Ray session, which
             exists as long as the cluster.
 
@@ -111,14 +111,14 @@ class Evaluator:
         detached: bool = False,
         idle_timeout_s: float = _IDLE_S,
         client: str | None = None,
-        run_dir: str | os.PathLike[str] | None = None,
+        log_dir: str | os.PathLike[str] | None = None,
     ) -> None:
         of_a_service = {
             "namespace": namespace != _NAMESPACE,
             "detached": detached,
             "idle_timeout_s": idle_timeout_s != _IDLE_S,
             "client": client is not None,
-            "run_dir": run_dir is not None,
+            "log_dir": log_dir is not None,
         }
         for key, given in of_a_service.items():
             if given and name is None:
@@ -144,7 +144,7 @@ class Evaluator:
         from rl_eval.training.service.client import ServiceClient, start_service
         from rl_eval.training.service.requests import ServiceOptions
 
-        folder = "" if run_dir is None else os.fspath(run_dir)
+        folder = "" if log_dir is None else os.fspath(log_dir)
         options = ServiceOptions(name, namespace, folder, detached, idle_timeout_s, videos)
         actor, connection = start_service(settings, policy, options)
         self._join(ServiceClient(connection, name, namespace, client, actor, owner=not detached))

@@ -125,37 +125,37 @@ def fingerprint(folder: Path) -> str:
     return str(result["fingerprint"])
 
 
-def rows(run_dir: Path) -> int:
+def rows(log_dir: Path) -> int:
     """Count the episodes of a log that may be about to come into being."""
     try:
-        return len(read_log(run_dir).rows)
+        return len(read_log(log_dir).rows)
     except EvalError:
         return 0
 
 
 def test_a_stopped_job_continues_where_it_was(cluster: Cluster) -> None:
     """``ray job stop`` leaves time to save; the same command again runs the rest, with the same fingerprint."""
-    run_dir = cluster.machine.folder / "run"
+    log_dir = cluster.machine.folder / "run"
     command = (
         "rl-eval",
         "run",
         "config.yaml",
         "--log-dir",
-        str(run_dir),
+        str(log_dir),
         "--set",
         "environment.env_kwargs.pause_s=0.01",
     )
     cluster.submit("--working-dir", ".", "--submission-id", "first", "--no-wait", "--", *command)
-    wait_until(lambda: rows(run_dir) >= EPISODES // 4, "a quarter of the episodes")
+    wait_until(lambda: rows(log_dir) >= EPISODES // 4, "a quarter of the episodes")
     assert "was stopped" in cluster.job("stop", "first").stdout
     # The last thing that a driver does to its log; Ray's SIGKILL comes three seconds after its SIGTERM.
-    assert json.loads((run_dir / "owners" / "000001").read_text())["released"]
-    saved = read_log(run_dir).rows
+    assert json.loads((log_dir / "owners" / "000001").read_text())["released"]
+    saved = read_log(log_dir).rows
     assert EPISODES // 4 <= len(saved) < EPISODES
 
     cluster.submit("--working-dir", ".", "--", *command)
-    assert fingerprint(run_dir) == cluster.expected()
-    log = read_log(run_dir)
+    assert fingerprint(log_dir) == cluster.expected()
+    log = read_log(log_dir)
     assert sorted(log.rows["index"]) == list(range(EPISODES))
     assert log.rows[: len(saved)].tobytes() == saved.tobytes()
     assert log.mismatches == ()

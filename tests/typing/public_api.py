@@ -79,7 +79,7 @@ def configuration(settings: EvalSettings) -> None:
 def evaluation(config: EvalConfig, settings: EvalSettings) -> None:
     policy: Policy = MyPolicy()
     assert_type(evaluate(config, policy), EvalResult)
-    assert_type(evaluate(settings, run_dir="runs/a"), EvalResult)
+    assert_type(evaluate(settings, log_dir="runs/a"), EvalResult)
     assert_type(load("runs/a"), EvalResult)
     evaluate("CartPole-v1")  # type: ignore[arg-type]
 

@@ -52,11 +52,11 @@ def die_at(number: int, when: str) -> None:
     Path.write_bytes = wrap(Path.write_bytes)  # Its system calls are made in C.
 
 
-def drive(run_dir: Path, number: int, when: str, announce: int) -> None:
+def drive(log_dir: Path, number: int, when: str, announce: int) -> None:
     """Write a log, and say through a pipe what was announced."""
     ownership.BEAT_SECONDS = 1000.0
     die_at(number, when)
-    log = EvaluationLog.open(run_dir)
+    log = EvaluationLog.open(log_dir)
     done = set(log.begin(make_manifest()).rows["index"].tolist())
     for indices in BATCHES:
         if left := [index for index in indices if index not in done]:
@@ -67,12 +67,12 @@ def drive(run_dir: Path, number: int, when: str, announce: int) -> None:
     log.close()
 
 
-def go_on(run_dir: Path, announced: list[int], damaged: bool) -> None:
+def go_on(log_dir: Path, announced: list[int], damaged: bool) -> None:
     """Continue, and check every promise."""
     ownership.BEAT_SECONDS = 0.01
-    if (run_dir / "manifest.json").exists() and not damaged:
-        assert set(announced) <= set(read_log(run_dir).rows["index"].tolist())
-    log = EvaluationLog.open(run_dir)
+    if (log_dir / "manifest.json").exists() and not damaged:
+        assert set(announced) <= set(read_log(log_dir).rows["index"].tolist())
+    log = EvaluationLog.open(log_dir)
     ownership.BEAT_SECONDS = 1000.0
     found = log.begin(make_manifest()).rows["index"].tolist()
     assert set(announced) <= set(found)
@@ -80,8 +80,8 @@ def go_on(run_dir: Path, announced: list[int], damaged: bool) -> None:
     log.append(batch_of([index for index in ALL if index not in found]))
     log.flush(20)
     log.close()
-    assert not [path for path in run_dir.rglob(".*") if path.is_file()]
-    contents = read_log(run_dir)
+    assert not [path for path in log_dir.rglob(".*") if path.is_file()]
+    contents = read_log(log_dir)
     order = contents.rows["index"].argsort()
     assert contents.rows[order].tobytes() == make_rows(ALL).tobytes()
     assert contents.mismatches == ()
@@ -89,15 +89,15 @@ def go_on(run_dir: Path, announced: list[int], damaged: bool) -> None:
     assert contents.faults.count(FAULTS[3]) <= 1
 
 
-def prepare(run_dir: Path) -> None:
+def prepare(log_dir: Path) -> None:
     """Write a log that has lost one segment and holds another that is cut short."""
-    log = EvaluationLog.open(run_dir)
+    log = EvaluationLog.open(log_dir)
     log.begin(make_manifest())
     for indices in BATCHES[:2]:
         log.append(batch_of(indices))
         log.flush(20)
     log.close()
-    first, faults, _ = sorted((run_dir / "segments").iterdir())
+    first, faults, _ = sorted((log_dir / "segments").iterdir())
     first.write_bytes(first.read_bytes()[:100])
     faults.unlink()
 
@@ -131,16 +131,16 @@ def main(folder: Path, start: str, when: str, stride: int) -> None:
 
 def die_and_go_on(folder: Path, template: Path, number: int, when: str) -> tuple[int, int]:
     """Return how the driver ended (9: in the step), and how many episodes it had announced."""
-    run_dir, heard = folder / "run", folder / "heard"
-    shutil.rmtree(run_dir, ignore_errors=True)
+    log_dir, heard = folder / "run", folder / "heard"
+    shutil.rmtree(log_dir, ignore_errors=True)
     heard.write_bytes(b"")
     if template.exists():
-        shutil.copytree(template, run_dir)
+        shutil.copytree(template, log_dir)
     with heard.open("rb+") as pipe:
-        ended = in_child(lambda: drive(run_dir, number, when, pipe.fileno()))
+        ended = in_child(lambda: drive(log_dir, number, when, pipe.fileno()))
     announced = [int(line) for line in heard.read_text().split()]
-    if in_child(lambda: go_on(run_dir, announced, template.exists())):
-        left = "\n".join(sorted(map(str, run_dir.rglob("*"))))
+    if in_child(lambda: go_on(log_dir, announced, template.exists())):
+        left = "\n".join(sorted(map(str, log_dir.rglob("*"))))
         raise SystemExit(f"after death {when} step {number}, this was left:\n{left}")
     return ended, len(announced)
 

@@ -234,10 +234,10 @@ def test_a_result_keeps_its_seatings(evaluated: EvalResult, tmp_path: Path) -> N
 def test_a_log_is_continued_with_its_own_seatings_only(tmp_path: Path) -> None:
     """Other matchups are another run; the same ones come back from the log."""
     config = duel_config(DUELS, "round_robin", 24, symmetric=True)
-    result = evaluate(config, run_dir=tmp_path)
+    result = evaluate(config, log_dir=tmp_path)
     assert load(tmp_path).plan[5].seating == result.plan[5].seating
     with pytest.raises(UsageError, match="matchups"):
-        evaluate(config.copy().evaluation(matchups="self", symmetric=False), run_dir=tmp_path)
+        evaluate(config.copy().evaluation(matchups="self", symmetric=False), log_dir=tmp_path)
 
 
 def test_held_out_episodes_are_seated_by_their_own_places() -> None:

@@ -65,7 +65,7 @@ def cleanrl() -> dict[str, Any]:
 
 def log() -> dict[str, Any]:
     """A log in ``DIR``."""
-    evaluate(cartpole(), balance, run_dir="DIR")
+    evaluate(cartpole(), balance, log_dir="DIR")
     return {}
 
 

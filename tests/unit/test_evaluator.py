@@ -185,7 +185,7 @@ def test_what_the_group_refuses_costs_nothing(cue: Cue) -> None:
         ({"videos": "best"}, "videos"),
         ({"detached": True}, "detached"),
         ({"client": "a"}, "client"),
-        ({"run_dir": "a"}, "run_dir"),
+        ({"log_dir": "a"}, "log_dir"),
         ({"idle_timeout_s": 3.0}, "idle_timeout_s"),
         ({"name": "some", "backend": "thread"}, "backend"),
         ({"name": "some", "after": print}, "after"),

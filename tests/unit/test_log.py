@@ -32,13 +32,13 @@ from tests.unit.log_world import make_batch, make_fault, make_infos, make_manife
 
 
 @pytest.fixture
-def run_dir(tmp_path: Path) -> Path:
+def log_dir(tmp_path: Path) -> Path:
     return tmp_path / "runs" / "one"
 
 
-def write_log(run_dir: Path, *batches: Batch, **manifest: Any) -> LogContents:
+def write_log(log_dir: Path, *batches: Batch, **manifest: Any) -> LogContents:
     """Write a log in one session, one flush per batch; return what was there before."""
-    with closing(EvaluationLog.open(run_dir)) as log:
+    with closing(EvaluationLog.open(log_dir)) as log:
         contents = log.begin(make_manifest(**manifest))
         for batch in batches:
             write(log, batch)
@@ -50,8 +50,8 @@ def write(log: EvaluationLog, batch: Batch) -> None:
     log.flush(10)
 
 
-def segments(run_dir: Path, kind: str = "") -> list[Path]:
-    return sorted(path for path in (run_dir / "segments").iterdir() if kind in path.name)
+def segments(log_dir: Path, kind: str = "") -> list[Path]:
+    return sorted(path for path in (log_dir / "segments").iterdir() if kind in path.name)
 
 
 def assert_holds(contents, indices: list[int]) -> None:
@@ -63,19 +63,19 @@ def assert_holds(contents, indices: list[int]) -> None:
 # ------------------------------------------------------------------------------ round trip
 
 
-def test_what_was_written_comes_back(run_dir: Path) -> None:
+def test_what_was_written_comes_back(log_dir: Path) -> None:
     """Rows, infos, faults, totals, numerics and the manifest survive bit by bit, over several sessions."""
     faults = (make_fault(1), make_fault(4, attempt=2, charged=False, message="file \udcff", traceback=""))
-    write_log(run_dir, make_batch([3, 1, 2], faults[:1]), make_batch([0], faults[1:]))
-    write_log(run_dir, make_batch([9, 8]))
-    contents = read_log(run_dir)
+    write_log(log_dir, make_batch([3, 1, 2], faults[:1]), make_batch([0], faults[1:]))
+    write_log(log_dir, make_batch([9, 8]))
+    contents = read_log(log_dir)
     assert_holds(contents, [3, 1, 2, 0, 9, 8])
     assert contents.faults == (faults[0], make_fault(4, attempt=2, charged=False, message="file \\udcff", traceback=""))
     assert contents.totals == {"env_steps": 6.0, "wall_seconds": 1.5}
     assert contents.numerics == {"isa": "AVX2"}
     assert contents.manifest == make_manifest()
     assert (contents.mismatches, contents.damaged) == ((), ())
-    kinds = [SegmentName.parse(path.name).kind for path in segments(run_dir)]
+    kinds = [SegmentName.parse(path.name).kind for path in segments(log_dir)]
     assert kinds == ["faults", "episodes"] * 2 + ["episodes"]  # An episode's faults are committed before it.
 
 
@@ -109,61 +109,61 @@ def test_columns_come_back_from_tools_that_change_their_types() -> None:
     assert read_faults(pa.table(fault_columns(()))) == ()
 
 
-def test_segments_are_tables_for_other_tools(run_dir: Path) -> None:
+def test_segments_are_tables_for_other_tools(log_dir: Path) -> None:
     """Pandas reads all episodes of a log from its folder: words for outcomes, null for what was not reported."""
-    write_log(run_dir, make_batch([0, 1, 2]), make_batch([3], (make_fault(3),)))
-    frame = pd.concat([pd.read_parquet(path) for path in segments(run_dir, "episodes")])
+    write_log(log_dir, make_batch([0, 1, 2]), make_batch([3], (make_fault(3),)))
+    frame = pd.concat([pd.read_parquet(path) for path in segments(log_dir, "episodes")])
     assert frame["outcome"].tolist() == ["completed", "completed", "completed", "failed"]
     assert frame["info_height"].tolist() == [0, 1 / 3, 2 / 3, 1]
     assert frame["success_once"].isna().tolist() == [True, False, False, True]
-    faults = pd.read_parquet(segments(run_dir, "faults")[0])
+    faults = pd.read_parquet(segments(log_dir, "faults")[0])
     assert faults["message"].tolist() == ["bad\nthing"]
 
 
-def test_an_index_that_was_written_twice_counts_once(run_dir: Path) -> None:
+def test_an_index_that_was_written_twice_counts_once(log_dir: Path) -> None:
     """The row that was written first counts; one that differs in its outcome is reported, other columns may differ."""
     again, other = make_batch([5, 2, 1]), make_batch([2])
     again.rows["step_seconds"] = 7
     again.rows["episode_return"][1] += 1e-9
     other.rows["attempts"] = 3
-    write_log(run_dir, make_batch([2, 0, 1]))
-    write_log(run_dir, again)
-    write_log(run_dir, other)
-    contents = read_log(run_dir)
+    write_log(log_dir, make_batch([2, 0, 1]))
+    write_log(log_dir, again)
+    write_log(log_dir, other)
+    contents = read_log(log_dir)
     assert contents.rows["index"].tolist() == [2, 0, 1, 5]
     assert contents.rows[:3].tobytes() == make_rows([2, 0, 1]).tobytes()
     assert contents.infos.tobytes() == make_infos([2, 0, 1, 5]).tobytes()
     assert contents.mismatches == (2,)
 
 
-def test_a_fault_that_happened_again_after_a_restart_counts_once(run_dir: Path) -> None:
+def test_a_fault_that_happened_again_after_a_restart_counts_once(log_dir: Path) -> None:
     """The same end of the same attempt is one fault; a lost runner is another one each time, charged at last or not."""
     lost, charged = make_fault(5, cause="runner", charged=False), make_fault(5, cause="runner")
     more = make_fault(4, attempt=2), lost, lost, charged
-    write_log(run_dir, make_batch([], (make_fault(4), lost)))
-    write_log(run_dir, make_batch([], (make_fault(4, seconds=9.0), *more)))
-    assert read_log(run_dir).faults == (make_fault(4), lost, *more)
+    write_log(log_dir, make_batch([], (make_fault(4), lost)))
+    write_log(log_dir, make_batch([], (make_fault(4, seconds=9.0), *more)))
+    assert read_log(log_dir).faults == (make_fault(4), lost, *more)
 
 
 # ------------------------------------------------------------------------------ begin and continue
 
 
-def test_a_run_continues_its_own_log(run_dir: Path) -> None:
+def test_a_run_continues_its_own_log(log_dir: Path) -> None:
     """Other settings that cannot change the result are no obstacle."""
-    write_log(run_dir, make_batch([1]))
-    contents = write_log(run_dir, config={"runners": {"num_runners": 7}}, provenance={})
+    write_log(log_dir, make_batch([1]))
+    contents = write_log(log_dir, config={"runners": {"num_runners": 7}}, provenance={})
     assert_holds(contents, [1])
     assert contents.manifest == make_manifest()
 
 
-def test_another_evaluation_is_refused_with_the_difference(run_dir: Path) -> None:
+def test_another_evaluation_is_refused_with_the_difference(log_dir: Path) -> None:
     """Plan, identity, weights and info keys must be equal; the message shows only what differs, and the way out."""
-    write_log(run_dir, make_batch([1]))
+    write_log(log_dir, make_batch([1]))
     other = {"environment": {"env": "CartPole-v1", "env_kwargs": {}}, "policy": "pkg:other"}
     with pytest.raises(LogMismatch) as caught:
-        write_log(run_dir, seed=1, identity=other, weights={"version": 9, "digest": "4567"}, info_keys=("height",))
+        write_log(log_dir, seed=1, identity=other, weights={"version": 9, "digest": "4567"}, info_keys=("height",))
     assert str(caught.value).splitlines() == [
-        f"{run_dir} holds another evaluation (there -> here):",
+        f"{log_dir} holds another evaluation (there -> here):",
         "  seed: 0 -> 1",
         "  identity.environment.env_kwargs.g: 9.8 -> (absent)",
         '  identity.policy: "pkg:make" -> "pkg:other"',
@@ -171,22 +171,22 @@ def test_another_evaluation_is_refused_with_the_difference(run_dir: Path) -> Non
         '  info_keys: ["height", "x"] -> ["height"]',
         "Give another --log-dir, or start beside it with --fresh",
     ]
-    assert_holds(read_log(run_dir), [1])
+    assert_holds(read_log(log_dir), [1])
 
 
-def test_a_manifest_may_hold_what_json_changes(run_dir: Path) -> None:
+def test_a_manifest_may_hold_what_json_changes(log_dir: Path) -> None:
     """Tuples, numbers as keys and objects are compared as they are written."""
     for _ in range(2):
-        write_log(run_dir, identity={"sizes": (1, 2), "by_number": {2: "b", 10: "a"}, "path": Path("a")})
-    assert read_log(run_dir).manifest.identity == {"sizes": [1, 2], "by_number": {"2": "b", "10": "a"}, "path": "a"}
+        write_log(log_dir, identity={"sizes": (1, 2), "by_number": {2: "b", 10: "a"}, "path": Path("a")})
+    assert read_log(log_dir).manifest.identity == {"sizes": [1, 2], "by_number": {"2": "b", "10": "a"}, "path": "a"}
 
 
-def test_without_a_log_reading_says_so(run_dir: Path) -> None:
+def test_without_a_log_reading_says_so(log_dir: Path) -> None:
     """A folder that is absent, or holds something else, is no log."""
     for _ in range(2):
         with pytest.raises(LogError, match=r"one holds no evaluation log: it has no manifest\.json"):
-            read_log(run_dir)
-        run_dir.mkdir(parents=True, exist_ok=True)
+            read_log(log_dir)
+        log_dir.mkdir(parents=True, exist_ok=True)
 
 
 @pytest.mark.parametrize(
@@ -195,8 +195,8 @@ def test_without_a_log_reading_says_so(run_dir: Path) -> None:
         (lambda path: path / "file", "it is a file, not a folder|File exists|Not a directory"),
         (lambda path: path / "file" / "below", "it is a file, not a folder|Not a directory"),
         (lambda path: Path("/proc/rl_eval"), "No such file"),
-        (lambda path: "", "run_dir"),
-        (lambda path: "nosuch://bucket/run", "run_dir nosuch://bucket/run cannot be opened"),
+        (lambda path: "", "log_dir"),
+        (lambda path: "nosuch://bucket/run", "log_dir nosuch://bucket/run cannot be opened"),
     ],
 )
 def test_a_folder_that_cannot_be_used_is_refused(
@@ -214,8 +214,8 @@ def test_a_folder_that_cannot_be_used_is_refused(
 
 
 @pytest.fixture
-def log(run_dir: Path) -> Iterator[EvaluationLog]:
-    log = EvaluationLog.open(run_dir)
+def log(log_dir: Path) -> Iterator[EvaluationLog]:
+    log = EvaluationLog.open(log_dir)
     log.begin(make_manifest())
     yield log
     log.close()
@@ -233,7 +233,7 @@ def wait_for_batches(log: EvaluationLog, count: int) -> list[Batch]:
 
 
 def test_batches_are_announced_in_order_when_they_are_in_the_log(
-    run_dir: Path, log: EvaluationLog, monkeypatch: pytest.MonkeyPatch
+    log_dir: Path, log: EvaluationLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without any call of flush the writer commits when it is due, and polling returns the very batches."""
     monkeypatch.setattr(writer, "FLUSH_SECONDS", (0.05, 0.1))
@@ -242,7 +242,7 @@ def test_batches_are_announced_in_order_when_they_are_in_the_log(
         log.append(batch)
     got = wait_for_batches(log, 10)
     assert all(a is b for a, b in zip(got, batches, strict=False))
-    assert_holds(read_log(run_dir), list(range(10)))
+    assert_holds(read_log(log_dir), list(range(10)))
     for batch in batches[10:]:
         log.append(batch)
     got += wait_for_batches(log, 10)
@@ -251,7 +251,7 @@ def test_batches_are_announced_in_order_when_they_are_in_the_log(
 
 
 def test_nothing_is_announced_before_it_is_written(
-    run_dir: Path, log: EvaluationLog, monkeypatch: pytest.MonkeyPatch
+    log_dir: Path, log: EvaluationLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While a write is under way nobody hears of its episodes; appending does not wait for it."""
     entered, proceed = threading.Event(), threading.Event()
@@ -270,7 +270,7 @@ def test_nothing_is_announced_before_it_is_written(
     assert entered.wait(10)
     log.append(make_batch([2]))
     assert log.poll() == []
-    assert read_log(run_dir).rows.size == 0
+    assert read_log(log_dir).rows.size == 0
     with pytest.raises(LogError, match=r"within 0\.05 s: a write is still under way\. 2 batches are not in the log"):
         log.flush(0.05)
     proceed.set()
@@ -279,7 +279,7 @@ def test_nothing_is_announced_before_it_is_written(
     assert [batch.rows["index"].tolist() for batch in log.poll()] == [[1], [2]]
 
 
-def test_closing_drops_what_was_not_flushed(run_dir: Path, log: EvaluationLog) -> None:
+def test_closing_drops_what_was_not_flushed(log_dir: Path, log: EvaluationLog) -> None:
     """Closing twice is closing once; a flush after it says why it cannot."""
     write(log, make_batch([1]))
     log.append(make_batch([2]))
@@ -287,7 +287,7 @@ def test_closing_drops_what_was_not_flushed(run_dir: Path, log: EvaluationLog) -
     log.close()
     with pytest.raises(LogError, match="the log was closed"):
         log.flush(1)
-    assert_holds(read_log(run_dir), [1])
+    assert_holds(read_log(log_dir), [1])
 
 
 def test_the_flush_interval_grows_with_the_age_of_the_session(log: EvaluationLog) -> None:
@@ -329,7 +329,7 @@ def fail_writes(monkeypatch: pytest.MonkeyPatch, error: OSError, times: float) -
 
 
 def test_a_write_that_fails_for_a_while_is_tried_again(
-    run_dir: Path, log: EvaluationLog, monkeypatch: pytest.MonkeyPatch
+    log_dir: Path, log: EvaluationLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same bytes go under the same name, faults are not written twice, and later batches wait their turn."""
     tried = fail_writes(monkeypatch, OSError(errno.EIO, os.strerror(errno.EIO)), 3)
@@ -337,13 +337,13 @@ def test_a_write_that_fails_for_a_while_is_tried_again(
     write(log, make_batch([2]))
     assert len(set(tried)) == 3
     assert len(tried) == 6
-    contents = read_log(run_dir)
+    contents = read_log(log_dir)
     assert_holds(contents, [1, 2])
     assert contents.faults == (make_fault(1),)
 
 
 def test_a_full_disk_ends_in_an_error_with_the_words_of_the_system(
-    run_dir: Path, log: EvaluationLog, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    log_dir: Path, log: EvaluationLog, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """After a warning and the retries the log gives up, says so to whoever asks, and holds what it had announced."""
     write(log, make_batch([1]))
@@ -360,7 +360,7 @@ def test_a_full_disk_ends_in_an_error_with_the_words_of_the_system(
     with pytest.raises(LogError, match="No space left"):
         log.poll()
     monkeypatch.undo()
-    assert_holds(read_log(run_dir), [1])
+    assert_holds(read_log(log_dir), [1])
 
 
 def test_who_flushes_does_not_wait_for_the_next_retry(log: EvaluationLog, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -382,12 +382,12 @@ def test_rows_that_cannot_be_written_are_no_silence(log: EvaluationLog) -> None:
         write(log, batch)
 
 
-def test_a_folder_that_is_removed_under_a_run_ends_it(run_dir: Path, log: EvaluationLog) -> None:
+def test_a_folder_that_is_removed_under_a_run_ends_it(log_dir: Path, log: EvaluationLog) -> None:
     """Nothing is written into a folder that does not hold the claim any more."""
-    shutil.rmtree(run_dir)
+    shutil.rmtree(log_dir)
     with pytest.raises(LogError):
         write(log, make_batch([1]))
-    assert not run_dir.exists()
+    assert not log_dir.exists()
 
 
 @pytest.fixture
@@ -406,31 +406,31 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_disk_without_room_for_a_claim(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """That is not the caller's mistake, and leaves nothing that the next driver would have to wait for."""
     monkeypatch.setattr(ownership, "BEAT_SECONDS", 1000.0)
-    run_dir = small_disk / "run"
-    write_log(run_dir, make_batch([1]))
+    log_dir = small_disk / "run"
+    write_log(log_dir, make_batch([1]))
     ballast = small_disk / "ballast"
     with suppress(OSError), ballast.open("wb", buffering=0) as file:
         while True:
             file.write(b"x" * 512)
     with pytest.raises(LogError, match=r"run cannot be written: .*No space left on device"):
-        EvaluationLog.open(run_dir)
+        EvaluationLog.open(log_dir)
     ballast.unlink()
-    write_log(run_dir, make_batch([2]))
-    assert_holds(read_log(run_dir), [1, 2])
+    write_log(log_dir, make_batch([2]))
+    assert_holds(read_log(log_dir), [1, 2])
 
 
 @pytest.mark.process
 def test_a_file_system_that_is_read_only(small_disk: Path) -> None:
     """Reading works; writing is refused at once, by name."""
-    run_dir = small_disk / "run"
-    write_log(run_dir, make_batch([1]))
+    log_dir = small_disk / "run"
+    write_log(log_dir, make_batch([1]))
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
-    assert_holds(read_log(run_dir), [1])
-    with pytest.raises(ConfigError, match=r"run_dir .*run cannot be used: .*Read-only file system"):
-        EvaluationLog.open(run_dir)
+    assert_holds(read_log(log_dir), [1])
+    with pytest.raises(ConfigError, match=r"log_dir .*run cannot be used: .*Read-only file system"):
+        EvaluationLog.open(log_dir)
 
 
-def test_a_limit_on_file_sizes_is_an_error(run_dir: Path, log: EvaluationLog, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_limit_on_file_sizes_is_an_error(log_dir: Path, log: EvaluationLog, monkeypatch: pytest.MonkeyPatch) -> None:
     """A write that is cut short by the system leaves nothing under the segment's name."""
     monkeypatch.setattr(writer, "RETRY_SECONDS", (0.001, 0.01))
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -440,7 +440,7 @@ def test_a_limit_on_file_sizes_is_an_error(run_dir: Path, log: EvaluationLog, mo
             write(log, make_batch([1]))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert_holds(read_log(run_dir), [])
+    assert_holds(read_log(log_dir), [])
 
 
 # ------------------------------------------------------------------------------ damage
@@ -448,23 +448,23 @@ def test_a_limit_on_file_sizes_is_an_error(run_dir: Path, log: EvaluationLog, mo
 
 @pytest.mark.parametrize("damage", ["deleted", "cut"])
 @pytest.mark.parametrize("position", [0, 1, 2, 3])
-def test_a_damaged_segment_is_noticed_and_its_episodes_run_again(run_dir: Path, damage: str, position: int) -> None:
+def test_a_damaged_segment_is_noticed_and_its_episodes_run_again(log_dir: Path, damage: str, position: int) -> None:
     """Reading names the file and the way out; continuing sets it aside; what remains is right."""
-    write_log(run_dir, make_batch([0, 1]), make_batch([2, 3], (make_fault(3),)), make_batch([4, 5]))
-    victim = segments(run_dir)[position]
+    write_log(log_dir, make_batch([0, 1]), make_batch([2, 3], (make_fault(3),)), make_batch([4, 5]))
+    victim = segments(log_dir)[position]
     victim.unlink() if damage == "deleted" else victim.write_bytes(victim.read_bytes()[:-1])
     with pytest.raises(LogError, match=r"is damaged: .*Continue the run with --log-dir") as caught:
-        read_log(run_dir)
+        read_log(log_dir)
     assert victim.name[:15] in str(caught.value)
     lost = {0: [0, 1], 1: [], 2: [2, 3], 3: [4, 5]}[position]
     left = [index for index in range(6) if index not in lost]
-    contents = write_log(run_dir, *([make_batch(lost)] if lost else []))
+    contents = write_log(log_dir, *([make_batch(lost)] if lost else []))
     assert [name[:15] for name in contents.damaged] == [victim.name[:15]]
     assert_holds(contents, left)
-    contents = read_log(run_dir)
+    contents = read_log(log_dir)
     assert_holds(contents, left + lost)
     assert len(contents.damaged) == 1
-    assert write_log(run_dir).damaged == ()
+    assert write_log(log_dir).damaged == ()
 
 
 @given(st.data())
@@ -482,10 +482,10 @@ def test_every_change_of_a_segment_is_noticed(data: st.DataObject) -> None:
         decode(name_of(whole, 1, 1, "episodes"), bytes(changed))
 
 
-def test_a_damaged_manifest_is_an_error_when_there_are_segments(run_dir: Path) -> None:
+def test_a_damaged_manifest_is_an_error_when_there_are_segments(log_dir: Path) -> None:
     """Nobody guesses what the segments are about; without segments it is simply written again."""
-    write_log(run_dir, make_batch([0]))
-    path = run_dir / "manifest.json"
+    write_log(log_dir, make_batch([0]))
+    path = log_dir / "manifest.json"
     whole = path.read_text()
     flipped = whole.replace("CartPole-v1", "CartPole-v0"), whole.replace('"num_episodes": 1000', '"num_episodes": 1001')
     for text in (whole[: len(whole) // 2], "", "[]", *flipped, None):
@@ -493,49 +493,49 @@ def test_a_damaged_manifest_is_an_error_when_there_are_segments(run_dir: Path) -
         problem = r"manifest\.json is (gone|damaged \(.*), so.* the 1 segments beside it.*--fresh"
         for call in (read_log, write_log):
             with pytest.raises(LogError, match=problem):
-                call(run_dir)
-    segments(run_dir)[0].unlink()
-    shutil.rmtree(run_dir / "owners")
-    write_log(run_dir, make_batch([5]))
-    assert_holds(read_log(run_dir), [5])
+                call(log_dir)
+    segments(log_dir)[0].unlink()
+    shutil.rmtree(log_dir / "owners")
+    write_log(log_dir, make_batch([5]))
+    assert_holds(read_log(log_dir), [5])
 
 
-def test_a_log_of_a_later_version_is_refused_and_left_alone(run_dir: Path) -> None:
+def test_a_log_of_a_later_version_is_refused_and_left_alone(log_dir: Path) -> None:
     """What this version cannot read is not damage."""
-    write_log(run_dir, make_batch([0]))
-    path = run_dir / "manifest.json"
+    write_log(log_dir, make_batch([0]))
+    path = log_dir / "manifest.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 2}))
     for call in (read_log, write_log):
         with pytest.raises(LogError, match="another format than 1"):
-            call(run_dir)
-    assert len(segments(run_dir)) == 1
+            call(log_dir)
+    assert len(segments(log_dir)) == 1
 
 
-def test_a_segment_of_another_plan_is_refused(run_dir: Path) -> None:
+def test_a_segment_of_another_plan_is_refused(log_dir: Path) -> None:
     """A file that was copied in from a longer evaluation does not count."""
-    write_log(run_dir, make_batch([0]))
-    write_log(run_dir, make_batch([1000]))
+    write_log(log_dir, make_batch([0]))
+    write_log(log_dir, make_batch([1000]))
     with pytest.raises(LogError, match=r"segments/000002-00000001-episodes.* belongs to another log"):
-        read_log(run_dir)
+        read_log(log_dir)
 
 
-def test_left_over_temporary_files_are_ignored_and_removed(run_dir: Path) -> None:
+def test_left_over_temporary_files_are_ignored_and_removed(log_dir: Path) -> None:
     """A crash may leave them; files that are not the log's stay where they are."""
-    write_log(run_dir, make_batch([0]))
-    name = segments(run_dir)[0].name
-    leftovers = [run_dir / "segments" / temporary_name(name), run_dir / temporary_name("manifest.json")]
-    others = [run_dir / ".manifest.json.0123abcd", *(run_dir / name / "notes.txt" for name in ("segments", "damaged"))]
-    (run_dir / "damaged").mkdir()
+    write_log(log_dir, make_batch([0]))
+    name = segments(log_dir)[0].name
+    leftovers = [log_dir / "segments" / temporary_name(name), log_dir / temporary_name("manifest.json")]
+    others = [log_dir / ".manifest.json.0123abcd", *(log_dir / name / "notes.txt" for name in ("segments", "damaged"))]
+    (log_dir / "damaged").mkdir()
     for path in leftovers + others:
         path.write_bytes(b"half")
-    assert_holds(read_log(run_dir), [0])
-    write_log(run_dir, make_batch([1]))
-    assert_holds(read_log(run_dir), [0, 1])
+    assert_holds(read_log(log_dir), [0])
+    write_log(log_dir, make_batch([1]))
+    assert_holds(read_log(log_dir), [0, 1])
     assert [path.exists() for path in leftovers + others] == [False, False, True, True, True]
 
 
-def test_rows_are_read_in_the_order_of_writing(run_dir: Path) -> None:
+def test_rows_are_read_in_the_order_of_writing(log_dir: Path) -> None:
     """Many segments, read by several threads at once, keep their order."""
     order = np.random.default_rng(1).permutation(30).tolist()
-    write_log(run_dir, *[make_batch([index]) for index in order])
-    assert_holds(read_log(run_dir), order)
+    write_log(log_dir, *[make_batch([index]) for index in order])
+    assert_holds(read_log(log_dir), order)

@@ -67,8 +67,8 @@ def make_claim(storage: Storage, **changes: Any) -> None:
     storage.write("owners/000001", json.dumps(fields | changes).encode())
 
 
-def claim_of(run_dir: Path) -> dict[str, Any]:
-    return json.loads((run_dir / "owners" / "000001").read_text())
+def claim_of(log_dir: Path) -> dict[str, Any]:
+    return json.loads((log_dir / "owners" / "000001").read_text())
 
 
 # ------------------------------------------------------------------------------ on one machine

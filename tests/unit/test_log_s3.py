@@ -156,7 +156,7 @@ def test_what_cannot_be_used_is_refused(uri: str, monkeypatch: pytest.MonkeyPatc
     """No log, no bucket, no such option, no package: the message names the place and the reason, and no secret."""
     with pytest.raises(LogError, match="holds no evaluation log"):
         read_log(uri)
-    with pytest.raises(ConfigError, match=r"run_dir s3://\*\*\*@nobucket/.* cannot be used: [^\n]*NoSuchBucket[^\n]*$"):
+    with pytest.raises(ConfigError, match=r"log_dir s3://\*\*\*@nobucket/.* cannot be used: [^\n]*NoSuchBucket[^\n]*$"):
         EvaluationLog.open("s3://me:secret@nobucket/" + uri.partition("/runs/")[2])
     with pytest.raises(ConfigError, match=r"cannot be opened: Configuration key: 'nosuch' is not valid") as caught:
         open_storage(f"{uri}&nosuch=hidden1")

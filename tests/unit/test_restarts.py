@@ -81,9 +81,9 @@ def test_what_cannot_be_continued_is_refused(arguments: list[str]) -> None:
     assert call("run", "config.yaml", "--max-restarts", 3, *arguments).exit_code == ExitCode.USAGE
 
 
-def rows(run_dir: str) -> int:
+def rows(log_dir: str) -> int:
     try:
-        return len(read_log(run_dir).rows)
+        return len(read_log(log_dir).rows)
     except LogError:
         return 0
 

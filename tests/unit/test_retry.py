@@ -95,8 +95,8 @@ def test_other_code_is_refused_before_anything_is_put_aside(folder):
 # The log
 
 
-def write_failures(run_dir, indices=range(20)):
-    log = EvaluationLog.open(run_dir)
+def write_failures(log_dir, indices=range(20)):
+    log = EvaluationLog.open(log_dir)
     log.begin(make_manifest())
     log.append(make_batch(indices))
     log.flush(10)

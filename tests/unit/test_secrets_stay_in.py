@@ -137,7 +137,7 @@ def test_the_command_line_of_a_process_is_kept_without_its_secrets(folder: Path)
         ((*BROKEN, "--set", f"environment.env_kwargs.args=[--token, '{secret('o')}']"), ExitCode.FAILED),
         (("--log-dir", f"nosuch://me:{secret('wrong')}@there/x?token={secret('wrong')}"), ExitCode.USAGE),
     ],
-    ids=["constructor", "traceback", "env_vars", "value", "quotes", "runtime_env", "dsn", "args", "run_dir"],
+    ids=["constructor", "traceback", "env_vars", "value", "quotes", "runtime_env", "dsn", "args", "log_dir"],
 )
 def test_no_error_message_has_a_secret(folder: Path, args: tuple[str, ...], code: int) -> None:
     assert "***" in said("run", "planted.yaml", *args, code=code)
@@ -170,7 +170,7 @@ def live(**env_kwargs: Any) -> EvalConfig:
 
 
 def test_a_replay_with_the_config_given_again_is_identical(tmp_path: Path) -> None:
-    evaluate(live(api_key=secret("live")), run_dir=tmp_path)
+    evaluate(live(api_key=secret("live")), log_dir=tmp_path)
     with refused(ConfigError, "environment.env_kwargs.api_key"):
         rl_eval.replay(tmp_path, 1, policy=zeros)
     assert rl_eval.replay(tmp_path, 1, live(api_key=secret("live")), policy=zeros).identical

@@ -117,8 +117,8 @@ def test_each_accepted_request_is_answered_by_the_next_process(world, start):
     assert [(ticket.client, ticket.step) for ticket, *_ in history] == [
         ("me", 1), ("a", 2), ("a", 3), ("b", 2), ("b", 3)
     ]  # fmt: skip
-    for _, run_dir, answer in history:
-        assert load(run_dir).fingerprint == unpickled(answer).fingerprint
+    for _, log_dir, answer in history:
+        assert load(log_dir).fingerprint == unpickled(answer).fingerprint
     welcome = world.service.connect("a")
     assert (welcome.next_step, welcome.weights_version) == (4, 3)
     assert world.submit("later", 9, "a").weights_version == 3, "the weights that this client sent last"

@@ -195,8 +195,8 @@ def described(sha: str = "a" * 64, version: str = "1.0", **provenance: Any) -> M
     return make_manifest(code=code, provenance=provenance)
 
 
-def session(run_dir: Path, manifest: Manifest, *indices: int, accept: bool = False) -> None:
-    log = EvaluationLog.open(run_dir, accept_code_change=accept)
+def session(log_dir: Path, manifest: Manifest, *indices: int, accept: bool = False) -> None:
+    log = EvaluationLog.open(log_dir, accept_code_change=accept)
     try:
         log.begin(manifest)
         log.append(make_batch(indices))
@@ -205,8 +205,8 @@ def session(run_dir: Path, manifest: Manifest, *indices: int, accept: bool = Fal
         log.close()
 
 
-def texts(run_dir: Path) -> Iterator[str]:
-    return (path.read_text() for path in sorted(run_dir.glob("amendments/*")))
+def texts(log_dir: Path) -> Iterator[str]:
+    return (path.read_text() for path in sorted(log_dir.glob("amendments/*")))
 
 
 def test_changed_code_is_refused_with_the_difference_named(tmp_path: Path) -> None:

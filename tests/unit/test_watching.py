@@ -60,7 +60,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def make_watcher(said=None, config=CONFIG, submitted=lambda handle: None, **options):
-    usual = {"run_dir": Path("run"), "pattern": "*.safetensors", "output": Path("run/eval")}
+    usual = {"log_dir": Path("run"), "pattern": "*.safetensors", "output": Path("run/eval")}
     say = [].append if said is None else said.append
     return Watcher(make_settings(config), WatchOptions(**(usual | options)), say, lambda: False, submitted)
 

@@ -130,7 +130,7 @@ def options(when: str, **kwargs: Any) -> list[str]:
 
 def test_evaluate_and_save(home: Path, when: str) -> None:
     """Log, result and the caller's working directory; the policy's file is found, too."""
-    result = evaluate(config(when), run_dir="log")
+    result = evaluate(config(when), log_dir="log")
     assert Path.cwd() == home
     result.save("out")
     assert load(home / "log").fingerprint == load(home / "out").fingerprint == result.fingerprint
@@ -158,7 +158,7 @@ def test_a_warm_group(home: Path, when: str) -> None:
     """Evaluations and samples of a group without a thread."""
     with EvalRunnerGroup(mlp(when), threaded=False) as group:
         for name in ("first", "second"):
-            group.evaluate(run_dir=name)
+            group.evaluate(log_dir=name)
         group.sample(1, storage="batch")
     assert Path.cwd() == home
     assert_there(home, "first/manifest.json", "second/manifest.json", "batch")
@@ -168,7 +168,7 @@ def test_a_group_with_a_thread(home: Path, when: str) -> None:
     """Paths count from where the group was made, since the thread's environment moves the whole process."""
     with EvalRunnerGroup(mlp(when)) as group:
         for name in ("first", "second"):
-            group.evaluate(run_dir=name)
+            group.evaluate(log_dir=name)
         assert Path.cwd() == home.parent / "assets"
         group.sample(1, storage="batch")
     assert_there(home, "first/manifest.json", "second/manifest.json", "batch")

@@ -39,7 +39,7 @@ class ServiceOptions:
     Attributes:
         name: Name of the service.
         namespace: Ray namespace of the name.
-        run_dir: Folder of the service, on the machine of the cluster's head.
+        log_dir: Folder of the service, on the machine of the cluster's head.
         detached: Whether the service continues after the process that started it.
         idle_timeout_s: Time without calls and evaluations after which it ends, in seconds.
         videos: Episodes to record after each evaluation.
@@ -49,7 +49,7 @@ class ServiceOptions:
 
     name: str
     namespace: str
-    run_dir: str
+    log_dir: str
     detached: bool
     idle_timeout_s: float
     videos: VideoSettings | None = None
@@ -101,14 +101,14 @@ class FinishedEvaluation:
         client: Name of the client.
         step: Training step.
         weights_version: Version of the weights.
-        run_dir: Folder of the evaluation log on the service's machine, for ``rl_eval.load``.
+        log_dir: Folder of the evaluation log on the service's machine, for ``rl_eval.load``.
         outcome: Result of the evaluation, or the error that prevented it.
     """
 
     client: str
     step: int
     weights_version: int
-    run_dir: str
+    log_dir: str
     outcome: EvalResult | Exception
 
 
@@ -154,7 +154,7 @@ class Request:
         return found
 
     @property
-    def run_dir(self) -> Path:
+    def log_dir(self) -> Path:
         """Folder of the evaluation log."""
         return self.folder / "log"
 
@@ -177,7 +177,7 @@ class Request:
         """Return the pickled result or error."""
         from rl_eval.results.loading import load
 
-        return self.answer or pickled(load(self.run_dir))
+        return self.answer or pickled(load(self.log_dir))
 
     def note_delivery(self) -> None:
         """Record that the client has the result; it is not sent again."""

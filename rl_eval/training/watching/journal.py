@@ -198,21 +198,21 @@ class Journal:
         write_text(self._path, json.dumps(asdict(state), indent=1, default=str) + "\n")
 
 
-def claim_output(run_dir: Path, output: Path) -> IO[str]:
+def claim_output(folder: Path, output: Path) -> IO[str]:
     """Return a lock on an output folder; it ends when it is closed and when the process ends, even by SIGKILL.
 
     Forks of the process do not have it.
 
     Args:
-        run_dir: The watched folder, resolved.
+        folder: The watched folder, resolved.
         output: The output folder, resolved; made if it does not exist.
 
     Raises:
         ConfigError: The folder has contents of another program, or cannot be written to.
         LogOwned: Another watcher uses it, in this process or in another.
     """
-    if run_dir.is_relative_to(output):
-        raise ConfigError(f"--output {output} contains the trainer's files: give a folder such as {run_dir / 'eval'}")
+    if folder.is_relative_to(output):
+        raise ConfigError(f"--output {output} contains the trainer's files: give a folder such as {folder / 'eval'}")
     names = {path.name for path in output.iterdir() if not is_temporary(path.name)} if output.is_dir() else set()
     if JOURNAL_FILE in names:
         _read(output / JOURNAL_FILE)

@@ -49,7 +49,7 @@ _VERSIONS: Final = 2**31
 class WatchOptions:
     """Options of a watch."""
 
-    run_dir: Path
+    folder: Path
     """Folder of the training run."""
     pattern: str
     """Glob of checkpoints, relative to it."""
@@ -115,11 +115,11 @@ class Watcher:
         }
         if self._held_out["num_episodes"]:
             with_values(settings, evaluation=self._held_out).plan()
-        run_dir, pattern = options.run_dir.resolve(), compile_step_pattern(options.step_pattern)
-        self._folder = CheckpointFolder(run_dir, options.pattern, pattern, self._output)
+        folder, pattern = options.folder.resolve(), compile_step_pattern(options.step_pattern)
+        self._folder = CheckpointFolder(folder, options.pattern, pattern, self._output)
         self._group: EvalRunnerGroup | None = None
         self._logged: set[str] = set()
-        self._claim = claim_output(run_dir, self._output)
+        self._claim = claim_output(folder, self._output)
         try:
             self.journal = Journal(self._output, self._task())
             """Journal of the checkpoints and their evaluations."""
@@ -328,7 +328,7 @@ class Watcher:
             group = self._group = self._group or self._new_group(entry)
             # Results name the trainer's files, which may still exist when the copies are removed.
             group.settings = self._named_as_theirs(group.settings, entry)
-            handle = group.submit(**episodes, **weights, run_dir=self._output / kind / entry.id)
+            handle = group.submit(**episodes, **weights, log_dir=self._output / kind / entry.id)
             self._submitted(handle)
             while not handle.done():
                 if self._stopping():

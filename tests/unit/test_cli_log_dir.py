@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rl_eval.cli.exits import ExitCode
-from rl_eval.cli.output import fresh_run_dir
+from rl_eval.cli.output import fresh_log_dir
 from rl_eval.errors import ConfigError, LogFenced, UsageError
 from rl_eval.execution import group
 from rl_eval.log import EvaluationLog, read_log
@@ -20,8 +20,8 @@ from tests.unit.cli_world import call, environment
 from tests.unit.log_world import cut
 
 
-def run(*args, run_dir="runs"):
-    return call("run", "toy.yaml", "--log-dir", run_dir, *args)
+def run(*args, log_dir="runs"):
+    return call("run", "toy.yaml", "--log-dir", log_dir, *args)
 
 
 @pytest.fixture
@@ -49,17 +49,17 @@ def test_a_run_folder_is_a_log_and_a_result(folder):
 def test_behind_a_uri_there_is_no_result(folder):
     """Unless a folder is given for it."""
     uri = f"file://{folder}/runs"
-    outcome = run(run_dir=uri)
+    outcome = run(log_dir=uri)
     assert outcome.exit_code == 0, outcome.output
     assert "saved in" not in outcome.stdout
     assert not Path("runs/result.json").exists()
-    assert run("--output", "mine", run_dir=uri).exit_code == 0
+    assert run("--output", "mine", log_dir=uri).exit_code == 0
     assert EvalResult.load("mine").status == "complete"
 
 
 def test_only_what_is_missing_runs(folder):
     """The first line says how much was there; the result is that of an undisturbed run."""
-    run(run_dir="whole")
+    run(log_dir="whole")
     cut("whole", "runs", 12)
     outcome = run("--num-envs-per-runner", 7)  # Another layout continues the same run.
     assert outcome.exit_code == 0, outcome.output
@@ -149,7 +149,7 @@ def edit(folder, old, new):
 @pytest.mark.parametrize("finished", [12, 30])
 def test_a_run_whose_environment_was_edited_is_refused_unless_that_is_accepted(folder, finished):
     """Also a complete one: its result is not that of the code as it is now."""
-    run(run_dir="whole")
+    run(log_dir="whole")
     cut("whole", "runs", finished)
     edit(folder, "integers(10, 20)", "integers(5, 6)")
     refused = run()
@@ -247,23 +247,23 @@ def test_fresh_names(folder):
     for name in ("a", "b-2", "c"):
         (folder / name).mkdir()
         (folder / name / "file").touch()
-    assert fresh_run_dir("a", print) == fresh_run_dir("a/", print) == "a-2"
-    assert fresh_run_dir("b", print) == "b"
-    assert fresh_run_dir(f"file://{folder}/c", print) == f"file://{folder}/c-2"
+    assert fresh_log_dir("a", print) == fresh_log_dir("a/", print) == "a-2"
+    assert fresh_log_dir("b", print) == "b"
+    assert fresh_log_dir(f"file://{folder}/c", print) == f"file://{folder}/c-2"
     (folder / "empty").mkdir()
-    assert fresh_run_dir("empty", print) == "empty"
+    assert fresh_log_dir("empty", print) == "empty"
     with pytest.raises(ConfigError):
-        fresh_run_dir("a/file", print)
+        fresh_log_dir("a/file", print)
 
 
 def test_a_given_folder_keeps_up_with_its_run(folder):
     """An earlier result of the same run is replaced, and that of another one is not."""
-    assert run(run_dir="whole").exit_code == 0
+    assert run(log_dir="whole").exit_code == 0
     cut("whole", "runs", 10)
     load("runs").save("mine")
     assert run("--output", "mine").exit_code == 0
     assert EvalResult.load("mine").status == "complete"
-    refused = run("--output", "mine", "--seed", 1, run_dir="others")
+    refused = run("--output", "mine", "--seed", 1, log_dir="others")
     assert refused.exit_code == ExitCode.USAGE
     assert EvalResult.load("mine").plan.seed == 0
 
@@ -289,7 +289,7 @@ for name in ("both", "log"):
 @pytest.mark.skipif(os.geteuid() == 0 and shutil.which("setpriv") is None, reason="nobody without rights to ask as")
 def test_a_complete_run_in_a_folder_that_can_only_be_read_is_printed(folder):
     """Neither a lock nor a file is needed to say what is there, with the result beside the log or without."""
-    assert run(run_dir="both").exit_code == 0
+    assert run(log_dir="both").exit_code == 0
     shutil.copytree("both", "log")
     Path("log/result.json").unlink()
     Path("log/episodes.parquet").unlink()
