@@ -278,27 +278,31 @@ def settings_of(config: Any, **sections: Mapping[str, Any]) -> EvalSettings:
     """
     if isinstance(config, EvalSettings) and not any(sections.values()):
         return config
-    if isinstance(config, EvalSettings):
-        values = {name: getattr(config, name) for name in SECTIONS}
-        config = EvalConfig.from_dict(
-            {name: {key: getattr(one, key) for key in one.model_fields_set} for name, one in values.items()}
-        )
-    elif isinstance(config, str) or callable(config):
-        config = EvalConfig().environment(config)
-    elif isinstance(config, EvalConfig):
-        config = config.copy()
-    else:
-        raise ConfigError(
-            f"a {type(config).__name__} is neither a config nor a way to build environments",
-            key="config",
-            value=type(config).__name__,
-            fix="Pass an EvalConfig, such as EvalConfig.from_yaml(FILE), a gymnasium id such as 'CartPole-v1', or a "
-            "function or class that builds an environment.",
-        )
+    changed = _as_config(config)
     for name, values in sections.items():
         for key, value in values.items():
-            config.set(f"{name}.{key}", value)
-    return config.build()
+            changed.set(f"{name}.{key}", value)
+    return changed.build()
+
+
+def _as_config(given: Any) -> EvalConfig:
+    """Return an independent config, made from a config, settings or an environment."""
+    if isinstance(given, EvalConfig):
+        return given.copy()
+    if isinstance(given, EvalSettings):
+        sections = {name: getattr(given, name) for name in SECTIONS}
+        return EvalConfig.from_dict(
+            {name: {key: getattr(one, key) for key in one.model_fields_set} for name, one in sections.items()}
+        )
+    if isinstance(given, str) or callable(given):
+        return EvalConfig().environment(given)
+    raise ConfigError(
+        f"a {type(given).__name__} is neither a config nor a way to build environments",
+        key="config",
+        value=type(given).__name__,
+        fix="Pass an EvalConfig, such as EvalConfig.from_yaml(FILE), a gymnasium id such as 'CartPole-v1', or a "
+        "function or class that builds an environment.",
+    )
 
 
 def _anchored(section: Mapping[str, Any], folder: Path) -> dict[str, Any]:

@@ -526,7 +526,7 @@ def evaluate(
         >>> evaluate("CartPole-v1", lambda observations: [0] * len(observations), num_episodes=10).mean_return
         9.5
     """
-    given = {
+    given: dict[str, dict[str, Any]] = {
         "evaluation": {"num_episodes": num_episodes, "seed": seed, "max_episode_steps": max_episode_steps},
         "policy": {"deterministic": deterministic},
         "runners": {"num_runners": num_runners, "num_envs_per_runner": num_envs_per_runner},

@@ -81,7 +81,8 @@ def evaluation(config: EvalConfig, settings: EvalSettings) -> None:
     assert_type(evaluate(config, policy), EvalResult)
     assert_type(evaluate(settings, log_dir="runs/a"), EvalResult)
     assert_type(load("runs/a"), EvalResult)
-    evaluate("CartPole-v1")  # type: ignore[arg-type]
+    assert_type(evaluate("CartPole-v1", policy, num_episodes=10, num_runners=2), EvalResult)
+    evaluate("CartPole-v1", episodes=10)  # type: ignore[call-arg]
 
 
 def result_fields(result: EvalResult) -> None:
