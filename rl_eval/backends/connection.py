@@ -137,7 +137,8 @@ def _connect(section: RunnersSection, address: str | None) -> None:
                 value=runtime_env,
             ) from error
         if not address:
-            raise RunnerStartError(f"Ray cannot start a cluster on this machine: {summarize(error)}") from error
+            problem = f"Ray cannot start a cluster on this machine: {summarize(error)}"
+            raise RunnerStartError(problem, key="runners.address") from error
         if type(error).__name__ == "AuthenticationError":  # Older versions of Ray have no such class.
             raise _token_needed(address) from error
         raise RunnerStartError(

@@ -203,7 +203,7 @@ class _Examination:
         reports = list(run_again(runner, leases, len(leases)))
         self._reports += reports
         for fault in (fault for report in reports for fault in report.faults):
-            raise EnvError(f"{fault.error_type}: {fault.message}")
+            raise EnvError(f"{fault.error_type}: {fault.message}", episode=fault.index)
         return [report.traces[lease.index] for report, lease in zip(reports, leases, strict=True)]
 
     def _check_reuse(self, reference: Trace, used: EvalRunner, other: EvalRunner) -> Finding:

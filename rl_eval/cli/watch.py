@@ -190,7 +190,7 @@ def _wait(missing: Callable[[], str], poll_s: float | None, tell: Callable[[str]
     printed = ""
     while why := missing():
         if poll_s is None:
-            raise ConfigError(why)
+            raise ConfigError(why, key="CHECKPOINTS")
         if why != printed:
             tell(f"waiting: {why}")
         printed = why

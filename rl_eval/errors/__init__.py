@@ -72,7 +72,8 @@ class EvalError(Exception):
 def _joined(problem: str, fix: str) -> str:
     if not fix or not problem:
         return problem or fix
-    return f"{problem} {fix}" if problem[-1] in ".?!" else f"{problem}. {fix}"
+    end = problem[-1]
+    return f"{problem}{'' if end.isspace() else ' ' if end in '.?!' else '. '}{fix}"
 
 
 class UsageError(EvalError):
@@ -104,11 +105,11 @@ class LogMismatch(UsageError):
 
     Args:
         differences: Differences between the log and this evaluation.
-        advice: Next step, for callers who choose the log's folder.
+        fix: Next step, for callers who choose the log's folder.
     """
 
-    def __init__(self, differences: str, advice: str = "") -> None:
-        super().__init__(f"{differences}\n{advice}" if advice else differences)
+    def __init__(self, differences: str, fix: str = "") -> None:
+        super().__init__(f"{differences}\n" if fix else differences, key="log_dir", fix=fix)
         self.differences = differences
 
 

@@ -113,7 +113,8 @@ def evaluate_policy(
     with EvalRunnerGroup(config, model if adapt is None else adapt(model, env), threaded=False) as group:
         result = group.evaluate()
     if result.status != "complete":
-        raise EvalError(result.reason, fix="To get the result of the other episodes, call evaluate(config, model).")
+        fix = "To get the result of the other episodes, call evaluate(config, model)."
+        raise EvalError(result.reason, key="status", value=result.status, fix=fix)
     if reward_threshold is not None and not result.mean_return > reward_threshold:
         raise AssertionError(f"the mean return {result.mean_return:.2f} does not exceed {reward_threshold:.2f}")
     rows = result.counted_rows

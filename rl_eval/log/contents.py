@@ -21,6 +21,7 @@ import numpy.typing as npt
 from rl_eval.errors import LogError
 from rl_eval.log.manifest import (
     MANIFEST_FILE,
+    RESTORE,
     Amendment,
     Manifest,
     Retry,
@@ -101,13 +102,14 @@ def read_log(log_dir: str | os.PathLike[str]) -> LogContents:
         if found.damaged or found.missing:
             found = scan(storage)  # A listing beside a live driver may show its last segment and not the one before.
     except OSError as error:
-        raise LogError(f"{storage.label} cannot be read: {error}") from error
+        raise LogError(f"{storage.label} cannot be read: {error}", key="log_dir", value=storage.label) from error
     if manifest is None:
-        raise LogError(f"{storage.label} holds no evaluation log: it has no {MANIFEST_FILE}")
+        problem = f"{storage.label} has no {MANIFEST_FILE}, so it is not an evaluation log"
+        raise LogError(problem, key=MANIFEST_FILE, value=storage.label)
     for name, reason in found.damaged.items():
-        raise LogError(_damaged(storage, name, reason))
+        raise _damaged(storage, name, reason)
     for name in found.missing:
-        raise LogError(_damaged(storage, f"{name}-...parquet", "it is gone, though it was written"))
+        raise _damaged(storage, f"{name}-...parquet", "it was written, but is missing")
     return fold(manifest, found, storage.label, amendments, retries)
 
 
@@ -115,7 +117,7 @@ def read_manifest(storage: Storage) -> Manifest | None:
     """Return the manifest of a log; None if there is neither a manifest nor a segment.
 
     Raises:
-        LogError: It is damaged, or gone while segments are there.
+        LogError: It is damaged, or missing beside segments.
     """
     try:
         return Manifest.from_json(storage.read(MANIFEST_FILE))
@@ -127,8 +129,10 @@ def read_manifest(storage: Storage) -> Manifest | None:
     if count == 0:
         return None
     raise LogError(
-        f"{storage.label}/{MANIFEST_FILE} {problem}, so nobody knows what the {count} segments beside it are about: "
-        "restore the file from a copy, or start anew with --fresh or another --log-dir"
+        f"{storage.label}/{MANIFEST_FILE} {problem}; without it, the {count} segments beside it cannot be read",
+        key=MANIFEST_FILE,
+        value=storage.label,
+        fix=RESTORE,
     )
 
 
@@ -179,7 +183,8 @@ def fold(
     width = len(manifest.info_keys)
     for name, segment in found.segments:
         if not _belongs(segment, manifest.num_episodes, width):
-            raise LogError(f"{label}/{_SEGMENTS}/{name} belongs to another log: remove it from the folder")
+            problem = f"{label}/{_SEGMENTS}/{name} belongs to another log"
+            raise LogError(problem, key=str(name), value=label, fix="Remove it from the folder.")
     retried = retried_since(retries)
     rows = np.concatenate([np.zeros(0, ROW), *(segment.rows for _, segment in found.segments)])
     infos = np.concatenate(
@@ -249,10 +254,12 @@ def _missing(names: Sequence[str], claims: Sequence[Claim]) -> list[str]:
     return list(islice(gone, _MOST_MISSING))
 
 
-def _damaged(storage: Storage, name: str, reason: str) -> str:
-    return (
-        f"{storage.label}/{_SEGMENTS}/{name} is damaged: {reason}. Continue the run with --log-dir {storage.label}: "
-        "that sets the segment aside and runs its episodes again"
+def _damaged(storage: Storage, name: str, reason: str) -> LogError:
+    return LogError(
+        f"{storage.label}/{_SEGMENTS}/{name} is damaged: {reason}",
+        key=name,
+        value=storage.label,
+        fix=f"Continue the run with --log-dir {storage.label}: it sets the segment aside and runs its episodes again.",
     )
 
 

@@ -1,12 +1,12 @@
-"""Manifest of an evaluation log: what it is about, whether a run may continue it, and what was changed since.
+"""Manifest of an evaluation log: its plan and identity, the check whether a run may continue it, and later changes.
 
-The manifest is written once, before the first episode: plan, identity, weights, and what is needed to do
-it again. A run continues a log whose plan, identity, weights and info keys equal its own; config and provenance
-may differ, since neither more runners nor another machine change the result.
+The manifest is written once, before the first episode: plan, identity, weights, and the data to run it again. A run
+continues a log with equal plan, identity, weights and info keys. Config and provenance may differ, because the number
+of runners and the machine do not change the result.
 
-It never changes. Code that was accepted, and failed episodes to run again, are numbered files of their own under
-``amendments/`` and ``retries/``, which never change either; the last amendment holds the digests that the next session
-is compared with.
+The manifest never changes. Accepted code changes are numbered files in ``amendments/``, and failed episodes to run
+again are numbered files in ``retries/``; these files never change either. The next session is compared with the
+digests in the last amendment.
 """
 
 from __future__ import annotations
@@ -29,9 +29,11 @@ from rl_eval.records.episode import Outcome
 from rl_eval.records.plain import ABSENT, Difference, differences, parse_json, plain, typed
 
 FORMAT: Final = 1
-"""Version of the log; a reader refuses what it does not know."""
+"""Version of the log format; a reader rejects other versions."""
 
 MANIFEST_FILE: Final = "manifest.json"
+RESTORE: Final = "Restore the file from a copy, or start a new run with --fresh or another --log-dir."
+"""What to do about a damaged file of a log."""
 
 _PLAN: Final = ("num_episodes", "seed", "first_index", "matchups")
 _COMPARED: Final = (*_PLAN, "plan_fingerprint", "identity", "weights", "info_keys")
@@ -45,18 +47,18 @@ class Manifest:
     seed: int
     plan_fingerprint: str
     identity: dict[str, Any]
-    """What the result depends on besides plan and weights."""
+    """Settings that the result depends on, besides plan and weights."""
     weights: dict[str, Any]
     """Version and digest."""
     info_keys: tuple[str, ...]
     config: dict[str, Any]
     provenance: dict[str, Any]
     first_index: int = 0
-    """Where the plan begins; logs from before there was a choice begin at 0."""
+    """Index of the plan's first episode; older logs do not have it and start at 0."""
     matchups: list[Any] | None = None
-    """Seatings of each matchup, in the order of their turns; None where nobody is seated."""
+    """Seatings of each matchup, in order; None for a single policy."""
     code: dict[str, Any] = field(default_factory=dict)
-    """Digests of source files and versions of packages; empty in logs from before they were kept."""
+    """Digests of source files and versions of packages; empty in older logs."""
 
     def to_json(self) -> str:
         """Return the text of ``manifest.json``, which holds a checksum of itself."""
@@ -73,13 +75,16 @@ class Manifest:
         """
         body = parse_json(text)
         if not isinstance(body, dict) or "format" not in body:
-            raise ValueError("it is no manifest")
+            raise ValueError("it is not a manifest")
         if body.pop("format") != FORMAT:
-            raise LogError(f"the log has another format than {FORMAT}, which this version of rl_eval reads and writes")
+            raise LogError(
+                f"the log does not have format {FORMAT}, the only one of this version of rl_eval", key="format"
+            )
         if body.pop("checksum", None) != checksum(body):
-            raise ValueError("its contents do not have the checksum in it")
+            raise ValueError("its checksum is wrong")
         if unknown := sorted(body.keys() - {field.name for field in fields(cls)}):
-            raise LogError(f"the log says {', '.join(unknown)}, which this version of rl_eval does not know")
+            problem = f"the log has {', '.join(unknown)}, unknown to this version of rl_eval"
+            raise LogError(problem, key=unknown[0])
         return typed(cls, body)
 
     def version_notes(self, now: Manifest) -> Iterator[str]:
@@ -141,10 +146,8 @@ def read_numbered(storage: Storage, folder: str, kind: type[Value], unknown: str
         except (ValueError, TypeError, KeyError, AttributeError):
             intact = False
         if not intact:
-            raise LogError(
-                f"{storage.label}/{folder}/{name} is damaged, so nobody knows {unknown}: restore the file from a copy, "
-                "or start anew with --fresh or another --log-dir"
-            )
+            problem = f"{storage.label}/{folder}/{name} is damaged; without it, {unknown} cannot be read"
+            raise LogError(problem, key=f"{folder}/{name}", value=storage.label, fix=RESTORE)
         yield found
 
 
@@ -201,8 +204,8 @@ def read_changes(storage: Storage) -> tuple[list[Amendment], list[Retry]]:
     Raises:
         LogError: One is damaged.
     """
-    amendments = read_numbered(storage, _AMENDMENTS, Amendment, "which code the last episodes were made with")
-    return [*amendments], [*read_numbered(storage, _RETRIES, Retry, "which failed episodes were run again")]
+    amendments = read_numbered(storage, _AMENDMENTS, Amendment, "the code of the last episodes")
+    return [*amendments], [*read_numbered(storage, _RETRIES, Retry, "the list of retried episodes")]
 
 
 def amend(storage: Storage, manifest: Manifest, known: Sequence[Amendment], ours: Manifest, finished: int) -> Amendment:

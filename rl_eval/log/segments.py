@@ -130,7 +130,8 @@ def decode(name: SegmentName, data: bytes) -> Segment:
 def _segment(name: SegmentName, columns: ParquetColumns) -> Segment:
     described = parse_json(columns.metadata[_METADATA])
     if described["format"] != FORMAT:
-        raise LogError(f"segment {name} has another format than {FORMAT}, which this version of rl_eval reads")
+        problem = f"segment {name} does not have format {FORMAT}, the only one of this version of rl_eval"
+        raise LogError(problem, key="format", value=described["format"])
     header = typed(Header, described)
     if name.kind == "faults":
         if columns.num_rows > _MOST_FAULTS:

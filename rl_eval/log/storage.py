@@ -138,8 +138,8 @@ def _open_store(parts: SplitResult, label: str) -> Any:
         from obstore.exceptions import BaseError
         from obstore.store import from_url
     except ImportError as error:
-        reason = f"log_dir {label} needs the package obstore: pip install 'rl-eval[object-store]'"
-        raise ConfigError(reason) from error
+        problem, fix = f"log_dir {label} needs the package obstore", "Run pip install 'rl-eval[object-store]'."
+        raise ConfigError(problem, key="log_dir", value=label, fix=fix) from error
     options: dict[str, Any] = dict(parse_qsl(parts.query))
     netloc = parts.netloc
     if parts.scheme.startswith("s3"):

@@ -52,8 +52,8 @@ CLOSE_SECONDS: Final = 10.0
 """How long :meth:`EvaluationLog.close` waits for a write that is under way."""
 
 _ACCEPT_CODE: Final = (
-    "Put the former code back, or evaluate anew in another --log-dir. If the change cannot matter to any outcome that "
-    "the log holds, continue with --accept-code-change (in Python: accept_code_change=True): the log then keeps both"
+    "Restore the former code, or evaluate again in another --log-dir. If the change cannot affect the outcomes in the "
+    "log, continue with --accept-code-change (in Python: accept_code_change=True). The log then keeps both versions."
 )
 
 
@@ -126,10 +126,13 @@ class EvaluationLog:
                 storage.sweep(folder)
         except OSError as error:
             if is_unusable(error):
-                raise ConfigError(
-                    f"log_dir {storage.label} cannot be used: {error}. Give a folder, or a URI, that can be written"
-                ) from error
-            raise LogError(f"{storage.label} cannot be written: {error}") from error
+                problem, fix = (
+                    f"log_dir {storage.label} cannot be used: {error}",
+                    "Pass a folder or URI that is writable.",
+                )
+                raise ConfigError(problem, key="log_dir", value=storage.label, fix=fix) from error
+            problem = f"{storage.label} cannot be written: {error}"
+            raise LogError(problem, key="log_dir", value=storage.label) from error
         return cls(storage, owner, accept_code_change=accept_code_change)
 
     def begin(self, manifest: Manifest) -> LogContents:
@@ -146,7 +149,8 @@ class EvaluationLog:
         try:
             return self._begin(manifest)
         except OSError as error:
-            raise LogError(f"{self._storage.label} cannot be read or written: {error}") from error
+            problem = f"{self._storage.label} cannot be read or written: {error}"
+            raise LogError(problem, key="log_dir", value=self._storage.label) from error
 
     def _begin(self, ours: Manifest) -> LogContents:
         self._owner.check()
@@ -156,14 +160,14 @@ class EvaluationLog:
             return fold(ours, Scan(), self._storage.label)
         if differences := theirs.differences(ours):
             raise LogMismatch(
-                "\n  ".join([f"{self._storage.label} holds another evaluation (there -> here):", *differences]),
-                "Give another --log-dir, or start beside it with --fresh",
+                "\n  ".join([f"{self._storage.label} has another evaluation (in the log -> now):", *differences]),
+                "Pass another --log-dir, or start a new run beside it with --fresh.",
             )
         amendments, retries = read_changes(self._storage)
         changes = code_differences(newest_code(theirs, amendments), ours.code)
         if changes and not self._accept_code_change:
             raise LogMismatch(
-                "\n  ".join([f"{self._storage.label} was begun with other code (there -> here):", *changes]),
+                "\n  ".join([f"{self._storage.label} was started with other code (in the log -> now):", *changes]),
                 _ACCEPT_CODE,
             )
         found = scan(self._storage)
@@ -184,7 +188,8 @@ class EvaluationLog:
         try:
             ask_again(self._storage, self._owner.epoch, indices, read_changes(self._storage)[1])
         except OSError as error:
-            raise LogError(f"{self._storage.label} cannot be written: {error}") from error
+            problem = f"{self._storage.label} cannot be written: {error}"
+            raise LogError(problem, key="log_dir", value=self._storage.label) from error
 
     # ------------------------------------------------------------------ the driver's side
 
@@ -237,13 +242,15 @@ class EvaluationLog:
                 self._raise_error()
                 left = give_up - time.monotonic()
                 if left <= 0 or self._closing:
-                    reason = "the log was closed" if self._closing else "a write is still under way"
+                    reason = "the log was closed" if self._closing else "a write is still running"
                     if self._trouble:
                         reason = f"the last write failed: {self._trouble}"
                     raise LogError(
-                        f"{self._storage.label} could not be written within {timeout_s:g} s: {reason}. "
-                        f"{wanted - self._num_committed} batches are not in the log; their episodes run again "
-                        "when the run is continued"
+                        f"{self._storage.label} was not written within {timeout_s:g} s: {reason}. "
+                        f"{wanted - self._num_committed} batches are not in the log",
+                        key="log_dir",
+                        value=self._storage.label,
+                        fix="Continue the run: their episodes run again.",
                     )
                 self._changed.wait(left)
 

@@ -33,8 +33,8 @@ _ROUNDING: Final = 1e-5
 """Highest log-probability of a certain action, in float32."""
 
 _MISSING: Final = (
-    "estimates need the log-probability of each action, stored by the policy that acted. Record episodes of a policy "
-    "that has log_prob"
+    "Estimates need the log-probability of each action from the policy that acted: record episodes of a policy with "
+    "log_prob."
 )
 """Advice for data without log-probabilities."""
 
@@ -127,24 +127,27 @@ def _frozen(array: Array) -> Array:
 def _arrays(columns: Mapping[str, npt.ArrayLike]) -> dict[str, Array]:
     """Return the columns as numeric arrays of one length; all but observations and actions are flat."""
     if missing := [name for name in _COLUMNS if name not in columns]:
-        advice = _MISSING if "action_log_prob" in missing else f"give {', '.join(_COLUMNS)}, one entry per step"
-        raise UsageError(f"the data have no column {missing[-1]}: {advice}")
+        fix = _MISSING if "action_log_prob" in missing else f"Pass {', '.join(_COLUMNS)}, one entry per step."
+        raise UsageError(f"the data have no column {missing[-1]}", key=missing[-1], fix=fix)
     steps = {name: np.asarray(columns[name]) for name in (*_COLUMNS, *_BEHAVIOURS) if name in columns}
     count = steps["episode"].size
     if not count:
-        raise UsageError("the data have no steps: give at least one episode")
+        raise UsageError("the data have no steps", key="episode", value=0, fix="Pass at least one episode.")
     for name, column in steps.items():
         flat = name not in ("observation", "action")
         if column.dtype.kind not in "biuf":
-            raise UsageError(f"column {name} has dtype {column.dtype}: give numbers")
+            fix = "Pass numbers."
+            raise UsageError(f"column {name} has dtype {column.dtype}", key=name, value=str(column.dtype), fix=fix)
         if not column.ndim or len(column) != count or (flat and column.size != count):
-            raise UsageError(f"column {name} has shape {column.shape}: give one entry for each of the {count} steps")
+            problem, fix = f"column {name} has shape {column.shape}", f"Pass one entry for each of the {count} steps."
+            raise UsageError(problem, key=name, value=column.shape, fix=fix)
         if flat:
             steps[name] = column.reshape(count)
     for name in ("episode", "step"):
         whole = np.nan_to_num(steps[name]).astype(np.int64)
         if (bad := whole != steps[name]).any():
-            raise UsageError(f"column {name} has {steps[name][bad][0]}: number episodes and steps with integers")
+            value, fix = float(steps[name][bad][0]), "Number episodes and steps with integers."
+            raise UsageError(f"column {name} has {value}", key=name, value=value, fix=fix)
         steps[name] = whole
     return steps
 
@@ -155,47 +158,61 @@ def _check(steps: Mapping[str, Array]) -> None:
     ids, times = np.unique(episode[_starts(episode)], return_counts=True)
     if (times > 1).any():
         raise UsageError(
-            f"episode {ids[times > 1][0]}: its steps do not stand together. Sort the data by episode and step, and "
-            "number episodes of different files differently"
+            f"the steps of episode {ids[times > 1][0]} are not contiguous",
+            key="episode",
+            episode=int(ids[times > 1][0]),
+            fix="Sort the data by episode and step, and number the episodes of different files differently.",
         )
     over = (steps["terminated"] != 0) | (steps["truncated"] != 0)
     last = np.append(episode[1:] != episode[:-1], True)
     highest = np.inf if steps["action"].dtype.kind == "f" else _ROUNDING
-    rules: list[tuple[Any, str, Array]] = [
+    rules: list[tuple[str, Any, str, str, Array]] = [
         (
+            "step",
             step != places_of(episode),
-            "step {step} stands where step {value} belongs: sort the steps, and leave out incomplete episodes",
+            "step {step} is at the place of step {value}",
+            "Sort the steps, and omit incomplete episodes.",
             places_of(episode),
         ),
-        (last & ~over, "it is unfinished: step {step} is neither terminated nor truncated. Leave it out", step),
-        (over & ~last, "it continues after step {step}, where it ended. Give each episode its own number", step),
+        ("truncated", last & ~over, "step {step}, the last, is neither terminated nor truncated", "Omit it.", step),
+        (
+            "episode",
+            over & ~last,
+            "it continues after its end at step {step}",
+            "Number every episode differently.",
+            step,
+        ),
     ]
     for name in _BEHAVIOURS:
         if name in steps:
-            why = f"{name} {{value}} acted, but {name} {steps[name][0]} before it: give the episodes of one policy"
-            rules.append((steps[name] != steps[name][0], why, steps[name]))
+            why = f"its {name} is {{value}}, but was {steps[name][0]} before"
+            rules.append((name, steps[name] != steps[name][0], why, "Pass the episodes of one policy.", steps[name]))
     for name in ("observation", "action", "reward"):
         bad = ~np.isfinite(steps[name]) if name == "reward" else np.isnan(steps[name])
-        why = f"its {name} at step {{step}} is {{value}}. Leave it out"
-        rules.append((bad.reshape(len(bad), -1).any(1), why, steps[name]))
-    why = "the log-probability at step {step} is {value}, but "
+        why = f"its {name} at step {{step}} is {{value}}"
+        rules.append((name, bad.reshape(len(bad), -1).any(1), why, "Omit it.", steps[name]))
+    why, name = "the log-probability at step {step} is {value}", "action_log_prob"
     rules += [
-        (np.isnan(log_prob), f"step {{step}} has no log-probability (NaN): {_MISSING}", log_prob),
-        (np.isneginf(log_prob), why + "the action was taken: store that of the policy that acted", log_prob),
+        (name, np.isnan(log_prob), why, _MISSING, log_prob),
+        (name, np.isneginf(log_prob), f"{why}, but the action was taken", "Store that of the acting policy.", log_prob),
         (
+            name,
             np.isposinf(log_prob) | (log_prob > highest),
-            why + "at most 0 is possible for a discrete action, and never infinity. Store logarithms",
+            f"{why}, but the highest value is 0 for a discrete action, and finite for others",
+            "Store logarithms.",
             log_prob,
         ),
     ]
-    for bad, message, values in rules:
+    for name, bad, problem, fix, values in rules:
         if bad.any():
             row = int(bad.argmax())
-            raise UsageError(f"episode {episode[row]}: {message.format(step=step[row], value=values[row])}")
+            place, value = int(episode[row]), values[row].tolist()
+            text = f"episode {place}: {problem.format(step=step[row], value=values[row])}"
+            raise UsageError(text, key=name, value=value, episode=place, fix=fix)
 
 
 _MINARI: Final = "minari:"
-_FORMS: Final = "Give an npz file, the folder of a TensorDict, or minari:ID"
+_FORMS: Final = "Pass an npz file, the folder of a TensorDict, or minari:ID."
 _NAMES: Final[dict[str, tuple[str, ...]]] = {
     "episode": ("episode", "collector.traj_ids", "traj_ids"),
     "step": ("step", "collector.step"),
@@ -234,7 +251,8 @@ def load_episodes(source: Any) -> LoggedEpisodes:
     elif hasattr(source, "batch_size"):  # A TensorDict is a Mapping, too.
         source = _tensordict_arrays(source)
     if not isinstance(source, Mapping):
-        raise UsageError(f"logged episodes cannot be read from a {type(source).__name__}: give an npz file")
+        name = type(source).__name__
+        raise UsageError(f"a {name} does not contain logged episodes", key="data", value=name, fix="Pass an npz file.")
     return LoggedEpisodes.from_steps(_steps(source))
 
 
@@ -243,14 +261,14 @@ def _npz(path: Path) -> dict[str, Array]:
         with np.load(path, allow_pickle=False) as loaded:
             return dict(loaded)
     except (OSError, ValueError, EOFError, TypeError, AttributeError, zipfile.BadZipFile) as error:
-        raise UsageError(f"{path} is not an npz file with one array per column: {error}. {_FORMS}") from error
+        problem = f"{path} is not an npz file with one array per column: {error}"
+        raise UsageError(problem, key="data", value=str(path), fix=_FORMS) from error
 
 
 def _memory_mapped(path: Path) -> Any:
     if not (path / "meta.json").is_file():
-        raise UsageError(
-            f"{path} has no meta.json, so it is not a TensorDict. rl-eval export writes the steps of a run to a file"
-        )
+        problem = f"{path} has no meta.json, so it is not a TensorDict"
+        raise UsageError(problem, key="data", value=str(path), fix="Write the steps of a run with rl-eval export.")
     from tensordict import TensorDict
 
     return TensorDict.load_memmap(path)
@@ -288,8 +306,12 @@ def _positions(episode: Array, observation: Array, following: Array) -> Array:
     if apart.any():
         row = int(apart.argmax()) + 1
         raise UsageError(
-            f"episode {episode[row]}: the observation of step {positions[row]} is not the next observation of the step "
-            "before. Steps are shuffled or missing: sort them, or add a column step"
+            f"the observation of step {positions[row]} of episode {episode[row]} is not the next observation of the "
+            "step before, so steps are shuffled or missing",
+            key="next_observation",
+            value=int(positions[row]),
+            episode=int(episode[row]),
+            fix="Sort the steps, or add a column step.",
         )
     return positions
 
@@ -298,11 +320,12 @@ def _minari_dataset(name: str) -> Any:
     try:
         minari = importlib.import_module("minari")
     except ImportError as error:
-        raise UsageError(f"{_MINARI}{name} needs the package minari: pip install 'rl-eval[minari]'") from error
+        fix = "Run pip install 'rl-eval[minari]'."
+        raise UsageError(f"{_MINARI}{name} needs the package minari", key="data", value=name, fix=fix) from error
     try:
         return minari.load_dataset(name)
     except Exception as error:
-        raise UsageError(f"the Minari dataset {name!r} cannot be read: {error}") from error
+        raise UsageError(f"the Minari dataset {name!r} cannot be read: {error}", key="data", value=name) from error
 
 
 def _minari_columns(dataset: Any) -> dict[str, Array]:
@@ -322,9 +345,11 @@ def _minari_episode(episode: Any) -> dict[str, Array]:
     length = len(episode.rewards)
     for name in ("observations", "actions"):
         if isinstance(parts := getattr(episode, name), (dict, tuple)):
-            raise UsageError(f"episode {episode.id}: its {name} have {len(parts)} parts: record flattened ones")
+            problem, fix = f"the {name} of episode {episode.id} have {len(parts)} parts", f"Record flattened {name}."
+            raise UsageError(problem, key=name, value=len(parts), episode=int(episode.id), fix=fix)
     if (log_probs := (episode.infos or {}).get("action_log_prob")) is None:
-        raise UsageError(f"episode {episode.id} has no action_log_prob in its infos: {_MISSING}")
+        problem = f"episode {episode.id} has no action_log_prob in its infos"
+        raise UsageError(problem, key="action_log_prob", episode=int(episode.id), fix=_MISSING)
     return {
         "episode": np.full(length, episode.id),
         "step": np.arange(length),

@@ -169,7 +169,7 @@ def estimate(
         UsageError: The policy gives no log-probabilities, or an argument is out of range.
     """
     if not 0 <= gamma <= 1:
-        raise UsageError(f"gamma is {gamma}: give a discount from 0 to 1")
+        raise UsageError(f"gamma is {gamma}", key="gamma", value=gamma, fix="Pass a discount factor from 0 to 1.")
     policy = with_log_probs(policy, episodes)
     log_probs = target_log_probs(policy, episodes)
     if values == "fitted":
@@ -189,7 +189,8 @@ def estimate(
     if simulation is not None:
         used = simulation.provenance.get("identity", {}).get("gamma", gamma)
         if used != gamma:
-            raise UsageError(f"the simulation discounts by {used}, the estimates by {gamma}: give gamma={used}")
+            problem = f"the simulation has gamma {used}, and the estimates have gamma {gamma}"
+            raise UsageError(problem, key="gamma", value=gamma, fix=f"Pass gamma={used}.")
         returns, missing = simulation.counted_rows["discounted_return"], simulation.num_missing
         rows.append(replace(_measured("simulation", returns, confidence, missing), reason=simulation.reason))
     return OffPolicyEstimates(
@@ -202,10 +203,8 @@ def _fitted(episodes: LoggedEpisodes, policy: Any, gamma: float) -> ActionValues
     if len(episodes) < 2:
         return None
     if not isinstance(policy, Policy):
-        raise UsageError(
-            f"fitted action values need actions of the target policy, but {type(policy).__name__} has no act: "
-            "implement rl_eval.Policy, or leave the fitted values out"
-        )
+        problem = f"fitted action values need actions of the target policy, but {type(policy).__name__} has no act"
+        raise UsageError(problem, key="policy", fix="Implement rl_eval.Policy, or omit the fitted values.")
     from rl_eval.ope.fitted_q import fitted_action_values
 
     return fitted_action_values(episodes, policy, gamma)

@@ -103,9 +103,8 @@ class Inputs:
         if bad.any():
             row = int(bad.argmax())
             found = target_log_probs[row]
-            raise UsageError(
-                f"{episodes.place(row)}: the target policy's log-probability is {found}: check its log_prob"
-            )
+            problem = f"{episodes.place(row)}: the target policy's log-probability is {found}"
+            raise UsageError(problem, key="log_prob", value=float(found), fix="Check its log_prob.")
         logarithms = episodes.padded(target_log_probs - episodes.log_probs).cumsum(1)
         discounts = gamma ** np.arange(logarithms.shape[1])
         zeros = np.zeros(len(episodes.rewards))

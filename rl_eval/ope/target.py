@@ -40,11 +40,12 @@ def target_policy(settings: EvalSettings, episodes: LoggedEpisodes) -> Policy:
     arrays, limit = (episodes.observations, episodes.actions), settings.evaluation.max_episode_steps
     for name, array, space in zip(("observations", "actions"), arrays, spaces, strict=True):
         if math.prod(array.shape[1:]) != math.prod(space.shape or ()):
-            raise UsageError(f"the logged {name} have shape {array.shape[1:]}, but the environment's space is {space}")
+            problem = f"the logged {name} have shape {array.shape[1:]}, but the environment's space is {space}"
+            raise UsageError(problem, key=name, value=array.shape[1:])
     if limit is not None and (longest := int(episodes.lengths.max())) > limit:
-        raise UsageError(
-            f"a logged episode has {longest} steps, but evaluation.max_episode_steps is {limit}: give that of the data"
-        )
+        problem = f"a logged episode has {longest} steps, but evaluation.max_episode_steps is {limit}"
+        fix = "Pass the limit of the data."
+        raise UsageError(problem, key="evaluation.max_episode_steps", value=limit, fix=fix)
     check_unchanged_actions(episodes, spaces[1], settings.policy.actions)
     return policy
 
@@ -62,15 +63,15 @@ def check_unchanged_actions(episodes: LoggedEpisodes, action_space: gym.Space[An
     """
     if not isinstance(action_space, gym.spaces.Box) or handling == "none":
         return
-    advice = "record episodes, and estimate, with policy.actions=none, and have the environment clip"
+    fix = "Record and estimate with policy.actions=none, and let the environment clip the actions."
     if handling == "unsquash":
-        raise UsageError(f"policy.actions is unsquash, so stored actions are not those that were drawn: {advice}")
+        problem = "policy.actions is unsquash, so the stored actions differ from the drawn ones"
+        raise UsageError(problem, key="policy.actions", value=handling, fix=fix)
     bound = (episodes.actions <= action_space.low) | (episodes.actions >= action_space.high)
     if bound.any():
         row = int(bound.reshape(len(bound), -1).any(1).argmax())
-        raise UsageError(
-            f"{episodes.place(row)}: the action is at the bound of {action_space}, so it was clipped: {advice}"
-        )
+        problem = f"{episodes.place(row)}: the action is at the bound of {action_space}, so it was clipped"
+        raise UsageError(problem, key="policy.actions", value=handling, fix=fix)
 
 
 def with_log_probs(policy: Any, episodes: LoggedEpisodes) -> Any:
@@ -91,8 +92,10 @@ def with_log_probs(policy: Any, episodes: LoggedEpisodes) -> Any:
         return ModulePolicy(copy.deepcopy(policy), gym.spaces.Box(-np.inf, np.inf, shape), False)
     if shape:
         raise UsageError(
-            f"the logged actions are integers of shape {shape}, so the action space of the module is unknown: pass "
-            "rl_eval.policies.module.ModulePolicy(module, action_space, deterministic=False)"
+            f"the logged actions are integers of shape {shape}, so the action space of the module is unknown",
+            key="policy",
+            value=shape,
+            fix="Pass rl_eval.policies.module.ModulePolicy(module, action_space, deterministic=False).",
         )
     copied = copy.deepcopy(policy)
     probed = ModulePolicy(copied, gym.spaces.Discrete(1), False)
@@ -107,21 +110,29 @@ def target_log_probs(policy: Any, episodes: LoggedEpisodes) -> npt.NDArray[np.fl
         UsageError: The policy cannot say it, or says it for another number of actions.
     """
     if not isinstance(policy, ActionLogProb):
+        name = type(policy).__name__
         raise UsageError(
-            f"the target policy is a {type(policy).__name__} and has no log_prob(observations, actions): give an "
-            "nn.Module that returns logits or (mean, log_std), or implement rl_eval.protocols.ActionLogProb"
+            f"the target policy is a {name}, which has no log_prob(observations, actions)",
+            key="policy",
+            value=name,
+            fix="Pass an nn.Module that returns logits or (mean, log_std), or implement "
+            "rl_eval.protocols.ActionLogProb.",
         )
     if isinstance(policy, Recurrent):
+        name = type(policy).__name__
         raise UsageError(
-            f"the target policy {type(policy).__name__} has a state, which is unknown at a logged step: give a policy "
-            "that depends on the observation alone"
+            f"the target policy is a {name}, whose recurrent state at a logged step is unknown",
+            key="policy",
+            value=name,
+            fix="Pass a policy that depends only on the observation.",
         )
     name, found = f"log_prob of {type(policy).__name__}", []
     for start in range(0, len(episodes.rewards), _BATCH):
         batch = [array[start : start + _BATCH] for array in (episodes.observations, episodes.actions)]
         log_probs = np.asarray(_answer(name, policy.log_prob, *batch), np.float64)
         if log_probs.shape != (count := len(batch[0]),):
-            raise UsageError(f"{name} returned shape {log_probs.shape} for {count} actions: return one number for each")
+            problem = f"{name} returned shape {log_probs.shape} for {count} actions"
+            raise UsageError(problem, key="log_prob", value=log_probs.shape, fix="Return one number for each action.")
         found.append(log_probs)
     return np.concatenate(found)
 
@@ -136,6 +147,8 @@ def _answer(name: str, function: Callable[..., Any], *arrays: npt.NDArray[Any]) 
     except Exception as error:
         shapes = " and ".join(str(array.shape[1:]) for array in arrays)
         raise UsageError(
-            f"{name} raised for observations (and actions) of shape {shapes}: {summary_of(error)}. Are they of this "
-            "environment?"
+            f"{name} raised for observations (and actions) of shape {shapes}: {summary_of(error)}",
+            key="policy",
+            value=shapes,
+            fix="Check that they belong to this environment.",
         ) from error

@@ -148,26 +148,28 @@ class MinariWriter(Writer):
 
     def __init__(self, target: str | os.PathLike[str]) -> None:
         if missing := [name for name in ("minari", "h5py") if importlib.util.find_spec(name) is None]:
-            raise ConfigError(
-                f"Minari data sets need the package {missing[0]}: pip install 'rl-eval[minari]' (Python 3.11 or newer)"
-            )
+            fix = "Run pip install 'rl-eval[minari]' (Python 3.11 or newer)."
+            raise ConfigError(f"Minari data sets need the package {missing[0]}", key="to", value="minari", fix=fix)
         from minari import __version__
         from minari.dataset.minari_dataset import parse_dataset_id
         from minari.dataset.minari_storage import MinariStorage
         from minari.storage.datasets_root_dir import get_dataset_path
 
         if "jpeg_encoding" not in signature(MinariStorage.new).parameters:
-            raise ConfigError(
-                f"Minari {__version__} turns images into JPEG, which loses what they were: "
-                "pip install 'minari>=0.5.4', on Python 3.11 or newer"
+            problem, fix = (
+                f"Minari {__version__} compresses images with loss",
+                "Run pip install 'minari>=0.5.4' (Python 3.11 or newer).",
             )
+            raise ConfigError(problem, key="to", value="minari", fix=fix)
         self._id = os.fspath(target)
         try:
             self._namespace = parse_dataset_id(self._id)[0]
         except ValueError as error:
-            raise ConfigError(
-                f"{self._id!r} is no id of a Minari data set, such as 'cartpole/ppo-v0': {error}"
-            ) from error
+            problem, fix = (
+                f"{self._id!r} is not the id of a Minari data set: {error}",
+                "Pass an id such as 'cartpole/ppo-v0'.",
+            )
+            raise ConfigError(problem, key="output", value=self._id, fix=fix) from error
         super().__init__(get_dataset_path(self._id))
 
     def begin(self, folder: Path, env: Any, frames: int, title: str) -> None:
@@ -284,22 +286,21 @@ def export_trajectories(
         EvalError: An episode did not come out as it was recorded.
     """
     if to not in FORMATS:
-        raise ConfigError(f"trajectories cannot be exported to {to!r}: {nearest(to, FORMATS)}")
+        raise ConfigError(f"trajectories cannot be exported to {to!r}: {nearest(to, FORMATS)}", key="to", value=to)
     writer = FORMATS[to](output)
     if os.path.lexists(writer.place):
-        raise ConfigError(f"{writer.place} exists, and nothing is overwritten: choose another name for it")
+        raise ConfigError(f"{writer.place} exists", key="output", value=str(writer.place), fix="Choose another name.")
     result = source if isinstance(source, EvalResult) else load(source)
     if to == "minari" and (agents := agents_in(result.table.info_keys)):
-        raise ConfigError(
-            f"Minari's data sets are of one agent, and the episodes have {', '.join(agents)}: export to npz or "
-            "tensordict"
-        )
+        problem = f"a Minari data set has one agent, but the episodes have {', '.join(agents)}"
+        raise ConfigError(problem, key="to", value=to, fix="Export to npz or tensordict.")
     chosen = _selected(result, indices)
     with rebuilt_runner(result, config, policy, trust=trust) as runner, one_thread():
         try:
             _write(writer, result, runner, chosen)
         except OSError as error:
-            raise ConfigError(f"{writer.place} cannot be written: {error.strerror or error}") from error
+            problem = f"{writer.place} cannot be written: {error.strerror or error}"
+            raise ConfigError(problem, key="output", value=str(writer.place)) from error
     return Exported(writer.place, len(chosen), int(result.table.rows["length"][chosen].sum()))
 
 
@@ -311,18 +312,21 @@ def _selected(result: EvalResult, indices: Sequence[int] | None) -> list[int]:
     """
     completed = result.table.completed
     if indices is None and not completed.any():
-        raise UsageError("no episode of the result completed: there are no trajectories to export")
+        raise UsageError("no episode of the result completed, so there is no trajectory to export", key="episodes")
     chosen = completed.nonzero()[0].tolist() if indices is None else dict.fromkeys(indices)
     for index in chosen:
         if recorded_episode(result, index).outcome == "failed":
-            raise UsageError(f"episode {index} did not complete, so it has no trajectory: choose others")
+            problem = f"episode {index} failed, so it has no trajectory"
+            raise UsageError(problem, key="episodes", episode=index, fix="Choose other episodes.")
     return list(chosen)
 
 
 def _write(writer: Writer, result: EvalResult, runner: Runner, chosen: Sequence[int]) -> None:
     """Write all trajectories beside their place, and move them there."""
     if not isinstance(runner, EvalRunner):
-        raise ConfigError(f"episodes of {type(runner).__name__} leave no trajectories: it is not an rl_eval.EvalRunner")
+        name = type(runner).__name__
+        problem = f"a {name} records no trajectories, because it is not an rl_eval.EvalRunner"
+        raise ConfigError(problem, key="runners.runner", value=name)
     seen: list[Any] = []
     of_agents = agent_columns(agents_in(result.table.info_keys))
     info_keys = [key for key in result.table.info_keys if key not in of_agents]
@@ -356,15 +360,18 @@ def _proved(result: EvalResult, report: RunReport) -> Trajectory:
     found = compared(result, report)
     index = found.again.index
     if report.faults:
-        raise EvalError(f"episode {index} is recorded as completed, and did not complete again: {report.faults[0]}")
+        problem = f"the record of episode {index} is complete, but the episode failed again: {report.faults[0]}"
+        raise EvalError(problem, episode=index)
     if found.differences:
         raise EvalError(
-            f"episode {index} did not come out as it was recorded: {_listed(found.differences)}"
-            + (f"; this process computes floats in another way: {_listed(found.numerics)}" if found.numerics else "")
+            f"episode {index} differs from its record: {_listed(found.differences)}"
+            + (f"; this process computes floats differently: {_listed(found.numerics)}" if found.numerics else ""),
+            key=min(found.differences),
+            episode=index,
         )
     artifact = next((kept[index] for name, kept in report.artifacts if name == _NAME and index in kept), None)
     if artifact is None:
-        raise EvalError(f"episode {index} left no trajectory: {'; '.join(report.notes)}")
+        raise EvalError(f"episode {index} has no trajectory: {'; '.join(report.notes)}", episode=index)
     kept: Trajectory = replace(artifact, weights_version=found.recorded.weights_version)
     return kept
 

@@ -46,8 +46,8 @@ from rl_eval.weights import WeightsSnapshot
 
 _UNNAMEABLE: Final = re.compile(r"<locals>|<lambda>|^array of \S+ \[.*\], sha256 [0-9a-f]{16}$")
 _GIVE_AGAIN: Final = (
-    "if the run was given live objects, give them again, in Python: rl_eval.replay(DIR, INDEX, config=..., policy=...) "
-    "or rl_eval.recording.video.record_videos(DIR, ..., config=..., policy=...)"
+    "Pass the Python objects of the run again: rl_eval.replay(DIR, INDEX, config=..., policy=...) or "
+    "rl_eval.recording.video.record_videos(DIR, ..., config=..., policy=...)."
 )
 _BUDGET_S: Final = 1.0
 _FORMER_ITEMS: Final = (("observation_filter", "NoFilter"), ("filters", None))
@@ -211,7 +211,7 @@ def rebuilt_runner(
         except ConfigError as error:
             if config is not None:
                 raise
-            raise ConfigError(f"{error}; {_GIVE_AGAIN}") from error
+            raise ConfigError(str(error), key=error.key, fix=_GIVE_AGAIN) from error
         try:
             if weights is not None:
                 runner.set_weights(weights)
@@ -240,9 +240,10 @@ def recorded_episode(result: EvalResult, index: int) -> EpisodeRecord:
         UsageError: There is none.
     """
     if not 0 <= index < len(result.plan):
-        raise UsageError(f"there is no episode {index}: the plan has {len(result.plan)}, from 0 on")
+        fix = f"Pass an index from 0 to {len(result.plan) - 1}."
+        raise UsageError(f"episode {index} is not in the plan", key="episode", value=index, fix=fix)
     if not result.table.filled[index]:
-        raise UsageError(f"episode {index} has no record: it did not finish")
+        raise UsageError(f"episode {index} did not finish, so it has no record", key="episode", value=index)
     return result.table.record(index)
 
 
@@ -259,7 +260,8 @@ def _settings(
     theirs, ours = provenance["identity"], plain(settings.identity())
     passed = set() if policy is None else {"policy", "policy_kwargs", "policies"}
     if different := [key for key in theirs if key not in passed and theirs[key] != ours.get(key)]:
-        raise UsageError(f"the config is not that of the run: it differs in {', '.join(different)}")
+        problem = f"this config and that of the run differ in {', '.join(different)}"
+        raise UsageError(problem, key="config", value=", ".join(different))
     return make_settings(_without_ray({name: dict(section) for name, section in settings}))
 
 
@@ -279,7 +281,8 @@ def recorded_config(recorded: Mapping[str, Any], *, passed: bool = False) -> dic
     config["policy"] = _without_former(config["policy"])
     for key, value in leaves(config):
         if isinstance(value, str) and _UNNAMEABLE.search(value) and not (passed and key == "policy.policy"):
-            raise ConfigError(f"the run was configured with a live object, {key} = {value!r}; {_GIVE_AGAIN}")
+            problem = f"the config of the run has a Python object, {key} = {value!r}"
+            raise ConfigError(problem, key=key, value=value, fix=_GIVE_AGAIN)
     secret = [key for key, value in leaves(config) if isinstance(value, str) and MASK in value]
     if masked := [key for key in secret if not (passed and key.startswith("policy."))]:
         raise ConfigError(
@@ -312,10 +315,9 @@ def _weights(recorded: Mapping[str, Any], settings: EvalSettings, live: Any) -> 
         # A model that is elsewhere now is judged by what it does.
         now, then = settings.policy.file_digests, recorded.get("files", {})
         for name in changed_files(then, now):
-            raise WeightsError(
-                f"the file of policy_kwargs[{name!r}] has digest {now[name][:16]} now; the run was made with "
-                f"{then[name][:16]}: put back the file that it was made with"
-            )
+            problem = f"the file of {name} has digest {now[name][:16]} now; in the run it had {then[name][:16]}"
+            fix = "Restore the file of the run."
+            raise WeightsError(problem, key=f"policy.policy_kwargs.{name}", value=now[name][:16], fix=fix)
     if digest is None:
         return None
     section = settings.policy
@@ -324,11 +326,12 @@ def _weights(recorded: Mapping[str, Any], settings: EvalSettings, live: Any) -> 
     elif live is not None:
         source, section = "the policy", section.model_copy(update={"weights": None, "weights_key": None})
     elif section.weights is None:
-        raise WeightsError(f"the run got its weights from a live policy; {_GIVE_AGAIN}")
+        raise WeightsError("the weights of the run came from a policy object", key="policy", fix=_GIVE_AGAIN)
     else:
         source = repr(section.weights)
     found = configured_weights(section, live, version=version)
     if found is None or found.digest != digest:
         held = "no weights" if found is None else f"other weights (digest {found.digest[:16]})"
-        raise WeightsError(f"{source} has {held} now; the run was made with digest {digest[:16]}")
+        problem = f"{source} has {held} now; the weights of the run have digest {digest[:16]}"
+        raise WeightsError(problem, key="weights", value=digest[:16])
     return replace(found, version=version)

@@ -62,20 +62,20 @@ class SampleRequest:
 
     def __post_init__(self) -> None:
         if (self.num_episodes is None) == (self.num_env_steps is None):
-            raise ConfigError(
-                f"num_episodes is {self.num_episodes} and num_env_steps is {self.num_env_steps}: give one of them"
-            )
+            problem = f"num_episodes is {self.num_episodes}, and num_env_steps is {self.num_env_steps}"
+            raise ConfigError(problem, key="num_episodes", value=self.num_episodes, fix="Pass one of them.")
         for name, choices in _CHOICES.items():
             if (value := getattr(self, name)) not in choices:
-                raise ConfigError(f"{name} is {value!r}: {nearest(str(value), choices)}")
+                raise ConfigError(f"{name} is {value!r}: {nearest(str(value), choices)}", key=name, value=value)
         if self.number < 1:
-            raise ConfigError(f"{self._measure} is {self.number}: ask for at least 1")
+            problem, fix = f"{self._measure} is {self.number}", "Pass at least 1."
+            raise ConfigError(problem, key=self._measure, value=self.number, fix=fix)
         if self.num_episodes is not None and self.truncates:
-            raise ConfigError('mode is "truncate_episodes", which cuts at a number of steps: give num_env_steps')
+            problem, fix = "mode 'truncate_episodes' cuts after a number of steps", "Pass num_env_steps."
+            raise ConfigError(problem, key="mode", value="truncate_episodes", fix=fix)
         if self.as_arrays and self.storage is not None:
-            raise ConfigError(
-                f"storage is {os.fspath(self.storage)!r}, where a TensorDict is kept: leave as_arrays out"
-            )
+            problem = f"as_arrays is True, but storage {os.fspath(self.storage)!r} stores a TensorDict"
+            raise ConfigError(problem, key="as_arrays", value=True, fix="Omit as_arrays or storage.")
 
     @property
     def _measure(self) -> str:
@@ -210,7 +210,8 @@ class Sampler:
             num_batches: How many; by default without end.
         """
         if num_batches is not None and num_batches < 1:
-            raise ConfigError(f"num_batches is {num_batches}: ask for at least 1, or leave it out")
+            fix = "Pass at least 1, or omit it."
+            raise ConfigError(f"num_batches is {num_batches}", key="num_batches", value=num_batches, fix=fix)
         return self._batches(request, num_batches)
 
     def _batches(self, request: SampleRequest, num_batches: int | None) -> Iterator[Any]:
@@ -232,7 +233,8 @@ class Sampler:
 
     def _sample(self, request: SampleRequest, folder: str | os.PathLike[str] | None) -> Any:
         if folder is not None and Path(folder).exists():
-            raise ConfigError(f"storage is {os.fspath(folder)!r}, which exists: choose another folder")
+            problem = f"the folder of storage, {os.fspath(folder)!r}, exists"
+            raise ConfigError(problem, key="storage", value=os.fspath(folder), fix="Choose another folder.")
         if not request.truncates:
             self.skip_rest()
         version = self._version()
@@ -270,8 +272,9 @@ class Sampler:
         self._failed[index] = replace(failure, told=True)
         if not (failure.told or request.skip_failed):
             raise EvalError(
-                f"episode {index} failed on all attempts and leaves no trajectory: {failure.why}. Ask again to go on "
-                "without it, or leave such episodes out with skip_failed=True"
+                f"episode {index} failed on all attempts and has no trajectory: {failure.why}",
+                episode=index,
+                fix="Call again to continue without it, or skip such episodes with skip_failed=True.",
             )
 
     def _advance(self, fragments: list[Fragment]) -> None:
@@ -308,8 +311,8 @@ class Sampler:
         self._take_in(result, first)
         if not self._ready.keys() | self._failed.keys() >= set(range(first, first + count)):
             notes = "; ".join(result.notes)
-            left = f"their trajectories could not be recorded: {notes}" if notes else "they left no trajectory"
-            raise EvalError(f"not all episodes of the batch ran: {result.reason or left}")
+            left = f"their trajectories could not be recorded: {notes}" if notes else "they have no trajectory"
+            raise EvalError(f"not all episodes of the batch ran: {result.reason or left}", key="episodes")
 
     def _take_in(self, result: EvalResult, first: int) -> None:
         table = result.table
@@ -379,7 +382,6 @@ def _stored(batch: Any, folder: Path) -> Any:
         return stored.update_(batch)
     except (OSError, RuntimeError) as error:
         shutil.rmtree(folder, ignore_errors=True)
-        raise UsageError(
-            f"storage is {os.fspath(folder)!r}, where the batch cannot be written: {error}. It is not lost: ask again, "
-            "with another folder"
-        ) from error
+        problem = f"the batch cannot be written to storage {os.fspath(folder)!r}: {error}"
+        fix = "The batch is not lost: call again with another folder."
+        raise UsageError(problem, key="storage", value=os.fspath(folder), fix=fix) from error

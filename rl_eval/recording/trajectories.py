@@ -121,8 +121,10 @@ def _leaves(space: gym.Space[Any], key: Key, path: tuple[Any, ...]) -> list[Leaf
     if isinstance(space, _LEAVES):
         return [Leaf(key, path, np.dtype(space.dtype or np.float64), tuple(space.shape or ()))]
     raise ConfigError(
-        f"trajectories hold arrays, and {space} has none of one shape: wrap the environment so that it has Box, "
-        "Discrete, MultiDiscrete, MultiBinary, Dict and Tuple spaces only"
+        f"a trajectory contains arrays of one shape, but the values of {space} have different shapes",
+        key="environment.env",
+        value=str(space),
+        fix="Wrap the environment: Box, Discrete, MultiDiscrete, MultiBinary, Dict and Tuple spaces are supported.",
     )
 
 

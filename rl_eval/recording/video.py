@@ -26,7 +26,7 @@ import numpy.typing as npt
 from rl_eval.atomic_write import write_bytes
 from rl_eval.config.builder import EvalConfig
 from rl_eval.config.settings import EvalSettings, with_values
-from rl_eval.errors import ClusterError, ConfigError, EnvError, UsageError, WeightsError
+from rl_eval.errors import ClusterError, ConfigError, EnvError, UsageError, WeightsError, summary_of
 from rl_eval.execution.group import EvalRunnerGroup
 from rl_eval.execution.jobs import FollowUp
 from rl_eval.recording.replay import Replay, Spectator, compared, lease_of, rebuilt_runner, run_again
@@ -105,11 +105,12 @@ class Encoder:
         with _killed_after(self._patience_s, process):
             words = process.communicate()[1].decode(errors="replace").strip()
         if process.returncode < 0:
-            raise ClusterError(
-                f"ffmpeg was ended by signal {-process.returncode}, as it is after {self._patience_s:g} s for a frame"
-            )
+            limit = f"rl_eval kills it after {self._patience_s:g} s for a frame"
+            problem = f"ffmpeg was killed by signal {-process.returncode}; {limit}"
+            raise ClusterError(problem, key="ffmpeg", value=process.returncode)
         if process.returncode:
-            raise ClusterError(f"ffmpeg ended with code {process.returncode}: {words}")
+            problem = f"ffmpeg ended with exit code {process.returncode}: {words}"
+            raise ClusterError(problem, key="ffmpeg", value=process.returncode)
 
     def _start(self) -> subprocess.Popen[bytes]:
         height, width, _ = self.shape
@@ -161,9 +162,11 @@ def _ffmpeg() -> list[str]:
 def _checked(frame: Any, shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
     if not isinstance(frame, np.ndarray) or frame.dtype != np.uint8 or frame.ndim != 3 or frame.shape[2] != 3:
         found = f"{frame.dtype} of shape {frame.shape}" if isinstance(frame, np.ndarray) else type(frame).__name__
-        raise EnvError(f"render() returned {found}, not a uint8 array of shape (height, width, 3)")
+        problem = f"render() returned {found}, not a uint8 array of shape (height, width, 3)"
+        raise EnvError(problem, key="render", value=found)
     if shape and frame.shape != shape:
-        raise EnvError(f"render() returned a frame of shape {frame.shape} after one of shape {shape}")
+        problem = f"render() returned a frame of shape {frame.shape} after one of shape {shape}"
+        raise EnvError(problem, key="render", value=frame.shape)
     return np.ascontiguousarray(frame)
 
 
@@ -185,7 +188,9 @@ def rendering_sibling(runner: Runner, mode: str, timeout_s: float | None, specta
         ConfigError: The runner has no observers, or the environment does not render in this mode.
     """
     if not isinstance(runner, EvalRunner):
-        raise ConfigError(f"episodes of {type(runner).__name__} cannot be shown: it is not an rl_eval.EvalRunner")
+        name = type(runner).__name__
+        problem = f"episodes of {name} cannot be shown, because it is not an rl_eval.EvalRunner"
+        raise ConfigError(problem, key="runners.runner", value=name)
     settings = with_values(
         runner.settings,
         runners={"num_envs_per_runner": 1},
@@ -212,8 +217,10 @@ def rendering_sibling(runner: Runner, mode: str, timeout_s: float | None, specta
             sibling.stop()
         problems.append(f"{way}, its render_mode is {found!r}")
     raise ConfigError(
-        f"the environment {settings.environment.env!r} does not render {mode}: {'; '.join(problems)}. A factory that "
-        "takes an EnvContext has to pass render_mode on"
+        f"the environment {settings.environment.env!r} does not render {mode}: {'; '.join(problems)}",
+        key="environment.env",
+        value=mode,
+        fix="A factory with an EnvContext must pass render_mode to the environment.",
     )
 
 
@@ -234,9 +241,8 @@ def replay_in_window(result: EvalResult, indices: Sequence[int], *, trust: bool 
     """
     if sys.platform == "linux":
         if not any(os.environ.get(name) for name in _DISPLAYS):
-            raise ConfigError(
-                f"there is no display to open a window on: set one of {', '.join(_DISPLAYS)}, or make videos instead"
-            )
+            problem, fix = "a window needs a display", f"Set {' or '.join(_DISPLAYS)}, or record videos instead."
+            raise ConfigError(problem, key=_DISPLAYS[0], fix=fix)
         os.environ.setdefault("SDL_VIDEODRIVER", "x11,wayland")  # SDL draws to nowhere if these fail, without a word.
     leases = [lease_of(result, index) for index in indices]
     with (
@@ -247,9 +253,8 @@ def replay_in_window(result: EvalResult, indices: Sequence[int], *, trust: bool 
         for report in run_again(sibling, leases):
             replayed = compared(result, report)
             if report.faults and replayed.recorded.outcome != "failed":
-                raise EnvError(
-                    f"episode {replayed.again.index} completed in the run, and fails in a window: {report.faults[0]}"
-                )
+                problem = f"the episode completed in the run, but fails in a window: {report.faults[0]}"
+                raise EnvError(problem, key="render", episode=replayed.again.index)
             yield replayed
 
 
@@ -331,8 +336,12 @@ def record_episode(
     row = recorded[0]
     if isinstance(runner, EvalRunner) and runner.weights_version != row["weights_version"]:
         raise WeightsError(
-            f"episode {row['index']} was run with weights version {row['weights_version']}, and the runner has version "
-            f"{runner.weights_version} by now: record videos of an evaluation before the next weights are sent"
+            f"the record has weights version {row['weights_version']}, but the runner has version "
+            f"{runner.weights_version} now",
+            key="weights_version",
+            value=runner.weights_version,
+            episode=int(row["index"]),
+            fix="Record videos before sending other weights.",
         )
     camera = _Camera(max_frames)
     with (
@@ -389,12 +398,10 @@ class _Camera(Spectator):
             except ClusterError as error:
                 self._error = self._error or error
         if self._error is not None:
-            raise EnvError(
-                f"the episode cannot be recorded: after {encoder.frames} frames, "
-                f"{type(self._error).__name__}: {self._error}"
-            ) from self._error
+            problem = f"the video failed after {encoder.frames} frames: {summary_of(self._error)}"
+            raise EnvError(problem, key="render", value=encoder.frames) from self._error
         if not encoder.frames:
-            raise EnvError("the episode cannot be recorded: it failed before its first frame")
+            raise EnvError("the episode failed before its first frame", key="render", value=0)
 
     def on_episode_start(self, spec: EpisodeSpec, attempt: int, observation: Any) -> None:
         """Take a frame."""
@@ -535,7 +542,7 @@ def record_videos(
     result = source if isinstance(source, EvalResult) else load(source)
     indices = select_episodes(result, settings.select, settings.max_videos)
     if not indices:
-        raise UsageError(f"no episode of the result is selected by {settings.select!r}: there is nothing to record")
+        raise UsageError(f"{settings.select!r} selects no episode of the result", key="select", value=settings.select)
     with rebuilt_runner(result, config, policy, trust=trust) as runner, one_thread():
         return [_recording(settings, result, index)(runner).save(settings.folder) for index in indices]
 
@@ -549,8 +556,9 @@ def _tasks(result: EvalResult, settings: VideoSettings) -> list[Callable[[Any], 
 
 def _refuse(runner: Runner, index: int) -> Video:
     raise EnvError(
-        f"episode {index} ended or blocked a runner, so no runner is asked to record it; to try it in a process of its "
-        "own, save the result and use rl-eval replay --video"
+        f"episode {index} crashed or blocked a runner, so the runners do not record it",
+        episode=index,
+        fix="To record it in a separate process, save the result and use rl-eval replay --video.",
     )
 
 

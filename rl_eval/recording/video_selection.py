@@ -94,19 +94,21 @@ def _parse(select: str | Sequence[str]) -> list[tuple[str, int | None]]:
     """Return the selectors, each with its number if it has one."""
     texts = select.split(",") if isinstance(select, str) else list(select)
     if not texts:
-        raise ConfigError(f"the selection of videos is empty: give some of {', '.join(_KINDS)}")
+        fix = f"Pass some of {', '.join(_KINDS)}."
+        raise ConfigError("the selection of videos is empty", key="select", value="", fix=fix)
     selectors: list[tuple[str, int | None]] = []
     for text in map(str.strip, texts):
         kind, colon, number = text.partition(":")
         least = int(kind != "episode")
         if kind not in _KINDS:
-            raise ConfigError(f"the selection of videos has {text!r}: {nearest(kind, _KINDS)}")
+            problem = f"the selection of videos has {text!r}: {nearest(kind, _KINDS)}"
+            raise ConfigError(problem, key="select", value=text)
         if not colon and kind in _NUMBERED:
-            raise ConfigError(f"the selection of videos has {kind!r}: {_NUMBERED[kind]}")
+            problem = f"the selection of videos has {kind!r} without a number"
+            raise ConfigError(problem, key="select", value=kind, fix=_NUMBERED[kind])
         if colon and (not number.isdecimal() or int(number) < least):
-            raise ConfigError(
-                f"the selection of videos has {text!r}: give a whole number from {least} on, such as '{kind}:2'"
-            )
+            fix = f"Pass an integer of at least {least}, such as '{kind}:2'."
+            raise ConfigError(f"the selection of videos has {text!r}", key="select", value=text, fix=fix)
         selectors.append((kind, int(number) if colon else None))
     return selectors
 
@@ -131,10 +133,10 @@ _KINDS: Final[dict[str, Callable[[EvalResult, int | None], Iterable[int]]]] = {
     "episode": lambda result, number: _recorded(result, [] if number is None else [number]),
 }
 _NUMBERED: Final = {
-    "every": "say every how many, such as 'every:10'",
-    "episode": "say which, such as 'episode:37'",
+    "every": "Pass an interval, such as 'every:10'.",
+    "episode": "Pass an index, such as 'episode:37'.",
 }
-"""Selectors that need a number, and how to ask for it."""
+"""Selectors that need a number, with an example."""
 
 
 _NAME: Final = re.compile(r"episode_(\d{1,15})_seed_\d+_(return_[\w.+-]+|failed)\.mp4", re.ASCII)

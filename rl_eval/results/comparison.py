@@ -157,9 +157,8 @@ def compare(a: EvalResult, b: EvalResult, confidence: float = 0.95, *, force: bo
     """
     for name, side in (("a", a), ("b", b)):
         if not hasattr(side, "plan_fingerprint"):
-            raise UsageError(
-                f"{name} is {side!r}, a {type(side).__name__}: give a result, such as rl_eval.load(FOLDER)"
-            )
+            fix = "Pass a result, such as rl_eval.load(FOLDER)."
+            raise UsageError(f"{name} is {side!r}, a {type(side).__name__}", key=name, value=side, fix=fix)
     _check_identities(a, b)
     _check_plans(a, b)
     if not force:
@@ -169,7 +168,7 @@ def compare(a: EvalResult, b: EvalResult, confidence: float = 0.95, *, force: bo
     dropped = int((reached & ~paired).sum())
     if not paired.any():
         counts = f"a completed {int(a.counted.sum())} and b {int(b.counted.sum())} of {len(a.plan)}"
-        raise ComparisonError(f"no episode completed in both results: {counts}")
+        raise ComparisonError(f"no episode completed in both results: {counts}", key="episodes")
     settings = tuple(_different_settings(a.provenance, b.provenance))
     difference = paired_difference(
         a.table.rows["episode_return"][paired],
@@ -198,9 +197,9 @@ def _check_plans(a: EvalResult, b: EvalResult) -> None:
         return
     found = list(_differences(a.plan.to_dict(), b.plan.to_dict(), "plan"))
     raise ComparisonError(
-        "the results are not about the same episodes: "
-        + "; ".join(found)
-        + ". Evaluate both with the same seed and the same number of episodes"
+        f"the results have different episodes: {'; '.join(found)}",
+        key="plan",
+        fix="Evaluate both with the same seed and the same number of episodes.",
     )
 
 
@@ -208,8 +207,11 @@ def _check_determinism(a: EvalResult, b: EvalResult) -> None:
     for name, side in (("a", a), ("b", b)):
         if side.determinism.passed is False:
             raise ComparisonError(
-                f"result {name} is {side.determinism}; a difference between such results may be one of their layouts. "
-                "Cure it and evaluate again, or compare all the same with force=True (--force)"
+                f"result {name} is {side.determinism}; a difference between such results can come from the number of "
+                "runners and environments",
+                key="determinism",
+                value=name,
+                fix="Repair the cause and evaluate again, or compare anyway with force=True (--force).",
             )
 
 
@@ -218,7 +220,8 @@ def _check_identities(a: EvalResult, b: EvalResult) -> None:
     found = [text for key in MUST_AGREE for text in _differences(ours.get(key, ABSENT), theirs.get(key, ABSENT), key)]
     if found:
         more = f"; and {len(found) - _SHOWN} more differences" if len(found) > _SHOWN else ""
-        raise ComparisonError("the results were not made in the same setting: " + "; ".join(found[:_SHOWN]) + more)
+        key = found[0].partition(" ")[0]
+        raise ComparisonError(f"the results have different settings: {'; '.join(found[:_SHOWN])}{more}", key=key)
 
 
 def _identity(result: EvalResult) -> Mapping[str, Any]:

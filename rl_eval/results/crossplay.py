@@ -158,12 +158,11 @@ def crossplay(games: Games, confidence: float = 0.95) -> CrossPlay:
         UsageError: There are fewer than two policies, or no games.
     """
     if len(games.policies) < 2:
-        lost = f"; of {', '.join(games.absent)} no game counts" if games.absent else ""
-        raise UsageError(
-            f"cross-play is between policies, and there is only {', '.join(games.policies)}{lost}: give two"
-        )
+        lost = f", and no game of {', '.join(games.absent)} counts" if games.absent else ""
+        problem = f"cross-play needs two policies; there is only {', '.join(games.policies)}{lost}"
+        raise UsageError(problem, key="policies", value=", ".join(games.policies), fix="Pass another policy.")
     if not len(games):
-        raise UsageError("no game was completed, so there is nothing to compare")
+        raise UsageError("no game was completed, so there is nothing to compare", key="games", value=0)
     games = games.sorted()
     return CrossPlay(
         policies=games.policies,
@@ -328,13 +327,15 @@ def games_of(result: EvalResult) -> Games:
     """Return the games of an evaluation with ``evaluation.matchups``, in the order of the plan.
 
     Raises:
-        UsageError: Nobody was seated, a seat has no return, or no seed was played under all of its seatings.
+        UsageError: The plan has no matchups, a seat has no return, or no seed was played under all of its seatings.
     """
     if result.plan.matchups is None:
-        raise UsageError("the result has no matchups, so nobody played anybody: set evaluation.matchups")
+        fix = "Set evaluation.matchups."
+        raise UsageError("the result has no matchups, so its policies did not play", key="evaluation.matchups", fix=fix)
     whole = whole_games(result)
     if not whole.size:
-        raise UsageError("no seed was played under all of its seatings, so there is nothing to compare")
+        problem = "no seed was played under all of its seatings, so there is nothing to compare"
+        raise UsageError(problem, key="games", value=0)
     seats, names = agents_in(result.table.info_keys), policy_names(result.provenance)
     returns, players = (_columns(result, name, seats)[whole] for name in ("return", "policy"))
     _check_returns(seats, whole, returns)
@@ -368,9 +369,12 @@ def _check_returns(seats: tuple[str, ...], whole: npt.NDArray[np.int64], returns
     absent = np.argwhere(~np.isfinite(returns))
     if absent.size:
         game, seat = absent[0]
+        value = float(returns[game, seat])
         raise UsageError(
-            f"agent {seats[seat]!r} has no finite return in episode {whole[game]} ({returns[game, seat]}): in a game "
-            "every seat plays"
+            f"the return of agent {seats[seat]!r} is {value}, but every seat plays in a game",
+            key=str(seats[seat]),
+            value=value,
+            episode=int(whole[game]),
         )
 
 
@@ -401,10 +405,8 @@ def payoff_tables(games: Games) -> npt.NDArray[np.float64]:
     """
     count, seats = len(games.policies), len(games.seats)
     if seats * count**seats > _LARGEST:
-        raise UsageError(
-            f"payoff tables of {count} policies in {seats} seats have {seats} times {count} to the {seats} entries: "
-            "play fewer policies for them"
-        )
+        problem = f"payoff tables of {count} policies in {seats} seats have {seats} times {count}**{seats} entries"
+        raise UsageError(problem, key="policies", value=count, fix="Use fewer policies.")
     games, shape = games.sorted(), (count,) * seats
     seatings = np.ravel_multi_index(tuple(games.seatings.T), shape)
     played = np.bincount(seatings, minlength=count**seats)

@@ -71,7 +71,8 @@ def json_text(described: Mapping[str, Any]) -> str:
 def check_format(data: Mapping[str, Any]) -> None:
     """Refuse a description that another version of this package wrote in another way."""
     if data.get("format") != FORMAT:
-        raise UsageError(f"the result has format {data.get('format')!r}, this version reads format {FORMAT}")
+        found = data.get("format")
+        raise UsageError(f"the result has format {found!r}; this version reads {FORMAT}", key="format", value=found)
 
 
 def check_ours(folder: Path) -> None:
@@ -82,9 +83,11 @@ def check_ours(folder: Path) -> None:
     """
     for path, is_ours in ((folder / RESULT_FILE, _is_summary), (folder / EPISODES_FILE, _is_episodes)):
         if path.exists() and not is_ours(path):
-            raise UsageError(
-                f"{path} exists and is not the result of an evaluation: choose another folder, or remove it"
+            problem, fix = (
+                f"{path} exists and is not the result of an evaluation",
+                "Choose another folder, or remove it.",
             )
+            raise UsageError(problem, key=str(path), fix=fix)
 
 
 def _is_summary(path: Path) -> bool:
@@ -109,13 +112,14 @@ def _is_episodes(path: Path) -> bool:
 def check_regular(path: Path) -> None:
     """Refuse a pipe, which would be waited for, and whatever else is there in the place of a file."""
     if path.exists() and not path.is_file():
-        raise UsageError(f"{path} is not a regular file")
+        raise UsageError(f"{path} is not a regular file", key=str(path))
 
 
 def check_fingerprint(what: str, stored: str, actual: str) -> None:
     """Refuse records or a plan that are not those that were saved."""
     if stored != actual:
-        raise UsageError(f"the {what} has fingerprint {actual[:16]}, but the result was saved with {str(stored)[:16]}")
+        problem = f"the {what} has fingerprint {actual[:16]}, but the result was saved with {str(stored)[:16]}"
+        raise UsageError(problem, key=what, value=str(stored))
 
 
 def write_episodes(path: str | os.PathLike[str], table: EpisodeTable) -> None:
@@ -140,10 +144,8 @@ def episode_frame(table: EpisodeTable) -> pd.DataFrame:
     try:
         import pandas as pd
     except ImportError as error:
-        raise UsageError(
-            "to_frame() needs the package pandas: pip install 'rl-eval[pandas]', or read the file of to_parquet() with "
-            "another tool"
-        ) from error
+        fix = "Run pip install 'rl-eval[pandas]', or read the file of to_parquet() with another tool."
+        raise UsageError("to_frame() needs the package pandas", key="pandas", fix=fix) from error
     import pyarrow as pa
 
     return episode_table(table).to_pandas(types_mapper={pa.bool_(): pd.BooleanDtype()}.get)
@@ -169,7 +171,7 @@ def read_folder(path: str | os.PathLike[str]) -> tuple[dict[str, Any], EpisodeTa
         for fault in summary.faults:
             table.add_fault(fault)
     except (KeyError, TypeError, ValueError) as error:
-        raise UsageError(f"{folder} is damaged: {damage(error)}") from error
+        raise UsageError(f"{folder} is damaged: {damage(error)}", key=str(folder)) from error
     return data, table
 
 
@@ -196,15 +198,15 @@ def read_summary(path: Path) -> dict[str, Any]:
     except FileNotFoundError as error:
         folder = path.parent
         if not folder.exists():
-            raise UsageError(f"there is no folder {str(folder)!r}: give that of an evaluation") from error
-        raise UsageError(
-            f"{str(folder)!r} is not the folder of an evaluation, since neither {path.name} nor a log is in it: "
-            f"rl-eval list {folder} shows those below it"
-        ) from error
+            fix = "Pass the folder of an evaluation."
+            raise UsageError(f"folder {str(folder)!r} does not exist", key=str(folder), fix=fix) from error
+        problem = f"{str(folder)!r} is not the folder of an evaluation: it has neither {path.name} nor a log"
+        fix = f"Run rl-eval list {folder} to see the evaluations below it."
+        raise UsageError(problem, key=str(folder), fix=fix) from error
     except (OSError, ValueError) as error:
-        raise UsageError(f"{path} is damaged: {error}") from error
+        raise UsageError(f"{path} is damaged: {error}", key=str(path)) from error
     if not isinstance(data, dict):
-        raise UsageError(f"{path} is damaged: it holds a {type(data).__name__}, not an object")
+        raise UsageError(f"{path} is damaged: it contains a {type(data).__name__}, not an object", key=str(path))
     return data
 
 
@@ -213,7 +215,7 @@ def _read_episodes(path: Path, num_episodes: int) -> EpisodeTable:
 
     check_regular(path)
     if not path.exists():
-        raise UsageError(f"{path} does not exist: it holds the records of the result beside it")
+        raise UsageError(f"{path} does not exist; it contains the records of the result beside it", key=str(path))
     try:
         with path.open("rb") as file:
             columns = ParquetColumns(file, path.stat().st_size, TEXTS)
@@ -223,7 +225,7 @@ def _read_episodes(path: Path, num_episodes: int) -> EpisodeTable:
             check_claim(num_episodes, columns.num_rows, len(names) - len(COLUMNS))
             episodes = columns.read(names)
     except (OSError, pa.ArrowException) as error:
-        raise UsageError(f"{path} is damaged: {error}") from error
+        raise UsageError(f"{path} is damaged: {error}", key=str(path)) from error
     return _to_table(episodes, num_episodes)
 
 

@@ -44,10 +44,8 @@ def load(path: str | os.PathLike[str]) -> EvalResult:
     """
     text = os.fspath(path)
     if Path(text).is_file() and Path(text).suffix != ".json":
-        raise UsageError(
-            f"{text} is no result: give the folder of a run; a model is evaluated first, with rl-eval run --policy "
-            f"{text}"
-        )
+        fix = f"Pass the folder of a run. To evaluate a model, use rl-eval run --policy {text}."
+        raise UsageError(f"{text} is a file, not the folder of a run", key=text, fix=fix)
     if not is_uri(text) and not any(Path(text, part).exists() for part in _LOG_PARTS):
         return EvalResult.load(path)
     from rl_eval.log import read_log
@@ -65,7 +63,7 @@ def result_of_log(contents: LogContents, log_dir: str) -> EvalResult:
     try:
         return _result(contents, log_dir)
     except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise UsageError(f"{log_dir} is damaged: {damage(error)}") from error
+        raise UsageError(f"{log_dir} is damaged: {damage(error)}", key=log_dir) from error
 
 
 def _result(contents: LogContents, log_dir: str) -> EvalResult:
@@ -127,7 +125,8 @@ def _compare_with_saved(
         _check_copy(data, saved, plan, table, retried)
     except (UsageError, KeyError, TypeError) as error:
         reason = str(error) if isinstance(error, UsageError) else f"it is damaged ({damage(error)})"
-        raise UsageError(f"{path}: {reason}. Remove {path} if the evaluation log beside it is the right one") from error
+        fix = f"Remove {path} if the evaluation log beside it is the right one."
+        raise UsageError(f"{path}: {reason}", key=str(path), fix=fix) from error
     return data
 
 
@@ -144,4 +143,5 @@ def _check_copy(
     shared = saved.filled & table.filled
     shared &= saved.completed | ~np.isin(np.arange(len(table)), retried)
     if different := table.mismatches(saved.rows[shared], saved.infos[shared]):
-        raise UsageError(f"the evaluation log has another record of episode {different[0]} than the result")
+        problem = "the evaluation log and the result have different records of an episode"
+        raise UsageError(problem, key="records", episode=int(different[0]))

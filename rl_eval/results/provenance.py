@@ -66,8 +66,10 @@ def check_trust(provenance: Mapping[str, Any]) -> None:
     """
     if (names := _named_code(provenance.get("config"))) not in _evaluated:
         raise UntrustedError(
-            f"running these episodes again imports and calls the code that the result names:{''.join(names)}\n"
-            "If you trust the author of the result, give --trust (in Python: trust=True)"
+            f"to run these episodes again, rl_eval imports and calls code that the result names:{''.join(names)}\n",
+            key="trust",
+            value=", ".join(name.strip() for name in names),
+            fix="If you trust the author of the result, pass --trust (in Python: trust=True).",
         )
 
 

@@ -148,7 +148,8 @@ class EvalResult(Numbers, Printed):
         artifacts: Mapping[int, Mapping[str, Any]] | None = None,
     ) -> None:
         if status not in get_args(Status):
-            raise UsageError(f"status is {status!r}: {nearest(str(status), get_args(Status))}")
+            problem = f"status is {status!r}: {nearest(str(status), get_args(Status))}"
+            raise UsageError(problem, key="status", value=status)
         super().__init__(
             table, timing, plain(provenance), confidence, return_bounds, tuple(audit_mismatches), determinism
         )
@@ -161,23 +162,29 @@ class EvalResult(Numbers, Printed):
 
     def _check_rows(self) -> None:
         if len(self.table) != len(self.plan):
-            raise UsageError(f"the table has {len(self.table)} rows for a plan of {len(self.plan)} episodes")
+            problem = f"the table has {len(self.table)} rows for a plan of {len(self.plan)} episodes"
+            raise UsageError(problem, key="table", value=len(self.table))
         rows, positions = self.table.rows[self.table.filled], np.flatnonzero(self.table.filled)
         mismatched = positions[(rows["index"] != positions) | (rows["seed"] != self.plan.seeds[positions])]
         if mismatched.size:
-            raise UsageError(f"the record of episode {mismatched[0]} has another index or seed than {self.plan!r}")
+            index = int(mismatched[0])
+            problem = f"the record of episode {index} has another index or seed than {self.plan!r}"
+            raise UsageError(problem, key="records", episode=index)
         if self.status == "complete" and self.stopped_early:
-            raise UsageError(f"{len(self.plan) - len(rows)} episodes have no record: the status cannot be 'complete'")
+            problem = f"{len(self.plan) - len(rows)} episodes have no record, but the status is 'complete'"
+            raise UsageError(problem, key="status", value=self.status)
         versions = np.unique(self.counted_rows["weights_version"])
         if len(versions) > 1:
-            raise UsageError(f"records of weights versions {versions.tolist()} cannot be one result")
+            problem = f"one result cannot have records of the weights versions {versions.tolist()}"
+            raise UsageError(problem, key="weights_version", value=versions.tolist())
 
     def _check_bounds(self) -> None:
         if self.return_bounds is None:
             return
         low, high = self.return_bounds
         if not (math.isfinite(low) and math.isfinite(high) and low < high):
-            raise UsageError(f"return_bounds is ({low}, {high}): give two finite numbers, the lower one first")
+            fix = "Pass two finite numbers, the lower one first."
+            raise UsageError(f"return_bounds is ({low}, {high})", key="return_bounds", value=(low, high), fix=fix)
 
     @property
     def episodes(self) -> EpisodeSequence:
@@ -272,7 +279,8 @@ class EvalResult(Numbers, Printed):
         with suppress(LogError):
             manifest = read_manifest(LocalStorage(folder))
             if manifest is not None and manifest.plan_fingerprint != self.plan_fingerprint:
-                raise UsageError(f"{folder} has the log of an evaluation of other episodes: choose another folder")
+                problem = f"{folder} contains the log of an evaluation of other episodes"
+                raise UsageError(problem, key=str(folder), fix="Choose another folder.")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> EvalResult:
@@ -288,7 +296,7 @@ class EvalResult(Numbers, Printed):
         try:
             return cls.from_dict(data, table)
         except UsageError as error:
-            raise UsageError(f"{os.fspath(path)}: {error}") from error
+            raise UsageError(f"{os.fspath(path)}: {error}", key=os.fspath(path)) from error
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], table: EpisodeTable) -> EvalResult:
@@ -306,7 +314,7 @@ class EvalResult(Numbers, Printed):
                 check_fingerprint("content of all columns", data["records_digest"], table.digest())
             return cls(table=table, plan=plan, **vars(typed(_Described, data)))
         except (KeyError, TypeError, ValueError) as error:
-            raise UsageError(f"the result is damaged: {damage(error)}") from error
+            raise UsageError(f"the result is damaged: {damage(error)}", key="result") from error
 
     def __repr__(self) -> str:
         return (

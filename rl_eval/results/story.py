@@ -52,7 +52,8 @@ def story(result: EvalResult, index: int, moves: Sequence[Event] = ()) -> tuple[
         UsageError: The plan has no such episode.
     """
     if not 0 <= index < len(result.plan):
-        raise UsageError(f"there is no episode {index}: the plan has {len(result.plan)}, from 0 on")
+        fix = f"Pass an index from 0 to {len(result.plan) - 1}."
+        raise UsageError(f"episode {index} is not in the plan", key="episode", value=index, fix=fix)
     return (
         Event("planned", f"episode {index} of {len(result.plan):,}, seed {result.plan[index].seed}"),
         *_merged(moves, [_fault_event(fault) for fault in result.table.faults.get(index, ())]),

@@ -90,7 +90,7 @@ def episodes_for_rates(a: float, b: float) -> int:
         UsageError: They are equal.
     """
     if a == b:
-        raise UsageError(f"both rates are {a:g}: no number of episodes tells them apart")
+        raise UsageError(f"both rates are {a:g}: no number of episodes can show a difference", key="rates", value=a)
     gap, middle = abs(a - b), (a + b) / 2
     spread = _normal((1 + CONFIDENCE) / 2) * math.sqrt(2 * middle * (1 - middle))
     spread += _normal(POWER) * math.sqrt(a * (1 - a) + b * (1 - b))
@@ -154,11 +154,12 @@ def parse_rate(text: str) -> Rate:
     """
     found = _RATE.fullmatch(text)
     if found is None:
-        raise UsageError(f"{text!r} is no success rate: write successes/episodes, as in 17/20")
+        fix = "Pass successes/episodes, as in 17/20."
+        raise UsageError(f"{text!r} is not a success rate", key="rate", value=text, fix=fix)
     successes, episodes = int(found[1]), int(found[2])
     if not 0 <= successes <= episodes or not episodes:
         most = "at least one episode is needed" if not episodes else f"at most {episodes} can be successful"
-        raise UsageError(f"{text!r} is no success rate: {most}")
+        raise UsageError(f"{text!r} is not a success rate: {most}", key="rate", value=text)
     return Rate(successes, episodes, successes / episodes, success_interval(successes, episodes, CONFIDENCE))
 
 

@@ -104,7 +104,7 @@ class PolicyContract:
                 actions = self._act(range(8))
                 moved = [name for name, state in states().items() if state != before[name]]
             if moved:
-                raise AssertionError(f"act() draws from the global generator of {', '.join(moved)}: draw from `noise`")
+                raise AssertionError(f"act() draws from the global generator of {', '.join(moved)}. Draw from `noise`")
             self._expect_equal(actions, first, "with other seeds of the global generators")
 
     def test_acting_does_not_write_into_its_arguments(self) -> None:
@@ -113,9 +113,9 @@ class PolicyContract:
         kept = tree.map_structure(np.copy, observations)
         self._call(self._subject.policy, observations, self._fresh_state(self._subject.policy, 16), live, np.arange(16))
         if not all(map(np.array_equal, tree.flatten(observations), tree.flatten(kept))):
-            raise AssertionError("act() wrote into the observations: copy what you change")
+            raise AssertionError("act() wrote into the observations. Copy them before changes")
         if not live.all():
-            raise AssertionError("act() wrote into the mask of live rows: copy what you change")
+            raise AssertionError("act() wrote into the mask of live rows. Copy it before changes")
 
     def test_a_pickled_copy_acts_alike(self) -> None:
         """A live policy reaches its runners as pickled bytes."""
@@ -216,7 +216,7 @@ class PolicyContract:
                 if not self._same(leaf, other):
                     raise AssertionError(
                         f"actions {where} differ at step {step}: {leaf.tolist()} instead of {other.tolist()}. act() "
-                        "must choose the action of a row by that row of its arguments, and by nothing else"
+                        "must compute the action of a row only from that row of its arguments"
                     )
 
     def _same(self, leaf: Array, other: Array) -> bool:

@@ -102,7 +102,9 @@ class ObserverContract(RunnerSuite):
                 self.expect_reference(played.rows, what)
                 self._expect_seen(played.artifacts, {}, what)
                 if not any(name in note and "disk full" in note for note in played.notes):
-                    raise AssertionError(f"{what}: no note has its name, {name!r}, and its error, but {played.notes}")
+                    raise AssertionError(
+                        f"{what}: no note contains its name, {name!r}, and its error; notes: {played.notes}"
+                    )
 
     def test_an_episode_that_runs_to_be_compared_is_not_observed(self) -> None:
         """A lease with ``fresh`` is the determinism check's."""
@@ -129,8 +131,8 @@ class ObserverContract(RunnerSuite):
             )
             if seen.steps != due.steps:
                 raise AssertionError(
-                    f"{what}: the observer of episode {index} saw {len(seen.steps) - 1} steps, and should have seen "
-                    f"these {len(due.steps) - 1}: show it the reset and each step, once, in order, as the environment "
+                    f"{what}: the observer of episode {index} saw {len(seen.steps) - 1} steps instead of "
+                    f"{len(due.steps) - 1}. Pass it the reset and each step once, in order, as the environment "
                     "returned them"
                 )
 
@@ -178,7 +180,7 @@ class EvalRunnerContract(ObserverContract):
         cls = runner_class(self.runner)
         most = self.num_episodes + 3 if cls.max_lanes is None else min(cls.max_lanes, self.num_episodes + 3)
         if not 1 <= cls.default_lanes <= (cls.max_lanes or cls.default_lanes):
-            raise AssertionError(f"default_lanes is {cls.default_lanes}, and must be from 1 to {cls.max_lanes}")
+            raise AssertionError(f"default_lanes is {cls.default_lanes}, but must be from 1 to {cls.max_lanes}")
         for slots in sorted({1, (most + 1) // 2, most, *self.lane_counts}):
             with self.make_runner(slots) as runner:
                 played = play(runner, leases_of(self.num_episodes), budget_s=0.0)
@@ -267,8 +269,8 @@ class EvalRunnerContract(ObserverContract):
                 reports.append(runner.run((), 0.0))
             if not 0 < (steps := reports[-1].env_steps) <= lanes:
                 raise AssertionError(
-                    f"run() with budget_s=0 took {steps} steps in {lanes} lanes, call {len(reports)}: check "
-                    "the budget after every reset and step, return, and go on with unfinished lanes in the next call"
+                    f"run() with budget_s=0 took {steps} steps in {lanes} lanes, call {len(reports)}. Check "
+                    "the budget after every reset and step, and continue unfinished lanes in the next call"
                 )
 
     def test_reclaim_gives_back_only_what_has_not_started(self) -> None:

@@ -158,9 +158,8 @@ class RunnerSuite:
         if wrong:
             row = rows[rows["index"] == wrong[0]][0]
             raise AssertionError(
-                f"{what}: rows {wrong} differ from those of the reference loop; episode {wrong[0]} is {row}, and "
-                f"should be {self.reference.rows[wrong[0]]}, in index, seed, return, length, terminated, truncated "
-                "and success"
+                f"{what}: rows {wrong} differ from the reference loop. Episode {wrong[0]} is {row}, expected "
+                f"{self.reference.rows[wrong[0]]} (index, seed, return, length, terminated, truncated, success)"
             )
 
 
@@ -203,8 +202,8 @@ def play(
     indices = sorted(rows["index"].tolist())
     if len(rows) + failed != count or len(set(indices)) != len(rows):
         raise AssertionError(
-            f"{count} leases must give {count - failed} rows, once each, but after {len(reports)} calls of "
-            f"run(budget_s={budget_s}) there were rows {indices}"
+            f"{count} leases must give {count - failed} rows, once each, but {len(reports)} calls of "
+            f"run(budget_s={budget_s}) gave rows {indices}"
         )
     return Played(
         rows,
@@ -228,7 +227,7 @@ def _by_index(reports: Sequence[RunReport]) -> dict[int, Mapping[str, Any]]:
 def expect(got: Any, due: Any, what: str) -> None:
     """Assert that two values are equal."""
     if got != due:
-        raise AssertionError(f"{what}: {got!r}, but should be {due!r}")
+        raise AssertionError(f"{what}: got {got!r}, expected {due!r}")
 
 
 def _factory(wrapper: Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]] | None) -> Callable[[EnvContext], Any]:

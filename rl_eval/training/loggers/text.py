@@ -89,8 +89,10 @@ class _StepFile(Logger):
             return names, {int(row["step"]): row for row in rows}
         except (ValueError, KeyError, TypeError, csv.Error) as error:
             raise UsageError(
-                f"{self.path} is there already, and no file of this logger ({type(error).__name__}: {error}): it was "
-                "left as it is; give another path, or move it away"
+                f"{self.path} exists and is not a file of this logger ({type(error).__name__}: {error})",
+                key="path",
+                value=str(self.path),
+                fix="It was not changed. Pass another path, or move the file.",
             ) from error
 
 

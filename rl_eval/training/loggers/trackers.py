@@ -51,12 +51,14 @@ _GAUGES: Final = {
 
 def _check_installed(logger: Logger, package: str) -> None:
     if importlib.util.find_spec(package) is None:
-        raise ConfigError(f"{type(logger).__name__} needs the package {package}: pip install 'rl-eval[{package}]'")
+        fix = f"Run pip install 'rl-eval[{package}]'."
+        raise ConfigError(f"{type(logger).__name__} needs the package {package}", key="logger", value=package, fix=fix)
 
 
 def _check_run(logger: Logger, run: Any, *of_a_new_one: Any) -> None:
     if run is not None and any(of_a_new_one):
-        raise ConfigError(f"{type(logger).__name__} was given a run, and arguments for a new one: leave either out")
+        problem = f"{type(logger).__name__} received a run and arguments of a new run"
+        raise ConfigError(problem, key="run", fix="Omit one of them.")
 
 
 @contextmanager
@@ -97,10 +99,8 @@ class TensorBoardLogger(Logger):
     def __init__(self, log_dir: str | os.PathLike[str] | None = None, *, writer: Any = None) -> None:
         is_path, is_writer = isinstance(log_dir, str | os.PathLike), hasattr(writer, "add_scalar")
         if (is_path, is_writer) != (writer is None, log_dir is None):
-            raise ConfigError(
-                "TensorBoardLogger takes either log_dir, a path, or writer, a SummaryWriter: TensorBoardLogger(path) "
-                "or TensorBoardLogger(writer=writer)"
-            )
+            fix = "Pass TensorBoardLogger(path) or TensorBoardLogger(writer=SummaryWriter(...))."
+            raise ConfigError("TensorBoardLogger needs a path or a writer", key="log_dir", value=log_dir, fix=fix)
         if writer is None:
             _check_installed(self, "tensorboard")
         self._ours = writer is None

@@ -62,9 +62,11 @@ def compile_step_pattern(text: str | None) -> re.Pattern[str]:
     try:
         pattern = re.compile(text)
     except re.error as error:
-        raise ConfigError(f"--step-pattern {text!r} is not a regular expression: {error}") from None
+        problem = f"--step-pattern {text!r} is not a regular expression: {error}"
+        raise ConfigError(problem, key="--step-pattern", value=text) from None
     if pattern.groups < 1:
-        raise ConfigError(rf"--step-pattern {text!r} has no group: put the number in one, as in 'step_(\d+)'")
+        problem, fix = f"--step-pattern {text!r} has no group", r"Put the number in a group, as in 'step_(\d+)'."
+        raise ConfigError(problem, key="--step-pattern", value=text, fix=fix)
     return pattern
 
 
@@ -178,9 +180,9 @@ def companions_of(model: Path, settings: EvalSettings) -> dict[str, Path]:
     for name in own.keys() & configured.keys():
         shared = Path(str(configured[name])).expanduser()
         if shared.is_file() and digest_of(shared) != digest_of(own[name]):
-            raise ConfigError(
-                f"policy.policy_kwargs.{name} is {shared}, but {model} has {own[name].name}: remove the key"
-            )
+            key = f"policy.policy_kwargs.{name}"
+            problem = f"{key} is {shared}, but {model} has {own[name].name}"
+            raise ConfigError(problem, key=key, value=str(shared), fix="Remove the key.")
     return {name: file for name, file in own.items() if name not in configured}
 
 

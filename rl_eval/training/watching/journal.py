@@ -171,10 +171,9 @@ class Journal:
         changes = code_differences(there.pop("code", {}), here.pop("code", {}))
         changes = [f"{leaf.key}: {leaf.a!r} -> {leaf.b!r}" for leaf in differences(there, here)] + changes
         if changes:
-            raise ConfigError(
-                f"{self._path} is about another evaluation (there -> here): {'; '.join(changes)}. Undo the change, or "
-                "give another --output"
-            )
+            problem = f"{self._path} has another evaluation (in the file -> now): {'; '.join(changes)}"
+            fix = "Undo the change, or pass another --output."
+            raise ConfigError(problem, key=changes[0].partition(":")[0], value=str(self._path), fix=fix)
 
     def put(self, entry: Entry) -> None:
         """Add or replace an entry."""
@@ -212,25 +211,27 @@ def claim_output(folder: Path, output: Path) -> IO[str]:
         LogOwned: Another watcher uses it, in this process or in another.
     """
     if folder.is_relative_to(output):
-        raise ConfigError(f"--output {output} contains the trainer's files: give a folder such as {folder / 'eval'}")
+        problem, fix = f"--output {output} contains the trainer's files", f"Pass a folder such as {folder / 'eval'}."
+        raise ConfigError(problem, key="--output", value=str(output), fix=fix)
     names = {path.name for path in output.iterdir() if not is_temporary(path.name)} if output.is_dir() else set()
     if JOURNAL_FILE in names:
         _read(output / JOURNAL_FILE)
     elif others := names - {_LOCK_FILE}:
-        raise ConfigError(
-            f"the output folder {output} contains {', '.join(sorted(others)[:3])} and no {JOURNAL_FILE}: give --output "
-            "an empty or a new folder"
-        )
+        problem = f"the output folder {output} contains {', '.join(sorted(others)[:3])}, but no {JOURNAL_FILE}"
+        fix = "Pass an empty or a new folder as --output."
+        raise ConfigError(problem, key="--output", value=str(output), fix=fix)
     try:
         output.mkdir(parents=True, exist_ok=True)
         lock = (output / _LOCK_FILE).open("a+")
     except OSError as error:
-        raise ConfigError(f"the output folder {output} cannot be used: {error.strerror}") from error
+        problem = f"the output folder {output} cannot be used: {error.strerror}"
+        raise ConfigError(problem, key="--output", value=str(output)) from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         lock.close()
-        raise LogOwned(f"another watcher writes to {output}: stop it, or give another --output") from error
+        problem, fix = f"another watcher writes to {output}", "Stop it, or pass another --output."
+        raise LogOwned(problem, key="--output", value=str(output), fix=fix) from error
     _locks.add(lock)
     return lock
 
@@ -246,6 +247,7 @@ def _read(path: Path) -> _State:
     try:
         state = typed(_State, parse_json(path.read_text()))
     except (OSError, ValueError) as error:
-        what = "is damaged, or was not written by this version of rl-eval watch"
-        raise ConfigError(f"{path} {what} ({type(error).__name__}: {error}): give another --output") from error
+        reason = f"({type(error).__name__}: {error})"
+        problem = f"{path} is damaged, or another version of rl-eval watch wrote it {reason}"
+        raise ConfigError(problem, key="--output", value=str(path), fix="Pass another --output.") from error
     return state

@@ -148,7 +148,8 @@ class Watcher:
             self._folder.scan()
             if not self._folder.found:
                 if once and not before:
-                    raise ConfigError(f"no checkpoint is there: {self._folder.absence}")
+                    problem = f"there is no checkpoint: {self._folder.absence}"
+                    raise ConfigError(problem, key="CHECKPOINTS", value=str(self._folder.folder))
                 self._log(f"{self._folder.absence}; {before} were evaluated earlier")
             self._resume()
             self._sleep(poll_s)
@@ -232,7 +233,8 @@ class Watcher:
         try:
             digest = copy_checkpoint(source, checkpoint, companions, self._incoming)
         except OSError as error:
-            raise ConfigError(f"{checkpoint.name} cannot be copied to {self._output}: {error}") from error
+            problem = f"{checkpoint.name} cannot be copied to {self._output}: {error}"
+            raise ConfigError(problem, key="--output", value=str(self._output)) from error
         if digest is None:
             fate = "changed while it was copied: the next scan decides" if source.exists() else "was removed"
             self._log(f"{checkpoint.name} {fate}")
@@ -341,16 +343,18 @@ class Watcher:
             if isinstance(error, WeightsError) or (self._key != WEIGHTS and came_from_factory(error)):
                 raise _BadCheckpoint(self._with_their_path(line, entry)) from error
             if isinstance(error, LogMismatch):
-                raise ConfigError(f"{error.differences}\nGive another --output") from error
+                problem, fix = f"{error.differences}\n", "Pass another --output."
+                raise ConfigError(problem, key="--output", value=str(self._output), fix=fix) from error
             if isinstance(error, UsageError | ClusterError):
                 raise
-            raise ClusterError(f"{entry.info.name} was not evaluated; the next call tries again: {line}") from error
+            problem = f"{entry.info.name} was not evaluated: {line}"
+            raise ClusterError(problem, key=entry.info.name, fix="The next call tries again.") from error
         finally:
             if self._key != WEIGHTS:
                 self._stop_group()
         if result.stopped_early:
             self._check_stop()
-            raise ClusterError(f"{entry.info.name}: {result.reason}")
+            raise ClusterError(f"{entry.info.name}: {result.reason}", key=entry.info.name)
         return Score.of(result)
 
     def _load_weights(self, entry: Entry) -> dict[str, Any]:
@@ -397,7 +401,8 @@ class Watcher:
 def _check_key(key: str) -> str:
     if key == WEIGHTS or (key.startswith(_KWARGS) and all(key.removeprefix(_KWARGS).split("."))):
         return key
-    raise ConfigError(f"--as {key}: give {WEIGHTS}, or {_KWARGS}NAME, an argument of the factory")
+    fix = f"Pass {WEIGHTS}, or {_KWARGS}NAME for an argument of the factory."
+    raise ConfigError(f"--as {key}: a checkpoint cannot be the value of this key", key="--as", value=key, fix=fix)
 
 
 def _advice(path: Path) -> str:
