@@ -1,7 +1,6 @@
-"""Arguments of TorchRL's evaluation classes in the terms of rl_eval.
+"""Translation of the arguments of TorchRL's evaluation classes, shared by all three.
 
-An argument is kept, and the docstring of its class has its meaning here; or it has no counterpart, and is in the table
-below. One translation serves all three classes.
+The docstring of a class explains the arguments that it keeps. The table below lists those without a counterpart.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ from rl_eval.integrations.torchrl.normalizers import statistics_of
 from rl_eval.integrations.torchrl.policy import Key, portable
 from rl_eval.integrations.torchrl.stages import MODES
 
-_NO_COLLECTOR: Final = "there is no inner collector: runners step the environments"
-_ONE_WAY: Final = "weights are sent once, to all runners"
+_NO_COLLECTOR: Final = "runners step the environments, without an inner collector"
+_ONE_WAY: Final = "weights are always sent once, to all runners"
 
 ABSENT: Final[Mapping[str, Mapping[str, str | None]]] = {
     "Evaluator": {
@@ -36,7 +35,7 @@ ABSENT: Final[Mapping[str, Mapping[str, str | None]]] = {
         **dict.fromkeys(("weight_sync_schemes", "use_env_creator", "no_cuda_sync"), None),
     },
 }
-"""Arguments without a counterpart, by class: why one cannot be honoured; None if it is accepted and changes nothing."""
+"""Arguments without a counterpart, by class: the reason to reject one; None if it is accepted and has no effect."""
 
 _ACTOR_OPTIONS: Final = {
     "num_cpus": "num_cpus_per_runner",
@@ -48,15 +47,15 @@ _ACTOR_OPTIONS: Final = {
 
 
 class ArgumentError(ConfigError, ValueError):
-    """An argument is wrong, or cannot be honoured; it is named. Also a ``ValueError``, as in TorchRL."""
+    """An argument is wrong or not supported; the message names it. Also a ``ValueError``, as in TorchRL."""
 
 
 def take_rest(owner: str, given: Mapping[str, Any]) -> None:
     """Check the arguments of a class that are not in its signature.
 
     Raises:
-        ArgumentError: One cannot be honoured.
-        TypeError: One is not an argument of TorchRL's class.
+        ArgumentError: An argument is not supported.
+        TypeError: An argument does not exist in TorchRL's class.
     """
     for name, value in given.items():
         if name not in ABSENT[owner]:
@@ -66,13 +65,13 @@ def take_rest(owner: str, given: Mapping[str, Any]) -> None:
 
 
 def refuse(name: str, value: Any, why: str, *, unless: Any = None) -> None:
-    """Raise for an argument that cannot be honoured, unless it is None or has the one value that can.
+    """Reject an argument, unless it is None or has its only supported value.
 
     Raises:
-        ArgumentError: It names the argument.
+        ArgumentError: The argument has another value.
     """
     if value is not None and str(value) != str(unless):
-        raise ArgumentError(f"{name} is {value!r}, which cannot be honoured: {why}. Leave it out")
+        raise ArgumentError(f"{name} is {value!r}, but {why}", key=name, value=value, fix=f"Omit {name}.")
 
 
 def one_of(name: str, value: str, known: Collection[str]) -> str:
@@ -82,7 +81,8 @@ def one_of(name: str, value: str, known: Collection[str]) -> str:
         ArgumentError: It is another one.
     """
     if value not in known:
-        raise ArgumentError(f"Unknown {name} {value!r}: {nearest(str(value), known)}")
+        problem = f"unknown {name} {value!r}: {nearest(str(value), known)}"
+        raise ArgumentError(problem, key=name, value=value)
     return value
 
 
@@ -94,7 +94,7 @@ def same(name: str, given: Any) -> Any:
     """
     values = given if isinstance(given, (list, tuple)) else [given]
     if not values or any(one is not values[0] and one != values[0] for one in values):
-        raise ArgumentError(f"{name} is {given!r}: give one value for all workers")
+        raise ArgumentError(f"{name} is {given!r}", key=name, value=given, fix="Pass one value for all workers.")
     return values[0]
 
 
@@ -135,14 +135,16 @@ def config_of(
         ArgumentError: An argument is wrong.
     """
     if policy is not None and policy_factory is not None:
-        raise ArgumentError("policy and policy_factory are given: pass one of them, not both")
+        raise ArgumentError("both policy and policy_factory are set", key="policy_factory", fix="Pass one of them.")
     if not callable(env):
-        raise ArgumentError(f"env is {env!r}: give a callable that builds a TorchRL environment")
+        fix = "Pass a callable that builds a TorchRL environment."
+        raise ArgumentError(f"env is {env!r}", key="env", value=env, fix=fix)
     if isinstance(env, EnvBase):
         try:
             env = copy.deepcopy(env)
         except Exception as error:
-            raise ArgumentError(f"env cannot be copied ({error}): give a callable that builds one") from error
+            fix = "Pass a callable that builds one."
+            raise ArgumentError(f"env cannot be copied ({error})", key="env", fix=fix) from error
     token, device = uuid.uuid4().hex, str(device or "cpu")
     keys = _plain_key("reward_keys", reward_keys, "reward"), _plain_key("done_keys", done_keys, "done")
     policy = portable(policy) if isinstance(policy, torch.nn.Module) else policy
@@ -166,7 +168,8 @@ def _plain_key(name: str, key: Key, default: str) -> Key | None:
     if path in {("next", default), (default,)}:
         return None
     if path[0] != "next" or len(path) < 2:
-        raise ArgumentError(f"{name} is {key!r}: give the key that a step writes, such as ('next', {default!r})")
+        fix = f"Pass the key that a step writes, such as ('next', {default!r})."
+        raise ArgumentError(f"{name} is {key!r}", key=name, value=key, fix=fix)
     return path[1:] if len(path) > 2 else path[1]
 
 
@@ -187,8 +190,9 @@ def runner_settings(
     """
     given = dict(options or {})
     if unknown := sorted(set(given) - set(_ACTOR_OPTIONS)):
-        hint = "num_gpus is an argument of its own, and a runner that dies is replaced anyway"
-        raise ArgumentError(f"{argument} has {unknown}: {nearest(unknown[0], _ACTOR_OPTIONS)}; {hint}")
+        hint = "num_gpus is a separate argument, and dead runners are always replaced"
+        problem = f"{argument} has {unknown}: {nearest(unknown[0], _ACTOR_OPTIONS)} ({hint})"
+        raise ArgumentError(problem, key=argument, value=unknown[0])
     if "memory" in given:
         given["resources"] = {**given.get("resources", {}), "memory": given.pop("memory")}
     settings = {_ACTOR_OPTIONS[name]: value for name, value in given.items()}
@@ -213,7 +217,8 @@ def with_rules(
     models = dict(weights_dict or {})
     policy = models.pop("policy", weights)
     if unknown := [name for name in models if not name.startswith("env.")]:
-        raise WeightsError(f"weights_dict has {unknown}: known are 'policy', and transforms as 'env.transform[0]'")
+        fix = "Use 'policy', and for transforms 'env.transform[0]'."
+        raise WeightsError(f"weights_dict has {unknown}", key="weights_dict", value=unknown, fix=fix)
     statistics = {name.removeprefix("env."): statistics_of(name, model) for name, model in models.items()}
     if policy is None and not statistics and max_steps is None and mode is None:
         return None

@@ -101,7 +101,9 @@ def refuse_batch(env: EnvBase) -> None:
         ConfigError: It is a batch.
     """
     if env.batch_size:
-        raise ConfigError(f"the TorchRL environment is a batch of shape {tuple(env.batch_size)}: build single ones")
+        problem = f"the TorchRL environment is a batch of shape {tuple(env.batch_size)}"
+        fix = "Build single environments."
+        raise ConfigError(problem, key="environment.env", value=tuple(env.batch_size), fix=fix)
 
 
 @final
@@ -262,10 +264,12 @@ def _single(env: EnvBase, what: str, keys: Sequence[Key], given: Key | None) -> 
     usual = keys[0] if len(keys) == 1 else what if what in keys else None
     key = usual if given is None else unravel_key(given)
     if key is None or key not in keys:
-        raise ConfigError(f"{what}_key is {given!r}, but the TorchRL environment has {list(keys)}: give one of these")
+        problem = f"{what}_key is {given!r}, but the TorchRL environment has {list(keys)}"
+        raise ConfigError(problem, key=f"{what}_key", value=given, fix="Pass one of these.")
     shape = (env.full_reward_spec if what == "reward" else env.full_done_spec)[key].shape
     if shape.numel() != 1:
-        raise ConfigError(f"{what} {key!r} has shape {tuple(shape)}, one per agent: select one, or use policy.policies")
+        problem, fix = f"{what} {key!r} has shape {tuple(shape)}, one per agent", "Select one, or use policy.policies."
+        raise ConfigError(problem, key=f"{what}_key", value=tuple(shape), fix=fix)
     return key
 
 
@@ -304,9 +308,11 @@ def observation_space(spec: TensorSpec) -> gym.spaces.Box:
         ConfigError: The spec holds no tensors of fixed shape.
     """
     if any(size < 0 for size in spec.shape) or not hasattr(spec, "dtype") or spec.dtype is None:
-        raise ConfigError(f"the observation spec {spec} has tensors without one fixed shape, which make no batch")
+        problem = f"the observation spec {spec} has no fixed shape, so its tensors do not form a batch"
+        raise ConfigError(problem, key="environment.env")
     if spec.dtype is torch.bfloat16:
-        raise ConfigError("an environment's spec is bfloat16, which numpy has not: give it a DTypeCastTransform")
+        fix = "Add a DTypeCastTransform to the environment."
+        raise ConfigError("numpy has no bfloat16", key="environment.env", value="bfloat16", fix=fix)
     shape, dtype = tuple(spec.shape), torch.empty((), dtype=spec.dtype).numpy().dtype.type
     low: Any = -np.inf
     high: Any = np.inf
@@ -339,7 +345,8 @@ def action_space(spec: TensorSpec) -> gym.Space[Any]:
         return gym.spaces.MultiDiscrete(np.full(tuple(spec.shape), int(spec.n)))
     if isinstance(spec, (Bounded, Unbounded)):
         return observation_space(spec)
-    raise ConfigError(f"actions of the spec {type(spec).__name__} have no gymnasium space")
+    name = type(spec).__name__
+    raise ConfigError(f"actions of the spec {name} have no gymnasium space", key="environment.env", value=name)
 
 
 def unbounded(spec: TensorSpec) -> TensorSpec:

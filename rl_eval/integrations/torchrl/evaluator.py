@@ -142,9 +142,13 @@ class Evaluator:
         remote = one_of("backend", backend, ("thread", "process", "ray")) != "thread"
         one_of("busy_policy", busy_policy, ("skip", "error", "queue"))
         if policy is None and policy_factory is None:
-            raise ArgumentError("a policy or a policy_factory must be provided")
+            raise ArgumentError("there is no policy", key="policy", fix="Pass policy or policy_factory.")
         if remote and isinstance(env, EnvBase):
-            raise ArgumentError(f"env is a {type(env).__name__}, which another process cannot build: give a callable")
+            problem, fix = (
+                f"another process cannot build the env, a {type(env).__name__}",
+                "Pass a callable that builds it.",
+            )
+            raise ArgumentError(problem, key="env", value=type(env).__name__, fix=fix)
         for name, value in {"init_fn": init_fn, "num_gpus": num_gpus, "ray_kwargs": ray_kwargs}.items():
             refuse(
                 name, None if remote else value or None, 'backend="thread" starts no process: use "process" or "ray"'
@@ -362,7 +366,8 @@ def _measure(metrics_fn: Callable[[TensorDictBase], Mapping[str, Any]], episodes
     try:
         return dict(metrics_fn(TensorDict(last, batch_size=[len(records)])))
     except KeyError as error:
-        raise ArgumentError(f"metrics_fn reads {error}, but its rows, one per episode, have {list(last)}") from error
+        problem = f"metrics_fn reads {error}, but its rows, one per episode, have {list(last)}"
+        raise ArgumentError(problem, key="metrics_fn", value=str(error)) from error
 
 
 def _as_tensordict(metrics: Mapping[str, Any]) -> TensorDictBase:
@@ -454,7 +459,7 @@ class RayEvalWorker:
             WeightsError: They are not weights.
         """
         if self._evaluator is None:
-            raise UsageError("the worker is shut down: create a new one")
+            raise UsageError("the worker is shut down", key="shutdown", fix="Create a new one.")
         if self._handle is not None:
             self._handle.cancel()
         mode = "deterministic" if deterministic else "random"

@@ -127,7 +127,8 @@ class EnvMaker:
         """Build the environment of one lane."""
         built = copy.deepcopy(self.source) if isinstance(self.source, EnvBase) else self.source()
         if not isinstance(built, EnvBase):
-            raise ConfigError(f"env builds a {type(built).__name__}: let it build a TorchRL environment")
+            name, fix = type(built).__name__, "Build a TorchRL environment."
+            raise ConfigError(f"env builds a {name}", key="env", value=name, fix=fix)
         built = _one_of(built, context.lane_index) if built.batch_size else built
         _refuse_recorders(built, context.num_runners)
         adapted = as_env(
@@ -161,7 +162,8 @@ def _one_of(batched: Any, lane_index: int) -> Any:
     transforms, inner = peel(batched)
     factories = vars(inner).get("create_env_fn")
     if factories is None or any(type(transform).__name__.startswith("VecNorm") for transform in transforms):
-        raise ConfigError(f"env builds a {type(inner).__name__}, a batch to rl_eval: let it build single environments")
+        problem, fix = f"env builds a {type(inner).__name__}, which is a batch", "Build single environments."
+        raise ConfigError(problem, key="env", value=type(inner).__name__, fix=fix)
     number = lane_index % len(factories)
     single = factories[number](**vars(inner)["create_env_kwargs"][number])
     for transform in transforms:
@@ -174,9 +176,11 @@ def _refuse_recorders(env: Any, num_runners: int) -> None:
     for transform in peel(env)[0]:
         name = type(transform).__name__
         if name in {"VideoRecorder", "TensorDictRecorder"}:
-            raise ConfigError(f"env has a {name}, which keeps all frames: pass videos=VideoSettings(...) instead")
+            problem, fix = f"env has a {name}, which stores all frames", "Pass videos=VideoSettings(...) instead."
+            raise ConfigError(problem, key="env", value=name, fix=fix)
         if num_runners > 1 and type(transform).dump is not Transform.dump:
-            raise ConfigError(f"env has a {name}, whose dump() is called in one process: pass num_runners=1")
+            problem = f"env has a {name}, whose dump() is called in one process"
+            raise ConfigError(problem, key="num_runners", value=num_runners, fix="Pass num_runners=1.")
 
 
 def dump_transforms(runner: EvalRunner, step: int) -> None:
@@ -302,11 +306,12 @@ class _Received(torch.nn.Module):
 
     def set_extra_state(self, state: Rules) -> None:
         if state.tensors is not None and not self._required <= state.tensors <= self._all:
-            raise WeightsError(f"{state.tensors} tensors were sent, but the policy has {self._all}")
+            problem = f"{state.tensors} tensors were sent, but the policy has {self._all}"
+            raise WeightsError(problem, key="weights", value=state.tensors)
         try:
             self._obey(state)
         except UsageError as error:
-            raise WeightsError(str(error)) from error
+            raise WeightsError(str(error), key=error.key, value=error.value) from error
 
 
 def _call(factory: Callable[..., Any], env: Any) -> Any:
@@ -334,7 +339,8 @@ def _as_module(policy: Any, env: Any) -> Any:
     keys = list(env.full_observation_spec.keys())
     read = [name for name in parameters if name in keys]
     if any(one.default is one.empty and name not in read for name, one in parameters.items()):
-        raise ConfigError(f"forward() of the policy takes {list(parameters)}: name them like observations, {keys}")
+        problem, fix = f"forward() of the policy takes {list(parameters)}", f"Name them like the observations: {keys}."
+        raise ConfigError(problem, key="policy", value=list(parameters), fix=fix)
     return TensorDictModule(policy, read, list(env.action_keys))
 
 

@@ -66,7 +66,8 @@ def statistics_of(path: str, source: Any) -> dict[str, Any]:
     elif hasattr(source, "flatten_keys"):
         source = source.flatten_keys(".").to_dict()
     if not isinstance(source, Mapping):
-        raise WeightsError(f"weights_dict[{path!r}] is a {type(source).__name__}: give the transform or its state dict")
+        problem, fix = f"weights_dict[{path!r}] is a {type(source).__name__}", "Pass the transform or its state dict."
+        raise WeightsError(problem, key=path, value=type(source).__name__, fix=fix)
     return {
         name: value.detach().cpu().clone() if isinstance(value, torch.Tensor) else copy.deepcopy(value)
         for name, value in source.items()
@@ -90,5 +91,8 @@ def load_statistics(env: Any, path: str, state: Mapping[str, Any]) -> None:
             part = part[int(name)] if name.isdigit() else getattr(part, name)
         part.load_state_dict(state)
     except (AttributeError, IndexError, KeyError, TypeError, RuntimeError) as error:
-        found = f"({type(error).__name__}: {error}): give the transform under the path that it has there"
-        raise WeightsError(f"weights_dict['env.{path}'] does not fit the evaluation environment {found}") from error
+        problem = (
+            f"weights_dict['env.{path}'] does not fit the evaluation environment ({type(error).__name__}: {error})"
+        )
+        fix = "Use the path of the transform in the evaluation environment."
+        raise WeightsError(problem, key=f"env.{path}", fix=fix) from error

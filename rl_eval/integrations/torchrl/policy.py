@@ -109,7 +109,8 @@ class TensorDictPolicy:
             self._normalized = bool(normalizers_of(policy))
             self._stages = tuple(stages_of(policy, mode))
         elif mode == "random":
-            raise ConfigError("the policy is a plain callable without a distribution: set policy.deterministic to True")
+            problem, fix = "the policy is a plain callable without a distribution", "Set policy.deterministic to True."
+            raise ConfigError(problem, key="policy.deterministic", value=False, fix=fix)
         else:
             self._stages = (lambda batch, _: policy(batch),)
         inputs = [unravel_key(key) for key in getattr(policy, "in_keys", ())]
@@ -181,12 +182,14 @@ class TensorDictPolicy:
         if paths != [()]:
             wanted = needed if known else [unravel_key(path) for path in paths]
             if missing := [key for key in wanted if path_of(key) not in paths]:
-                raise ConfigError(f"the policy reads {missing}, but observations have {paths}: rename its in_keys")
+                problem = f"the policy reads {missing}, but observations have {paths}"
+                raise ConfigError(problem, key="policy", value=missing, fix="Rename its in_keys.")
             return {key: path_of(key) for key in wanted}
         if len(needed) > 1:
             needed = [key for key in needed if path_of(key)[-1] == "observation"]
             if len(needed) != 1:
-                raise ConfigError(f"the policy reads {inputs}, but observations are one array and no dict: {space}")
+                problem = f"the policy reads {inputs}, but an observation is one array: {space}"
+                raise ConfigError(problem, key="policy", value=inputs)
         return dict.fromkeys(needed if known else ["observation"], ())
 
     def _batch(self, observations: Any, state: Any) -> TensorDictBase:
@@ -222,7 +225,8 @@ class TensorDictPolicy:
         tensor = output.get(key, None)
         if tensor is None:
             written = sorted(map(".".join, _leaves(output)))
-            raise ConfigError(f"the policy wrote no {key!r}, which is where its action is read; it has {written}")
+            problem = f"the policy did not write its action to {key!r}; it wrote {written}"
+            raise ConfigError(problem, key="policy", value=str(key))
         array = array_of(tensor)
         if array.dtype.kind == "f":
             refuse_nan(array, live, f"the policy's {key!r}")
@@ -237,7 +241,11 @@ class TensorDictPolicy:
         declared = leaf_spaces(self._observation_space).get(path_of(key))
         if declared is not None and declared.shape is not None:
             return self._cast(torch.from_numpy(np.zeros((batch_size, *declared.shape), declared.dtype)))
-        raise ConfigError(f"the policy carries {key!r}, of unknown shape: its module needs make_tensordict_primer()")
+        problem, fix = (
+            f"the shape of the policy's state {key!r} is unknown",
+            "Its module needs make_tensordict_primer().",
+        )
+        raise ConfigError(problem, key="policy", value=str(key), fix=fix)
 
 
 def _action_keys(outputs: list[Key], space: gym.Space[Any]) -> list[tuple[tuple[str, ...], Key, gym.Space[Any]]]:
@@ -248,7 +256,8 @@ def _action_keys(outputs: list[Key], space: gym.Space[Any]) -> list[tuple[tuple[
     if not outputs or "action" in candidates:
         candidates = ["action"]
     if len(candidates) != 1:
-        raise ConfigError(f"the policy has the out_keys {outputs}: exactly one must be 'action', or end with it")
+        fix = "Exactly one must be 'action' or end with it."
+        raise ConfigError(f"the policy has the out_keys {outputs}", key="policy", value=outputs, fix=fix)
     return [((), candidates[0], space)]
 
 
@@ -272,7 +281,8 @@ def _as_actions(array: Array, space: gym.Space[Any]) -> Array:
 
 def _reshaped(array: Array, shape: tuple[int, ...], space: gym.Space[Any]) -> Array:
     if array.size != int(np.prod(shape)):
-        raise PolicyError(f"the policy returned actions of shape {array.shape}, but {space} needs {shape}")
+        problem = f"the policy returned actions of shape {array.shape}, but {space} needs {shape}"
+        raise PolicyError(problem, key="policy", value=array.shape)
     return array.reshape(shape)
 
 

@@ -123,9 +123,10 @@ class RayCollector:
             name: torch.device(same(name, given) or same("device", device) or "cpu") for name, given in devices.items()
         }
         for name, given in (same("collector_kwargs", collector_kwargs) or {}).items():
-            refuse(f"collector_kwargs[{name!r}]", given, "there is no inner collector", unless=where.get(name))
+            refuse(f"collector_kwargs[{name!r}]", given, "runners step the environments", unless=where.get(name))
         if frames_per_batch < 1:
-            raise ArgumentError(f"frames_per_batch is {frames_per_batch}: give at least 1")
+            problem, fix = f"frames_per_batch is {frames_per_batch}", "Pass at least 1."
+            raise ArgumentError(problem, key="frames_per_batch", value=frames_per_batch, fix=fix)
         self.frames_per_batch, self.total_frames = int(frames_per_batch), int(total_frames)
         self.split_trajs, self.reset_at_each_iter, self.postproc = split_trajs, reset_at_each_iter, postproc
         self.init_random_frames = max(0, int(init_random_frames or 0))
@@ -283,10 +284,11 @@ class RayCollector:
         refuse("model_id", model_id, "there is one policy", unless="policy")
         given = [one for one in (policy_or_weights, weights, policy) if one is not None]
         if len(given) > 1:
-            raise ArgumentError("give the weights once: as policy_or_weights, weights or policy")
+            fix = "Pass one of policy_or_weights, weights and policy."
+            raise ArgumentError("several arguments have weights", key="weights", value=len(given), fix=fix)
         sent = given[0] if given else None if weights_dict else self._policy
         if sent is None and not weights_dict:
-            raise ArgumentError("there is no policy whose weights could be sent: give them")
+            raise ArgumentError("there is no policy with weights to send", key="weights", fix="Pass the weights.")
         with self._alone():
             self._unsent = 0
             if self._random:
@@ -337,7 +339,8 @@ class RayCollector:
             ArgumentError: There is no replay buffer.
         """
         if self.replay_buffer is None:
-            raise ArgumentError("start() fills a replay buffer: pass replay_buffer, or iterate over the collector")
+            problem, fix = "start() fills a replay buffer", "Pass replay_buffer, or iterate over the collector."
+            raise ArgumentError(problem, key="replay_buffer", fix=fix)
         self._check_filling()
         if self._filling is None:
             self._filling = Future()

@@ -67,7 +67,8 @@ def stages_of(module: Any, mode: str) -> Iterator[Stage]:
         yield lambda batch, chance: module.draw_from_noise(batch, chance.noise)
     elif any(base.__module__ == _EXPLORATION for base in type(module).__mro__):
         if mode == "random":
-            raise ConfigError(f"{type(module).__name__} has noise of its own: take it out, or set policy.deterministic")
+            name, fix = type(module).__name__, "Remove it, or set policy.deterministic."
+            raise ConfigError(f"{name} adds its own noise", key="policy.deterministic", value=name, fix=fix)
         if hasattr(module, "td_module"):
             yield from stages_of(module.td_module, mode)
         return
@@ -95,7 +96,8 @@ def stages_of(module: Any, mode: str) -> Iterator[Stage]:
 def _value_of(module: ProbabilisticTensorDictModule, mode: str) -> Stage:
     """Write the chosen or drawn value of a distribution where the module would write its sample."""
     if module.num_samples is not None:
-        raise ConfigError(f"the policy draws num_samples={module.num_samples} actions per observation: draw one")
+        problem = f"the policy draws num_samples={module.num_samples} actions per observation"
+        raise ConfigError(problem, key="policy", value=module.num_samples, fix="Draw one.")
     keys = module.dist_sample_keys
 
     def run(batch: TensorDictBase, chance: Chance) -> TensorDictBase:
@@ -138,7 +140,8 @@ def _choose(distribution: Any, mode: str) -> Any:
     try:
         return getattr(distribution, attribute)
     except (AttributeError, NotImplementedError) as error:
-        raise ConfigError(f"{kind} has no {attribute}: give it a deterministic_sample property") from error
+        problem, fix = f"{kind} has no {attribute}", "Add a deterministic_sample property to it."
+        raise ConfigError(problem, key="policy.deterministic", value=str(kind), fix=fix) from error
 
 
 def _draw(distribution: Any, chance: Chance) -> Any:
@@ -148,7 +151,8 @@ def _draw(distribution: Any, chance: Chance) -> Any:
         ConfigError: There is no noise, or only torch's global generator could do it.
     """
     if chance.noise is None:
-        raise ConfigError("the policy samples its actions, but policy.deterministic is True: set it to False")
+        problem, fix = "the policy samples its actions, but policy.deterministic is True", "Set it to False."
+        raise ConfigError(problem, key="policy.deterministic", value=True, fix=fix)
     with EpisodeDraws(*chance):
         return distribution.sample()
 
@@ -173,7 +177,8 @@ def _check_switches(module: torch.nn.Module) -> None:
             vars(part)["_use_exploration_type"] = False  # NoisyLinear: then it goes by train() and eval().
         elif isinstance(part, ProbabilisticTensorDictModule) or _reads_switch(type(part)):
             name = type(part).__name__
-            raise ConfigError(f"{name} in a {type(module).__name__} follows a process-global switch: take it out")
+            problem = f"{name} in a {type(module).__name__} depends on a process-global setting"
+            raise ConfigError(problem, key="policy", value=name, fix="Remove it.")
 
 
 def _reads_switch(kind: type) -> bool:
