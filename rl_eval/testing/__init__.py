@@ -1,8 +1,7 @@
 """Test tools for evaluators: environments with known truth or known faults, and contract suites to inherit.
 
-Faults are placed by (episode, attempt, step), never by a running generator: so the same episode fails in the
-same place wherever it runs, and a retry can succeed. Every factory works as ``environment.env`` in a config, for
-example ``env: "rl_eval.testing:faulty"``.
+Faults are placed by episode, attempt and step. So the same episode fails at the same step on any runner, and a retry
+can succeed. Every factory works as ``environment.env`` in a config, for example ``env: "rl_eval.testing:faulty"``.
 """
 
 from rl_eval.testing.contracts import EvalRunnerContract, PolicyContract

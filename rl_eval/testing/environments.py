@@ -1,4 +1,4 @@
-"""Environments and policies of tests: with known truth, odd spaces, a leak, or recurrent state that samples."""
+"""Environments and policies for tests: with a known mean, unusual spaces, a state leak, or a recurrent state."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from rl_eval.runners.environment import construct_env
 
 
 class TwoLengthEnv(gym.Env[npt.NDArray[np.float32], np.int64]):
-    """Half of the seeds give 5 steps worth 0, the other half 200 steps worth 1: the true mean return is 0.5.
+    """Environment with a true mean return of 0.5: half of the seeds give 5 steps and return 0, half 200 steps and 1.
 
-    An evaluator that counts the first episodes to finish reports less.
+    An evaluator that counts the first episodes to finish reports a lower mean.
 
     Args:
-        step_seconds: How long a step takes at least.
+        step_seconds: Shortest duration of a step.
     """
 
     MEAN: Final = 0.5
@@ -52,7 +52,7 @@ class TwoLengthEnv(gym.Env[npt.NDArray[np.float32], np.int64]):
         return self._observation(), float(done and self._length == self.LONG), done, False, {}
 
     def render(self) -> None:
-        """Return no frame; some evaluators render after every step."""
+        """Return None; some evaluators render after every step."""
 
     def _observation(self) -> npt.NDArray[np.float32]:
         return np.array([self._steps / self.LONG, self._length == self.LONG], np.float32)
@@ -92,12 +92,12 @@ class ImpureEnv(gym.Wrapper[Any, Any, Any, Any]):
         self._episodes = 0
 
     def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
-        """Reset everything but the count of episodes."""
+        """Reset everything except the count of episodes."""
         self._episodes += 1
         return self.env.reset(**kwargs)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Step, with the leak in the reward."""
+        """Step, and add the leak to the reward."""
         observation, reward, terminated, truncated, info = self.env.step(action)
         return observation, float(reward) + 0.001 * self._episodes, terminated, truncated, info
 
@@ -106,7 +106,7 @@ def wrapped_env(context: EnvContext) -> tuple[gym.Env[Any, Any], dict[str, Any]]
     """Build the environment that a test factory wraps.
 
     Args:
-        context: Holds ``env`` (whatever ``environment.env`` may be, or ``two_length``; by default CartPole-v1) and
+        context: Context with ``env`` (any value of ``environment.env``, or ``two_length``; by default CartPole-v1) and
             ``env_kwargs``.
 
     Returns:
@@ -131,7 +131,7 @@ def two_length(context: EnvContext) -> TwoLengthEnv:
 
 
 def make_gru(observation_space: gym.Space[Any], action_space: gym.Space[Any], hidden: int = 16, seed: int = 12) -> Any:
-    """Build a recurrent policy with fixed weights: a GRU cell over flat observations, sampling actions by its logits.
+    """Build a recurrent policy with fixed weights: a GRU cell over flat observations that samples actions from logits.
 
     It implements :class:`rl_eval.Policy`, with a state of shape (batch, hidden).
     """
@@ -162,7 +162,7 @@ def make_gru(observation_space: gym.Space[Any], action_space: gym.Space[Any], hi
 
 
 def make_dict_policy(observation_space: gym.Space[Any]) -> Any:
-    """Build a numpy policy for :class:`DictObservation`: it pushes towards where the pole leans, as a batch."""
+    """Build a numpy policy for batches of :class:`DictObservation` that pushes in the direction of the pole."""
 
     def act(observations: dict[str, Any]) -> npt.NDArray[np.int64]:
         cart, rest = observations["body"]

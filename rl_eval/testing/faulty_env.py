@@ -1,4 +1,4 @@
-"""Environment with faults of chosen kinds, in chosen episodes, attempts, phases and steps."""
+"""Environment with faults of given kinds, in given episodes, attempts, phases and steps."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class InjectedFault(RuntimeError):
 
 
 class Strike(NamedTuple):
-    """One fault that is due."""
+    """Fault to inject now."""
 
     where: str
     """Phase, episode, attempt and step, for the message."""
@@ -45,7 +45,7 @@ class Strike(NamedTuple):
     """Memory limit of a balloon."""
 
 
-# ------------------------------------------------------------------ what happens to the process
+# ------------------------------------------------------------------ faults of the process
 
 
 def _raise(strike: Strike) -> None:
@@ -59,7 +59,7 @@ def _loop(strike: Strike) -> None:
 
 
 def _gil_sleep(strike: Strike) -> None:
-    # PyDLL, unlike CDLL, keeps the GIL while the C function runs, which a signal ends early.
+    # PyDLL, unlike CDLL, keeps the GIL while the C function runs. A signal ends the function early.
     end = time.perf_counter() + strike.seconds
     while (left := end - time.perf_counter()) > 0:
         ctypes.PyDLL(None).usleep(ctypes.c_uint(int(left * 1e6) + 1))
@@ -98,7 +98,7 @@ STRIKES: Final[Mapping[str, Callable[[Strike], object]]] = {
 """Kinds of faults of the process."""
 
 
-# ------------------------------------------------------------------ what the environment returns
+# ------------------------------------------------------------------ faults of returned values
 
 
 def _observation_spoiler(spoil: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -118,10 +118,10 @@ SPOILS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "nan_reward": lambda result: (result[0], float("nan"), *result[2:]),
     "not_a_tuple": lambda _: None,
 }
-"""Kinds that change what ``reset`` or ``step`` returns."""
+"""Kinds that change the result of ``reset`` or ``step``."""
 
 
-# ------------------------------------------------------------------ which kind can strike where
+# ------------------------------------------------------------------ phases of each kind
 
 
 _EVERYWHERE: Final[tuple[StrikePhase, ...]] = ("step", "reset", "construct", "close")
@@ -133,88 +133,89 @@ PHASES: Final[Mapping[str, tuple[StrikePhase, ...]]] = {
     "leak": ("reset", "step"),
     "spawn": ("construct",),
 }
-"""Phases of each kind, the usual one first. ``leak`` and ``spawn`` need the environment's own state."""
+"""Phases of each kind, the default first. ``leak`` and ``spawn`` need the environment's own state."""
 
 
 def check_kind(kind: str, phase: str | None, space: gym.Space[Any]) -> StrikePhase:
-    """Return the phase that a kind strikes in.
+    """Return the phase of a kind of fault.
 
     Args:
         kind: Name of the kind.
-        phase: Name of the phase, or None for the kind's usual one.
-        space: Observation space that the kind must be able to spoil.
+        phase: Name of the phase, or None for the kind's default.
+        space: Observation space of the environment.
 
     Raises:
-        ValueError: Kind or phase are unknown, or the kind cannot strike there.
+        ValueError: The kind or the phase is unknown, or the kind does not work in the phase or with the space.
     """
     if kind not in PHASES:
-        raise ValueError(f"kind is {kind!r}: {nearest(kind, PHASES)}")
+        raise ValueError(f"unknown kind {kind!r}; {nearest(kind, PHASES)}")
     if phase is not None and phase not in _EVERYWHERE:
-        raise ValueError(f"phase is {phase!r}: {nearest(phase, _EVERYWHERE)}")
+        raise ValueError(f"unknown phase {phase!r}; {nearest(phase, _EVERYWHERE)}")
     if phase is not None and phase not in PHASES[kind]:
-        raise ValueError(f"kind {kind!r} cannot strike in phase {phase!r}: use {' or '.join(map(repr, PHASES[kind]))}")
+        raise ValueError(f"kind {kind!r} has no phase {phase!r}. Use {' or '.join(map(repr, PHASES[kind]))}")
     if kind == "missing_key" and not isinstance(space, gym.spaces.Dict):
-        raise ValueError(f"kind 'missing_key' needs a Dict observation space, but there is {space}")
+        raise ValueError(f"kind 'missing_key' needs a Dict observation space, not {space}")
     if kind == "nan_observation" and not any(
         np.asarray(leaf).dtype.kind == "f" for leaf in tree.flatten(copy.deepcopy(space).sample())
     ):
-        raise ValueError(f"kind 'nan_observation' needs floats in the observation space, but there is {space}")
+        raise ValueError(f"kind 'nan_observation' needs floats in the observation space, not {space}")
     return next(known for known in PHASES[kind] if phase in (None, known))
 
 
 class FaultyEnv(gym.Wrapper[Any, Any, Any, Any]):
-    """Wrapper with one kind of fault at one place; otherwise the plain environment.
+    """Wrapper with one kind of fault at one place; otherwise equal to the wrapped environment.
 
     ==================  ===========================================================================
-    kind                what happens
+    kind                effect
     ==================  ===========================================================================
-    none                nothing, for comparison
-    raise               :class:`InjectedFault` is raised
-    exit, os_exit       ``sys.exit(13)``, ``os._exit(13)``
-    segfault, abort     a real SIGSEGV, SIGABRT
+    none                no fault, for comparison
+    raise               raises :class:`InjectedFault`
+    exit, os_exit       ``sys.exit(13)`` or ``os._exit(13)``
+    segfault, abort     a real SIGSEGV or SIGABRT
     sigkill, sigstop    the process sends itself the signal
     loop                a Python loop that keeps a core busy for ``seconds``
-    sleep, gil_sleep    a sleep of ``seconds``, without and with the GIL held
-    balloon             memory is taken until ``limit_mib`` more than now are used: MemoryError, or death
+    sleep, gil_sleep    a sleep of ``seconds``, which releases or holds the GIL
+    balloon             allocates up to ``limit_mib`` of additional memory: MemoryError, or death
     nan_observation     the floats of the observation are NaN
-    bad_shape           every part of the observation is twice as big
-    bad_dtype           every part of the observation is text
+    bad_shape           every part of the observation has an additional axis of size 2
+    bad_dtype           every part of the observation is a string
     missing_key         the first key of a Dict observation is missing
     nan_reward          the reward is NaN
-    not_a_tuple         None is returned
-    leak                later episodes of the same object have greater rewards: 0.001 per faulty episode
-    spawn               each object starts a child process, which its ``close`` ends
+    not_a_tuple         returns None
+    leak                rewards of later episodes of the same object increase by 0.001 per faulty episode
+    spawn               each object starts a child process, which its ``close`` kills
     ==================  ===========================================================================
 
-    Faults come in the listed episodes, and in attempts that are drawn with ``attempt_rates`` and ``step_rate``. Whether
-    an attempt is drawn, and its step, depend on (episode, attempt) alone, so a retry can succeed anywhere. An evaluator
-    that does not announce its episodes gets draws of no fixed seed, as real faults are.
+    Faults occur in the listed episodes, and in attempts that are drawn with ``attempt_rates`` and ``step_rate``. The
+    draw depends only on episode and attempt, so a retry can succeed on any runner. For an evaluator that does not call
+    ``begin_episode``, draws have no fixed seed, like real faults.
 
-    A hang ends after ``seconds`` at the latest, and the environment then continues normally.
+    A hang ends after ``seconds``, and the environment then continues normally.
 
     Args:
         env: Environment to wrap.
-        kind: What goes wrong.
-        phase: ``construct``, ``reset``, ``step`` or ``close``; by default the kind's usual one.
-        episodes: Indices of the faulty episodes; None for all. A constructor does not know its episode and fails
-            whatever is listed here; ``close`` fails after a faulty episode was begun, or always if none is listed.
-        attempts: Their faulty attempts, from 1; None for all.
-        step: In phase ``step``, the step that fails, from 1. A shorter episode is spared.
-        attempt_rates: Besides, the share of first, second, ... attempts of every episode that fail; later ones do not.
-        within_steps: Such an attempt fails at a step drawn uniformly from this many, if it lives that long.
-        step_rate: Besides, the probability that a step fails, in every attempt.
-        after: Occasions that each object lets pass before it fails.
-        seconds: How long hangs last, and children live.
-        folder: Fail only once per listed episode (in ``construct``, and with ``episodes=None``: once) over all
-            processes: a file ``KIND-PHASE[-INDEX]`` in this folder remembers it, and holds the id of the process.
-            Needed where the fault kills the process, since no attempt is charged then. With ``spawn``, which is
-            never limited, the folder gets a file ``spawn-PID`` for each child instead.
-        limit_mib: Memory that ``balloon`` may take.
-        new_session: Whether children of ``spawn`` lead a session of their own, out of reach of a signal to the
-            process group.
+        kind: Kind of the fault.
+        phase: ``construct``, ``reset``, ``step`` or ``close``; by default the kind's first phase.
+        episodes: Indices of the faulty episodes; None for all. A constructor does not know its episode and always
+            fails. ``close`` fails after the start of a faulty episode, or always if no episode is listed.
+        attempts: Faulty attempts of these episodes, from 1; None for all.
+        step: In phase ``step``, the step that fails, from 1. A shorter episode does not fail.
+        attempt_rates: Additional faults: the fraction of first, second, ... attempts of every episode that fail. Later
+            attempts do not fail.
+        within_steps: Such an attempt fails at a step drawn uniformly from this many, if it is long enough.
+        step_rate: Additional faults: the probability that a step fails, in every attempt.
+        after: Number of due faults that each object skips first.
+        seconds: Duration of hangs, and lifetime of children.
+        folder: Fail only once per listed episode, over all processes (in ``construct``, and with ``episodes=None``,
+            only once). A file ``KIND-PHASE[-INDEX]`` in this folder records the fault and the id of the process. Use it
+            if the fault kills the process, since this uses up no attempt. ``spawn`` is not limited; it writes a file
+            ``spawn-PID`` for each child.
+        limit_mib: Highest additional memory of ``balloon``.
+        new_session: Whether children of ``spawn`` start a separate session, which a signal to the process group does
+            not reach.
 
     Raises:
-        ValueError: Kind or phase are unknown or do not fit each other or the environment.
+        ValueError: The kind or the phase is unknown, or they do not fit each other or the environment.
     """
 
     def __init__(
@@ -253,17 +254,17 @@ class FaultyEnv(gym.Wrapper[Any, Any, Any, Any]):
         self._leaks = 0
         self._shift = 0.0
         self._faulty = episodes is None
-        """Whether the attempt is one of the listed ones."""
+        """Whether the current attempt is listed."""
         self._drawn_step = np.inf
         self._announced = False
         self._label = ""
         self._last_listed: int | None = None
-        """Index of the last listed episode that was begun."""
+        """Index of the last listed episode that started."""
         if self._is_due("construct"):
             self._strike()
 
     def begin_episode(self, index: int, seed: int, attempt: int) -> None:
-        """Decide whether, and at which step, the attempt that follows fails."""
+        """Select the step at which the next attempt fails, if any."""
         self._announced = True
         listed = self._episodes is not None and index in self._episodes
         self._faulty = (self._episodes is None or listed) and (self._attempts is None or attempt in self._attempts)
@@ -317,7 +318,7 @@ class FaultyEnv(gym.Wrapper[Any, Any, Any, Any]):
             self._drawn_step = min(self._drawn_step, float(rng.geometric(self._step_rate)))
 
     def _is_due(self, phase: StrikePhase) -> bool:
-        """Whether the fault comes in this phase; if only once, it comes now."""
+        """Return whether to fail in this phase now, and record a fault that must not repeat."""
         if phase != self._phase:
             return False
         if self._to_pass:
@@ -333,7 +334,7 @@ class FaultyEnv(gym.Wrapper[Any, Any, Any, Any]):
         return True
 
     def _strike(self) -> None:
-        """Do what the kind does to the process or to this object."""
+        """Apply the fault to the process or to this object."""
         if self._kind in STRIKES:
             at_step = f", at step {self._steps}" if self._phase == "step" else ""
             STRIKES[self._kind](Strike(f"{self._phase}{self._label}{at_step}", self._seconds, self._limit_mib))
@@ -347,7 +348,7 @@ class FaultyEnv(gym.Wrapper[Any, Any, Any, Any]):
         return result if spoil is None else spoil(result)
 
     def _spawn(self) -> None:
-        # Without the pipes of this process: their readers must not wait for the child.
+        # The child must not inherit the pipes of this process: their readers would wait for it.
         quiet = subprocess.DEVNULL
         self._child = subprocess.Popen(  # noqa: S603
             ["sleep", str(self._seconds)],
@@ -367,12 +368,12 @@ class FaultyEnv(gym.Wrapper[Any, Any, Any, Any]):
 
 
 def faulty(context: EnvContext) -> FaultyEnv:
-    """Build a :class:`FaultyEnv` from ``env`` and ``env_kwargs``, and its own arguments."""
+    """Build a :class:`FaultyEnv` from ``env``, ``env_kwargs`` and its own arguments."""
     env, kwargs = wrapped_env(context)
     return FaultyEnv(env, **kwargs)
 
 
 def dict_observation(context: EnvContext) -> FaultyEnv:
-    """Build a :class:`DictObservation`, faulty if it is given :class:`FaultyEnv`'s arguments."""
+    """Build a :class:`DictObservation`; arguments of :class:`FaultyEnv` add faults."""
     env, kwargs = wrapped_env(context)
     return FaultyEnv(DictObservation(env), **kwargs)

@@ -1,6 +1,6 @@
-"""Stable-Baselines3: its models as policies, live or from a zip file, and evaluation beside its training.
+"""Stable-Baselines3: its models as policies, from an object or a zip file, and evaluation during its training.
 
-The names are found on first use, so that a saved model is looked at without Stable-Baselines3.
+Names are imported on first use, so a saved model can be examined without Stable-Baselines3.
 """
 
 from __future__ import annotations

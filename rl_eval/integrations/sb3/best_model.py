@@ -1,14 +1,14 @@
-"""The best model of a training, kept under the names of SB3: the model and its statistics, always those of one moment.
+"""Best model of a training, under SB3's file names: the model and its statistics, always from the same step.
 
-Both are in one folder, which is complete before anybody can find it::
+Both are in one folder, which is complete before a link points to it::
 
     best_model.zip               -> best_model.d/best_model.zip
     best_model_vecnormalize.pkl  -> best_model.d/best_model_vecnormalize.pkl
     best_model.d                 -> best_model.step_64000.5f1c22ab
     best_model.step_64000.5f1c22ab/
 
-The first two links never change. A new best renames one link, ``best_model.d``, so both names show the old pair until
-then, and the new one from then on.
+The first two links never change. A new best model replaces one link, ``best_model.d``, so both names switch from the
+old pair to the new pair at once.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ _PAIR: Final = re.compile(r"best_model\.step_\d+\.[0-9a-f]{8}")
 
 @dataclass(eq=False)
 class Candidate:
-    """A model that was submitted, in a folder of its own, until it is known whether it is the best."""
+    """Submitted model in a separate folder; it may become the best one."""
 
     step: int
     path: Path
 
     def discard(self) -> None:
-        """Remove it, unless it has become the best model."""
+        """Remove the folder, unless it has become that of the best model."""
         shutil.rmtree(self.path, ignore_errors=True)
 
 
@@ -50,23 +50,25 @@ class BestModel:
     """The best model in a folder.
 
     Args:
-        folder: Where it goes.
+        folder: The folder.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def prepare(self) -> None:
-        """Make the folder, and remove what killed trainings have left in it.
+        """Create the folder, and remove leftovers of killed trainings.
 
         Raises:
-            ConfigError: The folder cannot be used.
+            ConfigError: ``best_model.d`` in the folder is not a link.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
         if (self._folder / _POINTER).exists() and not self._is_link(_POINTER):
             raise ConfigError(
-                f"best_model_save_path has a {_POINTER} of somebody else: move {self._folder / _POINTER} away, or give "
-                "another folder"
+                f"best_model_save_path: {self._folder / _POINTER} exists and is not a link",
+                key="best_model_save_path",
+                value=str(self._folder),
+                fix=f"Move {_POINTER} away, or pass another folder.",
             )
         for path in self._folder.iterdir():
             if path.is_symlink():
@@ -80,7 +82,7 @@ class BestModel:
         return is_temporary(path.name) or bool(_PAIR.fullmatch(path.name) and (path / _FACTS).exists())
 
     def save(self, model: Any, step: int) -> Candidate:
-        """Save a model with its statistics, where it is not yet the best."""
+        """Save a model with its statistics, but not yet as the best one."""
         path = self._folder / temporary_name("best_model")
         path.mkdir()
         candidate = Candidate(step, path)
@@ -97,8 +99,8 @@ class BestModel:
         """Make a candidate the best model.
 
         Args:
-            candidate: It ceases to be one.
-            facts: What is known of it, as JSON has it.
+            candidate: The candidate; its folder is renamed.
+            facts: Facts about it, as JSON values.
         """
         write_text(candidate.path / _FACTS, json.dumps({"step": candidate.step, **facts}, indent=2) + "\n")
         former = self._current()
@@ -111,7 +113,7 @@ class BestModel:
             shutil.rmtree(former, ignore_errors=True)
 
     def _name_files(self, home: Path) -> None:
-        """Show the pair under SB3's names; of files that a trainer of another kind wrote, the model goes first."""
+        """Link the pair under SB3's names, after removing a model that another trainer wrote."""
         if not self._is_link(_MODEL):
             (self._folder / _MODEL).unlink(missing_ok=True)
         if (home / _STATISTICS).exists():
@@ -121,7 +123,7 @@ class BestModel:
         self._link(_MODEL, f"{_POINTER}/{_MODEL}")
 
     def _current(self) -> Path | None:
-        """Return the folder of the best model; None if there is none."""
+        """Return the folder of the best model; None without one."""
         if not self._is_link(_POINTER):
             return None
         target = (self._folder / _POINTER).readlink()

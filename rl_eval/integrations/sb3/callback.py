@@ -1,8 +1,8 @@
-"""Callback that evaluates a model during ``learn``: results are logged and kept, and the best model is saved.
+"""Callback that evaluates a model during ``learn``, logs and keeps the results, and saves the best model.
 
-The evaluation runs during training. At a due step, which is one of SB3's, the weights are copied and submitted.
-Training continues, unless two evaluations wait already. A result is taken in at the first training step after it is
-done, under the step of its weights.
+Evaluations run during training. At the same steps as SB3's callback, this one copies the weights and submits them.
+Training continues, unless two evaluations are already waiting. The callback processes a result at the first training
+step after the evaluation is done, and logs it under the step of its weights.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from rl_eval.training.evaluator import Evaluator
 
 @final
 class EvaluationArrays:
-    """Returns, lengths and successes of all evaluations, and the file of them.
+    """Returns, lengths and successes of all evaluations, kept in a file.
 
     Args:
-        file: Where they are written.
+        file: The file.
     """
 
     def __init__(self, file: Path) -> None:
@@ -47,7 +47,7 @@ class EvaluationArrays:
         self._arrays: dict[str, list[Any]] = {"timesteps": [], "results": [], "ep_lengths": [], "successes": []}
 
     def add(self, step: int, result: EvalResult) -> None:
-        """Take the numbers of an evaluation, and write the file anew; a reader sees the old file or the new one."""
+        """Add the numbers of an evaluation and replace the file; a reader sees the old file or the new one."""
         columns = {"results": "episode_return", "ep_lengths": "length", "successes": "success_at_end"}
         if result.success_rate is None:
             self._arrays.pop("successes", None)
@@ -62,7 +62,7 @@ class EvaluationArrays:
 
 
 def _column(result: EvalResult, name: str) -> Any:
-    """Return one number per planned episode, NaN where it did not complete."""
+    """Return one number per planned episode; NaN if it did not complete."""
     column = np.where(result.table.completed, result.table.rows[name].astype(np.float64), np.nan)
     return column > 0 if name == "success_at_end" else column
 
@@ -79,11 +79,11 @@ _LOGGED: Final = {
     "num_episodes": "num_episodes",
     "num_failed_episodes": "num_failed_episodes",
 }
-"""What is logged, by SB3's names, and by ours where it has none."""
+"""Logged metrics by name: SB3's name if it has one, otherwise ours."""
 
 _KEPT: Final = 100
 _MAX_WAITING: Final = 2
-"""Evaluations that wait behind the one that runs, each with a copy of the weights."""
+"""Highest number of waiting evaluations, each with a copy of the weights."""
 _POLL_S: Final = 0.02
 
 _logger = logging.getLogger(__name__)
@@ -93,12 +93,12 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class _Open:
-    """An evaluation whose result has not been taken in."""
+    """Evaluation with a result that is not processed yet."""
 
     step: int
     handle: EvalHandle
     candidate: Candidate | None
-    """The model as it was submitted, until it is known whether it is the best."""
+    """The submitted model, which may become the best one."""
 
     def discard(self) -> None:
         """Remove the candidate, unless it has become the best model."""
@@ -108,34 +108,34 @@ class _Open:
 
 @final
 class EvalCallback(EventCallback):  # type: ignore[misc]
-    """Evaluates the model during training, at the steps at which SB3's class of the same name does.
+    """Evaluates the model during training, at the same steps as SB3's class of the same name.
 
-    The arguments are those of SB3's. An evaluation has the weights of its step. It runs while training continues; at
-    most two others wait, and a further one makes training wait. An error of a callback, of a writer of SB3's logger or
-    of a full disk is logged, and training continues.
+    The arguments are those of SB3's. An evaluation uses the weights of its step. It runs while training continues. At
+    most two others wait; for a further one, training waits. An error of a callback, of a writer of SB3's logger or of
+    a full disk is logged, and training continues.
 
     Args:
         eval_env: Environment, as for :func:`rl_eval.evaluate_policy`, or a config of the evaluation. An
             :class:`~rl_eval.Evaluator` is used as it is and left open; training waits while it is busy.
-        callback_on_new_best: Triggered after a new best mean. ``callback.parent.best_mean_reward`` has it; the model
-            has trained on since it was evaluated.
-        callback_after_eval: Triggered after every evaluation, likewise.
+        callback_on_new_best: Triggered after a new best mean, which is in ``callback.parent.best_mean_reward``. The
+            model has trained further since the evaluation was submitted.
+        callback_after_eval: Triggered after every evaluation. The model has trained further here, too.
         n_eval_episodes: Number of episodes. By default as configured, or 5 for an environment.
-        eval_freq: Evaluate at each call whose number is a multiple of it. A call is one step of every training
-            environment. By default 10000.
-        log_path: Folder of ``evaluations.npz``, which has the arrays that SB3's has, of all evaluations. Failed
-            episodes are NaN.
+        eval_freq: Evaluate at every ``eval_freq``-th call. A call is one step of every training environment. By default
+            10000.
+        log_path: Folder of ``evaluations.npz``, with the same arrays as SB3's, for all evaluations. Failed episodes are
+            NaN.
         best_model_save_path: Folder of ``best_model.zip`` and, with a ``VecNormalize``, of
-            ``best_model_vecnormalize.pkl``: the model as it was when it was submitted. Both are links into one folder
+            ``best_model_vecnormalize.pkl``. They have the state of the submitted step. Both are links into one folder
             and change together, so a kill leaves the old pair or the new one.
-        deterministic: Take the mode of the policy's distribution; by default as configured.
-        render: Refused if True: ``rl-eval replay --render human`` and ``--video`` show episodes of a run.
+        deterministic: Use the mode of the policy's distribution; by default as configured.
+        render: True is an error. ``rl-eval replay --render human`` and ``--video`` show episodes of a run.
         verbose: 1 prints each result.
         warn: Not used: a ``Monitor`` is not needed.
-        every_steps: Evaluate at each first call in an interval of so many training steps instead, whatever the number
-            of environments.
-        on_error: Called with the error of an evaluation that could not run; by default it is raised, which ends the
-            training.
+        every_steps: Evaluate at the first call in each interval of this many training steps, instead of by
+            ``eval_freq``. Steps of all environments count.
+        on_error: Called with the error of an evaluation that could not run. By default the error is raised, which ends
+            the training.
         final_timeout_s: Longest wait for open evaluations at the end of the training, in seconds.
 
     Raises:
@@ -162,12 +162,14 @@ class EvalCallback(EventCallback):  # type: ignore[misc]
     ) -> None:
         super().__init__(callback_after_eval, verbose=verbose)
         if render:
-            raise ConfigError("render is True: look at episodes with rl-eval replay --render human or --video")
+            fix = "Show episodes with rl-eval replay --render human or --video."
+            raise ConfigError("render is True, which is not supported", key="render", value=True, fix=fix)
         if eval_freq is not None and every_steps is not None:
-            raise ConfigError(f"eval_freq is {eval_freq} and every_steps is {every_steps}: give one of them")
+            both = f"eval_freq is {eval_freq} and every_steps is {every_steps}"
+            raise ConfigError(both, key="every_steps", value=every_steps, fix="Set only one of them.")
         for key, value in (("eval_freq", eval_freq), ("every_steps", every_steps)):
             if value is not None and value < 1:
-                raise ConfigError(f"{key} is {value}: give at least 1")
+                raise ConfigError(f"{key} is {value}", key=key, value=value, fix="Set it to at least 1.")
         self.callback_on_new_best = callback_on_new_best
         if callback_on_new_best is not None:
             callback_on_new_best.parent = self
@@ -186,7 +188,7 @@ class EvalCallback(EventCallback):  # type: ignore[misc]
         self.results: list[tuple[int, EvalResult]] = []
         """Training step and result of the last 100 evaluations, in order."""
 
-    # ------------------------------------------------------------------ what SB3 calls
+    # ------------------------------------------------------------------ methods that SB3 calls
 
     def _init_callback(self) -> None:
         if self._log_path is not None:
@@ -198,7 +200,7 @@ class EvalCallback(EventCallback):  # type: ignore[misc]
 
     def _on_training_start(self) -> None:
         super()._on_training_start()
-        self._release()  # Of a training that was interrupted.
+        self._release()  # From a training that was interrupted.
         given = self._given
         self.evaluator = (
             given
@@ -218,7 +220,7 @@ class EvalCallback(EventCallback):  # type: ignore[misc]
         give_up = time.monotonic() + self._final_timeout_s
         try:
             for each in self._open:
-                with suppress(Exception):  # An evaluation's error is handled when it is taken in.
+                with suppress(Exception):  # _take_in handles the error of an evaluation.
                     each.handle.result(max(0.0, give_up - time.monotonic()))
             self._take_in()
             if self._open:
@@ -237,7 +239,7 @@ class EvalCallback(EventCallback):  # type: ignore[misc]
         return bool(self.num_timesteps % self._every_steps < self.training_env.num_envs)
 
     def _submit(self) -> bool:
-        """Submit the model of this step; return False if the evaluator has no room.
+        """Submit the model of this step; return False if the evaluator is busy.
 
         Raises:
             WeightsError: The ``VecNormalize`` of the training environment has not seen an observation.
@@ -249,13 +251,13 @@ class EvalCallback(EventCallback):  # type: ignore[misc]
         except EvaluatorBusy:
             return False
         candidate, best = None, self._best
-        if best is not None:  # Beside the best one, since it will have changed when its result is there.
+        if best is not None:  # The model will have changed by the time of the result.
             candidate = _attempt("saving the model", lambda: best.save(self.model, step), None)
         self._open.append(_Open(step, handle, candidate))
         return True
 
     def _release(self) -> None:
-        """Let go of what belongs to one training."""
+        """Drop open evaluations and shut down our own evaluator."""
         while self._open:
             self._open.popleft().discard()
         if self.evaluator is not None and self.evaluator is not self._given:
@@ -265,7 +267,7 @@ class EvalCallback(EventCallback):  # type: ignore[misc]
     # ------------------------------------------------------------------ results
 
     def _take_in(self) -> bool:
-        """Take in what is done, in order; return whether training goes on."""
+        """Process finished evaluations, in order; return whether training continues."""
         go_on = True
         while self._open and self._open[0].handle.done():
             first = self._open.popleft()
@@ -283,13 +285,13 @@ class EvalCallback(EventCallback):  # type: ignore[misc]
 
     def _take_in_one(self, done: _Open, result: EvalResult) -> bool:
         if not len(result.episodes) and result.stopped_early:
-            return True  # Cancelled before it began, as an Evaluator does whose busy_policy is "latest".
+            return True  # Cancelled before its start, by an Evaluator with the busy_policy "latest".
         self.results.append((done.step, result))
         del self.results[:-_KEPT]
         self.last_mean_reward = result.mean_return
         self._log(done.step, result)
         go_on = True
-        # A result that lacks episodes speaks of those that happened to finish: it is no record to beat.
+        # An incomplete result covers only the episodes that happened to finish, so it cannot be the best.
         if result.status == "complete" and result.mean_return > self.best_mean_reward:
             self.best_mean_reward = result.mean_return
             if self.verbose:
@@ -305,8 +307,8 @@ class EvalCallback(EventCallback):  # type: ignore[misc]
         values = _logged(result)
         if self.verbose:
             self._print(step, result)
-        # Straight to the writers: record() and dump() would write what the training has recorded so far as well,
-        # under a step that it does not belong to.
+        # Directly to the writers: record() and dump() would also write the training's records so far, under the wrong
+        # step.
         excluded: dict[str, tuple[str, ...]] = dict.fromkeys(values, ()) | {"time/total_timesteps": ("tensorboard",)}
         for writer in self.logger.output_formats:
             if isinstance(writer, KVWriter):
@@ -317,7 +319,7 @@ class EvalCallback(EventCallback):  # type: ignore[misc]
 
     @staticmethod
     def _print(step: int, result: EvalResult) -> None:
-        """Print what SB3 prints; its standard deviations divide by n."""
+        """Print the same lines as SB3; its standard deviations divide by n."""
         returns, lengths = (result.counted_rows[name] for name in ("episode_return", "length"))
         print(f"Eval num_timesteps={step}, episode_reward={result.mean_return:.2f} +/- {_std(returns):.2f}")  # noqa: T201
         print(f"Episode length: {result.metrics['episode_len_mean']:.2f} +/- {_std(lengths):.2f}")  # noqa: T201
@@ -333,14 +335,16 @@ def _std(values: Any) -> float:
 
 def _with_episodes(given: Any, num_episodes: int | None, deterministic: bool | None) -> EvalSettings | Evaluator:
     if isinstance(given, Evaluator):
-        if num_episodes is not None or deterministic is not None:
-            raise ConfigError("n_eval_episodes and deterministic are settings of the Evaluator that was given")
+        for key, value in (("n_eval_episodes", num_episodes), ("deterministic", deterministic)):
+            if value is not None:
+                fix = "Set it in the config of the Evaluator."
+                raise ConfigError(f"{key} is {value}, but eval_env is an Evaluator", key=key, value=value, fix=fix)
         return given
     if not isinstance(given, (EvalConfig, EvalSettings)):
         given = EvalConfig().environment(**environment_like(given, of_the_model=True)).evaluation(num_episodes=5)
     settings = given.build() if isinstance(given, EvalConfig) else given
     values = {name: dict(section) for name, section in settings}
-    # Its own policy, if it has one, gives way to the model.
+    # The model replaces a policy of the config.
     values["policy"] |= {"policy": None, "policy_kwargs": {}, "weights": None}
     if num_episodes is not None:
         values["evaluation"]["num_episodes"] = num_episodes
@@ -350,13 +354,13 @@ def _with_episodes(given: Any, num_episodes: int | None, deterministic: bool | N
 
 
 def _logged(result: EvalResult) -> dict[str, float]:
-    """Return the numbers of a result under the names that they are logged by."""
+    """Return the numbers of a result by the names used for logging."""
     values = {f"eval/{name}": result.metrics[metric] for name, metric in _LOGGED.items()}
     return values if result.success_rate is None else {**values, "eval/success_rate": result.success_rate}
 
 
 def _attempt(what: str, function: Callable[[], Value], default: Value) -> Value:
-    """Call what must not end the training; its error is logged."""
+    """Call a function and log its error, which must not end the training."""
     try:
         return function()
     except Exception:

@@ -1,7 +1,7 @@
-"""Scheme ``sb3:PATH``: saved models of Stable-Baselines3, and the normalizer that lies beside them.
+"""Scheme ``sb3:PATH``: saved models of Stable-Baselines3, and the normalizer next to them.
 
-Whether a model was trained with a ``VecNormalize`` is read from its attributes. Nothing that a file names is imported
-or run: arrays are the only objects that are read, and this module does not import Stable-Baselines3.
+The attributes of a model show whether it was trained with a ``VecNormalize``. Of pickled objects, this module builds
+only arrays. It imports and runs no code that a file names, and it does not import Stable-Baselines3.
 """
 
 from __future__ import annotations
@@ -29,24 +29,25 @@ _logger: Final = logging.getLogger(__name__)
 NORMALIZERS: Final = "*vec*normalize*.pkl"
 """``vecnormalize.pkl`` of SB3's zoo and callbacks, ``vec_normalize.pkl`` of its models on the Hub."""
 _ZOO: Final = ("args.yml", "config.yml")
-"""What the zoo puts beside the normalizer of a run."""
+"""Files that the zoo saves next to the normalizer of a run."""
 _MASKABLE: Final = "sb3_contrib.common.maskable.policies"
 """Module of the class of a masked policy."""
 _SPACE: Final = "observation_space"
 _LAST: Final = "_last_obs"
 _ORIGINAL: Final = "_last_original_obs"
 _REPLAY_BUFFER: Final = "buffer_size"
-"""Setting of the algorithms that have one."""
+"""Setting of algorithms with a replay buffer."""
 _ARRAYS: Final = ("_frombuffer", "_reconstruct", "dtype", "ndarray", "scalar")
-"""Names in NumPy of which a pickled array consists."""
+"""Names from NumPy in a pickled array."""
 _ROUNDING: Final = 1e-4
+_KEY: Final = "policy_kwargs.vecnormalize"
 
 
 def _source(reference: str, path: Path | None, given: Collection[str]) -> PolicySource:
-    """Return a model, with the normalizer that lies beside it, if it was trained with one."""
+    """Return a model, with the normalizer next to it if it was trained with one."""
     path = path_in("sb3:model.zip", path)
     if path.is_dir():
-        path = _only(path, sorted(path.glob("*.zip")), "one model", "name the file")
+        path = _only(path, sorted(path.glob("*.zip")), "model", "policy.policy", "Pass the path of one.")
     kwargs = {"path": absolute(path)}
     said = f"a model of Stable-Baselines3, {path}"
     if "vecnormalize" not in given:
@@ -76,17 +77,18 @@ def _recognises(path: Path) -> bool:
 
 
 def normalizer_of(model: Path) -> tuple[bool | None, Path | None]:
-    """Return whether a model was trained with a ``VecNormalize``, and the statistics that were saved with it.
+    """Return whether a model was trained with a ``VecNormalize``, and the file of its statistics.
 
-    The callbacks of SB3 save them beside the model. The zoo saves them in a folder that has the environment's name and
-    is beside all models of the run. Statistics in other folders belong to other models.
+    SB3's callbacks save statistics in the model's folder. The zoo saves them in a subfolder with the environment's
+    name, for all models of the run. Statistics in other folders belong to other models.
 
     Returns:
-        The verdict of :func:`trained_normalized`, and the file. None if it is not
-        there, or if the model was trained without.
+        The answer of :func:`trained_normalized`, and the file. The file is None if it does not exist, or if the model
+        was trained without a ``VecNormalize``.
 
     Raises:
-        ConfigError: Several files may be meant; or the model was trained with one, and the file has another's name.
+        ConfigError: Several files match, or the model was trained with a ``VecNormalize`` and every file found names
+            another model.
     """
     trained = trained_normalized(facts_of(model))
     if trained is False:
@@ -98,32 +100,33 @@ def normalizer_of(model: Path) -> tuple[bool | None, Path | None]:
     possible = own or [path for path in found if not _is_of_another(_name_of(path), model)]
     if trained and found and not possible:
         raise ConfigError(
-            f"the policy: {found[0].name} beside {model.name} is another model's, by its name. Set "
-            "policy.policy_kwargs.vecnormalize to the file of this model, or to false if it was trained without one"
+            f"the policy: {found[0].name} next to {model.name} has the name of another model",
+            key=_KEY,
+            value=found[0].name,
+            fix=f"Set policy.{_KEY} to the file of this model, or to false if it was trained without a VecNormalize.",
         )
-    remedy = "choose it, with policy.policy_kwargs.vecnormalize"
-    return trained, _only(folder, possible, "one normalizer", remedy) if possible else None
+    return trained, _only(folder, possible, "normalizer", _KEY, f"Set policy.{_KEY} to one.") if possible else None
 
 
 @functools.cache
 def unknown(name: str) -> str:
-    """Return the note on a file whose model may lack its statistics; log it, once in a process."""
+    """Return the note for a model that may lack its statistics; log it once per process."""
     note = (
-        f"{name} does not show whether it was trained with a VecNormalize, and there are no statistics beside it: "
-        "its observations are not normalized. If it was, set policy.policy_kwargs.vecnormalize to the file of "
-        "venv.save(); if not, to false"
+        f"{name} does not show whether it was trained with a VecNormalize, and there are no statistics next to it. Its "
+        f"observations are not normalized. If it was, set policy.{_KEY} to the file of venv.save(); otherwise set it "
+        "to false"
     )
     _logger.warning(note)
     return note
 
 
 def _name_of(normalizer: Path) -> str:
-    """Return the name of the model that a normalizer was saved with, as callbacks name both; empty if it has none."""
+    """Return the model's name from a normalizer's file name, as callbacks write it; empty if it has none."""
     return re.sub("_?vec_?normalize", "", normalizer.stem).strip("_")
 
 
 def _is_of_another(name: str, model: Path) -> bool:
-    """Return whether a name is that of another model, or one of a series whose other member this model is."""
+    """Return whether a name belongs to another model, or to another model of the same series."""
     ours, theirs = ({*re.findall(r"[^\W\d_]+|\d+", text)} for text in (model.stem, name))
     more, less = theirs - ours, ours - theirs
     numbered = any(map(str.isdigit, more)) and any(map(str.isdigit, less))
@@ -132,16 +135,17 @@ def _is_of_another(name: str, model: Path) -> bool:
 
 
 def _is_of_the_zoo(folder: Path) -> bool:
-    """Return whether a folder is that of its run's environment: named in the run's name, or with the zoo's files."""
+    """Return whether the zoo made a folder: it has its run's name without the number, or files of the zoo."""
     run = re.sub(r"_\d+$", "", folder.parent.name)
     return run == folder.name or any((folder / name).is_file() for name in _ZOO)
 
 
-def _only(folder: Path, found: list[Path], what: str, remedy: str) -> Path:
+def _only(folder: Path, found: list[Path], what: str, key: str, fix: str) -> Path:
     if len(found) == 1:
         return found[0]
     names = ", ".join(str(path.relative_to(folder)) for path in found) or "none"
-    raise ConfigError(f"the policy: {folder} should hold {what}, and holds {names}: {remedy}")
+    problem = f"the policy: {folder} must contain one {what}, but contains {names}"
+    raise ConfigError(problem, key=key, value=str(folder), fix=fix)
 
 
 # ---------------------------------------------------------------------- attributes of a saved model
@@ -150,12 +154,12 @@ def _only(folder: Path, found: list[Path], what: str, remedy: str) -> Path:
 def trained_normalized(facts: Mapping[str, Any]) -> bool | None:
     """Return whether a model was trained on observations that a ``VecNormalize`` normalized.
 
-    ``learn`` keeps two observations. ``_last_obs`` is the policy's input: float32 if it was normalized. The other,
-    ``_last_original_obs``, is the one before normalization. Algorithms with a replay buffer have it without a
-    ``VecNormalize`` too, from the step before.
+    ``learn`` keeps two observations. ``_last_obs`` is the policy's input, float32 if it was normalized.
+    ``_last_original_obs`` is the observation before normalization. Algorithms with a replay buffer keep the second one
+    without a ``VecNormalize`` too, from the previous step.
 
     Args:
-        facts: Attributes of a model, live (``vars(model)``) or as :func:`facts_of` reads them.
+        facts: Attributes of a model: ``vars(model)``, or those of a file from :func:`facts_of`.
 
     Returns:
         None if the attributes do not show it.
@@ -172,22 +176,22 @@ def trained_normalized(facts: Mapping[str, Any]) -> bool | None:
 
 
 def facts_of(model: Path) -> Mapping[str, Any]:
-    """Return the attributes of a saved model; none if the file cannot be read.
+    """Return the attributes of a saved model; empty if the file cannot be read.
 
-    Pickled attributes are the JSON that SB3 wrote beside them, but for spaces and observations.
+    Spaces and observations are unpickled. For other pickled attributes, the value is the JSON that SB3 saves for them.
     """
     try:
         with zipfile.ZipFile(model) as archive:
             facts = json.loads(archive.read("data"))
     except (OSError, KeyError, ValueError, zipfile.BadZipFile):
-        return {}  # Loading it reports the error.
+        return {}  # Loading the model reports the error.
     if not isinstance(facts, dict):
         return {}
     return {**facts, **{name: _read(facts[name]) for name in (_SPACE, _LAST, _ORIGINAL) if name in facts}}
 
 
 def _shown_by(last: Mapping[Any, Any], original: Mapping[Any, Any], space: Mapping[Any, Any]) -> bool | None:
-    """Return the verdict of two observations, given by key: one normalized key is enough, and False needs all."""
+    """Compare two observations by key. One normalized key gives True; False needs all keys."""
     verdicts = {_of_one(last[key], original.get(key), space.get(key)) for key in last}
     return True if True in verdicts else None if None in verdicts or not verdicts else False
 
@@ -195,10 +199,10 @@ def _shown_by(last: Mapping[Any, Any], original: Mapping[Any, Any], space: Mappi
 def _of_one(last: Any, original: Any, space: Any) -> bool | None:
     if not isinstance(last, np.ndarray):
         return None
-    # A VecFrameStack around the VecNormalize changes the shape, and gives its frames the dtype of the space.
+    # A VecFrameStack around the VecNormalize changes the shape, and converts frames to the dtype of the space.
     if not isinstance(original, np.ndarray) or last.shape != original.shape:
         return True if _outside(last, space) else None
-    # An environment that exceeds its own bounds shows nothing by that.
+    # An environment may exceed its own bounds without normalization.
     if _outside(last, space) and not _outside(original, space):
         return True
     if last.dtype != original.dtype:
@@ -207,7 +211,7 @@ def _of_one(last: Any, original: Any, space: Any) -> bool | None:
 
 
 def _outside(observations: npt.NDArray[Any], space: Any) -> bool:
-    """Return whether observations are outside of the bounds of a space, if it has any, by more than rounding."""
+    """Return whether observations exceed the bounds of a space by more than rounding; False without bounds."""
     low, high = getattr(space, "low", None), getattr(space, "high", None)
     if not isinstance(low, np.ndarray) or not isinstance(high, np.ndarray) or observations.shape[1:] != low.shape:
         return False
@@ -216,7 +220,7 @@ def _outside(observations: npt.NDArray[Any], space: Any) -> bool:
 
 
 def _parts(value: Any) -> dict[Any, Any]:
-    """Return an observation or a space by key; the key of one that is not a Dict is None."""
+    """Return the parts of an observation or a space by key. Without a Dict, the only key is None."""
     value = getattr(value, "spaces", value)
     if isinstance(value, Mapping):
         return dict(value)
@@ -224,7 +228,7 @@ def _parts(value: Any) -> dict[Any, Any]:
 
 
 def _read(value: Any) -> Any:
-    """Return a pickled attribute, or an empty mapping if it cannot be read."""
+    """Return a pickled attribute; an empty mapping if it cannot be read."""
     if value is None:
         return None
     try:
@@ -234,14 +238,14 @@ def _read(value: Any) -> Any:
 
 
 class _Inert:
-    """Stand-in for an object of any class but an array: it has the attributes, and no behaviour."""
+    """Replacement for an object of any class except an array, with its attributes and without its methods."""
 
 
 class _Arrays(pickle.Unpickler):
-    """Unpickler that builds arrays, and stand-ins for all other objects."""
+    """Unpickler that builds arrays, and replacements for all other objects."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return a part of NumPy's arrays by its name, or a stand-in."""
+        """Return a class or function of NumPy for arrays, or a replacement."""
         if module.partition(".")[0] == "numpy" and name in _ARRAYS:
             return super().find_class(module, name)
         return {"bytearray": bytearray, "OrderedDict": dict}.get(name, _Inert)

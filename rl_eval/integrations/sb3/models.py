@@ -1,11 +1,11 @@
-"""Policies of models: copies of one in training that can be sent, with its weights of the moment, and saved ones.
+"""Policies of models: copies of a model in training, with its current weights, and policies of saved models.
 
-The copy shares nothing with the model: no tensor, no optimizer, no gradient graph, no environment. It is an ordinary
-policy of Stable-Baselines3 with two more parts that travel as its weights do: the normalizers of the training
-environment, and, where an algorithm explores by chance, its ``exploration_rate``.
+The copy can be pickled and shares no tensor, optimizer, gradient graph or environment with the model. It is an ordinary
+policy of Stable-Baselines3 with two more parts that are sent with its weights: the normalizers of the training
+environment and, if the algorithm has one, its ``exploration_rate``.
 
-A saved model gives its policy alone, with the statistics beside it. The algorithm is not built: its replay buffer may
-be larger than the machine.
+A saved model is loaded as its policy and its statistics, without the algorithm, whose replay buffer may not fit into
+memory.
 """
 
 from __future__ import annotations
@@ -40,31 +40,34 @@ _logger: Final = logging.getLogger(__name__)
 
 _RATE: Final = "exploration_rate"
 _OURS: Final = ("stable_baselines3", "sb3_contrib")
+_LOAD: Final = "rl_eval.integrations.sb3.load_policy(path, vecnormalize=FILE)"
 
 
 def portable(value: BaseAlgorithm | BasePolicy) -> BasePolicy:
-    """Copy the policy of a model, or a policy, so that it can be pickled and trained on without a trace.
+    """Return a copy of a policy, or of a model's policy, that can be pickled and shares nothing with the training.
 
-    A policy alone does not know its training environment: if that has a ``VecNormalize``, give the model.
+    A policy does not contain the normalizers of its training environment. If that has a ``VecNormalize``, pass the
+    model.
 
     Raises:
-        ConfigError: The model predicts in a way of its own, or lacks the ``VecNormalize`` that it was trained with.
+        ConfigError: The model has its own ``predict``, or lacks the ``VecNormalize`` of its training.
     """
     copied = _copied(value)
     if isinstance(value, BasePolicy) or value.get_vec_normalize_env() is not None:
         return copied
-    trained = trained_normalized(vars(value))
+    name, trained = type(value).__name__, trained_normalized(vars(value))
     if trained:
         raise ConfigError(
-            f"the {type(value).__name__} {LACKS_STATISTICS}. Load it with rl_eval.integrations.sb3.load_policy(path, "
-            "vecnormalize=FILE), or give it its environment by model.set_env(venv); or give model.policy if it "
-            "normalized rewards only"
+            f"the {name} {LACKS_STATISTICS}",
+            key="policy",
+            value=name,
+            fix=f"Load it with {_LOAD}, or call model.set_env(venv). If the VecNormalize normalized only rewards, pass "
+            "model.policy.",
         )
     if trained is None:
         note = (
-            f"the {type(value).__name__} does not show whether it was trained with a VecNormalize, and has none: its "
-            "observations are not normalized. If it was, load it with rl_eval.integrations.sb3.load_policy(path, "
-            "vecnormalize=FILE); if not, give model.policy"
+            f"the {name} does not show whether it was trained with a VecNormalize, and has none. Its observations are "
+            f"not normalized. If it was, load it with {_LOAD}; otherwise pass model.policy"
         )
         _logger.warning(note)
         setattr(copied, NOTES, (note,))
@@ -75,24 +78,28 @@ def _copied(value: BaseAlgorithm | BasePolicy) -> BasePolicy:
     if isinstance(value, BasePolicy):
         return _detached(value)
     if type(value).predict.__module__.partition(".")[0] not in _OURS:
-        raise ConfigError(
-            f"{type(value).__name__} has a predict() of its own, which rl_eval cannot batch: implement rl_eval.Policy "
-            "around it"
-        )
+        raise own_predict(value)
     return attach(_detached(value.policy), value.get_vec_normalize_env(), getattr(value, _RATE, None))
 
 
+def own_predict(value: BaseAlgorithm | BasePolicy) -> ConfigError:
+    """Return the error for a model or policy with its own ``predict``."""
+    name = type(value).__name__
+    problem = f"{name} has its own predict(), which rl_eval cannot batch"
+    return ConfigError(problem, key="policy", value=name, fix="Wrap it in an rl_eval.Policy.")
+
+
 def attach(policy: BasePolicy, wrapper: Any, exploration_rate: float | None) -> BasePolicy:
-    """Give a policy the normalizers and the exploration rate that belong to it, and return it."""
+    """Add the normalizers and the exploration rate to a policy, and return it."""
     setattr(policy, ATTRIBUTE, normalizers_of(wrapper))
     if exploration_rate is not None:
-        # Not persistent: a state dict of the bare policy is complete without it.
+        # Not persistent, so a state dict of the policy alone is complete.
         policy.register_buffer(_RATE, torch.tensor(exploration_rate, dtype=torch.float64), persistent=False)
     return policy
 
 
 def for_environment(value: BaseAlgorithm | BasePolicy, env: Any) -> BaseAlgorithm | BasePolicy:
-    """Return a copy of a policy with the statistics of an environment's ``VecNormalize``; itself if that has none."""
+    """Return a copy with the statistics of an environment's ``VecNormalize``; without one, the policy itself."""
     wrapper = unwrap_vec_normalize(env) if isinstance(env, VecEnv) else None
     if wrapper is None:
         return value
@@ -100,10 +107,10 @@ def for_environment(value: BaseAlgorithm | BasePolicy, env: Any) -> BaseAlgorith
 
 
 def as_weights(value: BaseAlgorithm | BasePolicy) -> dict[str, torch.Tensor]:
-    """Return the live tensors of a model by the names that :func:`portable` gives them.
+    """Return the current tensors of a model, by their names in the copy of :func:`portable`.
 
     Raises:
-        WeightsError: Its ``VecNormalize`` has not seen an observation.
+        WeightsError: The model's ``VecNormalize`` has not seen an observation.
     """
     policy = value if isinstance(value, BasePolicy) else value.policy
     tensors: dict[str, torch.Tensor] = dict(policy.state_dict())
@@ -118,10 +125,10 @@ def as_weights(value: BaseAlgorithm | BasePolicy) -> dict[str, torch.Tensor]:
 
 
 def _detached(policy: BasePolicy) -> BasePolicy:
-    """Copy a policy to the CPU, without its optimizers and without what its distributions hold of the last batch.
+    """Copy a policy to the CPU, without its optimizers and without the last batch in its distributions.
 
-    That batch is part of a gradient graph, which cannot be copied. Building a new policy instead would draw from
-    torch's global generator.
+    That batch is part of a gradient graph, which cannot be copied. Building a new policy would draw from torch's
+    global generator.
     """
     memo: dict[int, Any] = {}
     for module in policy.modules():
@@ -146,34 +153,34 @@ def _blank(distribution: Distribution) -> Distribution:
 
 
 _NOT_ACTING: Final = ("learning_rate", "lr_schedule", "clip_range", "clip_range_vf", "exploration_schedule")
-"""Pickled functions of the trainer, which are often what another version of Python cannot read."""
+"""Pickled functions of the trainer, which another version of Python often cannot read."""
 
 
 def load_policy(
     path: str | os.PathLike[str], vecnormalize: str | os.PathLike[str] | Literal[False] | None = None
 ) -> BasePolicy:
-    """Load what ``model.save(path)`` and ``vec_normalize_env.save(vecnormalize)`` wrote.
+    """Load a policy from the files of ``model.save(path)`` and ``vec_normalize_env.save(vecnormalize)``.
 
     Use it as a factory::
 
         config.policy("rl_eval.integrations.sb3:load_policy", policy_kwargs={"path": "model.zip"})
 
-    A relative path is relative to the working directory, ``~`` is the home directory, and ``.zip`` may be left out.
-    Both files hold pickled objects, which can run code when they are loaded: load only what you trust.
+    A relative path is relative to the working directory, ``~`` is the home directory, and ``.zip`` can be left out.
+    Both files contain pickled objects, which can run code when they are loaded. Load only files that you trust.
 
     Args:
         path: Zip file of a model.
-        vecnormalize: Pickle of the ``VecNormalize`` that it was trained with. None searches beside the model, unless
-            the model shows that it was trained without. False for a model that was trained without, or with one that
-            normalized rewards only.
+        vecnormalize: Pickle of the ``VecNormalize`` of the training. None searches next to the model, unless the model
+            shows that it was trained without one. False for a model that was trained without one, or with one that
+            normalized only rewards.
 
     Returns:
-        The policy on the CPU, with its statistics, to be given to ``evaluate(config, policy)``. Its ``result_notes``
-        name the statistics that were found, or a model that does not show whether it needs some.
+        The policy on the CPU, with its statistics, for ``evaluate(config, policy)``. Its ``result_notes`` name the
+        statistics that were found, or a model that does not show whether it needs statistics.
 
     Raises:
-        ConfigError: A file is missing, unreadable, or something else; the model was trained with a ``VecNormalize``,
-            and its statistics are neither given nor beside it; or several files beside it may be meant.
+        ConfigError: A file is missing, unreadable or of another type. Or the model was trained with a
+            ``VecNormalize``, and its statistics are neither passed nor next to it. Or several files next to it match.
     """
     file = _existing("path", path, ".zip")
     with reading("path", file, "a model of Stable-Baselines3"):
@@ -192,29 +199,30 @@ def load_policy(
 
 
 def _beside(file: Path) -> tuple[Path | None, tuple[str, ...]]:
-    """Return the statistics that were saved with a model, and notes for the reader of its results."""
+    """Return the statistics that were saved with a model, and notes for readers of its results."""
     trained, found = normalizer_of(file)
     if found is not None:
-        note = f"{file.name} has the VecNormalize statistics {found.name}, which are beside it"
+        note = f"{file.name} is evaluated with the VecNormalize statistics {found.name}, which are next to it"
         _logger.info(note)
         return found, (note,)
     if trained:
         raise ConfigError(
-            f"policy_kwargs.vecnormalize is missing: {str(file)!r} {LACKS_STATISTICS}. Give the file that "
-            "venv.save() wrote, which SB3's callbacks and its zoo name *vecnormalize*.pkl, as in --set "
-            "policy.policy_kwargs.vecnormalize=FILE; or give False if it normalized rewards only"
+            f"policy_kwargs.vecnormalize is missing: {str(file)!r} {LACKS_STATISTICS}",
+            key="policy_kwargs.vecnormalize",
+            fix="Pass the file of venv.save(), which SB3's callbacks and its zoo name *vecnormalize*.pkl, as in --set "
+            "policy.policy_kwargs.vecnormalize=FILE. If the VecNormalize normalized only rewards, pass False.",
         )
     return None, (unknown(file.name),) if trained is None else ()
 
 
 def _build(data: dict[str, Any]) -> BasePolicy:
-    """Build the policy as its algorithm does."""
+    """Build the policy with the same arguments as its algorithm."""
     policy_class = data["policy_class"]
     kwargs = dict(data["policy_kwargs"])
     kwargs.pop("device", None)
     if "use_sde" in inspect.signature(policy_class).parameters:
         kwargs.setdefault("use_sde", data.get("use_sde", False))
-    with torch.random.fork_rng(devices=[]):  # Initial weights are drawn, and then replaced.
+    with torch.random.fork_rng(devices=[]):  # Initial weights are drawn and then replaced.
         return policy_class(data["observation_space"], data["action_space"], lambda _: 0.0, **kwargs)
 
 
@@ -223,7 +231,9 @@ def _load_statistics(file: Path) -> VecNormalize:
         wrapper = pickle.loads(file.read_bytes())
     if not isinstance(wrapper, VecNormalize):
         raise ConfigError(
-            f"policy_kwargs.vecnormalize: {str(file)!r} holds a {type(wrapper).__name__}, not a VecNormalize"
+            f"policy_kwargs.vecnormalize: {str(file)!r} contains a {type(wrapper).__name__}, not a VecNormalize",
+            key="policy_kwargs.vecnormalize",
+            value=str(file),
         )
     return wrapper
 
@@ -233,7 +243,10 @@ def _existing(key: str, path: str | os.PathLike[str], suffix: str) -> Path:
     for file in (given, given.with_name(given.name + suffix)):
         if file.is_file():
             return file
+    relative = not given.is_absolute()
     raise ConfigError(
-        f"policy_kwargs.{key}: there is no file {str(given)!r}"
-        + ("" if given.is_absolute() else f" in {Path.cwd()}: give an absolute path if runners work elsewhere")
+        f"policy_kwargs.{key}: there is no file {str(given)!r}" + (f" in {Path.cwd()}" if relative else ""),
+        key=f"policy_kwargs.{key}",
+        value=str(given),
+        fix="If runners have another working directory, pass an absolute path." if relative else "",
     )

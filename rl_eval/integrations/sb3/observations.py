@@ -1,18 +1,20 @@
-"""Preprocessing that turns an environment's observations into those that a policy was trained on.
+"""Preprocessing of an environment's observations into the form that a policy was trained on.
 
-A model was trained on a vector environment with wrappers around it; lanes run plain environments. What the wrappers
-did follows from the two observation spaces and the shape of the statistics:
+A model is trained on a vector environment with wrappers, but lanes run plain environments. The wrappers follow from
+the two observation spaces and the shape of the statistics:
 
 ====================  ===========================================  ==================================================
-wrapper               how it is recognized                         what is done
+wrapper               recognized by                                preprocessing
 ====================  ===========================================  ==================================================
-``VecTransposeImage`` an image (H, W, C) where (C, H, W) is due    transposed
-``VecFrameStack``     first or last axis is an exact multiple      the episode's last frames, zeros before its first
-``VecNormalize``      statistics of the frame's or stack's shape   normalized before or after stacking
+``VecTransposeImage`` an image (H, W, C), but the policy takes     transpose
+                      (C, H, W)
+``VecFrameStack``     first or last axis is an exact multiple      stack the episode's last frames, zeros before its
+                                                                   first
+``VecNormalize``      statistics of the frame's or stack's shape   normalize before or after stacking
 ====================  ===========================================  ==================================================
 
-The statistics of a ``VecNormalize`` are buffers of the policy: they travel with the weights and never change during an
-evaluation. Rewards are never normalized.
+The statistics of a ``VecNormalize`` are buffers of the policy. They are sent with the weights and never change during
+an evaluation. Rewards are never normalized.
 """
 
 from __future__ import annotations
@@ -33,24 +35,24 @@ from torch import nn
 from rl_eval.errors import ConfigError, WeightsError
 
 LACKS_STATISTICS: Final = (
-    "was trained with a VecNormalize, without whose statistics its policy acts on other numbers than in training"
+    "was trained with a VecNormalize, but has no statistics. Its policy would get other numbers than in training"
 )
 
 ATTRIBUTE: Final = "vecnormalize"
-"""Name of the policy's submodule that holds its normalizers."""
+"""Name of the policy's submodule with its normalizers."""
 
 NOTES: Final = "result_notes"
-"""Name of the policy's attribute that holds sentences for the reader of a result."""
+"""Name of the policy's attribute with notes for readers of a result."""
 
 
 @final
 class Normalizer(nn.Module):
-    """The statistics of one observation, or of one key of a Dict observation, all float64 buffers.
+    """Statistics of an observation, or of one key of a Dict observation, as float64 buffers.
 
     Args:
-        key: Key of the Dict observation; None for any other.
-        statistics: What was observed in training.
-        clip: Greatest absolute value of a normalized number.
+        key: Key of the Dict observation; None for any other observation.
+        statistics: Statistics of the training's observations.
+        clip: Highest absolute value of a normalized number.
         epsilon: Added to the variance.
     """
 
@@ -69,7 +71,7 @@ class Normalizer(nn.Module):
 
     @property
     def empty(self) -> bool:
-        """Whether nothing has been observed: a fresh one counts less than one observation."""
+        """Whether the statistics have seen no observation; a new ``RunningMeanStd`` has a count below one."""
         return bool(self.count < 1)
 
     def forward(self, observations: torch.Tensor) -> torch.Tensor:
@@ -89,14 +91,16 @@ def normalizers_of(wrapper: VecNormalize | None) -> nn.ModuleList:
     """Copy the observation statistics of a ``VecNormalize``; empty without one, or if it normalizes rewards only.
 
     Raises:
-        ConfigError: It normalizes what was normalized already.
+        ConfigError: Another ``VecNormalize`` inside normalizes observations too.
     """
     if wrapper is None or not wrapper.norm_obs:
         return nn.ModuleList()
     inner: Any = getattr(wrapper, "venv", None)
     while inner is not None:
         if isinstance(inner, VecNormalize) and inner.norm_obs:
-            raise ConfigError("the training environment has two VecNormalize, one around the other: rl_eval takes one")
+            raise ConfigError(
+                "the training environment has a VecNormalize around another one", key="policy", fix="Remove one."
+            )
         inner = getattr(inner, "venv", None)
     statistics = wrapper.obs_rms if isinstance(wrapper.obs_rms, dict) else {None: wrapper.obs_rms}
     return nn.ModuleList(
@@ -105,18 +109,20 @@ def normalizers_of(wrapper: VecNormalize | None) -> nn.ModuleList:
 
 
 def refuse_empty(normalizers: nn.ModuleList, error: type[ConfigError | WeightsError]) -> None:
-    """Raise if statistics have not seen a single observation: the policy would act on other numbers than in training.
+    """Raise if statistics have not seen an observation: the policy would get other numbers than in training.
 
     Raises:
-        ConfigError: As asked for.
-        WeightsError: As asked for.
+        ConfigError: Statistics are uninitialized, and ``error`` is ConfigError.
+        WeightsError: Statistics are uninitialized, and ``error`` is WeightsError.
     """
     for normalizer in normalizers:
         if normalizer.empty:
             where = "" if normalizer.key is None else f" of {normalizer.key!r}"
             raise error(
-                f"the VecNormalize statistics{where} are uninitialized: they have not seen an observation. Train a few "
-                "steps first, or load those that belong to the policy"
+                f"the VecNormalize statistics{where} are uninitialized: they have not seen an observation",
+                key=ATTRIBUTE,
+                value=float(normalizer.count),
+                fix="Train a few steps first, or load the statistics of the policy.",
             )
 
 
@@ -128,26 +134,26 @@ State = dict[str, torch.Tensor]
 
 _BY_KEY: Final = gym.spaces.Dict
 _WHOLE: Final = ""
-"""Stands for the key of an observation that has none."""
+"""Key of an observation that is not a Dict."""
 
 
 @dataclass(frozen=True)
 class _Recipe:
-    """Preprocessing of one observation, or of one key of it."""
+    """Preprocessing of an observation, or of one key of a Dict observation."""
 
     transposed: bool = False
     axis: int | None = None
-    """Axis of a batch that frames are stacked along, in the environment's layout; None without stacking."""
+    """Axis of a batch for stacking frames, in the environment's axis order; None without stacking."""
     stacked_shape: tuple[int, ...] = ()
     dtype: torch.dtype = torch.int64
-    """Of the stack."""
+    """Dtype of the stack."""
     before: nn.Module | None = None
-    """Normalizes frames."""
+    """Normalizer of frames."""
     after: nn.Module | None = None
-    """Normalizes stacks."""
+    """Normalizer of stacks."""
 
     def __call__(self, frame: torch.Tensor, former: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return what the policy sees, and the stack to remember."""
+        """Return the policy's observations, and the stack for the next step."""
         if self.before is not None:
             frame = self.before(frame)
         stack = None
@@ -163,7 +169,7 @@ class _Recipe:
 
 @final
 class Preprocessor:
-    """Does to a batch of observations what the training environment's wrappers did.
+    """Preprocessing of a batch of observations, equal to that of the training environment's wrappers.
 
     Args:
         given: Observation space of the environment.
@@ -171,7 +177,7 @@ class Preprocessor:
         normalizers: Statistics, one per normalized key.
 
     Raises:
-        ConfigError: No combination of wrappers leads from one space to the other.
+        ConfigError: No combination of wrappers converts the environment's space to the policy's.
     """
 
     def __init__(self, given: gym.Space[Any], due: gym.Space[Any], normalizers: nn.ModuleList) -> None:
@@ -181,14 +187,14 @@ class Preprocessor:
             raise _unexplained(given, due, "their keys differ")
         by_key: dict[str, Any] = {getattr(each, "key", None) or _WHOLE: each for each in normalizers}
         if unknown := by_key.keys() - dues.keys():
-            raise _unexplained(given, due, f"the VecNormalize statistics are those of {sorted(map(str, unknown))}")
+            raise _unexplained(given, due, f"the VecNormalize has statistics of the keys {sorted(map(str, unknown))}")
         try:
             self._recipes = {key: _recipe(givens[key], dues[key], by_key.get(key)) for key in dues}
         except _Mismatch as reason:
             raise _unexplained(given, due, str(reason)) from None
 
     def initial_state(self, batch_size: int, device: torch.device) -> State | None:
-        """Return the stacks of fresh episodes, all zero; None if nothing is stacked."""
+        """Return the stacks of new episodes, all zero; None without stacking."""
         state = {
             key: torch.zeros((batch_size, *recipe.stacked_shape), dtype=recipe.dtype, device=device)
             for key, recipe in self._recipes.items()
@@ -200,12 +206,12 @@ class Preprocessor:
         r"""Prepare a batch.
 
         Args:
-            observations: Arrays of shape (batch, \*shape): one, or one per key.
-            state: The stacks that :meth:`initial_state` or the last call returned.
-            device: Where the policy is.
+            observations: Array of shape (batch, \*shape), or one array per key.
+            state: Stacks from :meth:`initial_state` or the last call.
+            device: Device of the policy.
 
         Returns:
-            What the policy takes, and the next stacks.
+            The policy's observations, and the next stacks.
         """
         arrays: Mapping[str, Array] = observations if self._by_key else {_WHOLE: observations}
         prepared, following = {}, {}
@@ -218,7 +224,7 @@ class Preprocessor:
 
 
 class _Mismatch(Exception):
-    """One part of a space cannot become another."""
+    """A part of the environment's space cannot be converted to the policy's."""
 
 
 def _parts(space: gym.Space[Any]) -> dict[str, gym.Space[Any]]:
@@ -228,11 +234,11 @@ def _parts(space: gym.Space[Any]) -> dict[str, gym.Space[Any]]:
 def _recipe(given: gym.Space[Any], due: gym.Space[Any], normalizer: Any) -> _Recipe:
     if not isinstance(given, gym.spaces.Box) or not isinstance(due, gym.spaces.Box):
         if given != due:
-            raise _Mismatch(f"{given} is not {due}")
+            raise _Mismatch(f"{given} differs from {due}")
         return _Recipe()
     transposed, axis = _layout(given, due)
     if normalizer is None and given.dtype.kind != due.dtype.kind:
-        raise _Mismatch(f"{given.dtype} is not {due.dtype}")
+        raise _Mismatch(f"the dtype {given.dtype} differs from {due.dtype}")
     stacked_shape = _untransposed(due.shape) if transposed else due.shape
     statistics = None if normalizer is None else tuple(normalizer.mean.shape)
     if statistics not in {None, due.shape, given.shape}:
@@ -243,7 +249,7 @@ def _recipe(given: gym.Space[Any], due: gym.Space[Any], normalizer: Any) -> _Rec
 
 
 def _layout(given: gym.spaces.Box, due: gym.spaces.Box) -> tuple[bool, int | None]:
-    """Find what leads from one shape to the other, the least that does: transposing, and the axis of stacking."""
+    """Return whether to transpose, and the axis of stacking, None without it; the fewest steps that fit the shapes."""
     goals = {False: due.shape}
     if is_image_space(given) and len(due.shape) == 3:
         goals[True] = _untransposed(due.shape)
@@ -253,11 +259,11 @@ def _layout(given: gym.spaces.Box, due: gym.spaces.Box) -> tuple[bool, int | Non
     for transposed, goal in goals.items():
         if (axis := _stacking_axis(given.shape, goal)) is not None:
             return transposed, axis + 1
-    raise _Mismatch(f"neither stacking frames nor transposing images makes {due.shape} of {given.shape}")
+    raise _Mismatch(f"stacking frames and transposing images do not convert shape {given.shape} to {due.shape}")
 
 
 def _stacking_axis(shape: tuple[int, ...], stacked: tuple[int, ...]) -> int | None:
-    """Return the one axis, first or last, that is a multiple of the other shape's."""
+    """Return the only axis, first or last, that is a multiple of the shape's; None without one."""
     if len(shape) != len(stacked):
         return None
     longer = [axis for axis, (one, many) in enumerate(zip(shape, stacked, strict=True)) if one != many]
@@ -267,7 +273,7 @@ def _stacking_axis(shape: tuple[int, ...], stacked: tuple[int, ...]) -> int | No
 
 
 def _channels_first(images: torch.Tensor) -> torch.Tensor:
-    """Transpose images with the strides that SB3 gives them, which decide by which kernel they are convolved."""
+    """Transpose images to the same strides as SB3, since strides select the convolution kernel."""
     batch, height, width, channels = images.shape
     return images.reshape(batch, 1, height, width) if channels == 1 else images.permute(0, 3, 1, 2)
 
@@ -279,7 +285,9 @@ def _untransposed(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 def _unexplained(given: gym.Space[Any], due: gym.Space[Any], reason: str) -> ConfigError:
     return ConfigError(
-        f"the policy was trained on observations of {due}, but the environment's are of {given}: {reason}. Wrap the "
-        "environment of environment.env as the training environment was wrapped, short of VecFrameStack, "
-        "VecTransposeImage and VecNormalize"
+        f"the policy was trained on observations of {due}, but the environment has {given}: {reason}",
+        key="environment.env",
+        value=given,
+        fix="Wrap the environment of environment.env as in training, but without VecFrameStack, VecTransposeImage and "
+        "VecNormalize.",
     )

@@ -1,16 +1,16 @@
-"""Policy of Stable-Baselines3, which acts as its own ``predict`` does, for a batch of lanes.
+"""Policy of Stable-Baselines3, with the actions of its own ``predict``, for a batch of lanes.
 
-Actions come out in the environment's own scale: squashed ones are mapped onto the bounds, others clipped into them.
-``deterministic=False`` draws from each episode's own stream, by the parameters of the policy's distribution:
+Actions have the environment's scale: squashed actions are mapped onto the bounds, other actions are clipped to them.
+``deterministic=False`` samples the policy's distribution with each episode's own noise:
 
 ==========================  ========================================================================
 policy                      sampled action
 ==========================  ========================================================================
-PPO, A2C and their like     categorical, multi-categorical, Bernoulli or diagonal Gaussian
-SAC and its like            tanh of a diagonal Gaussian
-DQN and its like            greedy, or with probability ``exploration_rate`` any action
-TD3 and its like            the deterministic one, which is what they predict either way
-gSDE                        the mean and the episode's own noise matrix, drawn at its first step
+PPO, A2C and similar        categorical, multi-categorical, Bernoulli or diagonal Gaussian
+SAC and similar             tanh of a diagonal Gaussian
+DQN and similar             greedy, or any action with probability ``exploration_rate``
+TD3 and similar             the deterministic action, as from their ``predict``
+gSDE                        the mean plus the episode's own noise matrix, drawn at its first step
 ==========================  ========================================================================
 """
 
@@ -31,7 +31,7 @@ from stable_baselines3.dqn.policies import DQNPolicy
 
 from rl_eval.config.settings import PolicySection
 from rl_eval.errors import ConfigError
-from rl_eval.integrations.sb3.models import portable
+from rl_eval.integrations.sb3.models import own_predict, portable
 from rl_eval.integrations.sb3.observations import ATTRIBUTE, NOTES, Preprocessor, refuse_empty
 from rl_eval.integrations.torch_draws import EpisodeDraws
 from rl_eval.protocols import NoiseSource
@@ -40,7 +40,7 @@ Array = npt.NDArray[Any]
 
 
 def parameters(distribution: Distribution) -> list[Array]:
-    """Return logits of each part, or mean and standard deviation, each of shape (batch, n)."""
+    """Return the logits of each part, or the mean and standard deviation, each of shape (batch, n)."""
     parts = getattr(distribution, "distributions", None)
     return [
         getattr(part, name).numpy(force=True)
@@ -51,26 +51,26 @@ def parameters(distribution: Distribution) -> list[Array]:
 
 @final
 class Exploration:
-    """Noise of a policy with gSDE: one matrix per episode, drawn at its first step, and multiplied by the features.
+    """Noise of a policy with gSDE: one matrix per episode, drawn at its first step and multiplied by the features.
 
-    SB3 draws a new matrix when a rollout begins, or every ``sde_sample_freq`` steps. Its ``predict`` never does, so all
-    episodes of an ``evaluate_policy`` share the one that the training had last.
+    SB3 draws a new matrix when a rollout starts, or every ``sde_sample_freq`` steps. Its ``predict`` never draws one,
+    so all episodes of SB3's ``evaluate_policy`` share the last matrix of the training.
 
     Args:
-        actor: The part of the policy that has the distribution.
+        actor: Part of the policy with the distribution.
     """
 
     def __init__(self, actor: Any) -> None:
         self._actor = actor
 
     def initial_state(self, batch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return matrices of shape (batch, features, actions), and whether they are drawn, shape (batch,)."""
+        """Return zero matrices, shape (batch, features, actions), and a mask of the drawn ones, shape (batch,)."""
         std = self._std()
         blank = torch.zeros((batch_size, *std.shape), dtype=std.dtype, device=std.device)
         return blank, torch.zeros(batch_size, dtype=torch.bool, device=std.device)
 
     def draw(self, state: Any, noise: NoiseSource) -> Any:
-        """Draw the matrices of fresh episodes, give them all to the distribution, and return the next state."""
+        """Draw the matrices of new episodes, set all matrices in the distribution, and return the next state."""
         matrices, drawn = state
         if not drawn.all():
             std = self._std()
@@ -85,40 +85,38 @@ class Exploration:
         return std
 
 
-# ---------------------------------------------------------------------- inputs beside the observation
+# ---------------------------------------------------------------------- inputs in addition to the observation
 
 
 _RECURRENT: Final = "sb3_contrib.common.recurrent.policies"
 _MASKABLE: Final = "sb3_contrib.common.maskable.policies"
 _PREDICTS: Final = ("stable_baselines3.common.policies", _RECURRENT, _MASKABLE)
-"""Modules of the ``predict`` that policies have; ``RecurrentPPO`` has a state, and ``MaskablePPO`` masks."""
+"""Modules with a known ``predict``. ``RecurrentPPO`` has a state, ``MaskablePPO`` takes masks."""
 
 
 def _home_of(module: BasePolicy) -> str:
     """Return the module of a policy's ``predict``.
 
     Raises:
-        ConfigError: It has a ``predict`` of its own.
+        ConfigError: The policy has its own ``predict``.
     """
     home: str = type(module).predict.__module__
     if home not in _PREDICTS:
-        raise ConfigError(
-            f"{type(module).__name__} has a predict() of its own, which rl_eval cannot batch: implement rl_eval.Policy "
-            "around it"
-        )
+        raise own_predict(module)
     return home
 
 
 def _without_mask(module: BasePolicy, space: gym.Space[Any]) -> gym.Space[Any]:
-    """Return the space of the observation beside the mask, which ``environment.action_masks`` puts there.
+    """Return the observation space without the mask that ``environment.action_masks`` adds.
 
     Raises:
-        ConfigError: There is no mask.
+        ConfigError: The space has no mask.
     """
     if not isinstance(space, gym.spaces.Dict) or set(space.spaces) != {"observation", "action_mask"}:
         raise ConfigError(
-            f"{type(module).__name__} needs the environment's action masks: set environment.action_masks to true, and "
-            "give the environment a method action_masks(), as sb3-contrib does"
+            f"{type(module).__name__} needs the environment's action masks (environment.action_masks)",
+            key="environment.action_masks",
+            fix="Set it to true, and define the method action_masks() in the environment, as for sb3-contrib.",
         )
     return space["observation"]
 
@@ -135,31 +133,33 @@ def as_policy(
     observation_space: gym.Space[Any],
     action_space: gym.Space[Any],
 ) -> SB3Policy:
-    """Make a model, or what :func:`portable` or :func:`load_policy` made of it, fit for an environment.
+    """Build the policy of a model, or of a result of :func:`portable` or :func:`load_policy`, for an environment.
 
     Raises:
-        ConfigError: The spaces do not fit, or it cannot act as configured.
+        ConfigError: The spaces do not fit, or the policy cannot act as configured.
     """
     if section.actions == "unsquash":
         raise ConfigError(
-            'policy.actions is "unsquash", but a policy of Stable-Baselines3 returns actions in the environment\'s '
-            "scale: leave policy.actions out"
+            "policy.actions is 'unsquash', but Stable-Baselines3 returns actions in the environment's scale",
+            key="policy.actions",
+            value="unsquash",
+            fix="Leave policy.actions out.",
         )
     return SB3Policy(portable(value), observation_space, action_space, section.deterministic)
 
 
 @final
 class SB3Policy:
-    """A policy of Stable-Baselines3 behind the interface of :class:`rl_eval.Policy`.
+    """Policy of Stable-Baselines3 with the interface of :class:`rl_eval.Policy`.
 
     Args:
-        module: A detached policy, with its normalizers if it has any.
+        module: Detached policy, with its normalizers if it has any.
         observation_space: Observation space of the environment.
         action_space: Action space of the environment.
-        deterministic: Whether it is only asked for the mode of its distribution.
+        deterministic: Whether the policy always uses the mode of its distribution.
 
     Raises:
-        ConfigError: The spaces do not fit the policy's, or it has a ``predict`` of its own, or cannot be sampled from.
+        ConfigError: The spaces do not fit the policy's, action masks are missing, or it has its own ``predict``.
     """
 
     def __init__(
@@ -173,19 +173,20 @@ class SB3Policy:
         self._masked, self._recurrent = home == _MASKABLE, home == _RECURRENT
         if action_space != module.action_space:
             raise ConfigError(
-                f"the policy was trained with actions of {module.action_space}, but the environment's are of "
-                f"{action_space}"
+                f"the policy was trained with actions of {module.action_space}, but the environment has {action_space}",
+                key="environment.env",
+                value=action_space,
             )
         self.module = module
         self.result_notes: tuple[str, ...] = getattr(module, NOTES, ())
-        """Sentences for the reader of a result."""
+        """Notes for readers of the result."""
         self._normalizers = getattr(module, ATTRIBUTE, torch.nn.ModuleList())
         observed = _without_mask(module, observation_space) if self._masked else observation_space
         self._prepare = Preprocessor(observed, module.observation_space, self._normalizers)
         self._actor: Any = getattr(module, "actor", module)
         known = type(module)._predict.__module__.startswith(("stable_baselines3.", "sb3_contrib."))
         self._samples = known and hasattr(self._actor, "action_dist")
-        """Whether a sample is one of the distribution; the context of draws costs time for each call of torch in it."""
+        """Whether to sample from the distribution directly, since ``EpisodeDraws`` slows down each torch call in it."""
         self._exploration: Exploration | None = None
         if not deterministic and isinstance(getattr(self._actor, "action_dist", None), StateDependentNoiseDistribution):
             self._exploration = Exploration(self._actor)
@@ -193,12 +194,12 @@ class SB3Policy:
     # ------------------------------------------------------------------ the Policy protocol
 
     def initial_state(self, batch_size: int) -> State | None:
-        """Return frames, LSTM state and exploration noise of fresh episodes; None if the policy has none of them."""
+        """Return frames, LSTM state and exploration noise of new episodes; None for a policy without a state."""
         state: State = {
             "frames": self._prepare.initial_state(batch_size, self.module.device),
             "exploration": self._exploration and self._exploration.initial_state(batch_size),
         }
-        if self._recurrent:  # Zeros, as ``predict`` begins with.
+        if self._recurrent:  # ``predict`` starts with zeros, too.
             layers, _, size = self.module.lstm_hidden_state_shape
             zeros = torch.zeros((batch_size, layers, size), device=self.module.device)
             state["lstm"] = zeros, zeros.clone()
@@ -206,7 +207,7 @@ class SB3Policy:
 
     @torch.no_grad()
     def probe_outputs(self, observations: Any) -> list[Array]:
-        """Return the numbers that actions are chosen by, in the second step if the policy has a state."""
+        """Return Q values or the parameters of the distribution; with an LSTM, those of the second step."""
         rows = len(tree.flatten(observations)[0])
         state = self.initial_state(rows) or {}
         prepared, arguments, _ = self._read(observations, state)
@@ -216,7 +217,7 @@ class SB3Policy:
             return []
         distribution, following = self._distribution(prepared, arguments)
         if following is not None:
-            # A state of zeros would hide whether rows share its matrix products without a trace.
+            # A state of zeros has matrix products of zero in every batch, which would hide differences in rounding.
             distribution, _ = self._distribution(prepared, self._arguments(observations, following))
         return parameters(distribution)
 
@@ -251,22 +252,22 @@ class SB3Policy:
     # ------------------------------------------------------------------ calls of the policy
 
     def _read(self, observations: Any, state: State) -> tuple[Any, dict[str, Any], Any]:
-        """Return what the policy takes: an observation, and more by name; and the frames to remember."""
+        """Return the policy's observation and its other arguments by name, and the frames for the next step."""
         observation = observations["observation"] if self._masked else observations
         prepared, frames = self._prepare(observation, state.get("frames"), self.module.device)
         return prepared, self._arguments(observations, state.get("lstm")), frames
 
     def _arguments(self, observations: Any, lstm: Any) -> dict[str, Any]:
-        """Return what ``_predict`` and ``get_distribution`` take beside the observation."""
+        """Return the arguments of ``_predict`` and ``get_distribution`` other than the observation."""
         if self._masked:
             return {"action_masks": torch.from_numpy(observations["action_mask"]).to(self.module.device)}
-        if self._recurrent:  # Layers first; no episode starts, for the state of a fresh one is zero already.
+        if self._recurrent:  # Layers first. No row needs a reset, since new episodes have a state of zeros.
             states = tuple(part.transpose(0, 1).contiguous() for part in lstm)
             return {"lstm_states": states, "episode_starts": torch.zeros(len(lstm[0]), device=self.module.device)}
         return {}
 
     def _split(self, result: Any) -> tuple[Any, Any]:
-        """Return what such a call computed, and the next state of an LSTM, rows first."""
+        """Return the output of such a call, and the next state of an LSTM, rows first."""
         if not self._recurrent:
             return result, None
         computed, states = result
@@ -287,7 +288,7 @@ class SB3Policy:
     # ------------------------------------------------------------------ scale
 
     def _finished(self, actions: Array) -> Array:
-        """Bring actions into the shape, scale and kind of the action space, as ``BasePolicy.predict`` does."""
+        """Convert actions to the shape, scale and dtype of the action space, as ``BasePolicy.predict`` does."""
         space = self.module.action_space
         actions = actions.reshape(len(actions), *space.shape)
         if not isinstance(space, gym.spaces.Box):

@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple, final
 import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
+from typing_extensions import override
 
 from rl_eval.config.settings import PolicySection
 from rl_eval.errors import EnvError, PolicyError, UsageError
@@ -80,6 +81,7 @@ class PolicyInference(Inference):
                 ),
             )
 
+    @override
     def _keep_state(self, rows: Any, state: Any) -> None:
         """Store the new state of rows that have acted; the state of a waiting agent does not change."""
         acted = np.flatnonzero(self.live[rows])
@@ -121,7 +123,7 @@ class AgentsInference:
         self.live = np.zeros(lanes, bool)
         self.observations = self
         self.note: Callable[[int, str, str], None] = lambda *_: None
-        """Takes the lane, the description of an unusual observation, and the value."""
+        """Called with the lane, a description of an unusual observation, and the value."""
         self.numerics: dict[str, Any] = {}
         """The numerics key; empty until :meth:`probe`."""
 
@@ -182,7 +184,7 @@ class AgentsInference:
         """Write the observations of the agents that must act next; no others act.
 
         Raises:
-            EnvError: One does not fit its space.
+            EnvError: An observation does not fit its space.
         """
         for _, inference, row in self._acting[lane]:
             inference.live[row] = False
@@ -220,7 +222,7 @@ class AgentsInference:
         return sorted(found)
 
     def describe_nonfinite(self, lane: int) -> str:
-        """Return which part of which agent's observation is NaN or infinite."""
+        """Return a description of the NaN or infinite part of an agent's observation."""
         for agent, inference, row in self._acting[lane]:
             if row in inference.observations.nonfinite_rows(inference.live):
                 return f"agent {agent!r}: {inference.observations.describe_nonfinite(row)}"
@@ -232,7 +234,7 @@ class AgentsInference:
             inference.observations.look_outside(inference.live)
 
     def forget_notes(self) -> None:
-        """Allow notes that were already reported to be reported again."""
+        """Allow the same notes to be reported again."""
         for inference in self._inferences():
             inference.forget_notes()
 

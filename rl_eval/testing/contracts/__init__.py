@@ -1,4 +1,4 @@
-"""Contract suites: what a runner or a policy of your own must keep, as test classes to inherit."""
+"""Contract suites: test classes to inherit, with the requirements for a runner or a policy."""
 
 from rl_eval.testing.contracts.policy import PolicyContract
 from rl_eval.testing.contracts.runner import EvalRunnerContract

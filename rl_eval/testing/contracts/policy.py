@@ -1,4 +1,4 @@
-"""Contract of a policy: the action of a row depends only on that row's episode."""
+"""Contract of a policy: the action of a row depends only on the episode of that row."""
 
 from __future__ import annotations
 
@@ -23,36 +23,36 @@ from rl_eval.protocols import Policy
 from rl_eval.testing.contracts.suite import Subject, build_subject
 
 _POOL: Final = 64
-"""Made-up observations."""
+"""Number of sampled observations."""
 _STEPS: Final = 5
 _EPISODES: Final = 33
 
 Array = npt.NDArray[Any]
 Actions = list[list[Array]]
-"""Leaves of the batch of actions, for every step."""
+"""Leaves of the batch of actions, by step."""
 
 
 class PolicyContract:
-    """Tests of a policy, to inherit by a pytest class of your own.
+    """Tests of a policy, for a pytest class to inherit.
 
     Example:
         >>> class TestMyPolicy(PolicyContract):
         ...     config = EvalConfig().environment("CartPole-v1").policy("my_pkg.policies:make_policy")
 
-    The policy acts on made-up observations of the environment's space. Discrete actions must be equal; floats may
-    differ by rounding, since a runner sees to that the rows it batches are rounded alike.
+    The policy acts on sampled observations of the environment's space. Discrete actions must be equal. Floats may
+    differ by rounding, since a runner makes sure that rounding does not depend on the batch.
     """
 
     config: EvalConfig
-    """Config of the policy, and of the environment that has its spaces."""
+    """Config of the policy, and of an environment with its spaces."""
     batch_sizes: tuple[int, ...] = (1, 2, 16, 33)
     tolerance: float = 1e-4
     """Highest relative difference of floats that counts as rounding."""
 
-    # ------------------------------------------------------------------ a row is a row
+    # ------------------------------------------------------------------ rows are independent
 
     def test_actions_fit_the_action_space(self) -> None:
-        """The environment accepts shape, dtype and values."""
+        """The shape, dtype and values are valid."""
         reader = ActionReader(self._subject.action_space, self._settings.policy.actions)
         structure = reader.structure
         for size in self.batch_sizes:
@@ -60,25 +60,25 @@ class PolicyContract:
                 reader.read(tree.unflatten_as(structure, leaves), np.ones(size, bool))
 
     def test_a_row_does_not_depend_on_the_size_of_the_batch(self) -> None:
-        """Alone or among others, an episode gets the same actions."""
+        """An episode gets the same actions alone and in a batch."""
         for size in self.batch_sizes:
             self._expect_alone(range(size), self._act(range(size)), f"in a batch of {size}")
 
     def test_a_row_does_not_depend_on_its_position(self) -> None:
-        """Nor on its neighbours."""
+        """It does not depend on the other rows either."""
         for size in self.batch_sizes:
             for seed in range(3):
                 episodes = np.random.default_rng(seed).permutation(_EPISODES)[:size].tolist()
                 self._expect_alone(episodes, self._act(episodes), f"at another position in a batch of {size}")
 
     def test_rows_of_dead_lanes_do_not_matter(self) -> None:
-        """They contain data of earlier episodes."""
+        """Such rows contain data of earlier episodes."""
         for size in self.batch_sizes:
             live = np.arange(size) % 2 == 0
             self._expect_alone(range(size), self._act(range(size), live), "among dead rows", live)
 
     def test_a_lane_that_starts_over_starts_afresh(self) -> None:
-        """With the rows of its state reset, an episode is the same as on a new policy; others continue."""
+        """If the rows of its state are reset, an episode gets the actions of a new policy. Other rows do not change."""
         for size in self.batch_sizes:
             again = np.arange(size) % 2 == 0
             actions = self._act(range(size), restart=again)
@@ -86,17 +86,17 @@ class PolicyContract:
             self._expect_alone(range(size), before + after, "beside a lane that started over", ~again)
             self._expect_alone(range(size), after, "in a lane that started over", again)
 
-    # ------------------------------------------------------------------ nothing is hidden
+    # ------------------------------------------------------------------ no hidden state
 
     def test_acting_leaves_nothing_behind(self) -> None:
-        """Earlier evaluations with the same policy change no action."""
+        """Earlier evaluations with the same policy do not change actions."""
         first = self._act(range(8))
         self._expect_equal(self._act(range(8)), first, "when repeated")
         self._act(range(_EPISODES))
         self._expect_equal(self._act(range(8)), first, "after other episodes")
 
     def test_randomness_comes_from_the_noise_argument_alone(self) -> None:
-        """Global generators are neither read nor moved: they may be a trainer's."""
+        """The policy neither reads nor advances global generators, which may belong to a trainer."""
         first = self._act(range(8))
         for seed in range(3):
             with _global_seed(seed) as states:
@@ -104,7 +104,7 @@ class PolicyContract:
                 actions = self._act(range(8))
                 moved = [name for name, state in states().items() if state != before[name]]
             if moved:
-                raise AssertionError(f"act() draws from the global generator of {', '.join(moved)}. Draw from `noise`")
+                raise AssertionError(f"act() draws from the global generator of {', '.join(moved)}. Draw from `noise`.")
             self._expect_equal(actions, first, "with other seeds of the global generators")
 
     def test_acting_does_not_write_into_its_arguments(self) -> None:
@@ -113,17 +113,17 @@ class PolicyContract:
         kept = tree.map_structure(np.copy, observations)
         self._call(self._subject.policy, observations, self._fresh_state(self._subject.policy, 16), live, np.arange(16))
         if not all(map(np.array_equal, tree.flatten(observations), tree.flatten(kept))):
-            raise AssertionError("act() wrote into the observations. Copy them before changes")
+            raise AssertionError("act() wrote into the observations. Copy them before a change.")
         if not live.all():
-            raise AssertionError("act() wrote into the mask of live rows. Copy it before changes")
+            raise AssertionError("act() wrote into the mask of live rows. Copy it before a change.")
 
     def test_a_pickled_copy_acts_alike(self) -> None:
-        """A live policy reaches its runners as pickled bytes."""
+        """A policy object is sent to runners as pickled bytes."""
         first = self._act(range(8))
         twin: Policy = pickle.loads(cloudpickle.dumps(self._subject.policy))
         self._expect_equal(self._act(range(8), policy=twin), first, "of a pickled copy")
 
-    # ------------------------------------------------------------------ what the tests are made of
+    # ------------------------------------------------------------------ steps of the tests
 
     @cached_property
     def _settings(self) -> EvalSettings:
@@ -169,13 +169,13 @@ class PolicyContract:
         restart: npt.NDArray[np.bool_] | None = None,
         policy: Policy | None = None,
     ) -> Actions:
-        """Run episodes side by side for some steps; each has observations and noise of its own.
+        """Run episodes in one batch for some steps; each episode has its own observations and noise.
 
         Args:
-            episodes: One for each row.
-            live: Mask of the rows that count; all by default.
-            restart: Mask of the rows whose episode starts over, half way.
-            policy: By default the one under test.
+            episodes: Episode of each row.
+            live: Mask of the rows that run an episode; all by default.
+            restart: Mask of the rows in which the episode starts over after half of the steps.
+            policy: Policy; by default the one under test.
         """
         policy = self._subject.policy if policy is None else policy
         seeds, live = np.array(episodes, np.int64), np.ones(len(episodes), bool) if live is None else live
@@ -215,8 +215,8 @@ class PolicyContract:
             for leaf, other in zip(leaves, others, strict=True):
                 if not self._same(leaf, other):
                     raise AssertionError(
-                        f"actions {where} differ at step {step}: {leaf.tolist()} instead of {other.tolist()}. act() "
-                        "must compute the action of a row only from that row of its arguments"
+                        f"actions {where} differ at step {step}: {leaf.tolist()} instead of {other.tolist()}. The "
+                        "action of a row may depend only on that row of act()'s arguments."
                     )
 
     def _same(self, leaf: Array, other: Array) -> bool:
@@ -227,7 +227,7 @@ class PolicyContract:
 
 @contextlib.contextmanager
 def _global_seed(seed: int) -> Iterator[Callable[[], dict[str, bytes]]]:
-    """Seed the global generators, offer a look at their states, and put them back."""
+    """Seed the global generators, yield a function that reads their states, and restore them."""
     import torch
 
     with random_state_kept():

@@ -1,6 +1,6 @@
-"""Contract of a runner: exactly one row per lease, the same row in every layout, control, and what observers see.
+"""Contract of a runner: one row per lease, equal rows for any number of lanes, control, and calls to observers.
 
-The rows are compared with those of :class:`~rl_eval.SingleAgentEvalRunner`, the loop of a textbook.
+The reference is :class:`~rl_eval.SingleAgentEvalRunner`, a textbook loop.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from rl_eval.weights import snapshot_weights
 
 
 class _Seen(NamedTuple):
-    """Artifact of the observer: its view of the attempt that counts."""
+    """Artifact of the observer, for the attempt that counts."""
 
     episode: int
     seed: int
     attempt: int
     steps: tuple[bytes, ...]
-    """Digests of the first observation, and of each step's action and results."""
+    """Digests of the first observation, and of the action and results of each step."""
 
 
 class _Diary:
@@ -44,7 +44,7 @@ class _Diary:
         self.steps = [canonical_digest(observation)]
 
     def on_step(self, observation: Any, action: Any, *results: Any) -> None:
-        # The last one is what the policy computed besides, which rounds as its batch does.
+        # Without the policy's additional outputs, which depend on the batch by rounding.
         self.steps.append(canonical_digest((observation, action, *results[:-1])))
 
     def on_episode_end(self, record: EpisodeRecord) -> _Seen:
@@ -53,13 +53,13 @@ class _Diary:
 
 
 _FEW: Final = 4
-"""Episodes of a test."""
+"""Number of episodes of a test."""
 _DIARY: Final = _Diary.__qualname__
 _METHODS: Final = ("on_episode_start", "on_step", "on_episode_end")
 
 
 def _raising(where: str) -> Callable[[Any], Any]:
-    """Return the factory of an observer that raises in one place."""
+    """Return a factory for an observer that raises in one place."""
 
     def fail(*args: Any) -> None:
         raise OSError("disk full")
@@ -78,7 +78,7 @@ class ObserverContract(RunnerSuite):
     """Tests of calls to ``evaluation.observers``; part of :class:`EvalRunnerContract`."""
 
     def test_an_observer_sees_every_step_of_each_episode_in_order(self) -> None:
-        """Artifacts of an episode are bitwise equal to those of the reference loop."""
+        """Artifacts are bitwise equal to those of the reference loop."""
         for lanes, runner in self.runners(observers=[_Diary]):
             played = play(runner, leases_of(_FEW), budget_s=0.0)
             self._expect_seen(played.artifacts, {}, f"{lanes} lanes")
@@ -86,13 +86,13 @@ class ObserverContract(RunnerSuite):
             expect(played.notes, (), f"notes, {lanes} lanes")
 
     def test_an_observer_sees_a_new_attempt_from_its_start(self) -> None:
-        """Artifacts are of the attempt that counts; failed attempts have no end."""
+        """Artifacts come from the attempt that counts. Failed attempts do not call ``on_episode_end``."""
         fault = {"kind": "raise", "step": 2, "episodes": [1, 3], "attempts": [1, 2]}
         for lanes, runner in self.runners(fault, observers=[_Diary]):
             self._expect_seen(play(runner, leases_of(_FEW)).artifacts, {1: 3, 3: 3}, f"{lanes} lanes, with faults")
 
     def test_what_an_observer_raises_is_its_own(self) -> None:
-        """A note names the observer; episodes have no fault and their rows, and other observers see what they would."""
+        """A note names the observer. Episodes have no faults; rows and other observers' artifacts do not change."""
         for where in ("factory", *_METHODS):
             broken = _raising(where)
             (name,) = observer_factories([broken])
@@ -102,12 +102,10 @@ class ObserverContract(RunnerSuite):
                 self.expect_reference(played.rows, what)
                 self._expect_seen(played.artifacts, {}, what)
                 if not any(name in note and "disk full" in note for note in played.notes):
-                    raise AssertionError(
-                        f"{what}: no note contains its name, {name!r}, and its error; notes: {played.notes}"
-                    )
+                    raise AssertionError(f"{what}: no note has its name {name!r} and its error, only {played.notes}")
 
     def test_an_episode_that_runs_to_be_compared_is_not_observed(self) -> None:
-        """A lease with ``fresh`` is the determinism check's."""
+        """Leases with ``fresh`` belong to the determinism check."""
         leases = [lease._replace(fresh=True) for lease in leases_of(3)]
         for lanes, runner in self.runners(observers=[_Diary]):
             played = play(runner, leases)
@@ -115,12 +113,12 @@ class ObserverContract(RunnerSuite):
             expect(played.artifacts, {}, f"artifacts, {lanes} lanes, fresh environments")
 
     def _expect_seen(self, artifacts: dict[int, Any], attempts: dict[int, int], what: str) -> None:
-        """Assert that the diary of each episode is the reference loop's.
+        """Assert that the diary of each episode equals that of the reference loop.
 
         Args:
-            artifacts: By index and observer.
+            artifacts: Artifacts by index and observer.
             attempts: Attempts that count, by index; 1 by default.
-            what: For the message.
+            what: Description for the message.
         """
         kept = [(index, name) for index in sorted(artifacts) for name in artifacts[index]]
         expect(kept, [(index, _DIARY) for index in sorted(self._seen)], f"episodes and observers of artifacts, {what}")
@@ -131,9 +129,9 @@ class ObserverContract(RunnerSuite):
             )
             if seen.steps != due.steps:
                 raise AssertionError(
-                    f"{what}: the observer of episode {index} saw {len(seen.steps) - 1} steps instead of "
-                    f"{len(due.steps) - 1}. Pass it the reset and each step once, in order, as the environment "
-                    "returned them"
+                    f"{what}: the {len(seen.steps) - 1} steps that the observer of episode {index} got differ from the "
+                    f"{len(due.steps) - 1} steps of the reference loop. Call it once with the reset and once with each "
+                    "step, in order, with the values of the environment."
                 )
 
     @cached_property
@@ -148,20 +146,20 @@ _TIMEOUT_S: Final = 0.1
 
 
 class EvalRunnerContract(ObserverContract):
-    """Tests of a runner class, to inherit by a pytest class of your own.
+    """Tests of a runner class, for a pytest class to inherit.
 
     Example:
         >>> class TestMyRunner(EvalRunnerContract):
         ...     runner = "my_pkg.runners:MyRunner"
 
-    Environment, policy, evaluation settings and number of lanes can be replaced as well. An environment must have
-    a few steps per episode; runners are built in the process of the tests.
+    You can also replace the environment, the policy, the evaluation settings and the numbers of lanes. An episode of
+    the environment must have a few steps. Runners are built in the process of the tests.
     """
 
-    # ------------------------------------------------------------------ the same rows, once each
+    # ------------------------------------------------------------------ rows
 
     def test_every_lease_gets_exactly_one_row(self) -> None:
-        """Rows are as many as leases, with their indices and seeds, whatever the number of lanes."""
+        """Rows have the indices and seeds of the leases, for any number of lanes."""
         for count in (1, self.num_episodes):
             leases = leases_of(count)
             for lanes, runner in self.runners():
@@ -169,14 +167,14 @@ class EvalRunnerContract(ObserverContract):
                 expect(got, [(lease.index, lease.seed) for lease in leases], f"(index, seed) of rows, {lanes} lanes")
 
     def test_rows_are_those_of_the_reference_loop(self) -> None:
-        """Bit for bit, for every number of lanes and every order of leases."""
+        """They are bitwise equal for every number of lanes and every order of leases."""
         leases = leases_of(self.num_episodes)
         for order in (leases, leases[::-1], leases[::2] + leases[1::2]):
             for lanes, runner in self.runners():
                 self.expect_reference(play(runner, order).rows, f"{lanes} lanes")
 
     def test_any_number_of_slots_gives_the_same_rows(self) -> None:
-        """Also of more than there are episodes, and interrupted at every step; no more episodes are live than slots."""
+        """This includes more slots than episodes, and calls of one step. No more episodes than slots are live."""
         cls = runner_class(self.runner)
         most = self.num_episodes + 3 if cls.max_lanes is None else min(cls.max_lanes, self.num_episodes + 3)
         if not 1 <= cls.default_lanes <= (cls.max_lanes or cls.default_lanes):
@@ -189,7 +187,7 @@ class EvalRunnerContract(ObserverContract):
             expect(played.env_steps, int(played.rows["length"].sum()), f"env_steps without faults, {slots} slots")
 
     def test_leases_may_come_one_by_one(self) -> None:
-        """A lease that joins while others are live changes none of them."""
+        """A lease that joins live episodes does not change their rows."""
         for lanes, runner in self.runners():
             reports = [runner.run([lease], 0.0) for lease in leases_of(self.num_episodes)]
             rows = play(runner, (), budget_s=0.0, begun=reports, count=self.num_episodes).rows
@@ -199,7 +197,7 @@ class EvalRunnerContract(ObserverContract):
                 expect(report.infos.shape, (len(report.rows), len(names)), f"shape of infos, whose columns are {names}")
 
     def test_the_numerics_key_is_the_references(self) -> None:
-        """A runner that works on nothing reports nothing but its numerics key, the same for every layout."""
+        """A runner without leases reports only its numerics key, which is equal for any number of lanes."""
         with self.make_runner(1, runner=SingleAgentEvalRunner) as reference:
             key = reference.run().numerics
         for lanes, runner in self.runners():
@@ -210,7 +208,7 @@ class EvalRunnerContract(ObserverContract):
     # ------------------------------------------------------------------ faults
 
     def test_a_fault_is_retried_with_the_same_seed(self) -> None:
-        """An exception in reset or step costs an attempt, is reported with its number, and changes no outcome."""
+        """An exception in reset or step uses up an attempt, is reported with its number, and changes no outcome."""
         faulty_ones, leases = {1, 3}, leases_of(self.num_episodes)
         for phase in ("reset", "step"):
             fault = {"kind": "raise", "phase": phase, "episodes": sorted(faulty_ones), "attempts": [1, 2]}
@@ -224,7 +222,7 @@ class EvalRunnerContract(ObserverContract):
                 expect(reported, due, f"faults, {what}")
 
     def test_a_nan_observation_is_the_environments_fault(self) -> None:
-        """The policy never sees it; the attempt is charged."""
+        """The policy never gets it, and it uses up an attempt."""
         for phase in ("reset", "step"):
             for lanes, runner in self.runners(
                 {"kind": "nan_observation", "phase": phase, "episodes": [0, 2], "attempts": [1]}
@@ -235,7 +233,7 @@ class EvalRunnerContract(ObserverContract):
                 expect(reported, [(0, 1, "env"), (2, 1, "env")], f"faults, {what}")
 
     def test_a_failed_attempt_is_reported_and_frees_its_lane(self) -> None:
-        """It has a fault and no row: the group decides whether the episode runs again. The others complete."""
+        """It has a fault and no row, since the group decides on another attempt. The other episodes complete."""
         for lanes, runner in self.runners({"kind": "raise", "episodes": [1]}):
             played = play(runner, leases_of(self.num_episodes))
             expect(1 in played.rows["index"], False, f"a row of the episode that fails, {lanes} lanes")
@@ -244,7 +242,7 @@ class EvalRunnerContract(ObserverContract):
             self.expect_reference(played.rows, f"{lanes} lanes")
 
     def test_a_lease_may_begin_at_a_later_attempt(self) -> None:
-        """Attempts that other runners were charged with count."""
+        """Attempts on other runners count."""
         leases = [lease._replace(attempt=2) for lease in leases_of(3)]
         for lanes, runner in self.runners({"kind": "raise", "episodes": [1], "attempts": [2]}):
             played = play(runner, leases)
@@ -253,7 +251,7 @@ class EvalRunnerContract(ObserverContract):
             expect([fault.attempt for fault in played.faults], [2], f"attempts of faults, {lanes} lanes")
 
     def test_an_endless_episode_runs_into_its_timeout(self) -> None:
-        """``episode_timeout_s`` ends it, between steps."""
+        """``episode_timeout_s`` ends it between two steps."""
         for lanes, runner in self.runners(wrapper=_Endless, timeout_s=_TIMEOUT_S):
             played = play(runner, leases_of(lanes), budget_s=_TIMEOUT_S / 2, calls=20 * lanes)
             expect(len(played.rows), 0, f"rows, {lanes} lanes")
@@ -262,19 +260,19 @@ class EvalRunnerContract(ObserverContract):
     # ------------------------------------------------------------------ control
 
     def test_a_spent_budget_ends_the_call(self) -> None:
-        """Without time, a call takes at most one step per lane and leaves the rest for the next."""
+        """With a budget of 0 s, a call takes at most one step per lane."""
         for lanes, runner in self.runners():
             reports = [runner.run(leases_of(lanes + self.num_episodes), 0.0)]
             while not reports[-1].env_steps and len(reports) < PATIENCE:
                 reports.append(runner.run((), 0.0))
             if not 0 < (steps := reports[-1].env_steps) <= lanes:
                 raise AssertionError(
-                    f"run() with budget_s=0 took {steps} steps in {lanes} lanes, call {len(reports)}. Check "
-                    "the budget after every reset and step, and continue unfinished lanes in the next call"
+                    f"call {len(reports)} of run() with budget_s=0 took {steps} steps in {lanes} lanes. Check the "
+                    "budget after every reset and step, return, and continue unfinished lanes in the next call."
                 )
 
     def test_reclaim_gives_back_only_what_has_not_started(self) -> None:
-        """Live episodes continue; leases that were given back have no row, and can be leased again."""
+        """Live episodes continue. Returned leases have no row and can run later."""
         for lanes, runner in self.runners():
             leases = leases_of(lanes + self.num_episodes)
             first = runner.run(leases, 0.0)
@@ -287,7 +285,7 @@ class EvalRunnerContract(ObserverContract):
             self.expect_reference(np.concatenate([rest.rows, again.rows]), f"{lanes} lanes, after reclaim")
 
     def test_abort_gives_everything_back(self) -> None:
-        """Live episodes are dropped too, and leave nothing behind for those that follow."""
+        """Live episodes are dropped too, without an effect on later episodes."""
         for lanes, runner in self.runners():
             leases = leases_of(lanes + self.num_episodes)
             reports = [runner.run(leases, 0.0), *(runner.run((), 0.0) for _ in range(3 * lanes))]
@@ -299,7 +297,7 @@ class EvalRunnerContract(ObserverContract):
             self.expect_reference(play(runner, unfinished).rows, f"{lanes} lanes, after abort")
 
     def test_leases_that_come_with_an_abort_are_run(self) -> None:
-        """Earlier leases and episodes are dropped first."""
+        """The runner drops earlier leases and episodes first."""
         leases = leases_of(self.num_episodes)
         for lanes, runner in self.runners():
             runner.run(leases, 0.0)
@@ -308,7 +306,7 @@ class EvalRunnerContract(ObserverContract):
             expect(sorted(rows["index"].tolist()), [0, 1], f"rows after abort, {lanes} lanes")
 
     def test_weights_are_refused_while_an_episode_is_live(self) -> None:
-        """One evaluation never sees two versions; between evaluations, rows carry the new one."""
+        """An evaluation never uses two versions of the weights."""
         for _, runner in self.runners(wrapper=_Endless):
             expect(bool(runner.run(leases_of(2), 0.0).progress), True, "an episode is live after the first call")
             error: Exception | None = None
@@ -319,7 +317,7 @@ class EvalRunnerContract(ObserverContract):
             expect(type(error), EvalError, "error of set_weights() while an episode is live")
 
     def test_rows_carry_the_version_of_the_weights(self) -> None:
-        """The version that was set before the first lease."""
+        """It is the version that was set before the first lease."""
         for _, runner in self.runners():
             if self.weights is None:
                 break
@@ -329,7 +327,7 @@ class EvalRunnerContract(ObserverContract):
             expect(runner.weights_version, 7, "weights_version")
 
     def test_stop_closes_every_environment(self) -> None:
-        """Those that faults cost, and those of live episodes."""
+        """This includes environments after a fault, and environments of live episodes."""
         open_envs: list[_Counted] = []
         fault = {"kind": "raise", "episodes": [0, 2], "attempts": [1]}
         for lanes, runner in self.runners(fault, wrapper=functools.partial(_Counted, open_envs)):
@@ -340,7 +338,7 @@ class EvalRunnerContract(ObserverContract):
 
 
 class _Endless(gym.Wrapper[Any, Any, Any, Any]):
-    """Stands still after the reset."""
+    """Wrapper with endless episodes: each step returns the first observation."""
 
     def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
         self._start = self.env.reset(**kwargs)
@@ -351,7 +349,7 @@ class _Endless(gym.Wrapper[Any, Any, Any, Any]):
 
 
 class _Counted(gym.Wrapper[Any, Any, Any, Any]):
-    """Is in a list until it is closed."""
+    """Wrapper that is in a list until it is closed."""
 
     def __init__(self, open_envs: list[_Counted], env: gym.Env[Any, Any]) -> None:
         super().__init__(env)

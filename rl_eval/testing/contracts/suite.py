@@ -1,4 +1,4 @@
-"""Base of the contract suites: policies and runners built for a test, the reference loop, and leases run to the end."""
+"""Base of the contract suites: builds policies and runners, and runs leases and the reference loop to the end."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from rl_eval.weights import (
 
 
 class Subject(NamedTuple):
-    """A policy and the spaces that it was built for."""
+    """Policy with its environment's spaces."""
 
     policy: Policy
     observation_space: gym.Space[Any]
@@ -43,7 +43,7 @@ class Subject(NamedTuple):
 
 
 def build_subject(settings: EvalSettings) -> Subject:
-    """Build the configured policy, as a runner would."""
+    """Build the configured policy in the same way as a runner."""
     env = construct_env(settings.environment, 0, 0, 1)
     spaces = env.observation_space, env.action_space
     env.close()
@@ -56,13 +56,13 @@ def build_subject(settings: EvalSettings) -> Subject:
 
 MAX_ATTEMPTS: Final = 3
 PATIENCE: Final = 200
-"""Allowed calls in a row without progress."""
+"""Allowed number of consecutive calls without progress."""
 _PLENTY_S: Final = 1.0
 """Budget that does not limit a call."""
 
 
 class Played(NamedTuple):
-    """Sum of the reports of a run to the end."""
+    """Combined reports of a run to the end."""
 
     rows: npt.NDArray[np.void]
     faults: tuple[Fault, ...]
@@ -70,19 +70,18 @@ class Played(NamedTuple):
     artifacts: dict[int, Mapping[str, Any]]
     notes: tuple[str, ...]
     most_live: int
-    """Episodes that were live at once, at the end of a call."""
+    """Highest number of live episodes at the end of a call."""
 
 
 class RunnerSuite:
-    """Runners for tests, of the class under test and of the reference."""
+    """Runners of the tested class and of the reference class."""
 
     runner: str | type[Runner]
-    """The class, or another value of ``runners.runner``."""
+    """Runner class, or another value of ``runners.runner``."""
     config: EvalConfig | None = None
-    """Where environment, policy and evaluation settings come from; by default CartPole with a recurrent policy
-    that samples."""
+    """Environment, policy and evaluation settings; by default CartPole with a recurrent policy that samples."""
     lane_counts: tuple[int, ...] = (1, 3, 8)
-    """Numbers of lanes to try; ``(1,)`` for a runner with a single environment."""
+    """Numbers of lanes to test; ``(1,)`` for a runner with a single environment."""
     num_episodes: int = 10
 
     @cached_property
@@ -118,14 +117,14 @@ class RunnerSuite:
         timeout_s: float | None = None,
         observers: Sequence[Callable[[Any], Any]] = (),
     ) -> Iterator[Runner]:
-        """Build a runner, and stop it in the end.
+        """Build a runner, and stop it on exit.
 
         Args:
             lanes: Number of lanes.
             fault: Arguments of :class:`FaultyEnv`.
-            runner: The class; by default the one under test.
-            wrapper: Put around every environment.
-            timeout_s: Limit of an attempt, instead of the limit of steps.
+            runner: Runner class; by default the one under test.
+            wrapper: Wrapper for every environment.
+            timeout_s: Time limit of an attempt, instead of the limit of steps.
             observers: Factories of observers.
         """
         selected = runner_class(self.runner if runner is None else runner)
@@ -147,24 +146,25 @@ class RunnerSuite:
             built.stop()
 
     def runners(self, fault: Mapping[str, Any] | None = None, **others: Any) -> Iterator[tuple[int, Runner]]:
-        """Yield a runner for each number of lanes, with that number; arguments as of :meth:`make_runner`."""
+        """Yield each number of lanes with a runner; arguments as for :meth:`make_runner`."""
         for lanes in self.lane_counts:
             with self.make_runner(lanes, fault, **others) as runner:
                 yield lanes, runner
 
     def expect_reference(self, rows: npt.NDArray[np.void], what: str) -> None:
-        """Assert that rows are those of the reference loop."""
+        """Assert that rows equal those of the reference loop."""
         wrong = self.reference.mismatches(rows, np.zeros((len(rows), 0)))
         if wrong:
             row = rows[rows["index"] == wrong[0]][0]
             raise AssertionError(
-                f"{what}: rows {wrong} differ from the reference loop. Episode {wrong[0]} is {row}, expected "
-                f"{self.reference.rows[wrong[0]]} (index, seed, return, length, terminated, truncated, success)"
+                f"{what}: rows {wrong} differ from those of the reference loop. Episode {wrong[0]} is {row} instead of "
+                f"{self.reference.rows[wrong[0]]}. Index, seed, return, length, terminated, truncated and success must "
+                "be equal."
             )
 
 
 def leases_of(count: int) -> list[Lease]:
-    """Return leases of the first episodes of a plan."""
+    """Return leases for the first episodes of a plan."""
     return [Lease(index, int(seed), 1, 0) for index, seed in enumerate(EpisodePlan(count).seeds)]
 
 
@@ -177,15 +177,17 @@ def play(
     count: int | None = None,
     calls: int = 100_000,
 ) -> Played:
-    """Run to the end, and once more; what fails runs again as long as it has attempts, and has no row then.
+    """Run leases to the end, and call the runner once more.
+
+    A failed episode runs again until it has used all attempts; then it has no row.
 
     Args:
-        runner: Runs.
-        leases: Are given with the first call.
-        budget_s: Of every call.
-        begun: Reports of earlier calls, to be counted in.
-        count: Number of episodes that must end; by default as many as leases.
-        calls: At most so many.
+        runner: Runner.
+        leases: Leases of the first call.
+        budget_s: Budget of every call.
+        begun: Reports of earlier calls to include.
+        count: Number of episodes that must end; by default the number of leases.
+        calls: Highest number of calls.
     """
     count = len(leases) if count is None else count
     reports = [*begun, runner.run(leases, budget_s)]
@@ -202,7 +204,7 @@ def play(
     indices = sorted(rows["index"].tolist())
     if len(rows) + failed != count or len(set(indices)) != len(rows):
         raise AssertionError(
-            f"{count} leases must give {count - failed} rows, once each, but {len(reports)} calls of "
+            f"{count} leases must give {count - failed} different rows, but {len(reports)} calls of "
             f"run(budget_s={budget_s}) gave rows {indices}"
         )
     return Played(
@@ -227,7 +229,7 @@ def _by_index(reports: Sequence[RunReport]) -> dict[int, Mapping[str, Any]]:
 def expect(got: Any, due: Any, what: str) -> None:
     """Assert that two values are equal."""
     if got != due:
-        raise AssertionError(f"{what}: got {got!r}, expected {due!r}")
+        raise AssertionError(f"{what}: {got!r} instead of {due!r}")
 
 
 def _factory(wrapper: Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]] | None) -> Callable[[EnvContext], Any]:
