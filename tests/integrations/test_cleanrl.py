@@ -252,8 +252,9 @@ def test_what_a_script_saves_is_the_live_agent(tmp_path, name):
 
 
 def test_an_agent_without_its_file_is_told_how_it_is_given():
-    with pytest.raises(ConfigError, match=r"cleanrl:.*:Agent@FILE"):
+    with refused(ConfigError, "policy.policy_kwargs", value="envs") as caught:
         evaluate(config_of(policy=f"{__name__}:Agent"))
+    assert f"cleanrl:{__name__}:Agent@FILE" in caught.value.fix
 
 
 def test_weights_of_another_agent_are_refused(tmp_path):

@@ -80,8 +80,9 @@ def test_a_relative_path_is_relative_to_the_working_directory(tmp_path, monkeypa
     make_model().save(tmp_path / "model.zip")
     monkeypatch.chdir(tmp_path)
     load_policy("model.zip")
-    with pytest.raises(ConfigError, match=f"no file 'other.zip' in {tmp_path}"):
+    with refused(ConfigError, "policy_kwargs.path", value="other.zip") as caught:
         load_policy("other.zip")
+    assert str(tmp_path) in str(caught.value)
 
 
 def test_files_that_are_something_else_are_errors(tmp_path):
@@ -90,9 +91,9 @@ def test_files_that_are_something_else_are_errors(tmp_path):
         load_policy(tmp_path / "model.zip")
     make_model().save(tmp_path / "good.zip")
     (tmp_path / "vn.pkl").write_bytes(pickle.dumps([1]))
-    with pytest.raises(ConfigError, match="holds a list, not a VecNormalize"):
+    with refused(ConfigError, "policy_kwargs.vecnormalize", value=str(tmp_path / "vn.pkl")):
         load_policy(tmp_path / "good.zip", tmp_path / "vn.pkl")
-    with pytest.raises(ConfigError, match="there is no file"):
+    with refused(ConfigError, "policy_kwargs.vecnormalize", value=str(tmp_path / "none.pkl")):
         load_policy(tmp_path / "good.zip", tmp_path / "none.pkl")
 
 
@@ -100,9 +101,9 @@ def test_a_live_model_whose_normalizer_is_missing_is_refused(tmp_path):
     """A loaded model has no environment; with one, or by its policy alone, it is evaluated."""
     trained = make_model(action="box", wrap=VecNormalize).learn(64)
     loaded = type(trained).load(save(trained, tmp_path)["path"], device="cpu")
-    with pytest.raises(ConfigError, match=r"PPO was trained with a VecNormalize.* Load it with .*load_policy"):
+    with refused(ConfigError, "policy", value="PPO"):
         evaluate(config_of(action="box"), loaded)
-    with pytest.raises(ConfigError, match=r"or give model\.policy if it normalized rewards only"):
+    with refused(ConfigError, "policy", value="PPO"):
         evaluate_policy(loaded, DummyVecEnv([lambda: gym.make("Pendulum-v1")]))
     assert len(for_environment(loaded, trained.get_env()).vecnormalize) == 1
     assert evaluate(config_of(action="box"), loaded.policy).status == "complete"
@@ -115,7 +116,7 @@ def test_a_live_model_whose_normalizer_is_missing_is_refused(tmp_path):
 def test_a_normalizer_of_rewards_need_not_be_there(tmp_path):
     model = make_model(action="box", wrap=lambda v: VecNormalize(v, norm_obs=False)).learn(64)
     path = save(model, tmp_path)["path"]
-    with pytest.raises(ConfigError, match="give False if it normalized rewards only"):
+    with refused(ConfigError, "policy_kwargs.vecnormalize", value=None):
         load_policy(path)
     saved = evaluate(config_of(action="box"), load_policy(path, vecnormalize=False))
     assert saved.fingerprint == evaluate(config_of(action="box"), model).fingerprint
@@ -123,11 +124,12 @@ def test_a_normalizer_of_rewards_need_not_be_there(tmp_path):
 
 def test_statistics_that_have_seen_nothing_are_refused(tmp_path):
     model = make_model(wrap=VecNormalize)
-    with pytest.raises(WeightsError, match="uninitialized"):
+    unseen = {"key": "vecnormalize", "value": 1e-4}
+    with refused(WeightsError, **unseen):
         snapshot_weights(model, 1)
-    with pytest.raises(ConfigError, match="uninitialized"):
+    with refused(ConfigError, **unseen):
         evaluate(config_of(), model)
-    with pytest.raises(ConfigError, match="uninitialized"):
+    with refused(ConfigError, **unseen):
         load_policy(**save(model, tmp_path))
 
 

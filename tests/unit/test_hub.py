@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 from rl_eval import EvalConfig, evaluate
 from rl_eval.errors import ConfigError
 from rl_eval.results.loading import load
+from tests.refused import refused
 from tests.unit.cli_world import call, make_folder
 from tests.unit.test_policy_source import model
 
@@ -142,9 +143,9 @@ def test_weights_of_a_revision_are_evaluated(hub, revision, sha, local):
 def test_a_model_brings_the_normalizer_beside_it_and_needs_trust(hub):
     """It is guessed from what was downloaded; the config has the path in the cache."""
     text = f"hf://{REPO}/runs/best model.zip"
-    refused = call(*RUN, text)
-    assert refused.exit_code == 2
-    assert "--trust" in said(refused)
+    without = call(*RUN, text)
+    assert without.exit_code == 2
+    assert "--trust" in said(without)
     done = call(*INIT, f"sb3:{text}@{REVISIONS['main']}")
     assert done.exit_code == 0, done.output
     kwargs = yaml.safe_load((hub.folder / "made.yaml").read_text())["policy"]["policy_kwargs"]
@@ -203,5 +204,6 @@ def test_a_config_downloads_nothing():
     done = call(*RUN, "a:b", "--weights", "hf://a/b/c.safetensors")
     assert done.exit_code == 2
     assert "--policy torch:MODULE:ATTR@hf://OWNER/REPO/FILE" in said(done)
-    with pytest.raises(ConfigError, match="rl-eval init FILE --policy sb3:hf://a/b/c"):
+    with refused(ConfigError, "policy.policy", value="sb3:hf://a/b/c.zip") as caught:
         EvalConfig().policy("sb3:hf://a/b/c.zip").build()
+    assert "--policy sb3:hf://a/b/c.zip" in caught.value.fix

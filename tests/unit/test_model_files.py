@@ -15,6 +15,7 @@ from rl_eval.config.policy_sources import digest_of, file_digests
 from rl_eval.config.settings import PolicySection
 from rl_eval.errors import ConfigError
 from rl_eval.policies import check_files
+from tests.refused import refused
 from tests.unit.cli_world import call, make_folder
 
 GAIN = """
@@ -71,7 +72,7 @@ def test_an_episode_is_not_replayed_with_another_file(folder: Path) -> None:
     Path("gain.json").write_text("-1.0")
     outcome = call("replay", "runs/gain", "--episodes", 2)
     assert outcome.exit_code == ExitCode.USAGE
-    assert "the file of policy_kwargs['path'] has digest" in " ".join(outcome.stderr.split())
+    assert digest_of(Path("gain.json"))[:16] in outcome.stderr
 
 
 def test_digests_are_those_of_when_the_settings_were_made(folder: Path) -> None:
@@ -137,6 +138,6 @@ def test_a_model_that_was_rewritten_before_a_runner_loads_it_is_refused(folder: 
     settings = EvalConfig.from_yaml("gain.yaml").build()
     ours = settings.policy.model_copy(update={"policy": "rl_eval.integrations.sb3:load_policy"})
     Path("gain.json").write_text("2.0")
-    with pytest.raises(ConfigError, match=r"policy_kwargs\['path'\] was changed after the evaluation was configured"):
+    with refused(ConfigError, "policy.policy_kwargs.path"):
         check_files(ours)
     check_files(settings.policy)

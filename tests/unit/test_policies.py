@@ -315,16 +315,16 @@ def test_what_a_module_returns_must_be_readable(output: Any, space: gym.Space[An
 
 
 @pytest.mark.parametrize(
-    ("space", "deterministic"),
+    ("space", "deterministic", "key"),
     [
-        (spaces.Box(-1, 1, (2,)), False),
-        (spaces.Dict({"a": spaces.Discrete(2)}), True),
-        (spaces.Tuple((spaces.Discrete(2),)), True),
+        (spaces.Box(-1, 1, (2,)), False, "policy.deterministic"),
+        (spaces.Dict({"a": spaces.Discrete(2)}), True, "policy.policy"),
+        (spaces.Tuple((spaces.Discrete(2),)), True, "policy.policy"),
     ],
 )
-def test_what_cannot_be_read_as_actions_is_a_config_error(space: gym.Space[Any], deterministic: bool) -> None:
+def test_what_cannot_be_read_as_actions_is_a_config_error(space: gym.Space[Any], deterministic: bool, key: str) -> None:
     """Box actions alone cannot be sampled from, and nested actions need the protocol."""
-    with pytest.raises(ConfigError):
+    with refused(ConfigError, key):
         act(Constant(torch.zeros(1, 2)), space, deterministic=deterministic)
 
 
@@ -471,10 +471,8 @@ def test_what_a_factory_raises_is_not_disguised() -> None:
 
 @pytest.mark.parametrize("path", ["", ":", "json", "json:", ":dumps", "json:dumps.no", "no_such.module:x", "json:nope"])
 def test_a_wrong_path_names_its_key(path: str) -> None:
-    """Whatever is wrong with a path, the message starts with the key it was given for."""
-    with pytest.raises(ConfigError) as caught:
+    with refused(ConfigError, "section.key", value=path):
         import_attribute("section.key", path)
-    assert str(caught.value).startswith(f"section.key is {path!r}")
 
 
 # ------------------------------------------------------------------------------ the caller's module
@@ -594,17 +592,19 @@ def test_the_network_reads_any_box_and_acts_in_any_box() -> None:
 
 
 @pytest.mark.parametrize(
-    ("observation_space", "action_space", "kwargs"),
+    ("observation_space", "action_space", "kwargs", "key"),
     [
-        (spaces.Discrete(3), spaces.Discrete(2), {}),
-        (spaces.Dict({"a": OBSERVATIONS}), spaces.Discrete(2), {}),
-        (OBSERVATIONS, spaces.MultiBinary(2), {}),
-        (OBSERVATIONS, spaces.Tuple((spaces.Discrete(2),)), {}),
-        (OBSERVATIONS, spaces.Discrete(2), {"activation": "tnah"}),
+        (spaces.Discrete(3), spaces.Discrete(2), {}, "observation_space"),
+        (spaces.Dict({"a": OBSERVATIONS}), spaces.Discrete(2), {}, "observation_space"),
+        (OBSERVATIONS, spaces.MultiBinary(2), {}, "action_space"),
+        (OBSERVATIONS, spaces.Tuple((spaces.Discrete(2),)), {}, "action_space"),
+        (OBSERVATIONS, spaces.Discrete(2), {"activation": "tnah"}, "policy.policy_kwargs.activation"),
     ],
 )
-def test_the_network_refuses_what_it_cannot_do(observation_space: Any, action_space: Any, kwargs: Any) -> None:
-    with pytest.raises(ConfigError):
+def test_the_network_refuses_what_it_cannot_do(
+    observation_space: Any, action_space: Any, kwargs: Any, key: str
+) -> None:
+    with refused(ConfigError, key):
         make_mlp(observation_space, action_space, **kwargs)
 
 
@@ -645,7 +645,7 @@ def test_weights_that_a_factory_draws_are_noted(make: Any) -> None:
     before = torch.random.get_rng_state()
     result = evaluate(config)
     assert torch.equal(torch.random.get_rng_state(), before)
-    assert any("at random" in note for note in result.notes) == (make in (drawn, drawn_in_part))
+    assert len(result.notes) == (make in (drawn, drawn_in_part))
 
 
 def test_weights_that_are_given_are_not_noted(tmp_path: Path) -> None:

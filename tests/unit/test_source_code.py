@@ -21,6 +21,7 @@ from rl_eval.errors import LogError, LogMismatch
 from rl_eval.log import EvaluationLog, Manifest, read_log
 from rl_eval.log.manifest import checksum
 from rl_eval.results.source_code import code_of
+from tests.refused import refused
 from tests.unit.log_world import make_batch, make_manifest
 
 
@@ -212,11 +213,11 @@ def texts(log_dir: Path) -> Iterator[str]:
 def test_changed_code_is_refused_with_the_difference_named(tmp_path: Path) -> None:
     session(tmp_path, described(), 0, 1)
     before = (tmp_path / "manifest.json").read_bytes()
-    with pytest.raises(LogMismatch) as refused:
+    with refused(LogMismatch) as caught:
         session(tmp_path, described("b" * 64, "1.1"), 2)
 
-    for named in ("/home/me/my/envs.py", "my.envs", "a" * 12, "b" * 12, "ale_py: 1.0 -> 1.1", "--accept-code-change"):
-        assert named in str(refused.value)
+    for named in ("/home/me/my/envs.py", "my.envs", "a" * 12, "b" * 12, "ale_py", "1.0", "1.1", "--accept-code-change"):
+        assert named in str(caught.value)
     session(tmp_path, described(), 3)
     assert (tmp_path / "manifest.json").read_bytes() == before
     assert not list(texts(tmp_path))
@@ -229,8 +230,9 @@ def test_an_accepted_change_is_an_amendment_and_a_note(tmp_path: Path) -> None:
     session(tmp_path, described("b" * 64), 2, accept=True)
     first = list(texts(tmp_path))
     session(tmp_path, described("b" * 64), 4)
-    with pytest.raises(LogMismatch, match=f"{'b' * 12} -> {'a' * 12}"):
+    with refused(LogMismatch) as caught:
         session(tmp_path, described(), 5)
+    assert all(sha * 12 in str(caught.value) for sha in "ab")
     session(tmp_path, described("c" * 64), 5, accept=True)
 
     assert (tmp_path / "manifest.json").read_bytes() == before
@@ -240,7 +242,7 @@ def test_an_accepted_change_is_an_amendment_and_a_note(tmp_path: Path) -> None:
     assert found.rows["index"].tolist() == [0, 1, 2, 4, 5]
     assert [change.num_finished for change in found.amendments] == [2, 4]
     assert len(found.notes) == 2
-    assert f"{'b' * 12} -> {'c' * 12}" in found.notes[1]
+    assert all(sha * 12 in found.notes[1] for sha in "bc")
 
 
 def test_a_log_without_digests_is_continued(tmp_path: Path) -> None:
@@ -261,7 +263,8 @@ def test_other_packages_are_a_note() -> None:
     """They can matter, but are not what is evaluated."""
     begun = described(python="3.11.2", packages={"numpy": "2.0", "ale-py": "1.0", "torch": "2.5"})
     now = described(python="3.11.2", packages={"numpy": "2.1", "ale-py": "1.1", "mujoco": "3.3"})
-    assert list(begun.version_notes(now)) == ["the run was begun with numpy 2.0 and continued with 2.1"]
+    [note] = begun.version_notes(now)
+    assert all(named in note for named in ("numpy", "2.0", "2.1"))
 
 
 @pytest.mark.parametrize("damage", ["", "{}", '{"checksum": "0", "differences": []}', "[]"])
@@ -270,5 +273,6 @@ def test_a_damaged_amendment_is_an_error(tmp_path: Path, damage: str) -> None:
     session(tmp_path, described("b" * 64), 1, accept=True)
     (path,) = tmp_path.glob("amendments/*")
     path.write_text(damage)
-    with pytest.raises(LogError, match=rf"{path.name} is damaged, so nobody knows which code"):
+    with refused(LogError) as caught:
         read_log(tmp_path)
+    assert path.name in str(caught.value)

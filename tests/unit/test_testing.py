@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -130,8 +131,9 @@ def test_the_message_says_where() -> None:
     late = make(kind="raise", episodes=[0], step=10)
     assert len(play(late)) == 6, "an episode that ends before its step is spared"
     assert same(play(late, index=1), play(make()))
-    with pytest.raises(InjectedFault, match=r"^injected fault in step of episode 7, attempt 3, at step 2$"):
+    with pytest.raises(InjectedFault) as caught:
         play(env, index=7, attempt=3)
+    assert re.findall(r"construct|reset|close|\d+", str(caught.value)) == ["7", "3", "2"]
 
 
 @pytest.mark.parametrize("kind", HANGS)
@@ -200,8 +202,9 @@ def test_drawn_faults_come_at_the_same_places_anywhere_and_at_the_given_rate() -
 def test_a_constructor_fails_always_or_once(tmp_path: Path) -> None:
     """It does not know its episode, so only the folder limits it."""
     for _ in range(2):
-        with pytest.raises(InjectedFault, match=r"^injected fault in construct$"):
+        with pytest.raises(InjectedFault) as caught:
             make(kind="raise", phase="construct")
+        assert re.findall(r"construct|reset|step|close|\d+", str(caught.value)) == ["construct"]
     with pytest.raises(InjectedFault):
         make(kind="raise", phase="construct", folder=str(tmp_path))
     assert len(play(make(kind="raise", phase="construct", folder=str(tmp_path)))) == 6
@@ -227,8 +230,9 @@ def test_close_fails_after_a_guilty_episode() -> None:
     play(env, index=1, attempt=2)
     play(env, index=0)
     inner.closed = False
-    with pytest.raises(InjectedFault, match="injected fault in close"):
+    with pytest.raises(InjectedFault) as caught:
         env.close()
+    assert "close" in str(caught.value)
     assert inner.closed
     with pytest.raises(InjectedFault):
         make(kind="raise", phase="close").close()
@@ -437,8 +441,9 @@ def test_a_fault_that_cannot_be_is_refused(fault: dict[str, Any], name: str) -> 
     """The error names what would do."""
     env = TwoLengthEnv()
     env.observation_space = fault.pop("env", env.observation_space)
-    with pytest.raises(ValueError, match=name):
+    with pytest.raises(ValueError) as caught:
         make(env, **fault)
+    assert name in str(caught.value)
     env.observation_space = spaces.Dict({"a": spaces.Discrete(2), "b": spaces.Box(0, 9, (2,))})  # type: ignore[assignment]
     make(env, kind="nan_observation")
 
@@ -457,8 +462,9 @@ def test_an_environment_inside_is_told_its_episode_too() -> None:
         {"env": "rl_eval.testing:faulty", "env_kwargs": {"attempt_rates": [1.0], "within_steps": 3}}, 0, 0, 1
     )
     env = faulty(context)
-    with pytest.raises(InjectedFault, match="of episode 5, attempt 1"):
+    with pytest.raises(InjectedFault) as caught:
         play(env, index=5)
+    assert re.findall(r"\d+", str(caught.value))[:2] == ["5", "1"]
 
 
 @pytest.mark.parametrize("factory", [faulty, impure, two_length])

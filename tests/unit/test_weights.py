@@ -388,9 +388,16 @@ def test_extra_state_that_a_module_rejects_changes_nothing() -> None:
     assert state_of(target) == before
 
 
-@pytest.mark.parametrize("weights", [None, "policy.pt", [torch.zeros(3)], torch.zeros(3), {"a": {"b": 3}}, {"a": None}])
-def test_what_are_no_weights_is_refused(weights: Any) -> None:
-    with pytest.raises(WeightsError):
+@pytest.mark.parametrize(
+    ("weights", "key"),
+    [
+        *((weights, "weights") for weights in (None, "policy.pt", [torch.zeros(3)], torch.zeros(3))),
+        ({"a": {"b": 3}}, "a.b"),
+        ({"a": None}, "a"),
+    ],
+)
+def test_what_are_no_weights_is_refused(weights: Any, key: str) -> None:
+    with refused(WeightsError, key):
         snapshot_weights(weights, 1)
 
 

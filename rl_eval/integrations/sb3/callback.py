@@ -364,5 +364,5 @@ def _attempt(what: str, function: Callable[[], Value], default: Value) -> Value:
     try:
         return function()
     except Exception:
-        _logger.exception("%s failed; training goes on", what)
+        _logger.exception("%s failed; training continues", what)
         return default

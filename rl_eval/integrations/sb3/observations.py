@@ -121,7 +121,7 @@ def refuse_empty(normalizers: nn.ModuleList, error: type[ConfigError | WeightsEr
             raise error(
                 f"the VecNormalize statistics{where} are uninitialized: they have not seen an observation",
                 key=ATTRIBUTE,
-                value=float(normalizer.count),
+                value=normalizer.key,
                 fix="Train a few steps first, or load the statistics of the policy.",
             )
 
