@@ -26,7 +26,7 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 def _section(method: _Method) -> _Method:
-    """Let the method of a section store the keywords that are passed, and document them by the section's keys.
+    """Make the method of a section store the passed keywords; add the documentation of its keys.
 
     The defaults in its signature are those of the section; they are shown, and not stored.
     """

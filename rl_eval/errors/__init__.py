@@ -180,7 +180,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def checked_keywords(function: _Function) -> _Function:
-    """Let a function reject an unknown keyword with a :class:`ConfigError` that names the nearest known one."""
+    """Make a function reject an unknown keyword with a :class:`ConfigError` that names the nearest known one."""
     parameters = inspect.signature(function).parameters.values()
     known = [one.name for one in parameters if one.name != "self"]
 

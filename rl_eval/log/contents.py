@@ -227,7 +227,7 @@ def _belongs(segment: Segment, num_episodes: int, num_info_keys: int) -> bool:
 
 
 def _read(storage: Storage, name: SegmentName) -> Segment | str:
-    """Return a segment, or what is wrong with it."""
+    """Return a segment, or a description of its damage."""
     try:
         return decode(name, storage.read(f"{_SEGMENTS}/{name}"))
     except FileNotFoundError:
@@ -237,7 +237,7 @@ def _read(storage: Storage, name: SegmentName) -> Segment | str:
 
 
 def _missing(names: Sequence[str], claims: Sequence[Claim]) -> list[str]:
-    """Return the beginnings of the names between the first and the last of each session that are not there."""
+    """Return the prefixes of missing names between the first and the last of each session."""
     numbers: dict[int, set[int]] = defaultdict(set)
     for name in names:
         epoch, number = name.split("-")[:2]

@@ -54,7 +54,7 @@ class SegmentName(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> SegmentName | None:
-        """Read a file name; None if it is no segment's."""
+        """Parse a file name; return None if it is not the name of a segment."""
         match = _NAME.fullmatch(text)
         return match and cls(int(match[1]), int(match[2]), match[3], match[4])
 

@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any, Final, Protocol, final
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
+from typing_extensions import override
+
 from rl_eval.atomic_write import make_folder, sweep, sync_folder, write_bytes
 from rl_eval.errors import ConfigError
 from rl_eval.errors.redaction import learn, redact_text
@@ -45,37 +47,37 @@ _UNUSABLE_REMOTE: Final = re.compile(r"status code: 40[0134]|incorrectly configu
 
 
 class Storage(Protocol):
-    """Files of one run folder. Names are relative: ``manifest.json``, ``segments/...``."""
+    """Files of one log folder. Names are relative: ``manifest.json``, ``segments/...``."""
 
     label: str
-    """The folder as messages name it, without credentials."""
+    """Name of the folder for messages, without credentials."""
 
     def names(self, folder: str) -> list[str]:
-        """Return the names of the files in a subfolder, sorted; empty when there is no such folder."""
+        """Return the sorted names of the files in a subfolder; empty if it does not exist."""
         ...
 
     def read(self, name: str) -> bytes:
         """Return the bytes of a file.
 
         Raises:
-            FileNotFoundError: There is none.
+            FileNotFoundError: The file does not exist.
         """
         ...
 
     def write(self, name: str, data: bytes) -> None:
-        """Write a file whole or not at all, over an older one."""
+        """Write a file atomically; replace an older one."""
         ...
 
     def create(self, name: str, data: bytes) -> bool:
-        """Write a file unless there is one; of several processes that try, one succeeds and gets True."""
+        """Create a file if it does not exist; of several processes that try, only one gets True."""
         ...
 
     def move(self, name: str, target: str) -> None:
-        """Give a file another name."""
+        """Rename a file."""
         ...
 
     def sweep(self, folder: str) -> None:
-        """Remove what writes that were cut short left in a subfolder."""
+        """Remove the temporary files of interrupted writes from a subfolder."""
         ...
 
 
@@ -174,12 +176,12 @@ def _unopened(label: str, reason: str) -> ConfigError:
 
 
 def _reason(error: BaseException) -> str:
-    """Return what an error says, in one line and without its structure."""
+    """Return the text of an error on one line, without its debug details."""
     return " ".join(str(error).partition("Debug source:")[0].split())
 
 
 @final
-class LocalStorage:
+class LocalStorage(Storage):
     """A folder that the operating system mounts.
 
     Args:
@@ -190,22 +192,22 @@ class LocalStorage:
         self._root = root.absolute()
         self.label = shown_place(root)
 
+    @override
     def names(self, folder: str) -> list[str]:
-        """See :class:`Storage`."""
         try:
             return sorted(path.name for path in (self._root / folder).iterdir() if not path.name.startswith("."))
         except FileNotFoundError:
             return []
 
+    @override
     def read(self, name: str) -> bytes:
-        """See :class:`Storage`."""
         path = self._root / name
         if path.exists() and not path.is_file():  # A pipe would be waited for.
             raise OSError(errno.EINVAL, "not a regular file", str(path))
         return path.read_bytes()
 
+    @override
     def write(self, name: str, data: bytes) -> None:
-        """See :class:`Storage`."""
         write_bytes(self._root / name, data)
 
     def create(self, name: str, data: bytes) -> bool:
@@ -219,15 +221,15 @@ class LocalStorage:
         sync_folder(path.parent)
         return True
 
+    @override
     def move(self, name: str, target: str) -> None:
-        """See :class:`Storage`."""
         path = self._root / target
         make_folder(path.parent)
         (self._root / name).replace(path)
         sync_folder(path.parent)
 
+    @override
     def sweep(self, folder: str) -> None:
-        """See :class:`Storage`."""
         sweep(self._root / folder)
 
 
@@ -246,7 +248,7 @@ def _put(path: Path, data: bytes) -> None:
 
 
 @final
-class ObjectStorage:
+class ObjectStorage(Storage):
     """A folder of an object store.
 
     Args:
@@ -258,8 +260,8 @@ class ObjectStorage:
         self._store = store
         self.label = label
 
+    @override
     def names(self, folder: str) -> list[str]:
-        """See :class:`Storage`."""
         from obstore import list_with_delimiter
 
         with _os_errors():
@@ -267,27 +269,27 @@ class ObjectStorage:
                 found["path"].rpartition("/")[2] for found in list_with_delimiter(self._store, folder)["objects"]
             )
 
+    @override
     def read(self, name: str) -> bytes:
-        """See :class:`Storage`."""
         from obstore import get
 
         with _os_errors():
             return bytes(get(self._store, name).bytes())
 
+    @override
     def write(self, name: str, data: bytes) -> None:
-        """See :class:`Storage`."""
         self._put(name, data, "overwrite")
 
+    @override
     def create(self, name: str, data: bytes) -> bool:
-        """See :class:`Storage`."""
         try:
             self._put(name, data, "create")
         except FileExistsError:
             return self.read(name) == data  # Ours, if the answer to the upload was lost and it was repeated.
         return True
 
+    @override
     def move(self, name: str, target: str) -> None:
-        """See :class:`Storage`."""
         from obstore import rename
 
         with _os_errors():

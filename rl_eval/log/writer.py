@@ -179,10 +179,10 @@ class EvaluationLog:
         return fold(theirs, found, self._storage.label, amendments, retries)
 
     def retry(self, manifest: Manifest, indices: Iterable[int]) -> None:
-        """Put the failed records of some episodes aside, so that whoever continues the log runs them again.
+        """Set the failed records of some episodes aside, so that a process that continues the log runs them again.
 
         Raises:
-            LogMismatch, LogError, LogFenced: As :meth:`begin`; nothing is put aside then.
+            LogMismatch, LogError, LogFenced: As :meth:`begin`; then no record is set aside.
         """
         self.begin(manifest)
         try:
@@ -215,7 +215,7 @@ class EvaluationLog:
         return committed
 
     def hurry(self) -> None:
-        """Have everything that was appended so far committed at once; returns before it is."""
+        """Request an immediate commit of all appended records; return without waiting for it."""
         with self._changed:
             self._num_urgent = self._num_appended
             self._retry_at = 0.0

@@ -116,7 +116,7 @@ class OffPolicyEstimates:
         return any(one.verdict == "identified" for one in self.estimates)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything as plain JSON values; null for what is not identified."""
+        """Return all estimates as plain JSON values; null for an unidentified estimate."""
         return dict(plain(asdict(self)))
 
     def __str__(self) -> str:

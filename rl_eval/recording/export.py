@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+from typing_extensions import override
 
 from rl_eval.config.builder import EvalConfig
 from rl_eval.config.settings import EvalSettings
@@ -79,14 +80,14 @@ class Writer(abc.ABC):
 
     @abc.abstractmethod
     def write(self, trajectories: Sequence[Trajectory]) -> None:
-        """Write some more, in order."""
+        """Write more trajectories, in order."""
 
     def finish(self) -> Path:
-        """Write what is left, and return what is to be moved to the place."""
+        """Finish writing; return the file or folder to move to the output path."""
         return self._folder
 
     def _next(self, trajectories: Sequence[Trajectory]) -> slice:
-        """Return where the next steps go."""
+        """Return the slice of the next steps."""
         start, self._written = self._written, self._written + sum(map(len, trajectories))
         return slice(start, self._written)
 
@@ -94,8 +95,8 @@ class Writer(abc.ABC):
 class NpzWriter(Writer):
     """Writer of one ``.npz`` file with :func:`~rl_eval.recording.trajectories.as_arrays` of all episodes."""
 
+    @override
     def write(self, trajectories: Sequence[Trajectory]) -> None:
-        """See :class:`Writer`."""
         here, self._data = self._next(trajectories), self._data or {}
         self._folder.mkdir(exist_ok=True)
         for key, array in as_arrays(_whole(trajectories)).items():
@@ -106,8 +107,8 @@ class NpzWriter(Writer):
                 reserve(file)
             self._data[key][here] = array
 
+    @override
     def finish(self) -> Path:
-        """See :class:`Writer`."""
         path = self._folder / "all.npz"
         with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
             for key, array in self._data.items():
@@ -119,8 +120,8 @@ class NpzWriter(Writer):
 class TensorDictWriter(Writer):
     """Writes a folder that ``TensorDict.load_memmap`` opens: all episodes, frame after frame."""
 
+    @override
     def write(self, trajectories: Sequence[Trajectory]) -> None:
-        """See :class:`Writer`."""
         batch = as_tensordict(_whole(trajectories))
         if self._data is None:
             _make_folders(self._folder, batch)
@@ -130,7 +131,7 @@ class TensorDictWriter(Writer):
 
 
 def _make_folders(folder: Path, batch: TensorDictBase) -> None:
-    """Make those of keys with a slash, in whose place tensordict writes another character since 0.13."""
+    """Create the folders of keys with a slash; tensordict 0.13 and later replaces the slash."""
     if tuple(map(int, version("tensordict").split(".")[:2])) < (0, 13):
         for key in batch.keys(include_nested=True, leaves_only=True):
             folder.joinpath(*((key,) if isinstance(key, str) else key)).parent.mkdir(parents=True, exist_ok=True)
@@ -172,8 +173,8 @@ class MinariWriter(Writer):
             raise ConfigError(problem, key="output", value=self._id, fix=fix) from error
         super().__init__(get_dataset_path(self._id))
 
+    @override
     def begin(self, folder: Path, env: Any, frames: int, title: str) -> None:
-        """See :class:`Writer`."""
         super().begin(folder, env, frames, title)
         import minari
         from minari.dataset.minari_storage import MinariStorage
@@ -193,8 +194,8 @@ class MinariWriter(Writer):
             {"dataset_id": self._id, "minari_version": minari.__version__, "description": title}
         )
 
+    @override
     def write(self, trajectories: Sequence[Trajectory]) -> None:
-        """See :class:`Writer`."""
         first = self._storage.total_episodes
         self._storage.update_episodes([self._buffer(one) for one in trajectories])
         labels = [
@@ -202,8 +203,8 @@ class MinariWriter(Writer):
         ]
         self._storage.update_episode_metadata(labels, range(first, first + len(trajectories)))
 
+    @override
     def finish(self) -> Path:
-        """See :class:`Writer`."""
         from minari.namespace import create_namespace, list_local_namespaces
 
         if self._namespace is not None and self._namespace not in list_local_namespaces():
@@ -245,7 +246,7 @@ _NAME: Final = "trajectory"
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written."""
+    """Exported data set."""
 
     path: Path
     """Where it is."""

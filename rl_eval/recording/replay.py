@@ -250,7 +250,7 @@ def recorded_episode(result: EvalResult, index: int) -> EpisodeRecord:
 def _settings(
     provenance: Mapping[str, Any], config: EvalConfig | EvalSettings | None, policy: Any, trust: bool
 ) -> EvalSettings:
-    """Return what was evaluated, as a process without Ray can run it."""
+    """Return the settings of the run, for a process without Ray."""
     if config is None:
         usable = recorded_config(_without_ray(provenance["config"]), passed=policy is not None)
         if not trust:

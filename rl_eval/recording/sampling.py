@@ -31,34 +31,34 @@ _CHOICES: Final = {"mode": ("complete_episodes", "truncate_episodes"), "order": 
 
 @dataclass(frozen=True, kw_only=True)
 class SampleRequest:
-    """What one batch is to hold, and its form.
+    """Contents and form of one batch.
 
     Raises:
         ConfigError: A value is out of range, or two contradict each other.
     """
 
     num_episodes: int | None = None
-    """Whole episodes: exactly so many."""
+    """Exact number of whole episodes."""
     num_env_steps: int | None = None
-    """Steps: exactly so many in mode ``truncate_episodes``; in mode ``complete_episodes`` as few whole episodes as have
-    so many together."""
+    """Number of steps: exact in mode ``truncate_episodes``; in mode ``complete_episodes``, the smallest number of whole
+    episodes with at least so many steps."""
     mode: Literal["complete_episodes", "truncate_episodes"] = "complete_episodes"
-    """Whether a batch ends with a whole episode, or within one, whose rest then begins the next batch."""
+    """Whether a batch ends with a whole episode, or can end within one. The next batch then begins with its rest."""
     order: Literal["plan", "first_ready"] = "plan"
-    """Order of the episodes in the batch: of their indices, or of their arrival, which depends on the machine and is
-    labelled ``("collector", "arrival")``. Which episodes these are does not depend on it."""
+    """Order of the episodes in the batch: by index, or by arrival. The arrival depends on the machine; its label is
+    ``("collector", "arrival")``. The set of episodes does not depend on it."""
     split_trajs: bool = False
-    """Whether every episode has a row of its own, padded with zeros, and with a ``("collector", "mask")``; by default
-    the frames stand in line."""
+    """Give each episode a separate row, padded with zeros, with a ``("collector", "mask")``. By default the frames are
+    concatenated."""
     as_arrays: bool = False
     """Return a dict of numpy arrays instead of a ``TensorDict``; keys are joined with dots."""
     storage: str | os.PathLike[str] | None = None
-    """Folder for the batch as a memory-mapped ``TensorDict``; of an iterator, a folder in it for each batch. It must
-    not exist."""
+    """Folder for the batch as a memory-mapped ``TensorDict``; an iterator makes one subfolder per batch. It must not
+    exist."""
     compress_images: bool = False
-    """Compress images where they are recorded, without loss, until a batch is made of them."""
+    """Compress images without loss in the runner, until they become part of a batch."""
     skip_failed: bool = False
-    """Leave out episodes that failed on all attempts, and take further ones for them; by default they are an error."""
+    """Skip episodes that failed on all attempts, and run further ones instead; by default they are an error."""
 
     def __post_init__(self) -> None:
         if (self.num_episodes is None) == (self.num_env_steps is None):
@@ -83,7 +83,7 @@ class SampleRequest:
 
     @property
     def number(self) -> int:
-        """How many there are to be, of episodes or of steps."""
+        """Requested number of episodes or steps."""
         return operator.index(getattr(self, self._measure))
 
     @property
@@ -97,7 +97,7 @@ RunWave = Callable[[int, int, int, Callable[..., Any]], "EvalHandle"]
 
 @dataclass(frozen=True)
 class _Failure:
-    """An episode that failed on all attempts, and so left no trajectory."""
+    """An episode that failed on all attempts and has no trajectory."""
 
     why: str
     weights_version: int
@@ -242,12 +242,12 @@ class Sampler:
         while (fragments := self._fragments(request)) is None:
             self._take_wave(request)
         batch = _formed(fragments, request, folder, list(self._ready))
-        # Only now: what could not be stored is there still.
+        # Only now: a batch that could not be stored is still available.
         self._advance(fragments)
         return batch
 
     def _fragments(self, request: SampleRequest) -> list[Fragment] | None:
-        """Return what the next batch holds, in plan order; None while it lacks episodes.
+        """Return the fragments of the next batch, in plan order; None while episodes are missing.
 
         Raises:
             EvalError: An episode failed.
@@ -278,7 +278,7 @@ class Sampler:
             )
 
     def _advance(self, fragments: list[Fragment]) -> None:
-        """Let what was taken go."""
+        """Drop the trajectories of the batch."""
         last = fragments[-1]
         whole = last.stop == len(last.trajectory)
         self._next = last.trajectory.index + whole
@@ -287,9 +287,9 @@ class Sampler:
         self._failed = {index: one for index, one in self._failed.items() if index >= self._next}
 
     def _drop_other_weights(self) -> None:
-        """Drop whole episodes that ran ahead with weights that have been replaced; they run again.
+        """Drop whole episodes that ran ahead with replaced weights; they run again.
 
-        The rest of an episode that was cut stays, and says with which weights it ran. So does a failure that was told.
+        The rest of a cut episode stays, with the version of its weights. So does a reported failure.
         """
         version = self._version()
         begun = self._next if self._offset else -1
@@ -301,7 +301,7 @@ class Sampler:
     # ------------------------------------------------------------------ waves
 
     def _take_wave(self, request: SampleRequest) -> None:
-        """Have episodes run, and take in what they left."""
+        """Run episodes, and store their trajectories."""
         if self._ahead is None:
             self._start_wave(request)
         assert self._ahead is not None

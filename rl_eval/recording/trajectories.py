@@ -271,7 +271,7 @@ def _batch(fragments: Sequence[Fragment], padded: bool, arrivals: bool) -> dict[
 
 
 def _recorded(fragments: Sequence[Fragment]) -> Iterator[tuple[Key, Array]]:
-    r"""Return what was recorded, frame after frame, each array of shape (frames, \*shape)."""
+    r"""Return the recorded arrays, each of shape (frames, \*shape)."""
     first = fragments[0].trajectory
     for key in first.observations:
         wholes = [np.asarray(trajectory.observations[key]) for trajectory, _, _ in fragments]
@@ -305,7 +305,7 @@ def _flags(fragments: Sequence[Fragment], lengths: npt.NDArray[np.int64]) -> dic
 
 
 def _labels(fragments: Sequence[Fragment], lengths: npt.NDArray[np.int64]) -> dict[Key, Array]:
-    """Return what tells the frames of one episode from those of others."""
+    """Return the labels that identify the episode of each frame."""
     labels: dict[Key, Array] = {
         ("collector", name): np.repeat([getattr(one.trajectory, field) for one in fragments], lengths)
         for name, field in _COLUMNS.items()
@@ -452,7 +452,7 @@ class _Columns:
             rows.write(row, 0 if observation is None else leaf.read(observation))
 
     def act(self, row: int, action: Any, outputs: Mapping[str, Any]) -> None:
-        """Write an action, None for zeros, and what the policy computed besides."""
+        """Write an action (None for zeros) and the other outputs of the policy."""
         if row == 0:
             self.outputs = {}
         for leaf, rows in self.acted:

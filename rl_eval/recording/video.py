@@ -431,11 +431,11 @@ _LETHAL: Final = ("runner", "timeout")
 
 
 def follow_up_videos(settings: VideoSettings, done: Callable[[list[Future[Video]]], object]) -> FollowUp:
-    """Return what has a runner record videos right after an evaluation, for :meth:`EvalRunnerGroup.submit`.
+    """Return the follow-up of :meth:`EvalRunnerGroup.submit` in which a runner records videos.
 
     Args:
-        settings: Which episodes, and how; saving the videos is the caller's.
-        done: Given every video, or why there is none, when all are done.
+        settings: Selection of episodes, and video options. The caller saves the videos.
+        done: Called with every video, or its error, when all are done.
     """
     return FollowUp(partial(_tasks, settings=settings), done, settings.timeout_s + _GRACE_S)
 
@@ -510,7 +510,7 @@ def record_videos(
     timeout_s: float = 600.0,
     trust: bool = False,
 ) -> list[Video]:
-    """Record episodes of a finished evaluation in this process, from what its provenance says.
+    """Record episodes of a finished evaluation in this process, with the config in its provenance.
 
     An environment that killed or hung its runner does the same to this process.
 
@@ -548,7 +548,7 @@ def record_videos(
 
 
 def _tasks(result: EvalResult, settings: VideoSettings) -> list[Callable[[Any], Video]]:
-    """Return what makes the videos of a result when it is called with a runner."""
+    """Return one function of a runner for each video of a result."""
     indices = select_episodes(result, settings.select, settings.max_videos)
     lethal = {index for index, faults in result.table.faults.items() if any(one.cause in _LETHAL for one in faults)}
     return [partial(_refuse, index=i) if i in lethal else _recording(settings, result, i) for i in indices]

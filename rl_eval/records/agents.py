@@ -73,7 +73,7 @@ def agent_rows(
 
 
 def _whole(values: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
-    """Return values as ints; what is none, in a column that somebody else wrote, as 0."""
+    """Return values as ints; 0 for a value out of range, which other programs may have written."""
     return np.where(np.abs(values) < 2**53, values, 0).astype(np.int64)
 
 

@@ -196,7 +196,7 @@ def _bits(column: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def _number(value: Any) -> float:
-    """Return a number whatever form it has; NaN for what is none."""
+    """Convert a value to a float; NaN if it is not numeric."""
     if type(value) is float or type(value) is bool:
         return value
     try:

@@ -145,7 +145,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeRecord:
-    """Record of one episode of the plan, and the table of what a record has: each column of a row is declared here."""
+    """Record of one episode of the plan; each field declares a column of the record table."""
 
     index: Annotated[int, Column("<i8", outcome=True)]
     """Position in the plan, from 0."""
@@ -433,7 +433,7 @@ def record_of(row: tuple[Any, ...], info: dict[str, float], faults: Sequence[Fau
 def outcomes_of(
     rows: npt.NDArray[np.void], infos: npt.NDArray[np.float64], info_keys: Sequence[str]
 ) -> npt.NDArray[np.void]:
-    """Return what must not depend on the layout, packed: the outcome columns of rows, and the columns of their agents.
+    """Return the outcome columns of rows and of their agents, packed; they must not depend on the layout.
 
     Args:
         rows: Array of :data:`ROW`, shape (n,).

@@ -205,9 +205,9 @@ def _encode(name: str, column: pa.ChunkedArray) -> npt.NDArray[Any]:
 
 
 def _positions(column: pa.ChunkedArray, written: pa.Array) -> pa.ChunkedArray:
-    """Return where each value stands among those that are written, null where it is none of them.
+    """Return the position of each value in the list of valid values; null for an invalid one.
 
-    Of text that is read as codes each different value is looked at once.
+    For dictionary-encoded text, each different value is looked up once.
     """
     import pyarrow as pa
     import pyarrow.compute as pc

@@ -93,7 +93,7 @@ def differences(a: Any, b: Any, key: str = "") -> Iterator[Difference]:
 
 
 def plain_leaf(key: str, value: Any) -> Any:
-    """Return what is neither a container nor text, int, bool or None as :func:`plain` does."""
+    """Return a plain value for any other leaf than text, int, bool or None."""
     if isinstance(value, float) and not math.isfinite(value):
         return None if math.isnan(value) else str(value)
     if isinstance(value, np.ndarray):
@@ -169,7 +169,7 @@ def check_claim(num_episodes: int, num_records: int, num_scalars: int) -> None:
 
 
 def damage(error: Exception) -> str:
-    """Say what is wrong with data that could not be read: an error's text, with its type unless that says nothing."""
+    """Return a description of damaged data: the text of an error, with its type unless it is a ``ValueError``."""
     return str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
 
 

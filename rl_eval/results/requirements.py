@@ -81,7 +81,7 @@ class DifferenceRequirement:
         return self.text
 
     def judge(self, interval: Interval) -> Answer:
-        """Return what an interval of the mean difference shows: all of it, none of it or a part meets the bound."""
+        """Return whether an interval of the mean difference meets the bound: all of it, none of it, or a part."""
         if not interval.exists:
             return Answer.OPEN
         low, high = (interval.low, interval.high) if self.lower else (-interval.high, -interval.low)

@@ -59,7 +59,7 @@ def package_version(package: str) -> str | None:
 
 
 def _sources(settings: EvalSettings) -> Iterator[Any]:
-    """Return what is implemented somewhere: texts that name it, and live objects."""
+    """Return the implementations of environment, policies and runners: names and live objects."""
     env, policies = settings.environment, (settings.policy, *settings.policy.policies.values())
     yield from (env.env, _entry_point(env.env), settings.policy.policy_mapping_fn)
     yield from (settings.runners.runner, settings.runners.init_fn, *(one.policy for one in policies))
@@ -67,7 +67,7 @@ def _sources(settings: EvalSettings) -> Iterator[Any]:
 
 
 def _entry_point(env: Any) -> Any:
-    """Return what a gymnasium id stands for, if it is a known one; ``module:id`` says what to import for it."""
+    """Return the entry point of a known gymnasium id, with or without its module as in ``module:id``."""
     if not isinstance(env, str):
         return None
     import gymnasium
@@ -148,7 +148,7 @@ def _named(node: ast.AST, package: str) -> Iterator[str]:
 
 
 def _file(module: str) -> Path | None:
-    """Find the file of a module without importing it or what is above it."""
+    """Find the file of a module without importing it or its parents."""
     if (loaded := sys.modules.get(module)) is not None:
         path = getattr(loaded, "__file__", None)
         return Path(path).absolute() if path and Path(path).is_file() else None

@@ -203,7 +203,7 @@ def runner_settings(
 def with_rules(
     weights: Any, weights_dict: Mapping[str, Any] | None = None, max_steps: int | None = None, mode: str | None = None
 ) -> dict[str, Any] | None:
-    """Return what to send for a request; None when everything stays as it is.
+    """Return the weights to send for a request; None if nothing changes.
 
     Args:
         weights: The policy's, unless ``weights_dict`` has them.

@@ -173,7 +173,7 @@ class TorchRLEnv(gym.Env[Any, Any]):
 
 @final
 class _BareGym(gym.Wrapper[Any, Any, Any, Any]):
-    """The gymnasium environment of a ``GymEnv``, with what its bookkeeping would have changed."""
+    """Gymnasium environment of a ``GymEnv``, with the changes that ``GymEnv`` makes itself."""
 
     def __init__(self, env: EnvBase, inner: gym.Env[Any, Any], max_steps: int | None) -> None:
         super().__init__(inner)
@@ -293,7 +293,7 @@ def _end_keys(env: EnvBase, given: Key | None) -> Callable[[TensorDictBase], tup
 
 
 def nested_space(spaces: Mapping[tuple[str, ...], gym.Space[Any]]) -> gym.Space[Any]:
-    """Return the space of what :func:`~.policy.nested` makes of values of these spaces."""
+    """Return the space of the values that :func:`~.policy.nested` returns for values of these spaces."""
 
     def made(tree: Any) -> gym.Space[Any]:
         return gym.spaces.Dict({name: made(part) for name, part in tree.items()}) if isinstance(tree, dict) else tree

@@ -253,7 +253,7 @@ class Evaluator:
         return self._evaluator.pending
 
     def shutdown(self, timeout: float = 5.0) -> None:
-        """End what runs and everything that was started; may be called again."""
+        """Stop all evaluations and runners; may be called again."""
         with self._changed:
             self._triggered = deque((handle for handle in self._triggered if handle.done()), _MAX_UNREAD)
         self._evaluator.shutdown(timeout)
@@ -261,7 +261,7 @@ class Evaluator:
             self._changed.notify_all()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a continued run needs to go on counting steps.
+        """Return the counters that a continued run needs.
 
         Raises:
             EvaluationPending: A result is pending, or was neither read nor given to ``on_result``.
@@ -270,7 +270,7 @@ class Evaluator:
         return dict(self._evaluator.state_dict())
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on from what :meth:`state_dict` returned, TorchRL's own included.
+        """Restore the state of :meth:`state_dict`, or of TorchRL's evaluator.
 
         Raises:
             EvaluationPending: As :meth:`state_dict`.
@@ -371,7 +371,7 @@ def _measure(metrics_fn: Callable[[TensorDictBase], Mapping[str, Any]], episodes
 
 
 def _as_tensordict(metrics: Mapping[str, Any]) -> TensorDictBase:
-    """Return metrics as callbacks of TorchRL get them; what is no number is kept as it is."""
+    """Return metrics in the form of TorchRL's callbacks; values that are not numbers stay unchanged."""
     values = {
         name: torch.as_tensor(value) if isinstance(value, (bool, int, float, torch.Tensor)) else NonTensorData(value)
         for name, value in metrics.items()
@@ -521,7 +521,7 @@ def _as_reply(result: EvalResult) -> dict[str, Any]:
 
 @cache
 def _warn_of_the_return() -> None:
-    """Warn, once in a process, of what an import line alone has changed."""
+    """Warn once per process that ``reward`` has another meaning than in TorchRL."""
     _logger.warning(
         "RayEvalWorker of rl_eval: 'reward' is the mean return per episode. TorchRL's 'reward' is the mean reward per "
         "step, which is 'reward_per_step' here"

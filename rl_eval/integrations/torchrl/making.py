@@ -266,7 +266,7 @@ class ScopedPolicy:
 
     @property
     def outputs(self) -> Any:
-        """What the policy wrote for the last batch."""
+        """Output of the policy for the last batch."""
         return self._inner.outputs
 
     def _act_in(self, mode: str) -> None:

@@ -122,13 +122,13 @@ class TensorDictPolicy:
         weights = policy.parameters() if isinstance(policy, torch.nn.Module) else ()
         self._dtype = next((tensor.dtype for tensor in weights if tensor.is_floating_point()), None)
         self._last: TensorDictBase | None = None
-        """What the policy wrote for the last batch."""
+        """Output of the policy for the last batch."""
 
     @property
     def outputs(self) -> dict[str, Array] | None:
-        """What the policy wrote for the last batch, by dotted key: its own form of the action, values.
+        """Output of the policy for the last batch, by dotted key, such as its raw action or values.
 
-        A recurrent state is there as it was before, and under ``next`` as it is after.
+        It has the recurrent state before the step, and under ``next`` the state after it.
         """
         if self._last is None:
             return None

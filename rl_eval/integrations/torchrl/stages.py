@@ -171,7 +171,7 @@ def _hooks_of(module: torch.nn.Module) -> Iterator[Stage]:
 
 
 def _check_switches(module: torch.nn.Module) -> None:
-    """Refuse parts whose actions would depend on what the trainer's collectors do meanwhile."""
+    """Reject parts whose actions depend on the exploration type, which the trainer's collectors also change."""
     for part in module.modules():
         if hasattr(part, "_use_exploration_type"):
             vars(part)["_use_exploration_type"] = False  # NoisyLinear: then it goes by train() and eval().

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 
 from rich.console import Console
 from rich.text import Text
+from typing_extensions import override
 
 from rl_eval.atomic_write import sweep, write_text
 from rl_eval.errors import UsageError
@@ -170,13 +171,13 @@ class ConsoleLogger(Logger):
         # Not before it is used: a console cannot travel to another process, and this logger can.
         return self._given or Console(highlight=False)
 
+    @override
     def log(self, point: EvalPoint) -> None:
-        """See :class:`Logger`."""
         # Unwrapped, so that a line in a file stays a line.
         self._console.print(_line(point), soft_wrap=True)
 
+    @override
     def log_video(self, video: Video, point: EvalPoint) -> None:
-        """See :class:`Logger`."""
         where = "" if video.path is None else f": {video.path}"
         unlike = "" if video.identical else f" (differs from the record in {', '.join(video.differences)})"
         self._console.print(Text(f"  video of episode {video.index}{unlike}{where}"), soft_wrap=True)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, final
 
 import numpy as np
+from typing_extensions import override
 
 from rl_eval.errors import ConfigError
 from rl_eval.log.storage import absolute_place
@@ -108,8 +109,8 @@ class TensorBoardLogger(Logger):
         self._writer: Any = writer
         self._last_step = -1
 
+    @override
     def log(self, point: EvalPoint) -> None:
-        """See :class:`Logger`."""
         if point.step <= self._last_step:
             self.close()
         self._last_step = point.step
@@ -123,8 +124,8 @@ class TensorBoardLogger(Logger):
             )
         writer.flush()
 
+    @override
     def log_video(self, video: Video, point: EvalPoint) -> None:
-        """See :class:`Logger`."""
         from rl_eval.recording.video import gif
 
         writer = self._writer or self._open(point)
@@ -136,8 +137,8 @@ class TensorBoardLogger(Logger):
         writer.file_writer.add_summary(message(value=[message.Value(tag=tag, image=picture)]), point.step)
         writer.flush()
 
+    @override
     def close(self) -> None:
-        """See :class:`Logger`."""
         if self._ours and self._writer is not None:
             self._writer.close()
             self._writer = None
@@ -189,8 +190,8 @@ class WandbLogger(Logger):
         self._settings = {"project": project, "mode": mode, "resume": "allow", "reinit": "create_new", **settings}
         self._defined: set[str] = set()
 
+    @override
     def log(self, point: EvalPoint) -> None:
-        """See :class:`Logger`."""
         import wandb
 
         prefix = prefix_of(point)
@@ -202,15 +203,15 @@ class WandbLogger(Logger):
             )
         self._log(row, point)
 
+    @override
     def log_video(self, video: Video, point: EvalPoint) -> None:
-        """See :class:`Logger`."""
         import wandb
 
         with _file_of(video) as path:
             self._log({f"{prefix_of(point)}episode_{video.index}": wandb.Video(str(path), format="mp4")}, point)
 
+    @override
     def close(self) -> None:
-        """See :class:`Logger`."""
         if self._ours and self._run is not None:
             self._run.finish()
             self._run = None
@@ -257,8 +258,8 @@ class MLflowLogger(Logger):
         self._tracking_uri = tracking_uri
         self._settings = settings
 
+    @override
     def log(self, point: EvalPoint) -> None:
-        """See :class:`Logger`."""
         from mlflow.entities import Metric
 
         now = time.time_ns() // 1_000_000
@@ -268,14 +269,14 @@ class MLflowLogger(Logger):
         client = self._client()
         client.log_batch(self._run(client), metrics)
 
+    @override
     def log_video(self, video: Video, point: EvalPoint) -> None:
-        """See :class:`Logger`."""
         client, place = self._client(), _REFUSED.sub("_", f"{prefix_of(point)}step_{point.step}")
         with _file_of(video) as path:
             client.log_artifact(self._run(client), str(path), place)
 
+    @override
     def close(self) -> None:
-        """See :class:`Logger`."""
         if self._ours and self._run_id is not None:
             self._client().set_terminated(self._run_id)
             self._run_id = None
@@ -316,8 +317,8 @@ class RayMetrics(Logger):
         self._reached: int | None = None
         self._evaluated: int | None = None
 
+    @override
     def log(self, point: EvalPoint) -> None:
-        """See :class:`Logger`."""
         result = point.result
         self._count(
             episodes_done=int((result.table.rows["outcome"] == Outcome.COMPLETED).sum()),
@@ -332,12 +333,12 @@ class RayMetrics(Logger):
         self._set(mean_return=result.mean_return, evaluated_step=point.step, weights_version=point.weights_version)
         self.reached(point.step)
 
+    @override
     def progress(self, progress: EvalProgress) -> None:
-        """See :class:`Logger`."""
         self._set(running_episodes_finished=progress.num_finished, runners=progress.num_runners)
 
+    @override
     def reached(self, step: int) -> None:
-        """See :class:`Logger`."""
         self._reached = step if self._reached is None else max(self._reached, step)
         if self._evaluated is not None:
             self._set(weights_lag=self._reached - self._evaluated)

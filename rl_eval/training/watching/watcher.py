@@ -178,7 +178,7 @@ class Watcher:
         return any(not self.journal.knows(checkpoint) for checkpoint in self._folder.found.values())
 
     def _task(self) -> dict[str, Any]:
-        """Return what the points of one curve have in common, and the digests of its ``code``."""
+        """Return the settings that all points of a curve share, and the digests of its ``code``."""
         settings = self._with_checkpoint(None)
         common = {"held_out": self._held_out["num_episodes"], "as": self._key}
         return {**settings.identity(), **settings.plan().to_dict(), **common, "code": code_of(settings)}
@@ -316,7 +316,7 @@ class Watcher:
     # ------------------------------------------------------------------ evaluations
 
     def _evaluate(self, entry: Entry, kind: str, episodes: dict[str, Any]) -> Score:
-        """Run an evaluation, or what is left of it.
+        """Run an evaluation, or its remaining episodes.
 
         Raises:
             _BadCheckpoint: The checkpoint cannot be loaded.
