@@ -122,8 +122,10 @@ class Ownership:
 
     def _fenced(self, owner: Claim | None) -> LogFenced:
         return LogFenced(
-            f"{self._storage.label} was taken over by {owner or 'another driver'}, since this driver (process "
-            f"{self._claim.pid} on {self._claim.host}) had been silent; it writes nothing more"
+            f"{self._storage.label} was taken over by {owner or 'another driver'}, because this driver (process "
+            f"{self._claim.pid} on {self._claim.host}) was silent. It writes no more records",
+            key="log_dir",
+            value=self._storage.label,
         )
 
 

@@ -170,9 +170,8 @@ def _s3_options(query: dict[str, Any], user: str) -> dict[str, Any]:
 
 
 def _unopened(label: str, reason: str) -> ConfigError:
-    return ConfigError(
-        f"log_dir {label} cannot be opened: {reason}. Give a local folder or file://, s3://, gs://, abfs://"
-    )
+    fix = "Pass a local folder, or a URI with file://, s3://, gs:// or abfs://."
+    return ConfigError(f"log_dir {label} cannot be opened: {reason}", key="log_dir", value=label, fix=fix)
 
 
 def _reason(error: BaseException) -> str:

@@ -282,7 +282,9 @@ class EvaluationLog:
             except EvalError as error:
                 self._give_up(error)
             except Exception as error:  # A driver waits for this thread, and gets whatever ended it.
-                self._give_up(LogError(f"{self._storage.label} cannot be written: {type(error).__name__}: {error}"))
+                label = self._storage.label
+                problem = f"{label} cannot be written: {type(error).__name__}: {error}"
+                self._give_up(LogError(problem, key="log_dir", value=label))
             if self._error is not None:
                 return
 
@@ -338,7 +340,9 @@ class EvaluationLog:
         self._failures += 1
         pause = retry_pause(self._failures)
         if pause is None:
-            self._give_up(LogError(f"{self._storage.label} cannot be written, after {RETRIES} retries: {error}"))
+            label = self._storage.label
+            problem = f"{label} cannot be written, after {RETRIES} retries: {error}"
+            self._give_up(LogError(problem, key="log_dir", value=label))
             return
         if self._failures == _FAILURES_SAID:
             _logger.warning("%s cannot be written (%s): it is tried again meanwhile", self._storage.label, error)

@@ -119,7 +119,7 @@ def check_fingerprint(what: str, stored: str, actual: str) -> None:
     """Refuse records or a plan that are not those that were saved."""
     if stored != actual:
         problem = f"the {what} has fingerprint {actual[:16]}, but the result was saved with {str(stored)[:16]}"
-        raise UsageError(problem, key=what, value=str(stored))
+        raise UsageError(problem, key="fingerprint", value=str(stored))
 
 
 def write_episodes(path: str | os.PathLike[str], table: EpisodeTable) -> None:

@@ -21,10 +21,12 @@ from torchrl.data import Binary, Bounded, LazyTensorStorage, ReplayBuffer
 from torchrl.envs import Compose, GymEnv, InitTracker, RenameTransform, RewardSum, StepCounter, TransformedEnv
 from torchrl.modules import LSTMModule, OneHotCategorical, ProbabilisticActor, QValueActor, RandomPolicy
 
-from rl_eval.errors import ConfigError, EvalError
+from rl_eval.errors import EvalError
 from rl_eval.integrations.torchrl import RayCollector
+from rl_eval.integrations.torchrl.arguments import ArgumentError
 from tests.cluster.waiting import eventually
 from tests.integrations.torchrl_worlds import Steps, constant, weights_of
+from tests.refused import refused
 
 pytestmark = pytest.mark.filterwarnings("ignore:Exception ignored in.*socket")  # Which torchrl opens on import.
 
@@ -253,7 +255,7 @@ def test_an_error_in_the_background_is_raised_by_the_next_call() -> None:
     frames = collector(lambda: Steps(fails_at=2), constant(), frames_per_batch=10, replay_buffer=buffer)
     frames.start()
     assert eventually(lambda: not any(one.name == "rl_eval collector" for one in threading.enumerate()))
-    with pytest.raises(EvalError, match="the simulator broke"):
+    with refused(EvalError, episode=0):
         frames.shutdown()
 
 
@@ -337,26 +339,26 @@ def test_another_seed_is_another_plan() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "name"),
+    ("options", "key"),
     [
-        ({"collector_kwargs": {"a": 1}}, "collector_kwargs"),
-        ({"collector_kwargs": {"storing_device": "meta"}}, "storing_device"),
+        ({"collector_kwargs": {"a": 1}}, "collector_kwargs['a']"),
+        ({"collector_kwargs": {"storing_device": "meta"}}, "collector_kwargs['storing_device']"),
         ({"device": ["cpu", "meta"]}, "device"),
         ({"create_env_fn": []}, "create_env_fn"),
-        ({"remote_configs": {"max_restarts": 3}}, "remote_configs.*max_restarts"),
+        ({"remote_configs": {"max_restarts": 3}}, "remote_configs"),
         ({"weight_updater": object()}, "weight_updater"),
         ({"env_device": "cuda:0"}, "env_device"),
         ({"create_env_fn": [cartpole, Steps]}, "create_env_fn"),
         ({"remote_configs": [{"num_cpus": 1}, {"num_cpus": 2}]}, "remote_configs"),
-        ({"remote_configs": {"num_cpu": 1}}, "num_cpu"),
+        ({"remote_configs": {"num_cpu": 1}}, "remote_configs"),
         ({"policy_factory": constant, "policy": constant()}, "policy_factory"),
         ({"frames_per_batch": 0}, "frames_per_batch"),
         ({"exploration_type": "wild"}, "exploration_type"),
     ],
 )
-def test_what_cannot_be_honoured_is_named(options: dict[str, Any], name: str) -> None:
+def test_an_argument_without_a_counterpart_is_named(options: dict[str, Any], key: str) -> None:
     options = {"create_env_fn": cartpole, "frames_per_batch": 10, "num_collectors": 0, **options}
-    with pytest.raises(ConfigError, match=name):
+    with refused(ArgumentError, key):
         RayCollector(options.pop("create_env_fn"), **options)
 
 
@@ -364,11 +366,11 @@ def test_calls_that_cannot_be_honoured_are_named() -> None:
     with collector(policy=leaning()) as frames:
         frames.update_policy_weights_(worker_ids=[0], model_id="policy")
         for options in ({"worker_ids": 3}, {"model_id": "critic"}, {"weights": leaning()}):
-            with pytest.raises(ConfigError, match=next(iter(options))):
+            with refused(ArgumentError, next(iter(options))):
                 frames.update_policy_weights_(leaning(), **options)
-        with pytest.raises(ConfigError, match="replay_buffer"):
+        with refused(ArgumentError, "replay_buffer"):
             frames.start()
-        with pytest.raises(ConfigError, match="resume"), frames.pause(resume=False):
+        with refused(ArgumentError, "resume"), frames.pause(resume=False):
             pass
-        with pytest.raises(ConfigError, match="shutdown_ray"):
+        with refused(ArgumentError, "shutdown_ray"):
             frames.shutdown(shutdown_ray=True)

@@ -37,7 +37,9 @@ from torchrl_worlds import (
 from rl_eval.errors import ConfigError, EvalError, UsageError, WeightsError
 from rl_eval.integrations.torchrl import Evaluator, RayCollector, RayEvalWorker
 from rl_eval.integrations.torchrl.arguments import ABSENT
+from rl_eval.integrations.torchrl.evaluator import EvaluationFailed
 from rl_eval.scheduling.plan import EpisodePlan
+from tests.refused import refused
 
 pytestmark = [
     pytest.mark.timeout(240),
@@ -149,7 +151,7 @@ def test_other_mistakes(made: Any) -> None:
         made(steps(), constant(), colour=1)
     with pytest.raises(ValueError, match="num_cpus"):
         RayEvalWorker(None, steps(), constant, num_cpu=2)
-    with pytest.raises(ConfigError, match="CartPoleEnv"):
+    with refused(ConfigError, "env", value="CartPoleEnv"):
         made(lambda: GymEnv("CartPole-v1")._env.unwrapped, constant()).evaluate()
 
 
@@ -199,7 +201,7 @@ def test_nested_flags_end_an_episode(made: Any) -> None:
     make = partial(Agents, 1, nested_done=True)
     result = made(make, constant(2.0), done_keys=("next", "agents", "done"), **nested).evaluate()
     assert (result["eval/reward"], result["eval/episode_length"], result["eval/terminated_rate"]) == (10.0, 5.0, 1.0)
-    with pytest.raises(ConfigError, match="done_key"):
+    with refused(ConfigError, "done_key", value="('gone', 'done')"):
         made(make, constant(), done_keys=("next", "gone", "done"), **nested).evaluate()
 
 
@@ -212,7 +214,7 @@ def test_the_reward_that_was_chosen_counts(made: Any) -> None:
     for key, expected in (("reward", 10.0), ("shown", 500.0)):
         result = made(summed, constant(2.0), num_trajectories=1, reward_keys=("next", key)).evaluate()
         assert result["eval/reward"] == expected
-    with pytest.raises(ConfigError, match=r"'agents', 'reward'.*\(2, 1\)"):
+    with refused(ConfigError, "reward_key", value="(2, 1)"):
         made(Agents, constant(), num_trajectories=1, reward_keys=("next", "agents", "reward")).evaluate()
 
 
@@ -254,7 +256,7 @@ def test_a_plain_module_is_wrapped(made: Any, given: str) -> None:
     evaluator = made(steps(), num_trajectories=2, **{given: Constant(2.0) if given == "policy" else Constant})
     assert evaluator.evaluate()["eval/reward"] == (10.0 if given == "policy" else 5.0)
     assert evaluator.evaluate(Constant(3.0))["eval/reward"] == 15.0
-    with pytest.raises(ConfigError, match=r"\['input'\].*'observation'"):
+    with refused(ConfigError, "policy", value="['input']"):
         made(steps(), torch.nn.Linear(1, 1)).evaluate()
 
 
@@ -293,7 +295,7 @@ def test_the_callers_policy_keeps_its_mode(made: Any, training: bool) -> None:
 def test_statistics_travel_and_without_them_there_is_no_number(made: Any) -> None:
     """Missing or empty ones are errors; with them it equals TorchRL's rollout, twice: an evaluation moves none."""
     one = made(normalized, torque(), num_trajectories=3)
-    with pytest.raises(ConfigError, match="uninitialized VecNormV2"):
+    with refused(ConfigError):
         one.evaluate()
     for wrong in ({"env.transform[0]": normalized().transform[0]}, {"env.transform[7]": torque()}):
         with pytest.raises(WeightsError):
@@ -321,7 +323,7 @@ def test_the_callers_environment_is_not_changed(made: Any) -> None:
     made(env, torque(), num_trajectories=1).evaluate()
     assert env.transform[0].frozen is False
     assert all(torch.equal(before[name], value) for name, value in env.transform[0].get_extra_state().items())
-    with pytest.raises(ConfigError, match="uninitialized VecNormV2"):
+    with refused(ConfigError):
         made(lambda: SerialEnv(2, normalized), torque(), num_trajectories=2).evaluate()
 
 
@@ -360,7 +362,7 @@ def test_a_recorder_in_the_environment_is_refused(made: Any, tmp_path: Path) -> 
         recorder = VideoRecorder(CSVLogger("x", log_dir=str(tmp_path)), tag="v", in_keys=["observation"])
         return TransformedEnv(GymEnv("CartPole-v1"), recorder)
 
-    with pytest.raises(ConfigError, match=r"VideoRecorder.*videos="):
+    with refused(ConfigError, "env", value="VideoRecorder"):
         made(recording, constant(), num_trajectories=1).evaluate()
 
 
@@ -391,7 +393,7 @@ def test_an_error_reaches_the_caller_once(made: Any) -> None:
     with pytest.raises(RuntimeError, match="the simulator broke"):
         one.evaluate()
     one.trigger_eval()
-    with pytest.raises(EvalError, match="the simulator broke"):
+    with refused(EvaluationFailed):
         one.wait(timeout=120.0)
     assert not one.pending
     assert one.wait(timeout=1.0) is None
@@ -510,7 +512,7 @@ def test_a_worker_answers_with_the_return(made: Any, ray_cluster: None) -> None:
     assert asked(worker, weights_of(2.0), 3)["reward"] == 6.0
     assert asked(worker, None, None)["reward"] == 10.0
     worker.submit({"nonsense": torch.zeros(2)}, 20)
-    with pytest.raises(WeightsError, match="nonsense"):
+    with refused(WeightsError, "policy.nonsense"):
         worker.poll(timeout=120.0)
     assert worker.poll() is None
     assert asked(worker, weights_of(4.0), 20)["reward"] == 20.0

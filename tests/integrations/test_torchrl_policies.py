@@ -60,6 +60,7 @@ from rl_eval.errors import ConfigError
 from rl_eval.integrations.torchrl import as_env, portable
 from rl_eval.integrations.torchrl.policy import TensorDictPolicy
 from rl_eval.policies.noise import EpisodeNoise
+from tests.refused import refused
 
 pytestmark = [
     pytest.mark.timeout(180),
@@ -187,9 +188,9 @@ def test_sampling_what_only_torch_can_sample_is_refused() -> None:
     """A distribution that draws by another function, and a plain callable, say so."""
     module = normal_actor(torch_distributions.Cauchy)
     policy = TensorDictPolicy(portable(module), BOX, ONE, "random")
-    with pytest.raises(ConfigError, match="cauchy_"):
+    with refused(ConfigError, "policy.deterministic", value=False):
         act(policy, observations(), noise())
-    with pytest.raises(ConfigError, match="callable"):
+    with refused(ConfigError, "policy.deterministic", value=False):
         TensorDictPolicy(lambda data: data, BOX, ONE, "random")
 
 
@@ -202,7 +203,7 @@ def test_exploration_modules_are_left_out() -> None:
         whole = portable(TensorDictSequential(actor, explorer))
         alone, both = (act(TensorDictPolicy(policy, BOX, space), observations()) for policy in (portable(actor), whole))
         np.testing.assert_array_equal(alone, both)
-        with pytest.raises(ConfigError, match=type(explorer).__name__):
+        with refused(ConfigError, "policy.deterministic"):
             TensorDictPolicy(whole, BOX, space, "random")
 
 
@@ -215,8 +216,8 @@ def test_a_module_that_reads_the_global_mode_is_refused() -> None:
 
     moody = TensorDictModule(Moody(), ["observation"], ["action"])
     tolerant = TensorDictSequential(categorical_actor(), partial_tolerant=True)
-    for module, name in ((moody, "Moody"), (tolerant, "TensorDictSequential")):
-        with pytest.raises(ConfigError, match=name):
+    for module in (moody, tolerant):
+        with refused(ConfigError, "policy"):
             TensorDictPolicy(portable(module), BOX, ONE)
 
 
@@ -239,12 +240,12 @@ def test_dict_observations_are_read_by_key() -> None:
     space = gym.spaces.Dict({"agent": gym.spaces.Dict({"position": gym.spaces.Box(-1, 1, (3,))}), "goal": BOX})
     batch = {"agent": {"position": observations()[:, :3]}, "goal": observations()}
     assert act(TensorDictPolicy(portable(module), space, ONE), batch).shape == (BATCH, 1)
-    with pytest.raises(ConfigError, match=r"\('agent', 'position'\).*other"):
+    with refused(ConfigError, "policy", value="[('agent', 'position')]"):
         TensorDictPolicy(portable(module), gym.spaces.Dict({"other": BOX}), ONE)
-    with pytest.raises(ConfigError, match="move"):
+    with refused(ConfigError, "policy", value="['move']"):
         TensorDictPolicy(portable(TensorDictModule(net(4, 1), ["observation"], ["move"])), BOX, ONE)
     two = TensorDictModule(lambda one, other: one, in_keys=["one", "other"], out_keys=["action"])
-    with pytest.raises(ConfigError, match=r"\['one', 'other'\]"):
+    with refused(ConfigError, "policy", value="['one', 'other']"):
         TensorDictPolicy(portable(two), BOX, ONE)
 
 
@@ -353,7 +354,7 @@ def test_the_short_way_equals_the_long_one() -> None:
 
 def test_normalizers_of_an_environment_are_frozen_and_needed() -> None:
     """Without statistics it is refused; with them its outcomes repeat."""
-    with pytest.raises(ConfigError, match="uninitialized VecNormV2"):
+    with refused(ConfigError):
         evaluate(config(normalized), torque())
     trained = normalized()
     trained.rollout(40)
@@ -365,7 +366,7 @@ def test_normalizers_of_an_environment_are_frozen_and_needed() -> None:
 def test_a_normalizer_in_the_policy_needs_statistics() -> None:
     normalizer = VecNormV2(in_keys=["observation"], out_keys=["normalized"])
     policy = TensorDictSequential(normalizer, TensorDictModule(net(3, 1), ["normalized"], ["action"]))
-    with pytest.raises(ConfigError, match="uninitialized VecNormV2"):
+    with refused(ConfigError):
         act(TensorDictPolicy(policy, gym.spaces.Box(-1.0, 1.0, (3,), np.float32), TWO), observations()[:, :3])
 
 
@@ -373,7 +374,7 @@ def test_a_batch_of_environments_is_refused() -> None:
     """The message says what to give instead."""
     from torchrl.envs import SerialEnv
 
-    with pytest.raises(ConfigError, match="batch of shape"):
+    with refused(ConfigError, "environment.env", value="(2,)"):
         evaluate(config(lambda: SerialEnv(2, lambda: GymEnv("CartPole-v1"))), categorical_actor())
 
 

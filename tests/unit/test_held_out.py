@@ -4,13 +4,13 @@ import json
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from rl_eval import EvalConfig, EvalRunnerGroup, compare, evaluate, load, replay
 from rl_eval.errors import ComparisonError, ConfigError, LogMismatch
 from rl_eval.log.manifest import Manifest, checksum
 from rl_eval.results.result import EvalResult
 from rl_eval.scheduling.plan import EpisodePlan
+from tests.refused import refused
 
 
 def zeros():
@@ -53,17 +53,17 @@ def test_a_result_and_a_log_come_back_with_their_range(tmp_path):
 def test_a_log_is_continued_by_its_own_range_only(tmp_path):
     """The difference is named, also where two results are compared."""
     first = evaluate(make_config(), log_dir=tmp_path)
-    with pytest.raises(ComparisonError, match=r"plan\.first_index is 0 in a and 12 in b"):
+    with refused(ComparisonError, "plan"):
         compare(first, evaluate(make_config(first_index=12)))
-    with pytest.raises(LogMismatch, match="first_index: 0 -> 12"):
+    with refused(LogMismatch, "log_dir"):
         evaluate(make_config(first_index=12), log_dir=tmp_path)
 
 
 def test_a_range_beyond_the_permutation_is_refused():
     """When the settings are made, and by a group."""
-    with pytest.raises(ConfigError, match=r"evaluation\.first_index is 2147483640"):
+    with refused(ConfigError, "evaluation.first_index", value=2147483640):
         make_config(first_index=2**31 - 8).build()
-    with EvalRunnerGroup(make_config()) as group, pytest.raises(ConfigError, match="first_index is -1"):
+    with EvalRunnerGroup(make_config()) as group, refused(ConfigError, "evaluation.first_index", value=-1):
         group.evaluate(first_index=-1)
 
 

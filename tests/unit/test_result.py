@@ -23,6 +23,7 @@ from rl_eval.results.stats.aggregate import aggregate
 from rl_eval.results.stats.interval import mean_interval, success_interval
 from rl_eval.results.text import decimals, number
 from rl_eval.scheduling.plan import EpisodePlan
+from tests.refused import refused
 from tests.unit.results_world import TIMING, make_fault, make_result
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ def test_saving_replaces_a_result_and_nothing_else(tmp_path: Path, name: str) ->
     make_result(6).save(tmp_path)
     assert len(EvalResult.load(tmp_path).plan) == 6
     Path(tmp_path, name).write_text('{"my": "file"}')
-    with pytest.raises(UsageError, match=f"{name} exists and is not the result of an evaluation"):
+    with refused(UsageError, str(tmp_path / name)):
         make_result(5).save(tmp_path)
     assert Path(tmp_path, name).read_text() == '{"my": "file"}'
 
@@ -213,20 +214,20 @@ TWO_VERSIONS.rows["weights_version"][3] = 8
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "key"),
     [
-        ({"plan": EpisodePlan(6, seed=3)}, "5 rows for a plan of 6"),
-        ({"plan": EpisodePlan(5, seed=4)}, "episode 0 has another index or seed"),
-        ({"status": "complete", "missing": [4]}, "1 episodes have no record"),
-        ({"status": "completed"}, "did you mean 'complete'"),
-        ({"return_bounds": (1.0, 0.0)}, "the lower one first"),
-        ({"return_bounds": (0.0, math.inf)}, "two finite numbers"),
-        ({"table": TWO_VERSIONS}, r"weights versions \[7, 8\]"),
+        ({"plan": EpisodePlan(6, seed=3)}, "table"),
+        ({"plan": EpisodePlan(5, seed=4)}, "records"),
+        ({"status": "complete", "missing": [4]}, "status"),
+        ({"status": "completed"}, "status"),
+        ({"return_bounds": (1.0, 0.0)}, "return_bounds"),
+        ({"return_bounds": (0.0, math.inf)}, "return_bounds"),
+        ({"table": TWO_VERSIONS}, "weights_version"),
     ],
 )
-def test_contradictions_are_refused(arguments: dict[str, Any], message: str) -> None:
+def test_contradictions_are_refused(arguments: dict[str, Any], key: str) -> None:
     """A result that cannot be true is not made."""
-    with pytest.raises(UsageError, match=message):
+    with refused(UsageError, key):
         make_result(5, **arguments)
 
 
@@ -309,27 +310,21 @@ def _edit(folder: Path, **changes: Any) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
-TAMPERED: dict[str, tuple[Callable[[Path], object], str]] = {
-    "a return": (lambda f: _rewrite(f, _set_return), "table of records has fingerprint .* but .* saved with"),
-    "a record gone": (lambda f: _rewrite(f, lambda t: t.slice(1)), "the table of records has fingerprint"),
-    "a record twice": (lambda f: _rewrite(f, lambda t: pa.concat_tables([t.slice(6)] * 2)), "is damaged: .*twice"),
-    "a column gone": (lambda f: _rewrite(f, lambda t: t.drop_columns(["seed"])), "is damaged: .*seed"),
-    "half a file": (
-        lambda f: (f / "episodes.parquet").write_bytes((f / "episodes.parquet").read_bytes()[:200]),
-        "episodes.parquet is damaged",
-    ),
-    "no records": (lambda f: (f / "episodes.parquet").unlink(), "episodes.parquet does not exist"),
-    "no summary": (lambda f: (f / "result.json").unlink(), "neither result.json nor a log is in it"),
-    "half a summary": (lambda f: (f / "result.json").write_text('{"format": 1,'), "result.json is damaged"),
-    "not a summary": (lambda f: (f / "result.json").write_text("[]"), "result.json is damaged"),
-    "a fingerprint": (lambda f: _edit(f, fingerprint="0" * 64), "was saved with 0000000000000000"),
-    "another plan": (
-        lambda f: _edit(f, plan={"num_episodes": 12, "seed": 4, "fingerprint": "1" * 64}),
-        "the plan has fingerprint .* saved with 1111111111111111",
-    ),
-    "another format": (lambda f: _edit(f, format=2), "has format 2, this version reads format 1"),
-    "a field gone": (lambda f: _edit(f, timing={}), "is damaged: timing.wall_seconds: Field required"),
-    "a bad fault": (lambda f: _edit(f, faults=[{"index": 0}]), "is damaged: faults.0.seed: Field required"),
+TAMPERED: dict[str, Callable[[Path], object]] = {
+    "a return": lambda f: _rewrite(f, _set_return),
+    "a record gone": lambda f: _rewrite(f, lambda t: t.slice(1)),
+    "a record twice": lambda f: _rewrite(f, lambda t: pa.concat_tables([t.slice(6)] * 2)),
+    "a column gone": lambda f: _rewrite(f, lambda t: t.drop_columns(["seed"])),
+    "half a file": lambda f: (f / "episodes.parquet").write_bytes((f / "episodes.parquet").read_bytes()[:200]),
+    "no records": lambda f: (f / "episodes.parquet").unlink(),
+    "no summary": lambda f: (f / "result.json").unlink(),
+    "half a summary": lambda f: (f / "result.json").write_text('{"format": 1,'),
+    "not a summary": lambda f: (f / "result.json").write_text("[]"),
+    "a fingerprint": lambda f: _edit(f, fingerprint="0" * 64),
+    "another plan": lambda f: _edit(f, plan={"num_episodes": 12, "seed": 4, "fingerprint": "1" * 64}),
+    "another format": lambda f: _edit(f, format=2),
+    "a field gone": lambda f: _edit(f, timing={}),
+    "a bad fault": lambda f: _edit(f, faults=[{"index": 0}]),
 }  # fmt: skip
 
 
@@ -338,9 +333,8 @@ def test_damaged_output_is_refused(tmp_path: Path, case: str) -> None:
     """A folder whose records are not those that were saved is not loaded, and the message says what is wrong."""
     make_result(12).save(tmp_path)
     EvalResult.load(tmp_path)
-    tamper, message = TAMPERED[case]
-    tamper(tmp_path)
-    with pytest.raises(UsageError, match=message) as caught:
+    TAMPERED[case](tmp_path)
+    with refused(UsageError) as caught:
         EvalResult.load(tmp_path)
     assert str(tmp_path) in str(caught.value)
 
@@ -407,7 +401,7 @@ def test_frame_has_nullable_success() -> None:
 def test_missing_pandas_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     """The message names the fix."""
     monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(UsageError, match="needs the package pandas: pip install"):
+    with refused(UsageError, "pandas"):
         make_result(3).to_frame()
 
 

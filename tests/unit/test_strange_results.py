@@ -38,6 +38,7 @@ from rl_eval.results.loading import load
 from rl_eval.results.stats.paired import paired_difference
 from rl_eval.scheduling.matchups import make_matchups
 from rl_eval.scheduling.plan import EpisodePlan
+from tests.refused import refused
 from tests.unit import cli_world
 from tests.unit.log_world import make_fault
 from tests.unit.results_world import drawn_result
@@ -350,7 +351,7 @@ def constant_rows(count: int) -> dict[str, pa.Array]:
 def test_more_rows_than_planned_or_than_bytes_can_hold_are_refused(folder: Path, planned: int) -> None:
     pq.write_table(pa.table(constant_rows(200_000)), folder / EPISODES_FILE)
     rewrite(folder, ("plan", "num_episodes"), planned)
-    with little_memory(), pytest.raises(UsageError, match="200,000 rows"):
+    with little_memory(), refused(UsageError, str(folder)):
         load(folder)
     (folder / EPISODES_FILE).unlink()  # Not all of it is to be searched for planted secrets; so below.
 

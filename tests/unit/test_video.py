@@ -30,6 +30,7 @@ from rl_eval.recording.video import (
 )
 from rl_eval.recording.video_selection import videos_of
 from rl_eval.records.episode import Fault
+from tests.refused import refused
 from tests.unit.cli_world import call, printed
 from tests.unit.render_world import world
 
@@ -202,7 +203,7 @@ def test_a_video_with_the_weights_of_its_evaluation(toys):
         (video,) = record_with_group(group, result, VideoSettings("worst", "videos"), 1)
         assert video.identical
         group.sync_weights(net, 8)
-        with pytest.raises(WeightsError, match="weights version 7, and the runner has version 8 by now"):
+        with refused(WeightsError, "weights_version", value=8, episode=0):
             record_with_group(group, result, VideoSettings("worst", "videos"), 1)
 
 
@@ -246,7 +247,7 @@ def test_an_environment_that_does_not_render_is_a_clear_error(toys, env):
     """Of the video; the evaluation is as it was, and so is the next."""
     with EvalRunnerGroup(config(env)) as group:
         result = group.evaluate()
-        with pytest.raises(ConfigError, match="does not render rgb_array"):
+        with refused(ConfigError, "environment.env", value="rgb_array"):
             record_with_group(group, result, VideoSettings("first:3", "videos"), 1)
         errors: list[Exception] = []
         assert record_with_group(group, result, VideoSettings("first:3", "videos"), 1, errors.append) == []
@@ -279,7 +280,7 @@ def test_a_renderer_that_fails_costs_the_video_alone(toys, kwargs, message):
         errors: list[Exception] = []
         assert record_with_group(group, result, VideoSettings("first:2", "videos"), 1, errors.append) == []
         assert [type(error) for error in errors] == [EnvError, EnvError]
-        with pytest.raises(EnvError, match=message):
+        with refused(EnvError, "render"):
             raise errors[0]
         assert group.evaluate().fingerprint == result.fingerprint
     assert toys.EVENTS["closed", "rgb_array"] == 2
@@ -288,7 +289,7 @@ def test_a_renderer_that_fails_costs_the_video_alone(toys, kwargs, message):
 def test_an_encoder_that_fails_is_told(toys, monkeypatch):
     """With its own words."""
     monkeypatch.setattr("rl_eval.recording.video._EVEN", "no_such_filter")
-    with pytest.raises(EnvError, match=r"cannot be recorded: .*ffmpeg ended with code \d+: .*no_such_filter"):
+    with refused(EnvError, "render"):
         recorded(evaluate(config()))
 
 
@@ -298,14 +299,14 @@ def test_an_encoder_that_hangs_is_killed(tmp_path, monkeypatch):
     (tmp_path / "ffmpeg").chmod(0o755)
     monkeypatch.setattr(imageio_ffmpeg, "get_ffmpeg_exe", lambda: str(tmp_path / "ffmpeg"))
     for size, act in ((480, Encoder.write), (4, lambda encoder, frame: (encoder.write(frame), encoder.close()))):
-        with pytest.raises(ClusterError, match=r"ended by signal 9, as it is after 0\.2 s"):
+        with refused(ClusterError, "ffmpeg", value=-9):
             act(Encoder(tmp_path / "video.mp4", 30, patience_s=0.2), np.zeros((size, size, 3), np.uint8))
 
 
 @pytest.mark.parametrize("frame", [None, np.zeros((4, 4), np.uint8), np.zeros((4, 4, 3), np.float32), [np.zeros(3)]])
 def test_what_is_no_frame_is_refused(tmp_path, frame):
     """With its shape and type."""
-    with pytest.raises(EnvError, match="not a uint8 array of shape"):
+    with refused(EnvError, "render"):
         Encoder(tmp_path / "video.mp4", 30).write(frame)
 
 
@@ -316,7 +317,7 @@ def test_an_episode_that_killed_its_runner_is_not_asked_for_again(toys):
     result.table.add_fault(lethal)
     with (
         EvalRunnerGroup(config(fails=[4])) as group,
-        pytest.raises(EnvError, match="episode 4 ended or blocked a runner"),
+        refused(EnvError),
     ):
         record_with_group(group, result, VideoSettings("failed", "videos"), 1)
 

@@ -32,6 +32,7 @@ from rl_eval.training.watching.checkpoints import (
 )
 from rl_eval.training.watching.curve import curve_png
 from rl_eval.training.watching.journal import Entry, Journal, Score
+from tests.refused import refused
 from tests.unit.cli_world import call, environment, printed, start
 from tests.unit.watch_world import (
     CONFIG,
@@ -60,7 +61,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def make_watcher(said=None, config=CONFIG, submitted=lambda handle: None, **options):
-    usual = {"log_dir": Path("run"), "pattern": "*.safetensors", "output": Path("run/eval")}
+    usual = {"folder": Path("run"), "pattern": "*.safetensors", "output": Path("run/eval")}
     say = [].append if said is None else said.append
     return Watcher(make_settings(config), WatchOptions(**(usual | options)), say, lambda: False, submitted)
 
@@ -353,7 +354,7 @@ def test_each_model_brings_its_own_normalizer(folder):
     shared = settings_of_models(vecnormalize=str(own[2]))
     assert without_companions(shared) is shared
     assert companions_of(models[2], shared) == {}
-    with pytest.raises(ConfigError, match=r"policy_kwargs.vecnormalize"):
+    with refused(ConfigError, "policy.policy_kwargs.vecnormalize"):
         companions_of(models[1], shared)
     info, both = stable("*_1.zip"), {"vecnormalize": own[1]}
     assert copy_checkpoint(models[1], info, both, Path("copy"))
@@ -428,7 +429,7 @@ def test_a_checkpoint_that_changes_while_it_is_copied_gives_no_copy(folder, monk
     if fate == "untouched":
         with pytest.raises(OSError, match="No space left"):
             copy_checkpoint(copied, info, {}, Path("copy"))
-        with pytest.raises(ConfigError, match="model_1 cannot be copied to"):
+        with refused(ConfigError):
             run_watcher(pattern="model_1")
     else:
         assert copy_checkpoint(copied, info, {}, Path("copy")) is None
@@ -556,9 +557,9 @@ def test_a_curve_has_points_of_one_code(folder):
     save(2)
     watching = make_watcher(config=config)
     write_environment("watch_worth", worth=3)
-    with closing(watching), pytest.raises(ConfigError, match=r"watch_worth\.py.*--output"):
+    with closing(watching), refused(ConfigError):
         watching.run(0.0, once=True)
-    with pytest.raises(ConfigError, match=r"watch_worth\.py.*--output"):
+    with refused(ConfigError):
         make_watcher(config=config)
     assert steps() == [1]
     write_environment("watch_worth")

@@ -35,7 +35,8 @@ def check_initialized(module: torch.nn.Module, owner: str, error: type[Exception
     """
     for part in normalizers_of(module):
         if not _has_statistics(part):
-            raise error(f"{owner} has an uninitialized {type(part).__name__}: collect first, or send its statistics")
+            name, fix = type(part).__name__, "Collect some frames first, or send its statistics."
+            raise error(f"{owner} has an uninitialized {name}", key=name, fix=fix)
 
 
 def _has_statistics(normalizer: Any) -> bool:
