@@ -167,8 +167,9 @@ def compare(a: EvalResult, b: EvalResult, confidence: float = 0.95, *, force: bo
     paired = a.counted & b.counted
     dropped = int((reached & ~paired).sum())
     if not paired.any():
-        counts = f"a completed {int(a.counted.sum())} and b {int(b.counted.sum())} of {len(a.plan)}"
-        raise ComparisonError(f"no episode completed in both results: {counts}", key="episodes")
+        ours, theirs = int(a.counted.sum()), int(b.counted.sum())
+        problem = f"no episode completed in both results: a completed {ours} and b {theirs} of {len(a.plan)}"
+        raise ComparisonError(problem, key="episodes", value=(ours, theirs))
     settings = tuple(_different_settings(a.provenance, b.provenance))
     difference = paired_difference(
         a.table.rows["episode_return"][paired],
@@ -195,12 +196,9 @@ def compare(a: EvalResult, b: EvalResult, confidence: float = 0.95, *, force: bo
 def _check_plans(a: EvalResult, b: EvalResult) -> None:
     if a.plan_fingerprint == b.plan_fingerprint:
         return
-    found = list(_differences(a.plan.to_dict(), b.plan.to_dict(), "plan"))
-    raise ComparisonError(
-        f"the results have different episodes: {'; '.join(found)}",
-        key="plan",
-        fix="Evaluate both with the same seed and the same number of episodes.",
-    )
+    found = list(differences(a.plan.to_dict(), b.plan.to_dict(), "plan"))
+    fix = "Evaluate both with the same seed and the same number of episodes."
+    raise _different("the results have different episodes", found, fix)
 
 
 def _check_determinism(a: EvalResult, b: EvalResult) -> None:
@@ -217,11 +215,9 @@ def _check_determinism(a: EvalResult, b: EvalResult) -> None:
 
 def _check_identities(a: EvalResult, b: EvalResult) -> None:
     ours, theirs = (_identity(side) for side in (a, b))
-    found = [text for key in MUST_AGREE for text in _differences(ours.get(key, ABSENT), theirs.get(key, ABSENT), key)]
+    found = [leaf for key in MUST_AGREE for leaf in differences(ours.get(key, ABSENT), theirs.get(key, ABSENT), key)]
     if found:
-        more = f"; and {len(found) - _SHOWN} more differences" if len(found) > _SHOWN else ""
-        key = found[0].partition(" ")[0]
-        raise ComparisonError(f"the results have different settings: {'; '.join(found[:_SHOWN])}{more}", key=key)
+        raise _different("the results have different settings", found)
 
 
 def _identity(result: EvalResult) -> Mapping[str, Any]:
@@ -229,10 +225,12 @@ def _identity(result: EvalResult) -> Mapping[str, Any]:
     return identity if isinstance(identity, Mapping) else {}
 
 
-def _differences(a: Any, b: Any, name: str) -> Iterator[str]:
-    """Yield one phrase for each leaf in which two plain values differ."""
-    for leaf in differences(a, b, name):
-        yield f"{leaf.key} is {leaf.a!r} in a and {leaf.b!r} in b"
+def _different(problem: str, found: Sequence[Difference], fix: str = "") -> ComparisonError:
+    """Return an error that lists the first differences; its fields are those of the first one."""
+    shown = [f"{leaf.key} is {leaf.a!r} in a and {leaf.b!r} in b" for leaf in found[:_SHOWN]]
+    more = [f"and {len(found) - _SHOWN} more differences"] if len(found) > _SHOWN else []
+    key, *values = found[0]
+    return ComparisonError(f"{problem}: {'; '.join(shown + more)}", key=key, value=tuple(values), fix=fix)
 
 
 def _different_settings(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[DifferentSetting]:

@@ -83,11 +83,8 @@ def check_ours(folder: Path) -> None:
     """
     for path, is_ours in ((folder / RESULT_FILE, _is_summary), (folder / EPISODES_FILE, _is_episodes)):
         if path.exists() and not is_ours(path):
-            problem, fix = (
-                f"{path} exists and is not the result of an evaluation",
-                "Choose another folder, or remove it.",
-            )
-            raise UsageError(problem, key=str(path), fix=fix)
+            problem = f"{path} exists and is not the result of an evaluation"
+            raise UsageError(problem, key=str(path), fix="Choose another folder, or remove it.")
 
 
 def _is_summary(path: Path) -> bool:

@@ -125,8 +125,11 @@ def _compare_with_saved(
         _check_copy(data, saved, plan, table, retried)
     except (UsageError, KeyError, TypeError) as error:
         reason = str(error) if isinstance(error, UsageError) else f"it is damaged ({damage(error)})"
-        fix = f"Remove {path} if the evaluation log beside it is the right one."
-        raise UsageError(f"{path}: {reason}", key=str(path), fix=fix) from error
+        fix, episode = (
+            f"Remove {path} if the evaluation log beside it is the right one.",
+            getattr(error, "episode", None),
+        )
+        raise UsageError(f"{path}: {reason}", key=str(path), episode=episode, fix=fix) from error
     return data
 
 
@@ -143,5 +146,6 @@ def _check_copy(
     shared = saved.filled & table.filled
     shared &= saved.completed | ~np.isin(np.arange(len(table)), retried)
     if different := table.mismatches(saved.rows[shared], saved.infos[shared]):
-        problem = "the evaluation log and the result have different records of an episode"
-        raise UsageError(problem, key="records", episode=int(different[0]))
+        index = int(different[0])
+        problem = f"the evaluation log and the result have different records of episode {index}"
+        raise UsageError(problem, key="records", episode=index)

@@ -296,7 +296,7 @@ class EvalResult(Numbers, Printed):
         try:
             return cls.from_dict(data, table)
         except UsageError as error:
-            raise UsageError(f"{os.fspath(path)}: {error}", key=os.fspath(path)) from error
+            raise UsageError(f"{os.fspath(path)}: {error}", key=os.fspath(path), episode=error.episode) from error
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], table: EpisodeTable) -> EvalResult:

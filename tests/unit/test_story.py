@@ -11,6 +11,7 @@ from rl_eval.records.episode import ROW, EpisodeTable, Fault, Outcome
 from rl_eval.results.result import EvalResult, Timing
 from rl_eval.results.story import Event, story
 from rl_eval.scheduling.plan import EpisodePlan
+from tests.refused import refused
 
 PLAN = EpisodePlan(4, 7)
 
@@ -96,5 +97,5 @@ def test_faults_stand_where_their_attempts_ended() -> None:
 
 @pytest.mark.parametrize("index", [-1, 4])
 def test_an_episode_that_is_not_in_the_plan(index: int) -> None:
-    with pytest.raises(UsageError, match=f"no episode {index}"):
+    with refused(UsageError, "episode", value=index):
         story(result(), index)
