@@ -29,7 +29,7 @@ from typing import Any, Final
 from rl_eval.config.settings import EvalSettings
 
 _TARGET: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w./-]*")
-"""What names a module and something in it, such as ``my_project.envs:make``."""
+"""Reference to an attribute of a module, such as ``my_project.envs:make``."""
 _OURS: Final = Path(__file__).parents[1]
 _INSTALLED: Final = frozenset(("dist-packages", "site-packages"))
 

@@ -1,4 +1,4 @@
-"""Confidence intervals of aggregates, and the conditions under which there is none.
+"""Confidence intervals of aggregates, and the conditions for them.
 
 Mean returns get a BCa bootstrap interval (Efron 1987), and a Student t interval where values are few, of which a
 bootstrap is too narrow, or so many that it is slow; success rates get Wilson's score interval (Wilson 1927). Failed
@@ -47,12 +47,12 @@ class Interval:
     """A confidence interval, with the method that made it."""
 
     low: float
-    """NaN when there is no interval."""
+    """Lower end; NaN without an interval."""
     high: float
     confidence: float
     """Nominal coverage, e.g. 0.95."""
     method: Method
-    """``"none"`` when there is no interval; ``note`` then says why."""
+    """``"none"`` without an interval; ``note`` then has the reason."""
     note: str = ""
 
     @property
@@ -101,7 +101,7 @@ def mean_interval(
             it would if all of them were worst and ends where it would if all were best.
 
     Returns:
-        BCa from :data:`FEW` to :data:`BCA_MAX` values, Student t below and above, or the reason why there is none.
+        BCa from :data:`FEW` to :data:`BCA_MAX` values, Student t below and above, or the reason why no interval exists.
     """
     check_confidence(confidence)
     sample = np.asarray(values, dtype=np.float64)

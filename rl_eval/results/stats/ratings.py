@@ -107,7 +107,7 @@ def _newton_step(
 
 
 def _never_met(policies: Sequence[str], total: npt.NDArray[np.float64]) -> str:
-    """Name policies that never met the others, directly or through others; return an empty text if there are none."""
+    """Return a note on policies that never met the others, directly or through others; empty if all did."""
     connected = _closure(total + total.T > 0)[0]
     if connected.all():
         return ""
