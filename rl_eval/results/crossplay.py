@@ -64,7 +64,7 @@ class Cell:
     outcomes: Outcomes
     """Of the row's seats against the column's."""
     score: Estimate
-    """Wins of the row, and half the draws, as a share of the games."""
+    """Wins of the row, and half the draws, as a fraction of the games."""
     mean_return: Estimate
     """Return of the row's seat."""
     difference: Estimate
@@ -89,13 +89,13 @@ class Seat:
 
     seat: str
     outcomes: Outcomes
-    """A win is a return above those of all other seats; a draw is to share the greatest."""
+    """A win is a return above those of all other seats; a draw is a shared highest return."""
     mean_return: Estimate
 
 
 @dataclass(frozen=True, slots=True)
 class LineUp:
-    """Some policies together in a game, in whatever order of seats."""
+    """Policies together in a game, in any order of seats."""
 
     policies: tuple[str, ...]
     """One for each seat, sorted."""

@@ -70,7 +70,7 @@ class Numbers:
         timing: Time of the parts.
         provenance: Names and versions of the policies, and notes.
         confidence: Nominal coverage of every interval.
-        return_bounds: Least and greatest possible return, if known.
+        return_bounds: Lowest and highest possible return, if known.
         audit_mismatches: Indices of episodes that ran twice with different outcomes.
         determinism: Outcome of running a few episodes again.
     """

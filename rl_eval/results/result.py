@@ -74,7 +74,7 @@ def decide_status(table: EpisodeTable, limit: float | None, reason: str) -> tupl
 
 @dataclass(frozen=True)
 class _Described:
-    """Arguments of a result that its description holds as they are."""
+    """Arguments of a result that its description contains unchanged."""
 
     status: Status
     reason: str
