@@ -176,5 +176,5 @@ class _Handler(SimpleHTTPRequestHandler):
         super().end_headers()
 
     @override
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  # Name in the base class.
+    def log_message(self, format: str, *args: Any) -> None:  # Name in the base class.
         """Write no log."""
