@@ -40,7 +40,7 @@ def load(path: str | os.PathLike[str]) -> EvalResult:
 
     Raises:
         LogError: The log is damaged, or the URI has no log.
-        UsageError: There is no result, it is damaged, or it contradicts the log beside it.
+        UsageError: The folder has no result, or the result is damaged or contradicts the log beside it.
     """
     text = os.fspath(path)
     if Path(text).is_file() and Path(text).suffix != ".json":

@@ -335,7 +335,7 @@ class EvalPoint:
     metrics: dict[str, float]
     """``"<log_prefix>/<key>"`` for every key of ``result.metrics`` and for every metric of ``metrics_fn``."""
     held: HeldWeights = field(default_factory=HeldWeights, repr=False, compare=False)
-    """Where :attr:`weights` are, until the point is delivered."""
+    """Storage of :attr:`weights` until the point is delivered."""
 
     @property
     def weights(self) -> WeightsSnapshot | None:

@@ -62,7 +62,7 @@ def decimals(spread: float, value: float = 0.0) -> int:
 
 
 def interval_places(interval: Interval, value: float) -> int:
-    """Return decimals that fit a value with an interval, a quarter of which is about its standard error."""
+    """Return the decimals for a value with an interval; a quarter of its width is about the standard error."""
     return decimals((interval.high - interval.low) / 4, value)
 
 

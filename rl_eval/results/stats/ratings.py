@@ -118,7 +118,7 @@ def _never_met(policies: Sequence[str], total: npt.NDArray[np.float64]) -> str:
 def _one_sided(policies: Sequence[str], total: npt.NDArray[np.float64]) -> str:
     """Name policies that won every game against the rest, so that no finite strength fits (Ford 1957), or return ""."""
     beats = _closure(total > 0)
-    # Those that nobody outside has a point against: the ones that reach the most.
+    # No outsider has a point against these policies: they reach the most others.
     top = int(np.argmax(beats.sum(axis=1)))
     if beats[:, top].all():
         return ""
