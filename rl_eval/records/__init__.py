@@ -1,4 +1,4 @@
 """Values that cross processes: records and their columns, reports, traces, findings of the determinism check.
 
-Nothing here does I/O. Imported by everything but errors and protocols.
+No module here does I/O. All rooms except errors and protocols may import them.
 """

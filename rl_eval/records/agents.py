@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 AGENT_COLUMNS: Final = ("return", "length", "terminated", "truncated", "policy")
-"""What is recorded of an agent, each as a column ``<name>/<agent>``; NaN for an agent that did not appear."""
+"""Values recorded for an agent, each in a column ``<name>/<agent>``; NaN for an agent that did not appear."""
 
 _LONGEST: Final = 128
-"""Characters of a name in a row of an agent: one name of a stranger may be longer than all rows together."""
+"""Maximum number of characters of a name in a row: a name in a foreign file may be larger than all rows together."""
 
 
 def agent_columns(agents: Sequence[object]) -> tuple[str, ...]:
@@ -44,8 +44,8 @@ def agent_rows(
 
     Returns:
         Structured array with the fields ``index``, ``seat``, ``agent``, ``policy``, ``weights_version``, ``return``,
-        ``length``, ``terminated`` and ``truncated``, and ``outcome``: 1 for the greatest return of the episode, -1 for
-        a lesser one than that, and 0 where several agents have the greatest, or no other agent appeared.
+        ``length``, ``terminated`` and ``truncated``, and ``outcome``: 1 for the highest return of the episode, -1 for
+        a lower one, and 0 if several agents have the highest, or no other agent appeared.
     """
     agents = agents_in(columns)
     place_of = {name: place for place, name in enumerate(columns)}

@@ -25,11 +25,11 @@ class FirstDifference(NamedTuple):
     episode: int
     """Index of the episode."""
     step: int
-    """Number of the step, from 1; 0 is the reset; -1 where only the sums of the episode are known."""
+    """Number of the step, from 1; 0 is the reset; -1 if only the sums of the episode are known."""
     what: str
     """Name of the quantity, such as ``reward``."""
     cause: Cause
-    """``policy`` if the same observations led to another action; empty where that is not known."""
+    """``policy`` if the same observations led to another action; empty if unknown."""
 
     def __str__(self) -> str:
         if self.step < 0:
@@ -43,27 +43,27 @@ class Determinism:
     """Outcome of the determinism check of one evaluation."""
 
     checked: _Count = 0
-    """Episodes that completed a second time."""
+    """Number of episodes that completed a second time."""
     elsewhere: _Count = 0
-    """Those of them that ran in another process than the first time."""
+    """Number of these that ran in another process than the first time."""
     mismatched: tuple[int, ...] = ()
-    """Indices of those whose outcome differed."""
+    """Indices of the episodes with a different outcome."""
     failed: tuple[int, ...] = ()
-    """Indices of episodes that completed once and did not complete again."""
+    """Indices of the episodes that completed once, but not again."""
     failure: str = ""
-    """Why the first of these did not."""
+    """Reason why the first of these did not complete again."""
     first: FirstDifference | None = None
     """Place of the first difference in the mismatched episode of the lowest index."""
     env_reuse_helps: bool | None = None
-    """Whether the mismatched episodes agree with themselves in fresh environments; None where that was not tried."""
+    """Whether the mismatched episodes agree with themselves in fresh environments; None if that was not tried."""
     remark: str = ""
-    """What the check could not see, or why nothing was checked."""
+    """Limit of the check, or the reason why nothing was checked."""
     likely_cause: str = ""
     """Likely reason why the policy acted differently, if the check asked for one."""
 
     @property
     def passed(self) -> bool | None:
-        """Whether every episode came out again as it was recorded; None if none was checked."""
+        """Whether every second run had the recorded outcome; None if no episode was checked."""
         if self.mismatched or self.failed:
             return False
         return True if self.checked else None
@@ -126,10 +126,10 @@ UNFINISHED: Final = Determinism(remark="the evaluation was not finished")
 TRACE: Final = np.dtype(
     [("action", "<u8"), ("reward", "<f8"), ("terminated", "?"), ("truncated", "?"), ("observation", "<u8")]
 )
-"""One step of an episode, its columns in the order in which they come about. Row 0 is the reset."""
+"""One step of an episode; columns are in the order in which their values arise. Row 0 is the reset."""
 
 _LONGEST: Final = 100_000
-"""Rows of a trace; steps after them are not traced."""
+"""Maximum number of rows of a trace; later steps are not traced."""
 
 
 @final
@@ -139,7 +139,7 @@ class TraceRecorder:
     Args:
         reset: The environment's.
         step: The environment's.
-        content: Returns what the policy is given of an observation.
+        content: Returns the bytes of an observation that the policy receives.
     """
 
     def __init__(self, reset: Callable[..., Any], step: Callable[[Any], Any], content: Callable[[Any], bytes]) -> None:
@@ -149,7 +149,7 @@ class TraceRecorder:
         self._rows: list[tuple[int, float, float, float, int]] = []
 
     def reset(self, **kwargs: Any) -> Any:
-        """Reset, and begin the trace."""
+        """Reset the environment, and start a new trace."""
         result = self._reset(**kwargs)
         self._rows = []
         if type(result) is tuple and result:
@@ -157,10 +157,10 @@ class TraceRecorder:
         return result
 
     def step(self, action: Any) -> Any:
-        """Step, and add a row."""
+        """Step the environment, and add a row to the trace."""
         chosen = _digest(action) if len(self._rows) < _LONGEST else 0  # The environment may change it in place.
         result = self._step(action)
-        # Whether a result keeps the contract is for the runner to say.
+        # The runner reports a result that breaks the contract.
         if len(self._rows) < _LONGEST and type(result) is tuple and len(result) == 5:
             observation, reward, terminated, truncated, _ = result
             self._rows.append(
@@ -172,7 +172,7 @@ class TraceRecorder:
         try:
             return xxhash.xxh3_64_intdigest(self._content(observation))
         except EvalError:
-            return 0  # What is wrong with it is for the runner to say.
+            return 0  # The runner reports the invalid observation.
 
     @property
     def trace(self) -> npt.NDArray[np.void]:
@@ -181,7 +181,7 @@ class TraceRecorder:
 
 
 def first_difference(episode: int, one: npt.NDArray[np.void], other: npt.NDArray[np.void]) -> FirstDifference | None:
-    """Return the first place where two traces of an episode differ; None if they are equal bit by bit."""
+    """Return the first place where two traces of an episode differ; None if they are bitwise equal."""
     common, names = min(len(one), len(other)), TRACE.names or ()
     different = np.stack([_bits(one[name][:common]) != _bits(other[name][:common]) for name in names])
     if different.any():

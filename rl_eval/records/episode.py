@@ -1,9 +1,9 @@
-"""Values of an episode before, while and after it runs: specs, leases, faults, records.
+"""Values of an episode before, during and after its run: specs, leases, faults, records.
 
-A *spec* is one line of the plan. A *lease* is the permission to run it once. A *record* is what
-happened. Records cross processes in batches, as rows of one structured array (:data:`ROW`), and are
-kept that way: a million finished episodes are a million rows of under 100 bytes, and the objects
-that a user reads (:class:`EpisodeRecord`) are built on access.
+A *spec* is one line of the plan. A *lease* is the permission to run it once. A *record* is the
+outcome. Records cross processes in batches, as rows of one structured array (:data:`ROW`), and are stored
+in this form: a million finished episodes are a million rows of under 100 bytes each. The objects that a user
+reads (:class:`EpisodeRecord`) are built on access.
 """
 
 from __future__ import annotations
@@ -25,11 +25,10 @@ from rl_eval.errors.redaction import redact_text, redacted_traceback
 from rl_eval.records.agents import agent_columns, agents_in
 
 TRACEBACK_CAP: Final = 8_000
-"""Characters of a traceback that a fault keeps: its end, where the cause is."""
-
+"""Maximum number of characters of a traceback in a fault. Its end is kept, since it shows the cause."""
 
 MESSAGE_CAP: Final = 2_000
-"""Characters of a message that a fault keeps."""
+"""Maximum number of characters of a message in a fault."""
 
 
 class Outcome(IntEnum):
@@ -51,10 +50,10 @@ class Truncation(IntEnum):
 class EpisodeSpec(NamedTuple):
     """One line of a plan."""
 
-    index: int  # type: ignore[assignment]  # The field's name hides tuple.index, which nobody calls.
+    index: int  # type: ignore[assignment]  # The field's name hides tuple.index, which is not used.
     seed: int
     seating: tuple[str, ...] | None = None
-    """Policy of each seat, in the order of the environment's possible agents; None where nothing is seated."""
+    """Policy of each seat, in the order of the environment's possible agents; None without seats."""
 
 
 class Lease(NamedTuple):
@@ -81,7 +80,7 @@ FaultCause = Literal["env", "policy", "timeout", "runner"]
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One thing that went wrong, always with its episode, its place and the original error."""
+    """Failure of one attempt, with its episode, its place and the original error."""
 
     index: int
     """Index of the episode."""
@@ -90,9 +89,9 @@ class Fault:
     attempt: int
     """Attempt that this fault ended, from 1."""
     cause: FaultCause
-    """Whose fault it was."""
+    """Part that failed."""
     phase: Phase
-    """What was being done."""
+    """Call during which it failed."""
     step: int
     """Environment steps that the attempt had completed."""
     error_type: str
@@ -136,11 +135,11 @@ class Column:
     dtype: str
     """Its type in :data:`ROW`."""
     outcome: bool = False
-    """Whether it is part of the fingerprint: what must not depend on the layout."""
+    """Whether it is part of the fingerprint, and so must not depend on the number of runners and environments."""
     failed: float = 0
     """Its value in the row of an episode that failed."""
     codes: Mapping[Any, int] | None = None
-    """Where a row holds a code: the value that each code stands for, to the code; the codes have no gap."""
+    """Codes in a row by the values that they stand for, without gaps; None if the row contains the value itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,17 +161,17 @@ class EpisodeRecord:
     truncated: Annotated[bool, Column("?", outcome=True)]
     """Whether the episode was cut short."""
     truncated_by: Annotated[Literal["environment", "max_episode_steps"] | None, Column("u1", codes=_TRUNCATIONS)]
-    """Who cut it short; None if nobody did."""
+    """Limit that cut it short; None if it was not cut short."""
     success_once: Annotated[bool | None, Column("i1", outcome=True, failed=-1, codes=_SUCCESS)]
     """Whether ``info["is_success"]`` (or ``info["success"]``) was true at any step; None if never reported."""
     success_at_end: Annotated[bool | None, Column("i1", outcome=True, failed=-1, codes=_SUCCESS)]
     """Its value at the last step that reported it; None if never reported."""
     outcome: Annotated[Literal["completed", "failed"], Column("u1", failed=Outcome.FAILED, codes=_OUTCOMES)]
-    """Whether an attempt completed, or all attempts were used up."""
+    """``completed`` if an attempt completed, ``failed`` if all attempts were used up."""
     attempts: Annotated[int, Column("<u2")]
-    """Attempts that were made, the last one included."""
+    """Number of attempts, including the last one."""
     runner: Annotated[int, Column("<i4", failed=-1)]
-    """Index of the runner that finished it; -1 for one that failed, whose faults have theirs."""
+    """Index of the runner that finished it; -1 if it failed (its faults have the indices of their runners)."""
     weights_version: Annotated[int, Column("<i8")]
     """Version of the weights that it ran with."""
     reset_seconds: Annotated[float, Column("<f4")]
@@ -180,11 +179,11 @@ class EpisodeRecord:
     step_seconds: Annotated[float, Column("<f4")]
     """Wall-clock time inside ``env.step``."""
     inference_seconds: Annotated[float, Column("<f4")]
-    """Wall-clock time in the policy while the episode ran; it is shared with the episodes beside it."""
+    """Wall-clock time in the policy while the episode ran, shared with the other episodes of the batch."""
     faults: tuple[Fault, ...]
-    """What ended its earlier attempts, and the last one of an episode that failed."""
+    """Faults that ended its earlier attempts; also that of the last attempt if the episode failed."""
     info: dict[str, float]
-    """The last value of each requested ``info`` scalar; NaN where it was never reported."""
+    """Last value of each requested ``info`` scalar; NaN if it was never reported."""
 
 
 COLUMNS: Final[Mapping[str, Column]] = {
@@ -211,7 +210,7 @@ def _row_type() -> Any:
 
 
 Row: Final = _row_type()
-"""One episode as a tuple of its columns, by name; a column that is not given has the value of a failed episode."""
+"""One episode as a tuple of its columns, by name; a missing column has the value of a failed episode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,17 +250,17 @@ class RunReport:
     construct_seconds: float = math.inf
     """Shortest construction of an environment so far."""
     notes: tuple[str, ...] = ()
-    """Sentences that a reader of the result needs; those that differ in their place alone are one note."""
+    """Notes for a reader of the result; notes that differ only in their place become one."""
     artifacts: tuple[tuple[str, Mapping[int, Any]], ...] = ()
-    """What observers returned for the finished episodes: names of observers, each with artifacts by index. A name may
-    stand more than once."""
+    """Artifacts that observers returned for the finished episodes: names of observers, each with artifacts by index.
+    A name may appear more than once."""
     built_weights: str = ""
     """Digest of the weights that the policy was built with; empty if they were sent, or if it has none."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows, faults and totals that are committed together. The arrays must not change any more."""
+    """Rows, faults and totals that are committed together. The arrays must no longer change."""
 
     rows: npt.NDArray[np.void]
     """Array of :data:`ROW`, shape (n,)."""
@@ -269,34 +268,34 @@ class Batch:
     """Their info scalars, shape (n, k)."""
     faults: tuple[Fault, ...] = ()
     totals: dict[str, float] = field(default_factory=dict)
-    """Steps and seconds spent since the batch before, by name."""
+    """Steps and seconds spent since the previous batch, by name."""
     numerics: dict[str, Any] = field(default_factory=dict)
     """Numerics key; empty while unknown."""
     notes: tuple[str, ...] = ()
-    """Notes of the result that the batches before do not have."""
+    """Notes of the result that are not in earlier batches."""
     determinism: dict[str, Any] = field(default_factory=dict)
     """Finding of the determinism check, in the last batch of an evaluation."""
     num_runners: int = 0
-    """Most runner processes that have taken part at one time so far; 0 in the caller's process."""
+    """Highest number of runner processes at one time so far; 0 in the caller's process."""
 
 
 _FIRST_SEEN: Final = "; first seen in "
 
 
 def first_seen(text: str, index: int, step: int, shown: str) -> str:
-    """Return a note on something that many episodes may show, with one place where it can be looked at.
+    """Return a note on a finding in possibly many episodes, with the first place of it.
 
     Args:
-        text: What it is, in words that are the same at every place.
+        text: The finding, in the same words for every place.
         index: Index of the episode.
         step: Step of the episode; 0 is the reset.
-        shown: What is there.
+        shown: Value at this place.
     """
     return f"{text}{_FIRST_SEEN}episode {index} at step {step}: {shown}"
 
 
 def without_place(note: str) -> str:
-    """Return a note without what :func:`first_seen` added: notes that are equal then say the same."""
+    """Return a note without the place added by :func:`first_seen`, to compare notes on the same finding."""
     return note.partition(_FIRST_SEEN)[0]
 
 
@@ -310,14 +309,14 @@ class EpisodeTable:
         self.infos: npt.NDArray[np.float64] = np.full((num_episodes, len(self.info_keys)), np.nan)
         self.faults: dict[int, list[Fault]] = {}
         self._charged: dict[Fault, int] = {}
-        """Place of each charged fault among those of its episode: of an episode a stranger may have any number."""
+        """Position of each charged fault in the list of its episode. A foreign file may have any number of them."""
 
     def __len__(self) -> int:
         return len(self.rows)
 
     @property
     def filled(self) -> npt.NDArray[np.bool_]:
-        """Mask of the rows that hold a record, shape (num_episodes,)."""
+        """Mask of the rows that contain a record, shape (num_episodes,)."""
         return np.asarray(self.rows["outcome"] != Outcome.MISSING)
 
     @property
@@ -354,7 +353,7 @@ class EpisodeTable:
         return copied
 
     def add_fault(self, fault: Fault) -> None:
-        """Attach a fault to its episode; one that is no longer charged replaces itself."""
+        """Add a fault to its episode. A fault that is no longer charged replaces its charged form."""
         faults = self.faults.setdefault(fault.index, [])
         place = None if fault.charged else self._charged.pop(replace(fault, charged=True), None)
         if place is not None:
@@ -378,7 +377,7 @@ class EpisodeTable:
         ]
 
     def prefix(self) -> int:
-        """Length of the leading run of filled rows: what an early stop may aggregate over."""
+        """Length of the leading run of filled rows, over which results of an early stop are computed."""
         filled = self.filled
         return len(filled) if filled.all() else int(np.argmin(filled))
 
@@ -386,20 +385,20 @@ class EpisodeTable:
         """SHA-256 of the outcomes of the filled rows, in index order.
 
         Per row: index, seed, return, length, terminated, truncated, success once, success at end, as little-endian
-        fixed-width fields; of several agents also the columns of each. Attempts, faults, timings, other info and
-        runners stay out.
+        fixed-width fields; for several agents also the columns of each. Attempts, faults, timings, other info and
+        runners are not included.
         """
         return hashlib.sha256(self.outcomes(self.filled).tobytes()).hexdigest()
 
     def digest(self) -> str:
-        """SHA-256 of all columns of the filled rows and of their info scalars, by name; any NaN equals another."""
+        """SHA-256 of all columns of the filled rows and of their info scalars, by name; all NaNs are equal."""
         filled = self.filled
         rows, infos = self.rows[filled], self.infos[filled]
         columns = {name: rows[name] for name in COLUMNS}
         columns |= {f"info {key}": values for key, values in zip(self.info_keys, infos.T, strict=True)}
         found = hashlib.sha256(json.dumps([*columns]).encode())
         for column in columns.values():
-            # A Parquet file keeps one NaN of a column, whatever their bits are.
+            # A Parquet file keeps only one of the NaNs of a column, which may have different bits.
             known = (
                 np.where(np.isnan(column), column.dtype.type(np.nan), column) if column.dtype.kind == "f" else column
             )
@@ -423,7 +422,7 @@ class EpisodeTable:
 
 
 def record_of(row: tuple[Any, ...], info: dict[str, float], faults: Sequence[Fault] = ()) -> EpisodeRecord:
-    """Build the record of one row: of the values of a scalar of :data:`ROW`, or before they were rounded to it."""
+    """Build the record of one row, from the values of a scalar of :data:`ROW` or from unrounded ones."""
     values = dict(zip(COLUMNS, row, strict=True))
     for name, meanings in _MEANINGS.items():
         values[name] = meanings[int(values[name])]
@@ -433,7 +432,9 @@ def record_of(row: tuple[Any, ...], info: dict[str, float], faults: Sequence[Fau
 def outcomes_of(
     rows: npt.NDArray[np.void], infos: npt.NDArray[np.float64], info_keys: Sequence[str]
 ) -> npt.NDArray[np.void]:
-    """Return the outcome columns of rows and of their agents, packed; they must not depend on the layout.
+    """Return the outcome columns of rows and of their agents, packed.
+
+    They must not depend on the number of runners and environments.
 
     Args:
         rows: Array of :data:`ROW`, shape (n,).
@@ -447,7 +448,7 @@ def outcomes_of(
     place_of = {name: place for place, name in enumerate(info_keys)}
     for name in agents:
         column = infos[:, place_of[name]]
-        packed[name] = np.where(np.isnan(column), np.nan, column)  # One NaN for all that there are.
+        packed[name] = np.where(np.isnan(column), np.nan, column)  # All NaNs get the same bits.
     return packed
 
 
@@ -457,7 +458,7 @@ def different_columns(recorded: npt.NDArray[np.void], again: npt.NDArray[np.void
 
 
 def failed_row(index: int, seed: int, attempts: int, weights_version: int) -> npt.NDArray[np.void]:
-    """Return the row, shape (1,), of an episode whose runner did not live to report that it failed."""
+    """Return the row, shape (1,), of a failed episode that its runner could not report because it died."""
     return np.array([Row(index=index, seed=seed, attempts=attempts, weights_version=weights_version)], ROW)
 
 

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 _ROW_BYTES: Final = 3
-"""Fewest bytes for each row. The least that we write are 4.7, for a million failed episodes that share their seeds."""
+"""Minimum number of bytes per row. rl_eval writes at least 4.7, for a million failed episodes with shared seeds."""
 _UNPACKED: Final = 64
-"""Most bytes that one byte stands for, before dictionaries are used: Snappy, which we write, reaches 21."""
+"""Maximum compression ratio without dictionaries. Snappy, which rl_eval uses, reaches 21."""
 _VALUES: Final = (20_000_000, 10)
-"""Most values in all columns: so many, or so many for each byte. A column that repeats one value needs no bytes."""
+"""Maximum number of values in all columns: in total, or per byte. A column that repeats one value needs no bytes."""
 _TEXT: Final = "BYTE_ARRAY"
 _BYTES: Final = "FIXED_LEN_BYTE_ARRAY"
 
@@ -34,11 +34,11 @@ class ParquetColumns:
 
     Args:
         source: The file, as pyarrow takes it.
-        size: Its bytes.
-        texts: Columns of text, which are read as codes of their different values: one may stand in every row.
+        size: Its size in bytes.
+        texts: Columns of text. They are read as codes of their different values: a long text may be in every row.
 
     Raises:
-        OSError, pyarrow.ArrowException: It is no Parquet file.
+        OSError, pyarrow.ArrowException: It is not a Parquet file.
     """
 
     def __init__(self, source: Any, size: int, texts: Collection[str]) -> None:
@@ -46,7 +46,7 @@ class ParquetColumns:
 
         metadata = pq.read_metadata(source)
         self._size = size
-        # What is in a nested column has a longer path than its name, so it is not found under it.
+        # A nested column has a longer path than its name, so it is not found by its name.
         columns = [metadata.schema.column(place) for place in range(metadata.num_columns)]
         self._kinds = {column.path: column.physical_type for column in columns}
         self._texts = [name for name in texts if self._kinds.get(name) == _TEXT]
@@ -59,7 +59,7 @@ class ParquetColumns:
         """Read some columns.
 
         Raises:
-            ValueError: One is missing or of another kind, or the file says more than its bytes can hold.
+            ValueError: One is missing or of another type, or the file claims more rows than its bytes can contain.
             OSError, pyarrow.ArrowException: They are damaged.
         """
         self._check_kinds(names)
@@ -74,23 +74,22 @@ class ParquetColumns:
             if kind is None:
                 raise ValueError(f"it has no column {name} of single values")
             if kind == _BYTES or (kind == _TEXT and name not in self._texts):
-                raise ValueError(
-                    f"its column {name} holds {self._file.schema_arrow.field(name).type}, which none of ours does"
-                )
+                stored = self._file.schema_arrow.field(name).type
+                raise ValueError(f"its column {name} contains {stored}, which is not a type of these columns")
 
     def _check_size(self, num_columns: int) -> None:
         metadata = self._file.metadata
-        # Not of its columns: what is wrong with those ends the process where pyarrow looks at them.
+        # Do not check its columns: pyarrow terminates the process when it reads damaged ones.
         groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
         if sum(group.num_rows for group in groups) != self.num_rows:
-            raise ValueError(f"its parts do not have the {self.num_rows:,} rows that it says")
+            raise ValueError(f"its parts do not add up to the {self.num_rows:,} rows that it claims")
         values, per_byte = _VALUES
         if (
             self.num_rows * _ROW_BYTES > self._size
             or self.num_rows * num_columns > max(values, per_byte * self._size)
             or sum(group.total_byte_size for group in groups) > self._size * _UNPACKED
         ):
-            raise ValueError(f"it says that it has {self.num_rows:,} rows, which its {self._size:,} bytes cannot hold")
+            raise ValueError(f"it claims {self.num_rows:,} rows, which its {self._size:,} bytes cannot contain")
 
 
 TEXTS: Final = (
@@ -101,9 +100,9 @@ TEXTS: Final = (
 
 _INFO: Final = "info_"
 _BLOCK: Final = 10_000
-"""Faults that are made at a time, from mappings that take several times as much memory."""
+"""Faults that are built at a time: their mappings take several times as much memory."""
 _LONGEST: Final = 200
-"""Characters of an error's text that are kept: it holds the value."""
+"""Maximum number of characters of an error's text: it contains the value."""
 
 
 def episode_columns(
@@ -123,7 +122,7 @@ def episode_columns(
 
 
 def episode_names(names: Sequence[str]) -> list[str]:
-    """Return which columns of a table :func:`read_episodes` reads, those that it lacks among them."""
+    """Return the columns of a table that :func:`read_episodes` reads, including missing ones."""
     return [*COLUMNS, *(name for name in names if name.startswith(_INFO))]
 
 
@@ -132,7 +131,7 @@ def read_episodes(table: pa.Table) -> tuple[npt.NDArray[np.void], npt.NDArray[np
 
     Raises:
         KeyError: A column is missing.
-        ValueError: A column holds a value that no code stands for, or that is none of its type; the message names it.
+        ValueError: A column contains a value without a code, or of another type; the message names it.
     """
     keys = tuple(name.removeprefix(_INFO) for name in table.column_names if name.startswith(_INFO))
     rows = np.zeros(len(table), ROW)
@@ -158,7 +157,7 @@ def fault_columns(faults: Sequence[Fault]) -> dict[str, pa.Array]:
 
 
 def fault_names(names: Sequence[str]) -> list[str]:
-    """Return which columns of a table :func:`read_faults` reads, those that it lacks among them."""
+    """Return the columns of a table that :func:`read_faults` reads, including missing ones."""
     return [field.name for field in fields(Fault) if field.name in names or field.default is MISSING]
 
 
@@ -166,7 +165,7 @@ def read_faults(table: pa.Table) -> tuple[Fault, ...]:
     """Return faults: the inverse of :func:`fault_columns`.
 
     Raises:
-        ValueError: A column is missing, or holds what no fault has.
+        ValueError: A column is missing, or contains a value that is invalid in a fault.
     """
     names, faults = table.column_names, []
     rows = zip(*(_values(table.column(name)) for name in names), strict=True)
@@ -176,7 +175,7 @@ def read_faults(table: pa.Table) -> tuple[Fault, ...]:
 
 
 def _storable(value: Any) -> Any:
-    # An exception's text may hold surrogates (a file name that is not UTF-8), which no file format takes.
+    # An exception's text may contain surrogates (a file name that is not UTF-8), which no file format accepts.
     return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
 
 
@@ -219,7 +218,7 @@ def _positions(column: pa.ChunkedArray, written: pa.Array) -> pa.ChunkedArray:
 
 
 def _values(column: pa.ChunkedArray) -> list[Any]:
-    """Return a column as a list, in which equal texts that were read as codes are one."""
+    """Return a column as a list. Equal texts that were read as codes are one object."""
     import pyarrow as pa
 
     if not pa.types.is_dictionary(column.type):
@@ -230,7 +229,7 @@ def _values(column: pa.ChunkedArray) -> list[Any]:
 
 
 def _words(column: pa.ChunkedArray) -> tuple[pa.Array, pa.Array]:
-    """Return the different values of a column of codes, null the last of them, and the place of that of each row."""
+    """Return the different values of a column of codes, null last, and the position of each row's value in them."""
     import pyarrow as pa
 
     codes = column.unify_dictionaries().combine_chunks()
@@ -239,7 +238,7 @@ def _words(column: pa.ChunkedArray) -> tuple[pa.Array, pa.Array]:
 
 
 def _numbers(name: str, column: pa.ChunkedArray, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Return a column of numbers or truth values as numpy has it; a float that is null is NaN."""
+    """Return a column of numbers or booleans as an array; null in a float column becomes NaN."""
     import pyarrow as pa
 
     kind = pa.from_numpy_dtype(dtype)
@@ -252,14 +251,14 @@ def _numbers(name: str, column: pa.ChunkedArray, dtype: np.dtype[Any]) -> npt.ND
 
 @contextmanager
 def _named(name: str, column: pa.ChunkedArray, kind: pa.DataType) -> Iterator[None]:
-    """Raise what Arrow raises about the values of a column as an error that names it."""
+    """Convert an error of Arrow about the values of a column to one that names the column."""
     import pyarrow as pa
 
     try:
         yield
     except pa.ArrowException as error:
         reason = str(error)[:_LONGEST]
-        raise ValueError(f"column {name} holds {column.type}, and not {kind} throughout: {reason}") from error
+        raise ValueError(f"column {name} contains {column.type}, and not only {kind}: {reason}") from error
 
 
 def _written(codes: Mapping[Any, int]) -> pa.Array:

@@ -1,11 +1,11 @@
-"""Plain data: nested values as JSON holds them, the leaves in which two of them differ, and a digest of any value.
+"""Plain data: nested values as in JSON, the leaves in which two of them differ, and a digest of any value.
 
-What somebody else may have written is parsed, and checked against a type; what is wrong with it is said in one line.
+Data from other programs are parsed and checked against a type. An error describes the damage in one line.
 
-The digest is canonical: equal values have equal ones, in every process. A pickle will not do: it holds addresses of
-tensors, the hash order of sets, the order in which a mapping was filled, and whether two parts were one object. Here a
-value is a tree whose nodes are hashed from their leaves up; mappings and sets have no order; arrays and tensors are
-dtype, shape and bytes; any other object is what it tells ``pickle`` to rebuild it from.
+The digest is canonical: equal values have equal digests, in every process. The bytes of a pickle are not canonical:
+they contain addresses of tensors, the hash order of sets, the insertion order of a mapping, and whether two parts were
+one object. Here a value is a tree, hashed from its leaves up. Mappings and sets have no order. Arrays and tensors are
+dtype, shape and bytes. Any other object is hashed by the parts from which ``pickle`` rebuilds it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import xxhash
 from pydantic import TypeAdapter, ValidationError
 
 ABSENT: Final = "(absent)"
-"""Stands for a value that one of two trees lacks."""
+"""Placeholder for a value that one of two trees lacks."""
 
 _PLAIN: Final = frozenset({str, int, bool, type(None)})
 
@@ -48,11 +48,11 @@ def convert(value: Any, leaf: Callable[[str, Any], Any], key: str = "", name: Ca
 
     Args:
         value: The data.
-        leaf: Called with the dotted key and the value of what is neither a container nor text, int, bool or None.
+        leaf: Called with the dotted key and value of each leaf that is not a string, int, bool or None.
         key: Dotted key of the data itself.
         name: Called with each key of a mapping.
     """
-    if type(value) in _PLAIN:  # Nearly all values of nearly all faults, of which there may be very many.
+    if type(value) in _PLAIN:  # Fast path for most values: there may be very many faults.
         return value
     if type(value) is dict or isinstance(value, Mapping):
         return {name(part): convert(item, leaf, f"{key}.{part}".lstrip("."), name) for part, item in value.items()}
@@ -76,7 +76,7 @@ def leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def with_leaf(old: Any, path: Sequence[str], value: Any) -> Any:
-    """Return a mapping like another, of which nothing is changed, in which a path of keys leads to a value."""
+    """Return a copy of a mapping with a new value at a path of keys; the original does not change."""
     if not path:
         return value
     known = old if isinstance(old, Mapping) else {}
@@ -104,22 +104,22 @@ def plain_leaf(key: str, value: Any) -> Any:
 Value = TypeVar("Value")
 
 MOST_UNRECORDED: Final = 10_000_000
-"""Episodes of a plan that are believed without a record: a table has a row of 72 bytes for each, whoever plans it."""
+"""Maximum number of planned episodes without a record: a table has a row of 72 bytes for each."""
 _MOST_SCALARS: Final = 10 * MOST_UNRECORDED
-"""Info scalars of such episodes, of 8 bytes each."""
+"""Maximum number of info scalars of such episodes, of 8 bytes each."""
 _WIDEST: Final = 10_000
-"""Info scalars of one episode: numbers are computed of each, and of each agent that they are about."""
+"""Maximum number of info scalars of one episode: metrics are computed for each one, and for each agent."""
 
 _DEEPEST: Final = 100
-"""Levels of nested JSON that are read; what walks through it afterwards has room for several times as many."""
-_TOO_DEEP: Final = f"it is nested too deeply: the most are {_DEEPEST} levels"
+"""Maximum nesting of JSON. Recursive functions that read it later could take several times as many levels."""
+_TOO_DEEP: Final = f"it is nested too deeply: at most {_DEEPEST} levels are read"
 
 
 def parse_json(text: str | bytes) -> Any:
     """Parse JSON.
 
     Raises:
-        ValueError: It is no JSON, or is nested more deeply than anything that is written here.
+        ValueError: It is not JSON, or it is nested too deeply.
     """
     try:
         level = [value := json.loads(text)]
@@ -134,7 +134,7 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def typed(kind: type[Value], value: Any) -> Value:
-    """Return parsed JSON as a value of a type. Keys that a dataclass does not know are left out.
+    """Return parsed JSON as a value of a type. Unknown keys of a dataclass are left out.
 
     Raises:
         ValueError: It does not fit.
@@ -148,12 +148,12 @@ def typed(kind: type[Value], value: Any) -> Value:
 
 
 def check_claim(num_episodes: int, num_records: int, num_scalars: int) -> None:
-    """Refuse a plan that claims far more episodes than there are records, before anything of its size is made.
+    """Reject a plan with far more episodes than records, before memory for it is allocated.
 
     Args:
-        num_episodes: What the plan says.
-        num_records: How many of its episodes have a record.
-        num_scalars: Info scalars of each.
+        num_episodes: Number of episodes of the plan.
+        num_records: Number of its episodes with a record.
+        num_scalars: Number of info scalars of each episode.
 
     Raises:
         ValueError: There are too many.
@@ -183,7 +183,7 @@ _NAMED: Final = (type, types.FunctionType, types.BuiltinFunctionType, np.ufunc)
 
 
 def canonical_digest(value: Any) -> bytes:
-    """Return 16 bytes that depend on nothing but a value.
+    """Return a digest of a value: 16 bytes that depend only on the value.
 
     Raises:
         TypeError: Part of it is neither data nor an object that can be pickled.
@@ -192,7 +192,7 @@ def canonical_digest(value: Any) -> bytes:
 
 
 def _digest(value: Any, above: tuple[int, ...]) -> bytes:
-    """Hash a node; ``above`` are the identities of those that it is a part of."""
+    """Hash a node; ``above`` are the identities of the nodes that contain it."""
     kind = type(value)
     if kind in _SCALARS or isinstance(value, _NAMED):
         return _leaf(value)
@@ -221,7 +221,7 @@ def _mapping(items: Iterable[tuple[Any, Any]], above: tuple[int, ...]) -> bytes:
 
 
 def _array(value: Any, above: tuple[int, ...]) -> bytes:
-    """Hash an array or a tensor; empty for anything else, also for one that is not plain memory."""
+    """Hash an array or a tensor; empty for any other value and for one that is not plain memory."""
     if type(value) is np.ndarray or isinstance(value, np.generic):
         if value.dtype.hasobject:
             return _node("objects", _digest(value.shape, above), _digest(value.ravel().tolist(), above))
@@ -238,7 +238,7 @@ def _memory(dtype: str, shape: tuple[int, ...], content: Any) -> bytes:
 
 
 def _object(value: Any, above: tuple[int, ...]) -> bytes:
-    """Hash what rebuilds an object: function, arguments, state, items of a list, items of a mapping."""
+    """Hash the parts that rebuild an object: function, arguments, state, items of a list, items of a mapping."""
     if isinstance(value, Mapping) and not isinstance(value, dict):
         return _node(type(value).__qualname__, _mapping(value.items(), above))
     special = copyreg.dispatch_table.get(type(value))

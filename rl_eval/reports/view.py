@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import parse_qs, quote, urlsplit
 
+from typing_extensions import override
+
 from rl_eval.errors import EvalError
 from rl_eval.errors.redaction import redact_text
 from rl_eval.recording.video_selection import video_files, videos_of
@@ -72,11 +74,13 @@ class RunServer(socketserver.ThreadingTCPServer):
         """URL of the index."""
         return f"http://{_LOOPBACK}:{self.server_address[1]}/"
 
+    @override
     def server_close(self) -> None:
         """Close the socket, and remove the rendered pages."""
         super().server_close()
         self._written.cleanup()
 
+    @override
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Report the error of a request, unless the browser closed the connection."""
         if not isinstance(sys.exc_info()[1], OSError):
@@ -138,6 +142,7 @@ class _Handler(SimpleHTTPRequestHandler):
     sys_version = ""
     timeout = 60
 
+    @override
     def send_head(self) -> Any:
         """Send the headers of a file and return it open; None after an error."""
         hosts = self.headers.get_all("Host", [])
@@ -158,15 +163,18 @@ class _Handler(SimpleHTTPRequestHandler):
             return None
         return super().send_head()
 
+    @override
     def translate_path(self, path: str) -> str:
         """Return the file chosen by :meth:`send_head`; the path is ignored."""
         return str(self._file)
 
+    @override
     def end_headers(self) -> None:
         """Add the headers of all responses, including errors."""
         for name, value in _HEADERS.items():
             self.send_header(name, value)
         super().end_headers()
 
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  # Name in the base class.
+    @override
+    def log_message(self, format: str, *args: Any) -> None:  # Name in the base class.
         """Write no log."""

@@ -1,8 +1,8 @@
-"""Comparison of two results: whether they may be compared, and what their difference shows.
+"""Comparison of two results: checks that they can be compared, and statistics of their difference.
 
 Episodes are paired by index. Equal indices mean equal starts only when plan, environment and step limit are
-equal, so anything else is refused, by name. Only episodes that completed
-on both sides, within the leading stretch that both sides finished, make a pair.
+equal. Otherwise the error names the difference. A pair is an episode that completed
+on both sides, within the leading stretch that both sides finished.
 """
 
 from __future__ import annotations
@@ -27,29 +27,28 @@ if TYPE_CHECKING:
 
 
 MUST_AGREE: Final = ("environment", "max_episode_steps")
-"""What must be equal in ``provenance["identity"]``: an equal seed then starts an equal episode."""
+"""Parts of ``provenance["identity"]`` that must be equal, so that equal seeds start equal episodes."""
 
 _UNTESTED: Final = "the sum of the differences leaves the range of floats"
 _SHOWN: Final = 5
 _LONGEST: Final = 40
-"""Characters of a value that are shown; a digest has 32."""
-
+"""Maximum number of characters of a value that are shown; a digest has 32."""
 
 _RECORDED: Final = ("identity", "weights", "python", "packages", "numerics")
 """Parts of the provenance that numbers may depend on."""
 _OF_A_POLICY: Final = ("identity", "weights")
-"""Those of which a policy's numerics are a consequence."""
+"""Parts that determine a policy's numerics."""
 _UNTOLD: Final = ("weights.version",)
-"""Known to differ without a meaning."""
+"""Settings whose difference means nothing."""
 _OUTPUTS: Final = "numerics.outputs"
-"""Digest of what a policy computes, which another policy computes otherwise."""
+"""Digest of a policy's outputs, which differs between policies."""
 _OF_FLOATS: Final = ("numerics", "packages", "python")
 """Parts of the provenance that change the last bits of one policy's actions."""
 
 
 @dataclass(frozen=True, slots=True)
 class DifferentSetting:
-    """Something that the two results record about their making, and that differs."""
+    """Recorded setting that differs between the two results."""
 
     key: str
     a: Any
@@ -70,9 +69,9 @@ class Side:
     mean_return: float
     """Mean over the pairs, which may be fewer than the result's own episodes."""
     num_failed: int
-    """Failed episodes among those that could have been pairs."""
+    """Number of failed episodes that could have been pairs."""
     deterministic: bool | None
-    """Whether the determinism check passed; None if there was none."""
+    """Whether the determinism check passed; None without one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,16 +84,16 @@ class Comparison(Printed):
     num_planned: int
     num_pairs: int
     num_dropped: int
-    """Episodes left out because they failed on one side or both."""
+    """Number of episodes left out because they failed on one side or both."""
     num_unfinished: int
-    """Episodes left out because a side was stopped before it got there."""
+    """Number of episodes left out because one side stopped before them."""
     difference: PairedDifference
     success: McNemar | None
     """None when no pair reports success on both sides."""
     confidence: float
     verdict: str
     different_settings: tuple[DifferentSetting, ...] = ()
-    """What differs in how the two were made: policy, weights, how actions are chosen, versions."""
+    """Settings of the two results that differ: policy, weights, choice of actions, versions."""
 
     @property
     def notes(self) -> list[str]:
@@ -103,15 +102,15 @@ class Comparison(Printed):
 
     @property
     def regressed(self) -> bool:
-        """Whether b is shown to return less than a: interval and test agree on it."""
+        """Whether b is significantly worse than a, by both the interval and the test."""
         return is_shown(self.difference, self.confidence) and self.difference.mean < 0
 
     @property
     def unanswerable(self) -> str:
-        """Why the pairs cannot show that a requirement holds; empty if they can.
+        """Reason why the pairs cannot show that a requirement holds; empty if they can.
 
-        Pairs that are missing since a side failed are not a random part of all: a policy that crashes its environment
-        where it does badly would pass.
+        Pairs that are missing because a side failed are not a random sample: a policy that crashes its environment
+        if it plays badly would pass.
         """
         if self.num_dropped:
             total, sides = self.num_dropped + self.num_pairs, f"in a {self.a.num_failed}, in b {self.b.num_failed}"
@@ -131,7 +130,7 @@ class Comparison(Printed):
 
     @property
     def unbounded(self) -> str:
-        """Why the interval shows nothing of a bound, beyond :attr:`unanswerable`; empty if it does."""
+        """Reason, besides :attr:`unanswerable`, why the interval cannot show a bound; empty if it can."""
         equal = self.difference.interval.note == FEW_EQUAL
         return f"{self.num_pairs} pairs, all with one difference, say nothing of others: have {FEW}" if equal else ""
 
@@ -146,14 +145,14 @@ def compare(a: EvalResult, b: EvalResult, confidence: float = 0.95, *, force: bo
 
     Args:
         a: The result to compare against.
-        b: The result whose advantage over ``a`` is asked for.
+        b: The result to compare with ``a``; differences are ``b`` minus ``a``.
         confidence: Coverage of the interval, and one minus the level of the test.
         force: Compare also results that failed the determinism check; a note says so.
 
     Raises:
-        UsageError: One of them is no result.
-        ComparisonError: The results are not about the same episodes, or one is not a function of its seeds; the
-            message names what differs.
+        UsageError: One of them is not a result.
+        ComparisonError: The results have different episodes or settings, no episode completed in both, or one of
+            them failed the determinism check; the message names the difference.
     """
     for name, side in (("a", a), ("b", b)):
         if not hasattr(side, "plan_fingerprint"):
@@ -167,8 +166,9 @@ def compare(a: EvalResult, b: EvalResult, confidence: float = 0.95, *, force: bo
     paired = a.counted & b.counted
     dropped = int((reached & ~paired).sum())
     if not paired.any():
-        counts = f"a completed {int(a.counted.sum())} and b {int(b.counted.sum())} of {len(a.plan)}"
-        raise ComparisonError(f"no episode completed in both results: {counts}", key="episodes")
+        ours, theirs = int(a.counted.sum()), int(b.counted.sum())
+        problem = f"no episode completed in both results: a completed {ours} and b {theirs} of {len(a.plan)}"
+        raise ComparisonError(problem, key="episodes", value=(ours, theirs))
     settings = tuple(_different_settings(a.provenance, b.provenance))
     difference = paired_difference(
         a.table.rows["episode_return"][paired],
@@ -195,12 +195,9 @@ def compare(a: EvalResult, b: EvalResult, confidence: float = 0.95, *, force: bo
 def _check_plans(a: EvalResult, b: EvalResult) -> None:
     if a.plan_fingerprint == b.plan_fingerprint:
         return
-    found = list(_differences(a.plan.to_dict(), b.plan.to_dict(), "plan"))
-    raise ComparisonError(
-        f"the results have different episodes: {'; '.join(found)}",
-        key="plan",
-        fix="Evaluate both with the same seed and the same number of episodes.",
-    )
+    found = list(differences(a.plan.to_dict(), b.plan.to_dict(), "plan"))
+    fix = "Evaluate both with the same seed and the same number of episodes."
+    raise _different("the results have different episodes", found, fix)
 
 
 def _check_determinism(a: EvalResult, b: EvalResult) -> None:
@@ -217,11 +214,9 @@ def _check_determinism(a: EvalResult, b: EvalResult) -> None:
 
 def _check_identities(a: EvalResult, b: EvalResult) -> None:
     ours, theirs = (_identity(side) for side in (a, b))
-    found = [text for key in MUST_AGREE for text in _differences(ours.get(key, ABSENT), theirs.get(key, ABSENT), key)]
+    found = [leaf for key in MUST_AGREE for leaf in differences(ours.get(key, ABSENT), theirs.get(key, ABSENT), key)]
     if found:
-        more = f"; and {len(found) - _SHOWN} more differences" if len(found) > _SHOWN else ""
-        key = found[0].partition(" ")[0]
-        raise ComparisonError(f"the results have different settings: {'; '.join(found[:_SHOWN])}{more}", key=key)
+        raise _different("the results have different settings", found)
 
 
 def _identity(result: EvalResult) -> Mapping[str, Any]:
@@ -229,14 +224,16 @@ def _identity(result: EvalResult) -> Mapping[str, Any]:
     return identity if isinstance(identity, Mapping) else {}
 
 
-def _differences(a: Any, b: Any, name: str) -> Iterator[str]:
-    """Yield one phrase for each leaf in which two plain values differ."""
-    for leaf in differences(a, b, name):
-        yield f"{leaf.key} is {leaf.a!r} in a and {leaf.b!r} in b"
+def _different(problem: str, found: Sequence[Difference], fix: str = "") -> ComparisonError:
+    """Return an error that lists the first differences; its fields are those of the first one."""
+    shown = [f"{leaf.key} is {leaf.a!r} in a and {leaf.b!r} in b" for leaf in found[:_SHOWN]]
+    more = [f"and {len(found) - _SHOWN} more differences"] if len(found) > _SHOWN else []
+    key, *values = found[0]
+    return ComparisonError(f"{problem}: {'; '.join(shown + more)}", key=key, value=tuple(values), fix=fix)
 
 
 def _different_settings(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[DifferentSetting]:
-    """Yield what differs, without what only follows from it: what torch is like says nothing of a policy without it."""
+    """Yield the different settings, except those that follow from others, such as packages that one policy uses."""
     code = list(_different_code(a, b))
     others = bool(code) or any(True for part in _OF_A_POLICY for _ in _differing(a, b, part))
     yield from code
@@ -251,7 +248,7 @@ def _different_settings(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[
 def _different_code(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[DifferentSetting]:
     """Yield the modules of environment or policy with another source or another version of their package.
 
-    Both sides must have recorded them; versions that every result has are told elsewhere.
+    Both sides must have recorded them. Versions that every result has are compared elsewhere.
     """
     for kind, part, told in (("source", "files", {}), ("version", "packages", _mapping(a.get("packages")))):
         ours, theirs = _code(a, part), _code(b, part)

@@ -1,9 +1,8 @@
-"""Cross-play: what the games of several policies say about each against each, and about the seats.
+"""Cross-play: statistics of games between several policies, for each pair of policies and for each seat.
 
-A seed is one observation, with all the games that were played on it: every number is the mean over seeds of the mean
-over a seed's games, and every interval is one over seeds. Where each seed was played in all orders of its seats, what a
-seat is worth cancels within the observation. A seat wins against another when its return is greater; equal returns are
-a draw, and stay one.
+A seed is one observation, with all games on it. Every number is the mean over seeds of the mean over a seed's games,
+and every interval is over seeds. If each seed was played in all orders of its seats, the advantage of a seat cancels
+within the observation. A seat wins against another if its return is higher; equal returns are a draw.
 
 The games can be written for other libraries: matches for openskill, payoff tables for OpenSpiel's alpha-rank.
 """
@@ -42,7 +41,7 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Outcomes:
-    """Shares of games that ended in each way; they add up to 1."""
+    """Fractions of games won, drawn and lost; they add up to 1."""
 
     wins: float
     draws: float
@@ -65,7 +64,7 @@ class Cell:
     outcomes: Outcomes
     """Of the row's seats against the column's."""
     score: Estimate
-    """Wins of the row, and half the draws, as a share of the games."""
+    """Wins of the row, and half the draws, as a fraction of the games."""
     mean_return: Estimate
     """Return of the row's seat."""
     difference: Estimate
@@ -90,13 +89,13 @@ class Seat:
 
     seat: str
     outcomes: Outcomes
-    """A win is a return above those of all other seats; a draw is to share the greatest."""
+    """A win is a return above those of all other seats; a draw is a shared highest return."""
     mean_return: Estimate
 
 
 @dataclass(frozen=True, slots=True)
 class LineUp:
-    """Some policies together in a game, in whatever order of seats."""
+    """Policies together in a game, in any order of seats."""
 
     policies: tuple[str, ...]
     """One for each seat, sorted."""
@@ -110,18 +109,18 @@ class LineUp:
 
 @dataclass(frozen=True)
 class CrossPlay(Printed):
-    """Everything that the games of several policies say."""
+    """All numbers of the games of several policies."""
 
     policies: tuple[str, ...]
     num_games: int
     num_seeds: int
     num_missing: int
-    """Games of the plan that do not count: they failed or did not run, or another game of their seed did."""
+    """Number of planned games that do not count: they, or another game of their seed, failed or did not run."""
     absent: tuple[str, ...]
-    """Policies that have no game that counts, and so no number."""
+    """Policies without a game that counts, and so without numbers."""
     confidence: float
     cells: tuple[Cell, ...]
-    """Of all policies that met, row by row."""
+    """Cells of all policies that met, row by row."""
     seats: tuple[Seat, ...]
     line_ups: tuple[LineUp, ...]
     standings: tuple[Standing, ...]
@@ -293,12 +292,12 @@ def _outcomes(seeds: npt.NDArray[np.int64], points: npt.NDArray[np.float64]) -> 
 
 
 _LARGEST: Final = 10**7
-"""Most entries of all payoff tables."""
+"""Maximum number of entries of all payoff tables."""
 
 
 @dataclass(frozen=True)
 class Games:
-    """Games that were played on whole turns: each seed under all of its seatings."""
+    """Games of complete seeds: each seed was played under all of its seatings."""
 
     policies: tuple[str, ...]
     seats: tuple[str, ...]
@@ -310,15 +309,15 @@ class Games:
     returns: npt.NDArray[np.float64]
     """Undiscounted return of each seat, in the unit of the environment's rewards, shape (games, seats)."""
     num_missing: int = 0
-    """Games of the plan that are not here: they failed or did not run, or another game of their seed did."""
+    """Number of planned games left out: they, or another game of their seed, failed or did not run."""
     absent: tuple[str, ...] = ()
-    """Policies that have none of the games that are here."""
+    """Policies without any of these games."""
 
     def __len__(self) -> int:
         return len(self.seeds)
 
     def sorted(self) -> Games:
-        """Return the games in an order that depends on none: by seed, then by seating, then by returns."""
+        """Return the games in an order that does not depend on this one: by seed, then seating, then returns."""
         order = np.lexsort((*self.returns.T[::-1], *self.seatings.T[::-1], self.seeds))
         return replace(self, seeds=self.seeds[order], seatings=self.seatings[order], returns=self.returns[order])
 
@@ -358,7 +357,7 @@ def _columns(result: EvalResult, name: str, seats: tuple[str, ...]) -> npt.NDArr
 
 
 def whole_games(result: EvalResult) -> npt.NDArray[np.int64]:
-    """Return the indices of the counted episodes whose seed has no episode that does not count."""
+    """Return the indices of counted episodes whose seed has only counted episodes."""
     _, groups = np.unique(result.plan.seeds, return_inverse=True)
     incomplete = np.zeros(groups.max() + 1, bool)
     incomplete[groups[~result.counted]] = True
@@ -371,7 +370,7 @@ def _check_returns(seats: tuple[str, ...], whole: npt.NDArray[np.int64], returns
         game, seat = absent[0]
         value = float(returns[game, seat])
         raise UsageError(
-            f"the return of agent {seats[seat]!r} is {value}, but every seat plays in a game",
+            f"the return of agent {seats[seat]!r} in episode {whole[game]} is {value}, but every seat plays in a game",
             key=str(seats[seat]),
             value=value,
             episode=int(whole[game]),
@@ -382,10 +381,10 @@ def _check_returns(seats: tuple[str, ...], whole: npt.NDArray[np.int64], returns
 
 
 def openskill_matches(games: Games) -> list[dict[str, Any]]:
-    """Return the games as keyword arguments of ``rate`` of openskill's models, names in the place of ratings.
+    """Return the games as keyword arguments of ``rate`` of openskill's models, with names instead of ratings.
 
-    Each seat is a team of one, and ``scores`` are returns, of which the greater wins. openskill updates its ratings
-    match by match, so what it makes of them depends on this order, that of the plan.
+    Each seat is a team of one, and ``scores`` are returns, of which the higher wins. openskill updates its ratings
+    match by match, so they depend on the order of the games, which is that of the plan.
     """
     return [
         {"teams": [[games.policies[policy]] for policy in seating], "scores": scores}

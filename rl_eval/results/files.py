@@ -1,9 +1,8 @@
 """Files of a result: ``result.json`` for the summary, ``episodes.parquet`` for the records.
 
-The Parquet file holds what a reader of episodes expects (text for outcomes, null for "not reported")
-and loses nothing: a table read back has the same bits. The JSON file is strict JSON and holds every
-fault, including those of episodes that never finished. A reader sees the old file or the new one and never half of
-either.
+The Parquet file has text for outcomes and null for "not reported". It loses nothing: a table read back has the same
+bits. The JSON file is strict JSON and contains every fault, including those of episodes that never finished. A reader
+sees the old file or the new one, never a partial one.
 """
 
 from __future__ import annotations
@@ -31,14 +30,14 @@ if TYPE_CHECKING:
 
 
 FORMAT: Final = 1
-"""Version of ``result.json``; a reader refuses what it does not know."""
+"""Version of ``result.json``; other versions are rejected."""
 
 RESULT_FILE: Final = "result.json"
 EPISODES_FILE: Final = "episodes.parquet"
 
 _FAULT_FIELDS: Final = tuple(field.name for field in fields(Fault))
 _encode: Final = json.JSONEncoder(allow_nan=False).encode
-"""Writes in one line; ``json.dumps`` would make an encoder for every fault."""
+"""Returns JSON on one line; ``json.dumps`` would build an encoder for every fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,25 +68,22 @@ def json_text(described: Mapping[str, Any]) -> str:
 
 
 def check_format(data: Mapping[str, Any]) -> None:
-    """Refuse a description that another version of this package wrote in another way."""
+    """Reject a description of another format version."""
     if data.get("format") != FORMAT:
         found = data.get("format")
         raise UsageError(f"the result has format {found!r}; this version reads {FORMAT}", key="format", value=found)
 
 
 def check_ours(folder: Path) -> None:
-    """Make sure that what a result would replace in a folder is a result, or a part of one.
+    """Check that the files in a folder that a result would replace belong to a result.
 
     Raises:
-        UsageError: It is something else.
+        UsageError: One of them is another file.
     """
     for path, is_ours in ((folder / RESULT_FILE, _is_summary), (folder / EPISODES_FILE, _is_episodes)):
         if path.exists() and not is_ours(path):
-            problem, fix = (
-                f"{path} exists and is not the result of an evaluation",
-                "Choose another folder, or remove it.",
-            )
-            raise UsageError(problem, key=str(path), fix=fix)
+            problem = f"{path} exists and is not the result of an evaluation"
+            raise UsageError(problem, key=str(path), fix="Choose another folder, or remove it.")
 
 
 def _is_summary(path: Path) -> bool:
@@ -98,25 +94,25 @@ def _is_summary(path: Path) -> bool:
 
 
 def _is_episodes(path: Path) -> bool:
-    """Look for our columns: a save that was cut short leaves this file without the other."""
+    """Whether a file has the columns of episodes: an interrupted save leaves only this file."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        with path.open("rb") as file:  # By ourselves, since pyarrow takes no path that is not UTF-8; so in all places.
+        with path.open("rb") as file:  # pyarrow accepts only UTF-8 paths, so Python opens every file.
             return {"index", "seed", "episode_return"} <= set(pq.read_schema(file).names)
     except (OSError, pa.ArrowException):
         return False
 
 
 def check_regular(path: Path) -> None:
-    """Refuse a pipe, which would be waited for, and whatever else is there in the place of a file."""
+    """Reject a path that is not a regular file, such as a pipe, which would block the reader."""
     if path.exists() and not path.is_file():
         raise UsageError(f"{path} is not a regular file", key=str(path))
 
 
 def check_fingerprint(what: str, stored: str, actual: str) -> None:
-    """Refuse records or a plan that are not those that were saved."""
+    """Check that records or a plan are those that were saved."""
     if stored != actual:
         problem = f"the {what} has fingerprint {actual[:16]}, but the result was saved with {str(stored)[:16]}"
         raise UsageError(problem, key="fingerprint", value=str(stored))

@@ -1,7 +1,7 @@
-"""Loading of results from a folder: that of its evaluation log, or the one that was saved in it.
+"""Loading of results from a folder, from its evaluation log or from a saved result.
 
-The log is what was committed, so it counts; a ``result.json`` beside it is a copy. A copy that says something else
-is an error, never a choice.
+The log has the committed records, so it takes precedence; a ``result.json`` beside it is a copy. A copy that
+contradicts the log is an error.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ def load(path: str | os.PathLike[str]) -> EvalResult:
     """Read the result of an evaluation back.
 
     Args:
-        path: The folder or URI of an evaluation log, finished or not; or what :meth:`EvalResult.save` wrote, as a
-            folder or its ``result.json``.
+        path: Folder or URI of an evaluation log, finished or not; or a folder of :meth:`EvalResult.save`, or the
+            ``result.json`` in it.
 
     Raises:
-        LogError: The log is damaged, or there is none at this URI.
-        UsageError: There is no result, it is damaged, or it contradicts the log beside it.
+        LogError: The log is damaged, or the URI has no log.
+        UsageError: The folder has no result, or the result is damaged or contradicts the log beside it.
     """
     text = os.fspath(path)
     if Path(text).is_file() and Path(text).suffix != ".json":
@@ -113,9 +113,9 @@ def _provenance(contents: LogContents) -> dict[str, Any]:
 def _compare_with_saved(
     log_dir: str, plan: EpisodePlan, table: EpisodeTable, retried: Sequence[int]
 ) -> Mapping[str, Any]:
-    """Make sure that a saved result agrees with the log, but for failed episodes that were run again since; return it.
+    """Check that a saved result agrees with the log, except for failed episodes that ran again later; return it.
 
-    Without one, nothing is returned.
+    Without a saved result, the mapping is empty.
     """
     path = Path(log_dir, RESULT_FILE)
     if is_uri(log_dir) or not path.exists():
@@ -125,8 +125,11 @@ def _compare_with_saved(
         _check_copy(data, saved, plan, table, retried)
     except (UsageError, KeyError, TypeError) as error:
         reason = str(error) if isinstance(error, UsageError) else f"it is damaged ({damage(error)})"
-        fix = f"Remove {path} if the evaluation log beside it is the right one."
-        raise UsageError(f"{path}: {reason}", key=str(path), fix=fix) from error
+        fix, episode = (
+            f"Remove {path} if the evaluation log beside it is the right one.",
+            getattr(error, "episode", None),
+        )
+        raise UsageError(f"{path}: {reason}", key=str(path), episode=episode, fix=fix) from error
     return data
 
 
@@ -135,7 +138,7 @@ def _check_copy(
 ) -> None:
     """Compare a saved result with the log.
 
-    An older one lacks episodes, and one whose saving was cut short has newer records than its summary says.
+    An older result lacks episodes. After an interrupted save, the records are newer than the summary.
     """
     check_fingerprint("plan of the evaluation log", data["plan"]["fingerprint"], plan.fingerprint)
     if data["status"] == "complete" and table.filled.all():
@@ -143,5 +146,6 @@ def _check_copy(
     shared = saved.filled & table.filled
     shared &= saved.completed | ~np.isin(np.arange(len(table)), retried)
     if different := table.mismatches(saved.rows[shared], saved.infos[shared]):
-        problem = "the evaluation log and the result have different records of an episode"
-        raise UsageError(problem, key="records", episode=int(different[0]))
+        index = int(different[0])
+        problem = f"the evaluation log and the result have different records of episode {index}"
+        raise UsageError(problem, key="records", episode=index)

@@ -1,4 +1,4 @@
-"""Numbers of a table of records: which of its episodes each number goes over, its name, and notes that belong to it.
+"""Numbers of a table of records: their episodes, names and notes.
 
 The rule: a run that went through its plan reports over the episodes that completed; a run that was
 stopped early reports over those of the leading stretch of the plan in which every episode finished,
@@ -37,7 +37,7 @@ class Timing:
     wall_seconds: float
     """From the first lease to the last record, on the driver's clock."""
     env_steps: Annotated[int, Field(ge=0, lt=2**63)]
-    """Environment steps executed, those of wasted attempts included."""
+    """Environment steps executed, including those of failed attempts."""
     reset_seconds: float
     """Inside ``env.reset``, summed over runners; so are the next two."""
     step_seconds: float
@@ -70,7 +70,7 @@ class Numbers:
         timing: Time of the parts.
         provenance: Names and versions of the policies, and notes.
         confidence: Nominal coverage of every interval.
-        return_bounds: Least and greatest possible return, if known.
+        return_bounds: Lowest and highest possible return, if known.
         audit_mismatches: Indices of episodes that ran twice with different outcomes.
         determinism: Outcome of running a few episodes again.
     """
@@ -92,7 +92,7 @@ class Numbers:
 
     @cached_property
     def scope(self) -> npt.NDArray[np.bool_]:
-        """Mask of the rows that the numbers are about, shape (num_episodes,).
+        """Mask of the rows in scope of the numbers, shape (num_episodes,).
 
         All rows, or the leading stretch of finished ones when the run was stopped early.
         """
@@ -134,7 +134,7 @@ class Numbers:
 
     @property
     def mean_return(self) -> float:
-        """Mean return of the counted episodes; NaN when there are none."""
+        """Mean return of the counted episodes; NaN without any."""
         return self.aggregates.mean
 
     @cached_property
@@ -160,7 +160,7 @@ class Numbers:
 
     @property
     def success_rate(self) -> float | None:
-        """Share of counted episodes that were successful at their end; None when none reports it."""
+        """Fraction of counted episodes that were successful at their end; None if no episode reports it."""
         successes, reporting = success_counts(self.counted_rows["success_at_end"])
         return successes / len(self.counted_rows) if reporting else None
 
@@ -198,7 +198,7 @@ class Numbers:
 
     @cached_property
     def metrics(self) -> dict[str, float]:
-        """Every number as one flat mapping. All keys are always there; NaN where undefined."""
+        """Every number as one flat mapping. All keys are always present; undefined values are NaN."""
         return {**_return_metrics(self), **_episode_metrics(self.counted_rows), **_run_metrics(self), **_by_agent(self)}
 
     @property
@@ -232,7 +232,7 @@ def policy_versions(provenance: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def _mapping(value: Any, *keys: str) -> Mapping[str, Any]:
-    """Follow keys into nested mappings; return an empty mapping where there is none."""
+    """Follow keys into nested mappings; return an empty mapping without one."""
     for key in keys:
         value = value.get(key) if isinstance(value, Mapping) else None
     return value if isinstance(value, Mapping) else {}

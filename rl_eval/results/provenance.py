@@ -1,6 +1,6 @@
-"""Provenance of a result: all that must be known to obtain it again, and the code that running it again would import.
+"""Provenance of a result: the data needed to obtain it again, and the code that a second run would import.
 
-Whoever can write a result can name any code in it. Reading, showing and comparing results runs none of it; whatever
+A result from another person can name any code. Reading, showing and comparing results never runs it. A function that
 runs episodes again calls :func:`check_trust` first.
 """
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _PACKAGES: Final = ("rl-eval", "gymnasium", "mujoco", "numpy", "ray", "tensordict", "torch")
 _NAMING: Final = re.compile(r"(.*\.)?(env|policy|weights|filters)|.*_kwargs\..*|runners\.runtime_env\..*")
-"""Config keys whose text is imported, loaded or run, even without the colon of a reference."""
+"""Config keys with values that are imported, loaded or run, even without the colon of a reference."""
 
 _evaluated: Final[set[tuple[str, ...]]] = set()
 """Named code of the configs that this process has evaluated."""
@@ -111,7 +111,7 @@ def manifest_of(settings: EvalSettings, plan: EpisodePlan, weights: WeightsSnaps
 def _git_commit() -> str | None:
     """Commit of the working directory, with a ``+`` when files differ from it, as of the first evaluation.
 
-    What this process has imported does not change with the folder, and an evaluation beside training must cost little.
+    The imported code of this process does not change with the folder, and an evaluation during training must be cheap.
     """
     try:
         described = subprocess.run(

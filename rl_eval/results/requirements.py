@@ -46,7 +46,7 @@ class MetricRequirement:
         """Check that the metric exists.
 
         Raises:
-            ConfigError: There is none.
+            ConfigError: The metric does not exist.
         """
         if self.metric not in (known := set(metrics)):
             raise ConfigError(
@@ -56,10 +56,10 @@ class MetricRequirement:
             )
 
     def judge(self, metrics: Mapping[str, float]) -> Answer:
-        """Return whether a result meets it; open where the metric has no value.
+        """Return whether a result meets it; open if the metric has no value.
 
         Raises:
-            ConfigError: There is no such metric.
+            ConfigError: The metric does not exist.
         """
         self.check(metrics)
         value = metrics[self.metric]

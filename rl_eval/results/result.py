@@ -74,7 +74,7 @@ def decide_status(table: EpisodeTable, limit: float | None, reason: str) -> tupl
 
 @dataclass(frozen=True)
 class _Described:
-    """Arguments of a result that its description holds as they are."""
+    """Arguments of a result that its description contains unchanged."""
 
     status: Status
     reason: str
@@ -87,7 +87,7 @@ class _Described:
 
 
 class EpisodeSequence(Sequence[EpisodeRecord]):
-    """The finished episodes of a table in index order; records are built when they are looked at."""
+    """The finished episodes of a table in index order; records are built on access."""
 
     def __init__(self, table: EpisodeTable, positions: npt.NDArray[np.intp]) -> None:
         self._table = table
@@ -115,18 +115,18 @@ class EvalResult(Numbers, Printed):
 
     Args:
         table: Every record and fault.
-        plan: The episodes that were asked for.
+        plan: The planned episodes.
         status: ``complete`` when every episode completed, ``partial`` when some failed or never
             finished, ``failed`` when the evaluation itself broke down.
-        reason: Why the status is not ``complete``.
-        timing: Where the time went.
-        provenance: What was evaluated, how and where. ``identity`` in it holds what the outcomes
-            depend on. Kept as plain JSON values, so that a reloaded result equals a live one.
+        reason: Reason why the status is not ``complete``.
+        timing: Time by activity.
+        provenance: Description of the evaluation. Its ``identity`` has the settings on which the outcomes
+            depend. Stored as plain JSON values, so that a reloaded result equals a new one.
         confidence: Nominal coverage of every interval.
         audit_mismatches: Indices of episodes that ran twice with different outcomes.
-        return_bounds: Least and greatest possible return, if known.
-        determinism: What came of running a few episodes again.
-        artifacts: What observers returned for episodes of this session, by index and observer; not saved.
+        return_bounds: Lowest and highest possible return, if known.
+        determinism: Outcome of the determinism check.
+        artifacts: Artifacts that observers returned for episodes of this session, by index and observer; not saved.
 
     Raises:
         UsageError: The arguments contradict each other.
@@ -261,10 +261,10 @@ class EvalResult(Numbers, Printed):
         return episode_frame(self.table)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write ``episodes.parquet`` and then ``result.json``, each whole or not at all; a former result is replaced.
+        """Write ``episodes.parquet`` and then ``result.json``, each whole or not at all; replaces an earlier result.
 
         Raises:
-            UsageError: A file of that name is no result, or the folder has the log of an evaluation with another plan.
+            UsageError: A file of that name is not part of a result, or the folder has the log of another plan.
         """
         check_ours(Path(folder))
         self._check_log(Path(folder))
@@ -296,7 +296,7 @@ class EvalResult(Numbers, Printed):
         try:
             return cls.from_dict(data, table)
         except UsageError as error:
-            raise UsageError(f"{os.fspath(path)}: {error}", key=os.fspath(path)) from error
+            raise UsageError(f"{os.fspath(path)}: {error}", key=os.fspath(path), episode=error.episode) from error
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], table: EpisodeTable) -> EvalResult:
@@ -333,9 +333,9 @@ class EvalPoint:
     """Version of the weights that were evaluated."""
     result: EvalResult
     metrics: dict[str, float]
-    """``"<log_prefix>/<key>"`` for every key of ``result.metrics`` and of what ``metrics_fn`` returned."""
+    """``"<log_prefix>/<key>"`` for every key of ``result.metrics`` and for every metric of ``metrics_fn``."""
     held: HeldWeights = field(default_factory=HeldWeights, repr=False, compare=False)
-    """Where :attr:`weights` are, until the point is delivered."""
+    """Storage of :attr:`weights` until the point is delivered."""
 
     @property
     def weights(self) -> WeightsSnapshot | None:

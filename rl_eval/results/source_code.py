@@ -1,12 +1,12 @@
 """Digests of the code behind an evaluation: source files of environment and policy, versions of their packages.
 
 A name such as ``"my_project.envs:make"`` is looked up without importing it, since only a runner's process may import a
-user's code. A file of an installed package stands for the package's version; other files are followed through all that
-they import, and through texts such as ``entry_point="my_project.envs:Env"``. What a live object is defined in is looked
-up the same way, except for the script that was started: of that only the object's own source counts, and what the
-script imports, since a script also says how many runners there are.
+user's code. A file of an installed package stands for the package's version; other files are followed through all their
+imports, and through strings such as ``entry_point="my_project.envs:Env"``. The file that defines an object is looked up
+the same way, except for the script that was started: only the object's own source and the script's imports count,
+because a script also sets the number of runners.
 
-Not seen are imports that are resolved at run time, data files, compiled libraries, and what only another machine has.
+Imports resolved at run time, data files, compiled libraries, and code only on another machine are not found.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from typing import Any, Final
 from rl_eval.config.settings import EvalSettings
 
 _TARGET: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w./-]*")
-"""What names a module and something in it, such as ``my_project.envs:make``."""
+"""Reference to an attribute of a module, such as ``my_project.envs:make``."""
 _OURS: Final = Path(__file__).parents[1]
 _INSTALLED: Final = frozenset(("dist-packages", "site-packages"))
 
@@ -125,7 +125,7 @@ def _imports(module: str, path: Path) -> Iterator[tuple[str, Path]]:
             yield name, found
 
 
-@functools.lru_cache(maxsize=4096)  # An evaluation beside training must cost little.
+@functools.lru_cache(maxsize=4096)  # An evaluation during training must be cheap.
 def _all_named(source: bytes, package: str) -> frozenset[str]:
     try:
         tree = ast.parse(source)

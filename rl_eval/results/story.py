@@ -23,21 +23,21 @@ Kind = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One thing that happened to an episode."""
+    """One event of an episode."""
 
     kind: Kind
     text: str
     """Description, in a few words."""
     attempt: int = 0
-    """Attempt that it happened in, from 1; 0 where it belongs to none."""
+    """Its attempt, from 1; 0 without one."""
     runner: int | None = None
-    """Index of the runner that it happened on; None where it happened on none."""
+    """Index of its runner; None without one."""
     seconds: float | None = None
     """Duration: age of the attempt at a fault, time inside the environment and the policy at the end."""
     fault: Fault | None = None
     """The fault, with node and traceback."""
     at: float | None = None
-    """Seconds since the session began; None where only the log tells of it."""
+    """Seconds since the session began; None if the event is only in the log."""
 
 
 def story(result: EvalResult, index: int, moves: Sequence[Event] = ()) -> tuple[Event, ...]:
@@ -46,7 +46,7 @@ def story(result: EvalResult, index: int, moves: Sequence[Event] = ()) -> tuple[
     Args:
         result: Finished or not.
         index: Index of the episode.
-        moves: What the last events of a session tell about it: where it was run, and when.
+        moves: Events of the session about this episode: its runners and times.
 
     Raises:
         UsageError: The plan has no such episode.
@@ -63,7 +63,7 @@ def story(result: EvalResult, index: int, moves: Sequence[Event] = ()) -> tuple[
 
 
 def _merged(moves: Sequence[Event], faults: list[Event]) -> Iterator[Event]:
-    """Put each fault where its attempt ended; faults without a move were before."""
+    """Place each fault at the end of its attempt; faults without a move come first."""
     ends = {_attempt(move) for move in moves if move.kind in ("fault", "lost")}
     found = {_attempt(fault): fault for fault in faults if _attempt(fault) in ends}
     yield from (fault for fault in faults if _attempt(fault) not in ends)
@@ -99,7 +99,7 @@ def _end(result: EvalResult, index: int) -> Event:
 
 def _outcome(result: EvalResult, record: EpisodeRecord) -> Iterator[str]:
     yield f"return {record.episode_return!r} in {record.length:,} steps"
-    yield "terminated" if record.terminated else f"truncated by {record.truncated_by or 'nobody'}"
+    yield "terminated" if record.terminated else f"truncated by {record.truncated_by or 'an unknown limit'}"
     if record.success_at_end is not None:
         yield "success" if record.success_at_end else "no success"
     yield from (f"{key} {value:g}" for key, value in record.info.items() if not math.isnan(value))
@@ -109,7 +109,7 @@ def _outcome(result: EvalResult, record: EpisodeRecord) -> Iterator[str]:
 
 
 def _checks(result: EvalResult, index: int) -> Iterator[str]:
-    """Describe what came of running the episode a second time, if that is known to have happened."""
+    """Yield the outcomes of running the episode a second time, if known."""
     if index in result.audit_mismatches:
         yield "ran twice, with different outcomes"
     determinism = result.determinism

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 _PAGES: Final = "rl_eval.reports.pages"
-"""Module with ``page_of``, a function of what is printed."""
+"""Module with ``page_of``, which returns the page of a value."""
 
 
 class Printed:
@@ -48,7 +48,7 @@ _LOADER: Final = re.compile(r"rl_eval\.integrations\.(\w+):\w+")
 
 
 def decimals(spread: float, value: float = 0.0) -> int:
-    """Return how many decimals are worth showing.
+    """Return the number of decimals to show.
 
     Args:
         spread: A standard error: two of its digits are shown.
@@ -62,7 +62,7 @@ def decimals(spread: float, value: float = 0.0) -> int:
 
 
 def interval_places(interval: Interval, value: float) -> int:
-    """Return decimals that fit a value with an interval, a quarter of which is about its standard error."""
+    """Return the decimals for a value with an interval; a quarter of its width is about the standard error."""
     return decimals((interval.high - interval.low) / 4, value)
 
 
@@ -82,7 +82,7 @@ def percent(value: float) -> str:
 
 
 def interval_text(interval: Interval, write: Callable[[float], str] = percent) -> str:
-    """Write an interval, its method and the note on it; or why there is none."""
+    """Return an interval as text, with its method and note; without one, the reason."""
     if not interval.exists:
         return f"no interval: {interval.note}"
     level = f"{100 * interval.confidence:g} % interval"
@@ -93,7 +93,7 @@ def interval_text(interval: Interval, write: Callable[[float], str] = percent) -
 
 
 def lookup(value: Any, *keys: str) -> str:
-    """Follow keys into nested mappings; return the text found there, empty if there is none."""
+    """Follow keys into nested mappings; return the text there, empty without one."""
     for key in keys:
         value = value.get(key) if isinstance(value, Mapping) else None
     return "" if value is None else str(value)

@@ -19,6 +19,9 @@ from typer.testing import CliRunner
 
 from rl_eval import EvalConfig, evaluate, load
 from rl_eval.cli import app
+from rl_eval.cli.evaluated import policy_source
+from rl_eval.errors import ConfigError
+from tests.refused import refused
 
 CONFIG = EvalConfig().environment("CartPole-v1").evaluation(num_episodes=4)
 
@@ -119,10 +122,10 @@ def test_a_module_of_torchrl(tmp_path, monkeypatch):
     sys.modules.pop("my_actor")
 
 
-@pytest.mark.parametrize("text", ["sb3:checkpoint", "checkpoint"])
-def test_a_checkpoint_of_another_framework_is_not_taken_for_a_model(tmp_path, monkeypatch, text):
+@pytest.mark.parametrize(("text", "key"), [("sb3:checkpoint", "policy.policy"), ("checkpoint", "--policy")])
+def test_a_checkpoint_of_another_framework_is_not_taken_for_a_model(tmp_path, monkeypatch, text, key):
     monkeypatch.chdir(tmp_path)
     Path("checkpoint").mkdir()
-    done = CliRunner().invoke(app, ["run", "--env", "CartPole-v1", "--policy", text])
-    assert done.exit_code == 2
-    assert "checkpoint" in done.output
+    with refused(ConfigError, key, value="checkpoint"):
+        policy_source(text)
+    assert CliRunner().invoke(app, ["run", "--env", "CartPole-v1", "--policy", text]).exit_code == 2

@@ -121,7 +121,7 @@ def test_no_result_changes_without_its_page(folder: Path, change: tuple[str, Any
 def test_what_has_no_results_stays_and_what_is_no_benchmark_is_named(folder: Path) -> None:
     text = STALE.format("startup") + "\n" + STALE.format("safety")
     assert pages.generated(text, folder) == text
-    with pytest.raises(ValueError, match="names the benchmark 'speed'; known are throughput, "):
+    with pytest.raises(ValueError, match=r"'speed'.*throughput"):
         pages.generated(STALE.format("speed"), folder)
 
 

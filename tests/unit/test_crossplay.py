@@ -16,6 +16,7 @@ from rich.console import Console
 
 from rl_eval import EvalConfig, EvalResult, EvalRunnerGroup, evaluate, load, replay
 from rl_eval.errors import ConfigError, LogMismatch, UsageError
+from rl_eval.reports.pages import page_of
 from rl_eval.results.crossplay import (
     CrossPlay,
     Games,
@@ -237,8 +238,9 @@ def test_a_log_is_continued_with_its_own_seatings_only(tmp_path: Path) -> None:
     config = duel_config(DUELS, "round_robin", 24, symmetric=True)
     result = evaluate(config, log_dir=tmp_path)
     assert load(tmp_path).plan[5].seating == result.plan[5].seating
-    with refused(LogMismatch, "log_dir"):
+    with refused(LogMismatch) as caught:
         evaluate(config.copy().evaluation(matchups="self", symmetric=False), log_dir=tmp_path)
+    assert "matchups" in str(caught.value)
 
 
 def test_held_out_episodes_are_seated_by_their_own_places() -> None:
@@ -295,7 +297,7 @@ def test_a_policy_without_a_whole_game_is_named() -> None:
     best = max(DUELS, key=DUELS.__getitem__)
     assert played.absent == (best,)
     assert best not in played.policies
-    assert best in shown(played)
+    assert best in page_of(played).notes[0]
 
 
 # ------------------------------------------------------------------------------ errors
@@ -305,8 +307,9 @@ def test_what_has_no_games_is_an_error() -> None:
     """No matchups, and two seats for three agents."""
     with refused(UsageError, "evaluation.matchups"):
         games_of(evaluate(duel_config({"seat_0": 0, "seat_1": 1}, None, 4)))
-    with refused(ConfigError, "evaluation.matchups", value="weak, middle"):
+    with refused(ConfigError, "evaluation.matchups") as caught:
         evaluate(duel_config(DUELS, "round_robin", 6).environment(Duel, env_kwargs={"seats": 3}))
+    assert all(named in str(caught.value) for named in ("2", "3", "seat_0, seat_1, seat_2"))
 
 
 def test_agents_of_the_config_say_how_many_seats_there_are() -> None:
@@ -322,8 +325,9 @@ def test_an_agent_that_never_appears_is_an_error() -> None:
     """A seat without a return is not worth zero."""
     played = evaluate(duel_config(DUELS, "round_robin", 6))
     played.table.infos[3, played.table.info_keys.index("return/seat_1")] = np.nan
-    with refused(UsageError, "seat_1", episode=3):
+    with refused(UsageError, "seat_1", episode=3) as caught:
         games_of(played)
+    assert math.isnan(float(str(caught.value.value)))
 
 
 # ------------------------------------------------------------------------------ files for others
@@ -375,8 +379,8 @@ def shown(played: CrossPlay) -> str:
 
 def test_the_report_says_what_is_not_known() -> None:
     """Missing games and ratings without an interval are named; a pairing that was not played is a dash."""
-    text = shown(crossplay(games(["ab", "bc"] * 30, [[1, 0]] * 60, missing=4)))
-    assert "60 games" in text
-    assert "4 planned games" in text
-    assert "note 'a' won every game against 'b' and 'c'" in " ".join(text.split())
-    assert " - " in text
+    played = crossplay(games(["ab", "bc"] * 30, [[1, 0]] * 60, missing=4))
+    page = page_of(played)
+    assert {f"{played.num_games}", f"{played.num_missing}"} == {"60", "4"} <= set(page.subtitle.split())
+    assert any(all(repr(name) in note for name in "abc") for note in page.notes)
+    assert " - " in shown(played)

@@ -115,14 +115,14 @@ REFUSED = {
     "a key in no section": (sets("num_episodes=3"), "'evaluation.num_episodes'"),
     "a key below one in no section": (sets("env_kwargs.goal=0.5"), "'environment.env_kwargs.goal'"),
     "a nested key in no section": (sets("nowhere.at.all=1"), "nowhere.at"),
-    "a policy as environment": (sets(ENV + "mistakes:acts"), "environment.env is 'mistakes:acts'"),
+    "a policy as environment": (sets(ENV + "mistakes:acts"), "environment.env", "'mistakes:acts'"),
     "an id that a module registers": (sets(ENV + "MyCart-v0"), "my_module:MyEnv-v0"),
     "a value that is no YAML": (sets("evaluation.num_episodes={"), "evaluation.num_episodes"),
-    "a value of another type": (sets("evaluation.num_episodes=many"), "evaluation.num_episodes is 'many'"),
-    "an assignment without =": (sets("evaluation.seed"), "--set evaluation.seed"),
-    "a negative count": (sets("runners.num_runners=-1"), "runners.num_runners is -1"),
+    "a value of another type": (sets("evaluation.num_episodes=many"), "evaluation.num_episodes", "'many'"),
+    "an assignment without =": (sets("evaluation.seed"), "--set", "evaluation.seed"),
+    "a negative count": (sets("runners.num_runners=-1"), "runners.num_runners", "-1"),
     "a section that is not there": (["--section", "x"], "'x'"),
-    "an address without runners": (["--address", "host:1"], "runners.address is 'host:1'"),
+    "an address without runners": (["--address", "host:1"], "runners.address", "'host:1'"),
     "a key of no weights": (sets("policy.weights_key=model"), "policy.weights"),
     "force without a folder": (["--force"], "--output"),
     "an output below a file": (["--output", "file/below"], "file/below"),
@@ -135,22 +135,22 @@ REFUSED = {
     "a name that is not in its module": (sets(ENV + "mistakes:Fin"), "environment.env"),
     "a misspelt class": (sets(ENV + "mistakes:Leveled"), "'mistakes:Levelled'"),
     "something that builds nothing": (sets(ENV + "mistakes:number"), "environment.env"),
-    "a live environment": (sets(ENV + "mistakes:live"), "environment.env is a live Fine"),
+    "a live environment": (sets(ENV + "mistakes:live"), "environment.env", "Fine"),
     "an environment without its arguments": (sets(ENV + "mistakes:Levelled"), "environment.env_kwargs"),
     "an environment that takes no seed": (sets(ENV + "mistakes:Unseeded"), "Unseeded"),
     "weights that are not there": (sets(MLP, "policy.weights=best.pt"), "'best.pt'"),
-    "a training checkpoint": (sets(MLP, "policy.weights=ckpt.pt"), "policy.weights_key to model"),
+    "a training checkpoint": (sets(MLP, "policy.weights=ckpt.pt"), "policy.weights_key", "model"),
     "a whole module": (sets(MLP, "policy.weights=whole.pt"), "'whole.pt'"),
     "no weights at all": (sets(MLP, "policy.weights=notes.pt"), "'notes.pt'"),
     "weights of another network": (sets(ENV + "CartPole-v1", MLP, "policy.weights=narrow.pt"), "'body.0.bias'"),
-    "a GPU that nobody was given": (sets("policy.device=cuda", "runners.num_runners=2"), "policy.device is 'cuda'"),
-    "a deadline in this process": (sets("fault_tolerance.step_timeout_s=1"), "fault_tolerance.step_timeout_s is 1"),
+    "a GPU that nobody was given": (sets("policy.device=cuda", "runners.num_runners=2"), "policy.device", "'cuda'"),
+    "a deadline in this process": (sets("fault_tolerance.step_timeout_s=1"), "fault_tolerance.step_timeout_s", "1"),
     "an argument that the factory does not take": (sets(MLP, "policy.policy_kwargs.hiden=3"), "hiden"),
     "a policy where its factory should be": (
         sets(POLICY + "mistakes:bare_policy"),
         "policy.policy_kwargs",
     ),
-    "a module without its arguments": (sets(POLICY + "mistakes:Sized"), "'inputs' and 'outputs'"),
+    "a module without its arguments": (sets(POLICY + "mistakes:Sized"), "'inputs'", "'outputs'"),
     "a module in place of what makes it": (sets(POLICY + "mistakes:net"), "def make(): return net"),
     "an object in place of what makes it": (sets(POLICY + "mistakes:agent"), "agent.get_action("),
     "a class of agents": (sets(POLICY + "mistakes:Agent"), "agent.get_action("),
@@ -159,7 +159,11 @@ REFUSED = {
     "a model without its ending": (["--policy", "./narrow"], "'narrow.pt'"),
     "an environment by its file": (["--env", "cli_toys.py:count"], "'cli_toys:count'"),
     "an environment as Python imports it": (["--env", "cli_toys.Count"], "'cli_toys:Count'"),
-    "weights for a policy that has a file": (["--policy", "rllib:.", "--trust", "--weights", "a.pt"], "--weights a.pt"),
+    "weights for a policy that has a file": (
+        ["--policy", "rllib:.", "--trust", "--weights", "a.pt"],
+        "--weights",
+        "a.pt",
+    ),
     "a metric that there is not": (["--require", "kurtosis > 5"], "'kurtosis'"),
     "a part of a metric's name": (["--require", "max > 5"], "'episode_len_max'"),
     "a metric by its name in Python": (["--require", "mean_return > 5"], "'episode_return_mean'"),
@@ -177,7 +181,10 @@ CONFIGS = {
 
 @pytest.mark.parametrize(
     ("words", "config", "named"),
-    [*((words, "toy.yaml", named) for words, named in REFUSED.values()), *(([], *item) for item in CONFIGS.items())],
+    [
+        *((words, "toy.yaml", named) for words, *named in REFUSED.values()),
+        *(([], config, [named]) for config, named in CONFIGS.items()),
+    ],
     ids=[*REFUSED, *CONFIGS],
 )
 def test_a_mistake_is_refused_with_its_field_or_the_fix(folder, monkeypatch, words, config, named):
@@ -190,7 +197,7 @@ def test_a_mistake_is_refused_with_its_field_or_the_fix(folder, monkeypatch, wor
     outcome = run(*words, config=config)
     assert outcome.exit_code == ExitCode.USAGE, outcome.output
     _, _, message = outcome.stderr.rpartition("error: ")
-    assert named in message
+    assert [one for one in named if one not in message] == []
     assert outcome.stdout == ""
     assert "Traceback" not in outcome.output
     assert "\x1b" not in outcome.stderr
@@ -325,7 +332,7 @@ def test_commands_that_take_a_config_take_options_in_its_place(folder, command, 
     assert call(command, *options, *more).exit_code == 0
     missing = call(command, "-n", "6", *more)
     assert missing.exit_code == ExitCode.USAGE
-    assert "--env and --policy" in missing.stderr
+    assert all(option in missing.stderr for option in ("--env", "--policy"))
     section = call(command, *options, *more, "--section", "a")
     assert "--section a" in section.output
     assert section.exit_code == ExitCode.USAGE

@@ -90,7 +90,7 @@ def test_a_place_is_a_folder_a_file_or_a_uri(finished, run, tmp_path):
     finished[1].save(tmp_path / "saved")
     for place in (f"file://{run}", tmp_path / "saved", tmp_path / "saved" / "result.json", str(run)):
         assert load(place).fingerprint == finished[1].fingerprint
-    with refused(LogError, "manifest.json"):
+    with refused(LogError, value=f"{run}/nothing"):
         load(f"file://{run}/nothing")
     with refused(UsageError, str(tmp_path / "nowhere")):
         load(tmp_path / "nowhere")
@@ -116,11 +116,13 @@ def test_the_result_of_another_plan_beside_the_log_is_refused(run):
     other = evaluate(config().evaluation(seed=4), ones)
     other.to_parquet(run / "episodes.parquet")
     other.to_json(run / "result.json")
-    with refused(UsageError, str(run / "result.json")):
+    with refused(UsageError, str(run / "result.json")) as caught:
         load(run)
+    assert caught.value.__cause__.key == "plan of the evaluation log"
     (run / "result.json").write_text("{")
-    with refused(UsageError, str(run / "result.json")):
+    with refused(UsageError, str(run / "result.json")) as caught:
         load(run)
+    assert caught.value.__cause__.key == str(run / "result.json")
 
 
 def test_another_record_beside_the_log_is_refused(finished, run, tmp_path):
@@ -129,7 +131,7 @@ def test_another_record_beside_the_log_is_refused(finished, run, tmp_path):
     index = int(np.flatnonzero(other.table.completed)[0])
     other.table.rows["episode_return"][index] += 1e-9
     other.save(run)
-    with refused(UsageError, str(run / "result.json")):
+    with refused(UsageError, str(run / "result.json"), episode=index):
         load(run)
 
 
@@ -141,8 +143,9 @@ def test_a_complete_result_with_another_fingerprint_is_refused(tmp_path):
     data = json.loads(path.read_text())
     assert data["status"] == "complete"
     path.write_text(json.dumps(data | {"fingerprint": "0" * 64}))
-    with refused(UsageError, str(tmp_path / "run" / "result.json")):
+    with refused(UsageError, str(path)) as caught:
         load(tmp_path / "run")
+    assert caught.value.__cause__.key == "evaluation log"
 
 
 def test_the_determinism_check_is_read_from_the_log(tmp_path):
@@ -161,8 +164,9 @@ def test_a_damaged_log_is_an_error_that_names_the_file(run):
     data = bytearray(segment.read_bytes())
     data[len(data) // 2] ^= 1
     segment.write_bytes(data)
-    with refused(LogError):
+    with refused(LogError) as caught:
         load(run)
+    assert segment.name in str(caught.value)
 
 
 def test_a_manifest_whose_plan_is_not_its_own_is_refused(finished, tmp_path):
@@ -173,7 +177,7 @@ def test_a_manifest_whose_plan_is_not_its_own_is_refused(finished, tmp_path):
     log = EvaluationLog.open(tmp_path)
     log.begin(dataclasses.replace(found.manifest, plan_fingerprint="0" * 64))
     log.close()
-    with refused(UsageError, "fingerprint"):
+    with refused(UsageError, f"plan of {tmp_path}"):
         load(tmp_path)
 
 

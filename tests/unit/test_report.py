@@ -97,7 +97,7 @@ def test_a_report_holds_the_page_of_its_result() -> None:
     assert {"mean return", "success", "episodes", "determinism"} <= {line.label for line in lines}
     for text in [line.strong for line in lines] + [line.rest for line in lines] + result.notes:
         assert " ".join(text.split()) in shown
-    assert f"is plausibly {result.interval.low:.1f} to {result.interval.high:.1f}" in shown
+    assert f"{result.interval.low:.1f} to {result.interval.high:.1f}" in shown
 
 
 @pytest.mark.parametrize("arguments", [{"failed": (1,)}, {"failed": tuple(range(30)), "status": "failed"}])
@@ -244,7 +244,7 @@ def test_a_refused_comparison_has_its_reason() -> None:
     """The page is made all the same; the others are on it."""
     text = page(drawn_result(50), drawn_result(50, env="Walker2d-v5"))
     shown = Elements(text).shown
-    assert "environment.env is 'Hopper-v5' in a" in shown
+    assert all(named in shown for named in ("environment.env", "'Hopper-v5'", "'Walker2d-v5'"))
     assert shown.startswith("Hopper-v5 and Walker2d-v5: 2 evaluations rl-eval report Hopper-v5 and Walker2d-v5 ")
     many = [drawn_result(20, env=env) for env in ("Ant-v5", "Hopper-v5", "Walker2d-v5")]
     assert Elements(page(*many)).shown.startswith("3 environments: 3 evaluations")

@@ -35,7 +35,7 @@ def test_the_test_is_fishers():
 
 @pytest.mark.parametrize("text", ["17", "17/", "21/20", "0/0", "-1/20", "1.5/3", "17/20; x", "9999999999/1"])
 def test_what_is_no_rate_is_refused(text):
-    with refused(UsageError, "rate"):
+    with refused(UsageError, "rate", value=text):
         parse_rate(text)
 
 
@@ -63,7 +63,7 @@ def test_so_many_episodes_tell_rates_apart(a, b):
 
 def test_equal_rates_are_told_apart_by_no_number():
     assert compare_rates(parse_rate("1/2"), parse_rate("2/4")).episodes_needed is None
-    with pytest.raises(UsageError):
+    with refused(UsageError, "rates", value=0.5):
         episodes_for_rates(0.5, 0.5)
 
 

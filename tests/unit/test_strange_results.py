@@ -338,7 +338,7 @@ def test_a_plan_of_more_episodes_than_records_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("missing", "scalars"), [(MOST_UNRECORDED, 11), (2, 10**8), (1, 10_001)])
 def test_info_scalars_count_too(missing: int, scalars: int) -> None:
     """They take as much memory as rows."""
-    with pytest.raises(ValueError, match=f"{scalars:,} info scalars"):
+    with pytest.raises(ValueError, match=f"{scalars:,}"):
         check_claim(missing + 5, 5, scalars)
 
 
@@ -351,8 +351,9 @@ def constant_rows(count: int) -> dict[str, pa.Array]:
 def test_more_rows_than_planned_or_than_bytes_can_hold_are_refused(folder: Path, planned: int) -> None:
     pq.write_table(pa.table(constant_rows(200_000)), folder / EPISODES_FILE)
     rewrite(folder, ("plan", "num_episodes"), planned)
-    with little_memory(), refused(UsageError, str(folder)):
+    with little_memory(), refused(UsageError, str(folder)) as caught:
         load(folder)
+    assert "200,000" in str(caught.value)
     (folder / EPISODES_FILE).unlink()  # Not all of it is to be searched for planted secrets; so below.
 
 
@@ -384,16 +385,16 @@ def repeated_fault(count: int) -> dict[str, pa.Array]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "columns"),
+    ("kind", "columns", "named"),
     [
-        ("episodes", lambda: constant_rows(200_000)),
-        ("episodes", lambda: constant_rows(3) | {"length": pa.array(["1", "2", "3"])}),
-        ("faults", lambda: repeated_fault(200_000)),
-        ("faults", lambda: repeated_fault(1_000_001)),
+        ("episodes", lambda: constant_rows(200_000), "200,000"),
+        ("episodes", lambda: constant_rows(3) | {"length": pa.array(["1", "2", "3"])}, "length"),
+        ("faults", lambda: repeated_fault(200_000), "200,000"),
+        ("faults", lambda: repeated_fault(1_000_001), "1,000,001"),
     ],
 )
-def test_a_segment_that_claims_too_much_is_refused(kind: Kind, columns: Any) -> None:
-    with little_memory(), pytest.raises(ValueError, match=r"cannot hold|1,000,001 faults|holds string"):
+def test_a_segment_that_claims_too_much_is_refused(kind: Kind, columns: Any, named: str) -> None:
+    with little_memory(), pytest.raises(ValueError, match=named):
         segment(kind, columns())
 
 

@@ -117,7 +117,7 @@ def test_the_front_door_offers_what_it_lists() -> None:
         value = getattr(rl_eval, name)
         assert (value.__name__, inspect.getdoc(value) is None) == (name, False)
         assert getattr(importlib.import_module(homes[name]), name) is value
-    with pytest.raises(AttributeError, match="module 'rl_eval' has no attribute 'evaluat'"):
+    with pytest.raises(AttributeError, match="'evaluat'"):
         rl_eval.evaluat  # noqa: B018
 
 

@@ -17,6 +17,7 @@ from rl_eval.errors import UntrustedError
 from rl_eval.recording.replay import replay
 from rl_eval.recording.video import record_videos
 from rl_eval.results.loading import load
+from tests.refused import refused
 from tests.unit.cli_world import call, call_alone, make_folder
 
 TRAP = """
@@ -102,10 +103,10 @@ def test_every_reference_of_a_config_is_listed():
     config["policy"]["policies"] = {"a": {"policy": "m:a", "weights": "a.pt"}}
     config["environment"] |= {"env": "a:Env-v0", "wrappers": ["m:W"], "env_kwargs": {"deep": [{"file": "f.pkl"}]}}
     config["runners"] |= {"init_fn": "m:init", "runtime_env": {"worker_process_setup_hook": "m.hook", "pip": ["m-1"]}}
-    with pytest.raises(UntrustedError) as refused:
+    with refused(UntrustedError, "trust") as caught:
         replay(result, 0)
     for name in ("m:a", "a.pt", "a:Env-v0", "m:W", "f.pkl", "m:init", "m.hook", "m-1"):
-        assert repr(name) in str(refused.value)
+        assert repr(name) in str(caught.value)
 
 
 def apart():

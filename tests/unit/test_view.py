@@ -26,6 +26,7 @@ from rl_eval.reports.html import Source, render
 from rl_eval.reports.view import RunServer
 from rl_eval.results.files import RESULT_FILE
 from rl_eval.results.loading import load
+from tests.refused import refused
 from tests.unit.cli_world import call, printed, start
 from tests.unit.results_world import drawn_result
 
@@ -302,7 +303,7 @@ def test_wrong_usage_of_the_command(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         assert call("view", tmp_path, "--port", other.getsockname()[1]).exit_code == ExitCode.USAGE
     assert call("view", tmp_path, "--port", 70_000).exit_code == ExitCode.USAGE
-    with pytest.raises(UsageError):
+    with refused(UsageError, str(tmp_path / "nowhere")):
         RunServer(tmp_path / "nowhere")
 
 

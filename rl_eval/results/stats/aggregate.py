@@ -2,7 +2,7 @@
 
 Everything is computed from the values themselves, once: never a mean of means, a window or a moving
 average. Sums are correctly rounded (:func:`math.fsum`), so they do not depend on the order of
-the values. What is undefined is NaN: every number of an empty sample, the spread of a single
+the values. Undefined numbers are NaN: every number of an empty sample, the spread of a single
 value, and whatever a NaN among the values touches.
 """
 

@@ -1,9 +1,9 @@
-"""Confidence intervals of aggregates, and the conditions under which there is none.
+"""Confidence intervals of aggregates, and the conditions for them.
 
-Mean returns get a BCa bootstrap interval (Efron 1987), and a Student t interval where values are few, of which a
-bootstrap is too narrow, or so many that it is slow; success rates get Wilson's score interval (Wilson 1927). Failed
-episodes have no value: with known bounds the interval spans from "all of them worst" to "all of them best", without
-bounds there is none. An interval that does not exist says why; it is never NaN without a word.
+Mean returns get a BCa bootstrap interval (Efron 1987). Few values, for which a bootstrap is too narrow, and very many,
+for which it is slow, get a Student t interval. Success rates get Wilson's score interval (Wilson 1927). Failed episodes
+have no value: with known bounds the interval spans from "all of them worst" to "all of them best". Without bounds there
+is no interval. A missing interval always has a note with the reason.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from rl_eval.results.stats.aggregate import aggregate
 Method = Literal["bca", "percentile", "student_t", "wilson", "newcombe", "none"]
 
 BCA_MAX: Final = 5_000
-"""Longest sample that is bootstrapped: the cost grows with the sample, the gain over Student t shrinks."""
+"""Maximum size of a bootstrapped sample: the cost grows with the sample, the gain over Student t shrinks."""
 
 FEW: Final = 20
-"""Shortest sample that is bootstrapped: of fewer values Student t holds the truth more often, though not often enough
-where they are skewed, which it says."""
+"""Minimum size of a bootstrapped sample. For fewer values, Student t covers the mean more often, but not often enough
+if they are skewed; its note reports that."""
 
 FEW_EQUAL: Final = f"fewer than {FEW} values, all equal: they say nothing of others"
-"""Note of the interval that few equal returns do not have."""
+"""Note instead of an interval for few equal returns."""
 
 ALL_EQUAL: Final = "all equal"
-"""Note of the interval of values that do not differ, which is one value."""
+"""Note of the interval of equal values, which is a single value."""
 
 _TOO_WIDE: Final = "the spread of the values leaves the range of floats"
 
@@ -44,15 +44,15 @@ _BATCH_ELEMENTS: Final = 2**18
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A confidence interval, with the method that made it."""
+    """A confidence interval and its method."""
 
     low: float
-    """NaN when there is no interval."""
+    """Lower end; NaN without an interval."""
     high: float
     confidence: float
     """Nominal coverage, e.g. 0.95."""
     method: Method
-    """``"none"`` when there is no interval; ``note`` then says why."""
+    """``"none"`` without an interval; ``note`` then has the reason."""
     note: str = ""
 
     @property
@@ -69,7 +69,7 @@ class Interval:
 
 
 def no_interval(confidence: float, why: str) -> Interval:
-    """Return the interval that does not exist, and the reason."""
+    """Return a missing interval, with the reason."""
     return Interval(math.nan, math.nan, confidence, "none", why)
 
 
@@ -97,11 +97,11 @@ def mean_interval(
         values: One value per completed episode, shape (n,).
         confidence: Nominal coverage.
         num_missing: Episodes that have no value because they failed.
-        bounds: Least and greatest possible value. With missing episodes the interval starts where
+        bounds: Lowest and highest possible value. With missing episodes the interval starts where
             it would if all of them were worst and ends where it would if all were best.
 
     Returns:
-        BCa from :data:`FEW` to :data:`BCA_MAX` values, Student t below and above, or the reason why there is none.
+        BCa from :data:`FEW` to :data:`BCA_MAX` values, Student t below and above, or the reason why no interval exists.
     """
     check_confidence(confidence)
     sample = np.asarray(values, dtype=np.float64)

@@ -1,9 +1,8 @@
 """Paired comparison of two policies by their returns on the same episodes.
 
-The unit is the pair: the same index, hence the same seed, under either policy. What both share (an
-easy or a hard start) cancels in the difference, which saves episodes by a factor that is measured
-and reported, not assumed. Three looks at the same pairs: an interval for the mean difference, a
-sign-flip permutation test of "no difference", and McNemar's exact test on success.
+The unit is the pair: the same index, hence the same seed, under either policy. A common effect (an easy or a hard
+start) cancels in the difference, which saves episodes. The factor is measured and reported. The same pairs give an
+interval for the mean difference, a sign-flip permutation test of "no difference", and McNemar's exact test on success.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from rl_eval.results.stats.aggregate import aggregate
 from rl_eval.results.stats.interval import Interval, return_interval
 
 EXACT_MAX: Final = 16
-"""Most non-zero differences whose ``2**n`` sign patterns are all enumerated."""
+"""Maximum number of non-zero differences for which all ``2**n`` sign patterns are enumerated."""
 
 RESAMPLES: Final = 10_000
 _SEED: Final = 0x5EED
@@ -28,9 +27,9 @@ _TIE: Final = 1e-12
 """Sums closer than this, relative to the sum of magnitudes, are equal up to rounding."""
 
 _ROUNDING: Final = 1e-5
-"""Largest difference that float32 rounding makes of one policy's returns, relative to the largest return.
+"""Largest difference between one policy's returns that counts as float32 rounding, relative to the largest return.
 
-A policy whose episodes amplify rounding further is not equal up to it.
+A policy whose episodes amplify rounding further is not equal up to rounding.
 """
 
 TestKind = Literal["exact", "sampled"]
@@ -50,12 +49,12 @@ class PairedDifference:
     test: TestKind
     """Whether the p-value enumerates all sign patterns or samples them."""
     correlation: float | None
-    """Pearson correlation of the two sides; None where a side does not vary."""
+    """Pearson correlation of the two sides; None if a side does not vary."""
     episodes_saved: float | None
-    """How many times more unpaired episodes would be as precise: ``(var a + var b) / var(b - a)``.
+    """Factor of unpaired episodes with the same precision: ``(var a + var b) / var(b - a)``.
 
-    Below 1 pairing cost precision. None where the difference does not vary, for one policy, and where all differences
-    are as small as those of rounding.
+    Below 1, pairing cost precision. None if the difference does not vary, for one policy, and if all differences are
+    as small as those of rounding.
     """
     rounding: bool
     """Whether the sides are one policy, and all their differences are as small as those of rounding."""
@@ -111,7 +110,7 @@ def sign_flip_test(differences: npt.NDArray[np.float64]) -> tuple[float, TestKin
     """Return the two-sided p-value of the mean under random signs, and how it was computed.
 
     If the sides are exchangeable, each difference is as likely with the opposite sign. The p-value
-    is the share of sign patterns whose sum is at least as far from 0 as the observed one; sampled
+    is the fraction of sign patterns whose sum is at least as far from 0 as the observed one; sampled
     patterns count the observed one as well, so that it is never 0 (Phipson & Smyth 2010).
 
     Args:
@@ -119,7 +118,7 @@ def sign_flip_test(differences: npt.NDArray[np.float64]) -> tuple[float, TestKin
     """
     magnitudes = np.abs(differences[differences != 0])
     with np.errstate(all="ignore"):
-        if not np.isfinite(2 * magnitudes.sum()):  # Of a pattern's positive signs twice the sum is needed.
+        if not np.isfinite(2 * magnitudes.sum()):  # The test needs twice the sum of a pattern's positive signs.
             return math.nan, "exact"
     threshold = abs(math.fsum(differences.tolist())) - _TIE * math.fsum(magnitudes.tolist())
     if len(magnitudes) <= EXACT_MAX:

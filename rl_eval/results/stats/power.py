@@ -1,4 +1,4 @@
-"""Power: how many episodes show a difference, which difference so many show, and two rates compared.
+"""Power: episodes needed to show a difference, smallest difference that they show, and comparison of two rates.
 
 A difference is shown with power 0.8 if 80 % of such experiments reject "no difference" at the level of 5 %, two-sided.
 """
@@ -21,19 +21,19 @@ _RATE: Final = re.compile(r"\s*(\d{1,9})\s*/\s*(\d{1,9})\s*")
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Standard deviation of returns, as a pilot found it."""
+    """Standard deviation of returns in a pilot."""
 
     std: float
     """Sample standard deviation (divides by count - 1), above 0."""
     count: int
-    """Episodes of the pilot, at least 2."""
+    """Number of episodes of the pilot, at least 2."""
 
     def episodes(self, difference: float, correlation: float | None = None) -> int:
-        """Return how many episodes of either policy show a difference of mean returns.
+        """Return the number of episodes per policy that show a difference of mean returns.
 
         ``n = v (q / d)^2 + c``, with the variance ``v`` of one difference and a quantile ``q`` of the noncentral t
-        distribution, which allows for what a pilot does not know of the standard deviation (Julious & Owen 2006); ``c``
-        is what the t test needs more than a normal one (Guenther 1981).
+        distribution, which allows for the uncertainty of the standard deviation in a pilot (Julious & Owen 2006). ``c``
+        is the number of episodes that the t test needs in addition to a normal test (Guenther 1981).
 
         Args:
             difference: True difference of the means, not 0.
@@ -44,15 +44,15 @@ class Spread:
         return max(2, math.ceil(wanted))
 
     def difference(self, episodes: int, correlation: float | None = None) -> float:
-        """Return the smallest difference of mean returns that so many episodes of either policy show.
+        """Return the smallest difference of mean returns that a number of episodes per policy shows.
 
-        NaN if there are too few for any.
+        NaN if they are too few for any difference.
         """
         left = episodes - _correction(correlation)
         return self._quantile() * math.sqrt(self._variance(correlation) / left) if left > 0 else math.nan
 
     def half_width(self, episodes: int) -> float:
-        """Return how far an interval for the mean of so many episodes reaches to either side; NaN for one."""
+        """Return half the width of an interval for the mean of a number of episodes; NaN for one episode."""
         from scipy.special import stdtrit
 
         if episodes < 2:
@@ -60,7 +60,7 @@ class Spread:
         return float(stdtrit(episodes - 1, (1 + CONFIDENCE) / 2)) * self.std / math.sqrt(episodes)
 
     def episodes_of_half_width(self, half_width: float) -> int:
-        """Return the smallest number of episodes whose :meth:`half_width` is at most so large.
+        """Return the smallest number of episodes with at most this :meth:`half_width`.
 
         Args:
             half_width: Above 0.
@@ -132,9 +132,9 @@ class RateComparison:
     interval: Interval
     """Newcombe's interval (1998, method 10) for the difference."""
     p_value: float
-    """Two-sided p-value of Fisher's exact test: how often equal rates differ at least so much."""
+    """Two-sided p-value of Fisher's exact test: probability of at least this difference if the rates are equal."""
     episodes_needed: int | None
-    """Episodes of either policy that show such a difference in 80 % of experiments; None for equal rates."""
+    """Episodes per policy that show this difference in 80 % of experiments; None for equal rates."""
 
     @property
     def is_shown(self) -> bool:
@@ -150,7 +150,7 @@ def parse_rate(text: str) -> Rate:
     """Read ``17/20``.
 
     Raises:
-        UsageError: It is something else, or no rate.
+        UsageError: The text has another form, or is not a rate.
     """
     found = _RATE.fullmatch(text)
     if found is None:

@@ -1,12 +1,12 @@
-"""Bradley-Terry ratings: one number for each policy that explains who beats whom, whatever the order of the games.
+"""Bradley-Terry ratings: one number for each policy that predicts wins, independent of the order of the games.
 
 The model gives each policy a strength, and ``P(i beats j) = 1 / (1 + exp(s_j - s_i))`` (Bradley & Terry 1952); a draw
-is half a win for either. The strengths are those that make the games most likely, so unlike with ratings that are
-updated game by game (Elo, TrueSkill) the order in which they were played does not enter. One drawn game is added to
-each pairing that met, which keeps strengths finite where somebody won all games, and hardly matters otherwise.
+is half a win for either. The strengths maximize the likelihood of the games, so their order does not matter, unlike
+with ratings that are updated game by game (Elo, TrueSkill). One drawn game is added to each pairing that met. It keeps
+strengths finite if one side won all games, and hardly matters otherwise.
 
 Intervals come from resampling whole seeds within each matchup (percentile bootstrap): the games of one seed, its seats
-permuted, are one observation, and how often games are drawn need not fit a model.
+permuted, are one observation, and the frequency of draws need not fit a model.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _RESAMPLES: Final = 2_000
 _SEED: Final = 0x5EED
 _MAX_STEPS: Final = 500
 _LONGEST_STEP: Final = 1.0
-"""Newton's method may overshoot where one side won nearly all games; steps of this length never do harm."""
+"""Newton's method may overshoot if one side won nearly all games; steps of this length are safe."""
 _TOLERANCE: Final = 1e-10
 
 
@@ -107,7 +107,7 @@ def _newton_step(
 
 
 def _never_met(policies: Sequence[str], total: npt.NDArray[np.float64]) -> str:
-    """Name policies that never met the others, directly or through others; return an empty text if there are none."""
+    """Return a note on policies that never met the others, directly or through others; empty if all did."""
     connected = _closure(total + total.T > 0)[0]
     if connected.all():
         return ""
@@ -118,7 +118,7 @@ def _never_met(policies: Sequence[str], total: npt.NDArray[np.float64]) -> str:
 def _one_sided(policies: Sequence[str], total: npt.NDArray[np.float64]) -> str:
     """Name policies that won every game against the rest, so that no finite strength fits (Ford 1957), or return ""."""
     beats = _closure(total > 0)
-    # Those that nobody outside has a point against: the ones that reach the most.
+    # No outsider has a point against these policies: they reach the most others.
     top = int(np.argmax(beats.sum(axis=1)))
     if beats[:, top].all():
         return ""
