@@ -40,7 +40,7 @@ _RULES: Final[Mapping[str, str]] = {"right": "---:"}
 
 def pages() -> list[Path]:
     """Files with tables or numbers of benchmarks."""
-    found = [REPO / "README.md", *sorted((REPO / "docs").glob("*.md"))]
+    found = [REPO / "README.md", *sorted((REPO / "docs").rglob("*.md"))]
     return [path for path in found if named(path.read_text())]
 
 

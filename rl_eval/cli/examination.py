@@ -26,6 +26,7 @@ import numpy.typing as npt
 from gymnasium.utils.env_checker import check_env
 
 from rl_eval.cli.checks import Finding, note, ok, problem, raised, warning
+from rl_eval.config.policy_sources import RANDOM
 from rl_eval.config.settings import EvalSettings, PolicySection, with_values
 from rl_eval.errors import EnvError
 from rl_eval.policies.inference.policy_memory import changes, remembered
@@ -45,7 +46,6 @@ _EPISODES: Final = 4
 """Number of different episodes that one environment plays in turn; then it plays the first one again."""
 _ENDLESS_STEPS: Final = 1_000
 """Steps after which an environment without a finished episode is endless; with fewer it may be slow."""
-_POLICY: Final = "rl_eval.policies.uniform:UniformPolicy"
 _PROCESS_S: Final = 120.0
 _HASH_SEEDS: Final = ("1", "2")
 _CALL: Final = "import sys, cloudpickle; cloudpickle.load(sys.stdin.buffer)(sys.argv[1])"
@@ -293,7 +293,7 @@ class _Examination:
 
     def _made_up(self, lanes: int) -> EvalSettings:
         """Return settings with random actions instead of the policy, which may not support pickling."""
-        policy = PolicySection(policy=_POLICY, actions="none", deterministic=False)
+        policy = PolicySection(policy=RANDOM, actions="none", deterministic=False)
         return with_values(
             self._settings.model_copy(update={"policy": policy}),
             environment={"env_reuse": "lane"},

@@ -22,6 +22,8 @@ from rl_eval.config.references import import_attribute
 from rl_eval.errors import ConfigError
 from rl_eval.errors.redaction import redact
 
+RANDOM: Final = "rl_eval.policies.uniform:UniformPolicy"
+"""Factory of the policy ``random``."""
 _WITH_FILE: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*@.+")
 """A reference followed by ``@`` and a file; ``@`` cannot be in a Python name."""
 
@@ -101,11 +103,7 @@ def named_source(text: str, given: Collection[str] = ()) -> PolicySource | None:
             fix=f"Run rl-eval init FILE --policy {text}, which downloads it and writes a config with its path.",
         )
     if text == "random":
-        return PolicySource(
-            "rl_eval.policies.uniform:UniformPolicy",
-            "uniform random actions",
-            settings={"policy.deterministic": False},
-        )
+        return PolicySource(RANDOM, "uniform random actions", settings={"policy.deterministic": False})
     name, colon, rest = text.partition(":")
     if not colon or name not in schemes():
         if _WITH_FILE.fullmatch(text):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import singledispatch
 from typing import TYPE_CHECKING, Any, Final
 
+from rl_eval.config.policy_sources import RANDOM
 from rl_eval.reports.page import Line, Page, Table
 from rl_eval.results.comparison import Comparison
 from rl_eval.results.crossplay import CrossPlay, Estimate, Outcomes
@@ -75,7 +76,8 @@ def _sampled(provenance: Mapping[str, Any]) -> str:
     identity = provenance.get("identity")
     several = identity.get("policies") if isinstance(identity, Mapping) else None
     asked = list(several.values()) if isinstance(several, Mapping) and several else [identity]
-    return "sampled actions" if all(lookup(one, "deterministic") == "False" for one in asked) else ""
+    sampled = all(lookup(one, "deterministic") == "False" for one in asked)
+    return "sampled actions" if sampled and lookup(identity, "policy") != RANDOM else ""
 
 
 def headline(result: EvalResult) -> Line:

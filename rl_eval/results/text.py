@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Final
 
+from rl_eval.config.policy_sources import RANDOM
+
 if TYPE_CHECKING:
     from rl_eval.results.stats.interval import Interval
 
@@ -107,10 +109,13 @@ def environment_name(provenance: Mapping[str, Any]) -> str:
 def policy_name(provenance: Mapping[str, Any]) -> str:
     """Return the policy's name, empty if the provenance has none.
 
-    That of a model of another library is the end of its path, such as ``sb3:seed_1/best_model.zip``: all of them have
-    one factory, and many have one file name. Switches follow, such as ``vecnormalize=False``.
+    The random policy is ``random``. The name of a library's model is the end of its path, such as
+    ``sb3:seed_1/best_model.zip``, because all models have one factory and many have the same file name. Switches
+    follow, such as ``vecnormalize=False``.
     """
     factory = lookup(provenance, "identity", "policy")
+    if factory == RANDOM:
+        return "random"
     path = PurePath(lookup(provenance, "identity", "policy_kwargs", "path"))
     library = _LOADER.fullmatch(factory)
     if library is None or not path.name:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from rl_eval.errors import ConfigError, WeightsError
+from rl_eval.errors import ConfigError, EvalError, WeightsError
 
 
 def normalizers_of(module: torch.nn.Module) -> list[Any]:
@@ -27,7 +27,7 @@ def freeze_normalizers(module: torch.nn.Module) -> None:
         part.freeze()
 
 
-def check_initialized(module: torch.nn.Module, owner: str, error: type[Exception] = ConfigError) -> None:
+def check_initialized(module: torch.nn.Module, owner: str, error: type[EvalError] = ConfigError) -> None:
     """Check that every normalizer has statistics.
 
     Raises:
