@@ -253,8 +253,9 @@ def replay_in_window(result: EvalResult, indices: Sequence[int], *, trust: bool 
         for report in run_again(sibling, leases):
             replayed = compared(result, report)
             if report.faults and replayed.recorded.outcome != "failed":
-                problem = f"the episode completed in the run, but fails in a window: {report.faults[0]}"
-                raise EnvError(problem, key="render", episode=replayed.again.index)
+                index = replayed.again.index
+                problem = f"episode {index} completed in the run, but fails in a window: {report.faults[0]}"
+                raise EnvError(problem, key="render", episode=index)
             yield replayed
 
 

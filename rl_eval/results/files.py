@@ -115,7 +115,7 @@ def check_fingerprint(what: str, stored: str, actual: str) -> None:
     """Check that records or a plan are those that were saved."""
     if stored != actual:
         problem = f"the {what} has fingerprint {actual[:16]}, but the result was saved with {str(stored)[:16]}"
-        raise UsageError(problem, key="fingerprint", value=str(stored))
+        raise UsageError(problem, key=what, value=str(stored))
 
 
 def write_episodes(path: str | os.PathLike[str], table: EpisodeTable) -> None:

