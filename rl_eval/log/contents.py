@@ -31,7 +31,7 @@ from rl_eval.log.manifest import (
 )
 from rl_eval.log.ownership import Claim, read_claims
 from rl_eval.log.segments import Segment, SegmentName, decode, sum_totals
-from rl_eval.log.storage import Storage, open_storage
+from rl_eval.log.storage import Storage, log_error, open_storage
 from rl_eval.records.episode import ROW, Fault, outcomes_of
 
 _SEGMENTS: Final = "segments"
@@ -102,7 +102,7 @@ def read_log(log_dir: str | os.PathLike[str]) -> LogContents:
         if found.damaged or found.missing:
             found = scan(storage)  # A listing beside a live driver may show its last segment and not the one before.
     except OSError as error:
-        raise LogError(f"{storage.label} cannot be read: {error}", key="log_dir", value=storage.label) from error
+        raise log_error(storage, f"cannot be read: {error}") from error
     if manifest is None:
         problem = f"{storage.label} has no {MANIFEST_FILE}, so it is not an evaluation log"
         raise LogError(problem, key=MANIFEST_FILE, value=storage.label)

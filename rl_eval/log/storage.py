@@ -20,7 +20,7 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 from typing_extensions import override
 
 from rl_eval.atomic_write import make_folder, sweep, sync_folder, write_bytes
-from rl_eval.errors import ConfigError
+from rl_eval.errors import ConfigError, LogError
 from rl_eval.errors.redaction import learn, redact_text
 
 _SCHEMES: Final = frozenset({"s3", "s3a", "gs", "az", "abfs", "abfss"})
@@ -174,6 +174,11 @@ def _unopened(label: str, reason: str) -> ConfigError:
     return ConfigError(f"log_dir {label} cannot be opened: {reason}", key="log_dir", value=label, fix=fix)
 
 
+def log_error(storage: Storage, problem: str, fix: str = "") -> LogError:
+    """Return an error about a log that cannot be read or written; its text begins with the folder."""
+    return LogError(f"{storage.label} {problem}", key="log_dir", value=storage.label, fix=fix)
+
+
 def _reason(error: BaseException) -> str:
     """Return the text of an error on one line, without its debug details."""
     return " ".join(str(error).partition("Debug source:")[0].split())
@@ -209,8 +214,9 @@ class LocalStorage(Storage):
     def write(self, name: str, data: bytes) -> None:
         write_bytes(self._root / name, data)
 
+    @override
     def create(self, name: str, data: bytes) -> bool:
-        """See :class:`Storage`; a crash half way leaves a file that cannot be parsed."""
+        # A crash half way leaves a file that cannot be parsed.
         path = self._root / name
         make_folder(path.parent)
         try:
@@ -294,8 +300,9 @@ class ObjectStorage(Storage):
         with _os_errors():
             rename(self._store, name, target)
 
+    @override
     def sweep(self, folder: str) -> None:
-        """See :class:`Storage`; an upload that was cut short leaves nothing."""
+        """Do nothing: an interrupted upload leaves no file."""
 
     def _put(self, name: str, data: bytes, mode: Any) -> None:
         from obstore import put

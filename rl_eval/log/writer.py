@@ -16,7 +16,7 @@ from copy import copy
 from dataclasses import dataclass
 from typing import Final, final
 
-from rl_eval.errors import ConfigError, EvalError, LogError, LogMismatch
+from rl_eval.errors import ConfigError, EvalError, LogMismatch
 from rl_eval.log import ownership
 from rl_eval.log.contents import LogContents, Scan, fold, read_manifest, scan, set_aside
 from rl_eval.log.manifest import (
@@ -30,7 +30,7 @@ from rl_eval.log.manifest import (
 )
 from rl_eval.log.ownership import Ownership, take_ownership
 from rl_eval.log.segments import Kind, encode, name_of
-from rl_eval.log.storage import Storage, is_unusable, open_storage
+from rl_eval.log.storage import Storage, is_unusable, log_error, open_storage
 from rl_eval.records.episode import Batch
 
 _logger: Final = logging.getLogger(__name__)
@@ -126,13 +126,9 @@ class EvaluationLog:
                 storage.sweep(folder)
         except OSError as error:
             if is_unusable(error):
-                problem, fix = (
-                    f"log_dir {storage.label} cannot be used: {error}",
-                    "Pass a folder or URI that is writable.",
-                )
+                problem, fix = f"log_dir {storage.label} cannot be used: {error}", "Pass a writable folder or URI."
                 raise ConfigError(problem, key="log_dir", value=storage.label, fix=fix) from error
-            problem = f"{storage.label} cannot be written: {error}"
-            raise LogError(problem, key="log_dir", value=storage.label) from error
+            raise log_error(storage, f"cannot be written: {error}") from error
         return cls(storage, owner, accept_code_change=accept_code_change)
 
     def begin(self, manifest: Manifest) -> LogContents:
@@ -149,8 +145,7 @@ class EvaluationLog:
         try:
             return self._begin(manifest)
         except OSError as error:
-            problem = f"{self._storage.label} cannot be read or written: {error}"
-            raise LogError(problem, key="log_dir", value=self._storage.label) from error
+            raise log_error(self._storage, f"cannot be read or written: {error}") from error
 
     def _begin(self, ours: Manifest) -> LogContents:
         self._owner.check()
@@ -188,8 +183,7 @@ class EvaluationLog:
         try:
             ask_again(self._storage, self._owner.epoch, indices, read_changes(self._storage)[1])
         except OSError as error:
-            problem = f"{self._storage.label} cannot be written: {error}"
-            raise LogError(problem, key="log_dir", value=self._storage.label) from error
+            raise log_error(self._storage, f"cannot be written: {error}") from error
 
     # ------------------------------------------------------------------ the driver's side
 
@@ -245,11 +239,10 @@ class EvaluationLog:
                     reason = "the log was closed" if self._closing else "a write is still running"
                     if self._trouble:
                         reason = f"the last write failed: {self._trouble}"
-                    raise LogError(
-                        f"{self._storage.label} was not written within {timeout_s:g} s: {reason}. "
+                    raise log_error(
+                        self._storage,
+                        f"was not written within {timeout_s:g} s: {reason}. "
                         f"{wanted - self._num_committed} batches are not in the log",
-                        key="log_dir",
-                        value=self._storage.label,
                         fix="Continue the run: their episodes run again.",
                     )
                 self._changed.wait(left)
@@ -282,9 +275,7 @@ class EvaluationLog:
             except EvalError as error:
                 self._give_up(error)
             except Exception as error:  # A driver waits for this thread, and gets whatever ended it.
-                label = self._storage.label
-                problem = f"{label} cannot be written: {type(error).__name__}: {error}"
-                self._give_up(LogError(problem, key="log_dir", value=label))
+                self._give_up(log_error(self._storage, f"cannot be written: {type(error).__name__}: {error}"))
             if self._error is not None:
                 return
 
@@ -340,9 +331,7 @@ class EvaluationLog:
         self._failures += 1
         pause = retry_pause(self._failures)
         if pause is None:
-            label = self._storage.label
-            problem = f"{label} cannot be written, after {RETRIES} retries: {error}"
-            self._give_up(LogError(problem, key="log_dir", value=label))
+            self._give_up(log_error(self._storage, f"cannot be written, after {RETRIES} retries: {error}"))
             return
         if self._failures == _FAILURES_SAID:
             _logger.warning("%s cannot be written (%s): it is tried again meanwhile", self._storage.label, error)

@@ -40,6 +40,7 @@ from rl_eval.records.plain import leaves, plain
 from rl_eval.results.loading import load
 from rl_eval.results.provenance import check_trust
 from rl_eval.results.result import EvalResult
+from rl_eval.results.story import check_planned
 from rl_eval.runners import Runner, runner_class
 from rl_eval.supervision.caller import one_thread, working_in
 from rl_eval.weights import WeightsSnapshot
@@ -237,11 +238,9 @@ def recorded_episode(result: EvalResult, index: int) -> EpisodeRecord:
     """Return the record of one episode.
 
     Raises:
-        UsageError: There is none.
+        UsageError: The plan has no such episode, or it did not finish.
     """
-    if not 0 <= index < len(result.plan):
-        fix = f"Pass an index from 0 to {len(result.plan) - 1}."
-        raise UsageError(f"episode {index} is not in the plan", key="episode", value=index, fix=fix)
+    check_planned(result, index)
     if not result.table.filled[index]:
         raise UsageError(f"episode {index} did not finish, so it has no record", key="episode", value=index)
     return result.table.record(index)

@@ -40,6 +40,17 @@ class Event:
     """Seconds since the session began; None if the event is only in the log."""
 
 
+def check_planned(result: EvalResult, index: int) -> None:
+    """Check that the plan of a result has an episode.
+
+    Raises:
+        UsageError: The plan has no such episode.
+    """
+    if not 0 <= index < len(result.plan):
+        fix = f"Pass an index from 0 to {len(result.plan) - 1}."
+        raise UsageError(f"episode {index} is not in the plan", key="episode", value=index, fix=fix)
+
+
 def story(result: EvalResult, index: int, moves: Sequence[Event] = ()) -> tuple[Event, ...]:
     """Return the events of one episode, in order.
 
@@ -51,9 +62,7 @@ def story(result: EvalResult, index: int, moves: Sequence[Event] = ()) -> tuple[
     Raises:
         UsageError: The plan has no such episode.
     """
-    if not 0 <= index < len(result.plan):
-        fix = f"Pass an index from 0 to {len(result.plan) - 1}."
-        raise UsageError(f"episode {index} is not in the plan", key="episode", value=index, fix=fix)
+    check_planned(result, index)
     return (
         Event("planned", f"episode {index} of {len(result.plan):,}, seed {result.plan[index].seed}"),
         *_merged(moves, [_fault_event(fault) for fault in result.table.faults.get(index, ())]),

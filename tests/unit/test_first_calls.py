@@ -15,6 +15,11 @@ from tests.unit.cli_world import call
 from tests.unit.test_loggers import events
 
 
+def run(*options):
+    """Evaluate five episodes of the random policy from the command line."""
+    return call("run", "--env", "CartPole-v1", "--policy", "random", "-n", "5", *options)
+
+
 def zeros(observations):
     return np.zeros(len(observations), np.int64)
 
@@ -87,20 +92,7 @@ def test_run_logs_to_a_tracker(tmp_path, monkeypatch):
     """The metrics of the result, in the folder of the run."""
     pytest.importorskip("tensorboard")
     monkeypatch.chdir(tmp_path)
-    shown = call(
-        "run",
-        "--env",
-        "CartPole-v1",
-        "--policy",
-        "random",
-        "-n",
-        "5",
-        "--log-dir",
-        "a",
-        "--json",
-        "--logger",
-        "tensorboard",
-    )
+    shown = run("--log-dir", "a", "--json", "--logger", "tensorboard")
     assert shown.exit_code == 0
     ((step, mean),) = [(one.step, one.value) for one in events(tmp_path / "a").Scalars("eval/episode_return_mean")]
     assert (step, mean) == (0, pytest.approx(rl_eval.load("a").mean_return))
@@ -109,7 +101,7 @@ def test_run_logs_to_a_tracker(tmp_path, monkeypatch):
 def test_a_tracker_that_is_not_installed_is_an_error_before_the_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    shown = call("run", "--env", "CartPole-v1", "--policy", "random", "-n", "5", "--logger", "mlflow")
+    shown = run("--logger", "mlflow")
     assert shown.exit_code == 2
     assert not list(tmp_path.iterdir())
 
@@ -120,7 +112,7 @@ def test_a_tracker_that_fails_leaves_the_result(tmp_path, monkeypatch):
     pytest.importorskip("mlflow")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "unknown://nowhere")
-    shown = call("run", "--env", "CartPole-v1", "--policy", "random", "-n", "5", "--log-dir", "a", "--logger", "mlflow")
+    shown = run("--log-dir", "a", "--logger", "mlflow")
     assert shown.exit_code == 0
     assert "mlflow" in shown.stderr
     assert rl_eval.load("a").status == "complete"
@@ -128,19 +120,6 @@ def test_a_tracker_that_fails_leaves_the_result(tmp_path, monkeypatch):
 
 def test_run_limits_the_steps(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    shown = call(
-        "run",
-        "--env",
-        "CartPole-v1",
-        "--policy",
-        "random",
-        "-n",
-        "5",
-        "--log-dir",
-        "a",
-        "--max-episode-steps",
-        "4",
-        "-q",
-    )
+    shown = run("--log-dir", "a", "--max-episode-steps", "4", "-q")
     assert shown.exit_code == 0
     assert set(rl_eval.load("a").table.rows["length"]) == {4}

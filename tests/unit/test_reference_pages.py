@@ -7,7 +7,7 @@ import inspect
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
@@ -129,20 +129,20 @@ def plain_option(shown: str) -> str:
     return re.sub(r" <(?:float|int|path|list\[str\]|str)>", "", shown).replace("|", ", ")
 
 
-def _options() -> dict[str, list[tuple[str, str]]]:
-    """Return the options and arguments of each command, with their help."""
+@cache
+def _options() -> tuple[dict[str, list[tuple[str, str]]], Counter[tuple[str, str]]]:
+    """Return the options and arguments of each command with their help, and the number of commands that have each."""
     found = {}
     for name, command in commands_of(get_command(app)):
         context = command.context_class(command, info_name=name)
         records = filter(None, (param.get_help_record(context) for param in command.params))
         found[name] = [(f"`{plain_option(option)}`", one_line(meaning)) for option, meaning in records]
-    return found
+    return found, Counter(pair for pairs in found.values() for pair in pairs)
 
 
 def shared_options() -> str:
     """Return the table of options that three or more commands share."""
-    found = _options()
-    uses = Counter(pair for pairs in found.values() for pair in pairs)
+    found, uses = _options()
     lines = ["| option | meaning | commands |", "|---|---|---|"]
     for pair in (pair for pair, count in uses.items() if count > 2):
         names = [f"`{name.removeprefix('rl-eval ')}`" for name, pairs in found.items() if pair in pairs]
@@ -152,8 +152,7 @@ def shared_options() -> str:
 
 def own_options(name: str) -> str:
     """Return the table of the other options of a command."""
-    found = _options()
-    uses = Counter(pair for pairs in found.values() for pair in pairs)
+    found, uses = _options()
     own = [f"| {' | '.join(pair)} |" for pair in found[name] if uses[pair] < 3]
     return "\n".join(
         ["| argument or option | meaning |", "|---|---|", *own, ""] if own else ["All options are shared.", ""]

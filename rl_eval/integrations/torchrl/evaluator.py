@@ -144,11 +144,8 @@ class Evaluator:
         if policy is None and policy_factory is None:
             raise ArgumentError("there is no policy", key="policy", fix="Pass policy or policy_factory.")
         if remote and isinstance(env, EnvBase):
-            problem, fix = (
-                f"another process cannot build the env, a {type(env).__name__}",
-                "Pass a callable that builds it.",
-            )
-            raise ArgumentError(problem, key="env", value=type(env).__name__, fix=fix)
+            name, fix = type(env).__name__, "Pass a callable that builds it."
+            raise ArgumentError(f"another process cannot build the env, a {name}", key="env", value=name, fix=fix)
         for name, value in {"init_fn": init_fn, "num_gpus": num_gpus, "ray_kwargs": ray_kwargs}.items():
             refuse(
                 name, None if remote else value or None, 'backend="thread" starts no process: use "process" or "ray"'

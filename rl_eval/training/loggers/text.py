@@ -41,18 +41,19 @@ class _StepFile(Logger):
     """Text file with at most one row per step.
 
     Args:
-        path: The file; it is continued if it is there, and not changed before the first point.
+        path: The file; an existing one is continued. It does not change before the first point.
 
     Raises:
-        UsageError: It is there and something else.
+        UsageError: The file exists and is not of this kind.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path).absolute()
         self._read()
 
+    @override
     def log(self, point: EvalPoint) -> None:
-        """See :class:`Logger`.
+        """Write the row of a point; it replaces the row of the same step.
 
         Raises:
             UsageError: The file has become something else.
@@ -102,10 +103,10 @@ class JSONLinesLogger(_StepFile):
     """File with one JSON object per step; NaN is null, and infinity the text ``inf``.
 
     Args:
-        path: The file; it is continued if it is there, and not changed before the first point.
+        path: The file; an existing one is continued. It does not change before the first point.
 
     Raises:
-        UsageError: It is there and something else.
+        UsageError: The file exists and is not of this kind.
     """
 
     def _parse(self, text: str) -> tuple[list[Any], list[Row]]:
@@ -124,10 +125,10 @@ class CSVLogger(_StepFile):
     leaves its cell empty.
 
     Args:
-        path: The file; it is continued if it is there, and not changed before the first point.
+        path: The file; an existing one is continued. It does not change before the first point.
 
     Raises:
-        UsageError: It is there and something else.
+        UsageError: The file exists and is not of this kind.
     """
 
     def _parse(self, text: str) -> tuple[list[Any], list[Row]]:
