@@ -99,7 +99,7 @@ def test_each_checkpoint_of_a_watch_has_its_own_normalizer(tmp_path, monkeypatch
     Path("runs/rl_model_vecnormalize_640_steps.pkl").replace("runs/rl_model_vecnormalize_64_steps.pkl")
     changed = CliRunner().invoke(app, again)
     assert changed.exit_code == 2
-    assert "the file of policy_kwargs['vecnormalize'] has digest" in changed.output
+    assert "vecnormalize" in changed.output
 
 
 def test_a_module_of_torchrl(tmp_path, monkeypatch):
