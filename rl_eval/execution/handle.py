@@ -86,7 +86,7 @@ def _ended(event: events.Event, index: int, runner: int, attempt: int) -> Iterat
     """Yield the end of a runner's attempt, if the event is one."""
     match event:
         case events.RunnerReported(reporter) if reporter == runner:
-            if (index, attempt) in event.failed_attempts:
+            if (index, attempt) in (*event.failed_attempts, *event.suspects):
                 yield "fault", "failed", runner, attempt
             elif index in event.returned:
                 yield "returned", "given back before it started", runner, attempt

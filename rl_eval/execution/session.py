@@ -381,18 +381,22 @@ class EpisodeSession(Phase):
             return  # The table no longer changes.
         report: RunReport = value
         self._outcome.check_report(member, report)
+        charged = tuple(fault for fault in report.faults if fault.charged)
+        suspected = {(fault.index, fault.attempt): fault for fault in report.faults if not fault.charged}
         event = events.RunnerReported(
             member.incarnation,
             report.rows["index"].tolist(),
-            [(fault.index, fault.attempt) for fault in report.faults],
+            [(fault.index, fault.attempt) for fault in charged],
             report.returned,
             [progress.index for progress in report.progress],
+            list(suspected),
         )
         commands = self._handle(event, now)
         self._outcome.store.add_times(report)
-        self._outcome.store.add_faults(report.faults)
-        self._obey(commands, now, member, report)
-        self._note_failures(report.faults)
+        self._outcome.store.add_faults(charged)
+        self._obey(commands, now, member, report, suspected)
+        self._outcome.store.add_faults(tuple(fault for fault in suspected.values() if not fault.charged))
+        self._note_failures((*charged, *suspected.values()))
         self._pump(member, now)
 
     def _watch(self, now: float) -> None:
@@ -433,7 +437,7 @@ class EpisodeSession(Phase):
             now: The time.
             member: Runner that reported, if the event was a report.
             report: Its report.
-            faults: Faults of a lost runner by (index, attempt), uncharged; those that a command charges are replaced.
+            faults: Uncharged faults by (index, attempt); those that a command charges are replaced.
         """
         outcome = self._outcome
         touched: dict[int, None] = {}

@@ -107,7 +107,8 @@ class Fault:
     seconds: float
     """Wall-clock age of the attempt."""
     charged: bool = True
-    """Whether it used up the attempt. A lost runner is charged to an episode only on evidence."""
+    """Whether it used up the attempt. A lost runner is charged to an episode only on evidence. In a report, False means
+    *suspected*: one of the report's episodes with such a fault caused it, in a call that they shared."""
 
     @staticmethod
     def describe(error: BaseException) -> tuple[str, str, str]:
@@ -231,7 +232,7 @@ class RunReport:
     infos: npt.NDArray[np.float64]
     """Requested info scalars, shape (finished, len(info_keys))."""
     faults: tuple[Fault, ...]
-    """Every fault since the last report."""
+    """Every fault since the last report; those of a call for several episodes are not charged."""
     progress: tuple[Progress, ...]
     """Live lanes."""
     returned: tuple[int, ...]

@@ -42,6 +42,8 @@ class RunnerReported:
     """Indices that it dropped after a reclaim or an abort."""
     live: Sequence[int] = ()
     """Indices that it has started and will not return."""
+    suspects: Sequence[tuple[int, int]] = ()
+    """(index, attempt) of attempts that ended together in a fault of one of them; the runner has dropped all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +103,7 @@ class Audit:
 
 @dataclass(frozen=True, slots=True)
 class Charge:
-    """The attempt on a lost runner uses up an attempt of the episode."""
+    """A suspected attempt, or one on a lost runner, uses up an attempt of the episode."""
 
     index: int
     attempt: int

@@ -150,15 +150,15 @@ def _log_choose(n: int, k: int) -> float:
 
 
 _SPLIT: Final = 8
-"""Number of groups of the suspects of one loss."""
+"""Number of groups of the suspects of one loss or fault."""
 
 
 @final
 class Isolation:
     """Suspected episodes, and the queue of those that wait for a separate runner.
 
-    If many episodes were live when a process ended, they run again in groups of an eighth, so that one round clears
-    most of them. A group that ends its runner again is split again, until each suspect runs alone.
+    If many episodes were live when a process ended or a shared call failed, they run again in groups of an eighth, so
+    that one round clears most of them. A group that fails again is split again, until each suspect runs alone.
     """
 
     def __init__(self) -> None:
@@ -180,7 +180,7 @@ class Isolation:
         return tuple(self._waiting)
 
     def suspect(self, indices: Iterable[int]) -> None:
-        """Isolate episodes, one of which may have ended their runner; a single one runs alone."""
+        """Isolate episodes, one of which may have caused a loss or a fault; a single one runs alone."""
         suspects = list(indices)
         for index in suspects:
             self._largest[index] = -(-len(suspects) // _SPLIT)

@@ -21,9 +21,10 @@ paused while another one is still in its first attempt. When another runner comp
 *excluded*, and its failures use up no attempts. When the attempts of an episode are used up, the schedule gives it up:
 only this makes failed records.
 
-A lost runner uses up an attempt of an episode on evidence only. Episodes that ended it, or may have, are *isolated*
-from then on (see :mod:`rl_eval.scheduling.runner_states`): they run on idle runners, separate from all other episodes,
-so that their crashes affect no other episode, and a crash of a single one is proof.
+A lost runner uses up an attempt of an episode on evidence only, and so does a fault in a call for several episodes.
+Episodes that caused it, or may have, are *isolated* from then on (see :mod:`rl_eval.scheduling.runner_states`): they
+run on idle runners, separate from all other episodes, so that their crashes affect no other episode, and a crash of a
+single one is proof.
 """
 
 from __future__ import annotations
@@ -200,11 +201,17 @@ class Schedule:
         first = state.untried
         state.pace, state.live = len(recorded), len(report.live)
         state.reclaiming.difference_update(report.live)
-        failed = self._failed_attempts(runner, report)
-        self._runners.ended(runner, len(recorded), failed)
-        for index, attempt in failed:
+        failed = self._held_attempts(runner, report.failed_attempts)
+        suspects = self._held_attempts(runner, report.suspects)
+        if len(suspects) == 1:  # It was alone, so that the fault is its own.
+            commands += [Charge(index, attempt) for index, attempt in suspects.items()]
+            failed, suspects = failed | suspects, {}
+        self._isolation.suspect(suspects)
+        self._runners.ended(runner, len(recorded), list(failed.items()))
+        for index, attempt in failed.items():
             self._attempts[index] = attempt
             self._failed_on.setdefault(index, []).append(runner)
+        for index in [*failed, *suspects]:
             self._drop(state, [index])
             commands += self._put_back(index)
         returned = [index for index in report.returned if self._holder.get(index) == runner]
@@ -216,7 +223,7 @@ class Schedule:
         for one in broken:
             commands += self._exclude(one)
         # Others may run returned episodes, and those that waited for the first attempt of this runner.
-        shared = returned or failed or broken or (self._runners.failing and first)
+        shared = returned or failed or suspects or broken or (self._runners.failing and first)
         others = self._runners.hungry() if shared else []
         return commands + self._feed([*others, *([runner] if runner in self._runners and runner not in others else ())])
 
@@ -226,13 +233,13 @@ class Schedule:
 
     # ---------------------------------------------------------------- episodes
 
-    def _failed_attempts(self, runner: int, report: RunnerReported) -> list[tuple[int, int]]:
-        """Return the failed attempts of leases that a runner holds, each once."""
-        return [
-            (index, attempt)
-            for index, attempt in dict(report.failed_attempts).items()
+    def _held_attempts(self, runner: int, attempts: Iterable[tuple[int, int]]) -> dict[int, int]:
+        """Return the attempts of leases that a runner holds, by index."""
+        return {
+            index: attempt
+            for index, attempt in attempts
             if self._holder.get(index) == runner and attempt > self._attempts.get(index, 0)
-        ]
+        }
 
     def _drop(self, state: RunnerState, indices: Collection[int]) -> None:
         """Take leases from their runner."""

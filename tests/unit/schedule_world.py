@@ -4,9 +4,9 @@ The :class:`Referee` hands events to a schedule, keeps plain books of its own, a
 against the laws: those of safety (nothing wrong happens) and those of liveness (something happens).
 The :class:`World` makes a random history around it: runners that join late, die with reports still
 under way, come back as ghosts, repeat rows; runners on which every attempt fails, from the start; nodes that are
-pre-empted; episodes that fail, or kill or hang their runner, once or always, with and without evidence; reclaims that
-cross reports; a group that changes its size; cancellations; processes that die and resume. The same seed makes the same
-history, so ``run_history(seed)`` replays a failure.
+pre-empted; episodes that fail, alone or with all that share the call; episodes that kill or hang their runner, once or
+always, with and without evidence; reclaims that cross reports; a group that changes its size; cancellations; processes
+that die and resume. The same seed makes the same history, so ``run_history(seed)`` replays a failure.
 
 The module under test is an argument, so the same world also judges planted bugs.
 """
@@ -190,14 +190,25 @@ class Referee:
         failed_attempts: Iterable[tuple[int, int]] = (),
         returned: Iterable[int] = (),
         live: Iterable[int] = (),
+        suspects: Iterable[tuple[int, int]] = (),
     ) -> list[Any]:
-        event = api.RunnerReported(runner, tuple(finished), tuple(failed_attempts), tuple(returned), tuple(live))
+        event = api.RunnerReported(
+            runner, tuple(finished), tuple(failed_attempts), tuple(returned), tuple(live), tuple(suspects)
+        )
         counted = self._count(runner, event.finished)
         failed = [pair for pair in event.failed_attempts if self.holder.get(pair[0]) == runner]
+        suspected = [pair for pair in event.suspects if self.holder.get(pair[0]) == runner]
+        if len(suspected) == 1:
+            self.owed += suspected
+            failed, suspected = failed + suspected, []
+        for index, attempt in suspected:
+            self._count_name(index, attempt)
+            self.group_size[index] = -(-len(suspected) // 8)
         for index, attempt in failed:
             self.attempts[index] = attempt
             self.failed_on.setdefault(index, set()).add(runner)
-        back = [*(index for index, _ in failed), *(i for i in event.returned if self.holder.get(i) == runner)]
+        dropped = [index for index, _ in [*failed, *suspected]]
+        back = [*dropped, *(i for i in event.returned if self.holder.get(i) == runner)]
         if runner in self.runners:
             self._book(runner, len(counted), failed)
             self.runners[runner].asked -= {*event.finished, *back, *event.live}
@@ -432,6 +443,7 @@ class Report:
     failed_attempts: list[tuple[int, int]] = field(default_factory=list)
     returned: list[int] = field(default_factory=list)
     live: list[int] = field(default_factory=list)
+    suspects: list[tuple[int, int]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -494,10 +506,12 @@ class Death(NamedTuple):
 class SimulatedRunner:
     """Runs leases in the order of their grants, each in a lane of its own; returns only what it has not started."""
 
-    def __init__(self, number: int, lanes: int, nature: Nature, broken: bool = False) -> None:
+    def __init__(self, number: int, lanes: int, nature: Nature, broken: bool = False, batched: bool = False) -> None:
         self.number = number
         self.broken = broken
         """Whether every attempt fails on it, in its first step."""
+        self.batched = batched
+        """Whether all its lanes take a step in one call, so that one attempt's fault ends them all."""
         self.lanes = lanes
         self.nature = nature
         self.mail = Call()
@@ -555,7 +569,7 @@ class SimulatedRunner:
         del self.queue[:free]
         for index, lane in list(self.live.items()):
             lane.steps_left -= 1
-            if (not lane.steps_left or self.broken) and not self.death:
+            if index in self.live and (not lane.steps_left or self.broken) and not self.death:
                 self._end_attempt(index, lane, report)
 
     def _end_attempt(self, index: int, lane: Lane, report: Report) -> None:
@@ -563,6 +577,10 @@ class SimulatedRunner:
         end = End.FAULT if self.broken else self.nature.draw(index, lane.attempt)[1]
         if end in (End.KILL, End.HANG):
             self.death = Death(index, lane.attempt, end)
+            return
+        if end is End.FAULT and self.batched:
+            report.suspects += [(other, lane.attempt) for other, lane in self.live.items()]
+            self.live = {}
             return
         del self.live[index]
         if end is End.FAULT:
@@ -591,6 +609,7 @@ class World:
         self.obscurity = self.rng.choice([0.0, 0.3])
         """How many of the runners die without a trace."""
         self.lanes = self.rng.choice([1, 1, 2, 4, 8])
+        self.batched = self.rng.random() < 0.3
         self.bad_nodes = self.rng.choice([0.0, 0.0, 0.3])
         """How many of the runners are broken from the start."""
         self.peril = self.rng.choice([0.0, 0.03, 0.08])
@@ -682,7 +701,8 @@ class World:
     def _join(self) -> None:
         """Runners that are started one after the other do not come up in that order."""
         broken = self.rng.random() < self.bad_nodes and any(not other.broken for other in self.runners.values())
-        runner = SimulatedRunner(self.numbers ^ 1, self.rng.randint(1, self.lanes), self.nature, broken)
+        lanes = self.rng.randint(1, self.lanes)
+        runner = SimulatedRunner(self.numbers ^ 1, lanes, self.nature, broken, self.batched)
         self.numbers += 1
         self.runners[runner.number] = runner
         self._obey(self.referee.joined(runner.number, runner.lanes))
@@ -760,9 +780,16 @@ class World:
             return
         report = runner.reports.popleft()
         if runner.broken:
-            self.framed.update(index for index, _ in report.failed_attempts)
+            self.framed.update(index for index, _ in [*report.failed_attempts, *report.suspects])
         self._obey(
-            self.referee.reported(runner.number, report.finished, report.failed_attempts, report.returned, report.live)
+            self.referee.reported(
+                runner.number,
+                report.finished,
+                report.failed_attempts,
+                report.returned,
+                report.live,
+                report.suspects,
+            )
         )
 
     def _obey(self, commands: list[Any]) -> None:

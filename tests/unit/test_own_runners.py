@@ -18,7 +18,7 @@ import pytest
 from rl_eval import EvalConfig, EvalRunnerGroup, VectorEvalRunner, evaluate
 from rl_eval.config.settings import EvalSettings
 from rl_eval.errors import ConfigError, WeightsError
-from rl_eval.records.episode import ROW, EpisodeTable, Lease, Outcome, Progress, RunReport
+from rl_eval.records.episode import ROW, EpisodeTable, Fault, Lease, Outcome, Progress, RunReport
 from rl_eval.runners import Runner
 from rl_eval.weights import WeightsSnapshot
 from tests.refused import refused
@@ -70,9 +70,14 @@ class Slots:
         self.queue.extend(leases)
         returned += [lease.index for lease in self.queue if lease.index in set(reclaim)]
         self.queue = deque(lease for lease in self.queue if lease.index not in set(reclaim))
+        faults: list[Fault] = []
         while self.fill() and not (total and perf_counter() > deadline):
             live = np.array([lease is not None for lease in self.leases])
-            ended = self.step(live)
+            try:
+                ended = self.step(live)
+            except ArithmeticError as error:
+                faults = self.drop_live(error)
+                break
             total += int(live.sum())
             rows += [self.finish(slot) for slot in np.flatnonzero(ended & live)]
         self.episodes += len(rows)
@@ -80,7 +85,7 @@ class Slots:
         return RunReport(
             rows=np.array([row for row, _ in rows], ROW),
             infos=infos,
-            faults=(),
+            faults=tuple(faults),
             progress=tuple(
                 Progress(lease.index, lease.attempt, int(self.steps[slot]))
                 for slot, lease in enumerate(self.leases)
@@ -100,6 +105,18 @@ class Slots:
         self.queue.clear()
         self.leases = [None] * self.count
         return dropped
+
+    def drop_live(self, error: Exception) -> list[Fault]:
+        """End all live attempts; each is suspected, or charged if it is the only one."""
+        leases = [(slot, lease) for slot, lease in enumerate(self.leases) if lease is not None]
+        self.leases = [None] * self.count
+        place = {"cause": "env", "phase": "step", "runner": self.runner_index, "node": "here", "seconds": 0.0}
+        error_type, message, traceback = Fault.describe(error)
+        text = {"error_type": error_type, "message": message, "traceback": traceback}
+        return [
+            Fault(one.index, one.seed, one.attempt, step=int(self.steps[at]), charged=len(leases) == 1, **place, **text)  # type: ignore[arg-type]
+            for at, one in leases
+        ]
 
     def fill(self) -> bool:
         """Start episodes in free slots, all at once; return whether any slot is live."""
@@ -133,6 +150,68 @@ class BatchedToy(Slots):
         self.steps += live
         self.returns[:, 0] += np.where(live, np.sin(self.seeds % 1000 + self.steps), 0.0)
         return self.steps >= self.seeds % 20 + 2
+
+
+class FragileToy(BatchedToy):
+    """A step raises while the seed of one episode is live: in its first ``bad`` attempts."""
+
+    bad: ClassVar[int] = 1000
+
+    def step(self, live: Any) -> Any:
+        for lease in self.leases:
+            if lease is not None and lease.index == POISONED and lease.attempt <= self.bad:
+                raise FloatingPointError("a NaN somewhere in the batch")
+        return super().step(live)
+
+
+class PassingToy(FragileToy):
+    bad = 0
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.first = True
+
+    def step(self, live: Any) -> Any:
+        """Raise once, and never again."""
+        if self.first and live[5:].any():
+            self.first = False
+            raise FloatingPointError("once")
+        return super().step(live)
+
+
+class BrokenToy(FragileToy):
+    def step(self, live: Any) -> Any:
+        raise FloatingPointError("always")
+
+
+POISONED = 17
+
+
+def test_a_fault_of_the_batch_is_charged_only_to_the_episode_that_causes_it() -> None:
+    """The others run again, without a used attempt, and have the same records as ever."""
+    whole = evaluate(config(BatchedToy))
+    part = evaluate(config(FragileToy))
+    assert part.status == "partial"
+    assert [record.index for record in part.episodes if record.outcome == "failed"] == [POISONED]
+    assert {record.attempts for record in part.episodes if record.outcome == "completed"} == {1}
+    same = [record.episode_return for record in whole.episodes if record.index != POISONED]
+    assert [record.episode_return for record in part.episodes if record.index != POISONED] == same
+    faults = part.episodes[POISONED].faults
+    assert [fault.attempt for fault in faults if fault.charged] == [1, 2, 3]
+    assert next(fault.attempt for fault in faults if not fault.charged) == 1
+
+
+def test_a_batch_that_fails_once_loses_nothing() -> None:
+    whole = evaluate(config(PassingToy))
+    assert whole.status == "complete"
+    assert whole.fingerprint == evaluate(config(BatchedToy)).fingerprint
+
+
+def test_a_batch_that_always_fails_ends_the_evaluation() -> None:
+    """Suspects do not count towards fail-fast, but episodes that failed alone do."""
+    result = evaluate(config(BrokenToy))
+    assert result.status == "failed"
+    assert "fault_tolerance.fail_fast" in result.reason
 
 
 class SilentToy(BatchedToy):

@@ -13,7 +13,7 @@ import pytest
 import rl_eval.scheduling.schedule
 from tests.unit.schedule_world import run_history
 
-HISTORIES = 150
+HISTORIES = 300
 """A mutant that survives this many is not caught."""
 
 MUTANTS = {
@@ -62,6 +62,15 @@ MUTANTS = {
     "leaves a smaller pool its shares": (
         "                commands += self._feed(self._runners.hungry())\n            case Cancelled",
         "                pass\n            case Cancelled",
+    ),
+    "charges all suspects of a shared fault": ("if len(suspects) == 1:", "if suspects:"),
+    "never proves a suspect": ("if len(suspects) == 1:", "if False:"),
+    "runs suspects of a shared fault beside others": ("        self._isolation.suspect(suspects)\n", ""),
+    "counts suspects against their runner": ("list(failed.items())", "[*failed.items(), *suspects.items()]"),
+    "drops only one suspect": ("for index in [*failed, *suspects]:", "for index in [*failed, *[*suspects][:1]]:"),
+    "charges a suspect without saying so": (
+        "            commands += [Charge(index, attempt) for index, attempt in suspects.items()]\n",
+        "",
     ),
     "keeps a retry from a free lane": ("free=len(taken) < state.free", "free=False"),
 }
