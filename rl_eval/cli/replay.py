@@ -151,7 +151,7 @@ def _page(replayed: Replay) -> Page:
         Line("return", _text(again.episode_return), f"{again.length:,} steps"),
         Line("attempts", str(again.attempts), f"faults during this replay: {len(again.faults)}"),
     ]
-    state = "identical" if replayed.identical else "different"
+    state = "identical" if replayed.identical else "different" if replayed.comparable else "not comparable bit for bit"
     return Page(f"episode {again.index}, seed {again.seed}", "", state, [differences, lines], notes)
 
 

@@ -27,6 +27,7 @@ from rl_eval.execution.runner_pool import Member, RunnerPool
 from rl_eval.execution.session import CALLS_IN_FLIGHT, Phase
 from rl_eval.records.determinism import UNFINISHED, Determinism, FirstDifference, first_difference
 from rl_eval.records.episode import Lease, RunReport, different_columns, outcomes_of
+from rl_eval.records.guarantee import guarantee_of
 from rl_eval.supervision.flight_recorder import CrashReport
 
 Share = float | Literal["auto"]
@@ -106,6 +107,8 @@ class DeterminismSample(Aspect):
             off = "switched off by evaluation.determinism_check=0"
             return Choice({}, "no episode completed" if self._candidates else off, 0.0)
         rows = store.table.rows
+        if (promised := guarantee_of(store.numerics)) != "exact":
+            return Choice({}, f"not checked, since the guarantee is {promised}", 0.0)
         alone = store.numerics.get("reference") == "row"
         sharing = 1 if alone else min(settings.runners.lanes, math.ceil(len(rows) / runners))
         reset, step, policy = (rows[f"{name}_seconds"].astype(np.float64) for name in ("reset", "step", "inference"))

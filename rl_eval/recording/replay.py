@@ -66,6 +66,9 @@ class Replay:
     numerics: Mapping[str, tuple[Any, Any]]
     """What this process computes floats with, where the run had something else; equal outcomes are not promised."""
 
+    comparable: bool = True
+    """Whether the guarantee of the run is exact, so that equal outcomes were promised."""
+
     @property
     def identical(self) -> bool:
         """Whether all outcome columns are equal bit by bit."""
@@ -231,6 +234,7 @@ def compared(result: EvalResult, report: RunReport) -> Replay:
         again=record_of(report.rows[0].item(), dict(zip(keys, report.infos[0].tolist(), strict=True)), report.faults),
         differences={name: (was[name][0].item(), now[name][0].item()) for name in different_columns(was, now)},
         numerics={key: (theirs.get(key), ours.get(key)) for key in theirs | ours if theirs.get(key) != ours.get(key)},
+        comparable=result.guarantee == "exact",
     )
 
 

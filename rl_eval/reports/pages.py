@@ -8,6 +8,7 @@ from functools import singledispatch
 from typing import TYPE_CHECKING, Any, Final
 
 from rl_eval.config.policy_sources import RANDOM
+from rl_eval.records.guarantee import MEANINGS
 from rl_eval.reports.page import Line, Page, Table
 from rl_eval.results.comparison import Comparison
 from rl_eval.results.crossplay import CrossPlay, Estimate, Outcomes
@@ -163,7 +164,12 @@ def _time_lines(result: EvalResult) -> list[Line]:
 
 def _identity_lines(result: EvalResult) -> list[Line]:
     weights = weights_name(result.provenance, result.metrics["weights_version"])
-    named = {"fingerprint": result.fingerprint[:16], "weights": weights, "determinism": str(result.determinism)}
+    named = {
+        "fingerprint": result.fingerprint[:16],
+        "weights": weights,
+        "guarantee": f"{result.guarantee}: {MEANINGS[result.guarantee]}",
+        "determinism": str(result.determinism),
+    }
     return [Line(label, "", text) for label, text in named.items() if text]
 
 

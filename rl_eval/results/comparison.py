@@ -40,6 +40,8 @@ _OF_A_POLICY: Final = ("identity", "weights")
 """Parts that determine a policy's numerics."""
 _UNTOLD: Final = ("weights.version",)
 """Settings whose difference means nothing."""
+_LAYOUT: Final = ("guarantee", "adapter", "num_envs", "block")
+"""Parts of the numerics key that determine the episodes if the guarantee is ``layout``."""
 _OUTPUTS: Final = "numerics.outputs"
 """Digest of a policy's outputs, which differs between policies."""
 _OF_FLOATS: Final = ("numerics", "packages", "python")
@@ -160,6 +162,7 @@ def compare(a: EvalResult, b: EvalResult, confidence: float = 0.95, *, force: bo
             raise UsageError(f"{name} is {side!r}, a {type(side).__name__}", key=name, value=side, fix=fix)
     _check_identities(a, b)
     _check_plans(a, b)
+    _check_guarantees(a, b)
     if not force:
         _check_determinism(a, b)
     reached = a.scope & b.scope
@@ -198,6 +201,21 @@ def _check_plans(a: EvalResult, b: EvalResult) -> None:
     found = list(differences(a.plan.to_dict(), b.plan.to_dict(), "plan"))
     fix = "Evaluate both with the same seed and the same number of episodes."
     raise _different("the results have different episodes", found, fix)
+
+
+def _check_guarantees(a: EvalResult, b: EvalResult) -> None:
+    """Raise if the number of environments determines the episodes of a result and differs from that of the other."""
+    if "layout" not in (a.guarantee, b.guarantee):
+        return
+    ours, theirs = (_mapping(side.provenance.get("numerics")) for side in (a, b))
+    found = [
+        leaf
+        for key in _LAYOUT
+        for leaf in differences(ours.get(key, ABSENT), theirs.get(key, ABSENT), f"numerics.{key}")
+    ]
+    if found:
+        fix = "Evaluate both with the same simulator and number of environments."
+        raise _different("the guarantee is layout, so equal indices are not equal episodes", found, fix)
 
 
 def _check_determinism(a: EvalResult, b: EvalResult) -> None:

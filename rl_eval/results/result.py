@@ -23,6 +23,7 @@ from rl_eval.errors import LogError, UsageError, nearest
 from rl_eval.errors.redaction import redact
 from rl_eval.records.determinism import Determinism
 from rl_eval.records.episode import EpisodeRecord, EpisodeTable, Fault, Outcome
+from rl_eval.records.guarantee import Guarantee, guarantee_of
 from rl_eval.records.plain import damage, plain, typed
 from rl_eval.results.files import (
     EPISODES_FILE,
@@ -213,6 +214,12 @@ class EvalResult(Numbers, Printed):
         """SHA-256 of the plan: only results of equal plans can be compared."""
         return self.plan.fingerprint
 
+    @property
+    def guarantee(self) -> Guarantee:
+        """Which changes of the execution leave the records the same: ``exact``, ``conditions`` or ``layout``."""
+        numerics = self.provenance.get("numerics")
+        return guarantee_of(numerics if isinstance(numerics, Mapping) else {})
+
     # Ways out and back in
 
     def to_dict(self) -> dict[str, Any]:
@@ -225,6 +232,7 @@ class EvalResult(Numbers, Printed):
             "fingerprint": self.fingerprint,
             "records_digest": self.table.digest(),
             "plan": {**self.plan.to_dict(), "fingerprint": self.plan_fingerprint},
+            "guarantee": self.guarantee,
             "notes": self.notes,
             "metrics": self.metrics,
             "confidence": self.confidence,

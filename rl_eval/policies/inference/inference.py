@@ -79,6 +79,7 @@ class Inference:
         self._deterministic = section.deterministic
         self._device = section.device
         self._reader = ActionReader(action_space, section.actions)
+        self._lanes = lanes
         self._rows = -(-lanes // BLOCK) * BLOCK
         self.observations = ObservationBatch(observation_space, self._rows)
         self.live = np.zeros(self._rows, bool)
@@ -265,7 +266,8 @@ class Inference:
         if self._batched:
             probe.check_shapes()
             self._chunk, self._verdict = 1, (_BATCHED,)
-            self.numerics = {"reference": "batched", "outputs": ""} | self._machine()
+            width = {"guarantee": "conditions", "num_envs": self._lanes}
+            self.numerics = {"reference": "batched", "outputs": ""} | width | self._machine()
             return
         found = probe.run()
         self._chunk = {"whole": self._rows, "block": BLOCK, "row": 1}[found.verdict]

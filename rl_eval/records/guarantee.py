@@ -1,0 +1,28 @@
+"""Guarantee of a result: the changes of its execution that leave its records the same.
+
+The guarantee is a part of the numerics key, together with the facts on which records then depend, such as the number of
+environments. A key without it is exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, Literal, get_args
+
+Guarantee = Literal["exact", "conditions", "layout"]
+
+MEANINGS: Final[Mapping[Guarantee, str]] = {
+    "exact": "the same records for any number of runners and environments, and after faults",
+    "conditions": "the same starts and draws; steps repeat bit for bit only with the same rows in the same slots",
+    "layout": "exactly N episodes, without bias; records repeat only at the same width and block",
+}
+"""Meaning of each guarantee, the strongest first."""
+
+_ORDER: Final = get_args(Guarantee)
+
+
+def guarantee_of(numerics: Mapping[str, Any]) -> Guarantee:
+    """Return the weakest guarantee in a numerics key, which may have one for each policy."""
+    found = {value for key, value in numerics.items() if key.rpartition("/")[2] == "guarantee"}
+    weakest: Guarantee = next((one for one in reversed(_ORDER) if one in found), "exact")
+    return weakest
