@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import http.server
 import os
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -200,17 +203,51 @@ def test_a_program_of_the_guides_prints_what_is_shown(reader: Reader, program: s
     assert done.stdout.splitlines()[-1].startswith(expected.rstrip("}"))
 
 
-@pytest.mark.slow
-@pytest.mark.process
-def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
-    """``mkdocs build --strict``, which fails at a warning; no page loads anything from elsewhere."""
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, from ``mkdocs build --strict``, which fails at a warning."""
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
     env = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=env, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-    for page in (tmp_path / "site").glob("*.html"):
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.process
+def test_no_page_of_the_site_loads_anything_from_elsewhere(site: Path) -> None:
+    for page in site.glob("*.html"):
         loaded = re.findall(r'<(?:link|script|img)\b[^>]*?(?:href|src)="(https?://[^"]*)', page.read_text())
         assert loaded == [], page.name
+
+
+@pytest.mark.slow
+@pytest.mark.process
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="no program is called chromium here")
+def test_the_search_finds_the_page_that_answers(site: Path) -> None:
+    """The first result of what a user types is in a guide, and not in a reference that only has the words."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=site)
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    wanted = {
+        "max episode steps": "howto.html#max-episode-steps",
+        "W%26B": "loggers.html",
+        "exception in env.step": "troubleshooting.html#an-exception-in-envstep-or-in-reset",
+    }
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        for query, place in wanted.items():
+            page = browser.new_page()
+            page.goto(f"http://127.0.0.1:{server.server_port}/index.html?q={query}")
+            page.wait_for_selector(".md-search-result__item a", state="attached")
+            found = page.locator(".md-search-result__item").first.locator("a")
+            addresses = [link.get_attribute("href") for link in found.all()]
+            assert any(place in str(address) for address in addresses), f"{query}: {addresses}"
+        browser.close()
+    server.shutdown()
+    server.server_close()
 
 
 # ------------------------------------------------------------------------------ what is said is true
