@@ -8,41 +8,33 @@ and where the episode runs again.
 
 from __future__ import annotations
 
-import abc
 import math
-import socket
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import gymnasium as gym
+from typing_extensions import override
 
-from rl_eval.config.settings import DEFAULT_LANES, EvalSettings
-from rl_eval.errors import EnvError, EpisodeTimeout, EvalError, UsageError, WeightsError, summary_of
-from rl_eval.errors.redaction import learn
-from rl_eval.policies import adapt_policy, has_random_weights
+from rl_eval.config.settings import EvalSettings
+from rl_eval.errors import EnvError, EpisodeTimeout, UsageError, summary_of
 from rl_eval.policies.inference.inference import Inference
-from rl_eval.protocols import Policy
 from rl_eval.records.episode import (
     EpisodeRecord,
-    Fault,
     FaultCause,
-    Lease,
     Phase,
     RunReport,
     Truncation,
     first_seen,
     record_of,
 )
-from rl_eval.runners.environment import ValueReader, broken_step, construct_env, import_env, read_reset, time_limit
-from rl_eval.runners.lane import Lane, PendingReport
+from rl_eval.runners.core import RunnerCore
+from rl_eval.runners.environment import broken_step, construct_env, import_env, read_reset, time_limit
+from rl_eval.runners.lane import Lane
 from rl_eval.runners.observers import Factory, ObservedSlot, observer_factories
-from rl_eval.supervision.caller import current_folder, survivable, working_in
-from rl_eval.supervision.flight_recorder import CLOSE, CONSTRUCT, NOW, RESET, SINCE, flight_recorder
-from rl_eval.weights import WeightsSnapshot, apply_weights, module_of, weights_of
+from rl_eval.supervision.caller import survivable
+from rl_eval.supervision.flight_recorder import CLOSE, CONSTRUCT, NOW, RESET, SINCE
 
 if TYPE_CHECKING:
     from rl_eval.policies.inference.sweep_log import SlotLog, SweepLog
@@ -51,7 +43,7 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 
-class EvalRunner(abc.ABC):
+class EvalRunner(RunnerCore):
     """Owner of environments and a policy that turns leases into records.
 
     Args:
@@ -65,121 +57,29 @@ class EvalRunner(abc.ABC):
     """
 
     def __init__(self, settings: EvalSettings, runner_index: int, policy: Any = None) -> None:
-        # At most 30 attributes with those of a subclass: with more, CPython looks each up in a dict, which adds 5 % to
-        # a step without the environment's share.
-        self.settings = settings
-        learn(settings.model_dump())  # This process redacts its secrets in errors and reports.
-        self.runner_index = runner_index
-        # The columns of agents are known when an environment has been built.
-        keys = settings.evaluation.info_keys if self.several_agents else self.columns(settings)
-        self._pending = PendingReport(keys)
-        self._values = ValueReader(self._pending.info_keys, self._pending.note)
         self._observers = observer_factories(settings.evaluation.observers)
         observe = self._observe if self._observers else None
-        self._lanes = [Lane(index, len(self._pending.info_keys), observe) for index in range(settings.runners.lanes)]
-        self._queue: deque[Lease] = deque()
-        self._max_steps = settings.evaluation.max_episode_steps or math.inf
-        self._gamma = settings.evaluation.gamma
+        num_keys = len(self._info_keys(settings))
+        self._lanes = [Lane(index, num_keys, observe) for index in range(settings.runners.lanes)]
         self._renewing = settings.environment.env_reuse == "episode"
-        self._discounting = self._gamma != 1.0
-        self._inference_clock = 0.0
-        self._recorder = flight_recorder(len(self._lanes))
-        self._cells, self._clock = self._recorder.cells, self._recorder.clock
-        self._lifetime = {"episodes": 0, "faults": 0, "env_steps": 0, "close_errors": 0}
         self._spent = 0
         """Lanes that may not begin an attempt before the next report."""
-        self._turn_started = 0.0
-        self._next_expiry = 0.0
-        self._weights_version = 0
-        home = current_folder()
-        self._observation_space, self._action_space = self._first_spaces()
-        with working_in(home):  # Paths of the policy are relative to the user's folder, even if an environment left it.
-            self._policy = self.make_policy(policy)
-        self._has_random_weights = has_random_weights(self._policy)
-        self._inference = self.make_inference()
+        super().__init__(settings, runner_index, policy)
         self._inference.keeps_outputs = bool(self._observers)
         self._write_observation = self._inference.observations.write
         self._inference.observations.note = self._note_observation
 
-    default_lanes: ClassVar[int] = DEFAULT_LANES
-    max_lanes: ClassVar[int | None] = None
-    needs_processes: ClassVar[bool] = False
-    several_agents: ClassVar[bool] = False
     acts_in_sweeps: ClassVar[bool] = False
     """Whether every live lane takes one step after each call of the policy."""
 
-    @classmethod
-    def columns(cls, settings: EvalSettings) -> tuple[str, ...]:
-        """Return the names of the ``info`` scalars in the records."""
-        return settings.evaluation.info_keys
-
     # ------------------------------------------------------------------ to override
-
-    @abc.abstractmethod
-    def run(
-        self, leases: Sequence[Lease] = (), budget_s: float = 0.1, reclaim: Sequence[int] = (), abort: bool = False
-    ) -> RunReport:
-        """Run leases, as :meth:`rl_eval.runners.Runner.run` does. Check the budget after every reset and step."""
 
     def make_env(self, lane_index: int) -> gym.Env[Any, Any]:
         """Build the environment of a lane."""
         runners = self.settings.runners.num_runners
         return construct_env(self.settings.environment, self.runner_index, lane_index, runners)
 
-    def make_policy(self, policy: Any = None) -> Policy:
-        """Build the policy."""
-        section = self.settings.policy
-        if policy is not None:
-            section = section.model_copy(update={"policy": policy, "policy_kwargs": {}})
-        return adapt_policy(section, self._observation_space, self._action_space)
-
-    def make_inference(self) -> Any:
-        """Build an :class:`Inference`, or an object with its members, that applies the policy to all live lanes."""
-        spaces = self._observation_space, self._action_space
-        return Inference(self._policy, *spaces, len(self._lanes), self.settings.policy)
-
-    def weighted_module(self, snapshot: WeightsSnapshot) -> Any:
-        """Return the module that receives the weights; None without one."""
-        return module_of(self._policy)
-
     # ------------------------------------------------------------------ control
-
-    def set_weights(self, snapshot: WeightsSnapshot) -> int:
-        """Copy weights into the policy in place, and return their version.
-
-        Raises:
-            EvalError: An episode is live; the group must drain or abort first.
-            WeightsError: The weights do not fit the policy, or it has none.
-        """
-        self._refuse_while_live("weights")
-        module = self.weighted_module(snapshot)
-        if module is None:
-            kind = type(self._policy).__name__
-            raise WeightsError(
-                f"the policy is a {kind}, not an nn.Module, and has no weights to set",
-                key="policy",
-                value=kind,
-                runner=self.runner_index,
-                fix="Pass an nn.Module, or a Policy with an attribute `module`.",
-            )
-        apply_weights(snapshot, module)
-        self._weights_version, self._has_random_weights = snapshot.version, False
-        self._inference.numerics = {}  # Probe it again before its next episode.
-        return snapshot.version
-
-    def _refuse_while_live(self, what: str) -> None:
-        if any(lane.lease is not None for lane in self._lanes):
-            raise EvalError(
-                f"{what} cannot change while an episode is live",
-                key=what,
-                runner=self.runner_index,
-                fix="Drain or abort the evaluation first.",
-            )
-
-    @property
-    def weights_version(self) -> int:
-        """Version of the policy's weights; 0 before any were set."""
-        return self._weights_version
 
     def observe(self, factories: Mapping[str, Factory]) -> None:
         """Add observers to those of ``evaluation.observers``, from the next episode on.
@@ -196,25 +96,6 @@ class EvalRunner(abc.ABC):
         for lane in self._lanes:
             lane.watch(self._observe if self._observers else None)
 
-    def metrics(self) -> dict[str, float]:
-        """Return lifetime counters: ``episodes``, ``faults``, ``env_steps``, ``close_errors``."""
-        return dict(self._lifetime)
-
-    @property
-    def spaces(self) -> tuple[gym.Space[Any], gym.Space[Any]]:
-        """Observation space and action space."""
-        return self._observation_space, self._action_space
-
-    @property
-    def inference(self) -> Any:
-        """Inference for all live lanes, as :meth:`make_inference` built it."""
-        return self._inference
-
-    @property
-    def policy(self) -> Policy:
-        """The policy in use, with its current weights."""
-        return self._policy
-
     def foreach_env(self, function: Callable[[Any], Result]) -> list[Result]:
         """Call a function with each environment that is built, in the order of the slots; return the results.
 
@@ -223,59 +104,23 @@ class EvalRunner(abc.ABC):
         """
         return [function(lane.env) for lane in self._lanes if lane.env is not None]
 
-    def apply(self, function: Callable[[Any], Result]) -> Result:
-        """Call a function with this runner, in the runner's process."""
-        return function(self)
-
+    @override
     def stop(self) -> None:
         """Close all environments, and drop the policy."""
         for lane in self._lanes:
             while lane.env is not None or lane.spare is not None:
                 self._close(lane)
-        self._recorder.idle()
-        # Reference cycles keep a runner until the garbage collector runs, and a policy may be large.
-        with suppress(AttributeError):  # A second call finds them deleted.
-            del self._policy, self._inference
+        self._drop_policy()
 
     # ------------------------------------------------------------------ episodes
 
-    def _accept(self, leases: Sequence[Lease], reclaim: Sequence[int], abort: bool) -> bool:
-        """Take the leases and requests of one call.
+    @property
+    @override
+    def _any_live(self) -> bool:
+        return any(lane.lease is not None for lane in self._lanes)
 
-        Returns:
-            Whether to report at once. One of several runners reports its numerics key before any records, so that the
-            group keeps the key of most runners, not that of the fastest.
-        """
-        if abort:
-            self._abort()
-        probing = not self._inference.numerics
-        if probing:
-            # Before the leases: a probe that raises fails the evaluation, and its leases must not run in the next one.
-            self._inference.probe()
-            self._pending.built_weights = self._built_weights()
-            if self._has_random_weights:
-                self._pending.note(
-                    f"{self.settings.policy.policy} draws the weights at random, so no other run can repeat this "
-                    "result. Pass weights (policy.weights, --weights), or seed them in the policy"
-                )
-        self._queue.extend(leases)
-        if reclaim:
-            wanted = set(reclaim)
-            self._pending.returned += [lease.index for lease in self._queue if lease.index in wanted]
-            self._queue = deque(lease for lease in self._queue if lease.index not in wanted)
-        return probing and self.settings.runners.num_runners > 1
-
-    def _built_weights(self) -> str:
-        """Digest of the weights that the policy was built with; empty after new weights, or for a single runner."""
-        if self._weights_version == 0 and self.settings.runners.num_runners > 1:
-            with suppress(Exception):  # Uninitialized weights have no content.
-                if (built := weights_of(self._policy)) is not None:
-                    return built.digest
-        return ""
-
-    def _abort(self) -> None:
-        self._pending.returned += [lease.index for lease in self._queue]
-        self._queue.clear()
+    @override
+    def _drop_live(self) -> None:
         for lane in self._lanes:
             if lane.lease is not None:
                 self._pending.returned.append(lane.lease.index)
@@ -415,24 +260,8 @@ class EvalRunner(abc.ABC):
     def _fault(self, lane: Lane, cause: FaultCause, phase: Phase, error: BaseException) -> None:
         """Record a fault and end the attempt. The group decides where the episode runs again."""
         assert lane.lease is not None
-        error_type, message, traceback = Fault.describe(error)
-        self._pending.faults.append(
-            Fault(
-                index=lane.lease.index,
-                seed=lane.lease.seed,
-                attempt=lane.attempt,
-                cause=cause,
-                phase=phase,
-                step=lane.length,
-                error_type=error_type,
-                message=message,
-                traceback=traceback,
-                runner=self.runner_index,
-                node=socket.gethostname(),
-                seconds=perf_counter() - lane.started,
-            )
-        )
-        self._lifetime["faults"] += 1
+        lease = lane.lease._replace(attempt=lane.attempt)
+        self._add_fault(lease, (cause, phase, lane.length), error, perf_counter() - lane.started)
         self._pending.count(lane)
         lane.stale = lane.stale or cause != "policy"
         self._free(lane)
@@ -558,6 +387,7 @@ class EvalRunner(abc.ABC):
                 f"{environments:,} steps. Raise its own limit: pass max_episode_steps in env_kwargs to gymnasium.make"
             )
 
+    @override
     def _first_spaces(self) -> tuple[gym.Space[Any], gym.Space[Any]]:
         """Build the first lane's environment and return its spaces."""
         attempts = self.settings.fault_tolerance.max_attempts_per_episode

@@ -1,0 +1,277 @@
+"""Core of all runners: settings, policy, weights, queue and report, without the environments.
+
+:class:`~rl_eval.runners.base.EvalRunner` adds environments that are stepped one at a time,
+:class:`~rl_eval.runners.batched.runner.BatchedEvalRunner` a simulator that steps all slots in one call.
+"""
+
+from __future__ import annotations
+
+import abc
+import math
+import socket
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, ClassVar, TypeVar
+
+import gymnasium as gym
+
+from rl_eval.config.settings import DEFAULT_LANES, EvalSettings
+from rl_eval.errors import EvalError, WeightsError
+from rl_eval.errors.redaction import learn
+from rl_eval.policies import adapt_policy, has_random_weights
+from rl_eval.policies.inference.inference import Inference
+from rl_eval.protocols import Policy
+from rl_eval.records.episode import Fault, FaultCause, Lease, Phase, RunReport
+from rl_eval.runners.environment import ValueReader
+from rl_eval.runners.lane import PendingReport
+from rl_eval.supervision.caller import current_folder, working_in
+from rl_eval.supervision.flight_recorder import flight_recorder
+from rl_eval.weights import WeightsSnapshot, apply_weights, module_of, weights_of
+
+Result = TypeVar("Result")
+
+
+class RunnerCore(abc.ABC):
+    """Policy, queue of leases and next report of a runner.
+
+    A subclass owns the environments. It says which episodes are live, and drops them.
+
+    Args:
+        settings: Settings of the evaluation.
+        runner_index: Position in the group, from 0.
+        policy: A policy object, used instead of the configured one.
+
+    Raises:
+        ConfigError: Environment or policy cannot be built as configured.
+        EnvError: The environment's constructor raised on every attempt.
+    """
+
+    def __init__(self, settings: EvalSettings, runner_index: int, policy: Any = None) -> None:
+        # At most 30 attributes with those of a subclass: with more, CPython looks each up in a dict, which adds 5 % to
+        # a step without the environment's share.
+        self.settings = settings
+        learn(settings.model_dump())  # This process redacts its secrets in errors and reports.
+        self.runner_index = runner_index
+        self._pending = PendingReport(self._info_keys(settings))
+        self._values = ValueReader(self._pending.info_keys, self._pending.note)
+        self._queue: deque[Lease] = deque()
+        self._max_steps = settings.evaluation.max_episode_steps or math.inf
+        self._gamma = settings.evaluation.gamma
+        self._discounting = self._gamma != 1.0
+        self._inference_clock = 0.0
+        self._recorder = flight_recorder(settings.runners.lanes)
+        self._cells, self._clock = self._recorder.cells, self._recorder.clock
+        self._lifetime = {"episodes": 0, "faults": 0, "env_steps": 0, "close_errors": 0}
+        self._turn_started = 0.0
+        self._next_expiry = 0.0
+        self._weights_version = 0
+        home = current_folder()
+        self._observation_space, self._action_space = self._first_spaces()
+        with working_in(home):  # Paths of the policy are relative to the user's folder, even if an environment left it.
+            self._policy = self.make_policy(policy)
+        self._has_random_weights = has_random_weights(self._policy)
+        self._inference = self.make_inference()
+
+    default_lanes: ClassVar[int] = DEFAULT_LANES
+    max_lanes: ClassVar[int | None] = None
+    needs_processes: ClassVar[bool] = False
+    several_agents: ClassVar[bool] = False
+
+    @classmethod
+    def columns(cls, settings: EvalSettings) -> tuple[str, ...]:
+        """Return the names of the ``info`` scalars in the records."""
+        return settings.evaluation.info_keys
+
+    @classmethod
+    def _info_keys(cls, settings: EvalSettings) -> tuple[str, ...]:
+        """Return the columns that are known before an environment is built; those of agents are not."""
+        return settings.evaluation.info_keys if cls.several_agents else cls.columns(settings)
+
+    # ------------------------------------------------------------------ to override
+
+    @abc.abstractmethod
+    def run(
+        self, leases: Sequence[Lease] = (), budget_s: float = 0.1, reclaim: Sequence[int] = (), abort: bool = False
+    ) -> RunReport:
+        """Run leases, as :meth:`rl_eval.runners.Runner.run` does. Check the budget after every reset and step."""
+
+    @abc.abstractmethod
+    def stop(self) -> None:
+        """Close all environments, and drop the policy."""
+
+    @abc.abstractmethod
+    def _first_spaces(self) -> tuple[gym.Space[Any], gym.Space[Any]]:
+        """Build an environment and return its spaces."""
+
+    @property
+    @abc.abstractmethod
+    def _any_live(self) -> bool:
+        """Whether an episode is live."""
+
+    @abc.abstractmethod
+    def _drop_live(self) -> None:
+        """End all live attempts without a fault, and return their leases."""
+
+    def make_policy(self, policy: Any = None) -> Policy:
+        """Build the policy."""
+        section = self.settings.policy
+        if policy is not None:
+            section = section.model_copy(update={"policy": policy, "policy_kwargs": {}})
+        return adapt_policy(section, self._observation_space, self._action_space)
+
+    def make_inference(self) -> Any:
+        """Build an :class:`Inference`, or an object with its members, that applies the policy to all live lanes."""
+        spaces = self._observation_space, self._action_space
+        return Inference(self._policy, *spaces, self.settings.runners.lanes, self.settings.policy)
+
+    def weighted_module(self, snapshot: WeightsSnapshot) -> Any:
+        """Return the module that receives the weights; None without one."""
+        return module_of(self._policy)
+
+    # ------------------------------------------------------------------ control
+
+    def set_weights(self, snapshot: WeightsSnapshot) -> int:
+        """Copy weights into the policy in place, and return their version.
+
+        Raises:
+            EvalError: An episode is live; the group must drain or abort first.
+            WeightsError: The weights do not fit the policy, or it has none.
+        """
+        self._refuse_while_live("weights")
+        module = self.weighted_module(snapshot)
+        if module is None:
+            kind = type(self._policy).__name__
+            raise WeightsError(
+                f"the policy is a {kind}, not an nn.Module, and has no weights to set",
+                key="policy",
+                value=kind,
+                runner=self.runner_index,
+                fix="Pass an nn.Module, or a Policy with an attribute `module`.",
+            )
+        apply_weights(snapshot, module)
+        self._weights_version, self._has_random_weights = snapshot.version, False
+        self._inference.numerics = {}  # Probe it again before its next episode.
+        return snapshot.version
+
+    def _refuse_while_live(self, what: str) -> None:
+        if self._any_live:
+            raise EvalError(
+                f"{what} cannot change while an episode is live",
+                key=what,
+                runner=self.runner_index,
+                fix="Drain or abort the evaluation first.",
+            )
+
+    @property
+    def weights_version(self) -> int:
+        """Version of the policy's weights; 0 before any were set."""
+        return self._weights_version
+
+    def metrics(self) -> dict[str, float]:
+        """Return lifetime counters: ``episodes``, ``faults``, ``env_steps``, ``close_errors``."""
+        return dict(self._lifetime)
+
+    @property
+    def spaces(self) -> tuple[gym.Space[Any], gym.Space[Any]]:
+        """Observation space and action space."""
+        return self._observation_space, self._action_space
+
+    @property
+    def inference(self) -> Any:
+        """Inference for all live lanes, as :meth:`make_inference` built it."""
+        return self._inference
+
+    @property
+    def policy(self) -> Policy:
+        """The policy in use, with its current weights."""
+        return self._policy
+
+    def apply(self, function: Callable[[Any], Result]) -> Result:
+        """Call a function with this runner, in the runner's process."""
+        return function(self)
+
+    # ------------------------------------------------------------------ episodes
+
+    def _accept(self, leases: Sequence[Lease], reclaim: Sequence[int], abort: bool) -> bool:
+        """Take the leases and requests of one call.
+
+        Returns:
+            Whether to report at once. One of several runners reports its numerics key before any records, so that the
+            group keeps the key of most runners, not that of the fastest.
+        """
+        if abort:
+            self._abort()
+        probing = not self._inference.numerics
+        if probing:
+            # Before the leases: a probe that raises fails the evaluation, and its leases must not run in the next one.
+            self._inference.probe()
+            self._pending.built_weights = self._built_weights()
+            if self._has_random_weights:
+                self._pending.note(
+                    f"{self.settings.policy.policy} draws the weights at random, so no other run can repeat this "
+                    "result. Pass weights (policy.weights, --weights), or seed them in the policy"
+                )
+        self._queue.extend(leases)
+        if reclaim:
+            wanted = set(reclaim)
+            self._pending.returned += [lease.index for lease in self._queue if lease.index in wanted]
+            self._queue = deque(lease for lease in self._queue if lease.index not in wanted)
+        return probing and self.settings.runners.num_runners > 1
+
+    def _built_weights(self) -> str:
+        """Digest of the weights that the policy was built with; empty after new weights, or for a single runner."""
+        if self._weights_version == 0 and self.settings.runners.num_runners > 1:
+            with suppress(Exception):  # Uninitialized weights have no content.
+                if (built := weights_of(self._policy)) is not None:
+                    return built.digest
+        return ""
+
+    def _abort(self) -> None:
+        self._pending.returned += [lease.index for lease in self._queue]
+        self._queue.clear()
+        self._drop_live()
+
+    def _add_fault(
+        self,
+        lease: Lease,
+        place: tuple[FaultCause, Phase, int],
+        error: BaseException,
+        seconds: float,
+        *,
+        charged: bool = True,
+    ) -> None:
+        """Add the fault of an attempt to the report.
+
+        Args:
+            lease: The lease, with the number of the attempt.
+            place: Part that failed, the call, and the steps that the attempt had completed.
+            error: The original error.
+            seconds: Age of the attempt.
+            charged: False if other episodes may have caused the error.
+        """
+        (cause, phase, step), (error_type, message, traceback) = place, Fault.describe(error)
+        self._pending.faults.append(
+            Fault(
+                index=lease.index,
+                seed=lease.seed,
+                attempt=lease.attempt,
+                cause=cause,
+                phase=phase,
+                step=step,
+                error_type=error_type,
+                message=message,
+                traceback=traceback,
+                runner=self.runner_index,
+                node=socket.gethostname(),
+                seconds=seconds,
+                charged=charged,
+            )
+        )
+        self._lifetime["faults"] += 1
+
+    def _drop_policy(self) -> None:
+        """Drop the policy: reference cycles keep a runner until the garbage collector runs, and it may be large."""
+        self._recorder.idle()
+        with suppress(AttributeError):  # A second call finds them deleted.
+            del self._policy, self._inference
