@@ -49,6 +49,9 @@ class Evaluated:
     num_envs_per_runner: Annotated[
         int | None, option("N", "Environments per runner.", "--num-envs-per-runner", "--envs-per-runner")
     ] = None
+    batched: Annotated[
+        bool, option(None, "Step all environments of a runner in one call: a simulator or a vector environment.")
+    ] = False
     device: Annotated[str | None, option("DEVICE", "Device of the policy: cpu, cuda, cuda:0.")] = None
     stochastic: Annotated[
         bool | None, option(None, "Sample actions, or use the most likely ones.", "--stochastic/--deterministic")
@@ -105,6 +108,7 @@ class Evaluated:
             say(f"policy: no --weights, so it keeps the weights that {keys['policy.policy']} sets, if any")
         flags = {
             "policy.deterministic": None if self.stochastic is None else not self.stochastic,
+            "runners.runner": "batched" if self.batched else None,
             **{f"{section}.{name}": getattr(self, name) for section, names in _KEYS.items() for name in names},
         }
         return keys | {key: flag for key, flag in flags.items() if flag is not None}

@@ -133,6 +133,41 @@ _LONGEST: Final = 100_000
 
 
 @final
+class Trace:
+    """Rows of :data:`TRACE` of one attempt, in the order of its steps."""
+
+    def __init__(self) -> None:
+        self._rows: list[tuple[int, float, float, float, int]] = []
+
+    def begin(self, content: bytes) -> None:
+        """Start with the content of the first observation."""
+        self._rows = [(0, 0.0, False, False, xxhash.xxh3_64_intdigest(content))]
+
+    @property
+    def full(self) -> bool:
+        """Whether later steps are not traced."""
+        return len(self._rows) >= _LONGEST
+
+    def add(self, action: int, reward: Any, terminated: Any, truncated: Any, content: bytes | None) -> None:
+        """Add a step.
+
+        Args:
+            action: Digest of the action, by :func:`action_digest`.
+            reward: As the environment returned it.
+            terminated: As the environment returned it.
+            truncated: As the environment returned it.
+            content: Content of the observation; None if it is invalid.
+        """
+        observed = 0 if content is None else xxhash.xxh3_64_intdigest(content)
+        self._rows.append((action, _number(reward), _number(terminated), _number(truncated), observed))
+
+    @property
+    def rows(self) -> npt.NDArray[np.void]:
+        """Array of :data:`TRACE`, shape (steps + 1,)."""
+        return np.array(self._rows, TRACE)
+
+
+@final
 class TraceRecorder:
     """Wrapper of an environment's ``reset`` and ``step`` that keeps a trace.
 
@@ -146,38 +181,36 @@ class TraceRecorder:
         self._reset = reset
         self._step = step
         self._content = content
-        self._rows: list[tuple[int, float, float, float, int]] = []
+        self._trace = Trace()
 
     def reset(self, **kwargs: Any) -> Any:
         """Reset the environment, and start a new trace."""
         result = self._reset(**kwargs)
-        self._rows = []
+        self._trace = Trace()
         if type(result) is tuple and result:
-            self._rows = [(0, 0.0, False, False, self._observed(result[0]))]
+            self._trace.begin(self._observed(result[0]) or b"")
         return result
 
     def step(self, action: Any) -> Any:
         """Step the environment, and add a row to the trace."""
-        chosen = _digest(action) if len(self._rows) < _LONGEST else 0  # The environment may change it in place.
+        chosen = 0 if self._trace.full else action_digest(action)  # The environment may change it in place.
         result = self._step(action)
         # The runner reports a result that breaks the contract.
-        if len(self._rows) < _LONGEST and type(result) is tuple and len(result) == 5:
+        if not self._trace.full and type(result) is tuple and len(result) == 5:
             observation, reward, terminated, truncated, _ = result
-            self._rows.append(
-                (chosen, _number(reward), _number(terminated), _number(truncated), self._observed(observation))
-            )
+            self._trace.add(chosen, reward, terminated, truncated, self._observed(observation))
         return result
 
-    def _observed(self, observation: Any) -> int:
+    def _observed(self, observation: Any) -> bytes | None:
         try:
-            return xxhash.xxh3_64_intdigest(self._content(observation))
+            return self._content(observation)
         except EvalError:
-            return 0  # The runner reports the invalid observation.
+            return None  # The runner reports the invalid observation.
 
     @property
     def trace(self) -> npt.NDArray[np.void]:
         """Array of :data:`TRACE`, shape (steps + 1,)."""
-        return np.array(self._rows, TRACE)
+        return self._trace.rows
 
 
 def first_difference(episode: int, one: npt.NDArray[np.void], other: npt.NDArray[np.void]) -> FirstDifference | None:
@@ -205,8 +238,8 @@ def _number(value: Any) -> float:
         return float("nan")
 
 
-def _digest(value: Any) -> int:
-    """Hash an action."""
+def action_digest(value: Any) -> int:
+    """Return the digest of an action."""
     digest = xxhash.xxh3_64()
     for leaf in tree.flatten(value):
         array = np.asarray(leaf)

@@ -99,6 +99,7 @@ KINDS: Final[Mapping[str, str]] = {
     "single_agent": "vector:SingleAgentEvalRunner",
     "multi_agent": "multi_agent.runner:MultiAgentEvalRunner",
     "subprocess": "subprocess_slots:SubprocessEvalRunner",
+    "batched": "batched.runner:BatchedEvalRunner",
 }
 """Runner kinds by name, as ``module:Class`` of this package. A process imports only the kind that it uses.
 

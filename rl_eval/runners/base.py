@@ -124,7 +124,7 @@ class EvalRunner(RunnerCore):
         for lane in self._lanes:
             if lane.lease is not None:
                 self._pending.returned.append(lane.lease.index)
-                self._pending.count(lane)
+                self._pending.count(lane.length, lane.step_seconds)
                 self._free(lane)
 
     def _expire(self) -> None:
@@ -262,7 +262,7 @@ class EvalRunner(RunnerCore):
         assert lane.lease is not None
         lease = lane.lease._replace(attempt=lane.attempt)
         self._add_fault(lease, (cause, phase, lane.length), error, perf_counter() - lane.started)
-        self._pending.count(lane)
+        self._pending.count(lane.length, lane.step_seconds)
         lane.stale = lane.stale or cause != "policy"
         self._free(lane)
 
@@ -295,7 +295,7 @@ class EvalRunner(RunnerCore):
         row = lane.row(terminated, cut, self.runner_index, self._weights_version, self._inference_clock)
         pending.rows.append(row)
         pending.infos.append(lane.info)
-        pending.count(lane)
+        pending.count(lane.length, lane.step_seconds)
         if lane.observed is not None and not lane.lease.fresh:
             self._collect(lane, row)
         self._lifetime["episodes"] += 1
@@ -361,9 +361,14 @@ class EvalRunner(RunnerCore):
         self._spent = 0
         for lane in self._lanes:
             lane.unreported = False
-        inference = self._inference
+        inference, live = self._inference, [lane for lane in self._lanes if lane.lease is not None]
         report = self._pending.take(
-            self._lanes, self._weights_version, inference.numerics, inference.notes, self._read_sweeps()
+            tuple(lane.progress() for lane in live),
+            sum(lane.step_seconds for lane in live),
+            self._weights_version,
+            inference.numerics,
+            inference.notes,
+            self._read_sweeps(),
         )
         self._lifetime["env_steps"] += report.env_steps
         inference.forget_notes()

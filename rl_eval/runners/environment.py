@@ -86,6 +86,14 @@ def construct_env(
             value=section.env,
             fix='Name their policies in policy.policies, or set runners.runner to "multi_agent" for one policy of all.',
         )
+    if isinstance(env, gym.vector.VectorEnv):
+        raise ConfigError(
+            f"environment.env {section.env!r} built a {type(env).__name__}, which steps {env.num_envs} environments in "
+            "one call",
+            key="environment.env",
+            value=type(env).__name__,
+            fix="Set runners.runner: batched (--batched), or build single environments.",
+        )
     _check_members(env, f"environment.env {section.env!r}")
     _check_seed(env, f"environment.env {section.env!r}")
     for place, wrapper in enumerate(section.wrappers):
@@ -98,11 +106,17 @@ def construct_env(
 
 
 def build_env(
-    section: EnvironmentSection, runner_index: int, lane_index: int, num_runners: int, remote: bool = False
+    section: EnvironmentSection,
+    runner_index: int,
+    lane_index: int,
+    num_runners: int,
+    remote: bool = False,
+    num_envs: int | None = None,
 ) -> Any:
     """Build one environment of any type, without wrappers.
 
-    An id such as ``"CartPole-v1"`` or ``"my_pkg:MyEnv-v0"`` goes to ``gymnasium.make`` with the kwargs. A callable
+    An id such as ``"CartPole-v1"`` or ``"my_pkg:MyEnv-v0"`` goes to ``gymnasium.make`` with the kwargs; with
+    ``num_envs``, which becomes one of the kwargs, to ``gymnasium.make_vec``. A callable
     without a parameter for an :class:`EnvContext` is called with the kwargs. That parameter is annotated with it, or
     comes first and is named ``config``, ``context`` or ``env_config``, or comes first, has no default and is not one of
     the kwargs. In a class of environments, it comes first, has such a name and no default. A context in the first
@@ -113,10 +127,16 @@ def build_env(
         Exception: The environment's constructor raised it.
     """
     env, kwargs = section.env, copy_containers(section.env_kwargs)
+    if num_envs is not None:
+        kwargs["num_envs"] = num_envs
     if isinstance(env, str) and (env in gym.registry or _GYMNASIUM_ID.fullmatch(env)):
         try:
             # Runners check what an environment returns themselves; the checker would cost a call per step.
-            return gym.make(env, **{"disable_env_checker": True, **kwargs})
+            return (
+                gym.make(env, **{"disable_env_checker": True, **kwargs})
+                if num_envs is None
+                else gym.make_vec(env, **kwargs)
+            )
         except (gym.error.UnregisteredEnv, gym.error.DependencyNotInstalled, ModuleNotFoundError) as error:
             hint = _NAMESPACE if isinstance(error, gym.error.NamespaceNotFound) else ""
             if isinstance(error, gym.error.UnregisteredEnv) and not hint and "Did you mean" not in str(error):

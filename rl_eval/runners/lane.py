@@ -222,14 +222,15 @@ class PendingReport:
         """Record the build time of an environment, in seconds."""
         self.construct_seconds = min(self.construct_seconds, seconds)
 
-    def count(self, lane: Lane) -> None:
-        """Count the steps of an attempt that has ended."""
-        self.env_steps += lane.length
-        self.step_seconds += lane.step_seconds
+    def count(self, steps: int, seconds: float) -> None:
+        """Count the steps of an attempt that has ended, and their seconds."""
+        self.env_steps += steps
+        self.step_seconds += seconds
 
     def take(
         self,
-        lanes: Sequence[Lane],
+        live: tuple[Progress, ...],
+        live_seconds: float,
         weights_version: int,
         numerics: dict[str, Any],
         notes: Sequence[str],
@@ -238,19 +239,19 @@ class PendingReport:
         """Return the report, and start the next one.
 
         Args:
-            lanes: All lanes; live attempts count with their steps so far.
+            live: Live attempts, which count with their steps so far.
+            live_seconds: Seconds of these steps.
             weights_version: Version of the policy's weights.
             numerics: Numerics key of the runner.
             notes: Notes in addition to those of :meth:`note`.
             artifacts: Artifacts in addition to :attr:`artifacts`.
         """
-        live = [lane for lane in lanes if lane.lease is not None]
-        under_way = sum(lane.length for lane in live), sum(lane.step_seconds for lane in live)
+        under_way = sum(progress.step for progress in live), live_seconds
         report = RunReport(
             rows=_rows_of(self.rows),
             infos=np.array(self.infos, np.float64).reshape(len(self.rows), len(self.info_keys)),
             faults=tuple(self.faults),
-            progress=tuple(lane.progress() for lane in live),
+            progress=live,
             returned=tuple(self.returned),
             env_steps=self.env_steps + under_way[0] - self._under_way[0],
             reset_seconds=self.reset_seconds,

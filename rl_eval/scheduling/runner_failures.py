@@ -111,10 +111,10 @@ def attribute_loss(crash_report: CrashReport | None, runner: int) -> LossAttribu
     if phase == "idle":
         return LossAttribution()
     conclusive = crash_report.cause in ("deadline", "signal")
-    if phase == "act":
+    if phase == "act" or moment.shared:
         entries = [entry for entry in moment.lanes if entry.live]
         pairs = tuple((entry.index, entry.attempt) for entry in entries)
-        faults = tuple(_fault(crash_report, entry, "act", runner) for entry in entries)
+        faults = tuple(_fault(crash_report, entry, phase, runner) for entry in entries)
         return (
             LossAttribution(pairs, (), faults) if conclusive and len(pairs) == 1 else LossAttribution((), pairs, faults)
         )

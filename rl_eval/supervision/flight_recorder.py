@@ -40,6 +40,8 @@ _LANE_SHIFT: Final = 36
 _PHASE_SHIFT: Final = 56
 _STEP_MASK: Final = 2**_LANE_SHIFT - 1
 _LANE_MASK: Final = 2 ** (_PHASE_SHIFT - _LANE_SHIFT) - 1
+ALL_LANES: Final = _LANE_MASK
+"""Lane of a call for all live lanes at once."""
 
 STACK_SIGNAL: Final = signal.SIGRTMIN + 5 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR2
 """Signal to a runner to write the stacks of its threads to its stack file, in C, without the interpreter's lock."""
@@ -74,9 +76,14 @@ class Moment:
     lanes: tuple[LaneEntry, ...]
 
     @property
+    def shared(self) -> bool:
+        """Whether the present call is one for all live lanes."""
+        return self.lane == ALL_LANES
+
+    @property
     def current(self) -> LaneEntry | None:
-        """Attempt of the present environment call; None between such calls."""
-        if self.phase in ("idle", "act") or not self.lanes:
+        """Attempt of the present environment call; None between such calls, and in a call for all lanes."""
+        if self.phase in ("idle", "act") or self.shared or not self.lanes:
             return None
         return self.lanes[self.lane]
 
@@ -233,7 +240,7 @@ def read_moment(path: str) -> Moment | None:
         return None
     now = cells[NOW]
     phase, lane = now >> _PHASE_SHIFT, now >> _LANE_SHIFT & _LANE_MASK
-    if phase >= len(_PHASES) or lane >= cells[1]:
+    if phase >= len(_PHASES) or cells[1] <= lane != ALL_LANES:
         return None
     entries = [
         LaneEntry(bool(cells[at]), cells[at + 1], cells[at + 2], cells[at + 3], clock[at + 4])

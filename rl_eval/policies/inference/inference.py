@@ -124,6 +124,11 @@ class Inference:
         Returns:
             Actions indexable by lane, and the error of each lane on whose row the policy failed.
         """
+        actions, errors = self.act_together()
+        return self._reader.split(actions), errors
+
+    def act_together(self) -> tuple[Any, dict[int, Exception]]:
+        """Choose an action for every live lane, as :meth:`act` does; the actions stay nested arrays, row by row."""
         self._computed, self._outputs = [], None
         with no_grad():
             try:
@@ -136,7 +141,7 @@ class Inference:
         self._steps += self.live
         if self.sweeps is not None and self.sweeps.wanted:
             self.sweeps.add(self.observations.arrays, actions, self._computed)
-        return self._reader.split(actions), errors
+        return actions, errors
 
     def act_on(self, ready: npt.NDArray[np.bool_]) -> tuple[Any, dict[int, Exception]]:
         """Choose an action for some of the live lanes; the episodes of the others do not advance.

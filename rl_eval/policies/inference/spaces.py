@@ -76,6 +76,39 @@ class ObservationBatch:
         self.note: Callable[[int, str, str], None] = lambda *_: None
         """Takes the row, what is odd about its observation, and what was seen."""
 
+    def adopt(self, rows: Any, observations: Any) -> None:
+        """Copy the observations of some rows.
+
+        Args:
+            rows: Slice, or indices, shape (k,).
+            observations: Nested arrays, shape (k, ...).
+
+        Raises:
+            EnvError: Their structure or a shape differs from the space's.
+        """
+        count = len(np.arange(self.rows)[rows])
+        for path, array in self._leaves:
+            value = observations
+            try:
+                for part in path:
+                    value = value[part]
+            except (KeyError, IndexError, TypeError) as error:
+                text = f"the observation lacks {_at(path)}, which the observation space has"
+                raise EnvError(text, key=f"observation{_at(path)}") from error
+            given = np.asarray(value)
+            if given.shape != (count, *array.shape[1:]) or given.dtype.kind not in _FITTING_KINDS[array.dtype.kind]:
+                raise EnvError(
+                    f"observation{_at(path)} of {count} slots has shape {given.shape} and dtype {given.dtype}, "
+                    f"{_due(array)}",
+                    key=f"observation{_at(path)}",
+                    value=f"{given.dtype}{list(given.shape)}",
+                )
+            array[rows] = given
+
+    def row_content(self, row: int) -> bytes:
+        """Return the content of a row, as :meth:`content` does for an observation."""
+        return b"".join(array[row].tobytes() for _, array in self._leaves)
+
     def write(self, row: int, observation: Any) -> None:
         """Copy one observation into its row.
 

@@ -1,0 +1,212 @@
+"""Adapters of gymnasium's vector environments, and their construction from a config."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, final
+
+import gymnasium as gym
+import numpy as np
+import tree
+from gymnasium.vector import AutoresetMode, VectorEnv
+from typing_extensions import override
+
+from rl_eval.config.settings import EnvironmentSection
+from rl_eval.errors import ConfigError, EnvError
+from rl_eval.records.episode import EpisodeSpec
+from rl_eval.runners.batched.simulator import BatchSimulator, BatchStep, Flags, Slots
+from rl_eval.runners.environment import build_env
+
+_ALE: Final = "ale_py.vector_env"
+_ALE_PROTOCOL: Final = (
+    *("repeat_action_probability", "reward_clipping", "noop_max", "use_fire_reset", "episodic_life", "frameskip"),
+    "stack_num",
+)
+"""Settings of ALE's vector environment that change returns."""
+_TRUSTED: Final = (gym.vector.SyncVectorEnv, gym.vector.AsyncVectorEnv)
+"""Classes whose ``reset_mask`` is known to work."""
+_THROWAWAY_SEED: Final = 0
+"""Seed of slots without an episode."""
+_PROBED_STEPS: Final = 3
+
+
+@final
+class VectorEnvSimulator(BatchSimulator):
+    """A gymnasium vector environment whose slots can be reset alone, by ``reset_mask`` and a seed for each.
+
+    Args:
+        env: The environment. Its autoreset mode is read from its attribute ``autoreset_mode``: ``metadata`` is shared
+            between classes.
+
+    Raises:
+        ConfigError: Its slots cannot be reset alone with a seed of their own.
+    """
+
+    def __init__(self, env: VectorEnv[Any, Any, Any]) -> None:
+        self._env = env
+        self.num_envs = env.num_envs
+        self.observation_space, self.action_space = env.single_observation_space, env.single_action_space
+        self._seeds_as_array = type(env).__module__ == _ALE
+        self._mode = getattr(env, "autoreset_mode", AutoresetMode.NEXT_STEP)
+        self._started = False
+        self._ended: Flags = np.zeros(self.num_envs, bool)
+        """Slots that ended and were not restarted."""
+        if type(env) not in _TRUSTED:
+            self._check_restarts()
+
+    @override
+    def restart(self, slots: Slots, specs: Sequence[EpisodeSpec]) -> Any:
+        seeds = [spec.seed for spec in specs]
+        observations = self._reset(slots, seeds)
+        return tree.map_structure(lambda leaf: leaf[slots], observations)
+
+    def _reset(self, slots: Slots, seeds: list[int]) -> Any:
+        """Reset some slots, all of them the first time; return the observations of all slots."""
+        chosen = dict(zip(slots.tolist(), seeds, strict=True))
+        if not self._started:
+            chosen = dict.fromkeys(range(self.num_envs), _THROWAWAY_SEED) | chosen
+            self._started = True
+        mask = np.zeros(self.num_envs, bool)
+        mask[list(chosen)] = True
+        self._ended[mask] = False
+        seed: Any = [chosen.get(slot) for slot in range(self.num_envs)]
+        if self._seeds_as_array:
+            seed = np.array([chosen[slot] for slot in sorted(chosen)], np.int64)
+        observations, _ = self._env.reset(seed=seed, options={"reset_mask": mask})
+        return observations
+
+    @override
+    def step(self, actions: Any) -> BatchStep:
+        if self._mode is AutoresetMode.DISABLED and self._ended.any():
+            # Such an environment refuses to step slots that have ended.
+            idle = np.flatnonzero(self._ended)
+            self._reset(idle, [_THROWAWAY_SEED] * len(idle))
+        result = self._env.step(actions)
+        observations, rewards, terminated, truncated = result[:4]
+        infos: Mapping[str, Any] = result[4]
+        rewards = np.asarray(rewards, np.float64)
+        terminated, truncated = np.asarray(terminated, bool), np.asarray(truncated, bool)
+        ended = terminated | truncated
+        self._ended |= ended
+        if self._mode is AutoresetMode.SAME_STEP and ended.any():
+            observations, infos = _before_autoreset(observations, infos, ended)
+        return BatchStep(observations, rewards, terminated, truncated, _Values(infos, self.num_envs))
+
+    @override
+    def close(self) -> None:
+        self._env.close()
+
+    def _check_restarts(self) -> None:
+        """Reset all slots, then one of them alone, and check that the others did not move.
+
+        Raises:
+            ConfigError: The environment takes no seed for each slot, or ignores ``reset_mask``.
+        """
+        name, slots = type(self._env).__name__, np.arange(self.num_envs)
+        fix = "Set runners.runner: vector for single environments; for an id, env_kwargs: {vectorization_mode: sync}."
+        try:
+            before = self._reset(slots, list(range(1, self.num_envs + 1)))
+        except (TypeError, ValueError, AssertionError, gym.error.Error) as error:
+            text = f"{name} takes no seed for each slot ({error}), so an episode would depend on the number of slots"
+            raise ConfigError(text, key="environment.env", value=name, fix=fix) from error
+        if self.num_envs == 1:
+            return
+        actions = gym.vector.utils.batch_space(self.action_space, self.num_envs)
+        actions.seed(0)
+        for _ in range(_PROBED_STEPS):
+            before = self.step(actions.sample()).observations
+        kept = tree.map_structure(lambda leaf: np.array(leaf[1:]), before)
+        first = self._reset(slots[:1], [1])
+        moved = tree.map_structure(lambda leaf, part: not np.array_equal(leaf[1:], part), first, kept)
+        if any(tree.flatten(moved)):
+            text = f"{name} resets all slots if one is to be reset, so an episode would depend on its neighbours"
+            raise ConfigError(text, key="environment.env", value=name, fix=fix)
+
+
+class _Values:
+    """Values of a vector environment's infos by key; callable, for :attr:`BatchStep.values`."""
+
+    def __init__(self, infos: Mapping[str, Any], num_envs: int) -> None:
+        self._infos, self._num_envs = infos, num_envs
+
+    def __call__(self, key: str) -> tuple[np.ndarray[Any, Any], Flags] | None:
+        if key not in self._infos:
+            return None
+        mask = self._infos.get(f"_{key}")
+        reported = np.ones(self._num_envs, bool) if mask is None else np.asarray(mask, bool)
+        return np.asarray(self._infos[key]), reported
+
+
+def _before_autoreset(observations: Any, infos: Mapping[str, Any], ended: Flags) -> tuple[Any, Mapping[str, Any]]:
+    """Return the step's own observations and infos of slots that were reset in the same call.
+
+    Raises:
+        EnvError: The environment does not return the final observations.
+    """
+    final_observations = infos.get("final_obs", infos.get("final_observation"))
+    if final_observations is None:
+        raise EnvError(
+            "the vector environment resets slots in the step that ends them, without final_obs in its infos",
+            key="final_obs",
+            fix="Build it with autoreset_mode=AutoresetMode.NEXT_STEP.",
+        )
+    whole = tree.map_structure(np.array, observations)
+    for slot in np.flatnonzero(ended):
+        last = final_observations[slot]
+        tree.map_structure(lambda leaf, part, slot=slot: leaf.__setitem__(slot, part), whole, last)
+    final_info = infos.get("final_info")
+    if not isinstance(final_info, Mapping):
+        return whole, infos
+    merged = dict(infos)
+    for key in [key for key in final_info if not key.startswith("_")]:
+        given, mask = np.asarray(final_info[key]), np.asarray(final_info.get(f"_{key}", ended), bool)
+        values = np.array(merged[key]) if key in merged else np.zeros_like(given)
+        values[mask] = given[mask]
+        merged[key], merged[f"_{key}"] = values, np.asarray(merged.get(f"_{key}", np.zeros_like(mask)), bool) | mask
+    return whole, merged
+
+
+def build_simulator(section: EnvironmentSection, runner_index: int, num_runners: int, num_envs: int) -> BatchSimulator:
+    """Build the simulator that a config names.
+
+    ``environment.env`` is a gymnasium id for ``gymnasium.make_vec``, or a callable (or its ``"module:attr"``) with a
+    parameter ``num_envs``, which returns a vector environment or a :class:`BatchSimulator`.
+
+    Raises:
+        ConfigError: The environment is unknown, does not step several slots, or cannot restart them one by one.
+        Exception: The constructor raised it.
+    """
+    if _is_ale(section.env):
+        section = section.model_copy(update={"env_kwargs": {"reward_clipping": False} | dict(section.env_kwargs)})
+    built = build_env(section, runner_index, 0, num_runners, num_envs=num_envs)
+    if isinstance(built, BatchSimulator):
+        return built
+    if not isinstance(built, VectorEnv):
+        raise ConfigError(
+            f"environment.env is {section.env!r}, which built a {type(built).__name__}, not a "
+            "gymnasium.vector.VectorEnv",
+            key="environment.env",
+            value=type(built).__name__,
+            fix="Return a vector environment of num_envs slots, or set runners.runner: vector.",
+        )
+    simulator = VectorEnvSimulator(built)
+    simulator.notes = (_described(built, section.env_kwargs),)
+    return simulator
+
+
+def _is_ale(env: Any) -> bool:
+    """Whether an id is one of ALE, whose vector environment clips rewards by default."""
+    spec = gym.registry.get(env) if isinstance(env, str) else None
+    return spec is not None and str(spec.vector_entry_point).startswith(_ALE)
+
+
+def _described(env: VectorEnv[Any, Any, Any], kwargs: Mapping[str, Any]) -> str:
+    """Return a note that names the simulator, and the settings of ALE's preprocessing."""
+    text = f"all slots are stepped by one {type(env).__name__}"
+    if type(env).__module__ != _ALE:
+        return text
+    defaults = {name: one.default for name, one in inspect.signature(type(env)).parameters.items()}
+    spec: Mapping[str, Any] = env.spec.kwargs if env.spec is not None else {}
+    given = {name: dict(kwargs).get(name, spec.get(name, defaults.get(name))) for name in _ALE_PROTOCOL}
+    return f"{text}, with {', '.join(f'{name}={value}' for name, value in given.items())}"
