@@ -179,7 +179,8 @@ class RunnersSection(_Section):
     """Environments per runner. The default is 1 for ``single_agent``, and 8 for others unless their class differs."""
     runner: str | type = "vector"
     """``vector``, ``single_agent``, ``multi_agent``, ``subprocess`` (one process per environment), ``batched`` (one
-    simulator for all environments), or the ``"module:Class"`` of a runner. With ``policy.policies`` the default is ``multi_agent``."""
+    simulator for all environments), or the ``"module:Class"`` of a runner. With ``policy.policies`` the default is
+    ``multi_agent``."""
     num_cpus_per_runner: Fraction = 1.0
     """CPUs that Ray reserves for each runner."""
     num_gpus_per_runner: Annotated[Fraction, Processes] = 0.0

@@ -1042,7 +1042,7 @@ class Unfinished(EvalRunner):
     ("selected", "message"),
     [
         ("vectr", "runners.runner is 'vectr': did you mean 'vector'?"),
-        ("x", "known: multi_agent, single_agent, subprocess, vector"),
+        ("x", "known: batched, multi_agent, single_agent, subprocess, vector"),
         ("no_such_module:Runner", "runners.runner is 'no_such_module:Runner', which cannot be imported"),
         (f"{__name__}:NoSuchRunner", "which cannot be imported"),
         (f"{__name__}:Unfinished", "which is not a concrete subclass of rl_eval.EvalRunner"),
