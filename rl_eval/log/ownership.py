@@ -93,7 +93,8 @@ class Ownership:
             raise LogError(
                 f"the claim {self._name} of this driver is missing from {self._storage.label}: the folder or its files "
                 "were removed while the evaluation ran. Nothing more is written",
-                key=self._storage.label,
+                key="log_dir",
+                value=self._storage.label,
                 fix="Start the run again.",
             )
         raise self._fenced(_read(self._storage, newest))
@@ -148,7 +149,8 @@ def take_ownership(storage: Storage) -> Ownership:
         owner = "drivers that start as fast as others end"
     raise LogOwned(
         f"{storage.label} is being written by {owner}",
-        key=storage.label,
+        key="log_dir",
+        value=storage.label,
         fix="Wait for it to end, stop it, or pass another --log-dir.",
     )
 

@@ -212,7 +212,7 @@ def rebuilt_runner(
         except ConfigError as error:
             if config is not None:
                 raise
-            raise ConfigError(str(error), key=error.key, fix=_GIVE_AGAIN) from error
+            raise ConfigError(error.problem, key=error.key, value=error.value, fix=error.fix or _GIVE_AGAIN) from error
         try:
             if weights is not None:
                 runner.set_weights(weights)

@@ -23,6 +23,7 @@ import gymnasium as gym
 import torch
 from tensordict import TensorDictBase
 from torchrl.envs import EnvBase
+from typing_extensions import override
 
 from rl_eval.errors import ConfigError
 from rl_eval.integrations.torchrl.env import (
@@ -62,7 +63,7 @@ class TorchRLAgents(AgentsEnv):
 
     def __init__(self, env: EnvBase) -> None:
         freeze_normalizers(env)
-        check_initialized(env, "the environment")
+        check_initialized(env, "the environment", "environment.env")
         self.env = env
         groups: Mapping[str, list[str]] = peel(env)[1].group_map
         self._seats = {agent: _Seat(group, row) for group, names in groups.items() for row, agent in enumerate(names)}
@@ -80,15 +81,15 @@ class TorchRLAgents(AgentsEnv):
         self._gone: set[str] = set()
         self._current: TensorDictBase | None = None
 
+    @override
     def spaces(self, agent: str) -> tuple[gym.Space[Any], gym.Space[Any]]:
-        """Return the observation space and the action space of an agent."""
         group, row = self._seats[agent]
         specs = self.env.full_observation_spec
         seen = {path: observation_space(specs[(group, *keys)][row]) for keys, path in self._paths[group].items()}
         return nested_space(seen), action_space(self._action_spec(agent))
 
+    @override
     def reset(self, seed: int) -> Turn:
-        """Begin an episode."""
         self._gone = set()
         with torch.no_grad():
             self.env.set_seed(seed, static_seed=True)
@@ -96,8 +97,8 @@ class TorchRLAgents(AgentsEnv):
         observations = self._observations(self._current)
         return Turn(observations, tuple(observations), {}, {}, {}, {}, over=not observations)
 
+    @override
     def step(self, actions: Mapping[str, Any]) -> Turn:
-        """Take the actions of the acting agents."""
         assert self._current is not None, "reset() comes before step()"
         for group in self._groups:
             # Agents that have no action are given zeros, which are not read.
@@ -120,8 +121,8 @@ class TorchRLAgents(AgentsEnv):
         ending = (bool(following["terminated"]), bool(following["truncated"])) if over else None
         return Turn(observations, tuple(observations), rewards, terminated, truncated, {}, over, ending)
 
+    @override
     def close(self) -> None:
-        """Close the environment."""
         self.env.close(raise_if_closed=False)
 
     def _observations(self, data: TensorDictBase) -> dict[str, Any]:

@@ -194,7 +194,10 @@ def runner_settings(
         problem = f"{argument} has {unknown}: {nearest(unknown[0], _ACTOR_OPTIONS)} ({hint})"
         raise ArgumentError(problem, key=argument, value=unknown[0])
     if "memory" in given:
-        given["resources"] = {**given.get("resources", {}), "memory": given.pop("memory")}
+        if not isinstance(resources := given.get("resources", {}), Mapping):
+            fix = "Pass a mapping of names to amounts, or omit it."
+            raise ArgumentError(f"{argument} has resources={resources!r}", key=argument, value=resources, fix=fix)
+        given["resources"] = {**resources, "memory": given.pop("memory")}
     settings = {_ACTOR_OPTIONS[name]: value for name, value in given.items()}
     first = {} if init_fn is None else {"init_fn": init_fn}
     return {"num_runners": num_runners, "num_gpus_per_runner": num_gpus, **settings, **first}

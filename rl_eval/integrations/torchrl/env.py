@@ -49,6 +49,7 @@ from torchrl.data import (
     Unbounded,
 )
 from torchrl.envs import EnvBase
+from typing_extensions import override
 
 from rl_eval.errors import ConfigError
 from rl_eval.integrations.torchrl.normalizers import check_initialized, freeze_normalizers
@@ -84,7 +85,7 @@ def as_env(
     refuse_batch(env)
     freeze_normalizers(env)
     if check_normalizers:
-        check_initialized(env, "the environment")
+        check_initialized(env, "the environment", "environment.env")
     seen = list(env.full_observation_spec.keys(True, True)) if as_recorded else seen_keys(env)
     if observation_keys is reward_key is done_key is None and (not as_recorded or seen == ["observation"]):
         bare = _bare_gym(env)
@@ -135,14 +136,15 @@ class TorchRLEnv(gym.Env[Any, Any]):
         self._ends = _end_keys(env, done_key)
         self._current: TensorDictBase | None = None
 
+    @override
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Start an episode."""
         with torch.no_grad():
             if seed is not None:
                 self.env.set_seed(seed, static_seed=True)
             self._current = self.env.reset()
         return self._observe(self._current), {}
 
+    @override
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
         """Step once; an environment that says it is done is not stepped again before a reset."""
         assert self._current is not None, "reset() comes before step()"
@@ -154,6 +156,7 @@ class TorchRLEnv(gym.Env[Any, Any]):
             self._current = self.env.step_mdp(stepped)
         return self._observe(following), following.get(self._reward_key).item(), *self._ends(following), {}
 
+    @override
     def render(self) -> Any:
         """Return the picture of the gymnasium environment inside.
 
@@ -163,8 +166,8 @@ class TorchRLEnv(gym.Env[Any, Any]):
         inner = _gym_inside(self.env)
         return super().render() if inner is None else inner.render()
 
+    @override
     def close(self) -> None:
-        """Close the TorchRL environment."""
         self.env.close(raise_if_closed=False)
 
     def _observe(self, data: TensorDictBase) -> Any:
@@ -188,6 +191,7 @@ class _BareGym(gym.Wrapper[Any, Any, Any, Any]):
         if self._cast is not None:
             self.observation_space = space
 
+    @override
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         if seed is not None:
             # TorchRL seeds by a reset, and starts the episode by another.
@@ -196,6 +200,7 @@ class _BareGym(gym.Wrapper[Any, Any, Any, Any]):
         observation, info = self.env.reset()
         return observation if self._cast is None else observation.astype(self._cast), info
 
+    @override
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
         observation, reward, terminated, truncated, info = self._step(action)
         self._steps += 1
@@ -204,6 +209,7 @@ class _BareGym(gym.Wrapper[Any, Any, Any, Any]):
         truncated = truncated or self._steps == self._max_steps
         return observation, self._reward_type(reward), terminated, truncated, info
 
+    @override
     def close(self) -> None:
         self.torchrl_env.close(raise_if_closed=False)
 

@@ -24,6 +24,7 @@ from tensordict.nn import TensorDictModule, TensorDictModuleBase
 from torchrl.data import Composite, TensorSpec
 from torchrl.envs import EnvBase, Transform, TransformedEnv
 from torchrl.envs.utils import RandomPolicy
+from typing_extensions import override
 
 from rl_eval.errors import ConfigError, UsageError, WeightsError
 from rl_eval.integrations.torchrl.env import action_space, action_writer, as_env, peel
@@ -100,7 +101,7 @@ class Scope:
         """
         if not self._checked:
             for env in self._environments:
-                check_initialized(env, "the evaluation environment")
+                check_initialized(env, "the evaluation environment", "environment.env")
             self._checked = True
 
 
@@ -147,10 +148,12 @@ class _Limited(gym.Wrapper[Any, Any, Any, Any]):
         self._scope = scope
         self._steps = 0
 
+    @override
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         self._steps = 0
         return self.env.reset(seed=seed, options=options)
 
+    @override
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         observation, reward, terminated, truncated, info = self.env.step(action)
         self._steps += 1
@@ -301,9 +304,11 @@ class _Received(torch.nn.Module):
         # Rules may come without weights, so no tensor is required by name; the rules say how many there are.
         self._non_persistent_buffers_set = names
 
+    @override
     def get_extra_state(self) -> Rules:
         return self._scope.rules
 
+    @override
     def set_extra_state(self, state: Rules) -> None:
         if state.tensors is not None and not self._required <= state.tensors <= self._all:
             problem = f"{state.tensors} tensors were sent, but the policy has {self._all}"
@@ -311,7 +316,7 @@ class _Received(torch.nn.Module):
         try:
             self._obey(state)
         except UsageError as error:
-            raise WeightsError(str(error), key=error.key, value=error.value) from error
+            raise WeightsError(error.problem, key=error.key, value=error.value, fix=error.fix) from error
 
 
 def _call(factory: Callable[..., Any], env: Any) -> Any:

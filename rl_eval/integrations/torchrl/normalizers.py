@@ -27,7 +27,7 @@ def freeze_normalizers(module: torch.nn.Module) -> None:
         part.freeze()
 
 
-def check_initialized(module: torch.nn.Module, owner: str, error: type[EvalError] = ConfigError) -> None:
+def check_initialized(module: torch.nn.Module, owner: str, key: str, error: type[EvalError] = ConfigError) -> None:
     """Check that every normalizer has statistics.
 
     Raises:
@@ -36,7 +36,7 @@ def check_initialized(module: torch.nn.Module, owner: str, error: type[EvalError
     for part in normalizers_of(module):
         if not _has_statistics(part):
             name, fix = type(part).__name__, "Collect some frames first, or send its statistics."
-            raise error(f"{owner} has an uninitialized {name}", key=name, fix=fix)
+            raise error(f"{owner} has an uninitialized {name}", key=key, value=name, fix=fix)
 
 
 def _has_statistics(normalizer: Any) -> bool:
@@ -62,13 +62,13 @@ def statistics_of(path: str, source: Any) -> dict[str, Any]:
         WeightsError: It has no statistics yet, or is neither of these.
     """
     if isinstance(source, torch.nn.Module):
-        check_initialized(source, f"weights_dict[{path!r}]", WeightsError)
+        check_initialized(source, f"weights_dict[{path!r}]", "weights_dict", WeightsError)
         source = source.state_dict()
     elif hasattr(source, "flatten_keys"):
         source = source.flatten_keys(".").to_dict()
     if not isinstance(source, Mapping):
         problem, fix = f"weights_dict[{path!r}] is a {type(source).__name__}", "Pass the transform or its state dict."
-        raise WeightsError(problem, key=path, value=type(source).__name__, fix=fix)
+        raise WeightsError(problem, key="weights_dict", value=path, fix=fix)
     return {
         name: value.detach().cpu().clone() if isinstance(value, torch.Tensor) else copy.deepcopy(value)
         for name, value in source.items()
@@ -96,4 +96,4 @@ def load_statistics(env: Any, path: str, state: Mapping[str, Any]) -> None:
             f"weights_dict['env.{path}'] does not fit the evaluation environment ({type(error).__name__}: {error})"
         )
         fix = "Use the path of the transform in the evaluation environment."
-        raise WeightsError(problem, key=f"env.{path}", fix=fix) from error
+        raise WeightsError(problem, key="weights_dict", value=f"env.{path}", fix=fix) from error

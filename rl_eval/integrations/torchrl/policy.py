@@ -165,7 +165,7 @@ class TensorDictPolicy:
     ) -> tuple[Any, Any]:
         """Choose actions, as :meth:`rl_eval.Policy.act`."""
         if self._normalized:
-            check_initialized(self.module, "the policy")
+            check_initialized(self.module, "the policy", "policy")
         self._last = output = self._run(self._batch(observations, state), Chance(live, noise))
         actions = self._read(output, live)
         if state is None:
