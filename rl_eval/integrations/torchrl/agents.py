@@ -1,12 +1,12 @@
-"""TorchRL environment of several agents as turns: its groups, taken apart into agents.
+"""TorchRL environment of several agents as turns; groups are split into agents.
 
 =================  =============================================================================================
-what               rule
+item               rule
 =================  =============================================================================================
-agents             those of ``group_map``, group by group
-seed               ``set_seed(seed, static_seed=True)``, then ``reset()``: an episode is that of ``env.rollout``
-observation        an agent's row of its group's observations, without what the whole environment has in common
-acting             agents that are not done, where the group has a ``mask`` those that it names
+agents             agents of ``group_map``, group by group
+seed               ``set_seed(seed, static_seed=True)``, then ``reset()``; same episode as ``env.rollout``
+observation        the agent's row of its group's observations, without keys outside the group
+acting             agents that are not done; in a group with a ``mask``, only those marked by it
 reward             the agent's row of ``(group, "reward")``
 terminated,        the agent's row of ``(group, "terminated")`` and ``(group, "truncated")``
 truncated
@@ -40,7 +40,7 @@ from rl_eval.integrations.torchrl.policy import Key, array_of, nested
 from rl_eval.runners.multi_agent.team import AgentsEnv, Turn
 
 _MASK: Final = "mask"
-"""What groups call the flags of the agents that act."""
+"""Key of a group's flags for the agents that act."""
 
 
 class _Seat(NamedTuple):
@@ -55,10 +55,10 @@ class TorchRLAgents(AgentsEnv):
     """A TorchRL environment with groups of agents.
 
     Args:
-        env: A single environment, made for the evaluation: its normalizers are frozen.
+        env: Single environment, built for the evaluation. Its normalizers become frozen.
 
     Raises:
-        ConfigError: A normalizer has no statistics, or a group other keys than those above.
+        ConfigError: A normalizer has no statistics, or a group lacks a key of the table above.
     """
 
     def __init__(self, env: EnvBase) -> None:
@@ -101,7 +101,7 @@ class TorchRLAgents(AgentsEnv):
     def step(self, actions: Mapping[str, Any]) -> Turn:
         assert self._current is not None, "reset() comes before step()"
         for group in self._groups:
-            # Agents that have no action are given zeros, which are not read.
+            # Agents without an action get zeros, which the environment does not read.
             self._current.set((group, "action"), self.env.full_action_spec[group, "action"].zero())
         for agent, action in actions.items():
             group, row = self._seats[agent]
@@ -126,7 +126,7 @@ class TorchRLAgents(AgentsEnv):
         self.env.close(raise_if_closed=False)
 
     def _observations(self, data: TensorDictBase) -> dict[str, Any]:
-        """Return the observations of the agents that are to act."""
+        """Return the observations of the agents that act next."""
         return {
             agent: self._observation(data, seat)
             for agent, seat in self._seats.items()
@@ -143,10 +143,10 @@ class TorchRLAgents(AgentsEnv):
 
 
 def as_agents_env(value: Any) -> TorchRLAgents | None:
-    """Return a TorchRL environment with groups of agents as a runner steps it; None for anything else.
+    """Return the agents of a TorchRL environment with groups; None for other values.
 
     Raises:
-        ConfigError: It is a batch of environments, or as for :class:`TorchRLAgents`.
+        ConfigError: The value is a batch of environments, or :class:`TorchRLAgents` rejects it.
     """
     if not isinstance(value, EnvBase):
         return None
@@ -155,6 +155,6 @@ def as_agents_env(value: Any) -> TorchRLAgents | None:
 
 
 def _paths(keys: Sequence[Key], group: str) -> dict[tuple[str, ...], tuple[str, ...]]:
-    """Return the parts of a group's observations, and where they are in those of an agent; one alone is the whole."""
+    """Map the parts of a group's observations to paths in an agent's; a single ``observation`` has the path ``()``."""
     parts = [key[1:] for key in keys if isinstance(key, tuple) and key[0] == group and key[1:] != (_MASK,)]
     return {part: () if parts == [("observation",)] else part for part in parts}

@@ -22,7 +22,7 @@ def normalizers_of(module: torch.nn.Module) -> list[Any]:
 
 
 def freeze_normalizers(module: torch.nn.Module) -> None:
-    """Keep statistics as they are, from now on."""
+    """Freeze the statistics of a module's normalizers."""
     for part in normalizers_of(module):
         part.freeze()
 
@@ -31,7 +31,7 @@ def check_initialized(module: torch.nn.Module, owner: str, key: str, error: type
     """Check that every normalizer has statistics.
 
     Raises:
-        ConfigError: One has none; or another ``error``.
+        ConfigError: A normalizer has none. ``error`` is the class to raise.
     """
     for part in normalizers_of(module):
         if not _has_statistics(part):
@@ -40,7 +40,7 @@ def check_initialized(module: torch.nn.Module, owner: str, key: str, error: type
 
 
 def _has_statistics(normalizer: Any) -> bool:
-    """Return whether a normalizer has counted a value, or leaves its statistics in the data."""
+    """Return whether a normalizer has counted a value, or stores its statistics in the data."""
     if not getattr(normalizer, "stateful", True):
         return True
     state = normalizer.get_extra_state() if getattr(normalizer, "initialized", True) else None
@@ -55,11 +55,11 @@ def statistics_of(path: str, source: Any) -> dict[str, Any]:
     """Copy the state of a transform that a trainer sends.
 
     Args:
-        path: Name that it is sent under, for messages.
+        path: Name of the transform in ``weights_dict``, for messages.
         source: The transform, or its state dict.
 
     Raises:
-        WeightsError: It has no statistics yet, or is neither of these.
+        WeightsError: The transform has no statistics yet, or ``source`` has another type.
     """
     if isinstance(source, torch.nn.Module):
         check_initialized(source, f"weights_dict[{path!r}]", "weights_dict", WeightsError)
@@ -80,11 +80,11 @@ def load_statistics(env: Any, path: str, state: Mapping[str, Any]) -> None:
 
     Args:
         env: The environment.
-        path: Path of the transform from there, such as ``transform[0]``.
-        state: What :func:`statistics_of` returned.
+        path: Path of the transform in the environment, such as ``transform[0]``.
+        state: Result of :func:`statistics_of`.
 
     Raises:
-        WeightsError: It does not fit.
+        WeightsError: The state does not fit the transform.
     """
     try:
         part = env
