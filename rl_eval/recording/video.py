@@ -48,8 +48,8 @@ _PATIENCE_S: Final = 120.0
 class Encoder:
     """Encoder of frames as H.264, in an ffmpeg process with one thread.
 
-    This class does not use ``imageio_ffmpeg.write_frames``. It hides the process, so rl_eval could not kill it, nor read
-    its exit code and error messages.
+    This class does not use ``imageio_ffmpeg.write_frames``. It hides the process, so rl_eval could not kill it, nor
+    read its exit code and error messages.
 
     Args:
         path: The file to write.
