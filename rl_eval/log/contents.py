@@ -129,7 +129,7 @@ def read_manifest(storage: Storage) -> Manifest | None:
     if count == 0:
         return None
     raise LogError(
-        f"{storage.label}/{MANIFEST_FILE} {problem}; without it, the {count} segments beside it cannot be read",
+        f"{storage.label}/{MANIFEST_FILE} {problem}; without it, the {count} segments of the log cannot be read",
         key=MANIFEST_FILE,
         value=storage.label,
         fix=RESTORE,

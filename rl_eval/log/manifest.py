@@ -33,7 +33,7 @@ FORMAT: Final = 1
 
 MANIFEST_FILE: Final = "manifest.json"
 RESTORE: Final = "Restore the file from a copy, or start a new run with --fresh or another --log-dir."
-"""What to do about a damaged file of a log."""
+"""Fix for a damaged file of a log."""
 
 _PLAN: Final = ("num_episodes", "seed", "first_index", "matchups")
 _COMPARED: Final = (*_PLAN, "plan_fingerprint", "identity", "weights", "info_keys")

@@ -154,7 +154,7 @@ class EvaluationLog:
         if differences := theirs.differences(ours):
             raise LogMismatch(
                 "\n  ".join([f"{self._storage.label} has another evaluation (in the log -> now):", *differences]),
-                "Pass another --log-dir, or start a new run beside it with --fresh.",
+                "Pass another --log-dir, or start a new run next to it with --fresh.",
             )
         amendments, retries = read_changes(self._storage)
         changes = code_differences(newest_code(theirs, amendments), ours.code)

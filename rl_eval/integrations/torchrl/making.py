@@ -37,12 +37,12 @@ from rl_eval.records.episode import EpisodeRecord, EpisodeSpec
 from rl_eval.runners import EvalRunner
 
 UNIFORM: Final = "uniform"
-"""Mode of a policy whose actions are random."""
+"""Mode of uniformly random actions."""
 
 _MAX_FRAME_BYTES: Final = 2**30
 
 
-# ------------------------------------------------------------------ what environments and policies share
+# ------------------------------------------------------------------ shared by environments and policies
 
 
 @dataclass(frozen=True)
