@@ -60,8 +60,8 @@ class EvalError(Exception):
         runner: int | None = None,
         fix: str = "",
     ) -> None:
-        self.fix = redact_text(fix)
-        super().__init__(_joined(redact_text(str(problem)), self.fix))
+        self.problem, self.fix = redact_text(str(problem)), redact_text(fix)
+        super().__init__(_joined(self.problem, self.fix))
         self.key = key
         scalar = value is None or isinstance(value, (bool, int, float))
         self.value = value if scalar else redact_text(value if isinstance(value, str) else repr(value))

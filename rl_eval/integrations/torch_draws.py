@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch.overrides import TorchFunctionMode
+from typing_extensions import override
 
 from rl_eval.errors import ConfigError
 from rl_eval.policies.sampling import categorical
@@ -62,6 +63,7 @@ class EpisodeDraws(TorchFunctionMode):
             torch.rand: partial(self._new, self._uniform),
         }
 
+    @override
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call a function of torch, or its replacement."""
         return self._instead.get(func, func)(*args, **(kwargs or {}))

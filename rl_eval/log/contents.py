@@ -1,7 +1,7 @@
-"""Reading an evaluation log: the segments in order of writing, each index once, and nothing that is damaged.
+"""Reader of an evaluation log: undamaged segments in order of writing, each index once.
 
-A row is a function of its index, so when two sessions wrote one (the second did not know of the first, or the
-first was thought dead) the row that was written first counts and the other is compared with it.
+A row is a function of its index. Two sessions can write the same row, such as if the first one seemed dead. Then the
+row that was written first counts, and the reader compares the other one with it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _SEGMENTS: Final = "segments"
 _DAMAGED: Final = "damaged"
 _NUMBERED: Final = re.compile(r"\d{6,}-\d{8,}-")
 _MOST_MISSING: Final = 100_000
-"""Segments that are missed at once: a stranger's claim may count any number."""
+"""Most missing segments to list: a claim from elsewhere may contain any number."""
 _READERS: Final = 8
 """Segments read at once: on an object store each costs a round trip."""
 
@@ -51,47 +51,47 @@ class LogContents:
     rows: npt.NDArray[np.void]
     """Array of :data:`~rl_eval.records.episode.ROW`, shape (n,), in order of writing, each index once."""
     infos: npt.NDArray[np.float64]
-    """Their info scalars, shape (n, len(manifest.info_keys))."""
+    """Info scalars of the rows, shape (n, len(manifest.info_keys))."""
     faults: tuple[Fault, ...]
-    """In order of writing. A charged fault that ended the same attempt in the same way again, as after a restart,
-    counts once."""
+    """Faults in order of writing. If a charged fault ends the same attempt again in the same way, as after a restart,
+    it counts once."""
     numerics: dict[str, Any]
     """Numerics key of the first session that had one."""
     totals: dict[str, float]
-    """What all sessions spent, as far as they committed it."""
+    """Steps and seconds that all sessions spent and committed, by name."""
     notes: tuple[str, ...]
     """Notes of the result, each once, in order of writing."""
     determinism: dict[str, Any]
-    """What the last determinism check found; empty if none has ended."""
+    """Finding of the last determinism check; empty if none has ended."""
     mismatches: tuple[int, ...]
     """Indices that were written twice with different outcomes: the evaluation is not deterministic."""
     amendments: tuple[Amendment, ...]
-    """Changes of the code that were accepted, in order; the notes hold them, too."""
+    """Accepted code changes, in order; the notes contain them, too."""
     damaged: tuple[str, ...]
-    """Segments that were set aside, now or earlier; what they held is not in the rows unless it was run again."""
+    """Segments that were set aside, now or earlier. Their episodes are in the rows only if they ran again."""
     num_runners: int | None
-    """Most runner processes that took part at one time, in any session; None where it was not kept."""
+    """Most runner processes at one time, in any session; None if unknown."""
     retried: tuple[int, ...] = ()
-    """Indices whose failed records were put aside by a retry."""
+    """Indices of failed records that a retry set aside."""
 
 
 @dataclass(frozen=True)
 class Scan:
-    """All segments of a folder, whole ones and others."""
+    """All segments of a folder: intact, damaged, missing and set aside."""
 
     segments: list[tuple[SegmentName, Segment]] = field(default_factory=list)
     damaged: dict[str, str] = field(default_factory=dict)
-    """File name to what is wrong with it."""
+    """Description of the damage, by file name."""
     missing: list[str] = field(default_factory=list)
-    """Beginnings of the names of segments that are gone."""
+    """Prefixes of the names of missing segments."""
     set_aside: list[str] = field(default_factory=list)
 
 
 def read_log(log_dir: str | os.PathLike[str]) -> LogContents:
-    """Read an evaluation log, also one that is being written.
+    """Read an evaluation log, even while a driver writes it.
 
     Raises:
-        LogError: There is none, or it is damaged; the message names the file and says what to do.
+        LogError: The log does not exist or is damaged; the message names the file and the next step.
         ConfigError: The folder or URI cannot be opened.
     """
     storage = open_storage(log_dir)
@@ -100,7 +100,7 @@ def read_log(log_dir: str | os.PathLike[str]) -> LogContents:
         amendments, retries = read_changes(storage)
         found = scan(storage)
         if found.damaged or found.missing:
-            found = scan(storage)  # A listing beside a live driver may show its last segment and not the one before.
+            found = scan(storage)  # While a driver writes, a listing may show its last segment but not the one before.
     except OSError as error:
         raise log_error(storage, f"cannot be read: {error}") from error
     if manifest is None:
@@ -117,19 +117,19 @@ def read_manifest(storage: Storage) -> Manifest | None:
     """Return the manifest of a log; None if there is neither a manifest nor a segment.
 
     Raises:
-        LogError: It is damaged, or missing beside segments.
+        LogError: The manifest is damaged, or is missing although there are segments.
     """
     try:
         return Manifest.from_json(storage.read(MANIFEST_FILE))
     except FileNotFoundError:
-        problem = "is gone"
+        problem = "is missing"
     except (ValueError, TypeError, KeyError) as error:
         problem = f"is damaged ({error})"
     count = len(storage.names(_SEGMENTS))
     if count == 0:
         return None
     raise LogError(
-        f"{storage.label}/{MANIFEST_FILE} {problem}; without it, the {count} segments beside it cannot be read",
+        f"{storage.label}/{MANIFEST_FILE} {problem}; without it, the {count} segments of the log cannot be read",
         key=MANIFEST_FILE,
         value=storage.label,
         fix=RESTORE,
@@ -143,7 +143,7 @@ def scan(storage: Storage) -> Scan:
         LogError: A segment has another format.
         OSError: The folder cannot be read.
     """
-    claims = read_claims(storage)  # First: a live driver's count may be behind its segments, never ahead.
+    claims = read_claims(storage)  # First: a live driver's count may lag behind its segments, but never exceeds them.
     names = [name for text in storage.names(_SEGMENTS) if (name := SegmentName.parse(text))]
     found = Scan(set_aside=[name for name in storage.names(_DAMAGED) if _NUMBERED.match(name)])
     with ThreadPoolExecutor(_READERS, thread_name_prefix="rl_eval-log-read") as pool:
@@ -159,12 +159,12 @@ def scan(storage: Storage) -> Scan:
 
 
 def set_aside(storage: Storage, found: Scan) -> tuple[str, ...]:
-    """Move damaged segments out of the way, and note those that are gone, so that the log can be read again."""
+    """Move damaged segments to another folder and mark missing ones, so that the log can be read again."""
     for name in found.damaged:
         storage.move(f"{_SEGMENTS}/{name}", f"{_DAMAGED}/{name}")
     notes = [f"{name}-missing" for name in found.missing]
     for note in notes:
-        storage.write(f"{_DAMAGED}/{note}", b"This segment was written, and was gone when the log was read.\n")
+        storage.write(f"{_DAMAGED}/{note}", b"This segment was written, but was missing when the log was read.\n")
     return (*found.damaged, *notes)
 
 
@@ -175,7 +175,7 @@ def fold(
     amendments: Sequence[Amendment] = (),
     retries: Sequence[Retry] = (),
 ) -> LogContents:
-    """Put segments together.
+    """Combine segments.
 
     Raises:
         LogError: A row does not belong to the plan.
@@ -268,7 +268,7 @@ def _once(faults: Iterable[Fault]) -> Iterable[Fault]:
     for fault in faults:
         ended = (fault.index, fault.attempt, fault.cause, fault.phase, fault.step, fault.error_type, fault.message)
         if not fault.charged:
-            yield fault  # The attempt was given again, and may end in the same way.
+            yield fault  # The attempt was repeated, and may end in the same way.
         elif ended not in charged:
             charged.add(ended)
             yield fault
@@ -277,7 +277,7 @@ def _once(faults: Iterable[Fault]) -> Iterable[Fault]:
 def _mismatches(
     rows: npt.NDArray[np.void], infos: npt.NDArray[np.float64], keys: Sequence[str], first: npt.NDArray[np.intp]
 ) -> tuple[int, ...]:
-    """Return the indices of rows that differ from the first row of their index, whose place ``first`` has."""
+    """Return the indices of rows that differ from the first row of their index; ``first`` has the places of these."""
     again = np.flatnonzero(first != np.arange(len(rows)))
     ours, theirs = (outcomes_of(rows[places], infos[places], keys) for places in (first[again], again))
     different = {int(a["index"]) for a, b in zip(ours, theirs, strict=True) if a.tobytes() != b.tobytes()}

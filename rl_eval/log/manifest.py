@@ -33,7 +33,7 @@ FORMAT: Final = 1
 
 MANIFEST_FILE: Final = "manifest.json"
 RESTORE: Final = "Restore the file from a copy, or start a new run with --fresh or another --log-dir."
-"""What to do about a damaged file of a log."""
+"""Fix for a damaged file of a log."""
 
 _PLAN: Final = ("num_episodes", "seed", "first_index", "matchups")
 _COMPARED: Final = (*_PLAN, "plan_fingerprint", "identity", "weights", "info_keys")
@@ -61,7 +61,7 @@ class Manifest:
     """Digests of source files and versions of packages; empty in older logs."""
 
     def to_json(self) -> str:
-        """Return the text of ``manifest.json``, which holds a checksum of itself."""
+        """Return the text of ``manifest.json``, including a checksum."""
         body = plain(asdict(self))
         return json.dumps({"format": FORMAT, "checksum": checksum(body), **body}, indent=2) + "\n"
 
@@ -70,7 +70,7 @@ class Manifest:
         """Parse the text of ``manifest.json``.
 
         Raises:
-            ValueError: It is damaged.
+            ValueError: The text is damaged.
             LogError: Another version of this package wrote it.
         """
         body = parse_json(text)
@@ -88,20 +88,20 @@ class Manifest:
         return typed(cls, body)
 
     def version_notes(self, now: Manifest) -> Iterator[str]:
-        """Yield a note for Python, and each package that digests of code leave out, with another version now."""
+        """Yield a note on a changed version of Python, or of a package outside the digests of code."""
         there, here = (
             {"python": one.provenance.get("python"), **one.provenance.get("packages", {})} for one in (self, now)
         )
         checked = now.code.get("packages", {})
         for name, version in here.items():
             if name not in checked and name.replace("-", "_") not in checked and there.get(name, version) != version:
-                yield f"the run was begun with {name} {there[name]} and continued with {version}"
+                yield f"the run started with {name} {there[name]} and continued with {version}"
 
     def differences(self, other: Manifest) -> list[str]:
-        """Return one line per value of another run that keeps it from continuing this log."""
+        """Return one line per value that prevents another run from continuing this log."""
         found = [leaf for leaf in differences(self._compared(), other._compared()) if not _is_elsewhere(leaf)]
         if any(leaf.key in _PLAN for leaf in found):
-            found = [leaf for leaf in found if leaf.key != "plan_fingerprint"]  # It follows from them.
+            found = [leaf for leaf in found if leaf.key != "plan_fingerprint"]  # The plan determines it.
         return [f"{leaf.key}: {_shown(leaf.a)} -> {_shown(leaf.b)}" for leaf in found]
 
     def _compared(self) -> dict[str, Any]:
@@ -109,12 +109,12 @@ class Manifest:
 
 
 def _is_elsewhere(leaf: Difference) -> bool:
-    """Whether only one side found a file of a model: whoever loads it says what is missing."""
+    """Return whether only one side found a file of a model; the loader reports a missing file."""
     return leaf.key.startswith("weights.files") and ABSENT in (leaf.a, leaf.b)
 
 
 def checksum(body: Mapping[str, Any]) -> str:
-    """Return the checksum that a JSON file of a log holds of its own body."""
+    """Return the checksum of the body of a JSON file of a log."""
     return str(xxhash.xxh3_128_hexdigest(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()))
 
 
@@ -126,7 +126,7 @@ Value = TypeVar("Value")
 
 
 def write_numbered(storage: Storage, folder: str, number: int, fields: Any, indent: int | None = None) -> None:
-    """Write a file of a folder; numbers begin at 1."""
+    """Write a numbered JSON file to a folder; numbers start at 1."""
     body = json.loads(json.dumps(fields))
     text = json.dumps({"checksum": checksum(body), **body}, indent=indent) + "\n"
     storage.write(f"{folder}/{number:06d}.json", text.encode())
@@ -136,7 +136,7 @@ def read_numbered(storage: Storage, folder: str, kind: type[Value], unknown: str
     """Yield the contents of each file of a folder as a dataclass, in order.
 
     Raises:
-        LogError: One is damaged, which leaves something ``unknown``.
+        LogError: A file is damaged; ``unknown`` names the lost information.
     """
     for name in storage.names(folder):
         try:
@@ -158,19 +158,19 @@ _SHOWN_DIGITS: Final = 12
 
 @dataclass(frozen=True)
 class Amendment:
-    """One change of the code that was accepted."""
+    """Accepted code change."""
 
     accepted_at: str
     host: str
     num_finished: int
-    """Episodes that the log held then."""
+    """Number of episodes in the log at that time."""
     differences: tuple[str, ...]
     code: dict[str, Any]
-    """Digests from here on."""
+    """Digests of the code after the change."""
 
     def __str__(self) -> str:
         return (
-            f"the code was changed after {self.num_finished:,} finished episodes, which was accepted on "
+            f"the code changed after {self.num_finished:,} finished episodes; the change was accepted on "
             f"{self.accepted_at}: {'; '.join(self.differences)}"
         )
 
@@ -202,14 +202,14 @@ def read_changes(storage: Storage) -> tuple[list[Amendment], list[Retry]]:
     """Read all amendments and retries of a log, in order.
 
     Raises:
-        LogError: One is damaged.
+        LogError: A file is damaged.
     """
     amendments = read_numbered(storage, _AMENDMENTS, Amendment, "the code of the last episodes")
     return [*amendments], [*read_numbered(storage, _RETRIES, Retry, "the list of retried episodes")]
 
 
 def amend(storage: Storage, manifest: Manifest, known: Sequence[Amendment], ours: Manifest, finished: int) -> Amendment:
-    """Write an amendment that makes this session's code that of the log from now on."""
+    """Write an amendment: this session's code becomes the code of the log."""
     before = newest_code(manifest, known)
     amendment = Amendment(
         accepted_at=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
@@ -229,25 +229,25 @@ _SHOWN_INDICES: Final = 8
 
 @dataclass(frozen=True)
 class Retry:
-    """One decision to run failed episodes again."""
+    """Request to run failed episodes again."""
 
     asked_at: str
     epoch: int
-    """Session that asked."""
+    """Session of the request."""
     indices: tuple[Annotated[int, Field(ge=0, lt=2**31)], ...]
 
     def __str__(self) -> str:
         named = ", ".join(map(str, self.indices[:_SHOWN_INDICES])) + (
             ", ..." if len(self.indices) > _SHOWN_INDICES else ""
         )
-        return f"failed episodes were run again, as asked on {self.asked_at}: {len(self.indices):,}, with index {named}"
+        return f"failed episodes ran again, as requested on {self.asked_at}: {len(self.indices):,}, with index {named}"
 
 
 def ask_again(storage: Storage, epoch: int, indices: Iterable[int], known: Sequence[Retry]) -> Retry:
     """Write a retry.
 
     Raises:
-        OSError: It cannot be written.
+        OSError: The file cannot be written.
     """
     now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     retry = Retry(now, epoch, tuple(sorted(indices)))
@@ -256,11 +256,11 @@ def ask_again(storage: Storage, epoch: int, indices: Iterable[int], known: Seque
 
 
 def retried_since(retries: Iterable[Retry]) -> dict[int, int]:
-    """Return the last session that asked for each retried index."""
+    """Return the session of the last request for each retried index."""
     return {index: retry.epoch for retry in retries for index in retry.indices}
 
 
 def counts(rows: npt.NDArray[np.void], epoch: int, retried: Mapping[int, int]) -> npt.NDArray[np.bool_]:
-    """Return which rows of a session count: all but failed ones that were to run again, shape (n,)."""
+    """Return a mask of the rows of a session that count, shape (n,): all but failed ones with a later retry."""
     superseded = [index for index, since in retried.items() if epoch < since]
     return np.asarray(~((rows["outcome"] == Outcome.FAILED) & np.isin(rows["index"], superseded)))

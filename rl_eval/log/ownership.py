@@ -1,9 +1,9 @@
-"""Ownership of an evaluation log: the driver of the newest claim, which waits until the driver before it is gone.
+"""Ownership of an evaluation log by the driver with the newest claim.
 
-Claims are numbered by *epoch*; a new one is made only when the one before was released or its driver is dead. On the
-machine of that driver the kernel says whether it is: process id and start time. From elsewhere only its
-heartbeat can be watched: a counter that stands still for some intervals, so that no two clocks are ever compared.
-A driver that was only asleep finds the newer claim before its next write, and writes nothing more.
+Claims are numbered by *epoch*. A driver creates a claim only after the previous one was released or its driver died.
+On the same machine, the kernel knows whether that driver lives, by process id and start time. On another machine, its
+heartbeat shows it: a counter that changes. A driver is dead if the counter stands still for some intervals, so clocks
+are never compared. A driver that was only suspended finds the newer claim before its next write, and stops writing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ BEAT_SECONDS = 3.0
 """Time between heartbeats."""
 
 MISSED_BEATS = 3
-"""A driver on another machine that missed so many is taken for dead."""
+"""Number of missed heartbeats after which a driver on another machine counts as dead."""
 
 _FOLDER: Final = "owners"
 _RACES: Final = 10
@@ -36,23 +36,23 @@ _RACES: Final = 10
 
 @dataclass(frozen=True)
 class Claim:
-    """Claim of the process that writes the log, or wrote it."""
+    """Claim of a present or former writer of the log."""
 
     epoch: int
     host: str
     pid: int
     process: str
-    """Start time of the process in the kernel's ticks: a number that is used again has another."""
+    """Start time of the process in the kernel's ticks; differs if a process id is reused."""
     machine: str
     """Boot and process namespace; equal for processes that see each other's ids. Empty if unknown."""
     since: str
     beat: int = 0
-    """Counts heartbeats."""
+    """Number of heartbeats."""
     segments: int = 0
-    """How many segments were committed at the last beat; a log with fewer has lost one."""
+    """Number of segments committed at the last beat; a log with fewer has lost some."""
     released: bool = False
     token: str = ""
-    """Text that no other claim has."""
+    """Unique string of the claim."""
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host}, since {self.since}"
@@ -69,12 +69,12 @@ class Ownership:
 
     @property
     def epoch(self) -> int:
-        """Number of this claim; those of later owners are higher."""
+        """Number of this claim; later claims have higher numbers."""
         return self._claim.epoch
 
     @property
     def session(self) -> str:
-        """Text that no other session of this log has."""
+        """String that identifies this session of the log."""
         claim = self._claim
         return f"{claim.epoch} {claim.host} {claim.pid} {claim.process} {claim.since}"
 
@@ -93,18 +93,19 @@ class Ownership:
             raise LogError(
                 f"the claim {self._name} of this driver is missing from {self._storage.label}: the folder or its files "
                 "were removed while the evaluation ran. Nothing more is written",
-                key=self._storage.label,
+                key="log_dir",
+                value=self._storage.label,
                 fix="Start the run again.",
             )
         raise self._fenced(_read(self._storage, newest))
 
     def beat(self, segments: int) -> None:
-        """Show that this driver lives.
+        """Write a heartbeat.
 
         Raises:
-            LogFenced: Somebody took the log over.
-            LogError: The claim is gone.
-            OSError: It cannot be written.
+            LogFenced: Another driver took the log over.
+            LogError: The claim is missing.
+            OSError: The claim cannot be written.
         """
         self._rewrite(replace(self._claim, beat=self._claim.beat + 1, segments=segments))
 
@@ -142,13 +143,14 @@ def take_ownership(storage: Storage) -> Ownership:
             break
         claim = _own_claim(1 if newest is None else int(newest.rpartition("/")[2]) + 1)
         name = f"{_FOLDER}/{claim.epoch:06d}"
-        # Whoever loses the race looks again, and finds a winner that lives.
+        # A driver that loses the race checks again, and finds the live winner.
         if storage.create(name, _to_bytes(claim)):
             return Ownership(storage, name, claim)
-        owner = "drivers that start as fast as others end"
+        owner = "one new driver after another"
     raise LogOwned(
         f"{storage.label} is being written by {owner}",
-        key=storage.label,
+        key="log_dir",
+        value=storage.label,
         fix="Wait for it to end, stop it, or pass another --log-dir.",
     )
 
@@ -160,12 +162,12 @@ def read_claims(storage: Storage) -> list[Claim]:
 
 
 def _newest(storage: Storage) -> str | None:
-    """Return the claim that counts: the last one."""
+    """Return the name of the last claim, which counts; None if there is none."""
     return max((f"{_FOLDER}/{name}" for name in storage.names(_FOLDER) if name.isdigit()), default=None)
 
 
 def _read(storage: Storage, name: str) -> Claim | None:
-    """Return a claim; None if its driver died, or still is, between creating and writing it."""
+    """Return a claim; None if it is missing, or its driver created but did not write it."""
     try:
         return typed(Claim, parse_json(storage.read(name)))
     except (FileNotFoundError, ValueError):
@@ -205,7 +207,7 @@ def _state(claim: Claim) -> Literal["alive", "dead", "unknown"]:
     except ProcessLookupError:
         return "dead"
     except PermissionError:
-        pass  # It exists, and is another user's.
+        pass  # The process exists and belongs to another user.
     process = _process(claim.pid)
     if process is None:
         return "unknown"
@@ -220,7 +222,7 @@ def _own_claim(epoch: int) -> Claim:
 
 
 def _process(pid: int) -> str | None:
-    """Return the start time of a process, "" for one that has ended but was not waited for, None if unknown."""
+    """Return the start time of a process; "" for a zombie, None if unknown."""
     status = process_status(pid)
     return None if status is None else "" if status.ended else str(status.born)
 

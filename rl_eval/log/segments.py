@@ -1,7 +1,7 @@
-"""Segments: Parquet files with some rows of the log, whose names hold the hash of their bytes.
+"""Segments: Parquet files with rows of the log; a file name contains the hash of the bytes.
 
-A name is ``<epoch>-<number>-<kind>-<hash>.parquet``: the session that wrote it, its place in that session, what
-it holds, and the hash of its bytes. Numbers start at 1 and have no gap, so a segment that is gone is noticed too.
+A name is ``<epoch>-<number>-<kind>-<hash>.parquet``: the session, the place in the session, the kind of rows, and the
+hash of the bytes. Numbers start at 1 and have no gap, so a reader detects a missing segment, too.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Kind = Literal["episodes", "faults"]
 
 _METADATA: Final = b"rl_eval"
 _MOST_FAULTS: Final = 1_000_000
-"""Faults of a segment that are read: of one flush there are far fewer, and each becomes some hundred bytes."""
+"""Most faults to read from a segment: one flush has far fewer, and each becomes some hundred bytes."""
 _NAME: Final = re.compile(r"(\d{6,})-(\d{8,})-(episodes|faults)-([0-9a-f]{32})\.parquet")
 
 
@@ -67,21 +67,21 @@ class Header:
     """Metadata of a segment about the flush that wrote it."""
 
     session: str
-    """The session; two that claimed one epoch at once differ."""
+    """String of the session; differs if two sessions claimed one epoch at once."""
     numerics: dict[str, Any] = field(default_factory=dict)
     totals: dict[str, float] = field(default_factory=dict)
-    """What was spent since the flush before."""
+    """Steps and seconds since the previous flush, by name."""
     notes: list[str] = field(default_factory=list)
-    """Notes of the result since the flush before."""
+    """Notes of the result since the previous flush."""
     determinism: dict[str, Any] = field(default_factory=dict)
-    """What the determinism check found, if it has ended."""
+    """Finding of the determinism check, if it has ended."""
     num_runners: int | None = None
-    """Most runner processes that had taken part at one time; None where it was not kept."""
+    """Most runner processes at one time so far; None if unknown."""
 
 
 @dataclass(frozen=True)
 class Segment:
-    """The contents of a segment."""
+    """Contents of a segment."""
 
     header: Header
     rows: npt.NDArray[np.void] = field(default_factory=lambda: np.zeros(0, ROW))
@@ -90,7 +90,7 @@ class Segment:
 
 
 def encode(batches: Sequence[Batch], info_keys: Sequence[str], session: str) -> list[tuple[Kind, bytes]]:
-    """Return the segments of one flush, in the order of writing: faults before the episodes that had them."""
+    """Return the segments of one flush, in the order of writing: faults before their episodes."""
     faults = [fault for batch in batches for fault in batch.faults]
     rows = np.concatenate([batch.rows for batch in batches])
     infos = np.concatenate([batch.infos for batch in batches])
@@ -106,7 +106,7 @@ def encode(batches: Sequence[Batch], info_keys: Sequence[str], session: str) -> 
 
 
 def name_of(data: bytes, epoch: int, number: int, kind: Kind) -> SegmentName:
-    """Return the name that the bytes of a segment get."""
+    """Return the name of a segment with these bytes."""
     return SegmentName(epoch, number, kind, xxhash.xxh3_128_hexdigest(data))
 
 
@@ -114,7 +114,7 @@ def decode(name: SegmentName, data: bytes) -> Segment:
     """Read the bytes of a segment.
 
     Raises:
-        ValueError: They are not those that were written.
+        ValueError: The bytes are damaged.
         LogError: Another version of this package wrote them.
     """
     import pyarrow as pa
@@ -135,14 +135,14 @@ def _segment(name: SegmentName, columns: ParquetColumns) -> Segment:
     header = typed(Header, described)
     if name.kind == "faults":
         if columns.num_rows > _MOST_FAULTS:
-            raise ValueError(f"it has {columns.num_rows:,} faults: at most {_MOST_FAULTS:,} are read")
+            raise ValueError(f"it has {columns.num_rows:,} faults, but the limit is {_MOST_FAULTS:,}")
         return Segment(header, faults=read_faults(columns.read(fault_names(columns.names), use_threads=False)))
     rows, infos, _ = read_episodes(columns.read(episode_names(columns.names), use_threads=False))
     return Segment(header, rows, infos)
 
 
 def sum_totals(totals: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Add up what was spent, by name."""
+    """Add up totals, by name."""
     summed: dict[str, float] = defaultdict(float)
     for total in totals:
         for name, value in total.items():

@@ -1,8 +1,8 @@
-"""Files of a run folder: written whole or not at all, on a disk as on an object store, and created by one of several.
+"""Files of a run folder on a disk or an object store, with atomic writes and exclusive creation.
 
-A local file is written by :mod:`rl_eval.atomic_write`, so a crash leaves the old file, the new one or a temporary one
-that nobody reads; it is created with ``O_EXCL``. An object is visible when its upload is complete; it is created by a
-conditional upload, which the store itself refuses when the object is there.
+:mod:`rl_eval.atomic_write` writes a local file, so a crash leaves the old file, the new one or an unused temporary one.
+Exclusive creation uses ``O_EXCL``. An object becomes visible when its upload is complete. Exclusive creation of an
+object is a conditional upload, which fails in the store if the object exists.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from rl_eval.errors import ConfigError, LogError
 from rl_eval.errors.redaction import learn, redact_text
 
 _SCHEMES: Final = frozenset({"s3", "s3a", "gs", "az", "abfs", "abfss"})
-"""URIs of object stores."""
+"""URI schemes of object stores."""
 
 _PATIENCE: Final[dict[str, Any]] = {"max_retries": 3, "retry_timeout": datetime.timedelta(seconds=5)}
-"""Retries inside one call; the writer has its own, between which it beats."""
+"""Retries inside one call. The writer has separate retries, with heartbeats between them."""
 
 _UNUSABLE: Final = frozenset(
     {
@@ -82,10 +82,10 @@ class Storage(Protocol):
 
 
 def open_storage(log_dir: str | os.PathLike[str]) -> Storage:
-    """Open a local path or a URI; nothing is created.
+    """Open a local path or a URI; create nothing.
 
     Raises:
-        ConfigError: It is no URI that can be opened, or the package for object stores is not installed.
+        ConfigError: The path is empty, the URI cannot be opened, or the package for object stores is not installed.
     """
     text = os.fspath(log_dir)
     if not text:
@@ -102,7 +102,7 @@ def open_storage(log_dir: str | os.PathLike[str]) -> Storage:
 
 
 def is_unusable(error: OSError) -> bool:
-    """Whether an error says that the folder itself is wrong, so that trying again cannot help."""
+    """Return whether the folder itself caused an error, so that a retry cannot help."""
     if error.errno is not None:
         return error.errno in _UNUSABLE
     return bool(_UNUSABLE_REMOTE.search(str(error)))
@@ -114,11 +114,11 @@ def is_uri(path: str) -> bool:
 
 
 def absolute_place(place: str | os.PathLike[str], folder: str | None = None) -> str:
-    """Return the absolute path of a local place, which ends in its name; a URI stays as it is.
+    """Return the absolute path of a local place, with its name at the end; a URI does not change.
 
     Args:
         place: Path or URI.
-        folder: Absolute path of the folder from which a relative path counts; by default the working directory.
+        folder: Absolute path of the folder that a relative path starts from; by default the working directory.
     """
     text = os.fspath(place)
     if not text or is_uri(text):
@@ -128,7 +128,7 @@ def absolute_place(place: str | os.PathLike[str], folder: str | None = None) -> 
 
 
 def shown_place(place: str | os.PathLike[str]) -> str:
-    """Return a place for a message: a path below the working directory is relative to it."""
+    """Return a place for a message: a path below the working directory becomes relative to it."""
     text = os.fspath(place)
     with suppress(ValueError, OSError):
         return text if is_uri(text) else str(Path(text).relative_to(Path.cwd()))
@@ -154,7 +154,7 @@ def _open_store(parts: SplitResult, label: str) -> Any:
 
 
 def _s3_options(query: dict[str, Any], user: str) -> dict[str, Any]:
-    """Return the options of an S3 store; without a key in the URI or environment, boto3 finds one if it is there."""
+    """Return the options of an S3 store; without a key in the URI or environment, boto3 searches for one."""
     endpoint, scheme = query.pop("endpoint_override", ""), query.pop("scheme", "https")
     if endpoint:
         query |= {"endpoint": f"{scheme}://{endpoint}", "client_options": {"allow_http": scheme == "http"}}
@@ -162,7 +162,7 @@ def _s3_options(query: dict[str, Any], user: str) -> dict[str, Any]:
     if key:
         query |= {"access_key_id": unquote(key), "secret_access_key": unquote(secret)}
     elif not {"access_key_id", "skip_signature"} & query.keys() and "AWS_ACCESS_KEY_ID" not in os.environ:
-        with suppress(ImportError, ValueError):  # Neither boto3 nor a profile: the machine's or container's own role.
+        with suppress(ImportError, ValueError):  # Without boto3 or a profile, the store uses the role of the machine.
             from obstore.auth.boto3 import Boto3CredentialProvider
 
             query["credential_provider"] = Boto3CredentialProvider()
@@ -186,7 +186,7 @@ def _reason(error: BaseException) -> str:
 
 @final
 class LocalStorage(Storage):
-    """A folder that the operating system mounts.
+    """Folder of the operating system's file system.
 
     Args:
         root: The folder; created by the first write.
@@ -206,7 +206,7 @@ class LocalStorage(Storage):
     @override
     def read(self, name: str) -> bytes:
         path = self._root / name
-        if path.exists() and not path.is_file():  # A pipe would be waited for.
+        if path.exists() and not path.is_file():  # Reading a pipe would block.
             raise OSError(errno.EINVAL, "not a regular file", str(path))
         return path.read_bytes()
 
@@ -216,7 +216,7 @@ class LocalStorage(Storage):
 
     @override
     def create(self, name: str, data: bytes) -> bool:
-        # A crash half way leaves a file that cannot be parsed.
+        # A crash during the write leaves a file that cannot be parsed.
         path = self._root / name
         make_folder(path.parent)
         try:
@@ -254,11 +254,11 @@ def _put(path: Path, data: bytes) -> None:
 
 @final
 class ObjectStorage(Storage):
-    """A folder of an object store.
+    """Folder of an object store.
 
     Args:
-        store: The store of obstore, whose root is the folder.
-        label: The folder as messages name it.
+        store: The store of obstore; its root is the folder.
+        label: Name of the folder in messages.
     """
 
     def __init__(self, store: Any, label: str) -> None:
@@ -290,7 +290,7 @@ class ObjectStorage(Storage):
         try:
             self._put(name, data, "create")
         except FileExistsError:
-            return self.read(name) == data  # Ours, if the answer to the upload was lost and it was repeated.
+            return self.read(name) == data  # Ours, if the client lost the answer and repeated the upload.
         return True
 
     @override
@@ -313,7 +313,7 @@ class ObjectStorage(Storage):
 
 @contextmanager
 def _os_errors() -> Iterator[None]:
-    """Raise what the store raises as an ``OSError`` in one line."""
+    """Convert errors of the store to an ``OSError`` with one line of text."""
     from obstore.exceptions import AlreadyExistsError, BaseError
 
     try:

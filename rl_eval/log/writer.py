@@ -1,7 +1,7 @@
-"""Writer of an evaluation log: a thread that commits what the driver appends.
+"""Writer of an evaluation log: a thread that commits the batches of the driver.
 
-The driver appends and polls, and never waits for a disk; a batch is returned to it when the batch is
-in the log, so nothing that was announced can be lost.
+The driver appends and polls without waiting for a disk. ``poll`` returns a batch after the log contains it, so an
+announced batch cannot be lost.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ from rl_eval.records.episode import Batch
 _logger: Final = logging.getLogger(__name__)
 
 FLUSH_SHARE: Final = 0.05
-"""Flush interval as a share of the session's age: the number of segments grows with its logarithm at first."""
+"""Flush interval as a fraction of the session's age; the number of segments grows with its logarithm at first."""
 FLUSH_SECONDS: Final = (1.0, 30.0)
 """Shortest and longest flush interval."""
 
 RETRIES = 13
-"""How often a failed write is tried again."""
+"""Number of retries of a failed write."""
 RETRY_SECONDS = (0.25, 5.0)
-"""First and longest wait before it is; each is twice the one before. The longest must not look like a dead driver."""
+"""First and longest retry pause; each is twice the previous one. The longest must not suggest a dead driver."""
 
 _FAILURES_SAID: Final = 4
-"""Failed write in a row of which a warning tells, after about two seconds: object stores have single ones."""
+"""Number of failed writes in a row before a warning, after about two seconds. Object stores have single failures."""
 
 CLOSE_SECONDS: Final = 10.0
-"""How long :meth:`EvaluationLog.close` waits for a write that is under way."""
+"""Longest wait of :meth:`EvaluationLog.close` for a running write."""
 
 _ACCEPT_CODE: Final = (
     "Restore the former code, or evaluate again in another --log-dir. If the change cannot affect the outcomes in the "
@@ -58,14 +58,14 @@ _ACCEPT_CODE: Final = (
 
 
 def retry_pause(failures: int) -> float | None:
-    """Return the pause after so many failed writes in a row, in seconds; None if there is no further retry."""
+    """Return the pause after a number of failed writes in a row, in seconds; None if there is no further retry."""
     first, longest = RETRY_SECONDS
     return min(first * 2 ** (failures - 1), longest) if failures <= RETRIES else None
 
 
 @dataclass
 class _Flush:
-    """Batches on their way, with the files that are still to be written for them."""
+    """Batches of one flush, and their unwritten files."""
 
     batches: list[Batch]
     files: list[tuple[Kind, bytes]]
@@ -73,10 +73,9 @@ class _Flush:
 
 @final
 class EvaluationLog:
-    """The log of one evaluation, open for writing.
+    """Log of one evaluation, open for writing.
 
-    ``append`` and ``poll`` belong to one thread; ``flush`` and ``close`` may be called from any, also from a signal
-    handler.
+    One thread calls ``append`` and ``poll``. Any thread may call ``flush`` and ``close``, also in a signal handler.
     """
 
     def __init__(self, storage: Storage, owner: Ownership, *, accept_code_change: bool = False) -> None:
@@ -84,7 +83,7 @@ class EvaluationLog:
         self._owner = owner
         self._accept_code_change = accept_code_change
         self._info_keys: tuple[str, ...] = ()
-        # Protects what follows. It is reentrant, since a signal handler may flush while the thread below it appends.
+        # Protects the attributes below. Reentrant, because a signal handler may flush while its thread appends.
         self._changed = threading.Condition(threading.RLock())
         self._pending: list[Batch] = []
         self._committed: list[Batch] = []
@@ -92,13 +91,13 @@ class EvaluationLog:
         self._closing = False
         self._error: EvalError | None = None
         self._trouble: OSError | None = None
-        """Why the last write failed, if it did."""
+        """Error of the last write, if it failed."""
         self._retry_at = 0.0
-        # Only the writer's.
+        # Only for the writer thread.
         self._flush: _Flush | None = None
         self._failures = 0
         self._segments = 0
-        """How many are committed."""
+        """Number of committed segments."""
         self._opened = self._flushed_at = self._beaten_at = time.monotonic()
         self._thread = threading.Thread(target=self._serve, name="rl_eval-log", daemon=True)
         self._thread.start()
@@ -111,13 +110,12 @@ class EvaluationLog:
 
         Args:
             log_dir: Folder or URI.
-            accept_code_change: Whether a log that was begun with other code is continued nevertheless, with an
-                amendment that says so.
+            accept_code_change: Whether to continue a log of other code, and write an amendment.
 
         Raises:
             ConfigError: The folder or URI cannot be used.
-            LogOwned: A live driver writes it.
-            LogError: It cannot be written now.
+            LogOwned: Another driver is writing the log.
+            LogError: The log cannot be written now.
         """
         storage = open_storage(log_dir)
         try:
@@ -132,13 +130,13 @@ class EvaluationLog:
         return cls(storage, owner, accept_code_change=accept_code_change)
 
     def begin(self, manifest: Manifest) -> LogContents:
-        """Start the log, or continue the one that is there.
+        """Start the log, or continue an existing one.
 
-        Damaged segments are set aside, and named in the result; their episodes are not in it.
+        Set damaged segments aside. The result names them, but does not contain their episodes.
 
         Raises:
-            LogMismatch: The log there has another plan, policy, environment or weights, or other code.
-            LogError: The log there cannot be continued, or the folder cannot be read or written.
+            LogMismatch: The existing log has another plan, policy, environment or weights, or other code.
+            LogError: The existing log cannot be continued, or the folder cannot be read or written.
             LogFenced: Another driver took the log over.
         """
         self._info_keys = manifest.info_keys
@@ -156,7 +154,7 @@ class EvaluationLog:
         if differences := theirs.differences(ours):
             raise LogMismatch(
                 "\n  ".join([f"{self._storage.label} has another evaluation (in the log -> now):", *differences]),
-                "Pass another --log-dir, or start a new run beside it with --fresh.",
+                "Pass another --log-dir, or start a new run next to it with --fresh.",
             )
         amendments, retries = read_changes(self._storage)
         changes = code_differences(newest_code(theirs, amendments), ours.code)
@@ -188,7 +186,7 @@ class EvaluationLog:
     # ------------------------------------------------------------------ the driver's side
 
     def append(self, batch: Batch) -> None:
-        """Hand over what finished; it is committed with the next flush."""
+        """Add a batch to the next flush."""
         with self._changed:
             self._pending.append(batch)
             self._num_appended += 1
@@ -217,16 +215,16 @@ class EvaluationLog:
 
     @property
     def settled(self) -> bool:
-        """Whether everything that was appended is committed."""
+        """Whether all appended batches are committed."""
         with self._changed:
             return self._num_committed == self._num_appended
 
     def flush(self, timeout_s: float) -> None:
-        """Commit everything that was appended so far.
+        """Commit all appended batches.
 
         Raises:
             LogFenced: Another driver took the log over; nothing more is written.
-            LogError: The log cannot be written, or not in time.
+            LogError: The log cannot be written, or not within ``timeout_s``.
         """
         give_up = time.monotonic() + timeout_s
         with self._changed:
@@ -248,7 +246,7 @@ class EvaluationLog:
                 self._changed.wait(left)
 
     def close(self) -> None:
-        """Stop writing, and let the next driver take the log at once. What was not flushed is dropped."""
+        """Stop writing and release the log for the next driver. Drop unflushed batches."""
         with self._changed:
             if self._closing:
                 return
@@ -256,7 +254,7 @@ class EvaluationLog:
             self._changed.notify_all()
         self._thread.join(CLOSE_SECONDS)
         if not self._thread.is_alive():
-            # A claim that cannot be released is found to be that of a dead process later on.
+            # If the release fails, the next driver finds the claim of a dead process.
             with suppress(OSError, EvalError):
                 self._owner.release(self._segments)
 
@@ -274,13 +272,13 @@ class EvaluationLog:
                 self._retry_later(error)
             except EvalError as error:
                 self._give_up(error)
-            except Exception as error:  # A driver waits for this thread, and gets whatever ended it.
+            except Exception as error:  # The driver waits for this thread and must get its error.
                 self._give_up(log_error(self._storage, f"cannot be written: {type(error).__name__}: {error}"))
             if self._error is not None:
                 return
 
     def _wait(self) -> bool:
-        """Wait until something is due; false when the log is closed."""
+        """Wait until a task is due; return False if the log is closed."""
         with self._changed:
             while not self._closing and (rest := self._due() - time.monotonic()) > 0:
                 self._changed.wait(rest)
@@ -334,7 +332,7 @@ class EvaluationLog:
             self._give_up(log_error(self._storage, f"cannot be written, after {RETRIES} retries: {error}"))
             return
         if self._failures == _FAILURES_SAID:
-            _logger.warning("%s cannot be written (%s): it is tried again meanwhile", self._storage.label, error)
+            _logger.warning("%s cannot be written (%s). rl_eval retries", self._storage.label, error)
         with self._changed:
             self._trouble = error
             self._retry_at = time.monotonic() + pause

@@ -1,6 +1,6 @@
-"""Export of trajectories: the episodes of a finished evaluation run again, are compared, and are written to disk.
+"""Export of trajectories: episodes of a finished evaluation run again, must match their records, and go to disk.
 
-What is written is a new file or folder, whole or not at all, with a few episodes in memory.
+The output is a new file or folder, written atomically, with a few episodes in memory at a time.
 """
 
 from __future__ import annotations
@@ -49,31 +49,31 @@ if TYPE_CHECKING:
 
 
 class Writer(abc.ABC):
-    """Writes trajectories to a place where nothing is yet; what it has begun is nowhere until it is published.
+    """Writer of trajectories to a new place; the output appears there when it is complete.
 
     Args:
         target: Path of the place.
 
     Raises:
-        ConfigError: It cannot be used, or a package is missing.
+        ConfigError: The place cannot be used, or a package is missing.
     """
 
     place: Path
-    """What will be there; it must not exist."""
+    """Path of the output; it must not exist."""
 
     def __init__(self, target: str | os.PathLike[str]) -> None:
         self.place = Path(target).absolute()
         self._data: Any = None
         self._written = 0
-        """Steps so far."""
+        """Number of written steps."""
 
     def begin(self, folder: Path, env: Any, frames: int, title: str) -> None:
-        """Begin.
+        """Start writing.
 
         Args:
-            folder: New folder on the disk of the place.
+            folder: New folder on the disk of the output.
             env: An environment of the episodes.
-            frames: Steps of all episodes together.
+            frames: Total number of steps.
             title: Description of the data, in one line.
         """
         self._folder, self._frames = folder / "data", frames
@@ -101,7 +101,7 @@ class NpzWriter(Writer):
         self._folder.mkdir(exist_ok=True)
         for key, array in as_arrays(_whole(trajectories)).items():
             if key not in self._data:
-                # What the key is called is up to the environment's spaces.
+                # A key of the environment's spaces may not be a valid file name.
                 file, shape = self._folder / str(len(self._data)), (self._frames, *array.shape[1:])
                 self._data[key] = np.lib.format.open_memmap(file, "w+", array.dtype, shape)
                 reserve(file)
@@ -118,7 +118,7 @@ class NpzWriter(Writer):
 
 
 class TensorDictWriter(Writer):
-    """Writes a folder that ``TensorDict.load_memmap`` opens: all episodes, frame after frame."""
+    """Writer of a folder for ``TensorDict.load_memmap``: all episodes, frame after frame."""
 
     @override
     def write(self, trajectories: Sequence[Trajectory]) -> None:
@@ -138,10 +138,11 @@ def _make_folders(folder: Path, batch: TensorDictBase) -> None:
 
 
 class MinariWriter(Writer):
-    """Writes a data set that ``minari.load_dataset`` opens by its id, in Minari's folder (``MINARI_DATASETS_PATH``).
+    """Writer of a data set for ``minari.load_dataset``, in Minari's folder (``MINARI_DATASETS_PATH``).
 
-    Images are stored as they are, not as JPEG, and rewards as float64. The first of the T + 1 infos is NaN: that of the
-    reset is not recorded. The metadata of an episode have its ``index``, ``attempt`` and ``weights_version``.
+    Images are stored without loss, not as JPEG, and rewards as float64. The first of the T + 1 infos is NaN, because
+    the info of the reset is not recorded. The metadata of an episode have ``index``, ``attempt`` and
+    ``weights_version``.
 
     Args:
         target: Id of the data set, such as ``cartpole/ppo-v0``.
@@ -240,7 +241,7 @@ FORMATS: Final[dict[str, Callable[[str | os.PathLike[str]], Writer]]] = {
     "npz": NpzWriter,
     "tensordict": TensorDictWriter,
 }
-"""Writers of formats, by their names."""
+"""Writers, by the names of their formats."""
 _NAME: Final = "trajectory"
 
 
@@ -249,7 +250,7 @@ class Exported:
     """Exported data set."""
 
     path: Path
-    """Where it is."""
+    """Path of the data set."""
     episodes: int
     frames: int
 
@@ -266,25 +267,24 @@ def export_trajectories(
 ) -> Exported:
     """Run episodes of a finished evaluation again, in this process, and write their steps.
 
-    Nothing has to have been recorded: an episode is a function of its index. Each has to come out as its record says,
-    bit by bit in all outcome columns, or nothing is written at all. Nothing is ever overwritten.
+    The run needs no recorded trajectories, because an episode is a function of its index. All outcome columns of every
+    episode must be bitwise equal to its record. Otherwise, the export writes nothing. It never overwrites a file.
 
     Args:
         source: Folder or URI of an evaluation log, folder of a saved result, or a result.
         to: ``minari``, ``npz`` or ``tensordict``.
         output: Path of the file or folder; for ``minari`` the id of the data set.
-        indices: Which episodes; by default all that completed.
-        config: What was evaluated, for a run that was configured with live objects; by default as recorded.
-        policy: The live policy, if the run was given one.
-        trust: Whether code that the result names may be imported and called; see
-            :func:`rl_eval.replay`.
+        indices: Indices of the episodes; by default all that completed.
+        config: Config of the run, if it contained Python objects; by default the recorded one.
+        policy: Policy object, if the run had one.
+        trust: Whether this process may import and call code that the result names; see :func:`rl_eval.replay`.
 
     Raises:
-        UsageError: An episode did not complete, or the config is another one.
+        UsageError: An episode did not complete, or the config differs from that of the run.
         UntrustedError: The result names code that no evaluation of this process named.
         WeightsError: The weights are not those of the run.
-        ConfigError: Something is there already, it cannot be written, or the recorded config cannot be used again.
-        EvalError: An episode did not come out as it was recorded.
+        ConfigError: The output exists or cannot be written, or the recorded config cannot be used again.
+        EvalError: An episode differs from its record.
     """
     if to not in FORMATS:
         raise ConfigError(f"trajectories cannot be exported to {to!r}: {nearest(to, FORMATS)}", key="to", value=to)
@@ -306,10 +306,10 @@ def export_trajectories(
 
 
 def _selected(result: EvalResult, indices: Sequence[int] | None) -> list[int]:
-    """Return the episodes to run again: those that are named, or all that completed.
+    """Return the episodes to run again: the chosen ones, or all that completed.
 
     Raises:
-        UsageError: One that is named did not complete, or none did.
+        UsageError: A chosen episode did not complete, or no episode did.
     """
     completed = result.table.completed
     if indices is None and not completed.any():
@@ -323,7 +323,7 @@ def _selected(result: EvalResult, indices: Sequence[int] | None) -> list[int]:
 
 
 def _write(writer: Writer, result: EvalResult, runner: Runner, chosen: Sequence[int]) -> None:
-    """Write all trajectories beside their place, and move them there."""
+    """Write all trajectories to a temporary folder, and move them to the output path."""
     if not isinstance(runner, EvalRunner):
         name = type(runner).__name__
         problem = f"a {name} records no trajectories, because it is not an rl_eval.EvalRunner"
@@ -349,14 +349,14 @@ def _write(writer: Writer, result: EvalResult, runner: Runner, chosen: Sequence[
         if finished.is_dir():
             finished.rename(place)
         else:
-            place.hardlink_to(finished)  # Nothing that has come up meanwhile is replaced.
+            place.hardlink_to(finished)  # Does not replace a file that was created meanwhile.
 
 
 def _proved(result: EvalResult, report: RunReport) -> Trajectory:
-    """Return the trajectory of an episode that came out as it was recorded.
+    """Return the trajectory of an episode after a check that it matches its record.
 
     Raises:
-        EvalError: It did not.
+        EvalError: The episode failed, differs from its record, or has no trajectory.
     """
     found = compared(result, report)
     index = found.again.index
@@ -382,6 +382,6 @@ def _listed(differences: Mapping[str, tuple[Any, Any]]) -> str:
 
 
 def _recorder(env: Any, seen: list[Any], info_keys: Sequence[str]) -> Any:
-    """Build the observer of an environment, and note the environment."""
+    """Build the observer of an environment, and append the environment to ``seen``."""
     seen.append(env)
     return TrajectoryRecorder(env, info_keys, compress_images=True)

@@ -1,9 +1,9 @@
-"""Replay of recorded episodes: they run again as the provenance says, and are compared with their records.
+"""Replay of recorded episodes with the config of the provenance, and comparison with their records.
 
-:func:`rebuilt_runner` builds a runner in this process that has what the runners of the evaluation had,
-:func:`run_again` runs episodes with it, and :func:`compared` compares them with their records. Videos, exports of
-trajectories and ``rl-eval doctor`` use the same functions, with observers of their own. Live objects cannot be rebuilt
-from their names: they are passed again.
+:func:`rebuilt_runner` builds a runner in this process, equal to those of the evaluation. :func:`run_again` runs
+episodes with it, and :func:`compared` compares them with their records. Videos, exports of trajectories and ``rl-eval
+doctor`` use the same functions with their own observers. A record cannot contain Python objects, so the caller passes
+them again.
 """
 
 from __future__ import annotations
@@ -52,26 +52,26 @@ _GIVE_AGAIN: Final = (
 )
 _BUDGET_S: Final = 1.0
 _FORMER_ITEMS: Final = (("observation_filter", "NoFilter"), ("filters", None))
-"""Items of ``policy`` in the configs of older runs, which change nothing."""
+"""Items of ``policy`` in the configs of older runs, without effect."""
 
 
 @dataclass(frozen=True)
 class Replay:
-    """An episode as it was recorded, and as it came out again."""
+    """Recorded episode and its repetition."""
 
     recorded: EpisodeRecord
     again: EpisodeRecord
     differences: Mapping[str, tuple[Any, Any]]
-    """Outcome columns that are not equal bit by bit: the recorded value, and the new one."""
+    """Outcome columns that are not bitwise equal, with the recorded and the new value."""
     numerics: Mapping[str, tuple[Any, Any]]
-    """What this process computes floats with, where the run had something else; equal outcomes are not promised."""
+    """Different items of the numerics key, with the values of the run and of this process. Outcomes may then differ."""
 
     comparable: bool = True
     """Whether the guarantee of the run is exact, so that equal outcomes were promised."""
 
     @property
     def identical(self) -> bool:
-        """Whether all outcome columns are equal bit by bit."""
+        """Whether all outcome columns are bitwise equal."""
         return not self.differences
 
 
@@ -89,14 +89,14 @@ def replay(
 
     Args:
         source: Folder or URI of an evaluation log, folder of a saved result, or a result.
-        index: Which episode.
-        config: What was evaluated, for a run that was configured with live objects; by default as recorded.
-        policy: The live policy, if the run was given one.
-        trust: Whether code that the result names may be imported and called. Not needed for what
-            this process has evaluated, nor with ``config``.
+        index: Index of the episode.
+        config: Config of the run, if it contained Python objects; by default the recorded one.
+        policy: Policy object, if the run had one.
+        trust: Whether this process may import and call code that the result names. Not needed for code that this
+            process has evaluated, nor with ``config``.
 
     Raises:
-        UsageError: The episode has no record, or the config is another one.
+        UsageError: The episode has no record, or the config differs from that of the run.
         UntrustedError: The result names code that no evaluation of this process named.
         WeightsError: The weights are not those of the run.
         ConfigError: The recorded config cannot be used again.
@@ -114,7 +114,7 @@ def replay_each(
     *,
     trust: bool = False,
 ) -> Iterator[Replay]:
-    """Run episodes again with one runner of this process, in turn; the errors are those of :func:`replay`."""
+    """Run episodes again with one runner of this process, in turn; raise as :func:`replay`."""
     leases = [lease_of(result, index) for index in indices]
     with rebuilt_runner(result, config, policy, trust=trust) as runner, one_thread():
         for report in run_again(runner, leases):
@@ -122,7 +122,7 @@ def replay_each(
 
 
 def lease_of(result: EvalResult, index: int) -> Lease:
-    """Return the permission to run an episode again, at the attempt of its record: faults before it may not repeat.
+    """Return a lease to run an episode again, at the attempt of its record, because earlier faults may not repeat.
 
     Raises:
         UsageError: The episode has no record.
@@ -140,8 +140,8 @@ def run_again(runner: Runner, leases: Iterable[Lease], at_once: int = 1) -> Iter
         at_once: Most episodes that the runner holds at one time.
 
     Yields:
-        Reports of one episode, with its row and infos, also if the attempt failed, its fault if it did, and everything
-        else that came with it.
+        Report of one episode: its row and infos, also if the attempt failed; its fault, if any; and the other fields of
+        the runner's report.
     """
     waiting, held = iter(leases), deque[Lease]()
     reports: dict[int, RunReport] = {}
@@ -163,39 +163,39 @@ def run_again(runner: Runner, leases: Iterable[Lease], at_once: int = 1) -> Iter
 
 
 class Spectator:
-    """Observer that keeps the environment that it sees, and does nothing else."""
+    """Observer that only keeps its environment."""
 
     env: Any = None
 
     def watch(self, env: Any) -> Spectator:
-        """See another environment from now on."""
+        """Observe another environment from now on."""
         self.env = env
         return self
 
     def on_episode_start(self, spec: EpisodeSpec, attempt: int, observation: Any) -> None:
-        """Ignore it, as an :class:`EpisodeObserver`."""
+        """Do nothing; see :class:`EpisodeObserver`."""
 
     def on_step(self, *step: Any) -> None:
-        """Ignore it, as an :class:`EpisodeObserver`."""
+        """Do nothing; see :class:`EpisodeObserver`."""
 
     def on_episode_end(self, record: EpisodeRecord) -> None:
-        """Keep nothing, as an :class:`EpisodeObserver`."""
+        """Return no artifact; see :class:`EpisodeObserver`."""
 
 
 @contextmanager
 def rebuilt_runner(
     result: EvalResult, config: EvalConfig | EvalSettings | None = None, policy: Any = None, *, trust: bool = False
 ) -> Iterator[Runner]:
-    """Build a runner in this process that has what the runners of an evaluation had.
+    """Build a runner in this process, equal to those of an evaluation.
 
     Args:
-        result: Of the evaluation.
-        config: What was evaluated, if it was configured with live objects; by default as recorded.
-        policy: The live policy, if the run was given one.
-        trust: Whether code that the result names may be imported and called.
+        result: Result of the evaluation.
+        config: Config of the run, if it contained Python objects; by default the recorded one.
+        policy: Policy object, if the run had one.
+        trust: Whether this process may import and call code that the result names.
 
     Raises:
-        UsageError: The config is another one.
+        UsageError: The config differs from that of the run.
         UntrustedError: The result names code that no evaluation of this process named.
         WeightsError: The weights are not those of the run.
         ConfigError: The recorded config cannot be used again.
@@ -208,14 +208,14 @@ def rebuilt_runner(
     weights = _weights(result.provenance["weights"], settings, live)
     with working_in(None):  # An environment may change the working directory.
         try:
-            # The caller's keeps its state; the weights come from the snapshot, if there is one.
+            # A copy, so the caller's policy keeps its state. The weights come from the snapshot, if there is one.
             payload = pickled(live, "the policy", None if weights is None else live)
             copied = unpickle_with_weights(payload, weights)
             runner = runner_class(settings.runners.runner)(settings, 0, copied)
         except ConfigError as error:
             if config is not None:
                 raise
-            raise ConfigError(str(error), key=error.key, fix=_GIVE_AGAIN) from error
+            raise ConfigError(error.problem, key=error.key, value=error.value, fix=error.fix or _GIVE_AGAIN) from error
         try:
             if weights is not None:
                 runner.set_weights(weights)
@@ -242,7 +242,7 @@ def recorded_episode(result: EvalResult, index: int) -> EpisodeRecord:
     """Return the record of one episode.
 
     Raises:
-        UsageError: The plan has no such episode, or it did not finish.
+        UsageError: The plan does not have the episode, or it did not finish.
     """
     check_planned(result, index)
     if not result.table.filled[index]:
@@ -269,14 +269,14 @@ def _settings(
 
 
 def recorded_config(recorded: Mapping[str, Any], *, passed: bool = False) -> dict[str, dict[str, Any]]:
-    """Return the config that a run has recorded, to evaluate again.
+    """Return the recorded config of a run in a form that can be evaluated again.
 
     Args:
         recorded: The config in the provenance of the result.
-        passed: Whether the policy is given as a live object.
+        passed: Whether the caller passes a policy object.
 
     Raises:
-        ConfigError: It holds a live object, or a secret that was not written down.
+        ConfigError: The config has a Python object, or a secret that the run did not record.
     """
     config = {name: dict(section) for name, section in recorded.items()}
     named = config["policy"].get("policies") or {}
@@ -289,10 +289,10 @@ def recorded_config(recorded: Mapping[str, Any], *, passed: bool = False) -> dic
     secret = [key for key, value in leaves(config) if isinstance(value, str) and MASK in value]
     if masked := [key for key in secret if not (passed and key.startswith("policy."))]:
         raise ConfigError(
-            f"{', '.join(masked)} was a secret, which the run did not write down: give the config again with its "
-            "value, in Python: rl_eval.replay(DIR, INDEX, config=...) or "
-            "rl_eval.recording.video.record_videos(DIR, ..., config=...)",
+            f"{', '.join(masked)} was a secret, so the run did not record it",
             key=masked[0],
+            fix="Pass the config with its value, in Python: rl_eval.replay(DIR, INDEX, config=...) or "
+            "rl_eval.recording.video.record_videos(DIR, ..., config=...).",
         )
     return config
 
@@ -302,7 +302,7 @@ def _without_former(policy: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _without_ray(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return a config without what only runners in processes of their own can honour."""
+    """Return a config without settings that need runners in separate processes."""
     usable = {name: dict(section) for name, section in config.items()}
     for section, values in usable.items():
         for key in needs_processes(section):
@@ -312,10 +312,10 @@ def _without_ray(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _weights(recorded: Mapping[str, Any], settings: EvalSettings, live: Any) -> WeightsSnapshot | None:
-    """Return the weights that the run had."""
+    """Return the weights of the run; None if it had none."""
     version, digest = recorded["version"], recorded["digest"]
     if live is None or settings.policy.policies:
-        # A model that is elsewhere now is judged by what it does.
+        # Without a digest on both sides, only the outcomes show whether a model is the same.
         now, then = settings.policy.file_digests, recorded.get("files", {})
         for name in changed_files(then, now):
             problem = f"the file of {name} has digest {now[name][:16]} now; in the run it had {then[name][:16]}"

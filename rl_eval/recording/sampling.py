@@ -1,8 +1,8 @@
-"""Sampling of trajectories: the episodes of a group's plan, in order, as many as are asked for.
+"""Sampling of trajectories: batches with the episodes of a group's plan, in order.
 
-Episodes are run in *waves*, each an evaluation of the next indices of the plan. What a batch holds depends on the plan,
-the weights and the request alone: which wave an episode ran in, and on which runner, changes nothing. Whole episodes
-that a batch has no room for wait for the next one.
+Episodes run in *waves*. A wave is an evaluation of the next indices of the plan. The contents of a batch depend only on
+the plan, the weights and the request, not on waves or runners. Whole episodes that do not fit in a batch wait for the
+next one.
 """
 
 from __future__ import annotations
@@ -102,20 +102,20 @@ class _Failure:
     why: str
     weights_version: int
     told: bool = False
-    """Whether the caller knows: then batches go on without it."""
+    """Whether the caller has got the error; later batches continue without the episode."""
 
 
 @final
 class Sampler:
-    """Takes batches from the plan of a group, from one index to the next.
+    """Source of batches from the plan of a group, from one index to the next.
 
     Args:
-        run: Starts to run ``(seed, first index, number of episodes, recorder)``.
-        version: Returns the version of the weights that the next wave will have.
-        slots: Returns how many episodes run at once.
+        run: Starts a wave; called with ``(seed, first index, number of episodes, recorder)``.
+        version: Returns the version of the weights of the next wave.
+        slots: Returns the number of episodes that run at once.
         seed: Root seed of the plan.
-        index: Where to begin.
-        works_ahead: Whether ``run`` returns before it is done.
+        index: Index of the first episode.
+        works_ahead: Whether ``run`` returns before the wave ends.
     """
 
     def __init__(
@@ -132,25 +132,25 @@ class Sampler:
         self._lock = threading.RLock()
         self._seed, self._next, self._offset = seed, index, 0
         self._ready: dict[int, Trajectory] = {}
-        """Episodes that wait, by index, in the order of arrival."""
+        """Finished episodes by index, in the order of arrival."""
         self._failed: dict[int, _Failure] = {}
-        """Episodes that left no trajectory."""
+        """Episodes without a trajectory, by index."""
         self._ahead: tuple[int, int, EvalHandle] | None = None
-        """The wave under way: its first index, how many episodes it has, and its handle."""
+        """Running wave: its first index, number of episodes, and handle."""
         self._episodes = self._frames = 0
-        """What has come in so far: the mean length tells how large a wave has to be."""
+        """Totals so far. The mean length determines the size of a wave."""
         self._last_version: int | None = None
         """Version of the weights of the last batch."""
         self._renewed = False
-        """Whether weights changed before this batch: then whatever is too much for it is likely to be dropped."""
+        """Whether weights changed before this batch; surplus episodes are then likely to be dropped."""
 
     # ------------------------------------------------------------------ where it is
 
     def restart(self, seed: int | None = None, index: int = 0) -> None:
-        """Go to another place; what was run ahead is dropped.
+        """Move to another position in the plan; drop episodes that ran ahead.
 
         Args:
-            seed: Root seed of the plan; by default as it is.
+            seed: Root seed of the plan; by default the current one.
             index: Index of the next episode.
 
         Raises:
@@ -164,30 +164,30 @@ class Sampler:
             self._ready, self._failed = {}, {}
 
     def state_dict(self) -> dict[str, int]:
-        """Return where it is: root seed, index of the next episode, and how many of its steps were taken."""
+        """Return the position: root seed, index of the next episode, and number of its steps in earlier batches."""
         with self._lock:
             return {"seed": self._seed, "index": self._next, "step": self._offset}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go where another one was; an episode that it had cut runs again."""
+        """Restore the position of another sampler; an episode that it cut runs again."""
         with self._lock:
             self.restart(state["seed"], state["index"])
             self._offset = state["step"]
 
     def skip_rest(self) -> None:
-        """Begin the next batch with a new episode, if the last one ended within one."""
+        """Start the next batch with a new episode, even if the last batch ended within one."""
         with self._lock:
             if self._offset:
                 self._next, self._offset = self._next + 1, 0
 
     def stop_ahead(self) -> None:
-        """Cancel what runs before it was asked for; what has finished of it is kept if it is whole."""
+        """Cancel the wave that runs ahead; keep its finished episodes."""
         with self._lock:
             if self._ahead is None:
                 return
             first, _, handle = self._ahead
             self._ahead = None
-            handle.cancel("its consumer has gone")
+            handle.cancel("the sampler stopped it")
             if handle.exception() is None and handle.done():
                 self._take_in(handle.result(), first)
 
@@ -197,17 +197,17 @@ class Sampler:
         """Return the next batch.
 
         Raises:
-            EvalError: An episode failed, and ``skip_failed`` is not set; it will not be asked for again.
+            EvalError: An episode failed, and ``skip_failed`` is not set. The next call skips the episode.
         """
         with self._lock:
             return self._sample(request, request.storage)
 
     def iterate(self, request: SampleRequest, num_batches: int | None = None) -> Iterator[Any]:
-        """Return batches; while one is looked at, at most one wave runs ahead.
+        """Return an iterator over batches. While the caller uses one, at most one wave runs ahead.
 
         Args:
-            request: What each is to hold.
-            num_batches: How many; by default without end.
+            request: Contents of each batch.
+            num_batches: Number of batches; by default no limit.
         """
         if num_batches is not None and num_batches < 1:
             fix = "Pass at least 1, or omit it."
@@ -242,7 +242,7 @@ class Sampler:
         while (fragments := self._fragments(request)) is None:
             self._take_wave(request)
         batch = _formed(fragments, request, folder, list(self._ready))
-        # Only now: a batch that could not be stored is still available.
+        # Not earlier, so a batch that could not be stored is still available.
         self._advance(fragments)
         return batch
 
@@ -323,11 +323,11 @@ class Sampler:
                 self._frames += len(trajectory)
         for index in (table.rows["outcome"] == Outcome.FAILED).nonzero()[0].tolist():
             faults = table.faults.get(index)
-            why = str(faults[-1]) if faults else "its runners did not live to say why"
+            why = str(faults[-1]) if faults else "its runners died without a report"
             self._failed[first + index] = _Failure(why, int(table.rows["weights_version"][index]))
 
     def _start_wave(self, request: SampleRequest) -> None:
-        """Start to run the first episodes that are missing."""
+        """Start a wave of the first missing episodes."""
         index, missing = self._next, request.number + self._offset
         while index in self._ready or index in self._failed:
             known = self._ready.get(index)
@@ -340,12 +340,12 @@ class Sampler:
         self._ahead = (index, count, self._run(self._seed, index, count, recorder))
 
     def _expected(self, steps: int) -> int:
-        """Return how many episodes to run for so many steps."""
+        """Return the number of episodes to run for a number of steps."""
         expected = math.ceil(steps * self._episodes / self._frames) if self._frames else 1
         if self._renewed and self._frames:
-            # A few more, as another wave takes as long as a whole one.
+            # A few more, because a second wave takes as long as the first.
             return expected + math.isqrt(expected)
-        # Fewer than there are slots would leave some idle, and what is too much begins the next batch.
+        # A smaller wave would leave slots idle. Surplus episodes start the next batch.
         return max(self._slots(), expected)
 
     def _run_ahead(self, request: SampleRequest) -> None:
@@ -358,10 +358,10 @@ class Sampler:
 def _formed(
     fragments: list[Fragment], request: SampleRequest, folder: str | os.PathLike[str] | None, arrived: list[int]
 ) -> Any:
-    """Return a batch in the form that was asked for.
+    """Return a batch in the requested form.
 
     Raises:
-        ConfigError: It cannot be stored.
+        UsageError: The batch cannot be stored.
     """
     arrivals = request.order == "first_ready"
     if arrivals:
@@ -374,7 +374,7 @@ def _formed(
 
 
 def _stored(batch: Any, folder: Path) -> Any:
-    """Return a batch whose tensors lie in a new folder, whole or not at all."""
+    """Return a batch with its tensors in a new folder; if this fails, remove the folder."""
     try:
         folder.mkdir(parents=True)
         stored = batch.memmap_like(folder)
@@ -383,5 +383,5 @@ def _stored(batch: Any, folder: Path) -> Any:
     except (OSError, RuntimeError) as error:
         shutil.rmtree(folder, ignore_errors=True)
         problem = f"the batch cannot be written to storage {os.fspath(folder)!r}: {error}"
-        fix = "The batch is not lost: call again with another folder."
+        fix = "Call again with another folder: the batch is not lost."
         raise UsageError(problem, key="storage", value=os.fspath(folder), fix=fix) from error

@@ -1,20 +1,20 @@
-"""Trajectories: what an episode was made of, step by step, as arrays and tensordicts.
+"""Trajectories: the steps of episodes as arrays and tensordicts.
 
-A recorder is an observer where the episode runs: it reads a log of sweeps, or keeps an episode's steps in arrays that
-grow. A batch is in the layout of TorchRL's episode data (TED): arrays by name, or a ``TensorDict``.
+A recorder is an observer in the process that runs the episode. It reads a log of sweeps, or keeps an episode's steps in
+growing arrays. A batch has the layout of TorchRL's episode data (TED): arrays by name, or a ``TensorDict``.
 
 ========================================  ==================================================================
 key                                       value at a frame, one step of an episode
 ========================================  ==================================================================
-``observation``, or the keys of a Dict    what the policy saw
-``action``                                what the environment was given
-``action_log_prob``, other ``outputs``    what the policy tells of the action; some tell another form of ``action``
-``done``, ``terminated``, ``truncated``   False: no episode is over before its last step
+``observation``, or the keys of a Dict    observation of the policy
+``action``                                action passed to the environment
+``action_log_prob``, other ``outputs``    other outputs of the policy; some are another form of ``action``
+``done``, ``terminated``, ``truncated``   False, because no episode ends before its last step
 ``("next", ...)``                         observation, reward and flags after the step; ``("next", "info", key)``
 ``("collector", "traj_ids")``             index of the episode, also as ``("collector", "index")``
 ``("collector", "step")``                 number of the step in its episode, from 0
 ``("collector", "seed")`` and others      ``attempt`` and ``weights_version`` of the episode
-``("collector", "mask")``                 when padded: whether a frame is one
+``("collector", "mask")``                 in padded batches only: False for padding
 ``("collector", "arrival")``              in first-ready order only: the place of its episode among arrivals
 ========================================  ==================================================================
 """
@@ -54,9 +54,9 @@ class Leaf(NamedTuple):
     """One array of a nested value."""
 
     key: Key
-    """Its name in a batch."""
+    """Name in a batch."""
     path: tuple[Any, ...]
-    """Where it is in the value."""
+    """Path in the value."""
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
 
@@ -68,18 +68,18 @@ class Leaf(NamedTuple):
 
     @property
     def is_image(self) -> bool:
-        """Whether it holds bytes in two or more dimensions."""
+        """Whether the array contains bytes in two or more dimensions."""
         return self.dtype == np.uint8 and len(self.shape) > 1
 
 
 def observation_leaves(space: gym.Space[Any], root: Key = ()) -> list[Leaf]:
     """Return the arrays of an observation: those of a Dict space by their own keys, any other as ``observation``.
 
-    A Dict space that has a key which the rest of a batch needs, such as ``action``, stands under ``observation`` too.
+    The keys of a Dict space with a reserved key, such as ``action``, also start with ``observation``.
 
     Args:
-        space: Of the observations.
-        root: What all keys begin with.
+        space: Space of the observations.
+        root: Prefix of all keys.
 
     Raises:
         ConfigError: A part of the space has no arrays of one shape.
@@ -97,7 +97,7 @@ def nested(space: gym.Space[Any], arrays: Mapping[Key, Any], root: str = "observ
     """Return the arrays of a trajectory in the structure of their space.
 
     Args:
-        space: Of the observations or actions.
+        space: Space of the observations or actions.
         arrays: Observations or actions of a trajectory.
         root: ``observation`` or ``action``.
     """
@@ -135,7 +135,7 @@ def _overlap(one: Key, other: Key) -> bool:
 
 @dataclass(frozen=True)
 class CompressedArray:
-    """Array in compressed blocks of rows; nothing is lost."""
+    """Array in blocks of rows, compressed without loss."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -160,33 +160,33 @@ class Trajectory:
     """Index of the episode in the plan."""
     seed: int
     attempt: int
-    """The attempt that counted; others leave no trajectory."""
+    """Attempt that completed; other attempts leave no trajectory."""
     weights_version: int
     """Version of the weights that acted."""
     terminated: bool
     """Whether its last step reached a terminal state."""
     truncated: bool
-    """Whether it was cut short after its last step."""
+    """Whether the episode was truncated after its last step."""
     observations: Mapping[Key, Array | CompressedArray]
-    """Observations in the dtypes of their space, each of shape (T + 1, \\*leaf_shape): the first is of the reset."""
+    """Observations in the dtypes of their space, each of shape (T + 1, \\*leaf_shape); the first is of the reset."""
     actions: Mapping[Key, Array]
-    """Actions as the environment was given them, each of shape (T, \\*leaf_shape)."""
+    """Actions passed to the environment, each of shape (T, \\*leaf_shape)."""
     rewards: npt.NDArray[np.float64]
-    """Rewards, shape (T,); added in order, as ``np.cumsum`` does, they are the episode's return bit by bit."""
+    """Rewards, shape (T,). Their sum in order, as by ``np.cumsum``, is bitwise equal to the episode's return."""
     infos: Mapping[str, npt.NDArray[np.float64]]
     """Scalars of ``evaluation.info_keys``, each of shape (T,); NaN at steps that do not report them."""
     outputs: Mapping[Key, Array]
-    """What the policy computed besides actions, its ``outputs``, each of shape (T, \\*shape): above all
-    ``action_log_prob``, the logarithms of the probabilities (densities) of the actions that it drew."""
+    """Outputs of the policy besides actions, each of shape (T, \\*shape), such as ``action_log_prob``: logarithms of
+    the probabilities (densities) of drawn actions."""
 
     def __len__(self) -> int:
         return len(self.rewards)
 
     @property
     def told(self) -> dict[Key, Array]:
-        """The outputs under keys that a batch has no other use for; an ``action`` is the policy's own form.
+        """Outputs with keys that are free in a batch; an ``action`` is in the policy's own form.
 
-        A recurrent state, which is told before and after each step, comes before an observation of its name: an
+        A recurrent state, with values before and after each step, replaces an observation of its name, because an
         environment that declares it has zeros there.
         """
         taken = _RESERVED - {"action", *ACTION_LOG_PROB}
@@ -203,7 +203,7 @@ _COLUMNS: Final = {"traj_ids": "index"} | {name: name for name in ("index", "see
 _SCALARS: Final = {("done",), ("terminated",), ("truncated",)} | {
     ("next", name) for name in ("reward", "done", "terminated", "truncated")
 }
-"""What TorchRL keeps as a column of its own, of shape (..., 1)."""
+"""Keys that TorchRL stores as columns of shape (..., 1)."""
 
 
 class Fragment(NamedTuple):
@@ -223,9 +223,9 @@ def as_arrays(fragments: Sequence[Fragment], *, padded: bool = False, arrivals: 
     r"""Return a batch as arrays, by the keys of this module's table joined with dots.
 
     Args:
-        fragments: What the batch has, in order; at least one.
-        padded: Give each fragment a row of its own, filled with zeros to the longest; by default frames stand in line.
-        arrivals: Say that the order is that of arrival.
+        fragments: Fragments of the batch, in order; at least one.
+        padded: Whether each fragment gets a separate row, padded with zeros. By default, frames are concatenated.
+        arrivals: Whether the order is that of arrival; adds its key.
 
     Returns:
         Arrays of shape (frames, \*shape), or (fragments, longest, \*shape).
@@ -248,10 +248,10 @@ def as_tensordict(fragments: Sequence[Fragment], *, padded: bool = False, arriva
 
 
 def reserve(*files: Path) -> None:
-    """Reserve disk space for memory-mapped files: a write to a page without room ends the process.
+    """Reserve disk space for memory-mapped files, because a write to a full disk kills the process.
 
     Raises:
-        OSError: There is not enough left.
+        OSError: The disk does not have enough space.
     """
     for file in files:
         with file.open("r+b") as opened:
@@ -289,7 +289,7 @@ def _recorded(fragments: Sequence[Fragment]) -> Iterator[tuple[Key, Array]]:
 
 
 def _flags(fragments: Sequence[Fragment], lengths: npt.NDArray[np.int64]) -> dict[Key, Array]:
-    """Return the flags before each step, which are False, and after it, which are False but at an episode's end."""
+    """Return the flags before each step (all False) and after it (True only at the end of an episode)."""
     frames, ends = int(lengths.sum()), lengths.cumsum() - 1
     whole = np.array([fragment.stop == len(fragment.trajectory) for fragment in fragments])
     after = {
@@ -322,9 +322,9 @@ def _padded(flat: Array, mask: npt.NDArray[np.bool_]) -> Array:
 
 
 _FIRST_ROWS: Final = 256
-"""Steps that there is room for at first."""
+"""Initial capacity, in steps."""
 _BLOCK: Final = 32
-"""Images that are compressed together."""
+"""Images per compressed block."""
 _FIELDS: Final = ("index", "seed", "attempts", "weights_version", "terminated", "truncated")
 _of_record: Final = attrgetter(*_FIELDS)
 _of_row: Final = itemgetter(*(list(COLUMNS).index(name) for name in _FIELDS))
@@ -334,11 +334,11 @@ _of_row: Final = itemgetter(*(list(COLUMNS).index(name) for name in _FIELDS))
 class TrajectoryRecorder:
     """Observer whose artifact is the :class:`Trajectory` of the episode.
 
-    Its arrays live as long as the environment and are copied at the end of an episode. Each of several agents has
-    columns of its own, with zeros where it is not there, and a column ``acting``.
+    Its arrays live as long as the environment and are copied at the end of an episode. If there are several agents,
+    each has its own columns, with zeros in steps without it, and a column ``acting``.
 
     Args:
-        env: The environment that it sees.
+        env: The observed environment.
         info_keys: Scalars of the step ``info`` to keep.
         compress_images: Compress observations of bytes in two or more dimensions, without loss, as they come in.
 
@@ -348,7 +348,7 @@ class TrajectoryRecorder:
 
     def __init__(self, env: Any, info_keys: Sequence[str] = (), *, compress_images: bool = False) -> None:
         self._env = env
-        # Where it has not been imported, no environment is one.
+        # If the module is not imported, no environment is a TeamEnv.
         several = getattr(sys.modules.get("rl_eval.runners.multi_agent.team"), "TeamEnv", ())
         self._is_team = isinstance(env, several)
         if self._is_team:
@@ -363,10 +363,10 @@ class TrajectoryRecorder:
         self._rewards = Rows((), np.dtype(np.float64))
         self._steps = 0
         self._silent = False
-        """Whether the policy told no outputs at some step."""
+        """Whether the policy returned no outputs at some step."""
 
     def on_episode_start(self, spec: EpisodeSpec, attempt: int, observation: Any) -> None:
-        """Begin with the observation of the reset; see :class:`rl_eval.runners.EpisodeObserver`."""
+        """Start with the observation of the reset; see :class:`rl_eval.runners.EpisodeObserver`."""
         self._steps, self._silent = 0, False
         for agent, columns in self._agents.items():
             columns.see(0, self._part(observation, agent))
@@ -398,7 +398,7 @@ class TrajectoryRecorder:
 
     @property
     def reads_sweeps(self) -> bool:
-        """Whether a log of sweeps has all that it keeps: no infos, and nothing to compress."""
+        """Whether a log of sweeps is sufficient: there are no infos, and nothing to compress."""
         return not self._infos and not any(columns.compresses for columns in self._agents.values())
 
     def read_sweeps(self, steps: Steps) -> TrajectoryBlock:
@@ -426,7 +426,7 @@ class TrajectoryRecorder:
         )
 
     def _part(self, value: Any, agent: Any) -> Any:
-        """Return an agent's part of a value, None if there is none."""
+        """Return an agent's part of a value; None if it has none."""
         return (value or {}).get(agent) if self._is_team else value
 
 
@@ -443,7 +443,7 @@ class _Columns:
         self.acted = [(leaf, Rows(leaf.shape, leaf.dtype)) for leaf in action_leaves(actions, root)]
         self.rewards = Rows((), np.dtype(np.float64))
         self.outputs: dict[Key, Rows] = {}
-        """What the policy computed besides actions in this episode."""
+        """Outputs of the policy besides actions in this episode."""
         self._root = root
 
     def see(self, row: int, observation: Any) -> None:
@@ -466,7 +466,7 @@ class _Columns:
             column.write(row, told.get(key, 0))
 
     def _key(self, name: str) -> Key:
-        """Return the key of an output; one of the next step stands under ``next`` first, as everywhere."""
+        """Return the key of an output; one of the next step starts with ``next``."""
         path = tuple(name.split("."))
         return ("next", *self._root, *path[1:]) if path[0] == "next" else (*self._root, *path)
 
@@ -497,7 +497,7 @@ class CompressedRows:
         self._blocks: list[bytes] = []
 
     def write(self, row: int, value: Any) -> None:
-        """Write the next row; row 0 begins anew."""
+        """Write the next row; row 0 starts over."""
         place = row % _BLOCK
         if row == 0:
             self._blocks = []
@@ -514,7 +514,7 @@ class CompressedRows:
 
 
 def _by_field(values: tuple[Any, ...]) -> dict[str, Any]:
-    """Return a record's labels by the names that they have in a trajectory."""
+    """Return a record's labels by their names in a trajectory."""
     return dict(zip([name.replace("attempts", "attempt") for name in _FIELDS], values, strict=True))
 
 
@@ -524,10 +524,10 @@ def _compressed(rows: Array) -> bytes:
 
 @final
 class TrajectoryBlock(Mapping[int, Trajectory]):
-    """Trajectories of episodes by index, whose arrays are parts of common ones.
+    """Trajectories of episodes by index; their arrays are views of common ones.
 
     Args:
-        steps: Of all episodes.
+        steps: Steps of all episodes.
         observation: Key of the observations.
         action: Key of the actions.
     """

@@ -1,8 +1,8 @@
-"""Videos of chosen episodes, or a window: each runs once more, in an environment of its own that renders.
+"""Videos of chosen episodes, or a window: each episode runs again in a separate environment that renders.
 
-A sibling of a runner, here or in a group, has one lane with an environment of its own, and the runner's policy and
-weights. The runner's own environments are not touched, and since an episode does not depend on its layout, it comes out
-again. Frames are encoded as MP4 one by one, so that a video never stands in memory uncompressed.
+A sibling of a runner, in this process or in a group, has one lane with its own environment, and the runner's policy and
+weights. It does not touch the runner's environments. An episode does not depend on the number of environments, so it
+has the same outcome. Frames are encoded as MP4 one by one, so memory never contains an uncompressed video.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from rl_eval.runners import EvalRunner, Runner
 from rl_eval.supervision.caller import one_thread
 
 _EVEN: Final = "pad=ceil(iw/2)*2:ceil(ih/2)*2"
-"""Players want even sizes; a missing row or column is black."""
+"""Filter that adds a black row or column, because players need even sizes."""
 _H264: Final = ("-c:v", "libx264", "-pix_fmt", "yuv420p", "-threads", "1", "-movflags", "+faststart")
 _PATIENCE_S: Final = 120.0
 """Longest time that ffmpeg may take for a frame, or for the end of a file."""
@@ -48,8 +48,8 @@ _PATIENCE_S: Final = 120.0
 class Encoder:
     """Encoder of frames as H.264, in an ffmpeg process with one thread.
 
-    ``imageio_ffmpeg.write_frames`` is not used, since it hides the process: one that hangs could not be killed, nor one
-    that fails be asked for its code and its words.
+    This class does not use ``imageio_ffmpeg.write_frames``. It hides the process, so rl_eval could not kill it, nor
+    read its exit code and error messages.
 
     Args:
         path: The file to write.
@@ -74,10 +74,10 @@ class Encoder:
         """Add a frame.
 
         Args:
-            frame: Array of uint8, shape (height, width, 3), as large as those before it.
+            frame: Array of uint8, shape (height, width, 3), of the same size as earlier frames.
 
         Raises:
-            EnvError: It is something else.
+            EnvError: The frame has another type, dtype or shape.
             ClusterError: ffmpeg has ended, or hangs.
         """
         pixels = _checked(frame, self.shape)
@@ -94,7 +94,7 @@ class Encoder:
         self.frames += 1
 
     def close(self) -> None:
-        """Finish the file; may be called again.
+        """Finish the file; further calls do nothing.
 
         Raises:
             ClusterError: ffmpeg failed, or hangs.
@@ -123,7 +123,7 @@ class Encoder:
 
 @contextmanager
 def _killed_after(seconds: float, process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Kill a process that takes longer than the body may: a pipe that nobody reads blocks for ever."""
+    """Kill a process if the body takes too long, because a pipe without a reader blocks forever."""
     timer = threading.Timer(seconds, process.kill)
     timer.start()
     try:
@@ -133,7 +133,7 @@ def _killed_after(seconds: float, process: subprocess.Popen[bytes]) -> Iterator[
 
 
 def gif(content: bytes, *, fps: float = 10.0) -> bytes:
-    """Return an MP4 video as an animated GIF of at most 320 pixels across, with colours of its own.
+    """Return an MP4 video as an animated GIF with its own palette, at most 320 pixels wide.
 
     Args:
         content: The MP4 file.
@@ -171,18 +171,18 @@ def _checked(frame: Any, shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
 
 
 _DISPLAYS: Final = ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER")
-"""Variables of which one is set where a window can be opened."""
+"""Environment variables; at least one is set if a window can open."""
 
 
 @contextmanager
 def rendering_sibling(runner: Runner, mode: str, timeout_s: float | None, spectator: Spectator) -> Iterator[EvalRunner]:
-    """Build a runner with one lane whose environment renders, and with the policy of another.
+    """Build a runner with one lane, an environment that renders, and the policy of another runner.
 
     Args:
-        runner: Whose policy acts; between two of its calls.
+        runner: Runner with the policy, between two of its calls.
         mode: ``render_mode`` of the environment.
-        timeout_s: Longest time between reset and end of an episode, in seconds; None for any.
-        spectator: Sees the episodes.
+        timeout_s: Longest time between reset and end of an episode, in seconds; None for no limit.
+        spectator: Observer of the episodes.
 
     Raises:
         ConfigError: The runner has no observers, or the environment does not render in this mode.
@@ -198,7 +198,7 @@ def rendering_sibling(runner: Runner, mode: str, timeout_s: float | None, specta
         fault_tolerance={"episode_timeout_s": timeout_s},
     )
     kwargs = settings.environment.env_kwargs
-    # Not every factory knows the mode, and some render anyway.
+    # Some factories do not take render_mode, but render anyway.
     ways = {f"with render_mode={mode!r}": {**kwargs, "render_mode": mode}, "as configured": kwargs}
     problems = []
     for way, given in ways.items():
@@ -225,25 +225,26 @@ def rendering_sibling(runner: Runner, mode: str, timeout_s: float | None, specta
 
 
 def replay_in_window(result: EvalResult, indices: Sequence[int], *, trust: bool = False) -> Iterator[Replay]:
-    """Run episodes again as :func:`rl_eval.replay` does, one after the other, in an environment that shows them.
+    """Run episodes again as :func:`rl_eval.replay` does, one after the other, in an environment with a window.
 
     Args:
-        result: Of the evaluation.
-        indices: Which episodes.
-        trust: Whether code that the result names may be imported and called.
+        result: Result of the evaluation.
+        indices: Indices of the episodes.
+        trust: Whether this process may import and call code that the result names.
 
     Raises:
         UsageError: An episode has no record.
         UntrustedError: The result names code that no evaluation of this process named.
         WeightsError: The weights are not those of the run.
-        ConfigError: There is no display, the environment opens no window, or the recorded config cannot be used again.
-        EnvError: An episode that completed fails beside the window.
+        ConfigError: There is no display, the environment does not open a window, or the recorded config cannot be used
+            again.
+        EnvError: An episode that completed in the run fails in the window.
     """
     if sys.platform == "linux":
         if not any(os.environ.get(name) for name in _DISPLAYS):
             problem, fix = "a window needs a display", f"Set {' or '.join(_DISPLAYS)}, or record videos instead."
             raise ConfigError(problem, key=_DISPLAYS[0], fix=fix)
-        os.environ.setdefault("SDL_VIDEODRIVER", "x11,wayland")  # SDL draws to nowhere if these fail, without a word.
+        os.environ.setdefault("SDL_VIDEODRIVER", "x11,wayland")  # If these fail, SDL draws nothing, without an error.
     leases = [lease_of(result, index) for index in indices]
     with (
         rebuilt_runner(result, trust=trust) as runner,
@@ -265,37 +266,37 @@ _DEFAULT_FPS: Final = 30.0
 @final
 @dataclass(frozen=True)
 class Video:
-    """Video of one episode, as it was when it ran again."""
+    """Video of one episode that ran again."""
 
     index: int
     """Index of the episode."""
     seed: int
     attempt: int
-    """The attempt that ran again: the last of the record."""
+    """Attempt that ran again: the last one of the record."""
     completed: bool
-    """Whether it completed again; the video of a failed episode ends at its fault."""
+    """Whether the episode completed again; the video of a failed episode ends at its fault."""
     episode_return: float
-    """Its return; NaN when failed."""
+    """Return of the episode; NaN if it failed."""
     length: int
-    """Its steps; 0 when failed."""
+    """Number of steps; 0 if the episode failed."""
     differences: tuple[str, ...]
-    """Outcome columns in which it differs from the record."""
+    """Outcome columns that differ from the record."""
     frames: int
     """Frames of the video: one after the reset and one after each step, unless it was cut."""
     cut: bool
     """Whether the episode had more frames than ``max_frames``."""
     fps: float
     width: int
-    """Pixels of a frame as rendered; so is the height."""
+    """Width of a rendered frame, in pixels; ``height`` likewise."""
     height: int
     content: bytes = field(repr=False)
     """The MP4 file."""
     path: Path | None = None
-    """Where it was saved."""
+    """Path of the saved file; None if not saved."""
 
     @property
     def identical(self) -> bool:
-        """Whether the episode came out as it was recorded, bit by bit in all outcome columns."""
+        """Whether all outcome columns are bitwise equal to the record."""
         return not self.differences
 
     @property
@@ -304,7 +305,7 @@ class Video:
         return video_name(self.index, self.seed, self.episode_return if self.completed else None)
 
     def save(self, folder: str | os.PathLike[str]) -> Video:
-        """Write the file, whole or not at all; return the video with its path."""
+        """Write the file atomically; return the video with its path."""
         path = Path(folder, self.name)
         write_bytes(path, self.content)
         return replace(self, path=path)
@@ -319,19 +320,19 @@ def record_episode(
     max_frames: int = 10_000,
     timeout_s: float = 600.0,
 ) -> Video:
-    """Run one episode again beside a runner, with its policy and weights, and record a video of it.
+    """Run one episode again with the policy and weights of a runner, and record a video of it.
 
     Args:
-        runner: Whose policy acts; between two of its calls.
+        runner: Runner with the policy, between two of its calls.
         recorded: The episode's record, array of ``ROW``, shape (1,).
-        seating: Who sits where in it, as in its spec.
+        seating: Seating of the episode, as in its spec.
         fps: Frames per second; by default those of the environment's metadata, else 30.
         max_frames: Most frames of the video.
         timeout_s: Longest time between reset and end, in seconds.
 
     Raises:
         ConfigError: The environment does not render, or imageio-ffmpeg is not installed.
-        EnvError: It failed to render, or rendered no frames of one size.
+        EnvError: Rendering failed, or the frames do not have one size.
         WeightsError: The runner has another version of the weights than the record.
     """
     row = recorded[0]
@@ -385,10 +386,10 @@ class _Camera(Spectator):
 
     @contextmanager
     def writing(self, encoder: Encoder) -> Iterator[Encoder]:
-        """Encode what is rendered.
+        """Encode the rendered frames.
 
         Raises:
-            EnvError: A frame could not be taken.
+            EnvError: A frame could not be rendered or encoded, or there is no frame.
         """
         self._encoder = encoder
         try:
@@ -413,7 +414,7 @@ class _Camera(Spectator):
         self._shoot()
 
     def _shoot(self) -> None:
-        """Take one frame; what goes wrong concerns the video alone, and the episode goes on."""
+        """Take one frame. After an error the episode continues without video."""
         if self._error is not None or self._encoder is None:
             return
         if self._encoder.frames >= self._max_frames:
@@ -426,7 +427,7 @@ class _Camera(Spectator):
 
 
 _GRACE_S: Final = 60.0
-"""What building the environment and encoding may take beyond the limit of the episode."""
+"""Time to build the environment and to encode, beyond the limit of the episode, in seconds."""
 _LETHAL: Final = ("runner", "timeout")
 """Causes of faults that end or block the runner's process."""
 
@@ -448,24 +449,24 @@ def record_with_group(
     step: int,
     on_error: Callable[[Exception], object] | None = None,
 ) -> list[Video]:
-    """Record episodes of the evaluation that a group has just made, one after the other, with one of its runners.
+    """Record episodes of a group's last evaluation, one after the other, with one of its runners.
 
-    Call it before the next weights are sent. A runner records between evaluations: those that were submitted
-    already run first, those that come later wait. What goes wrong with a video is never the evaluation's fault.
+    Call it before you send other weights. A runner records between evaluations: earlier submissions run first, later
+    ones wait. An error of a video does not affect the evaluation.
 
     Args:
-        group: That made the result.
-        result: Of its last weights.
-        settings: Which episodes, and where the files go.
-        step: Training step; the files lie in the folder ``step_<step>``.
-        on_error: Called with what went wrong with a video, and the next is made; by default it is raised.
+        group: Group of the result.
+        result: Result of the group's current weights.
+        settings: Selection of episodes, video options and folder.
+        step: Training step; the files are in the folder ``step_<step>``.
+        on_error: Called with the error of a video; then the next one starts. By default, the error is raised.
 
     Returns:
-        The videos that were made, saved, in the order of the selection.
+        Saved videos, in the order of the selection.
 
     Raises:
         ConfigError: The environment does not render.
-        EnvError: It fails to render, or the episode killed or blocked its runner and so is not run again.
+        EnvError: Rendering fails, or the episode killed or blocked its runner and does not run again.
         WeightsError: The runners have other weights by now.
         ClusterError: The runner was lost meanwhile.
     """
@@ -477,13 +478,13 @@ def record_with_group(
 def saved(
     videos: Iterable[Callable[[], Video]], folder: Path, on_error: Callable[[Exception], object] | None
 ) -> Iterator[Video]:
-    """Save videos, and go on after one that failed.
+    """Save videos; continue after one that failed.
 
     Args:
-        videos: What makes each, or waits for it.
-        folder: Where the files go.
-        on_error: Called with what went wrong with a video; what is wrong with all of them is reported once. Without it,
-            that is raised.
+        videos: Functions that make a video or wait for it.
+        folder: Folder of the files.
+        on_error: Called with the error of a video. Without it, the error is raised. A :class:`ConfigError` concerns all
+            videos and stops the loop.
     """
     for make in videos:
         try:
@@ -517,27 +518,26 @@ def record_videos(
 
     Args:
         source: A result, or the folder or URI of one or of an evaluation log.
-        select: Which episodes; see :class:`VideoSettings`, also for the numbers below.
-        folder: Where the MP4 files go.
-        config: What was evaluated, for a run that was configured with live objects; by default as recorded.
-        policy: The live policy, if the run was given one.
+        select: Selectors of episodes; see :class:`VideoSettings`, also for the numbers below.
+        folder: Folder of the MP4 files.
+        config: Config of the run, if it contained Python objects; by default the recorded one.
+        policy: Policy object, if the run had one.
         max_videos: Most videos.
         fps: Frames per second.
         max_frames: Most frames of one video.
         timeout_s: Longest time that one video may take, in seconds.
-        trust: Whether code that the result names may be imported and called; see
-            :func:`rl_eval.replay`.
+        trust: Whether this process may import and call code that the result names; see :func:`rl_eval.replay`.
 
     Returns:
-        The videos, saved, in the order of the selection.
+        Saved videos, in the order of the selection.
 
     Raises:
         UntrustedError: The result names code that no evaluation of this process named.
-        UsageError: There is no such result, nothing of it is selected, or the config is another one.
+        UsageError: The result does not exist, no episode is selected, or the config differs from that of the run.
         WeightsError: The weights are not those of the run.
         ConfigError: The recorded config cannot be used again, the environment does not render, or an argument is out
             of range.
-        EnvError: It fails to render.
+        EnvError: Rendering fails.
     """
     settings = VideoSettings(select, folder, max_videos, fps, max_frames, timeout_s)
     result = source if isinstance(source, EvalResult) else load(source)

@@ -1,19 +1,20 @@
-"""Videos of a result's episodes: which are made, how their files are called, and those that lie in its folder.
+"""Videos of a result's episodes: selection, names of the files, and the files in its folder.
 
 A selection is a list of selectors, read from left to right until ``max_videos`` episodes are chosen:
 
 ============  ==================================================================================
 ``first:K``   the first K of the plan
-``every:N``   every N-th of the plan, from episode 0 on
+``every:N``   every N-th of the plan, from episode 0
 ``best:K``    the K completed ones with the highest return; at equal returns the lowest index first
 ``worst:K``   the K completed ones with the lowest return, likewise
 ``failed:K``  the first K that ran out of attempts; without a number, all of them
 ``episode:I`` the one with index I
 ============  ==================================================================================
 
-Without a number, K is 1. An episode is chosen once, however many selectors name it, and one without a record never.
+Without a number, K is 1. An episode is chosen only once, even if several selectors name it. An episode without a record
+is never chosen.
 
-A file's name says episode, seed and return, so that a video is known for one of a result's record, or for none of it.
+A file name contains episode, seed and return. It shows whether a video matches a record of a result.
 """
 
 from __future__ import annotations
@@ -41,11 +42,11 @@ class VideoSettings:
     """Settings of the videos of every evaluation.
 
     Args:
-        select: Selectors as in this module's table, in one text with commas or in a sequence.
-        folder: Where the MP4 files go, in one folder for each training step.
+        select: Selectors of this module's table, as a string with commas or a sequence.
+        folder: Folder of the MP4 files, with one subfolder per training step.
         max_videos: Most videos of one evaluation.
         fps: Frames per second; by default those of the environment's metadata, else 30.
-        max_frames: Most frames of one video; what follows in the episode runs without it.
+        max_frames: Most frames of one video; the rest of the episode is not recorded.
         timeout_s: Longest time that one video may take, in seconds.
 
     Raises:
@@ -71,7 +72,7 @@ class VideoSettings:
 
 
 def check_encoder() -> None:
-    """Make sure that videos can be encoded.
+    """Check that the encoder of videos is installed.
 
     Raises:
         ConfigError: imageio-ffmpeg is not installed.
@@ -119,7 +120,7 @@ def _recorded(result: EvalResult, indices: Iterable[int]) -> Iterable[int]:
 
 
 def _ranked(result: EvalResult, sign: int) -> list[int]:
-    """Return the episodes that the numbers are about, by ``sign`` times their return."""
+    """Return the indices of the episodes in the metrics, sorted by ``sign`` times their return."""
     rows = result.counted_rows
     return [int(index) for index in rows["index"][np.argsort(sign * rows["episode_return"], kind="stable")]]
 
@@ -146,22 +147,22 @@ def video_name(index: int, seed: int, episode_return: float | None) -> str:
     """Return the name of the file of an episode's video.
 
     Args:
-        index: Of the episode.
-        seed: Of the episode.
-        episode_return: None if it failed.
+        index: Index of the episode.
+        seed: Seed of the episode.
+        episode_return: Return of the episode; None if it failed.
     """
     value = "failed" if episode_return is None else f"return_{episode_return:.6g}"
     return f"episode_{index}_seed_{seed}_{value}.mp4"
 
 
 def video_folder(path: str | os.PathLike[str]) -> Path:
-    """Return the folder of a run's videos, whether the run is given by its folder or by a file in it."""
+    """Return the folder of a run's videos; the path is that of the run's folder or of a file in it."""
     run = Path(path)
     return (run.parent if run.is_file() else run) / "videos"
 
 
 def video_files(path: str | os.PathLike[str]) -> dict[str, Path]:
-    """Return the files in the folder of a run's videos that are called like them, by name; links do not count."""
+    """Return the files in a run's video folder with the name of a video, by name; ignore links."""
     place = video_folder(path)
     if place.is_symlink() or not place.is_dir():
         return {}
@@ -174,8 +175,8 @@ def videos_of(result: EvalResult, path: str | os.PathLike[str]) -> dict[int, Pat
     """Return the videos of a result's episodes, by index, in order.
 
     Args:
-        result: Whose records their names must agree with.
-        path: Where it was read from; at a URI there are none.
+        result: The result; file names must match its records.
+        path: Path of the result; a URI has no videos.
     """
     files = video_files(path)
     found = {index: files[name] for name in files if (index := _index(name, result)) is not None}
@@ -183,7 +184,7 @@ def videos_of(result: EvalResult, path: str | os.PathLike[str]) -> dict[int, Pat
 
 
 def _index(name: str, result: EvalResult) -> int | None:
-    """Return the index of the episode that a name is about; None if its record says something else."""
+    """Return the index of the episode of a file name; None if the name does not match its record."""
     matched = _NAME.fullmatch(name)
     index = int(matched[1]) if matched else -1
     if not (0 <= index < len(result.table) and result.table.filled[index]):

@@ -81,13 +81,13 @@ def test_a_driver_keeps_others_out_until_it_is_dead(tmp_path: Path, clock: Clock
     process = start_driver(DRIVER, str(tmp_path))
     try:
         assert process.stdout.readline() == "open\n"
-        with refused(LogOwned, str(tmp_path)):
+        with refused(LogOwned, "log_dir", value=str(tmp_path)):
             EvaluationLog.open(tmp_path)
         process.stdin.write("1 2\n")
         process.stdin.flush()
         assert process.stdout.readline() == "done\n"
         os.kill(process.pid, signal.SIGSTOP)
-        with refused(LogOwned, str(tmp_path)):
+        with refused(LogOwned, "log_dir", value=str(tmp_path)):
             EvaluationLog.open(tmp_path)
         process.kill()
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
@@ -112,7 +112,7 @@ def test_a_process_number_alone_is_nobody(storage: Storage, changes: dict[str, A
 def test_the_same_process_may_not_write_twice(tmp_path: Path) -> None:
     """A log that is open in this process is open; a closed one is free at once."""
     log = EvaluationLog.open(tmp_path)
-    with refused(LogOwned, str(tmp_path)):
+    with refused(LogOwned, "log_dir", value=str(tmp_path)):
         EvaluationLog.open(tmp_path)
     log.close()
     EvaluationLog.open(tmp_path).close()
@@ -166,7 +166,7 @@ def test_a_heart_that_beats_elsewhere_keeps_others_out(
 ) -> None:
     """A driver that cannot be asked is alive when its claim changes."""
     clock.on_sleep = lambda: clock.now > ownership.BEAT_SECONDS and elsewhere.beat(7)
-    with refused(LogOwned, storage.label):
+    with refused(LogOwned, "log_dir", value=storage.label):
         take_ownership(storage)
     elsewhere.check()
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final, final
 
 import gymnasium as gym
+from typing_extensions import override
 
 from rl_eval.errors import EnvError
 from rl_eval.runners.multi_agent.team import AgentsEnv, Turn
@@ -25,17 +26,17 @@ class RLlibAgents(AgentsEnv):
         self.env = env
         self.possible_agents = _seats(env)
 
+    @override
     def spaces(self, agent: Any) -> tuple[gym.Space[Any], gym.Space[Any]]:
-        """Return the observation and action space of an agent."""
         return self.env.get_observation_space(agent), self.env.get_action_space(agent)
 
+    @override
     def reset(self, seed: int) -> Turn:
-        """Start an episode."""
         observations, infos = self.env.reset(seed=seed)
         return Turn(observations, tuple(observations), {}, {}, {}, infos, over=not observations)
 
+    @override
     def step(self, actions: Mapping[Any, Any]) -> Turn:
-        """Take the actions of the acting agents."""
         result = self.env.step(actions)
         if not isinstance(result, tuple) or len(result) != 5:
             due = "(observations, rewards, terminateds, truncateds, infos)"
@@ -66,8 +67,8 @@ class RLlibAgents(AgentsEnv):
             ending if over else None,
         )
 
+    @override
     def close(self) -> None:
-        """Close the environment."""
         self.env.close()
 
 

@@ -17,6 +17,7 @@ from ray.rllib.callbacks.callbacks import RLlibCallback
 from ray.rllib.core import DEFAULT_AGENT_ID, DEFAULT_MODULE_ID
 from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, EVALUATION_RESULTS, NUM_ENV_STEPS_SAMPLED_LIFETIME
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
+from typing_extensions import override
 
 from rl_eval.config.builder import EvalConfig, settings_of
 from rl_eval.errors import ConfigError
@@ -344,6 +345,7 @@ def _log(algorithm: Algorithm, numbers: dict[str, Any]) -> None:
 class _Forget(RLlibCallback):  # type: ignore[misc]
     """Callback that removes an evaluation's numbers from the MetricsLogger, which would report them again."""
 
+    @override
     def on_evaluate_end(self, *, algorithm: Algorithm, **kwargs: Any) -> None:
         algorithm.metrics.delete(EVALUATION_RESULTS, key_error=False)
 

@@ -22,6 +22,7 @@ from ray.rllib.connectors.env_to_module.observation_preprocessor import SingleAg
 from ray.rllib.utils.filter import RunningStat
 from ray.rllib.utils.numpy import SMALL_NUMBER, flatten_inputs_to_1d_tensor
 from ray.rllib.utils.spaces.space_utils import get_base_struct_from_space
+from typing_extensions import override
 
 from rl_eval.errors import ConfigError, WeightsError
 
@@ -65,6 +66,7 @@ class Observations(torch.nn.Module):
             if type(piece).__name__ not in _PLUMBING or not type(piece).__module__.startswith("ray.rllib."):
                 self._append(piece, statistics, _agent_of(piece, agent), agent)
 
+    @override
     def forward(self, observations: Any, frames: Any, live: npt.NDArray[np.bool_]) -> tuple[Any, Any]:
         """Turn a batch of the environment's observations into the module's.
 
@@ -186,6 +188,7 @@ class _Filter(torch.nn.Module):
             if kind == type(piece).__name__:
                 self.register_buffer(own, tensor)
 
+    @override
     def forward(self, observations: Any, live: npt.NDArray[np.bool_]) -> Any:
         leaves = tree.flatten(observations)
         places = iter(range(len(leaves)))

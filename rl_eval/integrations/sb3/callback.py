@@ -22,6 +22,7 @@ from typing import Any, Final, TypeVar, final
 import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback, EventCallback
 from stable_baselines3.common.logger import KVWriter
+from typing_extensions import override
 
 from rl_eval.atomic_write import write_atomically
 from rl_eval.config.builder import EvalConfig
@@ -190,6 +191,7 @@ class EvalCallback(EventCallback):  # type: ignore[misc]
 
     # ------------------------------------------------------------------ methods that SB3 calls
 
+    @override
     def _init_callback(self) -> None:
         if self._log_path is not None:
             self._log_path.mkdir(parents=True, exist_ok=True)
@@ -198,6 +200,7 @@ class EvalCallback(EventCallback):  # type: ignore[misc]
         if self.callback_on_new_best is not None:
             self.callback_on_new_best.init_callback(self.model)
 
+    @override
     def _on_training_start(self) -> None:
         super()._on_training_start()
         self._release()  # From a training that was interrupted.
@@ -208,6 +211,7 @@ class EvalCallback(EventCallback):  # type: ignore[misc]
             else Evaluator(given, self.model, busy_policy="queue", max_queue=_MAX_WAITING)
         )
 
+    @override
     def _on_step(self) -> bool:
         go_on = self._take_in()
         if self._due():
@@ -216,6 +220,7 @@ class EvalCallback(EventCallback):  # type: ignore[misc]
                 go_on = self._take_in() and go_on
         return go_on
 
+    @override
     def _on_training_end(self) -> None:
         give_up = time.monotonic() + self._final_timeout_s
         try:

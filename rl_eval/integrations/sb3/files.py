@@ -20,6 +20,7 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+from typing_extensions import override
 
 from rl_eval.config.policy_sources import PolicyScheme, PolicySource, absolute, path_in
 from rl_eval.errors import ConfigError
@@ -244,6 +245,7 @@ class _Inert:
 class _Arrays(pickle.Unpickler):
     """Unpickler that builds arrays, and replacements for all other objects."""
 
+    @override
     def find_class(self, module: str, name: str) -> Any:
         """Return a class or function of NumPy for arrays, or a replacement."""
         if module.partition(".")[0] == "numpy" and name in _ARRAYS:

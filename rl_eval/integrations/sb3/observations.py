@@ -31,6 +31,7 @@ from stable_baselines3.common.preprocessing import is_image_space
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import VecNormalize
 from torch import nn
+from typing_extensions import override
 
 from rl_eval.errors import ConfigError, WeightsError
 
@@ -74,6 +75,7 @@ class Normalizer(nn.Module):
         """Whether the statistics have seen no observation; a new ``RunningMeanStd`` has a count below one."""
         return bool(self.count < 1)
 
+    @override
     def forward(self, observations: torch.Tensor) -> torch.Tensor:
         r"""Normalize in float64, as ``VecNormalize`` does.
 

@@ -1,12 +1,12 @@
-"""TorchRL environment of several agents as turns: its groups, taken apart into agents.
+"""TorchRL environment of several agents as turns; groups are split into agents.
 
 =================  =============================================================================================
-what               rule
+item               rule
 =================  =============================================================================================
-agents             those of ``group_map``, group by group
-seed               ``set_seed(seed, static_seed=True)``, then ``reset()``: an episode is that of ``env.rollout``
-observation        an agent's row of its group's observations, without what the whole environment has in common
-acting             agents that are not done, where the group has a ``mask`` those that it names
+agents             agents of ``group_map``, group by group
+seed               ``set_seed(seed, static_seed=True)``, then ``reset()``; same episode as ``env.rollout``
+observation        the agent's row of its group's observations, without keys outside the group
+acting             agents that are not done; in a group with a ``mask``, only those marked by it
 reward             the agent's row of ``(group, "reward")``
 terminated,        the agent's row of ``(group, "terminated")`` and ``(group, "truncated")``
 truncated
@@ -23,6 +23,7 @@ import gymnasium as gym
 import torch
 from tensordict import TensorDictBase
 from torchrl.envs import EnvBase
+from typing_extensions import override
 
 from rl_eval.errors import ConfigError
 from rl_eval.integrations.torchrl.env import (
@@ -39,7 +40,7 @@ from rl_eval.integrations.torchrl.policy import Key, array_of, nested
 from rl_eval.runners.multi_agent.team import AgentsEnv, Turn
 
 _MASK: Final = "mask"
-"""What groups call the flags of the agents that act."""
+"""Key of a group's flags for the agents that act."""
 
 
 class _Seat(NamedTuple):
@@ -54,15 +55,15 @@ class TorchRLAgents(AgentsEnv):
     """A TorchRL environment with groups of agents.
 
     Args:
-        env: A single environment, made for the evaluation: its normalizers are frozen.
+        env: Single environment, built for the evaluation. Its normalizers become frozen.
 
     Raises:
-        ConfigError: A normalizer has no statistics, or a group other keys than those above.
+        ConfigError: A normalizer has no statistics, or a group lacks a key of the table above.
     """
 
     def __init__(self, env: EnvBase) -> None:
         freeze_normalizers(env)
-        check_initialized(env, "the environment")
+        check_initialized(env, "the environment", "environment.env")
         self.env = env
         groups: Mapping[str, list[str]] = peel(env)[1].group_map
         self._seats = {agent: _Seat(group, row) for group, names in groups.items() for row, agent in enumerate(names)}
@@ -80,15 +81,15 @@ class TorchRLAgents(AgentsEnv):
         self._gone: set[str] = set()
         self._current: TensorDictBase | None = None
 
+    @override
     def spaces(self, agent: str) -> tuple[gym.Space[Any], gym.Space[Any]]:
-        """Return the observation space and the action space of an agent."""
         group, row = self._seats[agent]
         specs = self.env.full_observation_spec
         seen = {path: observation_space(specs[(group, *keys)][row]) for keys, path in self._paths[group].items()}
         return nested_space(seen), action_space(self._action_spec(agent))
 
+    @override
     def reset(self, seed: int) -> Turn:
-        """Begin an episode."""
         self._gone = set()
         with torch.no_grad():
             self.env.set_seed(seed, static_seed=True)
@@ -96,11 +97,11 @@ class TorchRLAgents(AgentsEnv):
         observations = self._observations(self._current)
         return Turn(observations, tuple(observations), {}, {}, {}, {}, over=not observations)
 
+    @override
     def step(self, actions: Mapping[str, Any]) -> Turn:
-        """Take the actions of the acting agents."""
         assert self._current is not None, "reset() comes before step()"
         for group in self._groups:
-            # Agents that have no action are given zeros, which are not read.
+            # Agents without an action get zeros, which the environment does not read.
             self._current.set((group, "action"), self.env.full_action_spec[group, "action"].zero())
         for agent, action in actions.items():
             group, row = self._seats[agent]
@@ -120,12 +121,12 @@ class TorchRLAgents(AgentsEnv):
         ending = (bool(following["terminated"]), bool(following["truncated"])) if over else None
         return Turn(observations, tuple(observations), rewards, terminated, truncated, {}, over, ending)
 
+    @override
     def close(self) -> None:
-        """Close the environment."""
         self.env.close(raise_if_closed=False)
 
     def _observations(self, data: TensorDictBase) -> dict[str, Any]:
-        """Return the observations of the agents that are to act."""
+        """Return the observations of the agents that act next."""
         return {
             agent: self._observation(data, seat)
             for agent, seat in self._seats.items()
@@ -142,10 +143,10 @@ class TorchRLAgents(AgentsEnv):
 
 
 def as_agents_env(value: Any) -> TorchRLAgents | None:
-    """Return a TorchRL environment with groups of agents as a runner steps it; None for anything else.
+    """Return the agents of a TorchRL environment with groups; None for other values.
 
     Raises:
-        ConfigError: It is a batch of environments, or as for :class:`TorchRLAgents`.
+        ConfigError: The value is a batch of environments, or :class:`TorchRLAgents` rejects it.
     """
     if not isinstance(value, EnvBase):
         return None
@@ -154,6 +155,6 @@ def as_agents_env(value: Any) -> TorchRLAgents | None:
 
 
 def _paths(keys: Sequence[Key], group: str) -> dict[tuple[str, ...], tuple[str, ...]]:
-    """Return the parts of a group's observations, and where they are in those of an agent; one alone is the whole."""
+    """Map the parts of a group's observations to paths in an agent's; a single ``observation`` has the path ``()``."""
     parts = [key[1:] for key in keys if isinstance(key, tuple) and key[0] == group and key[1:] != (_MASK,)]
     return {part: () if parts == [("observation",)] else part for part in parts}

@@ -75,10 +75,10 @@ def refuse(name: str, value: Any, why: str, *, unless: Any = None) -> None:
 
 
 def one_of(name: str, value: str, known: Collection[str]) -> str:
-    """Return a value that is one of a few.
+    """Return a value after a check that it is a known one.
 
     Raises:
-        ArgumentError: It is another one.
+        ArgumentError: The value is unknown.
     """
     if value not in known:
         problem = f"unknown {name} {value!r}: {nearest(str(value), known)}"
@@ -87,10 +87,10 @@ def one_of(name: str, value: str, known: Collection[str]) -> str:
 
 
 def same(name: str, given: Any) -> Any:
-    """Return the value of an argument that TorchRL takes once for all collectors, or for each.
+    """Return the common value of an argument that TorchRL takes once, or once per collector.
 
     Raises:
-        ArgumentError: There is none, or collectors have different ones.
+        ArgumentError: The list is empty, or its values differ.
     """
     values = given if isinstance(given, (list, tuple)) else [given]
     if not values or any(one is not values[0] and one != values[0] for one in values):
@@ -102,7 +102,7 @@ def mode_of(exploration_type: Any) -> str:
     """Return the name of an exploration type.
 
     Raises:
-        ArgumentError: There is no such type.
+        ArgumentError: The type is unknown.
     """
     name = str(getattr(exploration_type, "name", exploration_type)).lower()
     return one_of("exploration_type", name, (*MODES, "random"))
@@ -119,17 +119,17 @@ def config_of(
     *,
     as_recorded: bool = False,
 ) -> EvalConfig:
-    """Translate an environment and a policy as TorchRL's classes take them; both are copied.
+    """Build a config from an environment and a policy in the form of TorchRL's classes; copy both.
 
     Args:
         env: A callable that builds an environment, or one to copy.
-        policy: The policy.
-        policy_factory: Or its factory.
-        mode: How actions are taken.
-        device: Of the policy; by default the CPU.
-        reward_keys: Which reward counts.
-        done_keys: Which done flag ends an episode.
-        as_recorded: Whether frames are collected.
+        policy: Policy.
+        policy_factory: Factory of the policy, instead of ``policy``.
+        mode: Mode of the policy; see :class:`PolicySource`.
+        device: Device of the policy; by default the CPU.
+        reward_keys: Key of the reward.
+        done_keys: Key of the done flag that ends an episode.
+        as_recorded: Whether a collector uses the frames; see :class:`EnvMaker`.
 
     Raises:
         ArgumentError: An argument is wrong.
@@ -154,7 +154,7 @@ def config_of(
         .policy(
             "rl_eval.integrations.torchrl.making:ScopedPolicy",
             policy_kwargs={"source": PolicySource(policy, policy_factory, token, mode, device)},
-            # A RandomPolicy needs noise, and a factory may make one; other policies leave it alone.
+            # A RandomPolicy needs noise, and a factory may build one. Other policies ignore it.
             deterministic=mode in MODES and policy_factory is None and not isinstance(policy, RandomPolicy),
             device=device,
             actions="none" if as_recorded else "clip",
@@ -163,7 +163,7 @@ def config_of(
 
 
 def _plain_key(name: str, key: Key, default: str) -> Key | None:
-    """Return a key of TorchRL's step data as the environment's specs have it; None for the default one."""
+    """Convert a key of TorchRL's step data to the key in the environment's specs; None for the default one."""
     path = (key,) if isinstance(key, str) else tuple(key)
     if path in {("next", default), (default,)}:
         return None
@@ -179,14 +179,14 @@ def runner_settings(
     """Translate Ray's options of an actor into those of runners.
 
     Args:
-        argument: Name of the argument that has the options.
+        argument: Name of the argument with the options.
         options: The options.
         num_runners: Number of runners.
-        num_gpus: GPUs of each.
+        num_gpus: GPUs per runner.
         init_fn: Called first in each process.
 
     Raises:
-        ArgumentError: An option has no counterpart.
+        ArgumentError: An option has no counterpart, or ``resources`` is not a mapping.
     """
     given = dict(options or {})
     if unknown := sorted(set(given) - set(_ACTOR_OPTIONS)):
@@ -194,7 +194,10 @@ def runner_settings(
         problem = f"{argument} has {unknown}: {nearest(unknown[0], _ACTOR_OPTIONS)} ({hint})"
         raise ArgumentError(problem, key=argument, value=unknown[0])
     if "memory" in given:
-        given["resources"] = {**given.get("resources", {}), "memory": given.pop("memory")}
+        if not isinstance(resources := given.get("resources", {}), Mapping):
+            fix = "Pass a mapping of names to amounts, or omit it."
+            raise ArgumentError(f"{argument} has resources={resources!r}", key=argument, value=resources, fix=fix)
+        given["resources"] = {**resources, "memory": given.pop("memory")}
     settings = {_ACTOR_OPTIONS[name]: value for name, value in given.items()}
     first = {} if init_fn is None else {"init_fn": init_fn}
     return {"num_runners": num_runners, "num_gpus_per_runner": num_gpus, **settings, **first}
@@ -206,10 +209,10 @@ def with_rules(
     """Return the weights to send for a request; None if nothing changes.
 
     Args:
-        weights: The policy's, unless ``weights_dict`` has them.
+        weights: Weights of the policy, unless ``weights_dict`` contains them.
         weights_dict: Models by name.
         max_steps: Step limit of the episodes.
-        mode: How actions are taken.
+        mode: Mode of the policy.
 
     Raises:
         WeightsError: A name is unknown, or a transform has no statistics.

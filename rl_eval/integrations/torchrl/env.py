@@ -1,20 +1,19 @@
 """TorchRL environment as a :class:`gymnasium.Env`.
 
 =================  =============================================================================================
-what               rule
+item               rule
 =================  =============================================================================================
-seed               ``set_seed(seed, static_seed=True)``, then ``reset()``: an episode is that of ``env.rollout``
-observation        the keys of ``observation_spec`` as a Dict, nested keys nested; a single key as it is
-bookkeeping        what ``RewardSum``, ``StepCounter`` and ``InitTracker`` write is left out; policies get ``is_init``
+seed               ``set_seed(seed, static_seed=True)``, then ``reset()``; same episode as ``env.rollout``
+observation        the keys of ``observation_spec`` as a nested Dict; a single key without a Dict
+bookkeeping        keys of ``RewardSum``, ``StepCounter`` and ``InitTracker`` are left out; policies get ``is_init``
 reward             the reward key, one number per step
-terminated         the terminated key; without one, done where it is not truncated
+terminated         the terminated key; without one, done and not truncated
 truncated          the truncated key; without one, False
-normalizers        frozen, and an error when they have no statistics
+normalizers        frozen; an error without statistics
 =================  =============================================================================================
 
-A ``GymEnv`` under bookkeeping transforms (and ``DoubleToFloat``) alone is not stepped through tensordicts at all: its
-gymnasium environment is stepped, with the same seeds, rewards rounded to the dtype of the reward spec, and the same
-ends.
+If a ``GymEnv`` has only bookkeeping transforms and ``DoubleToFloat``, runners step its gymnasium environment directly,
+without tensordicts. Seeds and ends of episodes are the same. Rewards are rounded to the dtype of the reward spec.
 
 =====================================  ===================================================
 spec                                   space
@@ -23,7 +22,7 @@ spec                                   space
 ``Categorical`` / ``OneHot`` action    ``Discrete``
 ``MultiCategorical`` / ``MultiOneHot`` ``MultiDiscrete``
 ``Binary`` action                      ``MultiBinary``
-discrete observations                  ``Box`` of the tensor as the policy gets it
+discrete observations                  ``Box`` of the policy's input tensor
 ``Composite``                          ``Dict``
 =====================================  ===================================================
 """
@@ -49,13 +48,14 @@ from torchrl.data import (
     Unbounded,
 )
 from torchrl.envs import EnvBase
+from typing_extensions import override
 
 from rl_eval.errors import ConfigError
 from rl_eval.integrations.torchrl.normalizers import check_initialized, freeze_normalizers
 from rl_eval.integrations.torchrl.policy import Key, array_of, nested, path_of
 
 _BOOKKEEPING: Final = {"RewardSum": "out_keys", "StepCounter": "step_count_keys", "InitTracker": "init_keys"}
-"""Transforms that only say how far the episode is, and which attribute names what they write."""
+"""Transforms that only track the progress of an episode, and the attributes with their output keys."""
 
 
 def as_env(
@@ -67,24 +67,24 @@ def as_env(
     check_normalizers: bool = True,
     as_recorded: bool = False,
 ) -> gym.Env[Any, Any]:
-    """Read a TorchRL environment as a gymnasium one.
+    """Convert a TorchRL environment to a gymnasium one.
 
     Args:
-        env: A single environment, made for the evaluation: its normalizers are frozen.
-        observation_keys: Which keys of its ``observation_spec`` policies see; by default all but bookkeeping.
-        reward_key: Which reward counts; by default the only one there is.
-        done_key: Which done flag ends an episode; by default the one at the root.
-        check_normalizers: Refuse normalizers without statistics now; False when they arrive later.
-        as_recorded: Show all keys, bookkeeping included, under their own names, and pass actions on in the form of
-            their spec, unchecked, as TorchRL's collectors do.
+        env: Single environment, built for the evaluation. Its normalizers become frozen.
+        observation_keys: Keys of its ``observation_spec`` that policies see; by default all but bookkeeping.
+        reward_key: Key of the reward; by default the only one.
+        done_key: Key of the done flag that ends an episode; by default the one at the root.
+        check_normalizers: Whether to reject normalizers without statistics; False if the statistics arrive later.
+        as_recorded: Whether to do as TorchRL's collectors: show all keys, also bookkeeping, under their own names,
+            and pass actions in the form of their spec, unchecked.
 
     Raises:
-        ConfigError: It is a batch of environments, has several agents, or a normalizer without statistics.
+        ConfigError: The environment is a batch, has several agents, or has a normalizer without statistics.
     """
     refuse_batch(env)
     freeze_normalizers(env)
     if check_normalizers:
-        check_initialized(env, "the environment")
+        check_initialized(env, "the environment", "environment.env")
     seen = list(env.full_observation_spec.keys(True, True)) if as_recorded else seen_keys(env)
     if observation_keys is reward_key is done_key is None and (not as_recorded or seen == ["observation"]):
         bare = _bare_gym(env)
@@ -95,10 +95,10 @@ def as_env(
 
 
 def refuse_batch(env: EnvBase) -> None:
-    """Raise for an environment that steps several episodes at once.
+    """Reject an environment that steps several episodes at once.
 
     Raises:
-        ConfigError: It is a batch.
+        ConfigError: The environment is a batch.
     """
     if env.batch_size:
         problem = f"the TorchRL environment is a batch of shape {tuple(env.batch_size)}"
@@ -135,16 +135,17 @@ class TorchRLEnv(gym.Env[Any, Any]):
         self._ends = _end_keys(env, done_key)
         self._current: TensorDictBase | None = None
 
+    @override
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Start an episode."""
         with torch.no_grad():
             if seed is not None:
                 self.env.set_seed(seed, static_seed=True)
             self._current = self.env.reset()
         return self._observe(self._current), {}
 
+    @override
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
-        """Step once; an environment that says it is done is not stepped again before a reset."""
+        """Step once. After the last step of an episode, the caller resets the environment."""
         assert self._current is not None, "reset() comes before step()"
         written = self._write_action(action)
         self._current.update(written if self._action_key is None else {self._action_key: written})
@@ -154,17 +155,18 @@ class TorchRLEnv(gym.Env[Any, Any]):
             self._current = self.env.step_mdp(stepped)
         return self._observe(following), following.get(self._reward_key).item(), *self._ends(following), {}
 
+    @override
     def render(self) -> Any:
-        """Return the picture of the gymnasium environment inside.
+        """Return a frame of the inner gymnasium environment.
 
         Raises:
-            NotImplementedError: There is none that renders.
+            NotImplementedError: No inner environment renders.
         """
         inner = _gym_inside(self.env)
         return super().render() if inner is None else inner.render()
 
+    @override
     def close(self) -> None:
-        """Close the TorchRL environment."""
         self.env.close(raise_if_closed=False)
 
     def _observe(self, data: TensorDictBase) -> Any:
@@ -180,7 +182,7 @@ class _BareGym(gym.Wrapper[Any, Any, Any, Any]):
         self.torchrl_env = env
         self._max_steps = max_steps or 0
         self._steps = 0
-        self._step = inner.step  # Bound once: this is the loop that counts.
+        self._step = inner.step  # Bound once, for speed.
         self._reward_type = torch.empty((), dtype=env.reward_spec.dtype).numpy().dtype.type
         key = next(iter(seen_keys(env)))
         space = observation_space(env.full_observation_spec[key])
@@ -188,14 +190,16 @@ class _BareGym(gym.Wrapper[Any, Any, Any, Any]):
         if self._cast is not None:
             self.observation_space = space
 
+    @override
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         if seed is not None:
-            # TorchRL seeds by a reset, and starts the episode by another.
+            # TorchRL seeds with one reset and starts the episode with another.
             self.env.reset(seed=seed)
         self._steps = 0
         observation, info = self.env.reset()
         return observation if self._cast is None else observation.astype(self._cast), info
 
+    @override
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
         observation, reward, terminated, truncated, info = self._step(action)
         self._steps += 1
@@ -204,12 +208,13 @@ class _BareGym(gym.Wrapper[Any, Any, Any, Any]):
         truncated = truncated or self._steps == self._max_steps
         return observation, self._reward_type(reward), terminated, truncated, info
 
+    @override
     def close(self) -> None:
         self.torchrl_env.close(raise_if_closed=False)
 
 
 def _bare_gym(env: EnvBase) -> gym.Env[Any, Any] | None:
-    """Return the gymnasium environment to step, if tensordicts would add nothing to it."""
+    """Return the inner gymnasium environment for direct steps; None if its episodes could differ."""
     from torchrl.envs.libs.gym import GymEnv, GymWrapper
 
     transforms, base = peel(env)
@@ -250,7 +255,7 @@ def _gym_inside(env: Any) -> Any:
 
 
 def seen_keys(env: EnvBase) -> list[Key]:
-    """Return the keys of the observations, without what only says how far the episode is."""
+    """Return the keys of the observations, without bookkeeping."""
     hidden = {
         unravel_key(key)
         for transform in peel(env)[0]
@@ -260,7 +265,7 @@ def seen_keys(env: EnvBase) -> list[Key]:
 
 
 def _single(env: EnvBase, what: str, keys: Sequence[Key], given: Key | None) -> Key:
-    """Return the one key of a kind, which holds one number."""
+    """Return the key of a kind after a check that it contains one number."""
     usual = keys[0] if len(keys) == 1 else what if what in keys else None
     key = usual if given is None else unravel_key(given)
     if key is None or key not in keys:
@@ -274,7 +279,7 @@ def _single(env: EnvBase, what: str, keys: Sequence[Key], given: Key | None) -> 
 
 
 def _end_keys(env: EnvBase, given: Key | None) -> Callable[[TensorDictBase], tuple[bool, bool]]:
-    """Return the function that reads whether a step ended the episode, and how."""
+    """Return a function that reads the terminated and truncated flags of a step."""
     keys = [unravel_key(key) for key in env.full_done_spec.keys(True, True)]
     ends = {name: [key for key in keys if path_of(key)[-1] == name] for name in ("done", "terminated")}
     done = _single(env, "done", ends["done"] or ends["terminated"], given)
@@ -283,7 +288,7 @@ def _end_keys(env: EnvBase, given: Key | None) -> Callable[[TensorDictBase], tup
     def read(data: TensorDictBase) -> tuple[bool, bool]:
         cut = truncated in keys and bool(data.get(truncated).item())
         ended = terminated in keys and bool(data.get(terminated).item())
-        # A flag of its own, such as that of an environment that knows done alone, ends the episode as well.
+        # Some environments have only a done flag: alone, it means terminated.
         return ended or (not cut and bool(data.get(done).item())), cut
 
     return read
@@ -293,7 +298,7 @@ def _end_keys(env: EnvBase, given: Key | None) -> Callable[[TensorDictBase], tup
 
 
 def nested_space(spaces: Mapping[tuple[str, ...], gym.Space[Any]]) -> gym.Space[Any]:
-    """Return the space of the values that :func:`~.policy.nested` returns for values of these spaces."""
+    """Return the space of a value that :func:`~.policy.nested` builds from values of these spaces."""
 
     def made(tree: Any) -> gym.Space[Any]:
         return gym.spaces.Dict({name: made(part) for name, part in tree.items()}) if isinstance(tree, dict) else tree
@@ -302,10 +307,10 @@ def nested_space(spaces: Mapping[tuple[str, ...], gym.Space[Any]]) -> gym.Space[
 
 
 def observation_space(spec: TensorSpec) -> gym.spaces.Box:
-    """Return the space of one leaf of the observations: numbers of its shape and dtype.
+    """Return the space of one leaf of the observations, with its shape and dtype.
 
     Raises:
-        ConfigError: The spec holds no tensors of fixed shape.
+        ConfigError: The spec has no fixed shape, or its dtype is bfloat16.
     """
     if any(size < 0 for size in spec.shape) or not hasattr(spec, "dtype") or spec.dtype is None:
         problem = f"the observation spec {spec} has no fixed shape, so its tensors do not form a batch"
@@ -327,10 +332,10 @@ def observation_space(spec: TensorSpec) -> gym.spaces.Box:
 
 
 def action_space(spec: TensorSpec) -> gym.Space[Any]:
-    """Return the space that a policy's actions are read by.
+    """Return the gymnasium space of an action spec.
 
     Raises:
-        ConfigError: Actions of this spec have no space.
+        ConfigError: No gymnasium space matches the spec.
     """
     if isinstance(spec, Composite):
         return gym.spaces.Dict({key: action_space(part) for key, part in spec.items()})
@@ -350,14 +355,14 @@ def action_space(spec: TensorSpec) -> gym.Space[Any]:
 
 
 def unbounded(spec: TensorSpec) -> TensorSpec:
-    """Return the spec of any tensors of the same shapes and dtypes."""
+    """Return a spec without bounds, with the same shapes and dtypes."""
     if isinstance(spec, Composite):
         return Composite({key: unbounded(part) for key, part in spec.items()})
     return Unbounded(shape=spec.shape, device=spec.device, dtype=spec.dtype)
 
 
 def action_writer(spec: TensorSpec) -> Callable[[Any], Any]:
-    """Return the function that turns an action of the space into what the environment steps by."""
+    """Return a function that converts an action of the space to tensors of the spec."""
     if isinstance(spec, Composite):
         writers = {key: action_writer(part) for key, part in spec.items()}
         return lambda action: {key: write(action[key]) for key, write in writers.items()}

@@ -1,8 +1,8 @@
 """TorchRL's ``Evaluator`` and ``RayEvalWorker`` on top of :class:`rl_eval.Evaluator`.
 
-The signatures and the result keys are TorchRL's, so that an import line is all that changes. The numbers are rl_eval's:
-true returns over complete episodes that were chosen before they ran. What has no meaning here is an error that names
-it. A ``reward`` of :class:`RayEvalWorker` is the mean return per episode; TorchRL's is the mean reward per step of one.
+The signatures and the result keys are TorchRL's, so only the import line changes. The numbers are rl_eval's: true
+returns of complete episodes, chosen before they run. An argument without a meaning here raises an error that names it.
+``reward`` of :class:`RayEvalWorker` is the mean return per episode. TorchRL's is the mean reward per step.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _REWARD: Final = ("next", "reward")
 _DONE: Final = ("next", "done")
 _MAX_UNREAD: Final = 1000
 _NAMESPACE: Final = "rl_eval"
-"""Of the names of workers."""
+"""Namespace of the names of workers."""
 
 _LAST: Final = {
     "episode_reward": ("episode_return", torch.float64),
@@ -56,7 +56,7 @@ _LAST: Final = {
     "terminated": ("terminated", torch.bool),
     "truncated": ("truncated", torch.bool),
 }
-"""Keys that ``metrics_fn`` reads under ``next``: the field of a record, and its dtype."""
+"""Keys under ``next`` for ``metrics_fn``, each with a field of the record and a dtype."""
 
 _logger = logging.getLogger(__name__)
 
@@ -66,47 +66,49 @@ class EvaluationPending(EvaluatorBusy, RuntimeError):
 
 
 class EvaluationFailed(EvalError, RuntimeError):
-    """No number can be given: so many episodes failed. It holds what the first of them raised."""
+    """Too many episodes failed to compute the metrics. The text contains the first error."""
 
 
 @final
 class Evaluator:
-    """Evaluates policies in a TorchRL environment, at once or beside the training.
+    """Evaluator of policies in a TorchRL environment: blocking, or in parallel with training.
 
     Args:
-        env: An environment, or a callable that builds one. Environments of other processes are built by a callable.
+        env: An environment, or a callable that builds one. Backends with other processes need a callable.
         policy: The policy; exclusive with ``policy_factory``.
-        policy_factory: Called with the environment, or with nothing if it takes nothing; on all backends.
-        num_trajectories: Episodes per evaluation; exactly so many, chosen before they run.
+        policy_factory: Builds the policy, on all backends. Called with the environment, or without arguments if it
+            takes none.
+        num_trajectories: Exact number of episodes per evaluation, chosen before they run.
         max_steps: Step limit of every episode.
-        log_prefix: Put before every metric.
-        reward_keys: Which reward counts, where the environment has several.
-        done_keys: Which done flag ends an episode, where the environment has several.
+        log_prefix: Prefix of every metric.
+        reward_keys: Key of the reward, if the environment has several.
+        done_keys: Key of the done flag that ends an episode, if the environment has several.
         device: Device of the evaluation policy; by default the CPU.
-        exploration_type: ``DETERMINISTIC``, ``MODE``, ``MEAN``, ``MEDIAN`` or ``RANDOM``; it is never set globally.
+        exploration_type: ``DETERMINISTIC``, ``MODE``, ``MEAN``, ``MEDIAN`` or ``RANDOM``. The global setting does not
+            change.
         metrics_fn: Called with a tensordict of one row per episode, keys ``("next", "episode_reward")``,
             ``("next", "step_count")``, ``("next", "done")``, ``("next", "terminated")``, ``("next", "truncated")``.
-        dump_video: Call ``dump(step=...)`` of the environment's transforms after each evaluation. Recorders are
-            refused: ``videos`` records.
+        dump_video: Whether to call ``dump(step=...)`` of the environment's transforms after each evaluation.
+            Recorders raise an error; pass ``videos`` instead.
         on_result: Called with a flat tensordict of every result, in a thread of the evaluator.
         busy_policy: ``skip``, ``error`` or ``queue``.
-        backend: ``thread``; ``process`` and ``ray`` are both actors of Ray.
+        backend: ``thread``, ``process`` or ``ray``. The last two are both Ray actors.
         init_fn: Called first in the actor's process, before torch is imported.
         num_gpus: GPUs of each actor.
         ray_kwargs: ``num_cpus``, ``resources``, ``label_selector`` and ``runtime_env`` of each actor.
-        seed: Root seed of the episodes: every evaluation runs the same ones.
-        num_envs: Environments that step together; by default 8 or ``num_trajectories`` if less, and 1 with ``init_fn``,
-            since simulators that need one are often alone in their process.
-        num_runners: Actors that share the work, on ``process`` and ``ray``.
-        on_error: Called with what an evaluation or a callback raised; without it the error is logged, and ``poll`` and
-            ``wait`` raise that of an evaluation.
-        loggers: Where results are logged besides.
-        videos: Which episodes to record after each evaluation, and where.
-        **rest: Refused: ``frames_per_batch``, ``collector_cls`` and ``collector_kwargs``, since there is no collector;
-            ``weight_sync_schemes``, since weights travel once per request, with their version.
+        seed: Root seed; every evaluation runs the same episodes.
+        num_envs: Environments that step together. Default: 8, or ``num_trajectories`` if less. With ``init_fn`` 1,
+            because simulators that need it often allow one instance per process.
+        num_runners: Number of actors, on ``process`` and ``ray``.
+        on_error: Called with the error of an evaluation or a callback. Without it, ``poll`` and ``wait`` raise the
+            error of an evaluation, and other errors are logged.
+        loggers: Loggers of the results.
+        videos: Selection of episodes to record after each evaluation, and their folder.
+        **rest: Rejected. ``frames_per_batch``, ``collector_cls`` and ``collector_kwargs`` need a collector.
+            ``weight_sync_schemes`` has no effect, because weights travel once per request, with their version.
 
     Raises:
-        ArgumentError: An argument is wrong, or cannot be honoured.
+        ArgumentError: An argument is wrong or not supported.
     """
 
     def __init__(
@@ -148,7 +150,7 @@ class Evaluator:
             raise ArgumentError(f"another process cannot build the env, a {name}", key="env", value=name, fix=fix)
         for name, value in {"init_fn": init_fn, "num_gpus": num_gpus, "ray_kwargs": ray_kwargs}.items():
             refuse(
-                name, None if remote else value or None, 'backend="thread" starts no process: use "process" or "ray"'
+                name, None if remote else value or None, 'backend="thread" runs in this process. Use "process" or "ray"'
             )
         config = config_of(env, policy, policy_factory, mode_of(exploration_type), device, reward_keys, done_keys)
         config.evaluation(num_episodes=num_trajectories, max_episode_steps=max_steps, seed=seed)
@@ -159,9 +161,9 @@ class Evaluator:
         self._on_result, self._on_error = on_result, on_error
         self._outcomes: weakref.WeakKeyDictionary[EvalResult, dict[str, Any] | Exception] = weakref.WeakKeyDictionary()
         self._changed = threading.Condition()
-        """Guards the next, and is notified when something was delivered."""
+        """Guards the next attribute; notified when a result was delivered."""
         self._triggered: deque[EvalHandle] = deque(maxlen=_MAX_UNREAD)
-        """Evaluations of ``trigger_eval`` whose results are unread, in order."""
+        """Evaluations of ``trigger_eval`` with unread results, in order."""
         self._evaluator = _Evaluator(
             config,
             backend="ray" if remote else "thread",
@@ -182,16 +184,16 @@ class Evaluator:
         """Evaluate and return the metrics.
 
         Args:
-            weights: An ``nn.Module``, a state dict or a ``TensorDict``; by default those that were sent last.
+            weights: An ``nn.Module``, a state dict or a ``TensorDict``; by default the last ones sent.
             step: Training step; by default one more than the last.
             weights_dict: More models by name: ``policy``, and transforms such as ``env.transform[0]``.
 
         Raises:
-            EvaluationFailed: Too many episodes failed to give a number.
+            EvaluationFailed: Too many episodes failed to compute the metrics.
             WeightsError: The weights do not fit.
         """
         result = self._evaluator.evaluate(with_rules(weights, weights_dict), step)
-        # The evaluator has called _take_in() before it returned.
+        # The evaluator calls _take_in() before it returns.
         outcome = self._outcomes.pop(result)
         if isinstance(outcome, Exception):
             raise outcome
@@ -203,11 +205,11 @@ class Evaluator:
         """Start an evaluation; return whether it was accepted. See :meth:`evaluate`.
 
         Raises:
-            EvaluationPending: It was refused, and ``busy_policy`` is ``error``; or a thousand results are unread.
+            EvaluationPending: The evaluator is busy or has a thousand unread results, and ``busy_policy`` is ``error``.
         """
         try:
             if len(self._triggered) >= _MAX_UNREAD and self._on_result is None:
-                raise EvaluationPending(f"{_MAX_UNREAD} results were not read: poll() or wait() for them")
+                raise EvaluationPending(f"{_MAX_UNREAD} results are unread. Call poll() or wait()")
             with self._changed:
                 self._triggered.append(self._evaluator.submit(with_rules(weights, weights_dict), step))
         except EvaluatorBusy as error:
@@ -220,8 +222,8 @@ class Evaluator:
         """Return the oldest unread result of :meth:`trigger_eval`, or None.
 
         Raises:
-            EvaluationFailed: Too many of its episodes failed; without ``on_error`` only.
-            Exception: What the evaluation raised; without ``on_error`` only.
+            EvaluationFailed: Too many of its episodes failed. Raised only without ``on_error``.
+            Exception: Error of the evaluation. Raised only without ``on_error``.
         """
         with self._changed:
             self._changed.wait_for(lambda: not self._triggered or self._delivered(self._triggered[0]), timeout)
@@ -236,21 +238,21 @@ class Evaluator:
         return None
 
     def wait(self, timeout: float | None = None) -> dict[str, Any] | None:
-        """Wait for the next result, as :meth:`poll`; return None if none is pending, or not in time.
+        """Wait for the next result and return it as :meth:`poll`; None if none is pending or arrives in time.
 
         Raises:
-            UsageError: It is called in a callback, which results are waiting for.
+            UsageError: A callback called it, while the results wait for that callback.
         """
         self._evaluator.drain(0)
         return self.poll(timeout)
 
     @property
     def pending(self) -> bool:
-        """Whether a result is still to come; once False, :meth:`poll` has what there is."""
+        """Whether a result is pending. If False, :meth:`poll` can return all results."""
         return self._evaluator.pending
 
     def shutdown(self, timeout: float = 5.0) -> None:
-        """Stop all evaluations and runners; may be called again."""
+        """Stop all evaluations and runners; further calls do nothing."""
         with self._changed:
             self._triggered = deque((handle for handle in self._triggered if handle.done()), _MAX_UNREAD)
         self._evaluator.shutdown(timeout)
@@ -261,7 +263,7 @@ class Evaluator:
         """Return the counters that a continued run needs.
 
         Raises:
-            EvaluationPending: A result is pending, or was neither read nor given to ``on_result``.
+            EvaluationPending: A result is pending, or is unread and there is no ``on_result``.
         """
         self._check_idle("saved")
         return dict(self._evaluator.state_dict())
@@ -280,7 +282,8 @@ class Evaluator:
     def _check_idle(self, what: str) -> None:
         unread = 0 if self._on_result is not None else len(self._triggered)
         if self.pending or unread:
-            raise EvaluationPending(f"the state cannot be {what}: {unread} results are unread, or some pending: wait()")
+            problem = f"the state cannot be {what}: {unread} results are unread, or some are pending"
+            raise EvaluationPending(problem, fix="Call wait().")
 
     @staticmethod
     def extract_weights(policy: torch.nn.Module) -> TensorDictBase:
@@ -297,7 +300,7 @@ class Evaluator:
     # ------------------------------------------------------------------ results
 
     def _take_in(self, point: EvalPoint) -> None:
-        """Turn a result into TorchRL's metrics, and give them to the callback."""
+        """Convert a result to TorchRL's metrics and pass them to the callback."""
         try:
             outcome: dict[str, Any] | Exception = self._metrics(point)
         except Exception as error:
@@ -319,14 +322,14 @@ class Evaluator:
             raised = any(handle.exception() is error for handle in self._triggered)
         if self._on_error is not None:
             self._on_error(error)
-        elif not raised:  # By poll().
+        elif not raised:  # poll() raises the others.
             _logger.error("%s: %s", type(error).__name__, error, exc_info=error)
 
     def _delivered(self, handle: EvalHandle) -> bool:
         return handle.done() and (handle.exception() is not None or handle.result() in self._outcomes)
 
     def _metrics(self, point: EvalPoint) -> dict[str, Any]:
-        """Name the numbers as TorchRL does, and add ours."""
+        """Return the metrics under TorchRL's names, and those of rl_eval."""
         numbers, reward = _numbers_of(point.result)
         named = {
             **reward,
@@ -344,7 +347,7 @@ def _lanes(num_envs: int | None, num_episodes: int, init_fn: Any) -> int:
 
 
 def _numbers_of(result: EvalResult) -> tuple[Mapping[str, float], dict[str, float]]:
-    """Return the metrics of a result, and those that TorchRL calls reward."""
+    """Return the metrics of a result, and TorchRL's ``reward`` and ``reward_std``."""
     if result.status == "failed":
         raise EvaluationFailed(f"the evaluation failed: {result.reason}")
     numbers = result.metrics
@@ -353,7 +356,7 @@ def _numbers_of(result: EvalResult) -> tuple[Mapping[str, float], dict[str, floa
 
 
 def _measure(metrics_fn: Callable[[TensorDictBase], Mapping[str, Any]], episodes: EpisodeSequence) -> dict[str, Any]:
-    """Call the user's metrics function with one row per episode, as of the episode's last step."""
+    """Call the user's metrics function with one row per episode, from its last step."""
     records = [record for record in episodes if math.isfinite(record.episode_return)]
     last = {
         ("next", name): torch.from_numpy(np.array([[float(getattr(record, field))] for record in records])).to(dtype)
@@ -378,24 +381,24 @@ def _as_tensordict(metrics: Mapping[str, Any]) -> TensorDictBase:
 
 @final
 class RayEvalWorker:
-    """An actor of Ray that evaluates the weights it is sent, one request at a time.
+    """Ray actor that evaluates weights, one request at a time.
 
     Args:
         init_fn: Called first in the actor's process, before torch is imported; None for nothing.
         env_maker: Builds an environment; called in the actor, once per environment.
         policy_maker: Called with an environment; builds the policy.
         num_gpus: GPUs of the actor.
-        reward_keys: Which reward counts, where the environment has several.
-        name: Name under which other processes reach the worker with :meth:`from_name`; it then outlives this one.
+        reward_keys: Key of the reward, if the environment has several.
+        name: Name of the worker, for :meth:`from_name` in other processes. A named worker survives this process.
         num_episodes: Episodes per request.
         num_envs: Environments that step together; by default 8 or ``num_episodes`` if less, and 1 with ``init_fn``.
-        num_runners: Actors that share the work.
-        seed: Root seed of the episodes: every request runs the same ones.
-        videos: Which episodes to record after each request, and where.
+        num_runners: Number of actors.
+        seed: Root seed; every request runs the same episodes.
+        videos: Selection of episodes to record after each request, and their folder.
         **remote_kwargs: ``num_cpus``, ``memory``, ``resources``, ``label_selector`` and ``runtime_env`` of the actor.
 
     Raises:
-        ArgumentError: An argument is wrong, or cannot be honoured.
+        ArgumentError: An argument is wrong or not supported.
     """
 
     def __init__(
@@ -425,12 +428,12 @@ class RayEvalWorker:
 
     @classmethod
     def from_name(cls, name: str, *, reward_keys: Key = _REWARD) -> RayEvalWorker:
-        """Reach a named worker that any process created.
+        """Connect to a named worker of any process.
 
         Raises:
-            ArgumentError: ``reward_keys`` is given: the worker reads the reward that it was created with.
+            ArgumentError: ``reward_keys`` is set, but a worker keeps the reward key of its creation.
         """
-        why = f"the worker {name!r} reads the reward that it was created with"
+        why = f"the worker {name!r} keeps the reward key of its creation"
         refuse("reward_keys", reward_keys, why, unless=_REWARD)
         worker = object.__new__(cls)
         worker._start(_Evaluator.from_name(name, busy_policy="latest"), None)
@@ -447,13 +450,13 @@ class RayEvalWorker:
         """Start an evaluation; an earlier one that was not polled is cancelled.
 
         Args:
-            weights: The policy's; None evaluates those that it has.
-            max_steps: Step limit of every episode; None is no limit.
-            deterministic: Take the mode of the policy's distribution, or sample it.
-            break_when_any_done: Not used: each episode runs in an environment of its own, to its end.
+            weights: Weights of the policy; None for the current ones.
+            max_steps: Step limit of every episode; None for no limit.
+            deterministic: Whether actions are deterministic; False samples the policy's distribution.
+            break_when_any_done: Not used: each episode runs to its end in a separate environment.
 
         Raises:
-            WeightsError: They are not weights.
+            WeightsError: The value does not contain weights.
         """
         if self._evaluator is None:
             raise UsageError("the worker is shut down", key="shutdown", fix="Create a new one.")
@@ -463,10 +466,10 @@ class RayEvalWorker:
         self._handle = self._evaluator.submit(with_rules(weights, None, max_steps, mode))
 
     def poll(self, timeout: float | None = 0) -> dict[str, Any] | None:
-        """Return the result of the last request, once; None while it runs, and without one.
+        """Return the result of the last request, once; None while it runs or if there is no request.
 
         Args:
-            timeout: Longest wait, in seconds; None waits for it.
+            timeout: Longest wait, in seconds; None for no limit.
 
         Returns:
             ``reward`` (mean return per episode), ``reward_std``, ``reward_per_step`` (TorchRL's ``reward``), ``length``
@@ -475,13 +478,13 @@ class RayEvalWorker:
             a gibibyte; None if the environment's ``render_mode`` is not ``rgb_array``.
 
         Raises:
-            EvaluationFailed: Too many episodes failed to give a number.
-            EvalError: It could not run at all. It is raised once; the worker can be used again.
+            EvaluationFailed: Too many episodes failed to compute the metrics.
+            EvalError: The evaluation could not run. Raised once; the worker stays usable.
         """
         handle = self._handle
         if handle is None:
             return None
-        with suppress(Exception):  # The result is asked for again.
+        with suppress(Exception):  # The last line asks for the result again.
             handle.result(timeout)
         if not handle.done():
             return None
@@ -489,9 +492,9 @@ class RayEvalWorker:
         return _as_reply(handle.result())
 
     def shutdown(self) -> None:
-        """End the worker, within seconds, also while it works; may be called again.
+        """Terminate the worker within seconds, even during an evaluation; further calls do nothing.
 
-        What :meth:`from_name` has returned ends alone, and leaves the worker to the others.
+        On a result of :meth:`from_name`, only disconnect: the worker continues for other processes.
         """
         evaluator, self._evaluator, self._handle = self._evaluator, None, None
         if evaluator is not None:

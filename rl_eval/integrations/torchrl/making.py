@@ -1,9 +1,9 @@
-"""Environments, policies and observers that TorchRL's classes are given, as they are built in a runner's process.
+"""Environments, policies and observers of TorchRL's classes, built in a runner's process.
 
-What is pickled and sent holds the user's objects and plain values only. Environments and the policy of one evaluator
-share a :class:`Scope` in each process. Weights are sent to policies, while normalizers of TorchRL live in environments:
-their statistics travel with the weights, and the policy loads them into the environments of its scope. What a request
-may choose anew goes the same way: its step limit, and how actions are taken.
+Pickles contain only the user's objects and plain values. The environments and the policy of one evaluator share a
+:class:`Scope` in each process. Weights go to policies, but TorchRL keeps normalizers in environments. So their
+statistics travel with the weights, and the policy loads them into the environments of its scope. The step limit and
+the mode of a request travel the same way.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from tensordict.nn import TensorDictModule, TensorDictModuleBase
 from torchrl.data import Composite, TensorSpec
 from torchrl.envs import EnvBase, Transform, TransformedEnv
 from torchrl.envs.utils import RandomPolicy
+from typing_extensions import override
 
 from rl_eval.errors import ConfigError, UsageError, WeightsError
 from rl_eval.integrations.torchrl.env import action_space, action_writer, as_env, peel
@@ -36,12 +37,12 @@ from rl_eval.records.episode import EpisodeRecord, EpisodeSpec
 from rl_eval.runners import EvalRunner
 
 UNIFORM: Final = "uniform"
-"""Mode of a policy whose actions are random."""
+"""Mode of uniformly random actions."""
 
 _MAX_FRAME_BYTES: Final = 2**30
 
 
-# ------------------------------------------------------------------ what environments and policies share
+# ------------------------------------------------------------------ shared by environments and policies
 
 
 @dataclass(frozen=True)
@@ -49,13 +50,13 @@ class Rules:
     """Rules that travel with the weights of one request."""
 
     tensors: int | None = None
-    """How many tensors of the policy are sent with it; None sends none, and the policy keeps those it has."""
+    """Number of the policy's tensors in the request; None if it has none and the policy keeps its weights."""
     statistics: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """State of transforms, by path from the environment, such as ``transform[0]``."""
     max_steps: int | None = None
     """Step limit of every episode; None leaves the configured one."""
     mode: str | None = None
-    """How actions are taken; None leaves it."""
+    """Mode of the policy; None leaves the current one."""
 
 
 @final
@@ -69,7 +70,7 @@ class Scope:
         self._checked = False
 
     def adopt(self, env: Any) -> None:
-        """Take a new environment in, and give it what the others have."""
+        """Add a new environment, and load the statistics of the scope into it."""
         self._environments.add(env)
         self._checked = False
         for path, state in self._statistics.items():
@@ -93,19 +94,19 @@ class Scope:
         return next(iter(self._environments), None)
 
     def check(self) -> None:
-        """Check, once, that every normalizer has statistics.
+        """Check that every normalizer has statistics, once after each change.
 
         Raises:
-            ConfigError: One has none.
+            ConfigError: A normalizer has none.
         """
         if not self._checked:
             for env in self._environments:
-                check_initialized(env, "the evaluation environment")
+                check_initialized(env, "the evaluation environment", "environment.env")
             self._checked = True
 
 
 _SCOPES: Final[weakref.WeakValueDictionary[str, Scope]] = weakref.WeakValueDictionary()
-"""Scopes by the token of their evaluator; the environments and policies of a scope keep it."""
+"""Scopes by the token of their evaluator. Environments and policies keep their scope alive."""
 
 
 # ------------------------------------------------------------------ environments
@@ -113,7 +114,7 @@ _SCOPES: Final[weakref.WeakValueDictionary[str, Scope]] = weakref.WeakValueDicti
 
 @dataclass(frozen=True)
 class EnvMaker:
-    """Factory of environments in the form that rl_eval calls."""
+    """Environment factory with the signature that rl_eval expects."""
 
     source: Any
     """A callable that builds an environment, or an environment to copy."""
@@ -121,7 +122,7 @@ class EnvMaker:
     reward_key: Key | None = None
     done_key: Key | None = None
     as_recorded: bool = False
-    """Whether frames are collected: then every key is shown, and actions are not judged."""
+    """Whether a collector uses the frames: then policies see every key, and actions are not checked."""
 
     def __call__(self, context: EnvContext) -> gym.Env[Any, Any]:
         """Build the environment of one lane."""
@@ -140,17 +141,19 @@ class EnvMaker:
 
 
 class _Limited(gym.Wrapper[Any, Any, Any, Any]):
-    """Environment whose episodes end at the step limit of the rules, if these have one."""
+    """Environment that truncates episodes at the step limit of the rules, if they have one."""
 
     def __init__(self, env: gym.Env[Any, Any], scope: Scope) -> None:
         super().__init__(env)
         self._scope = scope
         self._steps = 0
 
+    @override
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         self._steps = 0
         return self.env.reset(seed=seed, options=options)
 
+    @override
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         observation, reward, terminated, truncated, info = self.env.step(action)
         self._steps += 1
@@ -179,7 +182,7 @@ def _refuse_recorders(env: Any, num_runners: int) -> None:
             problem, fix = f"env has a {name}, which stores all frames", "Pass videos=VideoSettings(...) instead."
             raise ConfigError(problem, key="env", value=name, fix=fix)
         if num_runners > 1 and type(transform).dump is not Transform.dump:
-            problem = f"env has a {name}, whose dump() is called in one process"
+            problem = f"env has a {name}, but only one process calls its dump()"
             raise ConfigError(problem, key="num_runners", value=num_runners, fix="Pass num_runners=1.")
 
 
@@ -192,7 +195,7 @@ def dump_transforms(runner: EvalRunner, step: int) -> None:
 
 @final
 class FirstEpisodeFrames:
-    """Observer that renders after each step of episode 0, and does nothing in an environment that does not render.
+    """Observer that renders after each step of episode 0, if the environment renders.
 
     Its artifact has shape (steps, height, width, 3), dtype uint8, and at most a gibibyte before compression.
 
@@ -207,7 +210,7 @@ class FirstEpisodeFrames:
         self._frames, self._filming = 0, False
 
     def on_episode_start(self, spec: EpisodeSpec, attempt: int, observation: Any) -> None:
-        """Begin with an episode; an earlier attempt of it is forgotten."""
+        """Start an episode; drop the frames of an earlier attempt."""
         self._rows, self._frames, self._filming = None, 0, self._renders and spec.index == 0
 
     def on_step(self, *step: Any) -> None:
@@ -221,7 +224,7 @@ class FirstEpisodeFrames:
             self._frames += 1
 
     def on_episode_end(self, record: EpisodeRecord) -> CompressedArray | None:
-        """Return the frames; None without any."""
+        """Return the frames; None if there are none."""
         return self._rows.taken(self._frames) if self._rows is not None else None
 
 
@@ -230,7 +233,7 @@ class FirstEpisodeFrames:
 
 @dataclass(frozen=True)
 class PolicySource:
-    """A policy or the factory of one, and how it acts."""
+    """Policy or its factory, with mode and device."""
 
     policy: Any
     factory: Callable[..., Any] | None
@@ -242,10 +245,10 @@ class PolicySource:
 
 @final
 class ScopedPolicy:
-    """Policy whose weights arrive with rules, which the environments of its scope follow too.
+    """Policy that receives rules with its weights, and applies them to the environments of its scope.
 
     Args:
-        source: What was sent.
+        source: Policy or factory.
         observation_space: Space of one observation.
         action_space: Space of one action.
     """
@@ -288,7 +291,7 @@ class ScopedPolicy:
 
 
 class _Received(torch.nn.Module):
-    """Module that weights are sent to: the policy's, and the rules that come with them as extra state."""
+    """Module that receives weights: those of the policy, and rules as extra state."""
 
     def __init__(self, policy: torch.nn.Module | None, obey: Callable[[Rules], None], scope: Scope) -> None:
         super().__init__()
@@ -298,12 +301,14 @@ class _Received(torch.nn.Module):
         named = (self.named_parameters(remove_duplicate=False), self.named_buffers(remove_duplicate=False))
         names = {name for tensors in named for name, _ in tensors}
         self._all, self._required = len(names), len(self.state_dict(keep_vars=True).keys() & names)
-        # Rules may come without weights, so no tensor is required by name; the rules say how many there are.
+        # Rules may come without weights, so no tensor is required by name. The rules have their number.
         self._non_persistent_buffers_set = names
 
+    @override
     def get_extra_state(self) -> Rules:
         return self._scope.rules
 
+    @override
     def set_extra_state(self, state: Rules) -> None:
         if state.tensors is not None and not self._required <= state.tensors <= self._all:
             problem = f"{state.tensors} tensors were sent, but the policy has {self._all}"
@@ -311,7 +316,7 @@ class _Received(torch.nn.Module):
         try:
             self._obey(state)
         except UsageError as error:
-            raise WeightsError(str(error), key=error.key, value=error.value) from error
+            raise WeightsError(error.problem, key=error.key, value=error.value, fix=error.fix) from error
 
 
 def _call(factory: Callable[..., Any], env: Any) -> Any:
@@ -326,7 +331,7 @@ def _as_module(policy: Any, env: Any) -> Any:
     """Wrap a plain module as TorchRL's collectors do: the names of its parameters are keys of the observations.
 
     Raises:
-        ConfigError: A parameter of ``forward`` is not named like a key.
+        ConfigError: A parameter of ``forward`` without a default is not named like a key.
     """
     if isinstance(policy, RandomPolicy):
         spec = policy.action_spec
@@ -345,14 +350,14 @@ def _as_module(policy: Any, env: Any) -> Any:
 
 
 @final
-class RandomActions(TensorDictModuleBase):  # type: ignore[misc]  # Where tensordict is not installed.
+class RandomActions(TensorDictModuleBase):  # type: ignore[misc]  # If tensordict is not installed.
     """Counterpart of ``torchrl.modules.RandomPolicy`` that draws from each episode's own noise.
 
     Args:
         specs: Specs of the actions by key.
 
     Raises:
-        ConfigError: Actions of one of them cannot be drawn.
+        ConfigError: Random actions of a spec are not supported.
     """
 
     def __init__(self, specs: Composite | dict[Key, TensorSpec]) -> None:
@@ -363,10 +368,10 @@ class RandomActions(TensorDictModuleBase):  # type: ignore[misc]  # Where tensor
         self.out_keys = list(self._drawn)
 
     def draw_from_noise(self, batch: TensorDictBase, noise: NoiseSource | None) -> TensorDictBase:
-        """Write actions into a batch of observations, of which an ``action_mask`` is respected.
+        """Write actions into a batch of observations; respect its ``action_mask``.
 
         Raises:
-            ConfigError: There is no noise, since actions are to be deterministic.
+            ConfigError: There is no noise, because actions are deterministic.
         """
         mask: Any = batch.get("action_mask", None)
         seen = {} if mask is None else {"action_mask": mask.cpu().numpy()}

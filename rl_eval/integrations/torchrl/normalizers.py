@@ -22,25 +22,25 @@ def normalizers_of(module: torch.nn.Module) -> list[Any]:
 
 
 def freeze_normalizers(module: torch.nn.Module) -> None:
-    """Keep statistics as they are, from now on."""
+    """Freeze the statistics of a module's normalizers."""
     for part in normalizers_of(module):
         part.freeze()
 
 
-def check_initialized(module: torch.nn.Module, owner: str, error: type[EvalError] = ConfigError) -> None:
+def check_initialized(module: torch.nn.Module, owner: str, key: str, error: type[EvalError] = ConfigError) -> None:
     """Check that every normalizer has statistics.
 
     Raises:
-        ConfigError: One has none; or another ``error``.
+        ConfigError: A normalizer has none. ``error`` is the class to raise.
     """
     for part in normalizers_of(module):
         if not _has_statistics(part):
             name, fix = type(part).__name__, "Collect some frames first, or send its statistics."
-            raise error(f"{owner} has an uninitialized {name}", key=name, fix=fix)
+            raise error(f"{owner} has an uninitialized {name}", key=key, value=name, fix=fix)
 
 
 def _has_statistics(normalizer: Any) -> bool:
-    """Return whether a normalizer has counted a value, or leaves its statistics in the data."""
+    """Return whether a normalizer has counted a value, or stores its statistics in the data."""
     if not getattr(normalizer, "stateful", True):
         return True
     state = normalizer.get_extra_state() if getattr(normalizer, "initialized", True) else None
@@ -55,20 +55,20 @@ def statistics_of(path: str, source: Any) -> dict[str, Any]:
     """Copy the state of a transform that a trainer sends.
 
     Args:
-        path: Name that it is sent under, for messages.
+        path: Name of the transform in ``weights_dict``, for messages.
         source: The transform, or its state dict.
 
     Raises:
-        WeightsError: It has no statistics yet, or is neither of these.
+        WeightsError: The transform has no statistics yet, or ``source`` has another type.
     """
     if isinstance(source, torch.nn.Module):
-        check_initialized(source, f"weights_dict[{path!r}]", WeightsError)
+        check_initialized(source, f"weights_dict[{path!r}]", "weights_dict", WeightsError)
         source = source.state_dict()
     elif hasattr(source, "flatten_keys"):
         source = source.flatten_keys(".").to_dict()
     if not isinstance(source, Mapping):
         problem, fix = f"weights_dict[{path!r}] is a {type(source).__name__}", "Pass the transform or its state dict."
-        raise WeightsError(problem, key=path, value=type(source).__name__, fix=fix)
+        raise WeightsError(problem, key="weights_dict", value=path, fix=fix)
     return {
         name: value.detach().cpu().clone() if isinstance(value, torch.Tensor) else copy.deepcopy(value)
         for name, value in source.items()
@@ -80,11 +80,11 @@ def load_statistics(env: Any, path: str, state: Mapping[str, Any]) -> None:
 
     Args:
         env: The environment.
-        path: Path of the transform from there, such as ``transform[0]``.
-        state: What :func:`statistics_of` returned.
+        path: Path of the transform in the environment, such as ``transform[0]``.
+        state: Result of :func:`statistics_of`.
 
     Raises:
-        WeightsError: It does not fit.
+        WeightsError: The state does not fit the transform.
     """
     try:
         part = env
@@ -96,4 +96,4 @@ def load_statistics(env: Any, path: str, state: Mapping[str, Any]) -> None:
             f"weights_dict['env.{path}'] does not fit the evaluation environment ({type(error).__name__}: {error})"
         )
         fix = "Use the path of the transform in the evaluation environment."
-        raise WeightsError(problem, key=f"env.{path}", fix=fix) from error
+        raise WeightsError(problem, key="weights_dict", value=f"env.{path}", fix=fix) from error

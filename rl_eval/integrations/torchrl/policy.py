@@ -1,14 +1,14 @@
-"""Policy of a tensordict module: the keys that it reads from a batch of observations, and the meaning of its action.
+"""Policy around a tensordict module: keys of its inputs and outputs, and conversion of its actions.
 
 =====================  =========================================================================================
-what                   rule
+item                   rule
 =====================  =========================================================================================
-observations           a Dict space is read by key, nested keys by path; any other space is the policy's one input
-floating inputs        are cast to the dtype of the policy's first floating parameter
+observations           inputs are keys of a Dict space, nested keys are paths; another space is the single input
+floating inputs        cast to the dtype of the policy's first floating parameter
 ``is_init``            True at an episode's first step
-recurrent state        an output ``("next", k)`` with an input ``k`` is carried from step to step, per lane
-one-hot actions        become indices when the action space is Discrete, part by part when it is MultiDiscrete
-normalizers            a ``VecNormV2`` inside the policy is frozen; one without statistics is an error
+recurrent state        an output ``("next", k)`` becomes the input ``k`` of the next step, per lane
+one-hot actions        become indices if the action space is Discrete, part by part if it is MultiDiscrete
+normalizers            a ``VecNormV2`` inside the policy is frozen; an error without statistics
 =====================  =========================================================================================
 """
 
@@ -44,7 +44,7 @@ def portable(value: Any) -> Any:
     """Return a copy of a policy on the CPU that shares nothing with the trainer's.
 
     Args:
-        value: A tensordict module. Its mode, device, gradients and hooks stay as they are.
+        value: A tensordict module. Its mode, device, gradients and hooks do not change.
     """
     detached = {id(tensor): tensor.detach().cpu().clone() for tensor in [*value.parameters(), *value.buffers()]}
     for parameter in value.parameters():
@@ -56,16 +56,16 @@ def portable(value: Any) -> Any:
 def as_policy(
     value: Any, section: PolicySection, observation_space: gym.Space[Any], action_space: gym.Space[Any]
 ) -> TensorDictPolicy:
-    """Read a tensordict module as a policy.
+    """Wrap a tensordict module as a policy.
 
     Args:
-        value: The module; it is put into ``eval()`` mode and its normalizers are frozen.
-        section: How it acts.
+        value: The module. This call sets ``eval()`` mode and freezes its normalizers.
+        section: Settings of the policy.
         observation_space: Space of one observation.
         action_space: Space of one action.
 
     Raises:
-        ConfigError: It cannot act in these spaces as configured; the message names the key or the module.
+        ConfigError: The module cannot act in these spaces as configured; the message names the key or the module.
     """
     mode = "deterministic" if section.deterministic else "random"
     return TensorDictPolicy(value, observation_space, action_space, mode, device=section.device)
@@ -76,7 +76,7 @@ class TensorDictPolicy:
     """A policy around a tensordict module, or around a callable that maps tensordicts to tensordicts.
 
     Args:
-        policy: The module. It is changed (``eval()``, frozen normalizers), so give a copy.
+        policy: The module. Pass a copy: its mode becomes ``eval()``, and its normalizers become frozen.
         observation_space: Space of one observation.
         action_space: Space of one action.
         mode: ``random``, or one of :data:`~.stages.MODES`.
@@ -105,7 +105,7 @@ class TensorDictPolicy:
             freeze_normalizers(policy)
             for part in policy.modules():
                 if getattr(part, "_recurrent_mode", None):
-                    vars(part)["_recurrent_mode"] = False  # One step per call, whatever the default is.
+                    vars(part)["_recurrent_mode"] = False  # Each call computes one step.
             self._normalized = bool(normalizers_of(policy))
             self._stages = tuple(stages_of(policy, mode))
         elif mode == "random":
@@ -128,7 +128,7 @@ class TensorDictPolicy:
     def outputs(self) -> dict[str, Array] | None:
         """Output of the policy for the last batch, by dotted key, such as its raw action or values.
 
-        It has the recurrent state before the step, and under ``next`` the state after it.
+        It contains the recurrent state before the step, and under ``next`` the state after it.
         """
         if self._last is None:
             return None
@@ -165,7 +165,7 @@ class TensorDictPolicy:
     ) -> tuple[Any, Any]:
         """Choose actions, as :meth:`rl_eval.Policy.act`."""
         if self._normalized:
-            check_initialized(self.module, "the policy")
+            check_initialized(self.module, "the policy", "policy")
         self._last = output = self._run(self._batch(observations, state), Chance(live, noise))
         actions = self._read(output, live)
         if state is None:
@@ -233,7 +233,7 @@ class TensorDictPolicy:
         return _as_actions(array, space)
 
     def _zeros(self, key: Key, batch_size: int) -> torch.Tensor:
-        """Build the recurrent state of fresh episodes as the module that reads it declares it."""
+        """Build the initial recurrent state from the declaration of its module, or of the observation space."""
         for part in self.module.modules():
             if key in getattr(part, "in_keys", ()) and hasattr(part, "make_tensordict_primer"):
                 spec = part.make_tensordict_primer().primers[key]
@@ -262,7 +262,7 @@ def _action_keys(outputs: list[Key], space: gym.Space[Any]) -> list[tuple[tuple[
 
 
 def _as_actions(array: Array, space: gym.Space[Any]) -> Array:
-    """Bring a batch of raw actions into the form of the space; one-hot parts become indices."""
+    """Convert a batch of raw actions to the form of the space; one-hot parts become indices."""
     batch = len(array)
     if isinstance(space, gym.spaces.Discrete):
         count = int(space.n)
@@ -294,7 +294,7 @@ def leaf_spaces(space: gym.Space[Any]) -> dict[tuple[str, ...], gym.Space[Any]]:
 
 
 def nested(leaves: Mapping[tuple[str, ...], Any]) -> Any:
-    """Return leaves by their paths as dicts of dicts; a leaf with the path ``()`` is the whole."""
+    """Return nested dicts of leaves by path; a leaf with the path ``()`` is the whole value."""
     whole: dict[str, Any] = {}
     for path, leaf in leaves.items():
         if not path:
@@ -312,7 +312,7 @@ def path_of(key: Key) -> tuple[str, ...]:
 
 
 def array_of(tensor: torch.Tensor) -> Array:
-    """Return a tensor as an array of this process; numpy has no bfloat16."""
+    """Return a tensor as a numpy array; bfloat16 becomes float32."""
     return np.asarray((tensor.float() if tensor.dtype is torch.bfloat16 else tensor).detach().cpu().numpy())
 
 

@@ -1,8 +1,8 @@
 """Drop-in for ``torchrl.collectors.distributed.RayCollector`` on top of :meth:`rl_eval.EvalRunnerGroup.sample`.
 
-The signature and the layout of batches are TorchRL's, so that an import line is all that changes. The data are
-rl_eval's: the frames of a plan of episodes, in its order, exactly as many as asked, whatever the number of workers and
-whichever of them died. What has no meaning here is an error that names it.
+The signature and the layout of batches are TorchRL's, so only the import line changes. The data are rl_eval's: the
+exact number of frames, from a plan of episodes, in its order. They do not depend on the number of workers, nor on
+crashes. An argument without a meaning here raises an error that names it.
 """
 
 from __future__ import annotations
@@ -36,52 +36,52 @@ _JOIN_S: Final = 10.0
 
 @final
 class RayCollector:
-    """Iterable over batches of frames that actors of Ray collect.
+    """Iterable over batches of frames that Ray actors collect.
 
-    A batch has ``frames_per_batch`` frames, one after the other in the order of the plan; an episode that a batch
-    cuts goes on in the next. Rewards are float32, as TorchRL's losses need them.
+    A batch has ``frames_per_batch`` consecutive frames in the order of the plan. If a batch ends within an episode, the
+    next one continues it. Rewards are float32, as TorchRL's losses need them.
 
     Args:
-        create_env_fn: A callable that builds one environment, or a list of the same one for each collector; an
+        create_env_fn: A callable that builds one environment, or a list of the same one for each collector. An
             environment is copied.
         policy: The policy; without one, actions are random. It is copied: send new weights with
             :meth:`update_policy_weights_`.
-        policy_factory: Called with the environment, or with nothing if it takes nothing; exclusive with ``policy``.
-        frames_per_batch: Frames of a batch, exactly.
-        total_frames: The iterator stops with the batch that reaches them; negative for no end.
-        device: Device of the policy and of the batches, unless the next ones say otherwise; a list of the same one for
-            each collector is accepted, here and below.
+        policy_factory: Builds the policy; exclusive with ``policy``. Called with the environment, or without arguments
+            if it takes none.
+        frames_per_batch: Exact number of frames per batch.
+        total_frames: The iterator stops with the batch that reaches this number; negative for no limit.
+        device: Default of ``storing_device`` and ``policy_device``. Each device may also be a list of the same one for
+            each collector.
         storing_device: Device of the batches; by default the CPU.
         env_device: Only the CPU.
         policy_device: Device of the policy in its runners; by default the CPU.
-        max_frames_per_traj: Steps after which an episode is truncated; negative for no limit.
-        init_random_frames: Frames at the beginning whose actions are random, rounded up to whole batches; the policy
-            begins with a new episode.
-        reset_at_each_iter: Begin every batch with a new episode; what is left of the last one is dropped.
-        postproc: Called with every batch; its result is what the iterator gives.
-        split_trajs: Give every trajectory a row of its own, padded, with a ``("collector", "mask")``.
-        exploration_type: ``RANDOM``, ``DETERMINISTIC``, ``MODE``, ``MEAN`` or ``MEDIAN``; it is never set globally.
-        collector_kwargs: Devices that repeat the arguments are accepted. Others are refused: there is no inner
-            collector.
+        max_frames_per_traj: Step limit of every episode; negative for no limit.
+        init_random_frames: Number of first frames with random actions, rounded up to whole batches. The policy then
+            starts with a new episode.
+        reset_at_each_iter: Whether every batch starts with a new episode; the rest of the last one is dropped.
+        postproc: Called with every batch; the iterator yields its result.
+        split_trajs: Whether every trajectory gets a separate row, padded, with a ``("collector", "mask")``.
+        exploration_type: ``RANDOM``, ``DETERMINISTIC``, ``MODE``, ``MEAN`` or ``MEDIAN``. The global setting does not
+            change.
+        collector_kwargs: Only devices equal to the arguments. Others are rejected, because there is no inner collector.
         num_workers_per_collector: Environments that step together in each runner.
         ray_init_config: Arguments of ``ray.init``, called if Ray is not running.
         remote_configs: ``num_cpus``, ``num_gpus``, ``memory``, ``resources``, ``label_selector`` and ``runtime_env`` of
             each actor.
-        num_collectors: Actors that collect; by default the length of ``create_env_fn``, and 0, which is none but this
-            process, is possible too.
-        update_after_each_batch: Send the weights of ``policy`` after every batch, before the next one is collected.
-        max_weight_update_interval: Send them after so many batches at the latest; negative for never.
-        replay_buffer: Extended with every batch; the iterator then gives None.
-        trajs_per_batch: Whole trajectories of a batch, instead of a number of frames.
+        num_collectors: Number of actors; by default the length of ``create_env_fn``. 0 collects in this process.
+        update_after_each_batch: Whether to send the weights of ``policy`` after every batch, before the next one.
+        max_weight_update_interval: Highest number of batches between two updates of the weights; negative for none.
+        replay_buffer: Extended with every batch; the iterator then yields None.
+        trajs_per_batch: Number of whole trajectories per batch, instead of a number of frames.
         pre_collect_hook: Called before every batch.
         post_collect_hook: Called with every batch after ``postproc``.
         seed: Root seed of the episodes.
-        **rest: Refused: ``weight_updater`` and ``weight_recv_schemes``, since weights travel once for all workers, by
-            :meth:`update_policy_weights_`. Not used: ``trust_policy``, ``collector_class``, ``sync``,
+        **rest: Rejected: ``weight_updater`` and ``weight_recv_schemes``, because :meth:`update_policy_weights_` sends
+            weights once to all workers. Not used: ``trust_policy``, ``collector_class``, ``sync``,
             ``weight_sync_schemes``, ``use_env_creator`` and ``no_cuda_sync``.
 
     Raises:
-        ArgumentError: An argument is wrong, or cannot be honoured.
+        ArgumentError: An argument is wrong or not supported.
     """
 
     def __init__(
@@ -117,13 +117,9 @@ class RayCollector:
         **rest: Any,
     ) -> None:
         take_rest("RayCollector", rest)
-        refuse("env_device", same("env_device", env_device), "environments are stepped on the CPU", unless="cpu")
-        devices = {"device": device, "storing_device": storing_device, "policy_device": policy_device}
-        where = {
-            name: torch.device(same(name, given) or same("device", device) or "cpu") for name, given in devices.items()
-        }
-        for name, given in (same("collector_kwargs", collector_kwargs) or {}).items():
-            refuse(f"collector_kwargs[{name!r}]", given, "runners step the environments", unless=where.get(name))
+        where = _devices(
+            env_device, collector_kwargs, device=device, storing_device=storing_device, policy_device=policy_device
+        )
         if frames_per_batch < 1:
             problem, fix = f"frames_per_batch is {frames_per_batch}", "Pass at least 1."
             raise ArgumentError(problem, key="frames_per_batch", value=frames_per_batch, fix=fix)
@@ -139,11 +135,7 @@ class RayCollector:
         self._iterator: Iterator[Any] | None = None
         self._policy = policy
         policy_factory = same("policy_factory", policy_factory)
-        self._mode = mode_of(exploration_type)
-        if policy is None and policy_factory is None:
-            self._mode = UNIFORM
-        elif policy is not None and not isinstance(policy, TensorDictModuleBase) and self._mode == "random":
-            self._mode = "deterministic"  # A plain callable acts as it does: there is no distribution to draw from.
+        self._mode = _acting_mode(policy, policy_factory, mode_of(exploration_type))
         several = len(create_env_fn) if isinstance(create_env_fn, (list, tuple)) else 1
         count = several if num_collectors is None else num_collectors
         remotes = dict(same("remote_configs", remote_configs) or {})
@@ -151,7 +143,7 @@ class RayCollector:
         limits = [max_frames_per_traj] if max_frames_per_traj and max_frames_per_traj > 0 else []
         self._counts_steps = bool(limits)
         if self.total_frames >= 0 and trajs_per_batch is None:
-            # Episodes may never end by themselves. One more step, so that the last frame is not their end.
+            # Some episodes never end by themselves. One more step, so that the last frame does not end its episode.
             limits.append(self.total_frames + 1)
         config = (
             config_of(
@@ -172,7 +164,7 @@ class RayCollector:
             if not ray.is_initialized():
                 ray.init(**ray_init_config)
         self.group = EvalRunnerGroup(config)
-        """The group that collects: also for evaluations, and for ``add_runners``."""
+        """Group that collects; also for evaluations and ``add_runners``."""
         self._was_random = self._random
         self._held: tuple[Any, Mapping[str, Any] | None] = None, None
         """Weights that wait for the end of the random frames."""
@@ -180,7 +172,7 @@ class RayCollector:
         self._holder = 0
         """Thread that collects, sends weights or pauses; 0 for none."""
         self._filling: Future[None] | None = None
-        """Outcome of the thread that :meth:`start` has started."""
+        """Outcome of the thread of :meth:`start`."""
         self._filler: threading.Thread | None = None
 
     # ------------------------------------------------------------------ collecting
@@ -195,13 +187,13 @@ class RayCollector:
     iterator = __iter__
 
     def next(self) -> Any:
-        """Return the next batch, or None when there are ``total_frames``."""
+        """Return the next batch, or None after ``total_frames``."""
         self._iterator = self._iterator or iter(self)
         return next(self._iterator, None)
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Exclude the other threads, in order of arrival: else the one that collects would always be first."""
+        """Exclude other threads, in order of arrival; otherwise the collecting thread would always be first."""
         if self._holder == threading.get_ident():  # In a hook, or during a pause.
             yield
             return
@@ -263,25 +255,25 @@ class RayCollector:
         model_id: str | None = None,
         weights_dict: Mapping[str, Any] | None = None,
     ) -> None:
-        """Send weights to all workers; they act in every episode that begins afterwards.
+        """Send weights to all workers, for all episodes that start later.
 
         Args:
             policy_or_weights: A policy, a state dict or a ``TensorDict``; by default ``policy`` as it is now.
             weights: The same.
             policy: The same.
-            worker_ids: Refused unless it names all workers: a batch has one version of the weights.
+            worker_ids: All workers, because a batch has one version of the weights.
             model_id: Only ``"policy"``.
             weights_dict: Several models: ``"policy"``, and transforms of the environment as ``"env.transform[0]"``.
 
         Raises:
-            ArgumentError: An argument cannot be honoured.
+            ArgumentError: An argument is wrong or not supported.
             WeightsError: The weights do not fit the policy.
         """
         self._check_filling()
         listed = worker_ids if isinstance(worker_ids, (list, tuple)) else [worker_ids]
         if set(listed) != set(range(self.num_workers)):
             refuse("worker_ids", worker_ids, "all frames of a batch come from one version of the weights")
-        refuse("model_id", model_id, "there is one policy", unless="policy")
+        refuse("model_id", model_id, "there is one model, the policy", unless="policy")
         given = [one for one in (policy_or_weights, weights, policy) if one is not None]
         if len(given) > 1:
             fix = "Pass one of policy_or_weights, weights and policy."
@@ -304,11 +296,11 @@ class RayCollector:
         return max(1, self.group.settings.runners.num_runners)
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
-        """Begin the plan of another root seed.
+        """Start the plan of another root seed.
 
         Args:
             seed: The root seed.
-            static_seed: Not used: every episode has a seed of its own.
+            static_seed: Not used: every episode has its own seed.
 
         Returns:
             The root seed.
@@ -317,14 +309,14 @@ class RayCollector:
         return seed
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where it is in the plan, how much it has collected, and the weights of ``policy``."""
+        """Return the position in the plan, the numbers of collected frames and batches, and the policy's weights."""
         state = {"sampler": self.group.sampler.state_dict(), "frames": self._frames, "iter": self._batches}
         if isinstance(self._policy, torch.nn.Module):
             state["policy_state_dict"] = self._policy.state_dict()
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on where another one was; weights go to ``policy`` and to all workers."""
+        """Continue from another collector's state; load its weights into ``policy`` and send them to all workers."""
         self.group.sampler.load_state_dict(state_dict["sampler"])
         self._frames, self._batches = state_dict["frames"], state_dict["iter"]
         self._was_random = self._random
@@ -333,13 +325,13 @@ class RayCollector:
             self.update_policy_weights_()
 
     def start(self) -> None:
-        """Fill the replay buffer in a thread, until there are ``total_frames``; what fails is raised by the next call.
+        """Fill the replay buffer in a thread, up to ``total_frames``; the next call raises its error.
 
         Raises:
             ArgumentError: There is no replay buffer.
         """
         if self.replay_buffer is None:
-            problem, fix = "start() fills a replay buffer", "Pass replay_buffer, or iterate over the collector."
+            problem, fix = "start() needs a replay buffer", "Pass replay_buffer, or iterate over the collector."
             raise ArgumentError(problem, key="replay_buffer", fix=fix)
         self._check_filling()
         if self._filling is None:
@@ -356,18 +348,18 @@ class RayCollector:
             filling.set_exception(error)
 
     def _check_filling(self) -> None:
-        """Raise what has ended the thread of :meth:`start`, once."""
+        """Raise the error of the thread of :meth:`start`, once."""
         if self._filling is not None and self._filling.done():
             filling, self._filling = self._filling, None
             filling.result()
 
     @contextmanager
     def pause(self, timeout: float = 30.0, *, resume: bool = True) -> Iterator[None]:
-        """Collect nothing inside of a ``with`` block; a batch that is being collected is finished first.
+        """Finish the current batch, then pause inside of a ``with`` block.
 
         Args:
-            timeout: Not used: a batch is finished however long that takes.
-            resume: Refused if False: call :meth:`shutdown` instead.
+            timeout: Not used: the current batch is always finished.
+            resume: Must be True; to stop for good, call :meth:`shutdown`.
         """
         refuse("resume", resume, "shutdown() ends the collector", unless=True)
         self._check_filling()
@@ -376,33 +368,56 @@ class RayCollector:
             yield
 
     def shutdown(self, timeout: float | None = None, shutdown_ray: bool = False) -> None:
-        """End all workers; may be called again.
+        """Terminate all workers; further calls do nothing.
 
         Args:
             timeout: Not used: it takes about ten seconds at most.
-            shutdown_ray: Refused: the cluster may be others' too.
+            shutdown_ray: Must be False, because the cluster may have other users.
         """
-        refuse("shutdown_ray", shutdown_ray, "call ray.shutdown() yourself", unless=False)
+        refuse("shutdown_ray", shutdown_ray, "the cluster may have other users: call ray.shutdown()", unless=False)
         interrupted = self._filling is not None and not self._filling.done()
         self.group.stop()
         if self._filler is not None and self._filler is not threading.current_thread():
-            self._filler.join(_JOIN_S)  # A thread that still computes as the process ends can crash it.
+            self._filler.join(_JOIN_S)  # A thread that computes while the process exits can crash it.
         if not interrupted:
             self._check_filling()
 
     async def async_shutdown(self, shutdown_ray: bool = False) -> None:
-        """End all workers, as :meth:`shutdown` does; to be awaited."""
+        """Terminate all workers as :meth:`shutdown`, without blocking the event loop."""
         await asyncio.to_thread(self.shutdown, shutdown_ray=shutdown_ray)
 
     def __getattr__(self, name: str) -> Any:
-        advice = "collector.group reaches its runners, as add_runners, foreach_env and healthy_runner_ids"
-        raise AttributeError(f"RayCollector of rl_eval has no {name!r}: there is no inner collector; {advice}")
+        advice = "Use collector.group, which has add_runners, foreach_env and healthy_runner_ids"
+        raise AttributeError(f"RayCollector of rl_eval has no {name!r}, because there is no inner collector. {advice}")
 
     def __enter__(self) -> RayCollector:
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.shutdown()
+
+
+def _devices(env_device: Any, collector_kwargs: Any, **devices: Any) -> dict[str, torch.device]:
+    """Return the devices by argument; the default is ``device``, then the CPU.
+
+    Raises:
+        ArgumentError: ``env_device`` is not the CPU, or ``collector_kwargs`` has other items than these devices.
+    """
+    refuse("env_device", same("env_device", env_device), "environments run on the CPU", unless="cpu")
+    default = same("device", devices["device"]) or "cpu"
+    where = {name: torch.device(same(name, given) or default) for name, given in devices.items()}
+    for name, given in (same("collector_kwargs", collector_kwargs) or {}).items():
+        refuse(f"collector_kwargs[{name!r}]", given, "runners step the environments", unless=where.get(name))
+    return where
+
+
+def _acting_mode(policy: Any, policy_factory: Any, mode: str) -> str:
+    """Return the mode of the policy after the random frames."""
+    if policy is None and policy_factory is None:
+        return UNIFORM
+    # A plain callable has no distribution to draw from.
+    plain = policy is not None and not isinstance(policy, TensorDictModuleBase)
+    return "deterministic" if plain and mode == "random" else mode
 
 
 def _add_step_count(batch: Any) -> None:

@@ -1,9 +1,9 @@
-"""Stages in which a tensordict module computes an action, without the parts that explore.
+"""Stages of a tensordict module's computation of an action, without exploration.
 
-TorchRL asks a process-global switch whether an action is the mode of its distribution or a draw, and draws from torch's
-global generator. Both belong to the trainer, whose collectors may run in another thread of this process, and neither is
-touched here: a policy is taken apart into stages, so that each distribution's value is chosen, or drawn from the
-episode's own stream. A part that reads the switch itself and cannot be taken apart is refused.
+In TorchRL, a process-global switch selects the mode of a distribution or a draw, and torch's global generator draws.
+Both belong to the trainer, and its collectors may run in another thread of this process. This module uses neither: it
+splits a policy into stages. A stage chooses the value of a distribution, or draws it from the episode's own stream. A
+part that reads the switch and cannot be split raises an error.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from rl_eval.integrations.torch_draws import EpisodeDraws
 from rl_eval.protocols import NoiseSource
 
 MODES: Final = ("deterministic", "mode", "mean", "median")
-"""What can be taken of a distribution without chance, by the names of tensordict's ``InteractionType``."""
+"""Deterministic values of a distribution, by the names of tensordict's ``InteractionType``."""
 
 _EXPLORATION: Final = "torchrl.modules.tensordict_module.exploration"
-"""Module of TorchRL whose classes do nothing but explore."""
+"""Module of TorchRL with only exploration classes."""
 
 _SWITCHES: Final = frozenset({"exploration_type", "interaction_type"})
 """Functions that read the process-global switch."""
@@ -46,7 +46,7 @@ class Chance(NamedTuple):
     live: npt.NDArray[np.bool_]
     """Mask of lanes that run an episode, shape (batch,)."""
     noise: NoiseSource | None
-    """Numbers of each lane's step; None if actions are to be deterministic."""
+    """Random numbers of each lane's step; None for deterministic actions."""
 
 
 Stage: TypeAlias = Callable[[TensorDictBase, Chance], TensorDictBase]
@@ -54,14 +54,14 @@ Stage: TypeAlias = Callable[[TensorDictBase, Chance], TensorDictBase]
 
 
 def stages_of(module: Any, mode: str) -> Iterator[Stage]:
-    """Take a policy apart.
+    """Split a policy into stages.
 
     Args:
         module: A tensordict module.
         mode: ``random``, or one of :data:`MODES`.
 
     Raises:
-        ConfigError: It explores in a way that cannot be left out, or cannot be done with the episodes' own noise.
+        ConfigError: The policy explores, and the exploration cannot be removed or use the episodes' own noise.
     """
     if hasattr(module, "draw_from_noise"):
         yield lambda batch, chance: module.draw_from_noise(batch, chance.noise)
@@ -77,7 +77,7 @@ def stages_of(module: Any, mode: str) -> Iterator[Stage]:
     elif (
         isinstance(module, TensorDictSequential)
         and type(module).forward in _SEQUENCES
-        and not module.partial_tolerant  # It may leave children out, which only itself knows.
+        and not module.partial_tolerant  # Only such a module knows the children that it skips.
     ):
         for child in module._module_iter():
             yield from stages_of(child, mode)
@@ -85,16 +85,16 @@ def stages_of(module: Any, mode: str) -> Iterator[Stage]:
         yield from stages_of(module.td_module, mode)
     else:
         _check_switches(module)
-        # Decorators of tensordict's forward() write a process-global switch (skip_existing) and put it back, which in a
-        # thread may undo what the trainer sets meanwhile; the function under them does all the work.
+        # Decorators of tensordict's forward() set a process-global switch (skip_existing) and restore it. In a thread,
+        # this may undo a change by the trainer. The function under them does all the work.
         forward = inspect.unwrap(type(module).forward)
-        # What earlier stages wrote is kept, also if a module returns its outputs alone.
+        # Keep the results of earlier stages, also if a module returns only its outputs.
         yield lambda batch, _: batch.update(forward(module, batch))
     yield from _hooks_of(module)
 
 
 def _value_of(module: ProbabilisticTensorDictModule, mode: str) -> Stage:
-    """Write the chosen or drawn value of a distribution where the module would write its sample."""
+    """Return a stage that writes the chosen or drawn value of a distribution to the module's keys."""
     if module.num_samples is not None:
         problem = f"the policy draws num_samples={module.num_samples} actions per observation"
         raise ConfigError(problem, key="policy", value=module.num_samples, fix="Draw one.")
@@ -118,10 +118,10 @@ def _value_of(module: ProbabilisticTensorDictModule, mode: str) -> Stage:
 
 
 def _choose(distribution: Any, mode: str) -> Any:
-    """Take a value of a distribution without chance.
+    """Return a deterministic value of a distribution.
 
-    ``deterministic`` is what TorchRL takes under ``ExplorationType.DETERMINISTIC``: the distribution's own
-    ``deterministic_sample``, or else its mode if it is discrete and its mean if it is not.
+    ``deterministic`` is TorchRL's ``ExplorationType.DETERMINISTIC``: the distribution's ``deterministic_sample`` if it
+    has one. Otherwise, the mode of a discrete distribution, or the mean of another one.
 
     Raises:
         ConfigError: The distribution has no such value.
@@ -148,7 +148,7 @@ def _draw(distribution: Any, chance: Chance) -> Any:
     """Sample a distribution with the episodes' own noise, one row per lane.
 
     Raises:
-        ConfigError: There is no noise, or only torch's global generator could do it.
+        ConfigError: There is no noise, or the distribution needs torch's global generator.
     """
     if chance.noise is None:
         problem, fix = "the policy samples its actions, but policy.deterministic is True", "Set it to False."
@@ -158,10 +158,10 @@ def _draw(distribution: Any, chance: Chance) -> Any:
 
 
 def _hooks_of(module: torch.nn.Module) -> Iterator[Stage]:
-    """Apply forward hooks, such as the projection of ``safe=True``, as calling the whole would."""
+    """Yield stages for the forward hooks of a module, such as the projection of ``safe=True``."""
     for hook in module._forward_hooks.values():
         if type(hook).__name__ == "_OutKeysSelect":
-            continue  # It only removes keys that are not read here.
+            continue  # It only removes keys that rl_eval does not read.
 
         def run(batch: TensorDictBase, _: Chance, hook: Any = hook) -> TensorDictBase:
             result = hook(module, (batch,), batch)
@@ -171,10 +171,10 @@ def _hooks_of(module: torch.nn.Module) -> Iterator[Stage]:
 
 
 def _check_switches(module: torch.nn.Module) -> None:
-    """Reject parts whose actions depend on the exploration type, which the trainer's collectors also change."""
+    """Reject parts that depend on the exploration type, because the trainer's collectors change it too."""
     for part in module.modules():
         if hasattr(part, "_use_exploration_type"):
-            vars(part)["_use_exploration_type"] = False  # NoisyLinear: then it goes by train() and eval().
+            vars(part)["_use_exploration_type"] = False  # NoisyLinear then depends on train() and eval().
         elif isinstance(part, ProbabilisticTensorDictModule) or _reads_switch(type(part)):
             name = type(part).__name__
             problem = f"{name} in a {type(module).__name__} depends on a process-global setting"

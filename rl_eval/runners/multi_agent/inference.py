@@ -195,7 +195,8 @@ class AgentsInference:
             try:
                 inference.observations.write(row, observation)
             except EnvError as error:
-                raise EnvError(f"agent {agent!r}: {error}", key=error.key, value=error.value) from error
+                problem = f"agent {agent!r}: {error.problem}"
+                raise EnvError(problem, key=error.key, value=error.value, fix=error.fix) from error
             inference.live[row] = True
             acting.append((agent, inference, row))
 
@@ -313,7 +314,7 @@ def _masks_of(spaces: tuple[gym.Space[Any], gym.Space[Any]], arrays: Any) -> tup
 def _of_agent(agent: Any, error: Exception) -> Exception:
     if not isinstance(error, PolicyError):
         return error
-    return PolicyError(f"agent {agent!r}: {error}", key=error.key, value=error.value)
+    return PolicyError(f"agent {agent!r}: {error.problem}", key=error.key, value=error.value, fix=error.fix)
 
 
 def _probe(name: str, page: PolicyInference) -> None:
@@ -321,4 +322,5 @@ def _probe(name: str, page: PolicyInference) -> None:
     try:
         page.probe()
     except (PolicyError, UsageError) as error:
-        raise type(error)(f"policy {name!r}: {error}", key=error.key, value=error.value) from error
+        problem = f"policy {name!r}: {error.problem}"
+        raise type(error)(problem, key=error.key, value=error.value, fix=error.fix) from error

@@ -322,7 +322,8 @@ class MultiAgentEvalRunner(VectorEvalRunner):
         try:
             return adapt_policy(section, *self._mapping.spaces[name])
         except ConfigError as error:
-            raise ConfigError(f"policy {name!r}: {error}", key=error.key, value=error.value) from error
+            problem = f"policy {name!r}: {error.problem}"
+            raise ConfigError(problem, key=error.key, value=error.value, fix=error.fix) from error
 
     def _build_inference(self, name: str) -> PolicyInference:
         policy = self.policies[name]
