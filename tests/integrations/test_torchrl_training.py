@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("torchrl")
 
+import scipy.special  # noqa: F401 - Its import adds a filter of warnings, which is not ours.
 import torch
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 
