@@ -80,6 +80,7 @@ class Inference:
         self._device = section.device
         self._reader = ActionReader(action_space, section.actions)
         self._lanes = lanes
+        self._every_lane = slice(0, lanes)
         self._rows = -(-lanes // BLOCK) * BLOCK
         self.observations = ObservationBatch(observation_space, self._rows)
         self.live = np.zeros(self._rows, bool)
@@ -185,16 +186,16 @@ class Inference:
     def _act_in_parts(self) -> Any:
         """One forward pass for each part of the rows that has a live one; state changes only if all succeed."""
         if self._batched:
-            parts: list[Any] = [np.flatnonzero(self.live)]
+            parts: list[Any] = [self._every_lane if self.live[self._every_lane].all() else np.flatnonzero(self.live)]
         else:
             chunks = [slice(start, start + self._chunk) for start in range(0, self._rows, self._chunk)]
             parts = [chunk for chunk in chunks if self.live[chunk].any()] if len(chunks) > 1 else [_ALL]
         done = [(rows, *self._forward(rows, self.live[rows])) for rows in parts]
         for rows, _, state in done:
             self._keep_state(rows, state)
-        return (
-            done[0][1] if parts and parts[0] is _ALL else self._gather([(rows, actions) for rows, actions, _ in done])
-        )
+        if len(done) == 1 and parts[0] in (_ALL, self._every_lane):
+            return done[0][1]
+        return self._gather([(rows, actions) for rows, actions, _ in done])
 
     def _act_alone(self) -> tuple[Any, dict[int, Exception]]:
         """Find the rows on which the policy fails: one pass per live lane, over copies of its row.
@@ -270,7 +271,7 @@ class Inference:
         probe = self.new_probe()
         if self._batched:
             probe.check_shapes()
-            self._chunk, self._verdict = 1, (_BATCHED,)
+            self._chunk, self._verdict, self._overwrites = 1, (_BATCHED,), True  # It is not known, so rows are copied.
             width = {"guarantee": "conditions", "num_envs": self._lanes}
             self.numerics = {"reference": "batched", "outputs": ""} | width | self._machine()
             return

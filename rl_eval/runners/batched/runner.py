@@ -231,7 +231,7 @@ class BatchedEvalRunner(RunnerCore):
             return
         simulator = self._simulator
         assert simulator is not None
-        actions = tree.map_structure(lambda leaf: _filled(leaf[: simulator.num_envs], acting), actions)
+        actions = _filled(actions, acting, simulator.num_envs)
         self._recorder.enter(STEP, int(acting[0]) if len(acting) == 1 else ALL_LANES)
         try:
             step = simulator.step(actions)
@@ -248,10 +248,11 @@ class BatchedEvalRunner(RunnerCore):
         rewards = np.zeros(count)
         rewards[:width] = np.where(self._live[:width], step.rewards, 0.0)
         self._lengths += self._live
-        for slot in np.flatnonzero(self._live & ~np.isfinite(rewards)).tolist():
-            text = f"the reward of step {self._lengths[slot]} is {rewards[slot]}, which is not a finite number"
-            self._fault(slot, "env", "step", EnvError(text, key="reward", value=float(rewards[slot])))
-            rewards[slot] = 0.0
+        if not np.isfinite(rewards.sum()):
+            for slot in np.flatnonzero(~np.isfinite(rewards)).tolist():
+                text = f"the reward of step {self._lengths[slot]} is {rewards[slot]}, which is not a finite number"
+                self._fault(slot, "env", "step", EnvError(text, key="reward", value=float(rewards[slot])))
+                rewards[slot] = 0.0
         live = self._live[:width]
         self._returns += rewards
         if self._discounting:
@@ -403,13 +404,21 @@ class BatchedEvalRunner(RunnerCore):
         return report
 
 
-def _filled(actions: Any, acting: Any) -> Any:
-    """Return a copy of a batch of actions in which slots without an episode have the first valid one."""
-    if len(acting) == len(actions):
-        return actions
-    filled = np.repeat(actions[acting[:1]], len(actions), axis=0)
-    filled[acting] = actions[acting]
-    return filled
+def _filled(actions: Any, acting: Any, width: int) -> Any:
+    """Return the actions of all slots; those without an episode get a valid one.
+
+    Args:
+        actions: Nested arrays with at least one row for each slot.
+        acting: Slots with an episode.
+        width: Number of slots.
+    """
+    if isinstance(actions, np.ndarray):
+        if len(acting) == width:
+            return actions[:width]
+        filled = np.repeat(actions[acting[:1]], width, axis=0)
+        filled[acting] = actions[acting]
+        return filled
+    return tree.map_structure(lambda leaf: _filled(leaf, acting, width), actions)
 
 
 def _check_supported(settings: EvalSettings) -> None:
