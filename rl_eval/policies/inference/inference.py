@@ -193,7 +193,7 @@ class Inference:
         done = [(rows, *self._forward(rows, self.live[rows])) for rows in parts]
         for rows, _, state in done:
             self._keep_state(rows, state)
-        if len(done) == 1 and parts[0] in (_ALL, self._every_lane):
+        if len(done) == 1 and (parts[0] is _ALL or parts[0] is self._every_lane):
             return done[0][1]
         return self._gather([(rows, actions) for rows, actions, _ in done])
 
