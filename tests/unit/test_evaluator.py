@@ -341,7 +341,7 @@ def test_a_callback_may_shut_down(cue: Cue, caplog: pytest.LogCaptureFixture) ->
     with pytest.raises(ClusterError):
         handles[1].result(LIMIT_S)
     settled(ev)
-    with refused(UsageError):
+    with refused(UsageError, "shutdown"):
         ev.submit()
     assert told == []
     assert "20, 30" in caplog.text
@@ -472,7 +472,7 @@ def test_a_state_is_refused_while_a_result_could_be_lost(cue: Cue) -> None:
         assert state == {"step": 5, "weights_version": 3}
         ev.submit()
         for call in (ev.state_dict, lambda: ev.load_state_dict(state)):
-            with refused(UsageError):
+            with refused(UsageError, "state", value=1):
                 call()
         cue.end(0)
         settled(ev)

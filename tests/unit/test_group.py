@@ -83,8 +83,9 @@ def test_ctrl_c_while_a_queued_evaluation_is_cancelled_ends_it(
             patch.setattr("rl_eval.execution.aspects.provenance", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 second.cancel("not needed")
-        with refused(EvalError):
+        with refused(EvalError) as caught:
             second.result(timeout=30)
+        assert all(named in str(caught.value) for named in ("not needed", "KeyboardInterrupt"))
         _Hangs.go.set()
         assert [handle.result(timeout=30).status for handle in (first, third)] == ["complete", "complete"]
 

@@ -520,12 +520,13 @@ def test_batched_inference_finds_the_row_that_the_policy_fails_on() -> None:
 @pytest.mark.parametrize("make", [infer, batched])
 def test_a_policy_that_is_unavailable_is_no_episodes_fault(make: Any) -> None:
     """The error leaves the runner, during the probe and during an episode, and no row is charged."""
-    with refused(PolicyUnavailable):
-        make(Sized(PolicyUnavailable("server gone")), 2)
+    gone = PolicyUnavailable("server gone", key="server")
+    with refused(PolicyUnavailable, "server"):
+        make(Sized(gone), 2)
     inference = make(policy := Sized(), 2)
     inference.begin(0, 0)
-    policy.error, policy.sizes = PolicyUnavailable("server gone"), []
-    with refused(PolicyUnavailable):
+    policy.error, policy.sizes = gone, []
+    with refused(PolicyUnavailable, "server"):
         inference.act()
     assert len(policy.sizes) == 1
 

@@ -360,8 +360,9 @@ def test_weights_for_nobody_are_refused() -> None:
     """The message names the policies; weights that do not fit change nothing."""
     with EvalRunnerGroup(modules_config(peaked(0), {"policy": still, "deterministic": True})) as group:
         before = group.evaluate().fingerprint
-        with refused(WeightsError):
+        with refused(WeightsError, "eagle.layer.bias") as caught:
             group.sync_weights({"eagle": peaked(3)})
+        assert all(name in str(caught.value) for name in ("'dove'", "'hawk'"))
         with refused(WeightsError, "policy.policies.dove"):
             group.sync_weights({"dove": peaked(3)})
         assert group.evaluate().fingerprint == before
@@ -470,7 +471,7 @@ def test_a_replay_has_the_weights_of_every_policy(tmp_path: Path) -> None:
     evaluate(config, log_dir=tmp_path)
     assert replay(tmp_path, 4, config=config).differences == {}
     assert replay(tmp_path, 4, config=config, policy={"hawk": peaked(3)}).differences == {}
-    with refused(WeightsError):
+    with refused(WeightsError, "weights"):
         replay(tmp_path, 4, config=config, policy={"hawk": peaked(2)})
 
 
@@ -629,7 +630,7 @@ def test_trajectories_of_several_agents_are_none_of_minaris() -> None:
     """Its format has one agent."""
     pytest.importorskip("minari")
     config = auction_config().evaluation(num_episodes=1)
-    with refused(ConfigError):
+    with refused(ConfigError, "to", value="minari"):
         export_trajectories(evaluate(config), "minari", "auction-v0", config=config)
 
 
@@ -710,9 +711,9 @@ def test_what_cannot_be_pickled_is_named_by_its_key() -> None:
     """Of all that travels to runners; before any cluster is looked for."""
     lock = threading.Lock()
     settings = crowd_config().policy(policy_mapping_fn=lambda agent, spec: lock and agent).build()
-    with refused(ConfigError):
+    with refused(ConfigError, "policy.policy_mapping_fn"):
         pickled_settings(settings, None)
-    with refused(ConfigError):
+    with refused(ConfigError, "the policy"):
         pickled_settings(crowd_config().build(), lock)
 
 

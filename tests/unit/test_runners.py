@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any
@@ -463,7 +463,7 @@ def test_nothing_unreported_is_at_stake_when_an_environment_closes(kind: str, la
 class Unreliable:
     """Builds environments; some constructions raise."""
 
-    def __init__(self, fails: Callable[[int], bool], error: type[BaseException] = OSError) -> None:
+    def __init__(self, fails: Callable[[int], bool], error: Callable[[str], BaseException] = OSError) -> None:
         self.calls = 0
         self.fails = fails
         self.error = error
@@ -501,8 +501,8 @@ def test_a_constructor_that_always_raises_is_told_with_its_error() -> None:
 
 def test_a_configuration_error_is_not_tried_again() -> None:
     """What trying again cannot cure is told at once, as it is."""
-    factory = Unreliable(lambda call: True, ConfigError)
-    with refused(ConfigError):
+    factory = Unreliable(lambda call: True, partial(ConfigError, key="port"))
+    with refused(ConfigError, "port"):
         make(factory)
     assert factory.calls == 1
 
@@ -934,7 +934,7 @@ def test_weights_decide_and_their_version_is_on_every_record(kind: str, lanes: i
         assert {record.weights_version for record in played[-1][0]} == {runner.weights_version} == {version}
         if not version:
             assert runner.set_weights(snapshot_weights(weighted([0.0, 0.0, 1.0]), 12)) == 12
-        with refused(WeightsError):
+        with refused(WeightsError, "bias"):
             runner.set_weights(snapshot_weights({"other": torch.zeros(3)}, 5))
     (first, before), (second, after), (third, _) = played
     assert [r.episode_return for r in second] == [-r.episode_return for r in first]

@@ -317,7 +317,7 @@ def test_an_episode_that_killed_its_runner_is_not_asked_for_again(toys):
     result.table.add_fault(lethal)
     with (
         EvalRunnerGroup(config(fails=[4])) as group,
-        refused(EnvError),
+        refused(EnvError, episode=4),
     ):
         record_with_group(group, result, VideoSettings("failed", "videos"), 1)
 
