@@ -267,7 +267,7 @@ def test_a_busy_evaluator_refuses(beside: str, gate: Gate) -> None:
     with Facade(beside, "skip", gate=str(gate.folder)) as asked:
         asked.submit(step=5)
         gate.entered()
-        with refused(EvaluatorBusy):
+        with refused(EvaluatorBusy, "step", value=100):
             asked.submit(step=100)
         gate.open()
         asked.settle()
@@ -462,7 +462,7 @@ def test_what_is_not_weights_is_an_error_at_once(mostly: Any) -> None:
 def test_what_cannot_start_is_an_error_of_every_request(mostly: Any) -> None:
     with make(mostly, config("nowhere:policy")) as ev:
         for _ in range(2):
-            with refused(ConfigError):
+            with refused(ConfigError, "policy.policy", value="nowhere:policy"):
                 ev.evaluate()
     for wrong in (EvalConfig(), config(None)):
         with pytest.raises(EvalError):

@@ -327,8 +327,9 @@ def test_without_the_encoder_the_extra_is_named(toys, monkeypatch):
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "imageio_ffmpeg" else find(name))
     for fails in (VideoSettings, lambda: recorded("nowhere"), lambda: Encoder(Path("video.mp4"), 30)):
-        with pytest.raises(ConfigError):
+        with refused(ConfigError, "imageio-ffmpeg") as caught:
             fails()
+        assert "rl-eval[video]" in caught.value.fix
 
 
 # ------------------------------------------------------------------------------ from a folder
