@@ -376,7 +376,7 @@ OUT_OF_RANGE = [(key, value) for key, values in WRONG.items() for value in value
 def test_a_value_out_of_range_is_named_with_its_key() -> None:
     """The error names the dotted key and the value, without jargon of the validator."""
     for key, value in OUT_OF_RANGE:
-        shown = value if isinstance(value, (str, int, float)) else repr(value)
+        shown = value if value is None or isinstance(value, (str, int, float)) else repr(value)
         with refused(ConfigError, key, value=shown) as caught:
             minimal().set(key, value).build()
         assert all(named in str(caught.value) for named in (key, repr(value)))

@@ -227,7 +227,7 @@ def test_a_small_effective_sample_size_gives_no_estimate():
         assert np.isnan(found[name].value)
         assert found[name].weights.effective_sample_size == pytest.approx(9)
         assert found[name].verdict == "not identified"
-        assert str(found).count(found[name].verdict) >= len(MODEL_FREE)
+        assert all(told in str(found) for told in (name, found[name].verdict))
     json.dumps(found.to_dict(), allow_nan=False)
 
 
@@ -501,7 +501,7 @@ def test_a_module_is_a_target_policy_that_samples(space, monkeypatch):
 
 @pytest.mark.parametrize(
     ("actions", "shape"),
-    [(np.zeros((4, 2), int), "(2,)"), (np.zeros(4, int), "(4, 1)")],
+    [(np.zeros((4, 2), int), "(2,)"), (np.zeros(4, int), "(1,)")],
 )
 def test_a_module_that_does_not_fit_the_data_is_refused(actions, shape):
     """In a sentence that names the shapes."""
