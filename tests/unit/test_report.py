@@ -31,7 +31,7 @@ from rl_eval.results.files import RESULT_FILE
 from rl_eval.results.result import EvalResult
 from rl_eval.results.stats.interval import mean_interval
 from rl_eval.results.story import story
-from tests.unit.cli_world import call
+from tests.unit.cli_world import call, untold
 from tests.unit.results_world import TRACEBACK, drawn_result
 
 EVIL = "</script></style><img src=x onerror=alert(1)>\u2028{{ 7 * 7 }}"
@@ -509,7 +509,7 @@ def test_a_deeply_nested_result_is_refused(folder: Path, words: tuple[str, ...],
     (folder / "a" / RESULT_FILE).write_text(f'{{"format": 1, "status": "complete", "provenance": {nested}}}')
     outcome = call(*words)
     assert outcome.exit_code == (0 if words[0] == "list" else ExitCode.USAGE), outcome.output
-    assert f"{RESULT_FILE} is damaged" in outcome.output
+    assert untold(outcome.output, RESULT_FILE) == []
 
 
 def test_a_deeply_nested_log_is_refused(folder: Path) -> None:
@@ -518,7 +518,7 @@ def test_a_deeply_nested_log_is_refused(folder: Path) -> None:
     (folder / "a" / "manifest.json").write_text("[" * 100_000)
     outcome = call("show", "a")
     assert outcome.exit_code == ExitCode.CLUSTER, outcome.output
-    assert "manifest.json is damaged" in outcome.stderr
+    assert untold(outcome.stderr, "manifest.json") == []
 
 
 @pytest.mark.parametrize("name", ["\ud800x", "x\nmean 1e9", "x\x1b[2J\x9b2J"], ids=["half", "lines", "command"])
@@ -550,5 +550,5 @@ def test_foreign_names_in_an_error_are_not_commands(folder: Path) -> None:
     path.write_text(json.dumps(data))
     outcome = call("compare", "a", "b")
     assert outcome.exit_code == ExitCode.USAGE
-    assert "environment.env is" in outcome.stderr
+    assert untold(outcome.stderr, "environment.env") == []
     assert outcome.stderr.strip().isprintable()
