@@ -11,7 +11,8 @@ import pytest
 
 import rl_eval
 from rl_eval.log import read_log
-from tests.unit.cli_world import call, environment, start, untold
+from tests.refused import untold
+from tests.unit.cli_world import call, environment, start
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 

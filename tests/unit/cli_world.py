@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -110,12 +109,6 @@ def make_folder(tmp_path, monkeypatch):
 
 def call(*args):
     return CliRunner().invoke(app, [str(arg) for arg in args])
-
-
-def untold(text, *values):
-    """Return those of the values that a text does not have as words of their own, however it is worded."""
-    text = " ".join(text.split())
-    return [one for one in map(str, values) if not re.search(rf"(?<![\w.]){re.escape(one)}(?!\w|\.\d)", text)]
 
 
 def sets(*assignments):

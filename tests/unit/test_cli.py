@@ -44,7 +44,8 @@ from rl_eval.errors import (
 from rl_eval.execution.handle import EvalProgress
 from rl_eval.log import read_log, writer
 from rl_eval.results.result import EvalResult
-from tests.unit.cli_world import CONFIG, call, call_alone, environment, printed, start, untold
+from tests.refused import untold
+from tests.unit.cli_world import CONFIG, call, call_alone, environment, printed, start
 
 NAMES = [*(name for _, name, *_ in COMMANDS), "service"]
 

@@ -16,7 +16,8 @@ from rl_eval.execution import group
 from rl_eval.log import EvaluationLog, read_log
 from rl_eval.results.loading import load
 from rl_eval.results.result import EvalResult
-from tests.unit.cli_world import call, environment, untold
+from tests.refused import untold
+from tests.unit.cli_world import call, environment
 from tests.unit.log_world import cut
 
 

@@ -11,7 +11,8 @@ import pytest
 from rl_eval.cli.exits import ExitCode
 from rl_eval.log import EvaluationLog
 from rl_eval.results.loading import load
-from tests.unit.cli_world import call, faulty, sets, untold
+from tests.refused import untold
+from tests.unit.cli_world import call, faulty, sets
 
 
 @pytest.fixture

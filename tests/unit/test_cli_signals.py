@@ -18,7 +18,8 @@ from rl_eval.cli.exits import reported
 from rl_eval.cli.signals import Interrupted, Interruption
 from rl_eval.errors import LogError
 from rl_eval.log import read_log
-from tests.unit.cli_world import start, untold
+from tests.refused import untold
+from tests.unit.cli_world import start
 
 
 @pytest.mark.parametrize("number", [SIGINT, SIGTERM, SIGHUP])

@@ -12,8 +12,8 @@ from rl_eval.cli.exits import ExitCode
 from rl_eval.cli.settings import parse_episodes
 from rl_eval.errors import UsageError
 from rl_eval.results.loading import load
-from tests.refused import refused
-from tests.unit.cli_world import call, failed, faulty, make_folder, printed, untold
+from tests.refused import refused, untold
+from tests.unit.cli_world import call, failed, faulty, make_folder, printed
 
 COMMANDS = {
     "run": ("toy.yaml", "-q"),

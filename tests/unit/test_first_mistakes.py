@@ -10,8 +10,8 @@ import torch
 from rl_eval import EvalConfig, Evaluator, evaluate
 from rl_eval.cli.exits import ExitCode
 from rl_eval.errors import ConfigError, PolicyError
-from tests.refused import refused
-from tests.unit.cli_world import call, make_folder, sets, untold
+from tests.refused import refused, untold
+from tests.unit.cli_world import call, make_folder, sets
 
 MISTAKES = '''
 import gymnasium as gym

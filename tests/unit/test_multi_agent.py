@@ -41,7 +41,7 @@ from rl_eval.records.agents import agent_columns, agent_rows
 from rl_eval.records.episode import EpisodeSpec
 from rl_eval.runners.multi_agent.inference import seat_seeds
 from rl_eval.weights import save_weights_file, snapshot_weights
-from tests.refused import refused
+from tests.refused import refused, untold
 from tests.unit.pages_world import Reader, pages
 
 
@@ -159,8 +159,10 @@ def test_the_fingerprint_and_the_check_are_about_every_agent(monkeypatch: pytest
     monkeypatch.setattr(ZeroSum, "luck", np.random.default_rng(0))
     lucky = evaluate(config)
     assert set(lucky.table.rows["episode_return"]) == {0.0}
-    assert re.search("^NOT a function of its seed.*first in the return/.*: environment", str(lucky.determinism))
-    assert any("numbers depend on the layout" in note for note in lucky.notes)
+    assert not lucky.determinism.passed
+    assert lucky.determinism.first.cause == "environment"
+    assert re.search("return/.*environment", str(lucky.determinism))
+    assert len(lucky.notes) == len(result.notes) + 1
 
 
 # ---------------------------------------------------------------------- truth
@@ -401,7 +403,7 @@ def test_batched_inference_of_one_policy_is_labelled() -> None:
     """Each policy has its own form, device and distribution; the note says which one is not exact."""
     result = evaluate(batched_config())
     assert result.status == "complete"
-    assert any(note.startswith("policy 'dove': policy.inference is batched") for note in result.notes)
+    assert any(untold(note, "'dove'", "policy.inference", "batched") == [] for note in result.notes)
     assert result.provenance["numerics"]["dove/reference"] == "batched"
     assert result.provenance["numerics"]["hawk/reference"] == "block of 16"
 
@@ -679,7 +681,8 @@ def test_masks_in_the_info_are_handed_over_on_request() -> None:
     result = evaluate(crowd_config().environment(MaskedInfo, action_masks=True).evaluation(num_episodes=5))
     assert result.status == "complete", result.reason
     bare = evaluate(crowd_config().environment(Crowd, action_masks=True).evaluation(num_episodes=5))
-    assert "has no action_mask" in bare.faults[0].message
+    assert (bare.faults[0].cause, bare.faults[0].error_type) == ("env", "EnvError")
+    assert "action_mask" in bare.faults[0].message
 
 
 class TwoKinds(Crowd):

@@ -19,8 +19,8 @@ from rl_eval.integrations.sb3.files import unknown
 from rl_eval.policies.noise import EpisodeNoise
 from rl_eval.policies.uniform import UniformPolicy
 from rl_eval.results.loading import load
-from tests.refused import refused
-from tests.unit.cli_world import call, make_folder, untold
+from tests.refused import refused, untold
+from tests.unit.cli_world import call, make_folder
 
 SB3 = "rl_eval.integrations.sb3:load_policy"
 

@@ -5,7 +5,8 @@ import pytest
 from rl_eval.cli.exits import ExitCode
 from rl_eval.config.builder import EvalConfig
 from rl_eval.execution.group import evaluate
-from tests.unit.cli_world import call, untold
+from tests.refused import untold
+from tests.unit.cli_world import call
 from tests.unit.render_world import world
 
 REPLAY = ("replay", "run", "--render", "human", "--episodes")

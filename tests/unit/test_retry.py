@@ -10,8 +10,8 @@ from rl_eval.cli.exits import ExitCode
 from rl_eval.errors import LogError
 from rl_eval.log import EvaluationLog, read_log
 from rl_eval.results.loading import load
-from tests.refused import refused
-from tests.unit.cli_world import call, failed, faulty, untold
+from tests.refused import refused, untold
+from tests.unit.cli_world import call, failed, faulty
 from tests.unit.log_world import make_batch, make_manifest
 
 

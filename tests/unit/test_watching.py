@@ -32,8 +32,8 @@ from rl_eval.training.watching.checkpoints import (
 )
 from rl_eval.training.watching.curve import curve_png, describe
 from rl_eval.training.watching.journal import Entry, Journal, Score
-from tests.refused import refused
-from tests.unit.cli_world import call, environment, printed, start, untold
+from tests.refused import refused, untold
+from tests.unit.cli_world import call, environment, printed, start
 from tests.unit.watch_world import (
     CONFIG,
     age,

@@ -16,7 +16,8 @@ from rl_eval.policies.mlp import MLPActor
 from rl_eval.recording.video import VideoSettings, record_videos
 from rl_eval.supervision.caller import current_folder, working_in
 from rl_eval.training.loggers import CSVLogger, JSONLinesLogger, TensorBoardLogger
-from tests.unit.cli_world import call, untold
+from tests.refused import untold
+from tests.unit.cli_world import call
 
 WANDERER = '''
 import os
