@@ -16,7 +16,7 @@ from rl_eval.execution import group
 from rl_eval.log import EvaluationLog, read_log
 from rl_eval.results.loading import load
 from rl_eval.results.result import EvalResult
-from tests.refused import untold
+from tests.refused import refused, untold
 from tests.unit.cli_world import call, environment
 from tests.unit.log_world import cut
 
@@ -75,7 +75,7 @@ def test_another_result_is_not_saved_over_a_run(folder):
     """Of which the log would be of other episodes than the result beside it."""
     assert call("run", "toy.yaml", "--log-dir", "runs").exit_code == 0
     assert call("run", "toy.yaml", "-n", 5, "--output", "other").exit_code == 0
-    with pytest.raises(UsageError):
+    with refused(UsageError, "runs"):
         load("other").save("runs")
     load("runs").save("runs")
     assert len(load("runs").plan) == 30
@@ -253,7 +253,7 @@ def test_fresh_names(folder):
     assert fresh_log_dir(f"file://{folder}/c", print) == f"file://{folder}/c-2"
     (folder / "empty").mkdir()
     assert fresh_log_dir("empty", print) == "empty"
-    with pytest.raises(ConfigError):
+    with refused(ConfigError, "log_dir"):
         fresh_log_dir("a/file", print)
 
 

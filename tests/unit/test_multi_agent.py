@@ -786,7 +786,7 @@ def test_policies_are_reached_by_id() -> None:
         assert workers.foreach_policy(lambda policy, name: (name, type(policy).__name__)) == [
             [("hawk", "Counting"), ("dove", "Noisy")]
         ]
-        with pytest.raises(EvalError):
+        with refused(EvalError, "policy_id", value="hwak"):
             workers.for_policy(id, "hwak")
 
 
