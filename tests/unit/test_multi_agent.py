@@ -628,7 +628,7 @@ def test_trajectories_of_several_agents_are_exported(tmp_path: Path, to: str) ->
         np.testing.assert_array_equal(np.asarray(found[key]).reshape(array.shape), array, err_msg=key)
 
 
-def test_trajectories_of_several_agents_are_none_of_minaris() -> None:
+def test_minari_cannot_hold_trajectories_of_several_agents() -> None:
     """Its format has one agent."""
     pytest.importorskip("minari")
     config = auction_config().evaluation(num_episodes=1)

@@ -207,6 +207,6 @@ def test_games_against_oneself_say_nothing() -> None:
     assert values(rate(NAMES, np.concatenate([units, alone]))) == values(rate(NAMES, units))
 
 
-def test_a_confidence_that_is_none_is_refused() -> None:
+def test_a_confidence_above_1_is_refused() -> None:
     with refused(UsageError, "confidence", value=95):
         rate(("a", "b"), np.ones((3, 2, 2)), 95)

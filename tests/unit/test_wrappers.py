@@ -104,7 +104,7 @@ def test_actions_are_clipped_by_a_wrapper_of_gymnasium() -> None:
         no_environment,
     ],
 )
-def test_a_wrapper_that_is_none_is_named(wrapper: Any) -> None:
+def test_what_is_not_a_wrapper_is_named_by_its_place(wrapper: Any) -> None:
     """The error has the key with the wrapper's place."""
     with refused(ConfigError, "environment.wrappers[1]"):
         construct_env(EnvironmentSection(env=Pays, wrappers=(Scaled, wrapper)), 0, 0, 1)
