@@ -116,7 +116,7 @@ def test_stop_does_not_wait_for_ever_nor_close_under_a_step(
     handle = group.submit()
     assert _Hangs.entered.wait(30)
     group.stop()
-    with refused(ClusterError):
+    with refused(ClusterError, "stop"):
         handle.result(timeout=30)
     assert _Hangs.closed_by == []
     _Hangs.go.set()
