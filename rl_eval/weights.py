@@ -204,7 +204,7 @@ def tensors_of(snapshot: WeightsSnapshot, advice: str = "") -> dict[str, torch.T
     if odd := [name for name, value in contents.items() if not isinstance(value, torch.Tensor)]:
         raise WeightsError(
             f"the weights have extra state that is not a tensor, {_some(odd)}; a safetensors file cannot contain it",
-            value=odd[0],
+            key=odd[0],
             fix=advice,
         )
     return contents

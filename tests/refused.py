@@ -1,7 +1,8 @@
-"""Errors in tests: their type and fields are asserted, since the wording of a message may change."""
+"""Errors and output in tests: types, fields and values are asserted, since the wording of a text may change."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -26,3 +27,9 @@ def refused(kind: type[EvalError], key: str | None = None, **fields: Any) -> Ite
     assert str(caught.value)
     assert key in (None, caught.value.key), caught.value
     assert {name: getattr(caught.value, name) for name in fields} == fields, caught.value
+
+
+def untold(text: str, *values: object) -> list[str]:
+    """Return those of the values that a text does not have as words of their own, however it is worded."""
+    text = " ".join(text.split())
+    return [one for one in map(str, values) if not re.search(rf"(?<![\w.]){re.escape(one)}(?!\w|\.\d)", text)]

@@ -78,7 +78,7 @@ class ControlLoop:
             raise forked("the group")
         if self._stopping:
             cause = f" because of {type(self._fatal).__name__}: {self._fatal}" if self._fatal else ""
-            raise EvalError(f"the group is stopped{cause}", fix="Create a new one.") from self._fatal
+            raise EvalError(f"the group is stopped{cause}", key="stop", fix="Create a new one.") from self._fatal
         self._adopt(job)
         self._inbox.put(job)
         if self._stopping:
@@ -319,7 +319,7 @@ class ControlLoop:
     def _fail(self, jobs: Iterable[Job], why: str = _STOPPED) -> None:
         for job in jobs:
             with suppress(Exception):  # The other jobs must fail too.
-                job.fail(self._fatal or ClusterError(why))
+                job.fail(self._fatal or ClusterError(why, key="stop"))
 
 
 def _needless(job: Job, after: Job | None) -> bool:

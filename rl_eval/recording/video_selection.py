@@ -78,7 +78,8 @@ def check_encoder() -> None:
         ConfigError: imageio-ffmpeg is not installed.
     """
     if importlib.util.find_spec("imageio_ffmpeg") is None:
-        raise ConfigError("videos need the package imageio-ffmpeg", fix="Run pip install 'rl-eval[video]'.")
+        problem, fix = "videos need the package imageio-ffmpeg", "Run pip install 'rl-eval[video]'."
+        raise ConfigError(problem, key="imageio-ffmpeg", fix=fix)
 
 
 def select_episodes(result: EvalResult, select: str | Sequence[str], max_videos: int) -> list[int]:

@@ -345,7 +345,7 @@ class Evaluator:
     def _submit(self, weights: Any, step: int | None, version: int | None, *, patient: bool = False) -> Request:
         with self._submitting:
             if self._stopped:
-                raise UsageError("the evaluator is shut down", fix="Create a new one.")
+                raise UsageError("the evaluator is shut down", key="shutdown", fix="Create a new one.")
             if weights is None and version is not None:
                 problem, fix = f"version is {version}, but weights is None", "Pass the new weights, or remove version."
                 raise UsageError(problem, key="version", value=version, fix=fix)
@@ -396,7 +396,10 @@ class Evaluator:
     def _check_idle(self, verb: str) -> None:
         if pending := len(self._delivery.open):
             raise UsageError(
-                f"the state cannot be {verb} while {pending} evaluations are pending", fix="Call drain() first."
+                f"the state cannot be {verb} while {pending} evaluations are pending",
+                key="state",
+                value=pending,
+                fix="Call drain() first.",
             )
 
 

@@ -83,14 +83,15 @@ def test_an_init_fn_that_does_not_work_is_an_error_of_every_request(init_fn: Any
     """It may be named as ``module:attr``."""
     with Evaluator(config().runners(num_runners=1, num_envs_per_runner=1, init_fn=init_fn)) as ev:
         for _ in range(2):
-            with refused(ConfigError):
+            with refused(ConfigError, "runners.init_fn") as caught:
                 ev.evaluate()
+            assert named in str(caught.value)
 
 
 @pytest.mark.parametrize(("init_fn", "runners"), [(broken, 0), (3, 1)])
 def test_an_init_fn_is_a_function_for_another_process(init_fn: Any, runners: int) -> None:
     """In this process torch may be imported already."""
-    with refused(ConfigError):
+    with refused(ConfigError, "runners.init_fn"):
         Evaluator(config().runners(num_runners=runners, init_fn=init_fn))
 
 

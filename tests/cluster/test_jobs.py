@@ -190,7 +190,7 @@ def test_two_runtime_environments_that_contradict_each_other(cluster: Cluster) -
     command = ("rl-eval", "run", "config.yaml", "--set", f"runners.runtime_env={json.dumps(hooks[1])}")
     done = cluster.job("submit", *words, "--", *command)
     assert done.returncode != 0
-    assert "error: runners.runtime_env" in done.stdout
+    assert "runners.runtime_env" in done.stdout
     assert "exit code 2" in done.stdout
 
 

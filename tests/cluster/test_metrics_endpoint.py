@@ -106,7 +106,7 @@ def test_lost_runners_and_progress_are_shown(point, call):
     assert "runners" not in scraped("first")
 
 
-def test_a_number_that_is_none_leaves_the_last_one(call):
+def test_a_number_that_is_not_finite_leaves_the_last_one(call):
     """NaN and infinity have no place in a gauge."""
     for value in (5.0, math.nan, math.inf):
         call("third", "_set", mean_return=value)

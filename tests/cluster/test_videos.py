@@ -61,14 +61,14 @@ def test_videos_of_runners_and_the_evaluations_around_them(tmp_path):
 
 def test_errors_cross_the_process_boundary_by_their_class(group, before, tmp_path):
     """A factory that does not know ``render_mode`` refuses it; the group works on."""
-    with refused(ConfigError):
+    with refused(ConfigError, "environment.env", value="rgb_array"):
         record_with_group(group, before, VideoSettings("first", tmp_path), 1)
     assert group.evaluate().fingerprint == before.fingerprint
 
 
 def test_a_runner_that_dies_in_the_call_is_told_and_replaced(group, before):
     """The call is not sent again; the next evaluation is whole."""
-    with refused(ClusterError):
+    with refused(ClusterError, runner=0):
         group.apply_to_one(lambda runner: os.kill(os.getpid(), signal.SIGKILL))
     assert group.evaluate().fingerprint == before.fingerprint
 
@@ -76,7 +76,7 @@ def test_a_runner_that_dies_in_the_call_is_told_and_replaced(group, before):
 def test_a_call_that_never_returns_is_given_up(group, before):
     """Its runner is replaced."""
     (pid,) = group.foreach_runner(lambda runner: os.getpid())
-    with refused(ClusterError):
+    with refused(ClusterError, "timeout_s", value=0.5):
         group.apply_to_one(lambda runner: time.sleep(3600), timeout_s=0.5)
     assert group.evaluate().fingerprint == before.fingerprint
     assert group.foreach_runner(lambda runner: os.getpid()) != [pid]
@@ -85,5 +85,5 @@ def test_a_call_that_never_returns_is_given_up(group, before):
 def test_a_function_that_cannot_travel_is_refused(group):
     """In the caller's thread."""
     lock = threading.Lock()
-    with refused(ConfigError):
+    with refused(ConfigError, "the function"):
         group.apply_to_one(lambda runner: lock)

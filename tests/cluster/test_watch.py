@@ -55,7 +55,7 @@ def test_an_actor_tells_a_bad_checkpoint_from_a_bad_environment(folder, monkeypa
     age(save(1))
     config = EvalConfig.from_dict(CONFIG | {"policy": {"policy": "watch_factories:reject"}})
     config = config.runners(num_runners=1, runtime_env={"env_vars": {"PYTHONPATH": str(folder)}})
-    with refused(ClusterError):
+    with refused(ClusterError, "model_1.safetensors"):
         watch_with_factory(config.copy().environment("watch_factories:without_licence"))
     (entry,) = watch_with_factory(config).curve
     assert "is no checkpoint of mine" in entry.selection.reason

@@ -1,5 +1,6 @@
 """Bad input gets an error that names the value and the fix, in this process and, where errors cross it, on Ray."""
 
+import re
 from typing import Any
 
 import gymnasium as gym
@@ -20,9 +21,9 @@ inline = pytest.mark.parametrize("config", ["inline"], indirect=True)
 @pytest.mark.parametrize("num_episodes", [0, -3])
 def test_no_episodes(config: EvalConfig, num_episodes: int) -> None:
     """A number of episodes below one is refused, wherever it is given."""
-    with refused(ConfigError):
+    with refused(ConfigError, "evaluation.num_episodes", value=num_episodes):
         evaluate(config.copy().evaluation(num_episodes=num_episodes))
-    with EvalRunnerGroup(config) as group, refused(ConfigError):
+    with EvalRunnerGroup(config) as group, refused(ConfigError, "evaluation.num_episodes", value=num_episodes):
         group.evaluate(num_episodes=num_episodes)
 
 
@@ -32,16 +33,16 @@ def _actor() -> MLPActor:
 
 @inline
 @pytest.mark.parametrize(
-    ("change", "parts"),
+    ("change", "key", "parts"),
     [
-        (lambda state: state.pop("head.bias"), ("'head.bias'",)),
-        (lambda state: state.update(tail=torch.zeros(1)), ("'tail'",)),
-        (lambda state: state.update({"head.bias": torch.zeros(3)}), ("'head.bias'", "(3,)", "(2,)")),
-        (lambda state: state.update({"head.bias": torch.zeros(2).double()}), ("'head.bias'", "float64", "float32")),
+        (lambda state: state.pop("head.bias"), "head.bias", ()),
+        (lambda state: state.update(tail=torch.zeros(1)), "tail", ()),
+        (lambda state: state.update({"head.bias": torch.zeros(3)}), "head.bias", ("(3,)", "(2,)")),
+        (lambda state: state.update({"head.bias": torch.zeros(2).double()}), "head.bias", ("float64", "float32")),
     ],
     ids=["missing", "extra", "misshapen", "other dtype"],
 )
-def test_weights_that_do_not_fit(config: EvalConfig, change: Any, parts: tuple[str, ...]) -> None:
+def test_weights_that_do_not_fit(config: EvalConfig, change: Any, key: str, parts: tuple[str, ...]) -> None:
     """Weights are checked strictly; a refused broadcast leaves the old weights, and the group goes on."""
     good = dict(_actor().state_dict())
     bad = dict(good)
@@ -49,9 +50,9 @@ def test_weights_that_do_not_fit(config: EvalConfig, change: Any, parts: tuple[s
     with EvalRunnerGroup(config) as group:
         group.sync_weights(good, version=7)
         before = group.evaluate()
-        with refused(WeightsError) as caught:
+        with refused(WeightsError, key) as caught:
             group.sync_weights(bad, version=8)
-        assert all(part in str(caught.value) for part in parts)
+        assert all(part in str(caught.value) for part in (f"'{key}'", *parts))
         assert group.weights_version == 7
         after = group.evaluate()
     assert after.fingerprint == before.fingerprint
@@ -97,7 +98,7 @@ def test_environment_that_fails_every_reset(config: EvalConfig) -> None:
     """Attempts are bounded; every episode is recorded as failed, with the original error."""
     result = evaluate(config.environment(_NeverResets).fault_tolerance(fail_fast=False))
     assert result.status == "failed"
-    assert "8 of 8 episodes failed" in result.reason
+    assert re.match(r"8\D+8\D", result.reason)
     assert "OSError: the simulator's port is taken" in result.reason
     assert [record.attempts for record in result.episodes] == [3] * 8
     assert np.isnan(result.mean_return)
@@ -112,8 +113,9 @@ def _no_env(context: Any) -> Any:
 def test_impossible_resources(config: EvalConfig) -> None:
     """The error says what was asked for and what the cluster has."""
     config.runners(num_cpus_per_runner=64, custom_resources_per_runner={"tpu": 2}, runner_start_timeout_s=0.5)
-    with refused(RunnerStartError):
+    with refused(RunnerStartError, "runners.runner_start_timeout_s", value=0.5) as caught:
         evaluate(config)
+    assert all(asked in str(caught.value) for asked in ("64 CPU", "2 tpu"))
 
 
 @pytest.mark.ray
@@ -124,7 +126,7 @@ def test_runners_that_built_different_policies(config: EvalConfig) -> None:
     with EvalRunnerGroup(config) as group:
         # Both must be up, or the first does everything alone.
         assert eventually(lambda: group.healthy_runner_ids == [0, 1])
-        with refused(ConfigError):
+        with refused(ConfigError, "policy.weights"):
             group.evaluate()
 
 
@@ -134,7 +136,7 @@ def test_policy_that_cannot_be_sent(config: EvalConfig) -> None:
     import threading
 
     lock = threading.Lock()
-    with refused(ConfigError):
+    with refused(ConfigError, "the policy"):
         evaluate(config, policy=lambda observations: lock and np.zeros(len(observations), int))
 
 

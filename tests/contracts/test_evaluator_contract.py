@@ -20,7 +20,7 @@ from torch import nn
 from waiting import eventually
 
 from rl_eval import EvalConfig, EvalHandle, EvalResult, Evaluator, evaluate
-from rl_eval.errors import ClusterError, ConfigError, EvalError, EvaluatorBusy, UsageError, WeightsError
+from rl_eval.errors import ClusterError, ConfigError, EvaluatorBusy, UsageError, WeightsError
 from rl_eval.execution.jobs import WeightsSync
 from rl_eval.weights import load_weights_file
 from tests.refused import refused
@@ -267,7 +267,7 @@ def test_a_busy_evaluator_refuses(beside: str, gate: Gate) -> None:
     with Facade(beside, "skip", gate=str(gate.folder)) as asked:
         asked.submit(step=5)
         gate.entered()
-        with refused(EvaluatorBusy):
+        with refused(EvaluatorBusy, "step", value=100):
             asked.submit(step=100)
         gate.open()
         asked.settle()
@@ -451,7 +451,7 @@ def test_many_threads_may_submit_and_each_gets_its_own_result(ours: Any) -> None
 def test_what_is_not_weights_is_an_error_at_once(mostly: Any) -> None:
     """And a policy that always raises is a failed result."""
     with make(mostly, config("evaluator_world:make_refusing")) as ev:
-        with pytest.raises(WeightsError):
+        with refused(WeightsError, "weights", value="str"):
             ev.submit("no weights")
         assert not ev.pending
         result = ev.submit().result(LIMIT_S)
@@ -462,10 +462,10 @@ def test_what_is_not_weights_is_an_error_at_once(mostly: Any) -> None:
 def test_what_cannot_start_is_an_error_of_every_request(mostly: Any) -> None:
     with make(mostly, config("nowhere:policy")) as ev:
         for _ in range(2):
-            with refused(ConfigError):
+            with refused(ConfigError, "policy.policy", value="nowhere:policy"):
                 ev.evaluate()
-    for wrong in (EvalConfig(), config(None)):
-        with pytest.raises(EvalError):
+    for wrong, key in ((EvalConfig(), "environment.env"), (config(None), "policy.policy")):
+        with refused(ConfigError, key):
             make(mostly, wrong)
 
 
@@ -479,8 +479,9 @@ def test_a_step_that_hangs_delays_the_shutdown_within_limits(
     gate.entered()
     ev.shutdown()
     for handle in handles:
-        with pytest.raises(ClusterError):
+        with refused(ClusterError) as caught:
             handle.result(LIMIT_S)
+        assert caught.value.key in {"stop", "name"}, "of the group, or of the service"
     assert ev.drain(LIMIT_S)
     gate.open()
 

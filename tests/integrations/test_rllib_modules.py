@@ -184,8 +184,9 @@ def test_weights_are_sent_by_policy(cartpoles: Any) -> None:
             assert left == right == of_odd if agent == 1 else left != right
         group.sync_weights(algorithm)
         assert group.evaluate().fingerprint == before.fingerprint
-        with refused(WeightsError):
+        with refused(WeightsError) as caught:
             group.sync_weights({"neither": sent})
+        assert caught.value.key.startswith("neither.")
 
 
 def always(action: int, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -228,7 +229,7 @@ def test_what_cannot_be_taken_over_is_named(cartpoles: Any) -> None:
     with refused(ConfigError, "rl_module_spec"):
         eval_config_of(shared)
     random = eval_config_of(several(MultiAgentCartPole, 3, mapping=by_episode))
-    with refused(ConfigError):
+    with refused(ConfigError, "policy.policy_mapping_fn", episode=0):
         evaluate(random, algorithm)
     assert evaluate(random.policy(policy_mapping_fn=by_parity), algorithm).status == "complete"
     with refused(ConfigError, "policy.policies"):

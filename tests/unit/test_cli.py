@@ -44,6 +44,7 @@ from rl_eval.errors import (
 from rl_eval.execution.handle import EvalProgress
 from rl_eval.log import read_log, writer
 from rl_eval.results.result import EvalResult
+from tests.refused import untold
 from tests.unit.cli_world import CONFIG, call, call_alone, environment, printed, start
 
 NAMES = [*(name for _, name, *_ in COMMANDS), "service"]
@@ -296,7 +297,7 @@ def test_a_result_that_cannot_be_saved_is_printed_all_the_same(folder, failing, 
     outcome = call("run", "toy.yaml")
     assert outcome.exit_code == ExitCode.CLUSTER
     assert len(tried) == attempts
-    assert "mean return" in outcome.stdout
+    assert str(rl_eval.load("runs/latest")) in outcome.stdout
     assert error.strerror in outcome.stderr
 
 
@@ -307,8 +308,8 @@ def test_one_line_has_the_notes_of_a_result(folder):
     """Weights that no other run has, in a gate of CI too."""
     words = ("run", "--env", "CartPole-v1", "--policy", "rl_eval.policies.mlp:make_mlp", "-n", 4, "--set")
     (line,) = call(*words, "runners.num_runners=0", "-q").stdout.splitlines()
-    assert line.startswith("complete: mean return ")
-    assert "4 of 4 episodes; rl_eval.policies.mlp:make_mlp draws the weights at random" in line
+    assert line.startswith("complete")
+    assert untold(line, 4, "rl_eval.policies.mlp:make_mlp") == []
 
 
 @pytest.mark.process
@@ -319,7 +320,7 @@ def test_without_a_terminal_there_is_plain_text(folder):
     assert "\x1b" not in out + err
     assert out.startswith("cli_toys:count")
     assert max(map(len, out.splitlines())) <= 80
-    assert "cli_toys:count: 30 episodes, seed 0, 4 environments, 1 runner" in err
+    assert untold(err.splitlines()[0], "cli_toys:count", 30, 0, 4, 1) == []
 
 
 @pytest.mark.process
@@ -427,13 +428,14 @@ def test_without_a_terminal_lines_come_at_the_start_now_and_then_and_at_the_end(
 
     assert eventually(lambda: read().count("starting Ray, 0:00\n") >= 2)
     monitor.follow(lambda: progress(phase="probing the policy"))
-    assert eventually(lambda: "probing the policy, 120 of 200" in read())
+    assert eventually(lambda: any(untold(line, "probing the policy", 120, 200) == [] for line in read().splitlines()))
     with monitor.room("done"):
         lines = read().splitlines()
         time.sleep(0.2)
         assert read().splitlines() == lines
     assert {"CartPole-v1", "100", "2"} <= set(re.findall(r"[\w-]+", lines[0]))
-    assert lines[-1].startswith("done, 120 of 200")
+    assert lines[-1].startswith("done")
+    assert untold(lines[-1], 120, 200) == []
     monitor.say("stopping the runners")
     assert eventually(lambda: "stopping the runners, 0:0" in read())
     monitor.close()
@@ -448,10 +450,10 @@ def test_on_a_terminal_one_line_lives_below_all_others(monkeypatch):
     monkeypatch.setattr(sys, "stderr", terminal)
     monitor = Monitor(quiet=False)
     monitor.follow(lambda: progress(num_runners=1))
-    assert eventually(lambda: any("120 of 200" in line for line in terminal.lines))
+    assert eventually(lambda: any(untold(line, 120, 200) == [] for line in terminal.lines))
     print_note("running in this process")
     monitor.announce("stopping")
-    assert eventually(lambda: len(terminal.lines) > 2 and "120 of 200" in terminal.lines[2])
+    assert eventually(lambda: len(terminal.lines) > 2 and untold(terminal.lines[2], 120, 200) == [])
     assert terminal.lines[:2] == ["running in this process", "stopping"]
     with monitor.room("done"):
         terminal.write("the result\n")
@@ -467,7 +469,8 @@ def test_on_a_terminal_one_line_lives_below_all_others(monkeypatch):
 def test_failed_is_3_and_is_saved(folder):
     outcome = call("run", "toy.yaml", "--set", "environment.env_kwargs.fail=true", "-q")
     assert outcome.exit_code == ExitCode.FAILED
-    assert outcome.stdout.startswith("failed: RuntimeError: the simulator broke")
+    assert outcome.stdout.startswith("failed")
+    assert "RuntimeError: the simulator broke" in outcome.stdout
     assert EvalResult.load("runs/latest").status == "failed"
 
 
@@ -540,7 +543,7 @@ def test_what_an_environment_prints_is_no_part_of_the_result(folder):
     printed("run", done.stdout)
     assert {"from Python", "from below"} <= set(done.stderr.splitlines())
     supervised = call_alone("run", "toy.yaml", "-q", "--max-restarts", 1, "--log-dir", "log")
-    assert supervised.stdout.startswith("complete: mean return ")
+    assert supervised.stdout.startswith("complete")
 
 
 @pytest.mark.process

@@ -16,6 +16,7 @@ from rl_eval.execution import group
 from rl_eval.log import EvaluationLog, read_log
 from rl_eval.results.loading import load
 from rl_eval.results.result import EvalResult
+from tests.refused import refused, untold
 from tests.unit.cli_world import call, environment
 from tests.unit.log_world import cut
 
@@ -40,7 +41,7 @@ def test_a_run_folder_is_a_log_and_a_result(folder):
     """Both are written, and nothing in the default folder."""
     outcome = run()
     assert outcome.exit_code == 0, outcome.output
-    assert outcome.stdout.endswith("saved in runs: result.json, episodes.parquet\n")
+    assert untold(outcome.stdout.splitlines()[-1], "runs", "result.json", "episodes.parquet") == []
     assert len(read_log("runs").rows) == 30
     assert EvalResult.load("runs").status == "complete"
     assert not Path("out").exists()
@@ -51,7 +52,7 @@ def test_behind_a_uri_there_is_no_result(folder):
     uri = f"file://{folder}/runs"
     outcome = run(log_dir=uri)
     assert outcome.exit_code == 0, outcome.output
-    assert "saved in" not in outcome.stdout
+    assert untold(outcome.stdout, "result.json", "episodes.parquet") == ["result.json", "episodes.parquet"]
     assert not Path("runs/result.json").exists()
     assert run("--output", "mine", log_dir=uri).exit_code == 0
     assert EvalResult.load("mine").status == "complete"
@@ -63,7 +64,7 @@ def test_only_what_is_missing_runs(folder):
     cut("whole", "runs", 12)
     outcome = run("--num-envs-per-runner", 7)  # Another layout continues the same run.
     assert outcome.exit_code == 0, outcome.output
-    assert "continuing runs: 12 of 30 episodes were finished\n" in outcome.stderr
+    assert any(untold(line, "runs", 12, 30) == [] for line in outcome.stderr.splitlines())
     assert EvalResult.load("runs").fingerprint == EvalResult.load("whole").fingerprint
     sessions = [path.name.split("-")[0] for path in sorted(Path("runs/segments").iterdir())]
     assert sessions[0] == "000001"
@@ -74,7 +75,7 @@ def test_another_result_is_not_saved_over_a_run(folder):
     """Of which the log would be of other episodes than the result beside it."""
     assert call("run", "toy.yaml", "--log-dir", "runs").exit_code == 0
     assert call("run", "toy.yaml", "-n", 5, "--output", "other").exit_code == 0
-    with pytest.raises(UsageError):
+    with refused(UsageError, "runs"):
         load("other").save("runs")
     load("runs").save("runs")
     assert len(load("runs").plan) == 30
@@ -85,7 +86,8 @@ def test_a_complete_run_is_printed_at_once(complete):
     outcome = run("--quiet")
     assert outcome.exit_code == 0, outcome.output
     assert outcome.stderr == ""
-    assert outcome.stdout.startswith("complete: mean return 13.7667")
+    assert outcome.stdout.startswith("complete")
+    assert untold(outcome.stdout, "13.7667") == []
     outcome = run()
     assert outcome.stdout == f"{EvalResult.load('runs')}\n"
     assert Path("runs/result.json").read_bytes() == complete
@@ -96,7 +98,7 @@ def test_a_result_that_was_not_saved_is_saved_by_the_next_call(complete):
     Path("runs/result.json").unlink()
     outcome = run()
     assert outcome.exit_code == 0, outcome.output
-    assert "saved in runs" in outcome.stdout
+    assert untold(outcome.stdout.splitlines()[-1], "runs", "result.json") == []
     assert json.loads(Path("runs/result.json").read_text())["fingerprint"] == EvalResult.load("runs").fingerprint
 
 
@@ -154,8 +156,7 @@ def test_a_run_whose_environment_was_edited_is_refused_unless_that_is_accepted(f
     edit(folder, "integers(10, 20)", "integers(5, 6)")
     refused = run()
     assert refused.exit_code == ExitCode.USAGE, refused.stderr
-    assert f"file {folder}/cli_toys.py (module cli_toys): sha256 " in refused.stderr
-    assert "--accept-code-change" in refused.stderr
+    assert untold(refused.stderr, f"{folder}/cli_toys.py", "cli_toys", "--accept-code-change") == []
     assert len(read_log("runs").rows) == finished
 
     accepted = run("--accept-code-change")
@@ -252,7 +253,7 @@ def test_fresh_names(folder):
     assert fresh_log_dir(f"file://{folder}/c", print) == f"file://{folder}/c-2"
     (folder / "empty").mkdir()
     assert fresh_log_dir("empty", print) == "empty"
-    with pytest.raises(ConfigError):
+    with refused(ConfigError, "log_dir"):
         fresh_log_dir("a/file", print)
 
 
@@ -303,6 +304,6 @@ def test_a_complete_run_in_a_folder_that_can_only_be_read_is_printed(folder):
     for path in paths:
         path.chmod(0o755)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("mean return") == 2
+    assert done.stdout.count("cli_toys:count") == 2
     assert ["writable" in text for text in done.stderr.split("== ")] == [False, True, False]
     assert paths == [path for name in ("both", "log") for path in [Path(name), *sorted(Path(name).rglob("*"))]]

@@ -376,9 +376,10 @@ OUT_OF_RANGE = [(key, value) for key, values in WRONG.items() for value in value
 def test_a_value_out_of_range_is_named_with_its_key() -> None:
     """The error names the dotted key and the value, without jargon of the validator."""
     for key, value in OUT_OF_RANGE:
-        with refused(ConfigError, key) as caught:
+        shown = value if value is None or isinstance(value, (str, int, float)) else repr(value)
+        with refused(ConfigError, key, value=shown) as caught:
             minimal().set(key, value).build()
-        assert repr(value) in str(caught.value)
+        assert all(named in str(caught.value) for named in (key, repr(value)))
         assert "pydantic" not in str(caught.value)
 
 
@@ -386,7 +387,7 @@ def test_all_wrong_values_are_told_at_once() -> None:
     """The message names both mistakes, and the fields are those of the first."""
     with refused(ConfigError, "evaluation.num_episodes", value=0) as caught:
         minimal().evaluation(num_episodes=0, seed=-1).build()
-    assert "evaluation.seed is -1" in str(caught.value)
+    assert all(named in str(caught.value) for named in ("evaluation.num_episodes", "evaluation.seed", "-1"))
 
 
 def test_the_number_of_lanes_follows_the_runner() -> None:

@@ -25,6 +25,7 @@ import rl_eval
 from rl_eval import EvalConfig, evaluate
 from rl_eval.backends.pickling import pickled_settings
 from rl_eval.errors import ConfigError
+from tests.refused import refused
 from tests.unit.pages_world import (
     DOCS,
     FOLLOWED,
@@ -268,9 +269,9 @@ def test_the_messages_about_objects_are_word_for_word() -> None:
     """What cannot be pickled, and an environment that is built already."""
     page = (DOCS / "troubleshooting.md").read_text()
     lock = threading.Lock()
-    with pytest.raises(ConfigError) as unpicklable:
+    with refused(ConfigError, "environment.env") as unpicklable:
         pickled_settings(EvalConfig().environment(lambda: lock).build(), None)
-    with pytest.raises(ConfigError) as live:
+    with refused(ConfigError, "environment.env") as live:
         EvalConfig().environment(gym.make("CartPole-v1")).runners(num_runners=2).build()
     assert f"error: {unpicklable.value}\n" in page
     assert f"error: {live.value}\n" in page

@@ -19,6 +19,7 @@ from rl_eval.config.builder import EvalConfig
 from rl_eval.execution.group import evaluate
 from rl_eval.records.episode import without_place
 from rl_eval.scheduling.plan import EpisodePlan
+from tests.refused import untold
 from tests.unit.cli_world import printed
 
 
@@ -180,9 +181,8 @@ def keep_global_generators():
 def test_nothing_is_wrong_with_a_good_environment():
     findings = examine(Good)
     assert {finding.level for finding in findings} == {"ok", "note"}
-    assert "(30 steps compared)" in texts(findings, "ok")
-    assert "30 to 30 steps" in texts(findings, "ok")
-    assert "step 30," in texts(findings, "note")
+    assert sum(untold(one.text, 30) == [] for one in findings if one.level == "ok") >= 2
+    assert "step 30" in texts(findings, "note")
 
 
 @pytest.fixture
@@ -197,7 +197,7 @@ def test_an_endless_environment_is_a_problem(patient):
     assert isinstance(worst(examine(Endless, fault_tolerance={"episode_timeout_s": None})), str)
     findings = examine(Endless, evaluation={"max_episode_steps": 40})
     assert not worst(findings)
-    assert "(40 steps compared)" in texts(findings, "ok")
+    assert untold(texts(findings, "ok"), 40) == []
 
 
 def test_a_slow_environment_is_cut_at_the_steps_that_fit_into_the_time(monkeypatch):
@@ -214,14 +214,14 @@ def test_a_slow_environment_is_cut_at_the_steps_that_fit_into_the_time(monkeypat
 @pytest.mark.parametrize(
     ("env", "found"),
     [
-        (WanderOff, "the reward in step 28"),
-        (Unseeded, "the observation after reset"),
-        (RemembersInOne, "the observation after reset"),
-        (SeedsNumpy, "the reward in step 1"),
+        (WanderOff, ("reward", "step 28")),
+        (Unseeded, ("observation", "reset")),
+        (RemembersInOne, ("observation", "reset")),
+        (SeedsNumpy, ("reward", "step 1")),
     ],
 )
 def test_episodes_that_are_not_functions_of_seed_and_actions_are_a_problem(env, found):
-    assert found in worst(examine(env))
+    assert untold(worst(examine(env)), *found) == []
 
 
 def test_a_setting_takes_the_harm_out_of_memory_and_of_disturbance():
@@ -230,7 +230,7 @@ def test_a_setting_takes_the_harm_out_of_memory_and_of_disturbance():
     )
     assert "environment.env_reuse" in texts(findings, "note")
     assert not texts(findings, "problem")
-    assert "the reward in step 1" in texts(examine(SeedsNumpy, lanes=1), "warning")
+    assert untold(texts(examine(SeedsNumpy, lanes=1), "warning"), "reward", "step 1") == []
 
 
 @pytest.mark.parametrize("env", [OldReset, TextInfo, Breaks])
@@ -315,7 +315,7 @@ def hashing(context):
 def test_two_processes_are_compared():
     finding = elsewhere("tests.unit.test_doctor:hashing")
     assert finding.level == "problem"
-    assert "the observation after reset" in finding.text
+    assert untold(finding.text, "observation", "reset") == []
     lock = threading.Lock()
     finding = elsewhere(lambda context: lock and Good())
     assert finding.level == "note"
@@ -366,7 +366,7 @@ def explode(observations):
     ("act", "said"),
     [
         (lambda observations: zeros(observations) + 7, "PolicyError: "),
-        (lambda observations: np.zeros((len(observations), 3), int), "of shape (16, 3)"),
+        (lambda observations: np.zeros((len(observations), 3), int), "(16, 3)"),
         (explode, "KeyError"),
         (None, "policy.policy"),
     ],

@@ -189,7 +189,7 @@ def test_results_of_the_past_are_let_go():
 
 
 @pytest.mark.parametrize("every", [0, -1, 0.5, float("nan"), "10", None])
-def test_an_interval_that_is_none_is_refused(every):
+def test_an_interval_that_is_not_a_whole_number_of_steps_is_refused(every):
     with refused(UsageError, "every_steps"):
         EvalSchedule(every_steps=every)
 

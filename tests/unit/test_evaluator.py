@@ -71,7 +71,7 @@ class Cue:
         self.stopped += 1
         for handle in self.handles:
             if not handle.done():
-                handle.set_error(ClusterError("the group was stopped before this was done"))
+                handle.set_error(ClusterError("the group was stopped before this was done", key="stop"))
 
 
 class Hold:
@@ -161,8 +161,8 @@ def test_what_the_group_refuses_costs_nothing(cue: Cue) -> None:
     with Evaluator(config(), busy_policy="latest") as ev:
         ev.submit("weights", 5)
         ev.submit("weights", 6)
-        cue.refusal = WeightsError("none")
-        with pytest.raises(WeightsError):
+        cue.refusal = WeightsError("none", key="weights")
+        with refused(WeightsError, "weights"):
             ev.submit("none", 9)
         cue.refusal = None
         assert ev.weights_version == 2
@@ -338,10 +338,10 @@ def test_a_callback_may_shut_down(cue: Cue, caplog: pytest.LogCaptureFixture) ->
     hold.go.set()
     ev.shutdown()
     assert handles[0].result(LIMIT_S) is cue.result
-    with pytest.raises(ClusterError):
+    with refused(ClusterError, "stop"):
         handles[1].result(LIMIT_S)
     settled(ev)
-    with refused(UsageError):
+    with refused(UsageError, "shutdown"):
         ev.submit()
     assert told == []
     assert "20, 30" in caplog.text
@@ -472,7 +472,7 @@ def test_a_state_is_refused_while_a_result_could_be_lost(cue: Cue) -> None:
         assert state == {"step": 5, "weights_version": 3}
         ev.submit()
         for call in (ev.state_dict, lambda: ev.load_state_dict(state)):
-            with refused(UsageError):
+            with refused(UsageError, "state", value=1):
                 call()
         cue.end(0)
         settled(ev)

@@ -39,7 +39,7 @@ def test_an_episode_that_killed_its_runner_has_its_moves_and_its_fault_in_order(
     assert times == sorted(times)
     assert len(times) == 4
     assert story[2].fault == world.handle.result().faults[0]
-    with refused(UsageError):
+    with refused(UsageError, "episode", value=4):
         world.handle.story(4)
 
 

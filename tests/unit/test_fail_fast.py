@@ -13,6 +13,7 @@ from rl_eval import EvalConfig, evaluate
 from rl_eval.execution import session
 from rl_eval.execution.session import FailFast
 from rl_eval.records.episode import Fault
+from tests.refused import untold
 
 OURS = [str(Path(session.__file__).with_name(name)) for name in ("one.py", "two.py")]
 
@@ -80,7 +81,8 @@ def test_a_broken_environment_ends_the_evaluation_with_its_error_first() -> None
     assert len(result.faults) < 100
     assert "fault_tolerance.fail_fast=false" in result.reason
     shown = str(result).splitlines()
-    assert shown[2].startswith("failed       OSError: no licence"), "before any number"
+    assert shown[2].startswith("failed "), "before any number"
+    assert "OSError: no licence" in shown[2]
 
 
 class Unrewarding(Unlicensed):
@@ -93,9 +95,10 @@ class Unrewarding(Unlicensed):
 
 def test_the_place_is_a_line_of_the_caller() -> None:
     """An error that the runner raises about a value has no such line, so the reason names no place."""
-    assert f" in reset at {__file__}:" in evaluate(config()).reason
+    assert untold(evaluate(config()).reason, "reset", f"{__file__}") == []
     reason = evaluate(config().environment(Unrewarding)).reason
-    assert " in step (env)" in reason
+    assert untold(reason, "step", "env") == []
+    assert __file__ not in reason
 
 
 def test_it_can_be_switched_off() -> None:

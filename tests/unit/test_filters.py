@@ -26,6 +26,7 @@ from rl_eval.integrations.rllib.filters import (
 )
 from rl_eval.integrations.rllib.workers import RolloutWorkers
 from rl_eval.policies.mlp import MLPActor
+from tests.refused import refused
 
 
 class Drift(gym.Env[Any, Any]):
@@ -141,17 +142,23 @@ def test_a_filter_is_part_of_what_is_evaluated() -> None:
     assert digests[0] == digests[2] != digests[1]
 
 
-@pytest.mark.parametrize("wrong", [MeanStdFilter.of({"x": [0, 0, 0]}, {"x": [1, 1, 1]}), MeanStdFilter.of([0], [1])])
-def test_statistics_that_do_not_fit_are_refused(wrong: MeanStdFilter) -> None:
+@pytest.mark.parametrize(
+    ("wrong", "at_start", "on_the_way"),
+    [
+        (MeanStdFilter.of({"x": [0, 0, 0]}, {"x": [1, 1, 1]}), "statistics['x']", "x/mean"),
+        (MeanStdFilter.of([0], [1]), "statistics['']", "/count"),
+    ],
+)
+def test_statistics_that_do_not_fit_are_refused(wrong: MeanStdFilter, at_start: str, on_the_way: str) -> None:
     """A wrong shape or path, at the start and on the way to runners, which keep their filters."""
-    with pytest.raises(WeightsError):
+    with refused(WeightsError, at_start):
         evaluate(config(), Filtered(sign, wrong))
     with EvalRunnerGroup(config(), Filtered(sign, of(0.0)), threaded=False) as group:
         workers = RolloutWorkers(group)
-        with pytest.raises(WeightsError):
+        with refused(WeightsError, on_the_way):
             workers.sync_filters({"default_policy": wrong})
         assert workers.get_filters() == {"default_policy": of(0.0)}
-    with EvalRunnerGroup(config(), sign, threaded=False) as group, pytest.raises(WeightsError):
+    with EvalRunnerGroup(config(), sign, threaded=False) as group, refused(WeightsError, "policy"):
         RolloutWorkers(group).sync_filters({"default_policy": of(0.0)})
 
 
@@ -185,7 +192,7 @@ def test_filters_are_saved_and_named_in_a_config(tmp_path: Any) -> None:
     assert replay(result, 3, config=named).identical
     for text in ("{}x", '{"default_policy": 1}'):
         path.write_text(text)
-        with pytest.raises(ConfigError):
+        with refused(ConfigError, "path"):
             load_filters(path)
-    with pytest.raises(ConfigError):
+    with refused(ConfigError, "path"):
         load_filters(tmp_path / "none.json")

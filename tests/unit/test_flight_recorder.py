@@ -56,7 +56,7 @@ def test_between_calls_nobody_is_current(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"short", b"\xff" * 400, bytes(39)])
-def test_what_is_no_recording_is_none(tmp_path: Path, content: bytes) -> None:
+def test_what_is_not_a_recording_is_read_as_none(tmp_path: Path, content: bytes) -> None:
     """Junk, an empty file and a missing one return None, without an error."""
     path = tmp_path / "junk.rec"
     path.write_bytes(content)

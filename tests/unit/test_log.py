@@ -105,7 +105,7 @@ def test_columns_come_back_from_tools_that_change_their_types() -> None:
     columns["success_once"] = pa.nulls(2)
     assert read_episodes(pa.table(columns))[0]["success_once"].tolist() == [-1, -1]
     columns["outcome"] = pa.array(["completed", "exploded"])
-    with pytest.raises(ValueError, match="column outcome holds a value other than missing, completed, failed"):
+    with pytest.raises(ValueError, match=r"outcome.*missing.*completed.*failed"):
         read_episodes(pa.table(columns))
     assert read_faults(pa.table(fault_columns(()))) == ()
 
@@ -348,10 +348,12 @@ def test_a_full_disk_ends_in_an_error_with_the_words_of_the_system(
     tried = fail_writes(monkeypatch, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), float("inf"))
     log.append(make_batch([2]))
     for _ in range(2):
-        with refused(LogError, "log_dir"):
+        with refused(LogError, "log_dir") as caught:
             log.flush(10)
+        assert os.strerror(errno.ENOSPC) in str(caught.value)
     assert len(tried) == 1 + writer.RETRIES
-    assert caplog.text.count("No space left on device)") == 1
+    [warned] = [one for one in caplog.records if one.levelname == "WARNING"]
+    assert os.strerror(errno.ENOSPC) in warned.getMessage()
     assert len(log.poll()) == 1
     with refused(LogError, "log_dir"):
         log.poll()
@@ -381,7 +383,7 @@ def test_rows_that_cannot_be_written_are_no_silence(log: EvaluationLog) -> None:
 def test_a_folder_that_is_removed_under_a_run_ends_it(log_dir: Path, log: EvaluationLog) -> None:
     """Nothing is written into a folder that does not hold the claim any more."""
     shutil.rmtree(log_dir)
-    with pytest.raises(LogError):
+    with refused(LogError, str(log_dir)):
         write(log, make_batch([1]))
     assert not log_dir.exists()
 
@@ -474,8 +476,11 @@ def test_every_change_of_a_segment_is_noticed(data: st.DataObject) -> None:
     else:
         changed = changed[: data.draw(st.integers(0, len(whole) - 1))] + data.draw(st.sampled_from([b"", whole]))
     assume(bytes(changed) != whole)
-    with pytest.raises(ValueError, match="do not have the hash"):
-        decode(name_of(whole, 1, 1, "episodes"), bytes(changed))
+    name = name_of(whole, 1, 1, "episodes")
+    assert decode(name, whole) is not None
+    with pytest.raises(ValueError) as caught:
+        decode(name, bytes(changed))
+    assert type(caught.value) is ValueError, "not an error of the reader of tables: the bytes are checked first"
 
 
 def test_a_damaged_manifest_is_an_error_when_there_are_segments(log_dir: Path) -> None:
@@ -510,7 +515,7 @@ def test_a_segment_of_another_plan_is_refused(log_dir: Path) -> None:
     """A file that was copied in from a longer evaluation does not count."""
     write_log(log_dir, make_batch([0]))
     write_log(log_dir, make_batch([1000]))
-    with refused(LogError):
+    with refused(LogError, segments(log_dir)[-1].name, value=str(log_dir)):
         read_log(log_dir)
 
 

@@ -103,7 +103,7 @@ def test_run_kill_continue(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
             first.stdin.write(f"{line}\n")
             first.stdin.flush()
             assert first.stdout.readline() == f"{line}\n"
-        with refused(LogOwned):
+        with refused(LogOwned, open_storage(uri).label):
             EvaluationLog.open(uri)
     finally:
         first.kill()
@@ -134,11 +134,13 @@ def test_damage(uri: str, damage: str) -> None:
     victim = f"segments/{files.names('segments')[1]}"
     data = bytearray(files.read(victim))
     data[len(data) // 2] ^= 4
+    key = victim.removeprefix("segments/")
     if damage == "deleted":
+        key = f"{key[:15]}-...parquet"
         files.move(victim, "elsewhere")
     else:
         files.write(victim, bytes(data))
-    with refused(LogError) as caught:
+    with refused(LogError, key, value=files.label) as caught:
         read_log(uri)
     assert "secret" not in str(caught.value)
     log = EvaluationLog.open(uri)

@@ -223,7 +223,7 @@ class SilentToy(BatchedToy):
 
 def test_a_run_without_a_report_is_named() -> None:
     config = EvalConfig().environment("CartPole-v1").policy("random", deterministic=False).runners(runner=SilentToy)
-    with refused(ConfigError):
+    with refused(ConfigError, "SilentToy.run"):
         evaluate(config.evaluation(num_episodes=3))
 
 

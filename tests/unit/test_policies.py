@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -272,8 +273,9 @@ def test_what_is_no_distribution_cannot_be_sampled_from(space: gym.Space[Any], g
     """A spread that is NaN or infinite, an infinite logit, or minus infinity everywhere: the policy's fault."""
     row = torch.tensor(given)
     module = Constant((lambda x: (row[:1].expand(len(x), 2), row[1:].expand(2))) if space is BOX else row[None])
-    with refused(PolicyError):
+    with refused(PolicyError, "action" if space is BOX else "logits") as caught:
         act(module, space, 3, deterministic=False)
+    assert ("nan" if np.isnan(given).any() else "inf") in caught.value.value
 
 
 def test_nan_in_rows_that_are_not_live_does_not_matter() -> None:
@@ -294,7 +296,9 @@ def test_outputs_of_another_shape_are_the_policys_fault(
         shape = (3, 2, 2)
     output = (lambda x: (torch.zeros(shape), torch.zeros(()))) if isinstance(space, spaces.Box) else None
     module = Constant(output or (lambda x: torch.zeros(shape)))
-    with refused(PolicyError):
+    key = "forward" if shape[:1] != (3,) else "actions" if isinstance(space, spaces.Box) else "logits"
+    came = (3, math.prod(shape[1:])) if key == "logits" and isinstance(space, spaces.MultiBinary) else shape
+    with refused(PolicyError, key, value=str(came)):
         act(module, space, 3, deterministic=deterministic)
 
 

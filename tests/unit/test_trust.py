@@ -68,9 +68,9 @@ def test_nothing_runs_before_consent(stranger, toys, monkeypatch):
             assert call(*command).exit_code == 0
     assert call("list", ".").exit_code == call("report", "runs", "-o", "page.html").exit_code == 0
     monkeypatch.syspath_prepend(str(stranger))
-    with pytest.raises(UntrustedError):
+    with refused(UntrustedError, "trust"):
         replay("runs", 3)
-    with pytest.raises(UntrustedError):
+    with refused(UntrustedError, "trust"):
         record_videos(load("runs"), "first", "films")
     assert not Path("ran").exists()
 
@@ -80,7 +80,7 @@ def test_trust_a_config_and_what_this_process_evaluated_run(stranger, toys, monk
     """Another config that names other code is not trusted along with it."""
     monkeypatch.syspath_prepend(str(stranger))
     assert replay("runs", 3, config=EvalConfig.from_yaml("toy.yaml")).identical
-    with pytest.raises(UntrustedError):
+    with refused(UntrustedError, "trust"):
         replay("runs", 3)
     assert replay("runs", 3, trust=True).identical
     saved = json.loads(Path("out/toy/result.json").read_text())
@@ -92,7 +92,7 @@ def test_trust_a_config_and_what_this_process_evaluated_run(stranger, toys, monk
     assert replay("runs", 3).identical
     other = load("own")
     other.provenance["config"]["policy"]["policy"] = f"{toys}:alternate"
-    with pytest.raises(UntrustedError):
+    with refused(UntrustedError, "trust"):
         replay(other, 3)
 
 

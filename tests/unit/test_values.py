@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from types import MappingProxyType
 from typing import Any
 
@@ -14,6 +15,7 @@ from gymnasium import spaces
 from rl_eval import EvalConfig, EvalResult, evaluate
 from rl_eval.execution.record_store import RecordStore
 from rl_eval.records.episode import Fault, first_seen
+from tests.refused import untold
 
 ACROSS = pytest.mark.parametrize(("runner", "lanes"), [("single_agent", 1), ("vector", 3)])
 
@@ -175,12 +177,14 @@ def test_a_reward_that_is_not_finite_is_refused_at_its_step(value: Any, runner: 
     """The fault says at which step the reward was no finite number."""
     fault = the_fault(run(runner, lanes, reward=value))
     assert (fault.error_type, fault.phase, fault.step) == ("EnvError", "step", 2)
-    assert "the reward of step 2 is " in fault.message
+    assert untold(fault.message, "reward", 2) == []
 
 
 def test_finite_rewards_whose_sum_is_not_are_refused() -> None:
     """A sum that overflows is no return either."""
-    assert "sum of the rewards is inf" in the_fault(run(reward=1.7e308)).message
+    fault = the_fault(run(reward=1.7e308))
+    assert (fault.error_type, fault.phase) == ("EnvError", "step")
+    assert untold(fault.message, "rewards", "inf") == []
 
 
 # ------------------------------------------------------------------------------ the shape of step and reset
@@ -199,7 +203,7 @@ def test_what_has_another_shape_is_told_with_the_contract(phase: str, returned: 
     """Of gym before 0.26 too: a bare observation of two numbers could be unpacked into two."""
     fault = the_fault(run(runner, lanes, **{phase: returned}))
     assert (fault.error_type, fault.phase) == ("EnvError", phase)
-    assert f"{phase}() returned" in fault.message
+    assert f"{phase}()" in fault.message
     assert "(observation, " in fault.message
 
 
@@ -210,8 +214,7 @@ def test_an_info_that_is_no_mapping_is_the_environments_fault(phase: str, info: 
     """None and other things that are no dict are refused, from ``reset`` as well as ``step``."""
     fault = the_fault(run(runner, lanes, **{"info" if phase == "step" else "reset_info": info}))
     assert (fault.error_type, fault.phase) == ("EnvError", phase)
-    assert f"{phase}() returned {info!r} as info" in fault.message
-    assert "dict" in fault.message
+    assert all(named in fault.message for named in (f"{phase}()", repr(info), "info", "dict"))
 
 
 def test_any_mapping_is_an_info() -> None:
@@ -287,7 +290,7 @@ def test_an_infinite_observation_is_refused_as_nan_is(dtype: Any, runner: str, l
 
     wide = run(runner, lanes, observation_space=space, observation=np.array([0, 1e300]))
     if dtype is np.float32:  # A float64 of 1e300 overflows it.
-        assert "infinite value (as float32" in the_fault(wide).message
+        assert untold(the_fault(wide).message, "float32") == []
 
 
 NESTED = spaces.Dict({"far": spaces.Box(-1, 1, (2,), np.float32), "near": spaces.Box(-9, 9, (2,), np.float32)})
@@ -305,8 +308,8 @@ def test_an_observation_outside_of_its_space_is_one_note(runner: str, lanes: int
     assert result.status == "complete"
     (note,) = result.notes
     assert "observation['far']" in note
-    assert "episode 0 at step 0: 1.5" in note
-    assert "-1.0 and 1.0" in note
+    assert re.search(r"episode 0\b.*\bstep 0\b.*\b1\.5\b", note)
+    assert untold(note, -1.0, 1.0) == []
 
 
 @ACROSS
@@ -367,7 +370,7 @@ def test_what_the_space_does_not_contain_is_one_note(
     (note,) = result.notes
     assert result.status == "complete"
     assert said in note
-    assert "episode 0 at step 0" in note
+    assert re.search(r"episode 0\b.*\bstep 0\b", note)
 
 
 def test_notes_that_differ_in_their_place_alone_are_one() -> None:
@@ -409,7 +412,7 @@ class Unspoken(Scripted):
 def test_a_fault_without_a_text_is_told_with_its_line(error: Any) -> None:
     """A bare assertion says nothing; its file, line, function and source do, also in the reason of the result."""
     result = run_env(lambda context: Unspoken(error))
-    assert "in step: raise self.error" in the_fault(result).message
+    assert all(named in the_fault(result).message for named in ("step", "raise self.error"))
     assert "test_values.py:" in result.reason
 
 

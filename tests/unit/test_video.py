@@ -317,7 +317,7 @@ def test_an_episode_that_killed_its_runner_is_not_asked_for_again(toys):
     result.table.add_fault(lethal)
     with (
         EvalRunnerGroup(config(fails=[4])) as group,
-        refused(EnvError),
+        refused(EnvError, episode=4),
     ):
         record_with_group(group, result, VideoSettings("failed", "videos"), 1)
 
@@ -327,8 +327,9 @@ def test_without_the_encoder_the_extra_is_named(toys, monkeypatch):
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "imageio_ffmpeg" else find(name))
     for fails in (VideoSettings, lambda: recorded("nowhere"), lambda: Encoder(Path("video.mp4"), 30)):
-        with pytest.raises(ConfigError):
+        with refused(ConfigError, "imageio-ffmpeg") as caught:
             fails()
+        assert "rl-eval[video]" in caught.value.fix
 
 
 # ------------------------------------------------------------------------------ from a folder

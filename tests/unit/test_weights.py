@@ -408,9 +408,8 @@ def lazy() -> nn.Module:
 def test_uninitialized_weights_are_refused() -> None:
     """A lazy layer that never ran has nothing to send, and no shape to check against; it is named."""
     for weights in (lazy(), lazy().state_dict()):
-        with refused(WeightsError) as caught:
+        with refused(WeightsError, "0.weight"):
             snapshot_weights(weights, 1)
-        assert caught.value.key in {"0.weight", "0.bias"}
     with refused(WeightsError, "0.weight"):
         apply_weights(snapshot_weights(nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)), 1), lazy())
 

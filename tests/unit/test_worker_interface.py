@@ -6,7 +6,6 @@ import socket
 from typing import Any
 
 import numpy as np
-import pytest
 
 from rl_eval import EvalConfig, EvalRunner, EvalRunnerGroup, VectorEvalRunner
 from rl_eval.errors import ConfigError, EvalError, WeightsError
@@ -72,10 +71,10 @@ def test_a_group_is_saved_and_restored(tmp_path: Any) -> None:
         workers = RolloutWorkers(group)
         assert workers.restore(path) == 41
         result = group.evaluate()
-        with pytest.raises(ConfigError):
+        with refused(ConfigError, "path"):
             workers.restore(tmp_path / "none")
         (tmp_path / "other").write_bytes(b"12345678{}")
-        with pytest.raises(WeightsError):
+        with refused(WeightsError, "path"):
             workers.restore(tmp_path / "other")
     assert result.fingerprint == due.fingerprint
     assert result.provenance["weights"] == due.provenance["weights"]

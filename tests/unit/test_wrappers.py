@@ -104,7 +104,7 @@ def test_actions_are_clipped_by_a_wrapper_of_gymnasium() -> None:
         no_environment,
     ],
 )
-def test_a_wrapper_that_is_none_is_named(wrapper: Any) -> None:
+def test_what_is_not_a_wrapper_is_named_by_its_place(wrapper: Any) -> None:
     """The error has the key with the wrapper's place."""
     with refused(ConfigError, "environment.wrappers[1]"):
         construct_env(EnvironmentSection(env=Pays, wrappers=(Scaled, wrapper)), 0, 0, 1)
@@ -143,11 +143,15 @@ def test_an_atari_evaluation_is_of_whole_games_and_raw_scores() -> None:
 
 
 @pytest.mark.parametrize(
-    "kwargs",
-    [{}, {"game": "Pnog"}, {"game": "Pong", "life_loss": True}],
+    ("kwargs", "key", "value"),
+    [
+        ({}, "environment.env_kwargs.game", None),
+        ({"game": "Pnog"}, "environment.env_kwargs.game", "Pnog"),
+        ({"game": "Pong", "life_loss": True}, "environment.env_kwargs", "life_loss"),
+    ],
 )
-def test_what_is_wrong_with_an_atari_config_is_said(kwargs: dict[str, Any]) -> None:
+def test_what_is_wrong_with_an_atari_config_is_said(kwargs: dict[str, Any], key: str, value: str | None) -> None:
     """Before any game is loaded, where that is possible."""
     pytest.importorskip("ale_py")
-    with refused(ConfigError):
+    with refused(ConfigError, key, value=value):
         construct_env(atari_config(**kwargs).build().environment, 0, 0, 1)

@@ -209,12 +209,13 @@ class Evaluator:
         """
         try:
             if len(self._triggered) >= _MAX_UNREAD and self._on_result is None:
-                raise EvaluationPending(f"{_MAX_UNREAD} results are unread. Call poll() or wait()")
+                problem = f"{_MAX_UNREAD} results are unread. Call poll() or wait()"
+                raise EvaluationPending(problem, key="poll", value=_MAX_UNREAD)
             with self._changed:
                 self._triggered.append(self._evaluator.submit(with_rules(weights, weights_dict), step))
         except EvaluatorBusy as error:
             if self._busy_policy == "error":
-                raise EvaluationPending(str(error)) from error
+                raise EvaluationPending(str(error), key=error.key, value=error.value) from error
             return False
         return True
 
@@ -283,7 +284,7 @@ class Evaluator:
         unread = 0 if self._on_result is not None else len(self._triggered)
         if self.pending or unread:
             problem = f"the state cannot be {what}: {unread} results are unread, or some are pending"
-            raise EvaluationPending(problem, fix="Call wait().")
+            raise EvaluationPending(problem, key="state", value=unread, fix="Call wait().")
 
     @staticmethod
     def extract_weights(policy: torch.nn.Module) -> TensorDictBase:
@@ -349,7 +350,7 @@ def _lanes(num_envs: int | None, num_episodes: int, init_fn: Any) -> int:
 def _numbers_of(result: EvalResult) -> tuple[Mapping[str, float], dict[str, float]]:
     """Return the metrics of a result, and TorchRL's ``reward`` and ``reward_std``."""
     if result.status == "failed":
-        raise EvaluationFailed(f"the evaluation failed: {result.reason}")
+        raise EvaluationFailed(f"the evaluation failed: {result.reason}", key="status", value=result.status)
     numbers = result.metrics
     spread = numbers["episode_return_std"] if numbers["num_episodes"] > 1 else 0.0
     return numbers, {"reward": numbers["episode_return_mean"], "reward_std": spread}
