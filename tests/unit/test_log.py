@@ -383,7 +383,7 @@ def test_rows_that_cannot_be_written_are_no_silence(log: EvaluationLog) -> None:
 def test_a_folder_that_is_removed_under_a_run_ends_it(log_dir: Path, log: EvaluationLog) -> None:
     """Nothing is written into a folder that does not hold the claim any more."""
     shutil.rmtree(log_dir)
-    with refused(LogError, str(log_dir)):
+    with refused(LogError, "log_dir", value=str(log_dir)):
         write(log, make_batch([1]))
     assert not log_dir.exists()
 
