@@ -21,7 +21,8 @@ from rl_eval.policies.inference.probe import BLOCK
 from rl_eval.policies.live import configured_weights
 from rl_eval.records.episode import Lease
 from rl_eval.results.source_code import package_version
-from rl_eval.runners import EvalRunner, runner_class
+from rl_eval.runners import runner_class
+from rl_eval.runners.core import RunnerCore
 from rl_eval.scheduling.plan import EpisodePlan
 from rl_eval.weights import module_of
 
@@ -154,7 +155,7 @@ def check_policy(settings: EvalSettings) -> Iterator[Finding]:
     """Build a runner as an evaluation would, set its weights and run it for about a second."""
     try:
         runner = runner_class(settings.runners.runner)(settings, 0)
-        if not isinstance(runner, EvalRunner):
+        if not isinstance(runner, RunnerCore):
             yield warning(
                 f"{type(runner).__name__} is not a subclass of rl_eval.EvalRunner, so its policy is not checked"
             )
@@ -187,7 +188,7 @@ def check_policy(settings: EvalSettings) -> Iterator[Finding]:
         runner.stop()
 
 
-def _check_weights(settings: EvalSettings, runner: EvalRunner) -> Finding:
+def _check_weights(settings: EvalSettings, runner: RunnerCore) -> Finding:
     """Set the configured weights.
 
     Raises:
@@ -211,7 +212,7 @@ def _check_weights(settings: EvalSettings, runner: EvalRunner) -> Finding:
     )
 
 
-def _act(settings: EvalSettings, runner: EvalRunner) -> Iterator[Finding]:
+def _act(settings: EvalSettings, runner: RunnerCore) -> Iterator[Finding]:
     """Run two episodes for a moment, which also triggers the runner's probe; yield warnings and problems."""
     plan, most = EpisodePlan(_EPISODES, settings.evaluation.seed), settings.fault_tolerance.max_attempts_per_episode
     leases = [Lease(index, plan[index].seed, 1, 0) for index in range(_EPISODES)]
@@ -228,7 +229,7 @@ def _act(settings: EvalSettings, runner: EvalRunner) -> Iterator[Finding]:
                 yield problem(f"every {subject} failed; the last: {text}")
 
 
-def _describe_inference(runner: EvalRunner) -> Finding:
+def _describe_inference(runner: RunnerCore) -> Finding:
     """Return the result of the runner's probe."""
     rows, lanes = runner.inference.rows_per_pass, runner.settings.runners.lanes
     if rows is None:
@@ -241,7 +242,7 @@ def _describe_inference(runner: EvalRunner) -> Finding:
     )
 
 
-def _try_other_mode(settings: EvalSettings, runner: EvalRunner) -> Finding:
+def _try_other_mode(settings: EvalSettings, runner: RunnerCore) -> Finding:
     """Try the action mode that is not configured; a failure is only a note."""
     deterministic = not settings.policy.deterministic
     setting = f"policy.deterministic: {str(deterministic).lower()}"

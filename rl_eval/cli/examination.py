@@ -26,6 +26,7 @@ import numpy.typing as npt
 from gymnasium.utils.env_checker import check_env
 
 from rl_eval.cli.checks import Finding, note, ok, problem, raised, warning
+from rl_eval.cli.simulator_checks import check_simulator
 from rl_eval.config.policy_sources import RANDOM
 from rl_eval.config.settings import EvalSettings, PolicySection, with_values
 from rl_eval.errors import EnvError
@@ -35,6 +36,7 @@ from rl_eval.records.determinism import first_difference
 from rl_eval.records.episode import EpisodeSpec, Lease, RunReport, Truncation, without_place
 from rl_eval.runners import EvalRunner, runner_class
 from rl_eval.runners.action_masks import ActionMasks
+from rl_eval.runners.batched.runner import BatchedEvalRunner
 from rl_eval.runners.environment import time_limit
 from rl_eval.runners.multi_agent.team import build_team
 from rl_eval.scheduling.plan import EpisodePlan
@@ -68,6 +70,9 @@ def check_environment(settings: EvalSettings, *, elsewhere: bool = True) -> Iter
         settings: Settings of the evaluation.
         elsewhere: Whether two other processes play an episode as well, if this process found no problem.
     """
+    if issubclass(settings.runners.runner_class, BatchedEvalRunner):
+        yield from check_simulator(settings)
+        return
     if settings.runners.runner_class.several_agents:
         yield _check_agents(settings)
         return

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from rl_eval import EvalConfig, EvalResult, EvalRunnerGroup, evaluate
+from rl_eval.cli.simulator_checks import check_simulator
 from rl_eval.errors import ConfigError, EnvError
 from rl_eval.scheduling.plan import EpisodePlan
 from tests.refused import refused
@@ -196,3 +197,37 @@ def test_settings_of_single_environments_are_rejected(config: dict[str, dict[str
 def test_a_vector_environment_needs_the_batched_runner() -> None:
     with refused(ConfigError, "environment.env", value="SyncVectorEnv"):
         evaluate(batched(lambda: walks(3)).runners(runner="vector"))
+
+
+class Leaky(Walk):
+    """Its rewards depend on the steps of all walks."""
+
+    steps_of_all = 0
+
+    def step(self, action: Any) -> Any:
+        Leaky.steps_of_all += 1
+        observation, reward, *rest = super().step(action)
+        return observation, reward + self.steps_of_all, *rest
+
+
+class Fixed(Walk):
+    """Ignores its seed."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return super().reset(seed=0)
+
+
+@pytest.mark.parametrize(
+    ("walk", "levels"),
+    [(Walk, ["ok", "ok"]), (Leaky, ["ok", "problem"]), (Fixed, ["ok", "ok", "note"])],
+)
+def test_doctor_compares_widths_and_slots(walk: type[Walk], levels: list[str]) -> None:
+    def make(num_envs: int) -> Any:
+        return gym.vector.SyncVectorEnv([walk] * num_envs)
+
+    assert [finding.level for finding in check_simulator(batched(make).build())] == levels
+
+
+def test_doctor_names_a_simulator_that_cannot_restart_its_slots() -> None:
+    (finding,) = check_simulator(batched(as_class(IgnoresMask)).build())
+    assert finding.level == "problem"
