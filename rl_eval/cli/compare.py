@@ -33,9 +33,9 @@ def compare(
         answers.append(Answer.FAILS if comparison.regressed else Answer.OPEN if unknown else Answer.HOLDS)
         shown = "is" if comparison.regressed else "is not"
         print_note(
-            f"whether b returns less than a {Answer.OPEN.value}: {unknown}"
+            f"whether b has a lower return than a {Answer.OPEN.value}: {unknown}"
             if answers[-1] is Answer.OPEN
-            else f"b {shown} shown to return less than a"
+            else f"b {shown} shown to have a lower return than a"
         )
     interval, unknown = comparison.difference.interval, unknown or comparison.unbounded
     for requirement in requirements:
