@@ -226,7 +226,7 @@ class EvaluationLog:
 
         Raises:
             LogFenced: Another driver took the log over; nothing more is written.
-            LogError: The log cannot be written, or not in time.
+            LogError: The log cannot be written, or writing it takes too long.
         """
         give_up = time.monotonic() + timeout_s
         with self._changed:

@@ -236,7 +236,7 @@ class Evaluator:
         return None
 
     def wait(self, timeout: float | None = None) -> dict[str, Any] | None:
-        """Wait for the next result, as :meth:`poll`; return None if none is pending, or not in time.
+        """Wait for the next result, as :meth:`poll`; return None if none is pending, or if it takes too long.
 
         Raises:
             UsageError: It is called in a callback, which results are waiting for.
