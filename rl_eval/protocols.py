@@ -108,7 +108,7 @@ class EpisodeAware(Protocol):
     """Environment that receives the next episode and attempt before each reset.
 
     It is for test environments that inject faults by (episode, attempt). Any other environment must not
-    depend on the attempt: it would not be a function of its seed.
+    depend on the attempt. Otherwise its episodes would not be a function of the seed.
     """
 
     def begin_episode(self, index: int, seed: int, attempt: int) -> None:

@@ -14,9 +14,12 @@ def compare(
     a: Annotated[str, argument("A", "Output folder, run folder or URI.")],
     b: Annotated[str, argument("B", "Output folder, run folder or URI; compared as B minus A.")],
     force: Annotated[bool, typer.Option("--force", help="Compare even if a determinism check failed.")] = False,
-    require: Annotated[list[str] | None, option("'b >= a - 5'", "Exit with 1 if the interval rules this out.")] = None,
+    require: Annotated[
+        list[str] | None, option("'b >= a - 5'", "Exit with 1 if the whole interval contradicts it.")
+    ] = None,
     fail_on: Annotated[
-        Literal["regression"] | None, option(None, "Exit with 1 if b returns significantly less than a.")
+        Literal["regression"] | None,
+        option(None, "Exit with 1 if the mean return of b is significantly lower than that of a."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -33,9 +36,9 @@ def compare(
         answers.append(Answer.FAILS if comparison.regressed else Answer.OPEN if unknown else Answer.HOLDS)
         shown = "is" if comparison.regressed else "is not"
         print_note(
-            f"whether b returns less than a {Answer.OPEN.value}: {unknown}"
+            f"whether b has a lower return than a {Answer.OPEN.value}: {unknown}"
             if answers[-1] is Answer.OPEN
-            else f"b {shown} shown to return less than a"
+            else f"b {shown} shown to have a lower return than a"
         )
     interval, unknown = comparison.difference.interval, unknown or comparison.unbounded
     for requirement in requirements:

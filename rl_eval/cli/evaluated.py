@@ -34,8 +34,8 @@ class Evaluated:
         option(
             "POLICY",
             "Policy: random, a model file or folder, a module saved by torch.save, LIBRARY:PATH, "
-            "torch:MODULE:ATTR@FILE, or pkg.module:attr of a factory or of a function of observations. A PATH or FILE "
-            "may be hf://OWNER/REPO/FILE[@REVISION], which is downloaded.",
+            "torch:MODULE:ATTR@FILE, or pkg.module:attr (a factory, or a function from observations to actions). A "
+            "PATH or FILE may be hf://OWNER/REPO/FILE[@REVISION], which is downloaded.",
         ),
     ] = None
     weights: Annotated[

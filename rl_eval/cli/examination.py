@@ -219,7 +219,7 @@ class _Examination:
         text = next(filter(None, map(_difference, alone, again)), "")
         if not text:
             return ok(f"a reused environment gives the same episodes as a new one ({len(alone)} compared)")
-        text = f"an environment keeps state between episodes: a new one differs in {text}"
+        text = f"an environment keeps state between episodes: a reused and a new environment differ in {text}"
         if self._settings.environment.env_reuse == "episode":
             return note(f"{text}; environment.env_reuse: episode avoids this")
         return problem(text, "restore all state in reset(), or set environment.env_reuse: episode")

@@ -24,7 +24,7 @@ from rl_eval.reports.page import lines
 
 
 class ExitCode(IntEnum):
-    """Exit codes; a signal ends with 128 plus its number instead."""
+    """Exit codes; the code of a signal is 128 plus its number."""
 
     COMPLETE = 0
     PARTIAL = 1
@@ -33,7 +33,9 @@ class ExitCode(IntEnum):
     CLUSTER = 4
     REQUIREMENT = 5
     BUG = 70
+    HANGUP = 129
     INTERRUPTED = 130
+    TERMINATED = 143
 
 
 EXIT_CODES: Final = (
@@ -67,13 +69,18 @@ EXIT_CODES: Final = (
     (
         ExitCode.CLUSTER,
         "run watch crossplay",
-        "cluster error: no runner is running, or the log or result cannot be written, or the log was taken over",
+        "cluster error: no runner runs, the log or result cannot be written, or another process took over the log",
     ),
     (ExitCode.CLUSTER, "plan ope service", "cluster error: no answer at the address, or no runner starts"),
     (ExitCode.CLUSTER, "show export report replay compare", "the evaluation log is damaged or cannot be read"),
     (ExitCode.REQUIREMENT, "run", "complete, but --require does not hold, or the metric has no value"),
     (ExitCode.BUG, "", "unexpected error, shown with its traceback"),
-    (ExitCode.INTERRUPTED, "", "interrupted by Ctrl-C; 143 by SIGTERM, 129 by SIGHUP; finished episodes are saved"),
+    (ExitCode.HANGUP, "run watch crossplay", "interrupted by SIGHUP; finished episodes are saved"),
+    (ExitCode.HANGUP, "", "interrupted by SIGHUP"),
+    (ExitCode.INTERRUPTED, "run watch crossplay", "interrupted by Ctrl-C; finished episodes are saved"),
+    (ExitCode.INTERRUPTED, "", "interrupted by Ctrl-C"),
+    (ExitCode.TERMINATED, "run watch crossplay", "interrupted by SIGTERM; finished episodes are saved"),
+    (ExitCode.TERMINATED, "", "interrupted by SIGTERM"),
 )
 """Code, commands and meaning. The first matching row wins; a row without commands matches all."""
 

@@ -32,7 +32,7 @@ LogDir = Annotated[
     str | None,
     option(
         "DIR",
-        "Folder or URI of the log; resumes the run if it has one. [default: runs/TIME-NAME, linked as runs/latest]",
+        "Folder or URI of the log. A run in it is resumed. [default: runs/TIME-NAME; runs/latest links to it]",
         "--log-dir",
         parser=absolute_place,
     ),
@@ -41,7 +41,7 @@ Output = Annotated[
     Path | None,
     option(
         "DIR",
-        "Folder of the result. Without --log-dir, no log is kept. [default: the log folder]",
+        "Folder of the result. If it is passed without --log-dir, no log is written. [default: the log folder]",
         *("--output", "-o"),
         parser=absolute_path,
     ),

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 _FEWEST: Final = 5
 """Smallest number of pilot episodes for a standard deviation."""
 _NO_SPREAD: Final = (
-    "all pilot episodes have the same return, so no detectable difference can be computed; try a longer --pilot, "
-    "unless this policy always reaches the highest possible return"
+    "all pilot episodes have the same return, so the smallest detectable difference cannot be computed. Try a longer "
+    "--pilot. It will not help if the policy always reaches the highest possible return"
 )
 
 

@@ -44,7 +44,7 @@ def replay(
     trust: Trust = False,
     as_json: AsJson = False,
 ) -> None:
-    """Rerun episodes in this process from their provenance, and compare each one with its record."""
+    """Run recorded episodes again in this process, with their config and seeds, and compare each with its record."""
     from rl_eval.log.storage import is_uri
     from rl_eval.recording.video_selection import select_episodes, video_folder
 

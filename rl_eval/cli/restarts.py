@@ -94,7 +94,9 @@ def repeated(
             if failures > max_restarts:
                 typer.echo(f"{text}; giving up after {max_restarts} restarts without a new episode", err=True)
                 return code
-            typer.echo(f"{text}; restart {failures} of {max_restarts} in {delay:g} s", err=True)
+            typer.echo(
+                f"{text}; the process restarts in {delay:g} s (restart {failures} of at most {max_restarts})", err=True
+            )
             end = time.monotonic() + delay
             while not asked and time.monotonic() < end:  # Python resumes a sleep after a signal.
                 time.sleep(min(_POLL_S, delay))

@@ -79,9 +79,17 @@ def run(
     accept_code_change: Annotated[
         bool, option(None, "Continue although the code of the environment or policy has changed.")
     ] = False,
-    fresh: Annotated[bool, option(None, "Start a new run in DIR-2, DIR-3, ... if --log-dir has one.")] = False,
+    fresh: Annotated[
+        bool, option(None, "Start a new run in DIR-2, DIR-3, ... if the folder of --log-dir already contains a run.")
+    ] = False,
     max_restarts: Annotated[
-        int, option("N", "Run in a child process; restart it until N restarts in a row finish no new episode.", min=0)
+        int,
+        option(
+            "N",
+            "Run in a child process. Restart the process when it dies. Stop after N restarts in a row in which no new "
+            "episode finishes.",
+            min=0,
+        ),
     ] = 0,
     output: Output = None,
     force: Force = False,

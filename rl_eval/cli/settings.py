@@ -25,8 +25,10 @@ _PART: Final = re.compile(r"\s*(\d{1,10})\s*(?:-\s*(\d{1,10})\s*)?", re.ASCII)
 _CONFIG = argument("CONFIG", "YAML config file; options override it.")
 ConfigPath = Annotated[Path, _CONFIG]
 OptionalConfigPath = Annotated[Path | None, _CONFIG]
-Section = Annotated[str | None, option("NAME", "Use this (dotted) section of the file only.", "--section")]
-Trust = Annotated[bool, typer.Option("--trust", help="Run the code that DIR names without asking.")]
+Section = Annotated[
+    str | None, option("NAME", "Use only this section of the file; separate nested names with dots: a.b.", "--section")
+]
+Trust = Annotated[bool, typer.Option("--trust", help="Do not ask before running the code that DIR names.")]
 Results = Annotated[str, argument("DIR", "Run folder or URI, or output folder.")]
 Assignments = Annotated[
     list[str] | None,

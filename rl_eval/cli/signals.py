@@ -1,8 +1,8 @@
 """Handling of Ctrl-C, SIGTERM and SIGHUP.
 
 Before the evaluation, a signal ends the command. During it, the first signal cancels the evaluation and flushes its
-log; the command then saves and prints the finished episodes. A second signal ends the command immediately, as does any
-signal after the result is printed.
+log; the command then saves and prints the finished episodes. A second signal ends the command immediately. A
+signal after the result is printed does the same.
 """
 
 from __future__ import annotations

@@ -46,20 +46,31 @@ def watch(
     ] = None,
     step_pattern: Annotated[
         str | None,
-        option("REGEX", "Pattern of the training step in a file name: its first group. [default: the last number]"),
+        option(
+            "REGEX",
+            "Regular expression for file names. Its first group is the training step. [default: the last number]",
+        ),
     ] = None,
     output: Annotated[
         Path | None, option("DIR", "Folder for all files. [default: CHECKPOINTS/eval]", "--output", "-o")
     ] = None,
     held_out: Annotated[
-        int | None, option("N", "Held-out episodes of the best checkpoint. [default: as many as --num-episodes]", min=0)
+        int | None,
+        option(
+            "N",
+            "Number of held-out episodes on which the best checkpoint is evaluated again. "
+            "[default: as many as --num-episodes]",
+            min=0,
+        ),
     ] = None,
     once: Annotated[bool, typer.Option("--once", help="Evaluate the checkpoints that exist, and exit.")] = False,
     poll_s: Annotated[float, typer.Option(metavar="S", min=0.01, help="Seconds between two scans.")] = 5.0,
     retry_s: Annotated[
         float,
         typer.Option(
-            metavar="S", min=0.0, help="Seconds after its last change during which an unreadable checkpoint is retried."
+            metavar="S",
+            min=0.0,
+            help="If a checkpoint cannot be read, retry until this many seconds after its last change.",
         ),
     ] = 60.0,
     retry_unreadable: Annotated[

@@ -77,7 +77,7 @@ class EnvironmentSection(_Section):
     mapping with ``wrapper`` and its keyword arguments, such as ``{"wrapper":
     "gymnasium.wrappers:FrameStackObservation", "stack_size": 4}``."""
     env_reuse: Literal["lane", "episode"] = "lane"
-    """``lane``: an environment runs all episodes of its lane. ``episode``: each episode gets a new environment."""
+    """``lane``: an environment runs all episodes of its slot. ``episode``: each episode gets a new environment."""
     agents: tuple[str, ...] = ()
     """Agents of a multi-agent environment in the order of their seats. By default the environment's
     ``possible_agents``; to read them, the process that starts the evaluation builds one environment."""
@@ -274,8 +274,8 @@ class FaultToleranceSection(_Section):
     max_runner_restarts: Annotated[int, Field(ge=0)] = 10
     """Maximum consecutive replacements of one runner. A finished episode of any runner resets the count."""
     fail_fast: bool = True
-    """End the evaluation as ``failed`` if its first attempts (four per lane, at least 20) all fail with the same error
-    at the same place."""
+    """End the evaluation as ``failed`` if its first attempts (four per environment, at least 20) all fail with the same
+    error at the same place."""
     max_failed_episodes: Fraction | None = None
     """Maximum number of failed episodes, or fraction if below 1; with more, the result is ``failed``. null for no
     limit."""

@@ -160,7 +160,7 @@ class EvalProgress:
 
 @final
 class EvalHandle:
-    """Running evaluation: a future that also reports its progress.
+    """Handle of a running evaluation: a future that also reports progress.
 
     It can be awaited: ``result = await handle``.
 
@@ -170,7 +170,8 @@ class EvalHandle:
         flush: Called for :meth:`flush`.
         weights_version: Version of the evaluated weights, if known.
         snapshot: Called for :meth:`snapshot` with its argument.
-        moves: Called for :meth:`story` with its argument, also after the evaluation.
+        moves: Function that :meth:`story` calls with its index, also after the evaluation has ended. It returns the
+            events of this episode.
     """
 
     def __init__(
@@ -246,7 +247,7 @@ class EvalHandle:
         """Commit finished episodes to the evaluation log, if there is one, even while an environment hangs.
 
         Raises:
-            LogError: The log cannot be written, or not in time.
+            LogError: The log cannot be written, or writing it takes too long.
         """
         self._flush(timeout_s)
 

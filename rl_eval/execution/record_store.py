@@ -176,7 +176,7 @@ class RecordStore:
 
         Raises:
             LogFenced: Another process has taken over the log.
-            LogError: The log cannot be written, or not in time.
+            LogError: The log cannot be written, or writing it takes too long.
         """
         if self._log is not None:
             self._log.flush(timeout_s)

@@ -224,7 +224,7 @@ class EvaluationLog:
 
         Raises:
             LogFenced: Another driver took the log over; nothing more is written.
-            LogError: The log cannot be written, or not within ``timeout_s``.
+            LogError: The log cannot be written, or writing it takes too long.
         """
         give_up = time.monotonic() + timeout_s
         with self._changed:

@@ -273,10 +273,10 @@ def recorded_config(recorded: Mapping[str, Any], *, passed: bool = False) -> dic
 
     Args:
         recorded: The config in the provenance of the result.
-        passed: Whether the caller passes a policy object.
+        passed: Whether the caller passes the policy as a Python object.
 
     Raises:
-        ConfigError: The config has a Python object, or a secret that the run did not record.
+        ConfigError: The config contains a Python object that could not be stored, or a secret that was not saved.
     """
     config = {name: dict(section) for name, section in recorded.items()}
     named = config["policy"].get("policies") or {}

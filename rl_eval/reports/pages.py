@@ -92,7 +92,8 @@ def _return_lines(result: EvalResult) -> list[Line]:
     write = _writer(decimals(numbers.sem, numbers.mean))
     if result.num_missing and (bounds := result.mean_return_bounds):
         worst, best = map(write, bounds)
-        lines.append(Line("", "", f"mean if all failed were worst {worst}, if all were best {best}"))
+        text = f"mean if all failed episodes had the lowest possible return: {worst}; if they had the highest: {best}"
+        lines.append(Line("", "", text))
     if numbers.minimum == numbers.maximum or not numbers.count:
         return lines
     middle = {"median": write(numbers.median), "IQM": write(numbers.iqm), "std": write(numbers.std)}
@@ -266,7 +267,8 @@ def _(shown: CrossPlay) -> Page:
     sections = [
         Table("score of the row against the column (wins plus half of the draws)", ("", *names),
               _matrix(shown, names, "score", percent)),
-        Table("mean return of the row's seat", ("", *names), _matrix(shown, names, "mean_return", returns)),
+        Table("mean return of the policy in the row, against the policy in the column", ("", *names),
+              _matrix(shown, names, "mean_return", returns)),
         Table("Bradley-Terry ratings, in Elo points", ("policy", "rating", "interval", *won), ratings),
         Table("seats, over all policies", ("seat", *won, "interval"), seats),
         Table("line-ups", ("policies", "games", "team return", "interval", "per capita"), line_ups),

@@ -342,7 +342,7 @@ def verdict_of(difference: PairedDifference, confidence: float, settings: Sequen
     facts = f"mean difference {mean}, {ends}, p = {difference.p_value:.2g}"
     outside, rejected = interval.exists and 0 not in interval, difference.p_value <= 1 - confidence
     if is_shown(difference, confidence):
-        return f"b returns {'more' if difference.mean > 0 else 'less'} than a at {level}: {facts}"
+        return f"b has a {'higher' if difference.mean > 0 else 'lower'} return than a at {level}: {facts}"
     if outside:
         facts += "; the interval leaves out 0, but the sign-flip test does not reject"
     elif rejected:

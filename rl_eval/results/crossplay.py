@@ -62,13 +62,13 @@ class Cell:
     num_games: int
     num_seeds: int
     outcomes: Outcomes
-    """Of the row's seats against the column's."""
+    """Outcomes of the policy in the row, against the policy in the column."""
     score: Estimate
     """Wins of the row, and half the draws, as a fraction of the games."""
     mean_return: Estimate
-    """Return of the row's seat."""
+    """Return of the policy in the row."""
     difference: Estimate
-    """Return of the row's seat minus that of the column's, in the same games."""
+    """Return of the policy in the row minus the return of the policy in the column, in the same games."""
 
 
 @dataclass(frozen=True, slots=True)

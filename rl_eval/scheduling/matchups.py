@@ -146,7 +146,7 @@ class _Expansion:
                 f"evaluation.symmetric plays every order of {self.seats} seats, which are more than {MAX_SEATINGS:,}",
                 key="evaluation.symmetric",
                 value=True,
-                fix="Set it to false, and list the seatings that matter.",
+                fix="Set it to false, and list the seatings that matter in evaluation.matchups.",
             )
         return tuple(_orders(ordered))
 
@@ -158,7 +158,8 @@ class _Expansion:
                 f"are {names}",
                 key="evaluation.matchups",
                 value="round_robin",
-                fix="Add policies, list the seatings, or set focal and background.",
+                fix="Add policies to policy.policies, list seatings in evaluation.matchups, or set evaluation.matchups "
+                "to a mapping of focal and background.",
             )
         choose = itertools.combinations if self.symmetric else itertools.permutations
         return choose(self.policies, self.seats)

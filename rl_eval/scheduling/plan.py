@@ -111,7 +111,7 @@ class EpisodePlan:
 
     @classmethod
     def from_dict(cls, described: Mapping[str, Any]) -> EpisodePlan:
-        """Return the plan of :meth:`to_dict`; keys that older versions did not write have their defaults."""
+        """Create a plan from the output of :meth:`to_dict`. Missing keys get their default values."""
         turns = described.get("matchups")
         return cls(
             described["num_episodes"],

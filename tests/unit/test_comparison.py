@@ -121,8 +121,8 @@ def test_a_model_of_another_library_has_the_name_of_its_file(factory: str, path:
 @pytest.mark.parametrize(
     ("shift", "verdict"),
     [
-        (4.0, "b returns more than a at 95 %: mean difference 4"),
-        (-6.0, "b returns less than a at 95 %: mean difference -5"),
+        (4.0, "b has a higher return than a at 95 %: mean difference 4"),
+        (-6.0, "b has a lower return than a at 95 %: mean difference -5"),
         (0.5, "no difference shown at 95 %: mean difference 1"),
     ],
 )
@@ -137,7 +137,7 @@ def test_verdict_says_what_the_pairs_show(shift: float, verdict: str) -> None:
 def test_verdict_at_another_confidence() -> None:
     """The same pairs can show a difference at 80 % and none at 99.9 %."""
     a, b = result_of(BASE), result_of(BASE + NOISE + 1.5)
-    assert compare(a, b, 0.8).verdict.startswith("b returns more than a at 80 %")
+    assert compare(a, b, 0.8).verdict.startswith("b has a higher return than a at 80 %")
     assert compare(a, b, 0.999).verdict.startswith("no difference shown at 99.9 %")
 
 
@@ -174,7 +174,7 @@ def test_few_equal_differences_bound_nothing(count: int) -> None:
 @pytest.mark.parametrize(
     ("p_value", "low", "verdict"),
     [
-        (0.009, 0.5, "b returns more than a at 99 %"),
+        (0.009, 0.5, "b has a higher return than a at 99 %"),
         (0.011, 0.5, "no difference shown at 99 %.*the interval leaves out 0, but the sign-flip test does not reject"),
         (0.009, -0.5, "no difference shown at 99 %.*the sign-flip test rejects, but the interval holds 0"),
         (0.011, -0.5, "no difference shown at 99 %.*p = 0.011$"),

@@ -64,7 +64,7 @@ def test_an_unknown_metric_is_named():
 
 
 def regressions(shift, rounds, episodes=100):
-    """Share of pairs of policies in which b is shown to return less than a, as ``--fail-on regression`` judges."""
+    """Share of pairs in which b is shown to have a lower return than a, as ``--fail-on regression`` judges."""
     draws = np.random.default_rng(7)
     found = 0
     for _ in range(rounds):

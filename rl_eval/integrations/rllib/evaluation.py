@@ -245,7 +245,10 @@ class EvaluationFunction:
 
 
 def report(session: EvaluationSession, is_new: bool) -> dict[str, Any]:
-    """Return the values under ``evaluation/env_runners``: RLlib's keys, ours, and the age of the numbers."""
+    """Return the values under ``evaluation/env_runners``.
+
+    They are RLlib's keys, the additional keys of rl_eval, and how old the numbers are.
+    """
     point = session.last
     numbers: dict[str, Any] = {
         "result_is_new": int(is_new),

@@ -273,7 +273,8 @@ def _single(env: EnvBase, what: str, keys: Sequence[Key], given: Key | None) -> 
         raise ConfigError(problem, key=f"{what}_key", value=given, fix="Pass one of these.")
     shape = (env.full_reward_spec if what == "reward" else env.full_done_spec)[key].shape
     if shape.numel() != 1:
-        problem, fix = f"{what} {key!r} has shape {tuple(shape)}, one per agent", "Select one, or use policy.policies."
+        problem = f"{what} {key!r} has shape {tuple(shape)}, one per agent: one value per step is needed"
+        fix = "Select one, or use policy.policies."
         raise ConfigError(problem, key=f"{what}_key", value=tuple(shape), fix=fix)
     return key
 

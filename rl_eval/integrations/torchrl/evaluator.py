@@ -239,7 +239,7 @@ class Evaluator:
         return None
 
     def wait(self, timeout: float | None = None) -> dict[str, Any] | None:
-        """Wait for the next result and return it as :meth:`poll`; None if none is pending or arrives in time.
+        """Wait for the next result, as :meth:`poll`; return None if none is pending, or if it takes too long.
 
         Raises:
             UsageError: A callback called it, while the results wait for that callback.

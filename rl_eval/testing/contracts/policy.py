@@ -113,9 +113,9 @@ class PolicyContract:
         kept = tree.map_structure(np.copy, observations)
         self._call(self._subject.policy, observations, self._fresh_state(self._subject.policy, 16), live, np.arange(16))
         if not all(map(np.array_equal, tree.flatten(observations), tree.flatten(kept))):
-            raise AssertionError("act() wrote into the observations. Copy them before a change.")
+            raise AssertionError("act() modified the observations. Copy the observations before you modify them.")
         if not live.all():
-            raise AssertionError("act() wrote into the mask of live rows. Copy it before a change.")
+            raise AssertionError("act() modified the mask of live rows. Copy the mask before you modify it.")
 
     def test_a_pickled_copy_acts_alike(self) -> None:
         """A policy object is sent to runners as pickled bytes."""

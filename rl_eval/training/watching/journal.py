@@ -107,7 +107,7 @@ class Entry:
 
     @property
     def id(self) -> str:
-        """Name of its folders."""
+        """Name that all folders of this checkpoint have."""
         name, digest = (re.sub(r"[^A-Za-z0-9._-]", "_", text).lstrip(".") for text in (self.info.name, self.digest))
         return f"{name[-80:]}-{digest[:16]}"
 
