@@ -110,7 +110,7 @@ def load_agent(
     except TypeError as error:
         raise ConfigError(
             f"policy_kwargs.agent: {build.__name__} cannot be called with envs alone: {error}",
-            key="policy_kwargs.agent",
+            key="policy.policy_kwargs.agent",
             value=build.__name__,
             fix="Pass more arguments in policy_kwargs.agent_kwargs.",
         ) from error

@@ -35,7 +35,7 @@ def reading(key: str, path: object, what: str, advice: str = "") -> Iterator[Non
         newer = isinstance(error, ImportError) and error.name == "numpy._core"
         raise ConfigError(
             f"policy_kwargs.{key}: {str(path)!r} cannot be read as {what}: {type(error).__name__}: {error}",
-            key=f"policy_kwargs.{key}",
+            key=f"policy.policy_kwargs.{key}",
             value=str(path),
             fix="It was saved with NumPy 2. Install numpy>=2." if newer else advice,
         ) from error

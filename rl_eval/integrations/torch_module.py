@@ -31,7 +31,7 @@ def load_module(path: str) -> torch.nn.Module:
     if not isinstance(loaded, torch.nn.Module):
         raise ConfigError(
             f"policy_kwargs.path: {path!r} contains a {type(loaded).__name__}, not a torch.nn.Module",
-            key="policy_kwargs.path",
+            key="policy.policy_kwargs.path",
             value=path,
         )
     return loaded

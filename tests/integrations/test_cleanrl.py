@@ -209,7 +209,7 @@ def test_an_agent_takes_observations_of_several_parts():
 
 
 def test_an_agent_that_needs_more_than_environments_says_where_it_is_given(tmp_path):
-    with refused(ConfigError, "policy_kwargs.agent", value="AgentOfParts"):
+    with refused(ConfigError, "policy.policy_kwargs.agent", value="AgentOfParts"):
         load_agent(AgentOfParts, tmp_path / "any.cleanrl_model", OBSERVATIONS["vector"], ACTIONS["discrete"])
 
 
@@ -260,5 +260,5 @@ def test_an_agent_without_its_file_is_told_how_it_is_given():
 def test_weights_of_another_agent_are_refused(tmp_path):
     torch.save(build(QNetwork, "discrete").state_dict(), tmp_path / "dqn.cleanrl_model")
     for name in ("dqn", "none"):
-        with refused(ConfigError, "policy_kwargs.path"):
+        with refused(ConfigError, "policy.policy_kwargs.path"):
             load_agent(Agent, tmp_path / f"{name}.cleanrl_model", OBSERVATIONS["vector"], ACTIONS["discrete"])

@@ -201,13 +201,13 @@ def test_a_folder_that_is_no_checkpoint_is_named(cartpole: Any, tmp_path: Path, 
         (tmp_path / "rllib_checkpoint.json").write_text('{"type": "Algorithm", "checkpoint_version": "1.2"}')
     part = path / "learner_group" / "learner" / "rl_module" / "default_policy"
     folder = {"absent": tmp_path / "absent", "above": path.parent, "part": part}.get(place, tmp_path)
-    with refused(ConfigError, "policy_kwargs.path", value=str(folder)):
+    with refused(ConfigError, "policy.policy_kwargs.path", value=str(folder)):
         load_policy(folder)
 
 
 def test_another_module_or_environment_is_refused(cartpole: Any) -> None:
     algorithm, path = cartpole
-    with refused(ConfigError, "policy_kwargs.module_id", value="default_polic"):
+    with refused(ConfigError, "policy.policy_kwargs.module_id", value="default_polic"):
         load_policy(path, module_id="default_polic")
     with refused(ConfigError, "environment.env"):
         evaluate(config_for("Pendulum-v1", path))

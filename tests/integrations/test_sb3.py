@@ -63,7 +63,7 @@ def test_a_model_that_needs_a_newer_numpy_says_so(tmp_path, monkeypatch):
 
     (tmp_path / "model.zip").touch()
     monkeypatch.setattr(models, "load_from_zip_file", read)
-    with refused(ConfigError, "policy_kwargs.path") as caught:
+    with refused(ConfigError, "policy.policy_kwargs.path") as caught:
         load_policy(tmp_path / "model.zip")
     assert "numpy>=2" in caught.value.fix
 
@@ -80,20 +80,20 @@ def test_a_relative_path_is_relative_to_the_working_directory(tmp_path, monkeypa
     make_model().save(tmp_path / "model.zip")
     monkeypatch.chdir(tmp_path)
     load_policy("model.zip")
-    with refused(ConfigError, "policy_kwargs.path", value="other.zip") as caught:
+    with refused(ConfigError, "policy.policy_kwargs.path", value="other.zip") as caught:
         load_policy("other.zip")
     assert str(tmp_path) in str(caught.value)
 
 
 def test_files_that_are_something_else_are_errors(tmp_path):
     (tmp_path / "model.zip").write_bytes(b"no zip")
-    with refused(ConfigError, "policy_kwargs.path"):
+    with refused(ConfigError, "policy.policy_kwargs.path"):
         load_policy(tmp_path / "model.zip")
     make_model().save(tmp_path / "good.zip")
     (tmp_path / "vn.pkl").write_bytes(pickle.dumps([1]))
-    with refused(ConfigError, "policy_kwargs.vecnormalize", value=str(tmp_path / "vn.pkl")):
+    with refused(ConfigError, "policy.policy_kwargs.vecnormalize", value=str(tmp_path / "vn.pkl")):
         load_policy(tmp_path / "good.zip", tmp_path / "vn.pkl")
-    with refused(ConfigError, "policy_kwargs.vecnormalize", value=str(tmp_path / "none.pkl")):
+    with refused(ConfigError, "policy.policy_kwargs.vecnormalize", value=str(tmp_path / "none.pkl")):
         load_policy(tmp_path / "good.zip", tmp_path / "none.pkl")
 
 
@@ -116,7 +116,7 @@ def test_a_live_model_whose_normalizer_is_missing_is_refused(tmp_path):
 def test_a_normalizer_of_rewards_need_not_be_there(tmp_path):
     model = make_model(action="box", wrap=lambda v: VecNormalize(v, norm_obs=False)).learn(64)
     path = save(model, tmp_path)["path"]
-    with refused(ConfigError, "policy_kwargs.vecnormalize", value=None):
+    with refused(ConfigError, "policy.policy_kwargs.vecnormalize", value=None):
         load_policy(path)
     saved = evaluate(config_of(action="box"), load_policy(path, vecnormalize=False))
     assert saved.fingerprint == evaluate(config_of(action="box"), model).fingerprint

@@ -117,7 +117,7 @@ def test_a_normalizer_that_names_another_model_is_a_question(tmp_path, name, oth
     for other in others:
         model(tmp_path / f"{other}.zip")
     (tmp_path / f"{name}.pkl").touch()
-    with refused(ConfigError, "policy_kwargs.vecnormalize", value=f"{name}.pkl"):
+    with refused(ConfigError, "policy.policy_kwargs.vecnormalize", value=f"{name}.pkl"):
         policy_source(str(path))
     assert "vecnormalize" not in policy_source(str(path), {"vecnormalize"}).kwargs
     path = model(tmp_path / f"{stem}.zip", _last_original_obs={}, buffer_size=100)
@@ -308,7 +308,7 @@ def test_a_file_that_is_not_a_module_whose_class_is_known_is_an_error(network, m
     monkeypatch.delattr(sys.modules[__name__], "Missing")
     (network / "half.pt").write_bytes(b"half")
     for name in ("local.pt", "net.cleanrl_model", "half.pt"):
-        with refused(ConfigError, "policy_kwargs.path", value=name):
+        with refused(ConfigError, "policy.policy_kwargs.path", value=name):
             load_module(name)
 
 

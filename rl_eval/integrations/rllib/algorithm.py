@@ -273,7 +273,9 @@ def load_policy(
 def _check_folder(folder: Path) -> None:
     if not folder.is_dir():
         raise ConfigError(
-            f"policy_kwargs.path: folder {str(folder)!r} does not exist", key="policy_kwargs.path", value=str(folder)
+            f"policy_kwargs.path: folder {str(folder)!r} does not exist",
+            key="policy.policy_kwargs.path",
+            value=str(folder),
         )
     if (folder / _MODULES).is_dir():
         return
@@ -285,7 +287,7 @@ def _check_folder(folder: Path) -> None:
         hint = "It comes from RLlib's old API stack. Train with the new one."
     raise ConfigError(
         f"policy_kwargs.path: {str(folder)!r} is not an Algorithm's checkpoint: {_MODULES.as_posix()} is missing",
-        key="policy_kwargs.path",
+        key="policy.policy_kwargs.path",
         value=str(folder),
         fix=hint,
     )
@@ -296,7 +298,7 @@ def _module(folder: Path, module_id: str) -> Any:
     if module_id not in known:
         raise ConfigError(
             f"policy_kwargs.module_id is {module_id!r}, which is not in {folder}; {nearest(module_id, known)}",
-            key="policy_kwargs.module_id",
+            key="policy.policy_kwargs.module_id",
             value=module_id,
         )
     check_separate(_constructor(folder)[2])
@@ -314,7 +316,7 @@ def _pipeline(folder: Path, name: str, cls: Any) -> Any:
             return cls.from_checkpoint(str(place))
     raise ConfigError(
         f"policy_kwargs.path: the checkpoint {str(folder)!r} has no {name}, so it cannot act",
-        key="policy_kwargs.path",
+        key="policy.policy_kwargs.path",
         value=str(folder),
     )
 

@@ -208,8 +208,8 @@ def _beside(file: Path) -> tuple[Path | None, tuple[str, ...]]:
     if trained:
         raise ConfigError(
             f"policy_kwargs.vecnormalize is missing: {str(file)!r} {LACKS_STATISTICS}",
-            key="policy_kwargs.vecnormalize",
-            fix="Pass the file of venv.save(), which SB3's callbacks and its zoo name *vecnormalize*.pkl, as in --set "
+            key="policy.policy_kwargs.vecnormalize",
+            fix="Pass the file of venv.save(), which SB3's callbacks and its zoo name *vec*normalize*.pkl, as in --set "
             "policy.policy_kwargs.vecnormalize=FILE. If the VecNormalize normalized only rewards, pass False.",
         )
     return None, (unknown(file.name),) if trained is None else ()
@@ -232,7 +232,7 @@ def _load_statistics(file: Path) -> VecNormalize:
     if not isinstance(wrapper, VecNormalize):
         raise ConfigError(
             f"policy_kwargs.vecnormalize: {str(file)!r} contains a {type(wrapper).__name__}, not a VecNormalize",
-            key="policy_kwargs.vecnormalize",
+            key="policy.policy_kwargs.vecnormalize",
             value=str(file),
         )
     return wrapper
@@ -246,7 +246,7 @@ def _existing(key: str, path: str | os.PathLike[str], suffix: str) -> Path:
     relative = not given.is_absolute()
     raise ConfigError(
         f"policy_kwargs.{key}: there is no file {str(given)!r}" + (f" in {Path.cwd()}" if relative else ""),
-        key=f"policy_kwargs.{key}",
+        key=f"policy.policy_kwargs.{key}",
         value=str(given),
         fix="If runners have another working directory, pass an absolute path." if relative else "",
     )
