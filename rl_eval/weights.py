@@ -192,7 +192,7 @@ def tensors_of(snapshot: WeightsSnapshot, advice: str = "") -> dict[str, torch.T
     """Return all weights of a snapshot by name, for a safetensors file.
 
     Args:
-        snapshot: Its tensors are views of this buffer.
+        snapshot: The weights. The returned tensors are views of its buffer.
         advice: Next step, for the error message.
 
     Raises:

@@ -50,7 +50,11 @@ class Evaluated:
         int | None, option("N", "Environments per runner.", "--num-envs-per-runner", "--envs-per-runner")
     ] = None
     batched: Annotated[
-        bool, option(None, "Step all environments of a runner in one call: a simulator or a vector environment.")
+        bool,
+        option(
+            None,
+            "Step all environments in one call; --env is a vector environment or a batched simulator.",
+        ),
     ] = False
     device: Annotated[str | None, option("DEVICE", "Device of the policy: cpu, cuda, cuda:0.")] = None
     stochastic: Annotated[

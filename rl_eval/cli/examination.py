@@ -282,7 +282,7 @@ class _Examination:
             return problem(
                 f"two processes play different episodes: they differ in {text}",
                 "search for uses of set order, hash(), id(), the clock or files; rl-eval and its runners start with "
-                "PYTHONHASHSEED=0, but a script that evaluates in its own process may not",
+                "PYTHONHASHSEED=0, but a script that evaluates in its own process may start without it",
             )
         return ok(f"two processes with other hash seeds play equal episodes ({len(ours) - 1:,} steps compared)")
 

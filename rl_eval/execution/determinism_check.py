@@ -249,7 +249,7 @@ class Reruns:
         return bool(self._current.held.get(runner))
 
     def take(self, runner: int, position: int, lanes: int, positions: Collection[int]) -> tuple[Lease, ...]:
-        """Assign a runner an episode for each free lane; return the leases.
+        """Assign one episode to each free slot of a runner; return the leases.
 
         Args:
             runner: Incarnation of the runner.

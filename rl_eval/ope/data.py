@@ -194,7 +194,13 @@ def _check(steps: Mapping[str, Array]) -> None:
     why, name = "the log-probability at step {step} is {value}", "action_log_prob"
     rules += [
         (name, np.isnan(log_prob), why, _MISSING, log_prob),
-        (name, np.isneginf(log_prob), f"{why}, but the action was taken", "Store that of the acting policy.", log_prob),
+        (
+            name,
+            np.isneginf(log_prob),
+            f"{why}, but the action was taken",
+            "Store the log-probability that the acting policy gave to this action.",
+            log_prob,
+        ),
         (
             name,
             np.isposinf(log_prob) | (log_prob > highest),

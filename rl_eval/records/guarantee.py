@@ -13,8 +13,8 @@ Guarantee = Literal["exact", "conditions", "layout"]
 
 MEANINGS: Final[Mapping[Guarantee, str]] = {
     "exact": "the same records for any number of runners and environments, and after faults",
-    "conditions": "the same starts and draws; steps repeat bit for bit only with the same rows in the same slots",
-    "layout": "exactly N episodes, without bias; records repeat only at the same width and block",
+    "conditions": "the same starts and draws; steps repeat bit for bit only if the observations of a batch do",
+    "layout": "exactly N episodes, without bias; records repeat only with the same number of environments",
 }
 """Meaning of each guarantee, the strongest first."""
 

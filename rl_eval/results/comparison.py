@@ -351,7 +351,7 @@ def verdict_of(difference: PairedDifference, confidence: float, settings: Sequen
 
 
 def _undecided(difference: PairedDifference) -> str:
-    """Return why neither interval nor test says anything of a difference; empty if one does, as of few equal ones."""
+    """Return the reason why interval and test say nothing about a difference; empty if one of them says something."""
     interval = difference.interval
     if not interval.exists and interval.note != FEW_EQUAL:
         return interval.note

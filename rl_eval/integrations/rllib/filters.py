@@ -206,11 +206,11 @@ class FilteredPolicy:
 def as_policy(
     value: Filtered, section: PolicySection, observation_space: gym.Space[Any], action_space: gym.Space[Any]
 ) -> FilteredPolicy:
-    """Build the policy that acts.
+    """Build the policy that filters observations and then acts.
 
     Raises:
         WeightsError: The statistics do not fit the observation space.
-        ConfigError: The policy inside cannot act.
+        ConfigError: The policy behind the filter cannot act.
     """
     boxes = {path: box.shape for path, box in _boxes(observation_space).items()}
     for path, moments in value.filter.moments.items():

@@ -145,7 +145,7 @@ def _choose(distribution: Any, mode: str) -> Any:
 
 
 def _draw(distribution: Any, chance: Chance) -> Any:
-    """Sample a distribution with the episodes' own noise, one row per lane.
+    """Sample a distribution with the noise of each episode, one row per slot.
 
     Raises:
         ConfigError: There is no noise, or the distribution needs torch's global generator.

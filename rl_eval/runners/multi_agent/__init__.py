@@ -1,4 +1,4 @@
 """Environments of several agents: the runner, the APIs that it adapts, and who plays whom.
 
-``team`` is what the runner steps, whatever API is behind it. Imported by runners; knows no framework.
+The runner steps a ``team``, which has one interface for every API. Runners import this package; it imports no framework.
 """
