@@ -39,6 +39,7 @@ def test_unreachable_address(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not ray.is_initialized()
 
 
+@pytest.mark.slow
 def test_a_local_cluster_ends_with_the_group_that_started_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without an address a cluster is started, and shut down; runners are told the variables that we lack."""
     needed = reproducible_environment()
@@ -86,6 +87,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.slow
 def test_runners_compute_as_a_driver_without_an_mkl_mode() -> None:
     """A script that leaves the variable unset has one fingerprint and one numerics key; torch has read it by then."""
     unset = {name: value for name, value in os.environ.items() if name not in reproducible_environment()}
@@ -109,6 +111,7 @@ if {waits}:
 
 
 @pytest.mark.parametrize("told", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["SIGTERM", "forgotten"])
+@pytest.mark.slow
 def test_a_process_that_ends_without_stopping_its_group_leaves_nothing(told: bool) -> None:
     """Neither runners nor Ray's daemons, whether it is told to end or just ends."""
     mark = uuid.uuid4().hex
@@ -164,6 +167,7 @@ def guarded() -> Iterator[tuple[Machine, str]]:
     ],
     ids=["nothing", "disabled", "no token", "another token"],
 )
+@pytest.mark.slow
 def test_a_cluster_that_asks_for_a_token_is_said_to(
     guarded: tuple[Machine, str], variables: dict[str, str], hint: str
 ) -> None:

@@ -50,6 +50,7 @@ def pids(evaluator: Evaluator) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 def test_a_killed_runner_is_replaced_and_init_fn_comes_first_in_both_processes(tmp_path: Path) -> None:
     """Its episodes run again with the weights of the request; nothing is imported in either when the function runs."""
     from evaluator_modules import Scale

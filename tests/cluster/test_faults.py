@@ -182,6 +182,7 @@ def test_children_of_a_dead_runner_are_ended(tmp_path: Path) -> None:
     assert all(gone(pid) for pid in [*pids, *children])
 
 
+@pytest.mark.slow
 def test_a_broken_machine_costs_no_episode(tmp_path: Path) -> None:
     """Every attempt fails on one of two runners, at once, and the other is slow: all complete, none is charged."""
     broke = tmp_path / "broke"

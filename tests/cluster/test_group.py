@@ -208,6 +208,7 @@ def test_a_runner_killed_from_outside_is_replaced(warm: EvalRunnerGroup) -> None
     assert warm.get_metrics()["episodes"] >= counted + 1_000
 
 
+@pytest.mark.slow
 def test_a_runner_that_hangs_in_a_step_is_replaced_and_one_that_works_for_its_caller_is_not(tmp_path: Path) -> None:
     """A simulator holds the evaluation no longer than the limit of a step; a function may take its time."""
     mark = tmp_path / "hung"

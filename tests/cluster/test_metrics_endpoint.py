@@ -72,6 +72,7 @@ def reads(evaluator: str, expected: dict[str, float]) -> bool:
     return eventually(lambda: scraped(evaluator) == pytest.approx(expected))
 
 
+@pytest.mark.slow
 def test_every_number_is_at_the_endpoint(point, call):
     """Counters add up over evaluations; gauges are those of the last one."""
     result = point.result

@@ -37,6 +37,7 @@ def check(world: str, runners: int, slots: int, fault: str, folder: Path) -> Non
     assert len(list(folder.iterdir())) == (fault == "kill")
 
 
+@pytest.mark.slow
 def test_records_survive_two_runners_and_a_killed_one(ray_cluster: None, tmp_path: Path) -> None:
     """What a killed runner had under way is run again elsewhere, with the same agents in the same seats."""
     check("policies that take turns", 2, 8, "kill", tmp_path)

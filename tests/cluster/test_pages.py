@@ -42,7 +42,13 @@ def _no_service_is_left() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_no_service_is_left")
-@pytest.mark.parametrize("page", pages("tests/cluster/test_pages.py"), ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, id=page.stem, marks=[pytest.mark.slow] if page.stem == "service" else [])
+        for page in pages("tests/cluster/test_pages.py")
+    ],
+)
 def test_a_page_can_be_followed(reader: Reader, page: Path) -> None:
     """All its Python runs, and its commands."""
     reader.names |= BEFORE.get(page.stem, dict)()

@@ -36,6 +36,7 @@ def watch(output, **runners):
     return pids
 
 
+@pytest.mark.slow
 def test_actors_that_stay_give_the_same_curve(folder):
     """Three checkpoints and the second test of the best: the same process, which is not this one."""
     for step in (1, 2, 3):

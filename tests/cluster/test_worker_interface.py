@@ -27,6 +27,7 @@ class Diary(GroupCallbacks):
         self.restarts.append(runner_index)
 
 
+@pytest.mark.slow
 def test_filters_are_the_same_for_any_number_of_runners_and_reach_a_replaced_one(ray_cluster: None) -> None:
     """Statistics, results and the filters of a runner that came later; its replacement is told."""
     made = config().evaluation(determinism_check=0, num_episodes=12)

@@ -103,7 +103,7 @@ def test_run_kill_continue(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
             first.stdin.write(f"{line}\n")
             first.stdin.flush()
             assert first.stdout.readline() == f"{line}\n"
-        with refused(LogOwned, open_storage(uri).label):
+        with refused(LogOwned, "log_dir", value=open_storage(uri).label):
             EvaluationLog.open(uri)
     finally:
         first.kill()
