@@ -106,6 +106,7 @@ class EvalConfig:
         num_runners: int = 0,
         num_envs_per_runner: int | None = None,
         runner: str | type = "vector",
+        block: int | None = None,
         num_cpus_per_runner: float = 1.0,
         num_gpus_per_runner: float = 0.0,
         custom_resources_per_runner: Mapping[str, float] = {},

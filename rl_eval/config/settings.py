@@ -181,6 +181,9 @@ class RunnersSection(_Section):
     """``vector``, ``single_agent``, ``multi_agent``, ``subprocess`` (one process per environment), ``batched`` (one
     simulator for all environments), or the ``"module:Class"`` of a runner. With ``policy.policies`` the default is
     ``multi_agent``."""
+    block: PositiveInt | None = None
+    """With ``batched``, for a simulator that cannot restart single slots: episodes per slot that run from one full
+    reset, such as 64. The result is then bound to ``num_envs_per_runner`` and ``block`` (the guarantee ``layout``)."""
     num_cpus_per_runner: Fraction = 1.0
     """CPUs that Ray reserves for each runner."""
     num_gpus_per_runner: Annotated[Fraction, Processes] = 0.0
@@ -209,6 +212,11 @@ class RunnersSection(_Section):
         if self.num_envs_per_runner is not None:
             return self.num_envs_per_runner
         return int(self.runner_class.default_lanes)
+
+    @property
+    def block_size(self) -> int:
+        """Episodes of a block; 0 without blocks."""
+        return self.lanes * (self.block or 0)
 
     @property
     def runner_class(self) -> Any:
@@ -472,6 +480,13 @@ def check_runner(settings: EvalSettings) -> None:
             key="runners.num_envs_per_runner",
             value=runners.lanes,
             fix='Remove it, or set runners.runner to "vector".',
+        )
+    if runners.block is not None and not getattr(cls, "runs_blocks", False):
+        raise ConfigError(
+            f"runners.block is {runners.block}, but runners.runner {runners.runner!r} runs single episodes",
+            key="runners.block",
+            value=runners.block,
+            fix="Remove it, or set runners.runner: batched.",
         )
     if cls.needs_processes and not runners.num_runners:
         raise ConfigError(

@@ -108,7 +108,7 @@ class DeterminismSample(Aspect):
             return Choice({}, "no episode completed" if self._candidates else off, 0.0)
         rows = store.table.rows
         if (promised := guarantee_of(store.numerics)) != "exact":
-            return Choice({}, f"not checked, since the guarantee is {promised}", 0.0)
+            return Choice({}, f"the guarantee is {promised}", 0.0)
         alone = store.numerics.get("reference") == "row"
         sharing = 1 if alone else min(settings.runners.lanes, math.ceil(len(rows) / runners))
         reset, step, policy = (rows[f"{name}_seconds"].astype(np.float64) for name in ("reset", "step", "inference"))

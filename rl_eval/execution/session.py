@@ -29,6 +29,7 @@ from rl_eval.execution.runner_pool import Member
 from rl_eval.records.episode import Fault, RunReport, charged_attempts, failed_row
 from rl_eval.results.provenance import manifest_of
 from rl_eval.scheduling import events
+from rl_eval.scheduling.blocks import BlockSchedule
 from rl_eval.scheduling.runner_failures import attribute_loss
 from rl_eval.scheduling.schedule import Schedule
 from rl_eval.supervision.flight_recorder import CrashReport
@@ -337,13 +338,10 @@ class EpisodeSession(Phase):
         self._pool_size = max(1, self.pool.expected())
         if faults.fail_fast and not table.completed.any():
             self._fail_fast = FailFast(self._pool_size * settings.runners.lanes)
-        self._schedule = Schedule(
-            outcome.plan,
-            self._pool_size,
-            done=np.flatnonzero(table.filled).tolist(),
-            attempts=charged_attempts(table),
-            max_attempts=faults.max_attempts_per_episode,
-        )
+        done, attempts = np.flatnonzero(table.filled).tolist(), charged_attempts(table)
+        arguments = self._pool_size, done, attempts, faults.max_attempts_per_episode
+        size = settings.runners.block_size
+        self._schedule = BlockSchedule(outcome.plan, size, *arguments) if size else Schedule(outcome.plan, *arguments)
         # The first event gives up episodes that had no attempt left in the earlier session.
         self._obey(self._handle(events.PoolSized(self._pool_size), now), now)
         for member in self.pool.ready():

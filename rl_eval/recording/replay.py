@@ -128,6 +128,9 @@ def lease_of(result: EvalResult, index: int) -> Lease:
         UsageError: The episode has no record.
     """
     recorded = recorded_episode(result, index)
+    if result.guarantee == "layout":
+        problem = f"episode {index} cannot run alone: it depends on the other episodes of its block (runners.block)"
+        raise UsageError(problem, key="runners.block", episode=index, fix="Evaluate again with the same settings.")
     return Lease(index, recorded.seed, recorded.attempts, 0, seating=result.plan.seating(index))
 
 

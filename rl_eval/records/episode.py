@@ -62,7 +62,8 @@ class Lease(NamedTuple):
     ``attempt`` counts from 1; earlier attempts were charged to other runners. ``runner`` is the
     incarnation that holds the lease: a replaced runner is another incarnation. ``fresh`` asks for an
     environment that has served no other episode, ``traced`` for a trace in the report; ``seating`` is that of the
-    episode's spec.
+    episode's spec. ``block`` has the seeds of consecutive episodes, this one included, that run together; it is empty
+    for an episode of its own.
     """
 
     index: int  # type: ignore[assignment]
@@ -72,6 +73,7 @@ class Lease(NamedTuple):
     fresh: bool = False
     traced: bool = False
     seating: tuple[str, ...] | None = None
+    block: tuple[int, ...] = ()
 
 
 Phase = Literal["construct", "reset", "step", "act", "close", "run"]

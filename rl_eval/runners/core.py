@@ -206,6 +206,7 @@ class RunnerCore(abc.ABC):
         if probing:
             # Before the leases: a probe that raises fails the evaluation, and its leases must not run in the next one.
             self._inference.probe()
+            self._inference.numerics |= self._bound_to()
             self._pending.built_weights = self._built_weights()
             if self._has_random_weights:
                 self._pending.note(
@@ -218,6 +219,10 @@ class RunnerCore(abc.ABC):
             self._pending.returned += [lease.index for lease in self._queue if lease.index in wanted]
             self._queue = deque(lease for lease in self._queue if lease.index not in wanted)
         return probing and self.settings.runners.num_runners > 1
+
+    def _bound_to(self) -> dict[str, Any]:
+        """Return the part of the numerics key that the environments add: the guarantee, if it is below exact."""
+        return {}
 
     def _built_weights(self) -> str:
         """Digest of the weights that the policy was built with; empty after new weights, or for a single runner."""

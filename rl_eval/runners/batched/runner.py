@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any, Final, TypeVar, final
+from typing import Any, ClassVar, Final, TypeVar, final
 
 import gymnasium as gym
 import numpy as np
@@ -36,6 +37,28 @@ Result = TypeVar("Result")
 _SUCCESS: Final = ("is_success", "success")
 
 
+@dataclass(slots=True)
+class _Block:
+    """Block of episodes that is running."""
+
+    lease: Lease
+    started: float
+    next: int = 0
+    """Number of its episodes that have started."""
+    rows: list[tuple[Any, ...]] = field(default_factory=list)
+    infos: list[list[float]] = field(default_factory=list)
+
+    def take(self) -> Lease:
+        """Return the lease of the next episode."""
+        offset, self.next = self.next, self.next + 1
+        return self.lease._replace(index=self.lease.index + offset, seed=self.lease.block[offset], block=())
+
+    @property
+    def all_started(self) -> bool:
+        """Whether every episode has started."""
+        return self.next == len(self.lease.block)
+
+
 @final
 class BatchedEvalRunner(RunnerCore):
     """Runner of a :class:`BatchSimulator`: one forward pass and one call of the simulator for all live slots.
@@ -43,7 +66,12 @@ class BatchedEvalRunner(RunnerCore):
     The quota is by first started: a free slot gets the next lease, and is restarted with its seed. A slot without a
     lease is masked: its steps are never counted. An exception of a call for several slots is *suspected* for all of
     them, and the simulator is built again.
+
+    With ``runners.block``, a lease is a block: one full reset seeds all its episodes, and a slot that restarts by
+    itself runs the next one. A fault fails the block.
     """
+
+    runs_blocks: ClassVar[bool] = True
 
     def __init__(self, settings: EvalSettings, runner_index: int, policy: Any = None) -> None:
         _check_supported(settings)
@@ -65,6 +93,8 @@ class BatchedEvalRunner(RunnerCore):
         """The runner's own simulator, while another one runs episodes that need a new one."""
         self._stale = False
         """Whether the simulator must not be used again."""
+        self._blocks = settings.runners.block is not None
+        self._block: _Block | None = None
         self._unused: list[int] = []
         """Slots of such a simulator that have run no episode."""
         super().__init__(settings, runner_index, policy)
@@ -76,6 +106,13 @@ class BatchedEvalRunner(RunnerCore):
     @override
     def _any_live(self) -> bool:
         return bool(self._live.any())
+
+    @override
+    def _bound_to(self) -> dict[str, Any]:
+        if not self._blocks or self._simulator is None:
+            return {}
+        width, block = self.settings.runners.lanes, self.settings.runners.block
+        return {"guarantee": "layout", "adapter": self._simulator.name, "num_envs": width, "block": block}
 
     def foreach_env(self, function: Callable[[Any], Result]) -> list[Result]:
         """Call a function with the runner's own simulator, if it is built; return the result in a list."""
@@ -97,10 +134,13 @@ class BatchedEvalRunner(RunnerCore):
         if self._accept(leases, reclaim, abort):
             return self._report()
         while True:
-            self._restart()
+            if self._blocks:
+                self._begin_block()
+            else:
+                self._restart()
             self._expire()
             self._reject_nan()
-            if self._live.any():
+            if self._live.any() or self._block is not None:
                 self._sweep()
             elif not self._queue or self._pending:
                 break
@@ -145,6 +185,52 @@ class BatchedEvalRunner(RunnerCore):
                 trace = self._traces[slot] = Trace()
                 trace.begin(self._inference.observations.row_content(slot))
 
+    def _begin_block(self) -> None:
+        """Reset the simulator for the next block, and start its first episodes."""
+        if self._block is not None or not self._queue or (self._stale and self._pending):
+            return
+        if self._stale or self._simulator is None:
+            self._replace(0)
+        simulator, started = self._simulator, perf_counter()
+        assert simulator is not None
+        block = self._block = _Block(self._queue.popleft(), started)
+        self._recorder.begin(0, block.lease.index, block.lease.seed, block.lease.attempt)
+        self._recorder.enter(RESET)
+        try:
+            self._inference.observations.adopt(slice(0, simulator.num_envs), simulator.reset(block.lease.seed))
+        except survivable() as error:
+            self._fail_block("env", "reset", error)
+            return
+        self._pending.reset_seconds += perf_counter() - started
+        for slot in range(min(simulator.num_envs, len(block.lease.block))):
+            self._begin_in_block(slot, block)
+
+    def _begin_in_block(self, slot: int, block: _Block) -> None:
+        """Start the next episode of a block in a slot that has restarted."""
+        lease = block.take()
+        self._begin(slot, lease)
+        self._reset_seconds[slot] = 0.0
+        self._inference.begin(slot, lease.seed)
+        # If the process dies, the block is lost.
+        self._recorder.begin(slot, block.lease.index, block.lease.seed, block.lease.attempt)
+
+    def _continue_block(self, step: BatchStep) -> None:
+        """Start episodes in slots that have restarted; report the block when all its episodes have ended."""
+        block = self._block
+        if block is None:
+            return
+        if step.started is not None and not block.all_started:
+            mask, observations = step.started
+            slots = np.flatnonzero(mask & ~self._live[: len(mask)])[: len(block.lease.block) - block.next]
+            self._inference.observations.adopt(slots, tree.map_structure(lambda leaf: leaf[slots], observations))
+            for slot in slots.tolist():
+                self._begin_in_block(slot, block)
+        if block.all_started and not self._live.any():
+            self._pending.rows += block.rows
+            self._pending.infos += block.infos
+            self._lifetime["episodes"] += len(block.rows)
+            self._block = None
+
     def _begin(self, slot: int, lease: Lease) -> None:
         """Give a slot to an episode, with all sums at zero."""
         self._leases[slot], self._live[slot] = lease, True
@@ -184,7 +270,8 @@ class BatchedEvalRunner(RunnerCore):
         self._recorder.enter(CONSTRUCT)
         started = perf_counter()
         runners = self.settings.runners.num_runners
-        simulator = build_simulator(self.settings.environment, self.runner_index, runners, num_envs)
+        section = self.settings.environment
+        simulator = build_simulator(section, self.runner_index, runners, num_envs, blocks=self._blocks)
         self._pending.constructed(perf_counter() - started)
         for note in simulator.notes:
             self._pending.note(note)
@@ -217,7 +304,7 @@ class BatchedEvalRunner(RunnerCore):
 
     def _sweep(self) -> None:
         """Choose actions for all live slots, and step the simulator."""
-        started, live = perf_counter(), int(self._live.sum())
+        started, live = perf_counter(), max(1, int(self._live.sum()))
         self._recorder.enter(ACT)
         actions, errors = self._inference.act_together()
         acted = perf_counter()
@@ -226,12 +313,14 @@ class BatchedEvalRunner(RunnerCore):
         for slot, error in errors.items():
             self._inference.observations.clear(slot)
             self._fault(slot, "policy", "act", error)
-        acting = np.flatnonzero(self._live)
-        if not len(acting):
-            return
-        simulator = self._simulator
+        acting, simulator = np.flatnonzero(self._live), self._simulator
         assert simulator is not None
-        actions = _filled(actions, acting, simulator.num_envs)
+        if len(acting):
+            actions = _filled(actions, acting, simulator.num_envs)
+        elif self._block is not None:
+            actions = self._idle_actions(simulator)  # All slots restart in this step.
+        else:
+            return
         self._recorder.enter(STEP, int(acting[0]) if len(acting) == 1 else ALL_LANES)
         try:
             step = simulator.step(actions)
@@ -239,8 +328,15 @@ class BatchedEvalRunner(RunnerCore):
         except survivable() as error:
             self._fail_together(acting.tolist(), "step", error)
             return
-        self._step_clock += (perf_counter() - acted) / len(acting)
+        self._step_clock += (perf_counter() - acted) / max(1, len(acting))
         self._add(step, actions)
+        self._continue_block(step)
+
+    def _idle_actions(self, simulator: BatchSimulator) -> Any:
+        """Return valid actions of all slots, which have no effect."""
+        space = gym.vector.utils.batch_space(simulator.action_space, simulator.num_envs)
+        space.seed(0)
+        return space.sample()
 
     def _add(self, step: BatchStep, actions: Any) -> None:
         """Add a step to the sums of the live slots, and finish the episodes that it ends."""
@@ -300,6 +396,11 @@ class BatchedEvalRunner(RunnerCore):
             *(int(self._lengths[slot]), terminated, bool(cut), cut, once, last, Outcome.COMPLETED, lease.attempt),
             *(self.runner_index, self._weights_version, self._reset_seconds[slot], step_seconds, inference_seconds),
         )
+        if self._block is not None:
+            self._block.rows.append(row)
+            self._block.infos.append(self._infos[slot].tolist())
+            self._free(slot)
+            return
         self._pending.rows.append(row)
         self._pending.infos.append(self._infos[slot].tolist())
         if slot in self._traces:
@@ -310,7 +411,10 @@ class BatchedEvalRunner(RunnerCore):
     # ------------------------------------------------------------------ faults
 
     def _fault(self, slot: int, cause: FaultCause, phase: Phase, error: BaseException, *, charged: bool = True) -> None:
-        """Record a fault, and free the slot."""
+        """Record a fault, and free the slot; with blocks, fail the block."""
+        if self._blocks:
+            self._fail_block(cause, phase, error, slot)
+            return
         lease = self._leases[slot]
         assert lease is not None
         place, seconds = (cause, phase, int(self._lengths[slot])), perf_counter() - float(self._started[slot])
@@ -323,6 +427,9 @@ class BatchedEvalRunner(RunnerCore):
         Raises:
             BaseException: The error, if no slot had an episode: it is the simulator's own.
         """
+        if self._blocks:
+            self._fail_block("env", phase, error)
+            return
         if not slots:
             raise error
         for slot in slots:
@@ -330,8 +437,25 @@ class BatchedEvalRunner(RunnerCore):
         self._drop_live()
         self._stale = True
 
+    def _fail_block(self, cause: FaultCause, phase: Phase, error: BaseException, slot: int | None = None) -> None:
+        """Record the fault of the block, with the steps of the slot that caused it, if there still is a block."""
+        block, self._block = self._block, None
+        if block is None:
+            return
+        place = cause, phase, int(self._lengths[slot]) if slot is not None else 0
+        self._add_fault(block.lease, place, error, perf_counter() - block.started)
+        for other in np.flatnonzero(self._live).tolist():
+            self._free(other)
+        self._stale = self._stale or cause != "policy"
+
     @override
     def _drop_live(self) -> None:
+        if self._block is not None:
+            self._pending.returned.append(self._block.lease.index)
+            self._block = None
+            for slot in np.flatnonzero(self._live).tolist():
+                self._free(slot)
+            return
         for slot in np.flatnonzero(self._live).tolist():
             lease = self._leases[slot]
             assert lease is not None
@@ -395,6 +519,8 @@ class BatchedEvalRunner(RunnerCore):
             for slot in slots.tolist()
             if (lease := self._leases[slot]) is not None
         ]
+        if self._block is not None and not live:
+            live = [Progress(self._block.lease.index, self._block.lease.attempt, 0)]
         seconds = float((self._step_clock - self._clocks[1, slots]).sum())
         report = self._pending.take(
             tuple(live), seconds, self._weights_version, inference.numerics, inference.notes, ()

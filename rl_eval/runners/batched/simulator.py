@@ -36,6 +36,9 @@ class BatchStep:
     """Shape (num_envs,)."""
     values: Callable[[str], tuple[npt.NDArray[Any], Flags] | None] = _no_values
     """Returns the values of an ``info`` key and the mask of the slots that reported it; None if no slot did."""
+    started: tuple[Flags, Any] | None = None
+    """Mask of the slots that started another episode by themselves, and observations of shape (num_envs, ...) with its
+    first one in these slots; None if no slot did. Only blocks use it."""
 
 
 class BatchSimulator(abc.ABC):
@@ -51,6 +54,8 @@ class BatchSimulator(abc.ABC):
     """Space of the observation of one slot."""
     action_space: gym.Space[Any]
     """Space of the action of one slot."""
+    name: str = "simulator"
+    """Name of the simulator, which is part of the numerics key of blocks."""
     notes: tuple[str, ...] = ()
     """Notes for readers of the result, such as settings of the simulator that change the returns."""
 
@@ -65,6 +70,14 @@ class BatchSimulator(abc.ABC):
         Returns:
             First observations of these slots: nested arrays, shape (k, ...).
         """
+
+    def reset(self, seed: int) -> Any:
+        """Start an episode in every slot, from one seed, for a block; return observations of shape (num_envs, ...).
+
+        Raises:
+            NotImplementedError: The simulator does not support blocks.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no reset() for blocks")
 
     @abc.abstractmethod
     def step(self, actions: Any) -> BatchStep:

@@ -38,21 +38,28 @@ class VectorEnvSimulator(BatchSimulator):
     Args:
         env: The environment. Its autoreset mode is read from its attribute ``autoreset_mode``: ``metadata`` is shared
             between classes.
+        blocks: Whether it is only reset as a whole, and its slots restart by themselves.
 
     Raises:
         ConfigError: Its slots cannot be reset alone with a seed of their own.
     """
 
-    def __init__(self, env: VectorEnv[Any, Any, Any]) -> None:
+    def __init__(self, env: VectorEnv[Any, Any, Any], *, blocks: bool = False) -> None:
         self._env = env
-        self.num_envs = env.num_envs
+        self.num_envs, self.name = env.num_envs, type(env).__name__
         self.observation_space, self.action_space = env.single_observation_space, env.single_action_space
         self._seeds_as_array = type(env).__module__ == _ALE
         self._mode = getattr(env, "autoreset_mode", AutoresetMode.NEXT_STEP)
         self._started = False
         self._ended: Flags = np.zeros(self.num_envs, bool)
         """Slots that ended and were not restarted."""
-        if type(env) not in _TRUSTED:
+        if blocks and self._mode is AutoresetMode.DISABLED:
+            raise ConfigError(
+                "runners.block needs slots that restart by themselves, but the autoreset mode is DISABLED",
+                key="runners.block",
+                fix="Build the vector environment with AutoresetMode.NEXT_STEP.",
+            )
+        if not blocks and type(env) not in _TRUSTED:
             self._check_restarts()
 
     @override
@@ -60,6 +67,11 @@ class VectorEnvSimulator(BatchSimulator):
         seeds = [spec.seed for spec in specs]
         observations = self._reset(slots, seeds)
         return tree.map_structure(lambda leaf: leaf[slots], observations)
+
+    @override
+    def reset(self, seed: int) -> Any:
+        self._ended = np.zeros(self.num_envs, bool)
+        return self._env.reset(seed=seed)[0]
 
     def _reset(self, slots: Slots, seeds: list[int]) -> Any:
         """Reset some slots, all of them the first time; return the observations of all slots."""
@@ -82,16 +94,19 @@ class VectorEnvSimulator(BatchSimulator):
             # Such an environment refuses to step slots that have ended.
             idle = np.flatnonzero(self._ended)
             self._reset(idle, [_THROWAWAY_SEED] * len(idle))
+        same_step, restarting = self._mode is AutoresetMode.SAME_STEP, self._ended
         result = self._env.step(actions)
         observations, rewards, terminated, truncated = result[:4]
         infos: Mapping[str, Any] = result[4]
         rewards = np.asarray(rewards, np.float64)
         terminated, truncated = np.asarray(terminated, bool), np.asarray(truncated, bool)
         ended = terminated | truncated
-        self._ended |= ended
-        if self._mode is AutoresetMode.SAME_STEP and ended.any():
+        started = (ended if same_step else restarting), observations
+        self._ended = ended
+        if same_step and ended.any():
             observations, infos = _before_autoreset(observations, infos, ended)
-        return BatchStep(observations, rewards, terminated, truncated, _Values(infos, self.num_envs))
+        values = _Values(infos, self.num_envs)
+        return BatchStep(observations, rewards, terminated, truncated, values, started if started[0].any() else None)
 
     @override
     def close(self) -> None:
@@ -104,11 +119,14 @@ class VectorEnvSimulator(BatchSimulator):
             ConfigError: The environment takes no seed for each slot, or ignores ``reset_mask``.
         """
         name, slots = type(self._env).__name__, np.arange(self.num_envs)
-        fix = "Set runners.runner: vector for single environments; for an id, env_kwargs: {vectorization_mode: sync}."
+        fix = (
+            "Set runners.block: 64 for episodes that are bound to the number of environments, runners.runner: vector "
+            "for single environments, or for an id env_kwargs: {vectorization_mode: sync}."
+        )
         try:
             before = self._reset(slots, list(range(1, self.num_envs + 1)))
         except (TypeError, ValueError, AssertionError, gym.error.Error) as error:
-            text = f"{name} takes no seed for each slot ({error}), so an episode would depend on the number of slots"
+            text = f"{name} takes no seed for each slot ({error}), so an episode would depend on its neighbours"
             raise ConfigError(text, key="environment.env", value=name, fix=fix) from error
         if self.num_envs == 1:
             return
@@ -167,7 +185,9 @@ def _before_autoreset(observations: Any, infos: Mapping[str, Any], ended: Flags)
     return whole, merged
 
 
-def build_simulator(section: EnvironmentSection, runner_index: int, num_runners: int, num_envs: int) -> BatchSimulator:
+def build_simulator(
+    section: EnvironmentSection, runner_index: int, num_runners: int, num_envs: int, *, blocks: bool = False
+) -> BatchSimulator:
     """Build the simulator that a config names.
 
     ``environment.env`` is a gymnasium id for ``gymnasium.make_vec``, or a callable (or its ``"module:attr"``) with a
@@ -190,7 +210,7 @@ def build_simulator(section: EnvironmentSection, runner_index: int, num_runners:
             value=type(built).__name__,
             fix="Return a vector environment of num_envs slots, or set runners.runner: vector.",
         )
-    simulator = VectorEnvSimulator(built)
+    simulator = VectorEnvSimulator(built, blocks=blocks)
     simulator.notes = (_described(built, section.env_kwargs),)
     return simulator
 

@@ -1,0 +1,150 @@
+"""Schedule of blocks: consecutive episodes that one runner runs together, from one full reset of its simulator.
+
+A simulator that cannot restart single slots makes an episode depend on its neighbours. So the block is the unit that is
+granted, retried and recorded. :class:`BlockSchedule` numbers the blocks and translates between them and their episodes,
+for a :class:`~rl_eval.scheduling.schedule.Schedule` whose episodes are blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import final
+
+import numpy as np
+import numpy.typing as npt
+from typing_extensions import assert_never, override
+
+from rl_eval.records.episode import Lease
+from rl_eval.scheduling import events
+from rl_eval.scheduling.plan import EpisodePlan
+from rl_eval.scheduling.schedule import Schedule
+
+
+class _BlockPlan:
+    """Plan whose episodes are blocks; the seed of a block is that of its first episode."""
+
+    def __init__(self, plan: EpisodePlan, size: int) -> None:
+        self.seeds: npt.NDArray[np.int64] = plan.seeds[::size]
+
+    def __len__(self) -> int:
+        return len(self.seeds)
+
+    def seating(self, index: int) -> None:
+        """Return None: the episodes of a block have one agent."""
+
+
+@final
+class BlockSchedule(Schedule):
+    """Assigns the blocks of a plan to runners; events and commands name episodes.
+
+    A report contains a block as a whole: all its rows, or one fault with the index of its first episode.
+
+    Args:
+        plan: Episodes to run.
+        size: Episodes of a block; the last one may have fewer.
+        expected_runners: Runners that should join.
+        done: Indices that are already finished, in a resumed run. A block counts as done if all its episodes do.
+        attempts: Used attempts, by the index of any episode of a block.
+        max_attempts: Maximum attempts of a block.
+    """
+
+    def __init__(
+        self,
+        plan: EpisodePlan,
+        size: int,
+        expected_runners: int = 1,
+        done: Collection[int] = (),
+        attempts: Mapping[int, int] | None = None,
+        max_attempts: int = 3,
+    ) -> None:
+        self._episodes, self._size = plan, size
+        counts = np.bincount(np.array(sorted(done), np.int64) // size, minlength=-(-len(plan) // size))
+        finished = [block for block, count in enumerate(counts.tolist()) if count == len(self._indices(block))]
+        used: dict[int, int] = {}
+        for index, count in (attempts or {}).items():
+            used[index // size] = max(count, used.get(index // size, 0))
+        blocks: EpisodePlan = _BlockPlan(plan, size)  # type: ignore[assignment]  # It has what a schedule reads.
+        super().__init__(blocks, expected_runners, finished, used, max_attempts)
+
+    @override
+    def handle(self, event: events.Event) -> list[events.Command]:
+        match event:
+            case events.RunnerReported():
+                positions = self._whole_blocks(event.finished)
+                commands = super().handle(
+                    replace(
+                        event,
+                        finished=tuple(positions),
+                        failed_attempts=self._pairs(event.failed_attempts),
+                        suspects=self._pairs(event.suspects),
+                        returned=self._blocks(event.returned),
+                        live=self._blocks(event.live),
+                    )
+                )
+                return list(self._translated(commands, list(positions.values())))
+            case events.RunnerLost(runner, charged, suspects):
+                lost = events.RunnerLost(runner, self._pairs(charged), self._pairs(suspects))
+                return list(self._translated(super().handle(lost)))
+            case events.RunnerJoined(runner, _):
+                return list(self._translated(super().handle(events.RunnerJoined(runner, 1))))
+            case _:
+                return list(self._translated(super().handle(event)))
+
+    @property
+    @override
+    def unfinished(self) -> int:
+        """Number of episodes whose block has no record and was not given up."""
+        return sum(len(self._indices(block)) for block, done in enumerate(self._done) if not done)
+
+    # ---------------------------------------------------------------- episodes to blocks
+
+    def _indices(self, block: int) -> range:
+        return range(block * self._size, min((block + 1) * self._size, len(self._episodes)))
+
+    def _blocks(self, indices: Iterable[int]) -> tuple[int, ...]:
+        return tuple(dict.fromkeys(index // self._size for index in indices))
+
+    def _pairs(self, pairs: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+        return tuple(dict.fromkeys((index // self._size, attempt) for index, attempt in pairs))
+
+    def _whole_blocks(self, rows: Iterable[int]) -> dict[int, list[int]]:
+        """Return the positions of the rows of each block that a report has as a whole."""
+        positions: dict[int, list[int]] = {}
+        for position, index in enumerate(rows):
+            positions.setdefault(index // self._size, []).append(position)
+        return {block: found for block, found in positions.items() if len(found) == len(self._indices(block))}
+
+    # ---------------------------------------------------------------- blocks to episodes
+
+    def _translated(
+        self, commands: Iterable[events.Command], rows: list[list[int]] | None = None
+    ) -> Iterator[events.Command]:
+        """Yield commands about episodes; ``rows`` are the positions of the rows of each reported block."""
+        for command in commands:
+            match command:
+                case events.Grant(runner, leases):
+                    yield events.Grant(runner, tuple(self._block_lease(lease) for lease in leases))
+                case events.Reclaim(runner, blocks):
+                    yield events.Reclaim(runner, tuple(block * self._size for block in blocks))
+                case events.Record(places):
+                    yield events.Record(tuple(at for place in places for at in (rows or [])[place]))
+                case events.Audit(places):
+                    yield events.Audit(tuple(at for place in places for at in (rows or [])[place]))
+                case events.Charge(block, attempt):
+                    yield events.Charge(block * self._size, attempt)
+                case events.Exclude(runner, failures, uncharged):
+                    pairs = tuple((block * self._size, attempt) for block, attempt in uncharged)
+                    yield events.Exclude(runner, failures, pairs)
+                case events.GiveUp(block, _, attempts):
+                    for index in self._indices(block):
+                        yield events.GiveUp(index, int(self._episodes.seeds[index]), attempts)
+                case events.Abort():
+                    yield command
+                case _:
+                    assert_never(command)
+
+    def _block_lease(self, lease: Lease) -> Lease:
+        indices = self._indices(lease.index)
+        seeds = self._episodes.seeds[indices.start : indices.stop].tolist()
+        return lease._replace(index=indices.start, block=tuple(seeds))

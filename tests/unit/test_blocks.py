@@ -1,0 +1,242 @@
+"""Blocks: exactly N episodes on simulators that only restart as a whole, bound to width and block, not to runners."""
+
+from __future__ import annotations
+
+import random
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+
+from rl_eval import EvalConfig, EvalResult, compare, evaluate, replay
+from rl_eval.cli.simulator_checks import check_simulator
+from rl_eval.errors import ComparisonError, ConfigError, UsageError
+from rl_eval.scheduling import events
+from rl_eval.scheduling.blocks import BlockSchedule
+from rl_eval.scheduling.plan import EpisodePlan
+from tests.refused import refused
+from tests.unit.vector_world import OneSeed, Walk, as_class, follow, walks
+
+EPISODES = 150
+
+
+def blocks(env: Any, width: int = 7, block: int = 4, **evaluation: Any) -> EvalConfig:
+    made = EvalConfig().environment(env).policy(follow).evaluation(num_episodes=EPISODES, **evaluation)
+    return made.runners(runner="batched", num_envs_per_runner=width, block=block)
+
+
+def plain_loop(width: int, block: int, num_episodes: int = EPISODES) -> list[tuple[float, int]]:
+    """Return return and length of each episode: per block one reset, and starts counted in the order (step, slot)."""
+    plan, found = EpisodePlan(num_episodes, 0), [(0.0, 0)] * num_episodes
+    for first in range(0, num_episodes, width * block):
+        last, env = min(first + width * block, num_episodes), walks(width)
+        observations, _ = env.reset(seed=plan[first].seed)
+        running: dict[int, list[Any]] = {slot: [first + slot, 0.0, 0] for slot in range(min(width, last - first))}
+        following, ended = first + len(running), np.zeros(width, bool)
+        while running or following < last:
+            before = ended
+            observations, rewards, terminated, truncated, _ = env.step(follow(observations))
+            ended = terminated | truncated
+            for slot in [*running]:
+                running[slot][1] += rewards[slot]
+                running[slot][2] += 1
+                if ended[slot]:
+                    index, total, length = running.pop(slot)
+                    found[index] = total, length
+            for slot in np.flatnonzero(before):
+                if following < last:
+                    running[int(slot)], following = [following, 0.0, 0], following + 1
+    return found
+
+
+def outcomes(result: EvalResult) -> list[tuple[float, int]]:
+    return [(record.episode_return, record.length) for record in result.episodes]
+
+
+@pytest.mark.parametrize(("width", "block"), [(1, 1), (1, 5), (7, 4), (32, 2), (64, 64)])
+def test_records_are_those_of_a_plain_loop(width: int, block: int) -> None:
+    result = evaluate(blocks(walks, width, block))
+    assert (result.status, result.guarantee) == ("complete", "layout")
+    assert outcomes(result) == plain_loop(width, block)
+    assert result.determinism.checked == 0
+    # Without a dead step, slots restart a step earlier, so others may come first.
+    same_step = evaluate(blocks(partial(walks, mode="SameStep"), width, block))
+    assert outcomes(same_step)[:width] == outcomes(result)[:width]
+    assert (outcomes(same_step) == outcomes(result)) or width > 1
+
+
+def test_a_simulator_with_one_seed_needs_blocks() -> None:
+    with refused(ConfigError, "environment.env"):
+        evaluate(blocks(as_class(OneSeed)).runners(block=None))
+    assert outcomes(evaluate(blocks(as_class(OneSeed)))) == plain_loop(7, 4)
+
+
+class TwoLengths(VectorEnv[Any, Any, Any]):
+    """Episodes of 5 steps worth 0 or 40 steps worth 1, by one generator for all slots; the true mean return is 0.5."""
+
+    def __init__(self, num_envs: int) -> None:
+        self.num_envs, self.autoreset_mode = num_envs, AutoresetMode.NEXT_STEP
+        self.single_observation_space, self.single_action_space = gym.spaces.Box(0, 1e3, (3,)), gym.spaces.Discrete(3)
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self.action_space = batch_space(self.single_action_space, num_envs)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.rng = np.random.default_rng(seed)
+        self.long = self.rng.random(self.num_envs) < 0.5
+        self.steps, self.ended = np.zeros(self.num_envs, int), np.zeros(self.num_envs, bool)
+        return self.seen(), {}
+
+    def seen(self) -> Any:
+        return np.stack([self.steps, self.long, self.long], 1).astype(np.float32)
+
+    def step(self, actions: Any) -> Any:
+        dead = self.ended
+        self.steps = np.where(dead, 0, self.steps + 1)
+        self.long = np.where(dead, self.rng.random(self.num_envs) < 0.5, self.long)
+        self.ended = ~dead & (self.steps >= np.where(self.long, 40, 5))
+        return self.seen(), (self.ended & self.long).astype(float), self.ended, np.zeros(self.num_envs, bool), {}
+
+
+@pytest.mark.parametrize("width", [8, 64, 1024])
+def test_short_episodes_are_not_preferred(width: int) -> None:
+    """The quota is by first started; the first to end would have a mean near 0."""
+    result = evaluate(blocks(TwoLengths, width, 8).evaluation(num_episodes=1500))
+    assert len(result.episodes) == 1500
+    assert abs(result.mean_return - 0.5) < 3 * 0.5 / 1500**0.5
+
+
+def test_a_block_with_a_poisoned_episode_fails_and_the_others_are_as_ever() -> None:
+    sound, struck = evaluate(blocks(walks)), EpisodePlan(EPISODES, 0)[28].seed
+    left: list[int] = []
+
+    class Poisoned(Walk):
+        """Raises in the block that is reset with the seed of episode 28; the first slot gets that seed."""
+
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            self.struck = seed == struck if seed is not None else self.struck
+            return super().reset(seed=seed, options=options)
+
+        def step(self, action: Any) -> Any:
+            if self.struck and self.steps == 0:
+                left.append(1)
+                raise RuntimeError("the simulator diverged")
+            return super().step(action)
+
+    def make(num_envs: int) -> Any:
+        return gym.vector.SyncVectorEnv([Poisoned] * num_envs)
+
+    result = evaluate(blocks(make))
+    failed = [record.index for record in result.episodes if record.outcome == "failed"]
+    assert (result.status, failed) == ("partial", list(range(28, 56)))
+    assert len(left) == 3
+    assert {fault.index for fault in result.faults} == {28}
+    for ours, theirs in zip(result.episodes, sound.episodes, strict=True):
+        assert ours.index in failed or ours.episode_return == theirs.episode_return
+
+
+def test_a_log_continues_and_widths_are_not_compared(tmp_path: Path) -> None:
+    result = evaluate(blocks(walks), log_dir=tmp_path)
+    assert evaluate(blocks(walks), log_dir=tmp_path).fingerprint == result.fingerprint
+    assert compare(result, evaluate(blocks(walks))).difference.mean == 0
+    with refused(ComparisonError, "numerics.num_envs"):
+        compare(result, evaluate(blocks(walks, 8)))
+    with refused(UsageError, "runners.block", episode=3):
+        replay(result, 3, config=blocks(walks))
+
+
+@pytest.mark.parametrize(
+    ("config", "key"),
+    [
+        (blocks(Walk).runners(runner="vector"), "runners.block"),
+        (blocks(partial(walks, mode="Disabled")), "runners.block"),
+    ],
+)
+def test_blocks_need_slots_that_restart_by_themselves(config: EvalConfig, key: str) -> None:
+    with refused(ConfigError, key):
+        evaluate(config)
+
+
+class Driver:
+    """A random history of a block schedule, with books of its own."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.count, self.size = self.rng.randint(1, 90), self.rng.randint(1, 16)
+        self.plan = EpisodePlan(self.count, seed)
+        done = {index for index in range(self.count) if self.rng.random() < 0.3}
+        self.blocks = [range(at, min(at + self.size, self.count)) for at in range(0, self.count, self.size)]
+        whole = [block for block in self.blocks if done.issuperset(block)]
+        self.recorded = {index for block in whole for index in block}
+        self.schedule = BlockSchedule(self.plan, self.size, 2, self.recorded)
+        self.given_up: set[int] = set()
+        self.held: dict[int, list[Any]] = {}
+
+    def obey(self, commands: list[events.Command], rows: list[int] | None = None) -> None:
+        for command in commands:
+            match command:
+                case events.Grant(runner, leases):
+                    for lease in leases:
+                        block = self.blocks[lease.index // self.size]
+                        assert lease.index == block.start
+                        assert lease.block == tuple(self.plan.seeds[block.start : block.stop].tolist())
+                        assert self.recorded.isdisjoint(block)
+                    self.held.setdefault(runner, []).extend(leases)
+                case events.Record(positions):
+                    indices = [(rows or [])[position] for position in positions]
+                    assert self.recorded.isdisjoint(indices)
+                    self.recorded.update(indices)
+                case events.GiveUp(index, seed, _):
+                    assert seed == self.plan.seeds[index]
+                    self.given_up.add(index)
+
+    def run(self) -> None:
+        runners = 0
+        for _ in range(10_000):
+            if self.schedule.complete:
+                break
+            if len(self.held) < 2:
+                self.held[runners] = []
+                self.obey(self.schedule.handle(events.RunnerJoined(runners, 8)))
+                runners += 1
+            runner = self.rng.choice(list(self.held))
+            leases = self.held[runner]
+            roll = self.rng.random()
+            if roll < 0.05:
+                del self.held[runner]
+                pairs = [(lease.index, lease.attempt) for lease in leases[:1]]
+                self.obey(self.schedule.handle(events.RunnerLost(runner, (), pairs)))
+            elif leases and roll < 0.2:
+                lease = leases.pop(0)
+                self.obey(self.schedule.handle(events.RunnerReported(runner, (), [(lease.index, lease.attempt)])))
+            elif leases:
+                rows = list(self.blocks[leases.pop(0).index // self.size])
+                self.rng.shuffle(rows)
+                self.obey(self.schedule.handle(events.RunnerReported(runner, rows)), rows)
+        assert self.schedule.complete
+        assert self.schedule.unfinished == 0
+        assert self.recorded | self.given_up == set(range(self.count))
+        assert self.recorded.isdisjoint(self.given_up)
+
+
+def test_no_history_of_blocks_breaks_a_law() -> None:
+    """Every episode has one record or is given up, whole blocks at a time."""
+    for seed in range(300):
+        Driver(seed).run()
+
+
+class NotRepeatable(TwoLengths):
+    """Ignores its seed."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return super().reset(seed=None)
+
+
+@pytest.mark.parametrize(("make", "level"), [(TwoLengths, "ok"), (NotRepeatable, "warning")])
+def test_doctor_runs_a_block_twice(make: Any, level: str) -> None:
+    (finding,) = check_simulator(blocks(make, 64, 2).build())
+    assert finding.level == level
