@@ -9,7 +9,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from typing import Final
 
-from rl_eval.cli.checks import Finding, note, ok, problem, raised
+import numpy as np
+
+from rl_eval.cli.checks import Finding, note, ok, problem, raised, warning
 from rl_eval.config.policy_sources import RANDOM
 from rl_eval.config.settings import EvalSettings, PolicySection, with_values
 from rl_eval.errors import EnvError
@@ -26,7 +28,10 @@ _CALL_S: Final = 0.5
 
 
 def check_simulator(settings: EvalSettings) -> Iterator[Finding]:
-    """Run episodes at several widths, and compare them."""
+    """Run episodes at several widths, and compare them; with blocks, run the first one twice."""
+    if size := settings.runners.block_size:
+        yield _check_block(settings, EpisodePlan(size, settings.evaluation.seed))
+        return
     plan = EpisodePlan(_EPISODES, settings.evaluation.seed)
     leases = [Lease(index, plan[index].seed, 1, 0, traced=True) for index in range(_EPISODES)]
     layouts = [(width, leases) for width in _WIDTHS] + [(_WIDTHS[-1], leases[::-1])]
@@ -56,6 +61,22 @@ def check_simulator(settings: EvalSettings) -> Iterator[Finding]:
         yield note(f"{_EPISODES} seeds gave {len(starts)} distinct first observation{'s' if len(starts) > 1 else ''}")
 
 
+def _check_block(settings: EvalSettings, plan: EpisodePlan) -> Finding:
+    """Run a block twice, each time in a new simulator, and compare the records."""
+    lease = Lease(0, plan[0].seed, 1, 0, block=tuple(plan.seeds.tolist()))
+    try:
+        first, second = (_play(settings, settings.runners.lanes, [lease])[0].rows for _ in range(2))
+    except Exception as error:
+        return raised("the simulator", error, "fix the simulator")
+    names = ("index", "episode_return", "length", "terminated", "truncated")
+    if all(np.array_equal(first[name], second[name]) for name in names):
+        return ok(f"layout, repeatable: a block of {len(plan)} episodes has equal records when it runs again")
+    return warning(
+        f"layout, not repeatable: a block of {len(plan)} episodes has other records when it runs again",
+        "make reset(seed=...) seed every generator of the simulator; until then no run can be repeated",
+    )
+
+
 def _play(settings: EvalSettings, width: int, leases: Sequence[Lease]) -> dict[int, RunReport]:
     """Run episodes in a new simulator; return the report of each by its index.
 
@@ -75,7 +96,7 @@ def _play(settings: EvalSettings, width: int, leases: Sequence[Lease]) -> dict[i
         stack.callback(runner.stop)
         runner.run((), 0.0)  # The first call probes the policy.
         report = runner.run(leases, _CALL_S)
-        while len(found) < len(leases):
+        while not all(lease.index in found for lease in leases):
             for fault in report.faults:
                 raise EnvError(f"{fault.error_type}: {fault.message}", episode=fault.index)
             found |= dict.fromkeys(report.rows["index"].tolist(), report)
