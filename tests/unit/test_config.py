@@ -82,7 +82,7 @@ EVERYTHING: dict[str, dict[str, Any]] = {
 
 KEYS = [(section, key) for section, keys in EVERYTHING.items() for key in keys]
 
-ELSEWHERE = {("evaluation", "matchups"), ("evaluation", "symmetric"), ("runners", "block")}
+WITH_OTHERS = {("evaluation", "matchups"), ("evaluation", "symmetric"), ("runners", "block")}
 """Keys that need other keys: ``test_matchups.py`` and ``test_blocks.py`` set them."""
 
 
@@ -100,7 +100,10 @@ def test_the_sections_chain_and_set_every_key() -> None:
         assert getattr(config, name)(**values) is config
     assert config.to_dict() == EVERYTHING
     assert EvalConfig.from_dict(EVERYTHING) == config
-    assert {(section, key) for section, model in EvalSettings() for key in type(model).model_fields} == {*KEYS, *ELSEWHERE}
+    assert {(section, key) for section, model in EvalSettings() for key in type(model).model_fields} == {
+        *KEYS,
+        *WITH_OTHERS,
+    }
 
 
 def test_what_is_given_counts() -> None:
