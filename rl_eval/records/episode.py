@@ -62,7 +62,8 @@ class Lease(NamedTuple):
     ``attempt`` counts from 1; earlier attempts were charged to other runners. ``runner`` is the
     incarnation that holds the lease: a replaced runner is another incarnation. ``fresh`` asks for an
     environment that has served no other episode, ``traced`` for a trace in the report; ``seating`` is that of the
-    episode's spec. ``block`` has the seeds of consecutive episodes, this one included, that run together; it is empty
+    episode's spec. ``alone`` asks for a simulator without other slots, so that a fault is certainly its own. ``block``
+    has the seeds of consecutive episodes, this one included, that run together; it is empty
     for an episode of its own.
     """
 
@@ -74,6 +75,7 @@ class Lease(NamedTuple):
     traced: bool = False
     seating: tuple[str, ...] | None = None
     block: tuple[int, ...] = ()
+    alone: bool = False
 
 
 Phase = Literal["construct", "reset", "step", "act", "close", "run"]

@@ -179,6 +179,10 @@ class Isolation:
         """Indices that wait for a runner."""
         return tuple(self._waiting)
 
+    def alone(self, index: int) -> bool:
+        """Whether an episode runs without others from now on."""
+        return self._largest.get(index) == 1
+
     def suspect(self, indices: Iterable[int]) -> None:
         """Isolate episodes, one of which may have caused a loss or a fault; a single one runs alone."""
         suspects = list(indices)
@@ -194,17 +198,20 @@ class Isolation:
         for index in self._largest.keys() & indices:
             del self._largest[index]
 
-    def take(self, lanes: int, runners: int) -> list[int]:
-        """Remove and return a group of episodes for one runner.
+    def take(self, fit: list[int], lanes: int, runners: int) -> list[int]:
+        """Remove and return a group of episodes for one runner; an empty list if none fits.
 
         Args:
+            fit: Waiting episodes that may run on it, in order.
             lanes: Lanes of the runner.
-            runners: Runners that are free for isolated episodes.
+            runners: Runners that are free for isolated episodes, this one included.
         """
-        first = self._waiting[0]
+        if not fit:
+            return []
+        first = fit[0]
         room = min(lanes, self._largest[first], -(-len(self._waiting) // runners))
         # Episodes that must be alone wait for another runner.
-        beside = [index for index in self._waiting[1:] if self._largest[index] > 1][: room - 1]
+        beside = [index for index in fit[1:] if self._largest[index] > 1][: room - 1]
         room = min([room, *(self._largest[index] for index in beside)])
         taken = [first, *beside[: room - 1]]
         self._waiting = [index for index in self._waiting if index not in taken]

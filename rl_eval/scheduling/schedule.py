@@ -121,7 +121,8 @@ class Schedule:
     @property
     def awaits_runners(self) -> bool:
         """Whether episodes wait for runners that have not joined; :class:`PoolSized` ends the wait."""
-        return self._awaited and bool(self._runners.failing or self._failed_on.keys() & self._again)
+        waiting = {*self._again, *self._isolation.waiting}
+        return self._awaited and bool(self._runners.failing or self._failed_on.keys() & waiting)
 
     def knows(self, runner: int) -> bool:
         """Whether the runner has joined and is neither lost nor excluded."""
@@ -203,7 +204,7 @@ class Schedule:
         state.reclaiming.difference_update(report.live)
         failed = self._held_attempts(runner, report.failed_attempts)
         suspects = self._held_attempts(runner, report.suspects)
-        if len(suspects) == 1:  # It was alone, so that the fault is its own.
+        if len(suspects) == 1 and all(map(self._isolation.alone, suspects)):  # The fault is its own.
             commands += [Charge(index, attempt) for index, attempt in suspects.items()]
             failed, suspects = failed | suspects, {}
         self._isolation.suspect(suspects)
@@ -318,6 +319,10 @@ class Schedule:
         """Whether a failing runner is paused until another one ends an attempt, to tell machine and episodes apart."""
         return runner in self._runners.failing and (self._awaited or self._runners.untried_beside(runner))
 
+    def _may_retry(self, runner: int, index: int) -> bool:
+        """Whether a runner may run an episode, which may have failed on it."""
+        return index not in self._failed_on or self._allowed(runner, index)
+
     def _allowed(self, runner: int, index: int) -> bool:
         """Whether a runner may retry an episode; on the same runner only if there is no other."""
         failed_on = self._failed_on[index]
@@ -376,8 +381,9 @@ class Schedule:
         self._runners[runner].held.update(dict.fromkeys(indices))
         self._runners.note(runner)
         seeds, attempts, seating = self._plan.seeds[indices].tolist(), self._attempts, self._plan.seating
+        alone = len(indices) == 1 and self._isolation.alone(indices[0])
         leases = [
-            Lease(index, seed, attempts.get(index, 0) + 1, runner, False, False, seating(index))
+            Lease(index, seed, attempts.get(index, 0) + 1, runner, False, False, seating(index), (), alone)
             for index, seed in zip(indices, seeds, strict=True)
         ]
         return Grant(runner, tuple(leases))
@@ -406,9 +412,11 @@ class Schedule:
             return commands
         idle = [runner for runner in sorted(self._runners.dry) if not self._suspended(runner)]
         idle = idle[: max(0, len(self._runners.dry) - self._runners.asked)]
-        while idle and self._isolation:
-            indices = self._isolation.take(self._runners[idle[0]].lanes, len(idle))
-            self._runners[idle[0]].isolating = True
-            self._num_isolated += len(indices)
-            commands.append(self._lease(idle.pop(0), indices))
+        for place, runner in enumerate(idle):
+            state = self._runners[runner]
+            fit = [index for index in self._isolation.waiting if self._may_retry(runner, index)]
+            if indices := self._isolation.take(fit, state.lanes, len(idle) - place):
+                state.isolating = True
+                self._num_isolated += len(indices)
+                commands.append(self._lease(runner, indices))
         return commands

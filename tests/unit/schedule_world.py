@@ -129,11 +129,11 @@ class Referee:
         untried = any(books.untried for other, books in self.runners.items() if other != runner)
         return self.runners[runner].failing and (self.awaited or untried)
 
-    def eligible(self, runner: int) -> set[int]:
+    def eligible(self, runner: int, indices: Collection[int] | None = None) -> set[int]:
         """Return what waits and may run on a runner: what failed there only where there is no other."""
         return {
             index
-            for index in self.waiting
+            for index in (self.waiting if indices is None else indices)
             if runner not in self.failed_on.get(index, ())
             or not (self.awaited or self.runners.keys() - self.failed_on[index])
         }
@@ -198,7 +198,7 @@ class Referee:
         counted = self._count(runner, event.finished)
         failed = [pair for pair in event.failed_attempts if self.holder.get(pair[0]) == runner]
         suspected = [pair for pair in event.suspects if self.holder.get(pair[0]) == runner]
-        if len(suspected) == 1:
+        if len(suspected) == 1 and self.group_size.get(suspected[0][0]) == 1:
             self.owed += suspected
             failed, suspected = failed + suspected, []
         for index, attempt in suspected:
@@ -346,9 +346,11 @@ class Referee:
         assert not self.runners[grant.runner].held, "an isolated episode joins others"
         assert len(indices) <= min(self.group_size.get(index, 0) for index in indices), f"{indices} run together"
         assert len(indices) <= self.runners[grant.runner].lanes, "more isolated episodes than lanes"
-        assert indices[0] == min(self.isolated), "isolated episodes leave the order of the plan"
+        assert indices[0] == min(self.eligible(grant.runner, self.isolated)), "isolated episodes leave the order"
+        assert self.eligible(grant.runner, set(indices)) == set(indices), "an isolated episode runs where it failed"
         assert not self.eligible(grant.runner), "an isolated episode runs while others wait"
         for lease in grant.leases:
+            assert lease.alone == (len(indices) == 1 and self.group_size[lease.index] == 1), "alone, or not"
             self._check_lease(lease, grant.runner)
 
     def _check_lease(self, lease: Lease, runner: int) -> None:
@@ -403,7 +405,7 @@ class Referee:
         asked = any(books.asked for books in self.runners.values())
         if free and any(books.spare > 0 for books in self.runners.values()):
             assert asked, "a runner is idle, others have leases to spare, nobody asks"
-        if free and self.isolated:
+        if any(self.eligible(runner, self.isolated) for runner in free):
             assert asked, "a runner is idle, and isolated episodes wait"
 
     steady = False

@@ -16,6 +16,7 @@ from tests.unit.schedule_world import run_history
 HISTORIES = 300
 """A mutant that survives this many is not caught."""
 
+ALONE = "if len(suspects) == 1 and all(map(self._isolation.alone, suspects)):"
 MUTANTS = {
     "records a row whose lease is no longer held": (
         "if self._holder.get(index) == runner and index not in recorded",
@@ -63,8 +64,13 @@ MUTANTS = {
         "                commands += self._feed(self._runners.hungry())\n            case Cancelled",
         "                pass\n            case Cancelled",
     ),
-    "charges all suspects of a shared fault": ("if len(suspects) == 1:", "if suspects:"),
-    "never proves a suspect": ("if len(suspects) == 1:", "if False:"),
+    "charges all suspects of a shared fault": (ALONE, "if suspects:"),
+    "never proves a suspect": (ALONE, "if False:"),
+    "charges a suspect that others were stepped with": (ALONE, "if len(suspects) == 1:"),
+    "isolates an episode where it failed": (
+        "[index for index in self._isolation.waiting if self._may_retry(runner, index)]",
+        "list(self._isolation.waiting)",
+    ),
     "runs suspects of a shared fault beside others": ("        self._isolation.suspect(suspects)\n", ""),
     "counts suspects against their runner": ("list(failed.items())", "[*failed.items(), *suspects.items()]"),
     "drops only one suspect": ("for index in [*failed, *suspects]:", "for index in [*failed, *[*suspects][:1]]:"),
