@@ -16,13 +16,13 @@ from rl_eval.config.policy_sources import RANDOM
 from rl_eval.config.settings import EvalSettings, PolicySection, with_values
 from rl_eval.errors import EnvError
 from rl_eval.records.determinism import first_difference
-from rl_eval.records.episode import Lease, RunReport
+from rl_eval.records.episode import Lease, RunReport, different_columns, outcomes_of
 from rl_eval.runners.batched.runner import BatchedEvalRunner
 from rl_eval.scheduling.plan import EpisodePlan
 
 _EPISODES: Final = 8
 _WIDTHS: Final = (1, 4, 7)
-"""None divides the number of episodes except 1 and 4, so that slots are restarted while others run."""
+"""Fewer slots than episodes, so that slots are restarted while others run."""
 _MAX_STEPS: Final = 1_000
 _CALL_S: Final = 0.5
 
@@ -34,6 +34,7 @@ def check_simulator(settings: EvalSettings) -> Iterator[Finding]:
         return
     plan = EpisodePlan(_EPISODES, settings.evaluation.seed)
     leases = [Lease(index, plan[index].seed, 1, 0, traced=True) for index in range(_EPISODES)]
+    keys = settings.evaluation.info_keys
     layouts = [(width, leases) for width in _WIDTHS] + [(_WIDTHS[-1], leases[::-1])]
     found: list[dict[int, RunReport]] = []
     for width, order in layouts:
@@ -46,7 +47,9 @@ def check_simulator(settings: EvalSettings) -> Iterator[Finding]:
             yield ok("builds, and restarts slots one by one")
     for (width, order), reports in zip(layouts[1:], found[1:], strict=True):
         for index, report in reports.items():
-            first = first_difference(index, found[0][index].traces[index], report.traces[index])
+            first: object = first_difference(index, found[0][index].traces[index], report.traces[index])
+            if first is None and (columns := _other_columns(found[0][index], report, index, keys)):
+                first = f"{columns[0]} of episode {index}"
             if first is not None:
                 slots = f"in {width} slots" if order is leases else f"in {width} slots, in another order"
                 yield problem(
@@ -59,6 +62,15 @@ def check_simulator(settings: EvalSettings) -> Iterator[Finding]:
     starts = {int(report.traces[index]["observation"][0]) for index, report in found[0].items()}
     if len(starts) < _EPISODES:
         yield note(f"{_EPISODES} seeds gave {len(starts)} distinct first observation{'s' if len(starts) > 1 else ''}")
+
+
+def _other_columns(one: RunReport, other: RunReport, index: int, keys: tuple[str, ...]) -> list[str]:
+    """Return the outcome columns of an episode that differ between two reports."""
+    rows = []
+    for report in (one, other):
+        at = report.rows["index"] == index
+        rows.append(outcomes_of(report.rows[at], report.infos[at], keys))
+    return list(different_columns(*rows))
 
 
 def _check_block(settings: EvalSettings, plan: EpisodePlan) -> Finding:

@@ -208,10 +208,9 @@ def _check_guarantees(a: EvalResult, b: EvalResult) -> None:
     if "layout" not in (a.guarantee, b.guarantee):
         return
     ours, theirs = (_mapping(side.provenance.get("numerics")) for side in (a, b))
+    keys = [key for key in dict.fromkeys([*ours, *theirs]) if key.rpartition("/")[2] in _LAYOUT]
     found = [
-        leaf
-        for key in _LAYOUT
-        for leaf in differences(ours.get(key, ABSENT), theirs.get(key, ABSENT), f"numerics.{key}")
+        leaf for key in keys for leaf in differences(ours.get(key, ABSENT), theirs.get(key, ABSENT), f"numerics.{key}")
     ]
     if found:
         fix = "Evaluate both with the same simulator and number of environments."

@@ -64,7 +64,9 @@ class EvalRunner(RunnerCore):
         self._renewing = settings.environment.env_reuse == "episode"
         self._spent = 0
         """Lanes that may not begin an attempt before the next report."""
+        self._turn_started = 0.0
         super().__init__(settings, runner_index, policy)
+        self._cells, self._clock = self._recorder.cells, self._recorder.clock
         self._inference.keeps_outputs = bool(self._observers)
         self._write_observation = self._inference.observations.write
         self._inference.observations.note = self._note_observation

@@ -61,9 +61,7 @@ class RunnerCore(abc.ABC):
         self._discounting = self._gamma != 1.0
         self._inference_clock = 0.0
         self._recorder = flight_recorder(settings.runners.lanes)
-        self._cells, self._clock = self._recorder.cells, self._recorder.clock
         self._lifetime = {"episodes": 0, "faults": 0, "env_steps": 0, "close_errors": 0}
-        self._turn_started = 0.0
         self._next_expiry = 0.0
         self._weights_version = 0
         home = current_folder()

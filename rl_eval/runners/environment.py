@@ -366,20 +366,30 @@ class ValueReader:
             self._read_success(lane, info, success)
         for position, key in enumerate(self._info_keys):
             if key in info:
-                lane.info[position] = self._info_scalar(key, info[key])
+                lane.info[position] = self.info_scalar(key, info[key])
 
     def _read_success(self, lane: Lane, info: Mapping[str, Any], value: Any) -> None:
+        assert lane.lease is not None
         field = f"info[{'is_success' if 'is_success' in info else 'success'!r}]"
+        flag = self.success(field, value, lane.lease.index, lane.length)
+        if flag is not None:
+            lane.success_at_end = int(flag)
+            lane.success_once = max(lane.success_once, lane.success_at_end)
+
+    def success(self, field: str, value: Any, index: int, step: int) -> bool | None:
+        """Return a reported success; None, with a note, if it is neither true nor false."""
         flag = self._flag(field, value)
         if flag is None:
-            assert lane.lease is not None
             text = f"{field} is neither true nor false; such steps count as steps without a report of success"
-            self._note(first_seen(text, lane.lease.index, lane.length, _shown(value)))
-            return
-        lane.success_at_end = int(flag)
-        lane.success_once = max(lane.success_once, lane.success_at_end)
+            self._note(first_seen(text, index, step, _shown(value)))
+        return flag
 
-    def _info_scalar(self, key: str, value: Any) -> float:
+    def info_scalar(self, key: str, value: Any) -> float:
+        """Return a configured scalar of an info.
+
+        Raises:
+            EnvError: It is not a number.
+        """
         number = self._scalar(f"info[{key!r}]", value)
         if number is None:
             raise EnvError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -13,6 +13,9 @@ import pytest
 from rl_eval import EvalConfig, EvalResult, EvalRunnerGroup, evaluate
 from rl_eval.cli.simulator_checks import check_simulator
 from rl_eval.errors import ConfigError, EnvError
+from rl_eval.policies.inference.spaces import ObservationBatch
+from rl_eval.runners.batched.simulator import BatchSimulator, BatchStep, checked
+from rl_eval.runners.batched.vector_env import _is_ale
 from rl_eval.scheduling.plan import EpisodePlan
 from tests.refused import refused
 from tests.unit.vector_world import (
@@ -231,3 +234,183 @@ def test_doctor_compares_widths_and_slots(walk: type[Walk], levels: list[str]) -
 def test_doctor_names_a_simulator_that_cannot_restart_its_slots() -> None:
     *_, last = check_simulator(batched(as_class(IgnoresMask)).build())
     assert last.level == "problem"
+
+
+# ------------------------------------------------------------------------------ slots without an episode, and traps
+
+
+class Diverges(Walk):
+    """Raises in its second step if its start is far out, as a few in a hundred are."""
+
+    def step(self, action: Any) -> Any:
+        if self.steps == 1 and abs(self.start) > 2.0:
+            raise RuntimeError("the simulator diverged")
+        return super().step(action)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        result = super().reset(seed=seed, options=options)
+        self.start = self.place
+        return result
+
+
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep", "Disabled"])
+def test_slots_without_an_episode_cost_no_episode(mode: str) -> None:
+    """They run episodes that nobody planned; if one of these raises, no planned episode is charged."""
+    expected = [record.outcome for record in single(Diverges).episodes]
+    assert "failed" in expected
+    for width in (4, 24):
+        result = evaluate(batched(partial(as_class(gym.vector.SyncVectorEnv, mode, Diverges)), width))
+        assert [record.outcome for record in result.episodes] == expected
+
+
+class Reporter(Walk):
+    """Reports success, and a scalar, in every way that info has."""
+
+    kind = "np.bool_"
+
+    def step(self, action: Any) -> Any:
+        *result, _ = super().step(action)
+        flag, last = bool(self.place > 0), self.steps >= self.length
+        kinds: dict[str, Any] = {
+            "np.bool_": {"is_success": np.bool_(flag)},
+            "None until the end": {"is_success": flag if last else None},
+            "int": {"success": int(flag)},
+            "half": {"success": 0.5},
+            "only at the end": {"is_success": flag} if last else {},
+            "two keys": {"is_success": flag} if self.length % 2 else {"success": flag},
+            "array": {"height": np.array([self.place])},
+            "np.float32": {"height": np.float32(self.place)},
+            "text": {"height": "high"} if self.length == 3 else {"height": self.place},
+        }
+        return (*result, kinds[self.kind])
+
+
+@pytest.mark.parametrize("kind", ["np.bool_", "None until the end", "int", "half", "only at the end", "two keys"])
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
+def test_success_is_read_as_from_single_environments(kind: str, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Reporter, "kind", kind)
+    same(
+        evaluate(batched(as_class(gym.vector.SyncVectorEnv, mode, Reporter), info_keys=[])),
+        single(Reporter, info_keys=[]),
+    )
+
+
+@pytest.mark.parametrize("kind", ["array", "np.float32", "text"])
+def test_scalars_are_read_as_from_single_environments(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Reporter, "kind", kind)
+    result, reference = evaluate(batched(as_class(gym.vector.SyncVectorEnv, "NextStep", Reporter))), single(Reporter)
+    assert [record.outcome for record in result.episodes] == [record.outcome for record in reference.episodes]
+    assert {str(record.info) for record in result.episodes} == {str(record.info) for record in reference.episodes}
+
+
+def test_a_constructor_that_raises_later_is_a_fault(reference: EvalResult) -> None:
+    """The simulator is built again after a fault; if that raises once, nothing is lost, and the group can go on."""
+    built, struck = [0], [False]
+
+    def raise_once(walk: Walk) -> None:
+        if not struck[0] and walk.steps == 3:
+            struck[0] = True
+            raise RuntimeError("a glitch")
+
+    def make(num_envs: int) -> Any:
+        built[0] += 1
+        if built[0] == 2:
+            raise RuntimeError("the license server is busy")
+        return walks(num_envs, on_step=raise_once)
+
+    with EvalRunnerGroup(batched(make)) as group:
+        for _ in range(2):
+            same(group.evaluate(), reference)
+
+
+class Broken(BatchSimulator):
+    """Two slots, and one mistake."""
+
+    def __init__(self, num_envs: int, **step: Any) -> None:
+        self.num_envs, self.given = num_envs, step
+        self.observation_space, self.action_space = gym.spaces.Box(-1, 1, (3,)), gym.spaces.Discrete(3)
+
+    def restart(self, slots: Any, specs: Any) -> Any:
+        return np.zeros((len(slots), 3), np.float32)
+
+    def step(self, actions: Any) -> Any:
+        count = self.num_envs
+        whole: dict[str, Any] = {"rewards": np.ones(count), "terminated": np.ones(count, bool)}
+        whole |= {"observations": np.zeros((count, 3), np.float32), "truncated": np.zeros(count, bool)} | self.given
+        return BatchStep(**whole) if "step" not in self.given else None
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+@pytest.mark.parametrize(
+    ("mistake", "key"),
+    [
+        ({"step": None}, "step"),
+        ({"rewards": np.ones(3)}, "rewards"),
+        ({"rewards": np.ones((2, 1))}, "rewards"),
+        ({"rewards": "many"}, "rewards"),
+        ({"terminated": np.array([2, 0])}, "terminated"),
+        ({"truncated": [0.5, 0.5]}, "truncated"),
+        ({"observations": np.zeros((2, 4), np.float32)}, "observation"),
+    ],
+)
+def test_a_step_of_a_wrong_shape_is_named(mistake: dict[str, Any], key: str) -> None:
+    simulator = Broken(2, **mistake)
+    with refused(EnvError, key):
+        step = checked(simulator.step(None), 2)
+        ObservationBatch(simulator.observation_space, 2).adopt(slice(0, 2), step.observations)
+    result = evaluate(batched(partial(Broken, **mistake), 2, info_keys=[]))
+    assert result.status == "failed"
+    assert {fault.error_type for fault in result.faults} == {"EnvError"}
+
+
+class SaysNoMode(gym.vector.SyncVectorEnv):
+    """A class that neither has an autoreset mode nor says one in metadata of its own."""
+
+    metadata: ClassVar[dict[str, Any]] = {}
+
+    def __init__(self, env_fns: Any, autoreset_mode: Any = None) -> None:
+        super().__init__(env_fns)
+        del self.autoreset_mode
+        self.metadata = {}
+
+
+@pytest.mark.parametrize(
+    ("make", "key"),
+    [
+        (as_class(SaysNoMode), "environment.env"),
+        (
+            lambda num_envs: gym.wrappers.vector.TransformReward(walks(num_envs), lambda reward: reward),
+            "environment.env",
+        ),
+        (lambda num_envs: walks(num_envs + 1), "environment.env"),
+    ],
+    ids=["no mode", "a vector wrapper", "another width"],
+)
+def test_what_cannot_be_known_is_rejected(make: Any, key: str) -> None:
+    with refused(ConfigError, key):
+        evaluate(batched(make))
+
+
+def test_the_width_has_one_name() -> None:
+    with refused(ConfigError, "environment.env_kwargs.num_envs", value=3):
+        evaluate(batched(walks).environment(env_kwargs={"num_envs": 3}))
+
+
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
+def test_an_unknown_class_with_short_episodes_passes_the_trial(reference: EvalResult, mode: str) -> None:
+    for width in (4, 32):
+        same(evaluate(batched(as_class(OwnClass, mode), width)), reference)
+
+
+def test_every_result_names_the_simulator() -> None:
+    with EvalRunnerGroup(batched(walks)) as group:
+        for _ in range(2):
+            assert any("SyncVectorEnv" in note for note in group.evaluate().notes)
+
+
+def test_rewards_of_atari_are_not_clipped() -> None:
+    pytest.importorskip("ale_py")
+    assert _is_ale("ale_py:ALE/Qbert-v5")
+    assert not _is_ale("CartPole-v1")

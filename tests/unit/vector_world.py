@@ -92,10 +92,10 @@ class OwnClass(SyncVectorEnv):
     """A class that is not known, so its resets are tried first."""
 
 
-def as_class(cls: type[SyncVectorEnv], mode: str = "NextStep") -> Callable[..., SyncVectorEnv]:
+def as_class(cls: type[SyncVectorEnv], mode: str = "NextStep", walk: type[Walk] = Walk) -> Callable[..., SyncVectorEnv]:
     """Return a factory of walks in a class of vector environments."""
 
     def make(num_envs: int) -> SyncVectorEnv:
-        return cls([Walk] * num_envs, autoreset_mode=AutoresetMode(mode))
+        return cls([walk] * num_envs, autoreset_mode=AutoresetMode(mode))
 
     return make

@@ -41,7 +41,7 @@ _REPLAY_BUFFER: Final = "buffer_size"
 _ARRAYS: Final = ("_frombuffer", "_reconstruct", "dtype", "ndarray", "scalar")
 """Names from NumPy in a pickled array."""
 _ROUNDING: Final = 1e-4
-_KEY: Final = "policy_kwargs.vecnormalize"
+_KEY: Final = "policy.policy_kwargs.vecnormalize"
 
 
 def _source(reference: str, path: Path | None, given: Collection[str]) -> PolicySource:
@@ -104,9 +104,9 @@ def normalizer_of(model: Path) -> tuple[bool | None, Path | None]:
             f"the policy: {found[0].name} next to {model.name} has the name of another model",
             key=_KEY,
             value=found[0].name,
-            fix=f"Set policy.{_KEY} to the file of this model, or to false if it was trained without a VecNormalize.",
+            fix=f"Set {_KEY} to the file of this model, or to false if it was trained without a VecNormalize.",
         )
-    return trained, _only(folder, possible, "normalizer", _KEY, f"Set policy.{_KEY} to one.") if possible else None
+    return trained, _only(folder, possible, "normalizer", _KEY, f"Set {_KEY} to one.") if possible else None
 
 
 @functools.cache
@@ -114,7 +114,7 @@ def unknown(name: str) -> str:
     """Return the note for a model that may lack its statistics; log it once per process."""
     note = (
         f"{name} does not show whether it was trained with a VecNormalize, and there are no statistics next to it. Its "
-        f"observations are not normalized. If it was, set policy.{_KEY} to the file of venv.save(); otherwise set it "
+        f"observations are not normalized. If it was, set {_KEY} to the file of venv.save(); otherwise set it "
         "to false"
     )
     _logger.warning(note)

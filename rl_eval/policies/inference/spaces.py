@@ -104,6 +104,9 @@ class ObservationBatch:
                     value=f"{given.dtype}{list(given.shape)}",
                 )
             array[rows] = given
+            if given.dtype != array.dtype and array.dtype.kind in "iu" and not np.array_equal(array[rows], given):
+                text = f"observation{_at(path)} has values from {given.min()} to {given.max()}, {_due(array)}"
+                raise EnvError(text, key=f"observation{_at(path)}")
 
     def row_content(self, row: int) -> bytes:
         """Return the content of a row, as :meth:`content` does for an observation."""

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Final, TypeVar, final
 
 import gymnasium as gym
 import numpy as np
+import numpy.typing as npt
 import tree
 from typing_extensions import override
 
@@ -26,7 +27,7 @@ from rl_eval.records.episode import (
     Truncation,
     first_seen,
 )
-from rl_eval.runners.batched.simulator import BatchSimulator, BatchStep, Flags
+from rl_eval.runners.batched.simulator import BatchSimulator, BatchStep, checked
 from rl_eval.runners.batched.vector_env import build_simulator
 from rl_eval.runners.core import RunnerCore
 from rl_eval.runners.environment import import_env
@@ -34,7 +35,31 @@ from rl_eval.supervision.caller import survivable
 from rl_eval.supervision.flight_recorder import ACT, ALL_LANES, CLOSE, CONSTRUCT, RESET, STEP
 
 Result = TypeVar("Result")
-_SUCCESS: Final = ("is_success", "success")
+_SUCCESS: Final = ("success", "is_success")
+"""Keys of success, the preferred one last."""
+_NUMERIC: Final = "biuf"
+"""Kinds of dtypes that are read as a whole."""
+
+
+class _Sums:
+    """Sums of the attempts in all slots, as arrays of shape (slots,)."""
+
+    def __init__(self, slots: int, num_keys: int) -> None:
+        self.lengths = np.zeros(slots, np.int64)
+        self.returns, self.discounted, self.discount = np.zeros(slots), np.zeros(slots), np.ones(slots)
+        self.success_once = np.full(slots, -1, np.int64)
+        self.success_at_end = np.full(slots, -1, np.int64)
+        self.infos = np.full((slots, num_keys), np.nan)
+        self.started, self.reset_seconds = np.zeros(slots), np.zeros(slots)
+        self.inference_clock, self.step_clock = np.zeros(slots), np.zeros(slots)
+        """Readings of the runner's clocks when the attempts started."""
+
+    def begin(self, slot: int, inference_clock: float, step_clock: float) -> None:
+        """Set the sums of a slot to zero."""
+        self.lengths[slot], self.returns[slot], self.discounted[slot], self.discount[slot] = 0, 0.0, 0.0, 1.0
+        self.success_once[slot] = self.success_at_end[slot] = -1
+        self.infos[slot], self.reset_seconds[slot], self.started[slot] = np.nan, 0.0, perf_counter()
+        self.inference_clock[slot], self.step_clock[slot] = inference_clock, step_clock
 
 
 @dataclass(slots=True)
@@ -64,8 +89,8 @@ class BatchedEvalRunner(RunnerCore):
     """Runner of a :class:`BatchSimulator`: one forward pass and one call of the simulator for all live slots.
 
     The quota is by first started: a free slot gets the next lease, and is restarted with its seed. A slot without a
-    lease is masked: its steps are never counted. An exception of a call for several slots is *suspected* for all of
-    them, and the simulator is built again.
+    lease is masked: its steps are never counted. But the simulator steps it, so an exception of a call is *suspected*
+    for all live slots, and certain only in a simulator of one slot. The simulator is then built again.
 
     With ``runners.block``, a lease is a block: one full reset seeds all its episodes, and a slot that restarts by
     itself runs the next one. A fault fails the block.
@@ -75,28 +100,20 @@ class BatchedEvalRunner(RunnerCore):
 
     def __init__(self, settings: EvalSettings, runner_index: int, policy: Any = None) -> None:
         _check_supported(settings)
-        count, keys = settings.runners.lanes, len(self._info_keys(settings))
+        count = settings.runners.lanes
         self._leases: list[Lease | None] = [None] * count
-        self._live: Flags = np.zeros(count, bool)
-        self._lengths = np.zeros(count, np.int64)
-        self._returns, self._discounted, self._discount = np.zeros(count), np.zeros(count), np.ones(count)
-        self._success = np.full((2, count), -1, np.int64)
-        """Success at any step, and at the last step that reported it."""
-        self._infos = np.full((count, keys), np.nan)
-        self._started, self._reset_seconds = np.zeros(count), np.zeros(count)
-        self._clocks = np.zeros((2, count))
-        """Readings of the inference clock and the step clock when the episodes started."""
+        self._live: npt.NDArray[np.bool_] = np.zeros(count, bool)
+        self._sums = _Sums(count, len(self._info_keys(settings)))
         self._step_clock = 0.0
         self._traces: dict[int, Trace] = {}
-        self._simulator: BatchSimulator | None = None
-        self._spare: BatchSimulator | None = None
-        """The runner's own simulator, while another one runs episodes that need a new one."""
+        self._own: BatchSimulator | None = None
+        """Simulator of the configured width."""
+        self._other: BatchSimulator | None = None
+        """New and narrower one, for episodes that need it; used until they have ended."""
         self._stale = False
-        """Whether the simulator must not be used again."""
+        """Whether the present simulator must not be used again."""
         self._blocks = settings.runners.block is not None
         self._block: _Block | None = None
-        self._unused: list[int] = []
-        """Slots of such a simulator that have run no episode."""
         super().__init__(settings, runner_index, policy)
         self._inference.observations.note = self._note_observation
 
@@ -109,21 +126,24 @@ class BatchedEvalRunner(RunnerCore):
 
     @override
     def _bound_to(self) -> dict[str, Any]:
-        if not self._blocks or self._simulator is None:
+        if not self._blocks or self._own is None:
             return {}
-        width, block = self.settings.runners.lanes, self.settings.runners.block
-        return {"guarantee": "layout", "adapter": self._simulator.name, "num_envs": width, "block": block}
+        runners = self.settings.runners
+        return {
+            "guarantee": "layout",
+            "adapter": self._own.name,
+            "num_envs": runners.lanes,
+            "block": runners.block,
+        }
 
     def foreach_env(self, function: Callable[[Any], Result]) -> list[Result]:
-        """Call a function with the runner's own simulator, if it is built; return the result in a list."""
-        own = self._spare or self._simulator
-        return [function(own)] if own is not None else []
+        """Call a function with the simulator of the configured width, if it is built; return the result in a list."""
+        return [function(self._own)] if self._own is not None else []
 
     @override
     def stop(self) -> None:
-        self._close()
-        self._simulator, self._spare = self._spare, None
-        self._close()
+        self._close("_other")
+        self._close("_own")
         self._drop_policy()
 
     @override
@@ -152,54 +172,149 @@ class BatchedEvalRunner(RunnerCore):
         """Whether to report early: half the slots are idle, and no lease is left."""
         return not self._queue and bool(self._pending) and 2 * int(self._live.sum()) <= len(self._live)
 
+    # ------------------------------------------------------------------ simulators
+
+    @property
+    def _current(self) -> BatchSimulator | None:
+        return self._own if self._other is None else self._other
+
+    def _may_start(self, lease: Lease) -> bool:
+        """Whether an episode may start now; close simulators that do not fit it.
+
+        A simulator is closed only after its episodes have been reported: ``close`` may hang or kill the process.
+        """
+        if not (self._stale or lease.fresh or lease.alone or self._other is not None):
+            return True
+        if self._live.any() or self._pending:
+            return False
+        if self._stale and self._other is None:
+            self._close("_own")
+        self._close("_other")
+        self._stale = False
+        return True
+
+    def _simulator_for(self, lease: Lease, num_slots: int) -> BatchSimulator:
+        """Return the simulator for episodes that start; build it if necessary."""
+        if lease.fresh or lease.alone:
+            if self._other is None:
+                self._other = self._build(num_slots)
+            return self._other
+        if self._own is None:
+            self._own = self._build(len(self._live))
+        return self._own
+
+    def _build(self, num_envs: int) -> BatchSimulator:
+        self._recorder.enter(CONSTRUCT)
+        started, section = perf_counter(), self.settings.environment
+        runners = self.settings.runners.num_runners
+        simulator = build_simulator(section, self.runner_index, runners, num_envs, blocks=self._blocks)
+        self._pending.constructed(perf_counter() - started)
+        self._pending.standing_note = simulator.note
+        return simulator
+
+    @override
+    def _first_spaces(self) -> tuple[gym.Space[Any], gym.Space[Any]]:
+        attempts, section = self.settings.fault_tolerance.max_attempts_per_episode, self.settings.environment
+        import_env(section)
+        for attempt in range(1, attempts + 1):
+            try:
+                self._own = self._build(len(self._live))
+                break
+            except UsageError:
+                raise
+            except survivable() as error:
+                if attempt == attempts:
+                    raise EnvError(
+                        f"environment.env is {section.env!r}: it cannot be constructed ({attempts} attempts): "
+                        f"{summary_of(error)}",
+                        key="environment.env",
+                        value=section.env,
+                        runner=self.runner_index,
+                    ) from error
+        self._recorder.idle()
+        assert self._own is not None
+        return self._own.observation_space, self._own.action_space
+
+    def _close(self, name: str) -> None:
+        """Close a simulator, ``_own`` or ``_other``, if there is one."""
+        simulator: BatchSimulator | None = getattr(self, name)
+        setattr(self, name, None)
+        if simulator is None:
+            return
+        self._recorder.enter(CLOSE)
+        try:
+            simulator.close()
+        except survivable():
+            # A broken close() is not a fault of an episode, and the simulator is dropped in any case.
+            self._lifetime["close_errors"] += 1
+        self._recorder.idle()
+
     # ------------------------------------------------------------------ starts
 
     def _restart(self) -> None:
         """Start queued episodes in free slots."""
-        if not self._queue:
+        if not self._queue or not self._may_start(self._queue[0]):
             return
-        free = self._free_slots(fresh=self._queue[0].fresh)
-        slots = []
-        while free and self._queue and self._queue[0].fresh == (self._spare is not None):
-            slot, lease = free.pop(0), self._queue.popleft()
+        first, leases = self._queue[0], list[Lease]()
+        slots = self._slots_for(first)
+        while len(leases) < len(slots) and self._queue and _alike(self._queue[0], first):
+            leases.append(self._queue.popleft())
+        if not leases:
+            return
+        slots = slots[: len(leases)]
+        for slot, lease in zip(slots, leases, strict=True):
             self._begin(slot, lease)
-            slots.append(slot)
-        if not slots:
-            return
-        simulator, started = self._simulator, perf_counter()
-        assert simulator is not None
-        leases = [one for slot in slots if (one := self._leases[slot]) is not None]
-        self._recorder.enter(RESET, slots[0] if len(slots) == 1 else ALL_LANES)
+        phase: Phase = "construct"
         try:
+            simulator = self._simulator_for(first, len(slots))
+            phase, started = "reset", perf_counter()
+            self._recorder.enter(RESET, slots[0] if len(slots) == 1 else ALL_LANES)
             specs = [EpisodeSpec(lease.index, lease.seed, lease.seating) for lease in leases]
             self._inference.observations.adopt(slots, simulator.restart(np.array(slots), specs))
+        except UsageError:
+            raise
         except survivable() as error:
-            self._fail_together(slots, "reset", error)
+            self._fail_together(slots, phase, error)
             return
         seconds = perf_counter() - started
         self._pending.reset_seconds += seconds
-        self._reset_seconds[slots] = seconds / len(slots)
+        self._sums.reset_seconds[slots] = seconds / len(slots)
         for slot, lease in zip(slots, leases, strict=True):
             self._inference.begin(slot, lease.seed)
             if lease.traced:
                 trace = self._traces[slot] = Trace()
                 trace.begin(self._inference.observations.row_content(slot))
 
+    def _slots_for(self, first: Lease) -> list[int]:
+        """Return slots in which episodes like the next one may start."""
+        if first.alone:
+            return [0]
+        return np.flatnonzero(~self._live).tolist()
+
+    def _begin(self, slot: int, lease: Lease) -> None:
+        """Give a slot to an episode, with all sums at zero."""
+        self._leases[slot], self._live[slot] = lease, True
+        self._sums.begin(slot, self._inference_clock, self._step_clock)
+        self._recorder.begin(slot, lease.index, lease.seed, lease.attempt)
+
+    # ------------------------------------------------------------------ blocks
+
     def _begin_block(self) -> None:
         """Reset the simulator for the next block, and start its first episodes."""
-        if self._block is not None or not self._queue or (self._stale and self._pending):
+        if self._block is not None or not self._queue or not self._may_start(self._queue[0]._replace(alone=False)):
             return
-        if self._stale or self._simulator is None:
-            self._replace(0)
-        simulator, started = self._simulator, perf_counter()
-        assert simulator is not None
-        block = self._block = _Block(self._queue.popleft(), started)
+        block = self._block = _Block(self._queue.popleft()._replace(alone=False), perf_counter())
         self._recorder.begin(0, block.lease.index, block.lease.seed, block.lease.attempt)
-        self._recorder.enter(RESET)
+        phase: Phase = "construct"
         try:
+            simulator = self._simulator_for(block.lease, len(self._live))
+            phase, started = "reset", perf_counter()
+            self._recorder.enter(RESET)
             self._inference.observations.adopt(slice(0, simulator.num_envs), simulator.reset(block.lease.seed))
+        except UsageError:
+            raise
         except survivable() as error:
-            self._fail_block("env", "reset", error)
+            self._fail_block("env", phase, error)
             return
         self._pending.reset_seconds += perf_counter() - started
         for slot in range(min(simulator.num_envs, len(block.lease.block))):
@@ -209,7 +324,6 @@ class BatchedEvalRunner(RunnerCore):
         """Start the next episode of a block in a slot that has restarted."""
         lease = block.take()
         self._begin(slot, lease)
-        self._reset_seconds[slot] = 0.0
         self._inference.begin(slot, lease.seed)
         # If the process dies, the block is lost.
         self._recorder.begin(slot, block.lease.index, block.lease.seed, block.lease.attempt)
@@ -231,75 +345,6 @@ class BatchedEvalRunner(RunnerCore):
             self._lifetime["episodes"] += len(block.rows)
             self._block = None
 
-    def _begin(self, slot: int, lease: Lease) -> None:
-        """Give a slot to an episode, with all sums at zero."""
-        self._leases[slot], self._live[slot] = lease, True
-        self._lengths[slot], self._returns[slot], self._discounted[slot], self._discount[slot] = 0, 0.0, 0.0, 1.0
-        self._success[:, slot], self._infos[slot] = -1, np.nan
-        self._started[slot], self._clocks[:, slot] = perf_counter(), (self._inference_clock, self._step_clock)
-        self._recorder.begin(slot, lease.index, lease.seed, lease.attempt)
-
-    def _free_slots(self, *, fresh: bool) -> list[int]:
-        """Return the slots that may start an episode, in a simulator that is fit for it; build it if necessary.
-
-        Episodes that need a new environment share a simulator that is as wide as there are such episodes.
-        """
-        fits = not self._stale and (bool(self._unused) if fresh else self._spare is None)
-        if not fits and (self._live.any() or self._pending):
-            return []  # A simulator is closed after its episodes have been reported: close() may hang or kill.
-        if self._stale or not fits:
-            self._replace(sum(lease.fresh for lease in self._queue) if fresh else 0)
-        if fresh:
-            free, self._unused = self._unused, []
-            return free
-        return np.flatnonzero(~self._live).tolist()
-
-    def _replace(self, wanted: int) -> None:
-        """Use another simulator: the runner's own, or a new one for ``wanted`` episodes, beside the runner's own."""
-        if self._spare is not None or self._stale:
-            self._close()
-            self._simulator, self._spare, self._stale = self._spare, None, False
-        if self._simulator is None:
-            self._simulator = self._build(len(self._live))
-        if wanted:
-            self._spare = self._simulator
-            self._simulator = self._build(min(wanted, len(self._live)))
-            self._unused = list(range(self._simulator.num_envs))
-
-    def _build(self, num_envs: int) -> BatchSimulator:
-        self._recorder.enter(CONSTRUCT)
-        started = perf_counter()
-        runners = self.settings.runners.num_runners
-        section = self.settings.environment
-        simulator = build_simulator(section, self.runner_index, runners, num_envs, blocks=self._blocks)
-        self._pending.constructed(perf_counter() - started)
-        for note in simulator.notes:
-            self._pending.note(note)
-        self._recorder.idle()
-        return simulator
-
-    @override
-    def _first_spaces(self) -> tuple[gym.Space[Any], gym.Space[Any]]:
-        attempts, section = self.settings.fault_tolerance.max_attempts_per_episode, self.settings.environment
-        import_env(section)
-        for attempt in range(1, attempts + 1):
-            try:
-                self._simulator = self._build(len(self._live))
-                break
-            except UsageError:
-                raise
-            except survivable() as error:
-                if attempt == attempts:
-                    raise EnvError(
-                        f"environment.env is {section.env!r}: it cannot be constructed ({attempts} attempts): "
-                        f"{summary_of(error)}",
-                        key="environment.env",
-                        value=section.env,
-                        runner=self.runner_index,
-                    ) from error
-        assert self._simulator is not None
-        return self._simulator.observation_space, self._simulator.action_space
-
     # ------------------------------------------------------------------ steps
 
     def _sweep(self) -> None:
@@ -313,75 +358,115 @@ class BatchedEvalRunner(RunnerCore):
         for slot, error in errors.items():
             self._inference.observations.clear(slot)
             self._fault(slot, "policy", "act", error)
-        acting, simulator = np.flatnonzero(self._live), self._simulator
-        assert simulator is not None
-        if len(acting):
-            actions = _filled(actions, acting, simulator.num_envs)
-        elif self._block is not None:
-            actions = self._idle_actions(simulator)  # All slots restart in this step.
-        else:
+        acting, simulator = np.flatnonzero(self._live), self._current
+        if simulator is None or not (len(acting) or self._block is not None):
             return
+        # If all slots of a block restart in this step, any valid actions do.
+        actions = _filled(actions, acting, simulator.num_envs) if len(acting) else _idle_actions(simulator)
+        digests = {slot: self._digest(actions, slot) for slot, trace in self._traces.items() if not trace.full}
         self._recorder.enter(STEP, int(acting[0]) if len(acting) == 1 else ALL_LANES)
         try:
-            step = simulator.step(actions)
-            self._inference.observations.adopt(slice(0, simulator.num_envs), step.observations)
+            step = checked(simulator.step(actions), simulator.num_envs)
+            self._adopt(step, acting, simulator.num_envs)
         except survivable() as error:
             self._fail_together(acting.tolist(), "step", error)
             return
         self._step_clock += (perf_counter() - acted) / max(1, len(acting))
-        self._add(step, actions)
+        self._add(step, digests)
         self._continue_block(step)
 
-    def _idle_actions(self, simulator: BatchSimulator) -> Any:
-        """Return valid actions of all slots, which have no effect."""
-        space = gym.vector.utils.batch_space(simulator.action_space, simulator.num_envs)
-        space.seed(0)
-        return space.sample()
+    def _adopt(self, step: BatchStep, acting: npt.NDArray[np.int64], width: int) -> None:
+        """Copy the observations of live slots; others may have anything."""
+        if len(acting) == width:
+            self._inference.observations.adopt(slice(0, width), step.observations)
+        elif len(acting):
+            rows = tree.map_structure(lambda leaf: leaf[acting], step.observations)
+            self._inference.observations.adopt(acting, rows)
 
-    def _add(self, step: BatchStep, actions: Any) -> None:
+    @staticmethod
+    def _digest(actions: Any, slot: int) -> int:
+        return action_digest(tree.map_structure(lambda leaf: leaf[slot], actions))
+
+    def _add(self, step: BatchStep, digests: dict[int, int]) -> None:
         """Add a step to the sums of the live slots, and finish the episodes that it ends."""
-        width, count = len(step.rewards), len(self._live)
-        rewards = np.zeros(count)
+        width, sums = len(step.rewards), self._sums
+        rewards = np.zeros(len(self._live))
         rewards[:width] = np.where(self._live[:width], step.rewards, 0.0)
-        self._lengths += self._live
+        sums.lengths += self._live
         if not np.isfinite(rewards.sum()):
             for slot in np.flatnonzero(~np.isfinite(rewards)).tolist():
-                text = f"the reward of step {self._lengths[slot]} is {rewards[slot]}, which is not a finite number"
+                text = f"the reward of step {sums.lengths[slot]} is {rewards[slot]}, which is not a finite number"
                 self._fault(slot, "env", "step", EnvError(text, key="reward", value=float(rewards[slot])))
                 rewards[slot] = 0.0
-        live = self._live[:width]
-        self._returns += rewards
+        sums.returns += rewards
         if self._discounting:
-            self._discounted += self._discount * rewards
-            self._discount *= self._gamma
+            sums.discounted += sums.discount * rewards
+            sums.discount *= self._gamma
         self._read_infos(step)
-        for slot, trace in self._traces.items():
-            if not trace.full:
-                chosen = action_digest(tree.map_structure(lambda leaf, slot=slot: leaf[slot], actions))
-                content = self._inference.observations.row_content(slot)
-                trace.add(chosen, step.rewards[slot], step.terminated[slot], step.truncated[slot], content)
-        ended = step.terminated | step.truncated | (self._lengths[:width] >= self._max_steps)
-        for slot in np.flatnonzero(live & ended).tolist():
-            self._finish(slot, bool(step.terminated[slot]), bool(step.truncated[slot]))
+        for slot in digests.keys() & self._traces.keys():
+            content = self._inference.observations.row_content(slot)
+            ended = step.terminated[slot], step.truncated[slot]
+            self._traces[slot].add(digests[slot], step.rewards[slot], *ended, content)
+        ended_now = step.terminated | step.truncated | (sums.lengths[:width] >= self._max_steps)
+        for slot in np.flatnonzero(self._live[:width] & ended_now).tolist():
+            if self._live[slot]:  # Otherwise its block has failed.
+                self._finish(slot, bool(step.terminated[slot]), bool(step.truncated[slot]))
 
     def _read_infos(self, step: BatchStep) -> None:
         """Record success and the configured scalars of the step's infos."""
-        found = next((read for key in _SUCCESS if (read := step.values(key)) is not None), None)
-        if found is not None:
-            values, mask = found[0].astype(np.int64), found[1] & self._live[: len(step.rewards)]
-            once, last = self._success[:, : len(mask)]
-            last[mask] = values[mask]
-            once[mask] = np.maximum(once[mask], values[mask])
+        flags = np.full(len(step.rewards), -1, np.int64)
+        for key in _SUCCESS:
+            if (found := step.values(key)) is not None:
+                self._read_flags(key, *found, flags)
+        reported = flags >= 0
+        if reported.any():
+            sums, width = self._sums, len(flags)
+            sums.success_at_end[:width][reported] = flags[reported]
+            sums.success_once[:width][reported] = np.maximum(sums.success_once[:width][reported], flags[reported])
         for column, key in enumerate(self._pending.info_keys):
-            if (read := step.values(key)) is not None:
-                mask = read[1] & self._live[: len(step.rewards)]
-                self._infos[: len(mask), column][mask] = read[0][mask]
+            if (found := step.values(key)) is not None:
+                self._read_scalars(column, key, *found)
+
+    def _read_flags(
+        self, key: str, values: npt.NDArray[Any], mask: npt.NDArray[np.bool_], flags: npt.NDArray[np.int64]
+    ) -> None:
+        """Write the reported flags of live slots."""
+        wanted = mask & self._live[: len(mask)]
+        if values.dtype.kind == "b":
+            flags[wanted] = values[wanted]
+            return
+        for slot in np.flatnonzero(wanted).tolist():
+            lease = self._leases[slot]
+            if values[slot] is None or lease is None:
+                continue
+            place = lease.index, int(self._sums.lengths[slot])
+            flag = self._values.success(f"info[{key!r}]", values[slot], *place)
+            flags[slot] = -1 if flag is None else int(flag)
+
+    def _read_scalars(self, column: int, key: str, values: npt.NDArray[Any], mask: npt.NDArray[np.bool_]) -> None:
+        """Record the reported scalars of live slots."""
+        wanted = mask & self._live[: len(mask)]
+        if values.dtype.kind in _NUMERIC and values.ndim == 1:
+            self._sums.infos[: len(mask), column][wanted] = values[wanted]
+            if values.dtype.kind in "iu":
+                self._pending.note(
+                    f"info {key!r} is an array of integers for all slots; gymnasium cuts decimals off if its first "
+                    "value was an integer"
+                )
+            return
+        for slot in np.flatnonzero(wanted).tolist():
+            if values[slot] is None:
+                continue
+            try:
+                self._sums.infos[slot, column] = self._values.info_scalar(key, values[slot])
+            except EnvError as error:
+                self._fault(slot, "env", "step", error)
 
     def _finish(self, slot: int, terminated: bool, truncated: bool) -> None:
         """Write the row of a completed episode, and free its slot."""
-        lease = self._leases[slot]
+        lease, sums = self._leases[slot], self._sums
         assert lease is not None
-        total = float(self._returns[slot])
+        total = float(sums.returns[slot])
         if not np.isfinite(total):
             text = f"the sum of the rewards is {total}: they are too large for a float"
             self._fault(slot, "env", "step", EnvError(text, key="reward", value=total))
@@ -389,23 +474,24 @@ class BatchedEvalRunner(RunnerCore):
         cut = Truncation.ENVIRONMENT if truncated else Truncation.NONE
         if not (terminated or truncated):
             cut = Truncation.MAX_EPISODE_STEPS
-        inference_seconds, step_seconds = (self._inference_clock, self._step_clock) - self._clocks[:, slot]
-        once, last = self._success[:, slot].tolist()
-        row = (
-            *(lease.index, lease.seed, total, float(self._discounted[slot]) if self._discounting else total),
-            *(int(self._lengths[slot]), terminated, bool(cut), cut, once, last, Outcome.COMPLETED, lease.attempt),
-            *(self.runner_index, self._weights_version, self._reset_seconds[slot], step_seconds, inference_seconds),
+        discounted = float(sums.discounted[slot]) if self._discounting else total
+        success = int(sums.success_once[slot]), int(sums.success_at_end[slot])
+        seconds = (
+            float(sums.reset_seconds[slot]),
+            self._step_clock - float(sums.step_clock[slot]),
+            self._inference_clock - float(sums.inference_clock[slot]),
         )
-        if self._block is not None:
-            self._block.rows.append(row)
-            self._block.infos.append(self._infos[slot].tolist())
-            self._free(slot)
-            return
-        self._pending.rows.append(row)
-        self._pending.infos.append(self._infos[slot].tolist())
+        row = (
+            *(lease.index, lease.seed, total, discounted, int(sums.lengths[slot]), terminated, bool(cut), cut),
+            *(*success, Outcome.COMPLETED, lease.attempt, self.runner_index, self._weights_version, *seconds),
+        )
+        into: _Block | Any = self._block or self._pending
+        into.rows.append(row)
+        into.infos.append(sums.infos[slot].tolist())
         if slot in self._traces:
             self._pending.traces[lease.index] = self._traces[slot].rows
-        self._lifetime["episodes"] += 1
+        if self._block is None:
+            self._lifetime["episodes"] += 1
         self._free(slot)
 
     # ------------------------------------------------------------------ faults
@@ -417,23 +503,21 @@ class BatchedEvalRunner(RunnerCore):
             return
         lease = self._leases[slot]
         assert lease is not None
-        place, seconds = (cause, phase, int(self._lengths[slot])), perf_counter() - float(self._started[slot])
-        self._add_fault(lease, place, error, seconds, charged=charged)
+        seconds = perf_counter() - float(self._sums.started[slot])
+        self._add_fault(lease, (cause, phase, int(self._sums.lengths[slot])), error, seconds, charged=charged)
         self._free(slot)
 
     def _fail_together(self, slots: list[int], phase: Phase, error: BaseException) -> None:
         """Record the fault of a call for some slots, give back the other episodes, and drop the simulator.
 
-        Raises:
-            BaseException: The error, if no slot had an episode: it is the simulator's own.
+        The simulator also steps slots without an episode, so a fault is certain only where there are none.
         """
         if self._blocks:
             self._fail_block("env", phase, error)
             return
-        if not slots:
-            raise error
+        certain = len(slots) == 1 and (self._current is None or self._current.num_envs == 1)
         for slot in slots:
-            self._fault(slot, "env", phase, error, charged=len(slots) == 1)
+            self._fault(slot, "env", phase, error, charged=certain)
         self._drop_live()
         self._stale = True
 
@@ -442,7 +526,7 @@ class BatchedEvalRunner(RunnerCore):
         block, self._block = self._block, None
         if block is None:
             return
-        place = cause, phase, int(self._lengths[slot]) if slot is not None else 0
+        place = cause, phase, int(self._sums.lengths[slot]) if slot is not None else 0
         self._add_fault(block.lease, place, error, perf_counter() - block.started)
         for other in np.flatnonzero(self._live).tolist():
             self._free(other)
@@ -452,35 +536,19 @@ class BatchedEvalRunner(RunnerCore):
     def _drop_live(self) -> None:
         if self._block is not None:
             self._pending.returned.append(self._block.lease.index)
-            self._block = None
-            for slot in np.flatnonzero(self._live).tolist():
-                self._free(slot)
-            return
         for slot in np.flatnonzero(self._live).tolist():
             lease = self._leases[slot]
-            assert lease is not None
-            self._pending.returned.append(lease.index)
+            if lease is not None and self._block is None:
+                self._pending.returned.append(lease.index)
             self._free(slot)
+        self._block = None
 
     def _free(self, slot: int) -> None:
-        self._pending.count(int(self._lengths[slot]), self._step_clock - float(self._clocks[1, slot]))
+        self._pending.count(int(self._sums.lengths[slot]), self._step_clock - float(self._sums.step_clock[slot]))
         self._leases[slot], self._live[slot] = None, False
         self._traces.pop(slot, None)
         self._recorder.end(slot)
         self._inference.end(slot)
-
-    def _close(self) -> None:
-        """Close the simulator, if there is one."""
-        simulator, self._simulator, self._unused = self._simulator, None, []
-        if simulator is None:
-            return
-        self._recorder.enter(CLOSE)
-        try:
-            simulator.close()
-        except survivable():
-            # A broken close() is not a fault of an episode, and the simulator is dropped in any case.
-            self._lifetime["close_errors"] += 1
-        self._recorder.idle()
 
     def _expire(self) -> None:
         """End attempts that exceed their wall-clock limit. Check ten times a second, between steps."""
@@ -489,8 +557,8 @@ class BatchedEvalRunner(RunnerCore):
             return
         self._next_expiry = now + 0.1
         key = "fault_tolerance.episode_timeout_s"
-        for slot in np.flatnonzero(self._live & (now - self._started > limit)).tolist():
-            text = f"the attempt ran {now - self._started[slot]:.1f} s, longer than {key}={limit}"
+        for slot in np.flatnonzero(self._live & (now - self._sums.started > limit)).tolist():
+            text = f"the attempt ran {now - self._sums.started[slot]:.1f} s, longer than {key}={limit}"
             self._fault(slot, "timeout", "run", EpisodeTimeout(text, key=key, value=limit, runner=self.runner_index))
 
     def _reject_nan(self) -> None:
@@ -499,7 +567,9 @@ class BatchedEvalRunner(RunnerCore):
         for slot in observations.nonfinite_rows(self._inference.live):
             text = observations.describe_nonfinite(slot)
             observations.clear(slot)
-            self._fault(slot, "env", "step" if self._lengths[slot] else "reset", EnvError(text, key="observation"))
+            if self._live[slot]:
+                phase: Phase = "step" if self._sums.lengths[slot] else "reset"
+                self._fault(slot, "env", phase, EnvError(text, key="observation"))
         observations.look_outside(self._inference.live)
 
     # ------------------------------------------------------------------ the report
@@ -508,20 +578,20 @@ class BatchedEvalRunner(RunnerCore):
         """Add a note on the observation of a slot."""
         lease = self._leases[row]
         if lease is not None:
-            self._pending.note(first_seen(text, lease.index, int(self._lengths[row]), shown))
+            self._pending.note(first_seen(text, lease.index, int(self._sums.lengths[row]), shown))
 
     def _report(self) -> RunReport:
         """Return a report of everything since the last report."""
         self._recorder.idle()
         inference, slots = self._inference, np.flatnonzero(self._live)
         live = [
-            Progress(lease.index, lease.attempt, int(self._lengths[slot]))
+            Progress(lease.index, lease.attempt, int(self._sums.lengths[slot]))
             for slot in slots.tolist()
             if (lease := self._leases[slot]) is not None
         ]
         if self._block is not None and not live:
             live = [Progress(self._block.lease.index, self._block.lease.attempt, 0)]
-        seconds = float((self._step_clock - self._clocks[1, slots]).sum())
+        seconds = float((self._step_clock - self._sums.step_clock[slots]).sum())
         report = self._pending.take(
             tuple(live), seconds, self._weights_version, inference.numerics, inference.notes, ()
         )
@@ -530,21 +600,33 @@ class BatchedEvalRunner(RunnerCore):
         return report
 
 
-def _filled(actions: Any, acting: Any, width: int) -> Any:
-    """Return the actions of all slots; those without an episode get a valid one.
+def _alike(lease: Lease, first: Lease) -> bool:
+    """Whether two episodes may share a simulator from its start."""
+    return (lease.fresh, lease.alone) == (first.fresh, first.alone)
+
+
+def _filled(actions: Any, acting: npt.NDArray[np.int64], width: int) -> Any:
+    """Return a copy of the actions of all slots; those without an episode get a valid one.
 
     Args:
         actions: Nested arrays with at least one row for each slot.
         acting: Slots with an episode.
         width: Number of slots.
     """
-    if isinstance(actions, np.ndarray):
-        if len(acting) == width:
-            return actions[:width]
-        filled = np.repeat(actions[acting[:1]], width, axis=0)
-        filled[acting] = actions[acting]
-        return filled
-    return tree.map_structure(lambda leaf: _filled(leaf, acting, width), actions)
+    if not isinstance(actions, np.ndarray):
+        return tree.map_structure(lambda leaf: _filled(leaf, acting, width), actions)
+    if len(acting) == width:
+        return actions[:width].copy()
+    filled = np.repeat(actions[acting[:1]], width, axis=0)
+    filled[acting] = actions[acting]
+    return filled
+
+
+def _idle_actions(simulator: BatchSimulator) -> Any:
+    """Return valid actions of all slots."""
+    space = gym.vector.utils.batch_space(simulator.action_space, simulator.num_envs)
+    space.seed(0)
+    return space.sample()
 
 
 def _check_supported(settings: EvalSettings) -> None:
@@ -568,3 +650,10 @@ def _check_supported(settings: EvalSettings) -> None:
                 value=value,
                 fix="Remove it, or set runners.runner: vector.",
             )
+    if "num_envs" in environment.env_kwargs:
+        raise ConfigError(
+            "environment.env_kwargs has num_envs, which is runners.num_envs_per_runner",
+            key="environment.env_kwargs.num_envs",
+            value=environment.env_kwargs["num_envs"],
+            fix="Set runners.num_envs_per_runner instead.",
+        )

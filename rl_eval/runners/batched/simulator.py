@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
+from rl_eval.errors import EnvError
 from rl_eval.records.episode import EpisodeSpec
 
 Floats = npt.NDArray[np.float64]
@@ -29,23 +30,50 @@ class BatchStep:
     observations: Any
     """Nested arrays, shape (num_envs, ...). In a slot that ended: the last observation of its episode."""
     rewards: Floats
-    """Rewards, shape (num_envs,)."""
+    """Rewards, shape (num_envs,), of any real dtype; the runner adds them in float64."""
     terminated: Flags
-    """Shape (num_envs,)."""
+    """Shape (num_envs,), of bools, or of integers 0 and 1."""
     truncated: Flags
-    """Shape (num_envs,)."""
+    """As :attr:`terminated`."""
     values: Callable[[str], tuple[npt.NDArray[Any], Flags] | None] = _no_values
-    """Returns the values of an ``info`` key and the mask of the slots that reported it; None if no slot did."""
+    """Returns the values of an ``info`` key, shape (num_envs,), and the mask of the slots that reported it; None if no
+    slot did. Outside of the mask, values may be anything."""
     started: tuple[Flags, Any] | None = None
     """Mask of the slots that started another episode by themselves, and observations of shape (num_envs, ...) with its
     first one in these slots; None if no slot did. Only blocks use it."""
+
+
+def checked(step: Any, num_envs: int) -> BatchStep:
+    """Return a step with rewards in float64 and flags as bools.
+
+    Raises:
+        EnvError: It is not a :class:`BatchStep`, or an array has a wrong shape or dtype.
+    """
+    if not isinstance(step, BatchStep):
+        kind = type(step).__name__
+        raise EnvError(f"step() of the simulator returned a {kind}", key="step", value=kind, fix="Return a BatchStep.")
+    arrays = {}
+    for name, kinds in (("rewards", "iuf"), ("terminated", "biu"), ("truncated", "biu")):
+        array = np.asarray(getattr(step, name))
+        if array.shape != (num_envs,) or array.dtype.kind not in kinds:
+            raise EnvError(
+                f"{name} of the simulator has shape {array.shape} and dtype {array.dtype}, for {num_envs} slots",
+                key=name,
+                value=f"{array.dtype}{list(array.shape)}",
+                fix="Return one number for each slot.",
+            )
+        if name != "rewards" and array.dtype.kind != "b" and not np.isin(array, (0, 1)).all():
+            raise EnvError(f"{name} of the simulator has values other than 0 and 1", key=name, fix="Return bools.")
+        arrays[name] = array.astype(np.float64 if name == "rewards" else bool, copy=False)
+    return replace(step, rewards=arrays["rewards"], terminated=arrays["terminated"], truncated=arrays["truncated"])
 
 
 class BatchSimulator(abc.ABC):
     """Simulator whose slots are restarted one by one, each with a seed of its own, and stepped in one call.
 
     An episode must be a function of its spec: neither the number of slots nor the other slots may change it. A slot
-    that ended stays idle until it is restarted, or continues by itself; the runner ignores it.
+    that ended stays idle until it is restarted, or continues by itself; the runner ignores its observations, rewards,
+    flags and infos. An exception in it ends the call, and so costs the others a retry.
     """
 
     num_envs: int
@@ -56,8 +84,8 @@ class BatchSimulator(abc.ABC):
     """Space of the action of one slot."""
     name: str = "simulator"
     """Name of the simulator, which is part of the numerics key of blocks."""
-    notes: tuple[str, ...] = ()
-    """Notes for readers of the result, such as settings of the simulator that change the returns."""
+    note: str = ""
+    """Note for readers of the result, such as settings of the simulator that change the returns."""
 
     @abc.abstractmethod
     def restart(self, slots: Slots, specs: Sequence[EpisodeSpec]) -> Any:

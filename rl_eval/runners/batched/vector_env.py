@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final, final
 
 import gymnasium as gym
 import numpy as np
 import tree
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from typing_extensions import override
 
 from rl_eval.config.settings import EnvironmentSection
 from rl_eval.errors import ConfigError, EnvError
 from rl_eval.records.episode import EpisodeSpec
 from rl_eval.runners.batched.simulator import BatchSimulator, BatchStep, Flags, Slots
-from rl_eval.runners.environment import build_env
+from rl_eval.runners.environment import build_env, episode_hook
 
 _ALE: Final = "ale_py.vector_env"
 _ALE_PROTOCOL: Final = (
@@ -49,7 +51,21 @@ class VectorEnvSimulator(BatchSimulator):
         self.num_envs, self.name = env.num_envs, type(env).__name__
         self.observation_space, self.action_space = env.single_observation_space, env.single_action_space
         self._seeds_as_array = type(env).__module__ == _ALE
-        self._mode = getattr(env, "autoreset_mode", AutoresetMode.NEXT_STEP)
+        if isinstance(env, VectorWrapper):
+            raise ConfigError(
+                f"{type(env).__name__} wraps all slots at once, so an episode could depend on its neighbours",
+                key="environment.env",
+                value=type(env).__name__,
+                fix="Wrap the single environments inside the function that builds them.",
+            )
+        self._mode = _autoreset_mode(env)
+        if any(episode_hook(one) is not None for one in getattr(env, "envs", ())[:1]):
+            raise ConfigError(
+                "the environment has begin_episode(), which runners.runner=batched does not call",
+                key="environment.env",
+                value=type(env.envs[0]).__name__,  # type: ignore[attr-defined]
+                fix="Set runners.runner: vector.",
+            )
         self._started = False
         self._ended: Flags = np.zeros(self.num_envs, bool)
         """Slots that ended and were not restarted."""
@@ -98,9 +114,14 @@ class VectorEnvSimulator(BatchSimulator):
         result = self._env.step(actions)
         observations, rewards, terminated, truncated = result[:4]
         infos: Mapping[str, Any] = result[4]
-        rewards = np.asarray(rewards, np.float64)
-        terminated, truncated = np.asarray(terminated, bool), np.asarray(truncated, bool)
-        ended = terminated | truncated
+        if not same_step and ("final_obs" in infos or "final_info" in infos):
+            raise EnvError(
+                f"{self.name} has final observations in its infos, but its autoreset mode is {self._mode.value}",
+                key="autoreset_mode",
+                value=self._mode.value,
+                fix="Set its attribute autoreset_mode to AutoresetMode.SAME_STEP.",
+            )
+        ended = np.asarray(terminated, bool) | np.asarray(truncated, bool)
         started = (ended if same_step else restarting), observations
         self._ended = ended
         if same_step and ended.any():
@@ -133,10 +154,10 @@ class VectorEnvSimulator(BatchSimulator):
         actions = gym.vector.utils.batch_space(self.action_space, self.num_envs)
         actions.seed(0)
         for _ in range(_PROBED_STEPS):
-            before = self.step(actions.sample()).observations
+            before = self._env.step(actions.sample())[0]
         kept = tree.map_structure(lambda leaf: np.array(leaf[1:]), before)
         first = self._reset(slots[:1], [1])
-        moved = tree.map_structure(lambda leaf, part: not np.array_equal(leaf[1:], part), first, kept)
+        moved = tree.map_structure(lambda leaf, part: not _same(leaf[1:], part), first, kept)
         if any(tree.flatten(moved)):
             text = f"{name} resets all slots if one is to be reset, so an episode would depend on its neighbours"
             raise ConfigError(text, key="environment.env", value=name, fix=fix)
@@ -169,6 +190,9 @@ def _before_autoreset(observations: Any, infos: Mapping[str, Any], ended: Flags)
             key="final_obs",
             fix="Build it with autoreset_mode=AutoresetMode.NEXT_STEP.",
         )
+    infos = {
+        key: np.asarray(value, bool) & ~ended if key.startswith("_") else value for key, value in infos.items()
+    }  # The reset of the next episode reported these.
     whole = tree.map_structure(np.array, observations)
     for slot in np.flatnonzero(ended):
         last = final_observations[slot]
@@ -179,7 +203,8 @@ def _before_autoreset(observations: Any, infos: Mapping[str, Any], ended: Flags)
     merged = dict(infos)
     for key in [key for key in final_info if not key.startswith("_")]:
         given, mask = np.asarray(final_info[key]), np.asarray(final_info.get(f"_{key}", ended), bool)
-        values = np.array(merged[key]) if key in merged else np.zeros_like(given)
+        former = np.asarray(merged[key]) if key in merged else given
+        values = np.array(former, np.result_type(former, given))
         values[mask] = given[mask]
         merged[key], merged[f"_{key}"] = values, np.asarray(merged.get(f"_{key}", np.zeros_like(mask)), bool) | mask
     return whole, merged
@@ -200,6 +225,13 @@ def build_simulator(
     if _is_ale(section.env):
         section = section.model_copy(update={"env_kwargs": {"reward_clipping": False} | dict(section.env_kwargs)})
     built = build_env(section, runner_index, 0, num_runners, num_envs=num_envs)
+    if getattr(built, "num_envs", num_envs) != num_envs:
+        raise ConfigError(
+            f"environment.env is {section.env!r}, which built {built.num_envs} slots instead of {num_envs}",
+            key="environment.env",
+            value=built.num_envs,
+            fix="Build as many slots as num_envs says, which may be fewer than runners.num_envs_per_runner.",
+        )
     if isinstance(built, BatchSimulator):
         return built
     if not isinstance(built, VectorEnv):
@@ -211,14 +243,42 @@ def build_simulator(
             fix="Return a vector environment of num_envs slots, or set runners.runner: vector.",
         )
     simulator = VectorEnvSimulator(built, blocks=blocks)
-    simulator.notes = (_described(built, section.env_kwargs),)
+    simulator.note = _described(built, section.env_kwargs)
     return simulator
+
+
+def _autoreset_mode(env: VectorEnv[Any, Any, Any]) -> AutoresetMode:
+    """Return the mode of an environment: its attribute, or its own metadata, but not those that all classes share.
+
+    Raises:
+        ConfigError: It has neither.
+    """
+    mode = getattr(env, "autoreset_mode", None)
+    if mode is None and env.metadata is not VectorEnv.metadata:
+        mode = env.metadata.get("autoreset_mode")
+    try:
+        return AutoresetMode(mode)
+    except ValueError as error:
+        raise ConfigError(
+            f"the autoreset mode of {type(env).__name__} is {mode!r}",
+            key="environment.env",
+            value=type(env).__name__,
+            fix="Set its attribute autoreset_mode to a gymnasium.vector.AutoresetMode.",
+        ) from error
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two arrays are equal; NaN equals NaN."""
+    return np.array_equal(one, other, equal_nan=np.asarray(one).dtype.kind == "f")
 
 
 def _is_ale(env: Any) -> bool:
     """Whether an id is one of ALE, whose vector environment clips rewards by default."""
-    spec = gym.registry.get(env) if isinstance(env, str) else None
-    return spec is not None and str(spec.vector_entry_point).startswith(_ALE)
+    module, _, name = env.rpartition(":") if isinstance(env, str) else ("", "", "")
+    with suppress(ImportError):  # It is an error when the environment is built.
+        if module:
+            importlib.import_module(module)
+    return name in gym.registry and str(gym.registry[name].vector_entry_point).startswith(_ALE)
 
 
 def _described(env: VectorEnv[Any, Any, Any], kwargs: Mapping[str, Any]) -> str:
