@@ -216,7 +216,7 @@ class EvalResult(Numbers, Printed):
 
     @property
     def guarantee(self) -> Guarantee:
-        """Which changes of the execution leave the records the same: ``exact``, ``conditions`` or ``layout``."""
+        """Changes of the execution that leave the records the same: ``exact``, ``conditions`` or ``layout``."""
         numerics = self.provenance.get("numerics")
         return guarantee_of(numerics if isinstance(numerics, Mapping) else {})
 
