@@ -214,5 +214,7 @@ class Isolation:
         beside = [index for index in fit[1:] if self._largest[index] > 1][: room - 1]
         room = min([room, *(self._largest[index] for index in beside)])
         taken = [first, *beside[: room - 1]]
+        if len(taken) == 1:
+            self._largest[first] = 1  # A fault is certainly its own, so it never runs with others again.
         self._waiting = [index for index in self._waiting if index not in taken]
         return taken

@@ -349,6 +349,8 @@ class Referee:
         assert indices[0] == min(self.eligible(grant.runner, self.isolated)), "isolated episodes leave the order"
         assert self.eligible(grant.runner, set(indices)) == set(indices), "an isolated episode runs where it failed"
         assert not self.eligible(grant.runner), "an isolated episode runs while others wait"
+        if len(indices) == 1:
+            self.group_size[indices[0]] = 1
         for lease in grant.leases:
             assert lease.alone == (len(indices) == 1 and self.group_size[lease.index] == 1), "alone, or not"
             self._check_lease(lease, grant.runner)
