@@ -137,7 +137,10 @@ class BatchedEvalRunner(RunnerCore):
         }
 
     def foreach_env(self, function: Callable[[Any], Result]) -> list[Result]:
-        """Call a function with the simulator of the configured width, if it is built; return the result in a list."""
+        """Call a function with the simulator of the configured width, if it is built; return the result in a list.
+
+        That of a vector environment is its attribute ``env``.
+        """
         return [function(self._own)] if self._own is not None else []
 
     @override

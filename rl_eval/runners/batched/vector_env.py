@@ -47,7 +47,7 @@ class VectorEnvSimulator(BatchSimulator):
     """
 
     def __init__(self, env: VectorEnv[Any, Any, Any], *, blocks: bool = False) -> None:
-        self._env = env
+        self.env = env
         self.num_envs, self.name = env.num_envs, type(env).__name__
         self.observation_space, self.action_space = env.single_observation_space, env.single_action_space
         self._seeds_as_array = type(env).__module__ == _ALE
@@ -87,7 +87,7 @@ class VectorEnvSimulator(BatchSimulator):
     @override
     def reset(self, seed: int) -> Any:
         self._ended = np.zeros(self.num_envs, bool)
-        return self._env.reset(seed=seed)[0]
+        return self.env.reset(seed=seed)[0]
 
     def _reset(self, slots: Slots, seeds: list[int]) -> Any:
         """Reset some slots, all of them the first time; return the observations of all slots."""
@@ -101,7 +101,7 @@ class VectorEnvSimulator(BatchSimulator):
         seed: Any = [chosen.get(slot) for slot in range(self.num_envs)]
         if self._seeds_as_array:
             seed = np.array([chosen[slot] for slot in sorted(chosen)], np.int64)
-        observations, _ = self._env.reset(seed=seed, options={"reset_mask": mask})
+        observations, _ = self.env.reset(seed=seed, options={"reset_mask": mask})
         return observations
 
     @override
@@ -111,7 +111,7 @@ class VectorEnvSimulator(BatchSimulator):
             idle = np.flatnonzero(self._ended)
             self._reset(idle, [_THROWAWAY_SEED] * len(idle))
         same_step, restarting = self._mode is AutoresetMode.SAME_STEP, self._ended
-        result = self._env.step(actions)
+        result = self.env.step(actions)
         observations, rewards, terminated, truncated = result[:4]
         infos: Mapping[str, Any] = result[4]
         if not same_step and ("final_obs" in infos or "final_info" in infos):
@@ -131,7 +131,7 @@ class VectorEnvSimulator(BatchSimulator):
 
     @override
     def close(self) -> None:
-        self._env.close()
+        self.env.close()
 
     def _check_restarts(self) -> None:
         """Reset all slots, then one of them alone, and check that the others did not move.
@@ -139,7 +139,7 @@ class VectorEnvSimulator(BatchSimulator):
         Raises:
             ConfigError: The environment takes no seed for each slot, or ignores ``reset_mask``.
         """
-        name, slots = type(self._env).__name__, np.arange(self.num_envs)
+        name, slots = type(self.env).__name__, np.arange(self.num_envs)
         fix = (
             "Set runners.block: 64 for episodes that are bound to the number of environments, runners.runner: vector "
             "for single environments, or for an id env_kwargs: {vectorization_mode: sync}."
@@ -154,7 +154,7 @@ class VectorEnvSimulator(BatchSimulator):
         actions = gym.vector.utils.batch_space(self.action_space, self.num_envs)
         actions.seed(0)
         for _ in range(_PROBED_STEPS):
-            before = self._env.step(actions.sample())[0]
+            before = self.env.step(actions.sample())[0]
         kept = tree.map_structure(lambda leaf: np.array(leaf[1:]), before)
         first = self._reset(slots[:1], [1])
         moved = tree.map_structure(lambda leaf, part: not _same(leaf[1:], part), first, kept)
