@@ -125,7 +125,7 @@ def _check(form: str, reference: str, path: Path | None) -> None:
     module, _, attribute = reference.partition(":")
     if not module or not attribute:
         raise ConfigError(
-            f"the policy {reference!r} is not a reference",
+            f"the policy is {reference!r}, not MODULE:ATTR",
             key="policy.policy",
             value=reference,
             fix=f"Write it as {form}.",

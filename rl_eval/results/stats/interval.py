@@ -125,9 +125,9 @@ def return_interval(
     num_missing: int = 0,
     bounds: tuple[float, float] | None = None,
 ) -> Interval:
-    """Return the :func:`mean_interval` of returns, or of differences of returns; few equal ones have none.
+    """Return the :func:`mean_interval` of returns, or of differences; a few equal values have no interval.
 
-    Two episodes that end at the limit of an environment would pass any gate.
+    Otherwise two episodes that both reach a step limit would have an interval of width 0, and fulfil any requirement.
     """
     if not num_missing and 1 < len(returns) < FEW and np.isfinite(returns[0]) and (returns == returns[0]).all():
         check_confidence(confidence)

@@ -248,7 +248,7 @@ class EvalRunnerContract(ObserverContract):
             played = play(runner, leases)
             attempts = {int(row["index"]): int(row["attempts"]) for row in played.rows}
             expect(attempts, {0: 2, 1: 3, 2: 2}, f"attempts, {lanes} lanes")
-            expect([fault.attempt for fault in played.faults], [2], f"attempts of faults, {lanes} lanes")
+            expect([fault.attempt for fault in played.faults], [2], f"attempt of each fault, {lanes} lanes")
 
     def test_an_endless_episode_runs_into_its_timeout(self) -> None:
         """``episode_timeout_s`` ends it between two steps."""

@@ -33,7 +33,7 @@ class Logger(abc.ABC):
         """Receive the progress of the evaluation under way."""
 
     def reached(self, step: int) -> None:  # noqa: B027  # Optional.
-        """Receive the step that training has reached; a later point is of that step or an earlier one."""
+        """Receive the step that training has reached; points that are logged later belong to it or to earlier steps."""
 
     def close(self) -> None:  # noqa: B027  # Optional.
         """Write what is left, and release files and processes; may be called again."""
