@@ -101,7 +101,7 @@ def normalizer_of(model: Path) -> tuple[bool | None, Path | None]:
     possible = own or [path for path in found if not _is_of_another(_name_of(path), model)]
     if trained and found and not possible:
         raise ConfigError(
-            f"the policy: by its name, the normalizer {found[0].name} in the folder of {model.name} belongs to another model",
+            f"the policy: by its name, {found[0].name} normalizes another model than {model.name}",
             key=_KEY,
             value=found[0].name,
             fix=f"Set {_KEY} to the file of this model, or to false if it was trained without a VecNormalize.",
