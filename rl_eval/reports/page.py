@@ -86,8 +86,8 @@ class Page:
                 rows += [(section.title,), section.headings, *section.rows]
             elif isinstance(section, Sequence):
                 rows += section
-        caption = _escaped(" ".join(filter(None, (self.title, self.subtitle, self.state))))
-        return f"<table><caption>{caption}</caption>{''.join(map(_html_row, rows))}</table>"
+        caption = "   ".join(map(_escaped, filter(None, (self.title, self.subtitle, self.state))))
+        return f"<table><caption {_LEFT}><b>{caption}</b></caption>{''.join(map(_html_row, rows))}</table>"
 
     @property
     def head(self) -> list[Line]:
@@ -187,11 +187,15 @@ def _text(text: str, style: str = "") -> Text:
     return Text(one_line(text), style)
 
 
+_LEFT: Final = 'style="text-align: left; white-space: pre-wrap"'
+"""Style of a cell in a notebook, whose own styles align to the right and collapse spaces."""
+
+
 def _html_row(row: Sequence[str]) -> str:
     first, *cells = map(_escaped, row)
     if isinstance(row, Line):
         cells[0] = f"<b>{cells[0]}</b>"
-    return f"<tr><th>{first}</th>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
+    return f"<tr><th {_LEFT}>{first}</th>{''.join(f'<td {_LEFT}>{cell}</td>' for cell in cells)}</tr>"
 
 
 def _escaped(text: str) -> str:
