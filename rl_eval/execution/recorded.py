@@ -89,6 +89,6 @@ def _observe(runner: Any, factories: Mapping[str, Callable[[Any], Any]]) -> None
             f"{type(runner).__name__} cannot record trajectories, since it is not an rl_eval.EvalRunner",
             key="runners.runner",
             value=type(runner).__name__,
-            fix="Derive it from that class.",
+            fix="Set runners.runner: vector, or derive a class of your own from that class.",
         )
     runner.observe(factories)
