@@ -303,9 +303,9 @@ def test_the_callers_policy_keeps_its_mode(made: Any, training: bool) -> None:
 def test_statistics_travel_and_without_them_there_is_no_number(made: Any) -> None:
     """Missing or empty ones are errors; with them it equals TorchRL's rollout, twice: an evaluation moves none."""
     one = made(normalized, torque(), num_trajectories=3)
-    with refused(ConfigError, "VecNormV2"):
+    with refused(ConfigError, "environment.env", value="VecNormV2"):
         one.evaluate()
-    for place, wrong, key in ((0, normalized().transform[0], "VecNormV2"), (7, torque(), "_extra_state")):
+    for place, wrong, key in ((0, normalized().transform[0], "weights_dict"), (7, torque(), "_extra_state")):
         with refused(WeightsError, key) as caught:
             one.evaluate(weights_dict={f"env.transform[{place}]": wrong})
         assert f"env.transform[{place}]" in str(caught.value)
@@ -332,7 +332,7 @@ def test_the_callers_environment_is_not_changed(made: Any) -> None:
     made(env, torque(), num_trajectories=1).evaluate()
     assert env.transform[0].frozen is False
     assert all(torch.equal(before[name], value) for name, value in env.transform[0].get_extra_state().items())
-    with refused(ConfigError, "VecNormV2"):
+    with refused(ConfigError, "environment.env", value="VecNormV2"):
         made(lambda: SerialEnv(2, normalized), torque(), num_trajectories=2).evaluate()
 
 

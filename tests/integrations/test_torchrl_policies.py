@@ -354,7 +354,7 @@ def test_the_short_way_equals_the_long_one() -> None:
 
 def test_normalizers_of_an_environment_are_frozen_and_needed() -> None:
     """Without statistics it is refused; with them its outcomes repeat."""
-    with refused(ConfigError, "VecNormV2"):
+    with refused(ConfigError, "environment.env", value="VecNormV2"):
         evaluate(config(normalized), torque())
     trained = normalized()
     trained.rollout(40)
@@ -366,7 +366,7 @@ def test_normalizers_of_an_environment_are_frozen_and_needed() -> None:
 def test_a_normalizer_in_the_policy_needs_statistics() -> None:
     normalizer = VecNormV2(in_keys=["observation"], out_keys=["normalized"])
     policy = TensorDictSequential(normalizer, TensorDictModule(net(3, 1), ["normalized"], ["action"]))
-    with refused(ConfigError, "VecNormV2"):
+    with refused(ConfigError, "policy", value="VecNormV2"):
         act(TensorDictPolicy(policy, gym.spaces.Box(-1.0, 1.0, (3,), np.float32), TWO), observations()[:, :3])
 
 
