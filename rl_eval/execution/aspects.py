@@ -1,7 +1,7 @@
 """Aspects of an evaluation: provenance, checks and notes that do not change its records, in one list.
 
-Group, loop, session, schedule, runner, record store, outcome and result call the hooks of
-:class:`~rl_eval.execution.outcome.Aspect` and do not know an aspect by name. Without an aspect, the records are the
+The story of an evaluation (group, loop, session, schedule, runner, record store, outcome, result) calls the hooks of
+:class:`~rl_eval.execution.outcome.Aspect`. It does not know an aspect by name. Without an aspect, the records are the
 same.
 """
 

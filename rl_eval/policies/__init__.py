@@ -31,8 +31,8 @@ _FROM_FACTORY: Final = "_rl_eval_from_policy_factory"
 _RANDOM_WEIGHTS: Final = "_rl_eval_random_weights"
 """Attribute of a module whose factory drew its weights at random."""
 _MAKES: Final = (
-    "It is called to build the policy. If it is itself a policy, which takes observations, name its parameter "
-    "observations, or name a function that returns it, as in def make(): return {}."
+    "It is called to build the policy. If it is itself a policy (a function of observations), rename its parameter to "
+    "'observations', or pass a function that returns it, such as def make(): return {}."
 )
 _LACKS: Final = (
     "Otherwise set {} in policy.policy_kwargs; parameters named observation_space and action_space receive the spaces."

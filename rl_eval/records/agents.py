@@ -33,7 +33,7 @@ def agent_rows(
     policies: Sequence[str],
     versions: Sequence[int],
 ) -> npt.NDArray[np.void]:
-    """Return one row per episode and agent that appeared, by index and seat.
+    """For each episode, return one row per agent that appeared in it, sorted by index and seat.
 
     Args:
         indices: Indices of episodes, shape (n,).
