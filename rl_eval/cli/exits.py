@@ -46,7 +46,11 @@ EXIT_CODES: Final = (
     (ExitCode.COMPLETE, "doctor", "no problem; there may be warnings"),
     (ExitCode.COMPLETE, "", "done"),
     (ExitCode.PARTIAL, "run crossplay", "partial: some episodes failed or did not run"),
-    (ExitCode.PARTIAL, "watch", "partial: some checkpoints cannot be loaded, were not evaluated to the end, or have failed episodes"),
+    (
+        ExitCode.PARTIAL,
+        "watch",
+        "partial: some checkpoints cannot be loaded, were not evaluated to the end, or have failed episodes",
+    ),
     (ExitCode.PARTIAL, "replay", "some episodes differ from their records"),
     (ExitCode.PARTIAL, "compare", "--require does not hold, or --fail-on shows a regression"),
     (ExitCode.USAGE, "compare", "usage error, or no answer: too few pairs, or pairs with a failed episode"),

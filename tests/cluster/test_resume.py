@@ -217,6 +217,7 @@ evaluate(config, log_dir={folder!r})
 
 @pytest.mark.slow
 @pytest.mark.ray
+@pytest.mark.timeout(900)
 def test_killed_drivers_of_ray_runners(tmp_path: Path) -> None:
     """The same with runners of their own: they end with their driver, and the next one's do the rest."""
     rng, script = random.Random(0), SCRIPT.format(tests=str(Path(__file__).parent), folder=str(tmp_path / "log"))
