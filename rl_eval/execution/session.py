@@ -393,7 +393,8 @@ class EpisodeSession(Phase):
         self._outcome.store.add_times(report)
         self._outcome.store.add_faults(charged)
         self._obey(commands, now, member, report, suspected)
-        self._outcome.store.add_faults(tuple(fault for fault in suspected.values() if not fault.charged))
+        if suspected:
+            self._outcome.store.add_faults(tuple(fault for fault in suspected.values() if not fault.charged))
         self._note_failures((*charged, *suspected.values()))
         self._pump(member, now)
 

@@ -139,9 +139,10 @@ class Trace:
     def __init__(self) -> None:
         self._rows: list[tuple[int, float, float, float, int]] = []
 
-    def begin(self, content: bytes) -> None:
-        """Start with the content of the first observation."""
-        self._rows = [(0, 0.0, False, False, xxhash.xxh3_64_intdigest(content))]
+    def begin(self, content: bytes | None) -> None:
+        """Start with the content of the first observation; None if it is invalid."""
+        self._rows = []
+        self.add(0, 0.0, False, False, content)
 
     @property
     def full(self) -> bool:
@@ -188,7 +189,7 @@ class TraceRecorder:
         result = self._reset(**kwargs)
         self._trace = Trace()
         if type(result) is tuple and result:
-            self._trace.begin(self._observed(result[0]) or b"")
+            self._trace.begin(self._observed(result[0]))
         return result
 
     def step(self, action: Any) -> Any:

@@ -18,7 +18,7 @@ import gymnasium as gym
 from typing_extensions import override
 
 from rl_eval.config.settings import EvalSettings
-from rl_eval.errors import EnvError, EpisodeTimeout, UsageError, summary_of
+from rl_eval.errors import EnvError
 from rl_eval.policies.inference.inference import Inference
 from rl_eval.records.episode import (
     EpisodeRecord,
@@ -30,7 +30,7 @@ from rl_eval.records.episode import (
     record_of,
 )
 from rl_eval.runners.core import RunnerCore
-from rl_eval.runners.environment import broken_step, construct_env, import_env, read_reset, time_limit
+from rl_eval.runners.environment import broken_step, construct_env, read_reset, time_limit
 from rl_eval.runners.lane import Lane
 from rl_eval.runners.observers import Factory, ObservedSlot, observer_factories
 from rl_eval.supervision.caller import survivable
@@ -138,21 +138,7 @@ class EvalRunner(RunnerCore):
         self._next_expiry = now + 0.1
         for lane in self._lanes:
             if lane.lease is not None and now - lane.started > limit:
-                text = (
-                    f"the attempt ran {now - lane.started:.1f} s, longer than fault_tolerance.episode_timeout_s={limit}"
-                )
-                self._fault(
-                    lane,
-                    "timeout",
-                    "run",
-                    EpisodeTimeout(
-                        text,
-                        key="fault_tolerance.episode_timeout_s",
-                        value=limit,
-                        episode=lane.lease.index,
-                        runner=self.runner_index,
-                    ),
-                )
+                self._fault(lane, "timeout", "run", self._overdue(now - lane.started, lane.lease.index))
 
     def _begin(self, lane: Lane) -> bool:
         """Try to start the next queued attempt in a free lane; return whether it is live."""
@@ -397,24 +383,6 @@ class EvalRunner(RunnerCore):
     @override
     def _first_spaces(self) -> tuple[gym.Space[Any], gym.Space[Any]]:
         """Build the first lane's environment and return its spaces."""
-        attempts = self.settings.fault_tolerance.max_attempts_per_episode
-        import_env(self.settings.environment)
-        for attempt in range(1, attempts + 1):
-            try:
-                self._recorder.enter(CONSTRUCT)
-                env = self._construct(0)
-                break
-            except UsageError:
-                raise
-            except survivable() as error:
-                if attempt == attempts:
-                    raise EnvError(
-                        f"environment.env is {self.settings.environment.env!r}: it cannot be constructed "
-                        f"({attempts} attempts): {summary_of(error)}",
-                        key="environment.env",
-                        value=self.settings.environment.env,
-                        runner=self.runner_index,
-                    ) from error
-        self._recorder.idle()
+        env = self._first_built(partial(self._construct, 0))
         self._lanes[0].attach(env)
         return env.observation_space, env.action_space

@@ -17,16 +17,16 @@ from typing import Any, ClassVar, TypeVar
 import gymnasium as gym
 
 from rl_eval.config.settings import DEFAULT_LANES, EvalSettings
-from rl_eval.errors import EvalError, WeightsError
+from rl_eval.errors import EnvError, EpisodeTimeout, EvalError, UsageError, WeightsError, summary_of
 from rl_eval.errors.redaction import learn
 from rl_eval.policies import adapt_policy, has_random_weights
 from rl_eval.policies.inference.inference import Inference
 from rl_eval.protocols import Policy
 from rl_eval.records.episode import Fault, FaultCause, Lease, Phase, RunReport
-from rl_eval.runners.environment import ValueReader
+from rl_eval.runners.environment import ValueReader, import_env
 from rl_eval.runners.lane import PendingReport
-from rl_eval.supervision.caller import current_folder, working_in
-from rl_eval.supervision.flight_recorder import flight_recorder
+from rl_eval.supervision.caller import current_folder, survivable, working_in
+from rl_eval.supervision.flight_recorder import CONSTRUCT, flight_recorder
 from rl_eval.weights import WeightsSnapshot, apply_weights, module_of, weights_of
 
 Result = TypeVar("Result")
@@ -229,6 +229,40 @@ class RunnerCore(abc.ABC):
                 if (built := weights_of(self._policy)) is not None:
                     return built.digest
         return ""
+
+    def _first_built(self, build: Callable[[], Result]) -> Result:
+        """Return what ``build`` makes of the environment, tried as often as an episode.
+
+        Raises:
+            ConfigError: It cannot be built as configured.
+            EnvError: Every attempt raised.
+        """
+        attempts, section = self.settings.fault_tolerance.max_attempts_per_episode, self.settings.environment
+        import_env(section)
+        for attempt in range(1, attempts + 1):
+            try:
+                self._recorder.enter(CONSTRUCT)
+                built = build()
+                break
+            except UsageError:
+                raise
+            except survivable() as error:
+                if attempt == attempts:
+                    raise EnvError(
+                        f"environment.env is {section.env!r}: it cannot be constructed ({attempts} attempts): "
+                        f"{summary_of(error)}",
+                        key="environment.env",
+                        value=section.env,
+                        runner=self.runner_index,
+                    ) from error
+        self._recorder.idle()
+        return built
+
+    def _overdue(self, seconds: float, index: int) -> EpisodeTimeout:
+        """Return the error of an attempt that exceeds its wall-clock limit."""
+        key, limit = "fault_tolerance.episode_timeout_s", self.settings.fault_tolerance.episode_timeout_s
+        text = f"the attempt ran {seconds:.1f} s, longer than {key}={limit}"
+        return EpisodeTimeout(text, key=key, value=limit, episode=index, runner=self.runner_index)
 
     def _abort(self) -> None:
         self._pending.returned += [lease.index for lease in self._queue]

@@ -121,8 +121,10 @@ class Schedule:
     @property
     def awaits_runners(self) -> bool:
         """Whether episodes wait for runners that have not joined; :class:`PoolSized` ends the wait."""
+        if not self._awaited:
+            return False
         waiting = {*self._again, *self._isolation.waiting}
-        return self._awaited and bool(self._runners.failing or self._failed_on.keys() & waiting)
+        return bool(self._runners.failing or self._failed_on.keys() & waiting)
 
     def knows(self, runner: int) -> bool:
         """Whether the runner has joined and is neither lost nor excluded."""

@@ -88,14 +88,7 @@ class ObservationBatch:
         """
         count = len(np.arange(self.rows)[rows])
         for path, array in self._leaves:
-            value = observations
-            try:
-                for part in path:
-                    value = value[part]
-            except (KeyError, IndexError, TypeError) as error:
-                text = f"the observation lacks {_at(path)}, which the observation space has"
-                raise EnvError(text, key=f"observation{_at(path)}") from error
-            given = np.asarray(value)
+            given = np.asarray(_leaf_of(observations, path))
             if given.shape != (count, *array.shape[1:]) or given.dtype.kind not in _FITTING_KINDS[array.dtype.kind]:
                 raise EnvError(
                     f"observation{_at(path)} of {count} slots has shape {given.shape} and dtype {given.dtype}, "
@@ -129,14 +122,7 @@ class ObservationBatch:
             self._write_leaf(array, row, path, observation)
 
     def _write_leaf(self, array: Array, row: int, path: tuple[Any, ...], observation: Any) -> None:
-        value = observation
-        try:
-            for part in path:
-                value = value[part]
-        except (KeyError, IndexError, TypeError) as error:
-            raise EnvError(
-                f"the observation lacks {_at(path)}, which the observation space has", key=f"observation{_at(path)}"
-            ) from error
+        value = _leaf_of(observation, path)
         try:
             given = np.asarray(value)
         except (ValueError, TypeError, RuntimeError) as error:
@@ -232,6 +218,22 @@ class ObservationBatch:
     def sample(self, rows: int, rng: np.random.Generator, scale: float = 1.0) -> Any:
         """Return a batch of made-up observations inside the space, for probing a policy."""
         return tree.map_structure(lambda leaf: _sample_leaf(leaf, rows, rng, scale), self.structure)
+
+
+def _leaf_of(observation: Any, path: tuple[Any, ...]) -> Any:
+    """Return a part of an observation, or of a batch of them.
+
+    Raises:
+        EnvError: It is missing.
+    """
+    value = observation
+    try:
+        for part in path:
+            value = value[part]
+    except (KeyError, IndexError, TypeError) as error:
+        text = f"the observation lacks {_at(path)}, which the observation space has"
+        raise EnvError(text, key=f"observation{_at(path)}") from error
+    return value
 
 
 def _at(path: tuple[Any, ...]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from time import perf_counter
 from typing import Any, ClassVar, Final, TypeVar, final
 
@@ -14,7 +15,7 @@ import tree
 from typing_extensions import override
 
 from rl_eval.config.settings import EvalSettings
-from rl_eval.errors import ConfigError, EnvError, EpisodeTimeout, UsageError, summary_of
+from rl_eval.errors import ConfigError, EnvError, UsageError
 from rl_eval.records.determinism import Trace, action_digest
 from rl_eval.records.episode import (
     EpisodeSpec,
@@ -30,7 +31,6 @@ from rl_eval.records.episode import (
 from rl_eval.runners.batched.simulator import BatchSimulator, BatchStep, checked
 from rl_eval.runners.batched.vector_env import build_simulator
 from rl_eval.runners.core import RunnerCore
-from rl_eval.runners.environment import import_env
 from rl_eval.supervision.caller import survivable
 from rl_eval.supervision.flight_recorder import ACT, ALL_LANES, CLOSE, CONSTRUCT, RESET, STEP
 
@@ -217,25 +217,7 @@ class BatchedEvalRunner(RunnerCore):
 
     @override
     def _first_spaces(self) -> tuple[gym.Space[Any], gym.Space[Any]]:
-        attempts, section = self.settings.fault_tolerance.max_attempts_per_episode, self.settings.environment
-        import_env(section)
-        for attempt in range(1, attempts + 1):
-            try:
-                self._own = self._build(len(self._live))
-                break
-            except UsageError:
-                raise
-            except survivable() as error:
-                if attempt == attempts:
-                    raise EnvError(
-                        f"environment.env is {section.env!r}: it cannot be constructed ({attempts} attempts): "
-                        f"{summary_of(error)}",
-                        key="environment.env",
-                        value=section.env,
-                        runner=self.runner_index,
-                    ) from error
-        self._recorder.idle()
-        assert self._own is not None
+        self._own = self._first_built(partial(self._build, len(self._live)))
         return self._own.observation_space, self._own.action_space
 
     def _close(self, name: str) -> None:
@@ -559,10 +541,10 @@ class BatchedEvalRunner(RunnerCore):
         if limit is None or now < self._next_expiry:
             return
         self._next_expiry = now + 0.1
-        key = "fault_tolerance.episode_timeout_s"
         for slot in np.flatnonzero(self._live & (now - self._sums.started > limit)).tolist():
-            text = f"the attempt ran {now - self._sums.started[slot]:.1f} s, longer than {key}={limit}"
-            self._fault(slot, "timeout", "run", EpisodeTimeout(text, key=key, value=limit, runner=self.runner_index))
+            if (lease := self._leases[slot]) is not None:
+                overdue = self._overdue(now - float(self._sums.started[slot]), lease.index)
+                self._fault(slot, "timeout", "run", overdue)
 
     def _reject_nan(self) -> None:
         """Record a fault for each episode with a NaN or infinite observation, before the policy sees it."""

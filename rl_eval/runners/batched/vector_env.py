@@ -38,8 +38,7 @@ class VectorEnvSimulator(BatchSimulator):
     """A gymnasium vector environment whose slots can be reset alone, by ``reset_mask`` and a seed for each.
 
     Args:
-        env: The environment. Its autoreset mode is read from its attribute ``autoreset_mode``: ``metadata`` is shared
-            between classes.
+        env: The environment. Its autoreset mode must be known; see :func:`_autoreset_mode`.
         blocks: Whether it is only reset as a whole, and its slots restart by themselves.
 
     Raises:
