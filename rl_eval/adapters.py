@@ -53,6 +53,9 @@ class Integration:
     """Distributions whose versions are recorded in results of its models."""
     install: str = ""
     """Argument of ``pip install`` for the library."""
+    simulator: str = ""
+    """``"module:attr"`` of a function ``(name, num_envs, **env_kwargs)`` that builds the
+    :class:`rl_eval.runners.batched.simulator.BatchSimulator` of ``environment.env="NAME_OF_LIBRARY:name"``."""
     watching_wrappers: tuple[str, ...] = ()
     """Prefixes of ``"module:Class"`` of environment wrappers that do not change episodes."""
     modelled_wrappers: tuple[str, ...] = ()
@@ -94,3 +97,9 @@ def loader_of(factory: Any) -> Integration | None:
     """Return the library of a factory ``"module:attr"`` that loads models; None for any other factory."""
     module = factory.partition(":")[0] if isinstance(factory, str) else ""
     return next((one for one in integrations() if module in one.loaders), None)
+
+
+def simulator_for(env: Any) -> Integration | None:
+    """Return the library that builds the batched simulator of an id such as ``jumanji:Snake-v1``; None for others."""
+    library, colon, _ = env.partition(":") if isinstance(env, str) else ("", "", "")
+    return next((one for one in integrations() if colon and one.simulator and one.name == library), None)

@@ -20,7 +20,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.envs.registration import load_env_creator
 
-from rl_eval.adapters import integration_for
+from rl_eval.adapters import Integration, integration_for, simulator_for
 from rl_eval.config.references import import_attribute, takes_observations
 from rl_eval.config.settings import LIVE_ENVIRONMENT, EnvironmentSection, copy_containers, is_live_environment
 from rl_eval.errors import ConfigError, EnvError
@@ -129,6 +129,8 @@ def build_env(
     env, kwargs = section.env, copy_containers(section.env_kwargs)
     if num_envs is not None:
         kwargs["num_envs"] = num_envs
+    if (library := simulator_for(env)) is not None:
+        return _simulator(library, env, kwargs)
     if isinstance(env, str) and (env in gym.registry or _GYMNASIUM_ID.fullmatch(env)):
         try:
             # Runners check what an environment returns themselves; the checker would cost a call per step.
@@ -167,6 +169,23 @@ def build_env(
             value=env,
         )
     return _call(factory, kwargs, EnvContext(kwargs, runner_index, lane_index, num_runners, remote))
+
+
+def _simulator(library: Integration, env: str, kwargs: dict[str, Any]) -> Any:
+    """Build the batched simulator of a library.
+
+    Raises:
+        ConfigError: Single environments are asked for, or the library is not installed.
+    """
+    if "num_envs" not in kwargs:
+        raise ConfigError(
+            f"environment.env is {env!r}, a simulator of {library.name} that steps many environments in one call",
+            key="environment.env",
+            value=env,
+            fix="Set runners.runner: batched (--batched).",
+        )
+    build = import_attribute("environment.env", library.simulator)
+    return build(env.partition(":")[2], **kwargs)
 
 
 def episode_hook(env: gym.Env[Any, Any]) -> Callable[[int, int, int], None] | None:
