@@ -35,6 +35,7 @@ LAYERS = (
     "execution",
     "recording",
     "reports",
+    "suites",
     "ope",
     "training",
     "integrations",
