@@ -20,10 +20,6 @@ from rl_eval.records.plain import convert, plain_leaf
 from rl_eval.suites.definition import Keys, Method, Skip, Steps, SuiteDefinition
 
 _CHECKPOINT: Final = "{checkpoint}"
-_NONE: Final = "-"
-"""Text of a missing seed or step in the name of a cell."""
-
-
 @dataclass(frozen=True, order=True)
 class Cell:
     """One combination of task, policy, training seed and step."""
@@ -34,8 +30,12 @@ class Cell:
     step: int | None = None
 
     def __str__(self) -> str:
-        parts = (self.task, self.policy, self.seed, self.step)
-        return "/".join(_NONE if part is None else str(part) for part in parts)
+        return "/".join(self.parts).removesuffix("/-").removesuffix("/-")
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Texts of the four parts, ``-`` for a missing one."""
+        return tuple("-" if part is None else str(part) for part in (self.task, self.policy, self.seed, self.step))
 
     @property
     def digest(self) -> str:
@@ -85,7 +85,7 @@ def chosen(cells: Sequence[PlannedCell], patterns: Sequence[str]) -> list[Planne
     found: dict[Cell, PlannedCell] = {}
     for pattern in patterns:
         whole = "/".join([*pattern.split("/"), *["*"] * 3][:4])
-        matching = {one.cell: one for one in cells if fnmatchcase(str(one.cell), whole)}
+        matching = {one.cell: one for one in cells if fnmatchcase("/".join(one.cell.parts), whole)}
         if not matching:
             fix = "Pass TASK/POLICY/SEED/STEP, as `rl-eval suite plan SUITE --cells` prints them."
             raise ConfigError(f"--cell {pattern}: there is no such cell", key="--cell", value=pattern, fix=fix)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, final
 
 from rl_eval.records.plain import plain
+from rl_eval.reports.page import Line, Page, Table
 from rl_eval.suites.cells import Cell, PlannedCell, chosen, matrix
 from rl_eval.suites.definition import SuiteDefinition
 from rl_eval.suites.ledger import CellState, Ledger
@@ -31,6 +32,17 @@ class SuiteResult:
     def complete(self) -> bool:
         """Whether every cell is complete."""
         return all(state.status == "complete" for state in self.cells)
+
+    @property
+    def page(self) -> Page:
+        """The table of all cells."""
+        rows = [_row(state) for state in self.cells]
+        done = sum(state.status == "complete" for state in self.cells)
+        line = Line("cells", f"{done:,}", f"of {len(rows):,} complete")
+        headings = ("cell", "status", "episodes", "mean score")
+        notes = [f"{cell} is skipped: {why}" for cell, why in self.skipped]
+        notes += [f"{state.planned.cell}: {state.reason}" for state in self.cells if state.reason]
+        return Page(self.definition.suite, "", "", [[line], Table("cells", headings, rows)], notes)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the cells as plain JSON values."""
@@ -125,6 +137,14 @@ class Suite:
 
     def _result(self, ledger: Ledger) -> SuiteResult:
         return SuiteResult(self.definition, tuple(map(ledger.state, self.cells)), self._matrix.skipped)
+
+
+def _row(state: CellState) -> tuple[str, str, str, str]:
+    if state.score is None:
+        return str(state.planned.cell), state.status, "", ""
+    count, planned = len(state.score.values), state.score.episodes
+    episodes = f"{count:,}" if count == planned else f"{count:,} of {planned:,}"
+    return str(state.planned.cell), state.status, episodes, f"{state.score.mean:.6g}"
 
 
 def _described(state: CellState) -> dict[str, Any]:
