@@ -279,6 +279,7 @@ def command(folder: Path, *more: str) -> subprocess.Popen[bytes]:
 
 
 @pytest.mark.slow
+@pytest.mark.process
 @pytest.mark.timeout(300)
 def test_killed_three_times_and_run_by_two_processes_it_gives_the_same_table(tmp_path: Path) -> None:
     shared = {"evaluation": {"num_episodes": 60}}
