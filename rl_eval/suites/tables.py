@@ -49,12 +49,8 @@ class Table:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Notes of the intervals, each with the cells that have it."""
-        cells: dict[str, list[str]] = {}
-        for (row, column), estimate in self.cells.items():
-            if estimate.interval.note:
-                cells.setdefault(estimate.interval.note, []).append(f"{row}, {column}")
-        return tuple(f"{'; '.join(places)}: {note}." for note, places in cells.items())
+        """Different notes of the intervals, in the order of the cells."""
+        return tuple(dict.fromkeys(cell.interval.note for cell in self.cells.values() if cell.interval.note))
 
     def csv(self) -> str:
         """Return one line for each cell, with all digits; without an interval its ends are empty."""
@@ -79,7 +75,7 @@ class Table:
             [
                 r"\begin{table}",
                 r"\centering",
-                rf"\caption{{{_latex(' '.join([self.caption, *self.notes]))}}}",
+                rf"\caption{{{_latex(' '.join([self.caption, *(f'{note}.' for note in self.notes)]))}}}",
                 rf"\begin{{tabular}}{{l{'r' * len(self.columns)}}}",
                 *(r"\toprule", heading, r"\midrule", *body, r"\bottomrule"),
                 r"\end{tabular}",

@@ -108,10 +108,11 @@ class Units:
         """Reservations about an interval, without an end: single units and missing runs."""
         single, notes = self.sizes.count(1), []
         if single:
-            notes.append(f"{single} of {len(self.strata)} {WITHIN[self.unit]}s have one {self.unit}, without spread")
+            of_all = f"{single} of {len(self.strata)} {WITHIN[self.unit]}s"
+            notes.append(f"{self.policy} has one {self.unit} in {of_all}, which has no spread")
         if self.missing:
             one, also = self.missing[0], f" and {len(self.missing) - 1} more" if self.missing[1:] else ""
-            notes.append(f"missing runs of {self.policy}: {one.task} with seed {one.seed}{also}")
+            notes.append(f"{self.policy} lacks runs: {one.task} with seed {one.seed}{also}")
         return notes
 
     def resamples(self, largest: int) -> Iterator[Counts]:
