@@ -28,10 +28,11 @@ def interval_figure(table: Table) -> Figure:
     figure = _figure(2.6 * num_columns + 1.2, 0.35 * num_rows + 1.1)
     panels = figure.subplots(1, num_columns, sharey=True, squeeze=False)[0]
     for axes, column in zip(panels, table.columns, strict=True):
-        shown = [
-            (place, *table.cells[row, column]) for place, row in enumerate(table.rows) if (row, column) in table.cells
-        ]
-        for place, value, interval in shown:
+        axes.use_sticky_edges = False  # Bars keep a margin.
+        for place, row in enumerate(table.rows):
+            if (row, column) not in table.cells:
+                continue
+            value, interval = table.cells[row, column]
             axes.barh(place, interval.high - interval.low, 0.5, interval.low, color=f"C{place % 10}", alpha=0.4)
             axes.plot([value, value], [place - 0.3, place + 0.3], color=f"C{place % 10}")
         axes.set_title(str(column))

@@ -29,7 +29,7 @@ def probabilities_of_improvement(scores: Scores, unit: Unit, *, confidence: floa
     """
     check_units(scores, unit, confidence)
     units, found = {policy: units_of(scores, policy, unit) for policy in scores.policies}, Cells()
-    for row, column in itertools.combinations(scores.policies, 2):
+    for row, column in itertools.combinations(sorted(scores.policies), 2):
         found[row, column] = estimate = _improvement(units[row], units[column], confidence)
         found[column, row] = _reversed(estimate)
     cells = {pair: found[pair] for pair in itertools.permutations(scores.policies, 2)}

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final, Literal, NamedTuple, TypeAlias, final
 
@@ -60,7 +60,7 @@ class Units:
     def on(self, tasks: Collection[str]) -> Units:
         """Return the units of some tasks."""
         strata = tuple(stratum for stratum in self.strata if stratum.task in tasks)
-        return Units(self.policy, self.unit, strata, tuple(run for run in self.missing if run.task in tasks))
+        return replace(self, strata=strata)
 
     @cached_property
     def values(self) -> npt.NDArray[np.float64]:
