@@ -38,6 +38,7 @@ LAYERS = (
     "suites",
     "ope",
     "training",
+    "suites",
     "integrations",
     "cli",
     "__main__",
