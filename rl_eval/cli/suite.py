@@ -14,9 +14,9 @@ import typer
 
 from rl_eval.cli.exits import ExitCode, explained
 from rl_eval.cli.plan import run_pilot, span
-from rl_eval.cli.printing import AsJson, Quiet, counted, print_either, print_json, print_line, print_report
+from rl_eval.cli.printing import AsJson, Quiet, counted, print_either, print_json, print_line, print_note, print_report
 from rl_eval.cli.settings import find_modules_here
-from rl_eval.cli.shared import CommandLine, argument, option
+from rl_eval.cli.shared import CommandLine, argument, option, shown
 from rl_eval.cli.signals import Interruption
 from rl_eval.errors import EvalError
 from rl_eval.reports.page import Line, Page, Table
@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from rl_eval.execution.handle import EvalHandle, EvalProgress
     from rl_eval.suites.cells import PlannedCell
     from rl_eval.suites.ledger import CellState
+    from rl_eval.suites.result import SuiteResult
     from rl_eval.suites.running import SuiteEvents
-    from rl_eval.suites.suite import Suite, SuiteResult
+    from rl_eval.suites.suite import Suite
 
 SuiteFile = Annotated[Path, argument("SUITE", "YAML file of the suite.")]
 Out = Annotated[Path | None, option("DIR", "Folder of the suite. [default: suites/NAME]")]
@@ -129,6 +130,39 @@ def _plan_page(opened: Suite, rows: Sequence[_Row]) -> Page:
     return Page(opened.definition.suite, "", "plan", [[line, time_line], table])
 
 
+@app.command("report", epilog=explained("suite"), short_help="Write a page, figures and tables.")
+def report(
+    suite: SuiteFile,
+    out: Out = None,
+    output: Annotated[
+        Path | None, option("FOLDER", "Folder of the report. [default: DIR/report]", "--output", "-o")
+    ] = None,
+    published: Annotated[
+        Path | None, option("CSV", "Published scores to show beside those of the suite: policy,task,seed,score.")
+    ] = None,
+    videos: Annotated[
+        str | None,
+        option(
+            "SELECTORS", "Record videos of each cell first, by the rules of replay --select, such as failed,worst:1."
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write a page, figures (SVG, PNG), tables (CSV, Markdown, LaTeX) and scores for rliable and marl-eval."""
+    opened = _opened(suite)
+    result = opened.result(out, published)
+    from rl_eval.suites.report import record_cell_videos, write_report
+
+    folder = opened.folder(out)
+    if videos is not None:
+        for cell, count in record_cell_videos(result, folder, videos):
+            print_note(f"{cell}: {counted(count, 'video')}")
+    files, notes = write_report(result, output or folder / "report", folder)
+    for note in notes:
+        print_note(note)
+    print_either(as_json, {"files": list(map(str, files))}, "\n".join(map(shown, map(str, files))))
+
+
 def _opened(path: Path) -> Suite:
     find_modules_here()  # A catalogue may be in one of them.
     from rl_eval.suites.suite import Suite
@@ -182,7 +216,7 @@ def _print(result: SuiteResult, *, quiet: bool, as_json: bool) -> None:
         done = sum(state.status == "complete" for state in result.cells)
         print_line(f"{done} of {counted(len(result.cells), 'cell')} complete")
     else:
-        print_report(result.page)
+        print_report(result)
 
 
 def _exit_code(result: SuiteResult, interruption: Interruption) -> int:

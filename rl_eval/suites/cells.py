@@ -20,6 +20,8 @@ from rl_eval.records.plain import convert, plain_leaf
 from rl_eval.suites.definition import Keys, Method, Skip, Steps, SuiteDefinition
 
 _CHECKPOINT: Final = "{checkpoint}"
+
+
 @dataclass(frozen=True, order=True)
 class Cell:
     """One combination of task, policy, training seed and step."""

@@ -14,6 +14,10 @@ from rl_eval.config.references import import_attribute
 from rl_eval.config.settings import SECTIONS
 from rl_eval.errors import ConfigError, nearest
 from rl_eval.errors.redaction import redact
+from rl_eval.suites.aggregates import METRICS, Metric
+from rl_eval.suites.atari import human_scale
+from rl_eval.suites.normalization import Scale
+from rl_eval.suites.units import Unit
 
 Name = Annotated[str, Field(pattern=r"^[\w.+=-]+$", min_length=1, max_length=100)]
 Keys = dict[str, Any]
@@ -52,6 +56,22 @@ class Task(_Config):
     """Score that is normalized to 0."""
     high: float | None = None
     """Score that is normalized to 1."""
+    human_normalized: bool = False
+    """Normalize by the published scores of a random policy and of a human in this Atari game, instead of ``low`` and
+    ``high``."""
+
+    @property
+    def scale(self) -> Scale | None:
+        """Scores that are normalized to 0 and 1; None if there are none. A rate of success has 0 and 1.
+
+        Raises:
+            ConfigError: There is no published score of the game.
+        """
+        if self.human_normalized:
+            return human_scale(str(self.environment.get("env")).rpartition(":")[2])
+        if self.low is not None and self.high is not None:
+            return Scale(self.low, self.high)
+        return None if self.score == "return" else Scale(0.0, 1.0)
 
 
 class Steps(_Part):
@@ -107,9 +127,9 @@ class Skip(_Part):
 class Aggregate(_Part):
     """Aggregates over tasks and training seeds."""
 
-    unit: Literal["run", "episode"] | None = None
+    unit: Unit | None = None
     """Unit of the bootstrap: ``run`` resamples training seeds, ``episode`` resamples the episodes of each run."""
-    metrics: tuple[str, ...] = ("iqm", "mean", "median", "optimality_gap")
+    metrics: Annotated[tuple[Metric, ...], Field(min_length=1)] = tuple(METRICS)
     """Aggregates to show."""
 
 
@@ -142,6 +162,12 @@ class SuiteDefinition(_Part):
     compare: Compare | None = None
     """Comparison in the report."""
     _folder: Path = PrivateAttr(default_factory=Path.cwd)
+
+    @property
+    def scales(self) -> dict[str, Scale] | None:
+        """Scales of the tasks; None if no task has one."""
+        found = {name: scale for name, task in self.tasks.items() if (scale := task.scale) is not None}
+        return found or None
 
     @property
     def folder(self) -> Path:
@@ -194,6 +220,10 @@ class SuiteDefinition(_Part):
             yield from _unknown_keys(("tasks", name), task.values_by_section())
             if (task.low is None) != (task.high is None) or (task.low is not None and task.low == task.high):
                 yield ("tasks", name), f"low is {task.low} and high is {task.high}; set two different numbers"
+            if task.scale is None and self.scales is not None:
+                yield ("tasks", name), "it has no low and high, but other tasks do; set them for every task or for none"
+        if self.aggregate.unit == "run" and all(len(method.seeds) < 2 for method in self.policies.values()):
+            yield ("aggregate", "unit"), _ONE_SEED
         for name, method in self.policies.items():
             yield from _unknown_keys(("policies", name), {"policy": method.section}, flat=True)
             yield from _wrong_placeholders(("policies", name), method)
@@ -206,7 +236,10 @@ class SuiteDefinition(_Part):
             yield ("compare", "baseline"), f"there is no policy {wrong!r}: {nearest(wrong, self.policies)}"
 
 
-_KNOWN: Final = ("{task}", "{policy}", "{seed}", "{step}")
+_ONE_SEED: Final = (
+    "it is run, but no policy has two training seeds, so nothing is known about other seeds. Add seeds, or set episode "
+    "for numbers about these trained policies alone"
+)
 
 
 def _wrong_placeholders(place: _Place, method: Method) -> Iterator[tuple[_Place, str]]:

@@ -2,56 +2,19 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, final
 
-from rl_eval.records.plain import plain
-from rl_eval.reports.page import Line, Page, Table
-from rl_eval.suites.cells import Cell, PlannedCell, chosen, matrix
+from rl_eval.suites.cells import Matrix, PlannedCell, chosen, matrix
 from rl_eval.suites.definition import SuiteDefinition
-from rl_eval.suites.ledger import CellState, Ledger
+from rl_eval.suites.exports import read_scores
+from rl_eval.suites.ledger import Ledger
+from rl_eval.suites.result import SuiteResult
 from rl_eval.suites.running import SuiteEvents, SuiteRun
-
-
-@final
-@dataclass(frozen=True)
-class SuiteResult:
-    """States and scores of the cells of a suite."""
-
-    definition: SuiteDefinition
-    cells: tuple[CellState, ...]
-    skipped: tuple[tuple[Cell, str], ...]
-    """Skipped cells, with the reason."""
-
-    @property
-    def complete(self) -> bool:
-        """Whether every cell is complete."""
-        return all(state.status == "complete" for state in self.cells)
-
-    @property
-    def page(self) -> Page:
-        """The table of all cells."""
-        rows = [_row(state) for state in self.cells]
-        done = sum(state.status == "complete" for state in self.cells)
-        line = Line("cells", f"{done:,}", f"of {len(rows):,} complete")
-        headings = ("cell", "status", "episodes", "mean score")
-        notes = [f"{cell} is skipped: {why}" for cell, why in self.skipped]
-        notes += [f"{state.planned.cell}: {state.reason}" for state in self.cells if state.reason]
-        return Page(self.definition.suite, "", "", [[line], Table("cells", headings, rows)], notes)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the cells as plain JSON values."""
-        return {
-            "suite": self.definition.suite,
-            "version": self.definition.version,
-            "cells": [_described(state) for state in self.cells],
-            "skipped": [{"cell": str(cell), "why": why} for cell, why in self.skipped],
-        }
 
 
 @final
@@ -92,7 +55,7 @@ class Suite:
         return self._matrix.cells
 
     @cached_property
-    def _matrix(self) -> Any:
+    def _matrix(self) -> Matrix:
         return matrix(self.definition)
 
     def run(
@@ -123,13 +86,20 @@ class Suite:
         SuiteRun(self.definition, ledger, wanted, runners, events or SuiteEvents()).run()
         return self._result(ledger)
 
-    def result(self, out: str | os.PathLike[str] | None = None) -> SuiteResult:
+    def result(
+        self, out: str | os.PathLike[str] | None = None, published: str | os.PathLike[str] | None = None
+    ) -> SuiteResult:
         """Return the results in a folder without running anything.
 
+        Args:
+            out: Folder of the suite; by default ``suites/NAME``.
+            published: CSV file of published scores; see :func:`~rl_eval.suites.exports.read_scores`.
+
         Raises:
-            ConfigError: The folder belongs to another suite.
+            ConfigError: The folder belongs to another suite, or the file cannot be read.
         """
-        return self._result(Ledger(self.folder(out), self.definition))
+        found = self._result(Ledger(self.folder(out), self.definition))
+        return found if published is None else replace(found, published=read_scores(published))
 
     def folder(self, out: str | os.PathLike[str] | None) -> Path:
         """Return the folder of the suite, by default ``suites/NAME``."""
@@ -137,20 +107,3 @@ class Suite:
 
     def _result(self, ledger: Ledger) -> SuiteResult:
         return SuiteResult(self.definition, tuple(map(ledger.state, self.cells)), self._matrix.skipped)
-
-
-def _row(state: CellState) -> tuple[str, str, str, str]:
-    if state.score is None:
-        return str(state.planned.cell), state.status, "", ""
-    count, planned = len(state.score.values), state.score.episodes
-    episodes = f"{count:,}" if count == planned else f"{count:,} of {planned:,}"
-    return str(state.planned.cell), state.status, episodes, f"{state.score.mean:.6g}"
-
-
-def _described(state: CellState) -> dict[str, Any]:
-    cell, score = state.planned.cell, state.score
-    mean = math.nan if score is None else score.mean
-    numbers = {"mean": mean, "count": len(score.values) if score else 0, "fingerprint": score and score.fingerprint}
-    names = {"task": cell.task, "policy": cell.policy, "seed": cell.seed, "step": cell.step}
-    described: dict[str, Any] = plain({**names, "status": state.status, "reason": state.reason, **numbers})
-    return described

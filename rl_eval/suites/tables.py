@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple, final
 
+from rl_eval.reports.page import Table as PageTable
 from rl_eval.results.stats.interval import Interval
 from rl_eval.results.text import interval_places, number
 
@@ -51,6 +52,11 @@ class Table:
     def notes(self) -> tuple[str, ...]:
         """Different notes of the intervals, in the order of the cells."""
         return tuple(dict.fromkeys(cell.interval.note for cell in self.cells.values() if cell.interval.note))
+
+    def page_table(self, title: str) -> PageTable:
+        """Return the table for a page."""
+        heading, *rows = self._grid(str)
+        return PageTable(title, heading, rows, self.caption)
 
     def csv(self) -> str:
         """Return one line for each cell, with all digits; without an interval its ends are empty."""
