@@ -142,9 +142,7 @@ def report(
     ] = None,
     videos: Annotated[
         str | None,
-        option(
-            "SELECTORS", "Record videos of each cell first, by the rules of replay --select, such as failed,worst:1."
-        ),
+        option("SELECTORS", "Record videos of each cell first; rules as for replay --select, such as failed,worst:1."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -15,6 +15,7 @@ from rl_eval.records.plain import plain
 from rl_eval.reports.page import Line, Page
 from rl_eval.reports.page import Table as PageTable
 from rl_eval.reports.pages import page_of
+from rl_eval.results.stats.aggregate import exact_mean
 from rl_eval.results.text import Printed, number
 from rl_eval.suites.aggregates import aggregate_scores, learning_curves, performance_profiles, task_means
 from rl_eval.suites.cells import Cell
@@ -24,13 +25,14 @@ from rl_eval.suites.ledger import CellState
 from rl_eval.suites.normalization import normalized
 from rl_eval.suites.scores import Run, Scores
 from rl_eval.suites.tables import Table
+from rl_eval.suites.units import Unit
 
 _THRESHOLDS: Final = 41
 """Number of thresholds of a performance profile."""
 TITLES: Final = {
-    "tasks": "Mean score of each task",
     "aggregates": "Aggregates over tasks and training seeds",
     "improvement": "Probability of improvement",
+    "tasks": "Mean score of each task",
     "profiles": "Performance profiles",
     "curves": "Learning curves",
 }
@@ -77,13 +79,8 @@ class SuiteResult(Printed):
     @cached_property
     def tables(self) -> dict[str, Table | UsageError]:
         """Tables of the numbers by their names in :data:`TITLES`; an error if a table cannot be computed."""
-        found: dict[str, Table | UsageError] = {}
-        for name, make in self._makers().items():
-            try:
-                found[name] = make()
-            except UsageError as error:  # noqa: PERF203 - five tables
-                found[name] = error
-        return found
+        makers = self._makers()
+        return {name: _made(makers[name]) for name in TITLES if name in makers}
 
     def _makers(self) -> dict[str, Callable[[], Table]]:
         aggregate = self.definition.aggregate
@@ -96,14 +93,8 @@ class SuiteResult(Printed):
         if scales is None:
             return makers
 
-        def profiles() -> Table:
-            scores = normalized(self.scores, scales)
-            ends = [bound for values in scores.runs.values() for bound in (values.mean(),)]
-            thresholds = np.linspace(min(0.0, *ends), max(1.0, *ends), _THRESHOLDS).tolist()
-            return performance_profiles(scores, unit, thresholds)
-
         makers["aggregates"] = lambda: aggregate_scores(normalized(self.scores, scales), unit, aggregate.metrics)
-        makers["profiles"] = profiles
+        makers["profiles"] = lambda: _profiles(normalized(self.scores, scales), unit)
         if len(self.scores_by_step) > 1:
             by_step = {step: normalized(scores, scales) for step, scores in self.scores_by_step.items()}
             makers["curves"] = lambda: learning_curves(by_step, unit)
@@ -157,6 +148,19 @@ class SuiteResult(Printed):
 
 
 _HEADINGS: Final = ("cell", "status", "episodes", "mean score", "guarantee")
+
+
+def _made(make: Callable[[], Table]) -> Table | UsageError:
+    try:
+        return make()
+    except UsageError as error:
+        return error
+
+
+def _profiles(scores: Scores, unit: Unit) -> Table:
+    means = [exact_mean(values) for values in scores.runs.values()]
+    thresholds = np.linspace(min(0.0, *means), max(1.0, *means), _THRESHOLDS).tolist()
+    return performance_profiles(scores, unit, thresholds)
 
 
 def _run(cell: Cell) -> Run:
