@@ -151,8 +151,8 @@ def _with_checkpoint(policy: Any, checkpoint: str, planned: PlannedCell) -> Keys
             f"policies.{planned.cell.policy}: the type of {checkpoint} is unknown",
             key=f"policies.{planned.cell.policy}.policy",
             value=checkpoint,
-            fix="Set policy to the name of its library, such as sb3, or to the pkg.module:attr of a function that "
-            "builds the module for these weights.",
+            fix=f"Set policy to one of {', '.join(schemes())}, or to the pkg.module:attr of a function that builds the "
+            "module for these weights.",
         )
     return {"policy": kinds[0].named(checkpoint)}
 

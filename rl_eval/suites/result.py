@@ -120,7 +120,7 @@ class SuiteResult(Printed):
         notes = [f"{TITLES[name]}: {error}" for name, error in self.tables.items() if isinstance(error, UsageError)]
         notes += [f"{one.planned.cell}: {one.reason}" for one in self.cells if one.reason]
         notes += [f"{cell} is skipped: {why}" for cell, why in self.skipped]
-        notes += [note for table in shown.values() for note in table.notes]
+        notes += dict.fromkeys(note for table in shown.values() for note in table.notes)
         notes += self._missing_settings()
         name, version = self.definition.suite, f"version {self.definition.version}"
         return Page(name, version, state, [[line], *tables, cells], notes)
