@@ -8,8 +8,7 @@ from rl_eval.config.settings import EvalSettings, RunnersSection
 from rl_eval.errors import ConfigError
 
 _OF_EACH_START: Final = {"runner", "block", "runner_start_timeout_s", "num_envs_per_runner"}
-"""Keys that each start of a runner takes anew. A process was made for a number of lanes, which is compared instead of the
-last one."""
+"""Keys of the runners that are not of their processes. The number of lanes is compared instead of the last one."""
 _DEADLINES: Final = ("episode_timeout_s", "reset_timeout_s", "step_timeout_s", "runner_timeout_s")
 """Keys of the deadlines that node agents were started with."""
 
