@@ -35,12 +35,14 @@ def check_processes(present: EvalSettings, new: EvalSettings) -> None:
 
 
 def _fixed(settings: EvalSettings) -> dict[str, Any]:
-    """Return the settings of the processes by key; in this process, nothing but the lack of others."""
+    """Return the settings of the processes by key; runners in this process have no others."""
     runners, faults = settings.runners, settings.fault_tolerance
+    number = {"runners.num_runners": runners.num_runners}
     if not runners.num_runners:
-        return {"runners.num_runners": 0}
+        return number
     kept = RunnersSection.model_fields.keys() - _OF_EACH_START
     return {
+        **number,
         **{f"runners.{key}": getattr(runners, key) for key in sorted(kept)},
         "runners.num_envs_per_runner": runners.lanes,
         **{f"fault_tolerance.{key}": getattr(faults, key) for key in _DEADLINES},
