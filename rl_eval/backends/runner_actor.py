@@ -124,13 +124,12 @@ class RunnerActor:
         self._runner = runner_class(settings.runners.runner)(settings, index, policy)
 
     def _end_runner(self) -> None:
-        """Stop the runner, if there is one, and remove its traces in this process."""
+        """Stop the runner, if there is one, and remove the traces of any start before."""
         former, self._runner = self._runner, None
-        if former is None:
-            return
-        former.stop()
+        if former is not None:
+            former.stop()
         del former
-        gc.collect()  # Of two large policies, one in a reference cycle, the second would not fit.
+        gc.collect()  # A policy in a reference cycle would stay in memory beside the next one.
         flight_recorder(self._recording[-1]).clear()
         change_to(self._folder)
 

@@ -67,7 +67,7 @@ def in_turn(group: EvalRunnerGroup, *configs: EvalConfig) -> list[EvalResult]:
 
 def test_the_processes_stay_and_the_results_are_those_of_new_groups(warm: EvalRunnerGroup, tmp_path: Path) -> None:
     """Environments and policies of four configurations, of which the last has weights and sampled actions."""
-    before = pids(warm)
+    before = _processes(warm)
     moved = config().environment(lambda context: _moved(context, str(tmp_path)))
     sampled = cartpole().policy(deterministic=False).runners(num_runners=2, num_envs_per_runner=4)
     configs = [config(), dict_observation(), moved, dict_observation(), sampled, config()]
@@ -75,7 +75,12 @@ def test_the_processes_stay_and_the_results_are_those_of_new_groups(warm: EvalRu
     assert [one.status for one in results] == ["complete"] * 6
     assert [one.fingerprint for one in results] == [here(one) for one in (*configs[:2], config(), *configs[3:])]
     assert [one.provenance["runners_lost"] for one in results] == [0] * 6
-    assert pids(warm) == before
+    assert _processes(warm) == before
+
+
+def _processes(group: EvalRunnerGroup) -> list[tuple[int, str]]:
+    """Return process and working directory of each runner."""
+    return of_each(group, lambda runner: (os.getpid(), os.getcwd()))  # noqa: PTH109 - of another process
 
 
 def _moved(context: Any, folder: str) -> Any:

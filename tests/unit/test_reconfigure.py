@@ -16,8 +16,10 @@ from rl_eval.backends import Call, Reply
 from rl_eval.backends.requests import Run, Start
 from rl_eval.config.runner_processes import check_processes, shares_processes
 from rl_eval.errors import ConfigError, RunnerLost, WeightsError
-from rl_eval.execution.jobs import Do, Reconfigure
+from rl_eval.execution.jobs import Reconfigure
+from rl_eval.execution.outcome import EvalOutcome
 from rl_eval.execution.runner_pool import GroupWeights
+from rl_eval.execution.session import Opening
 from rl_eval.supervision.flight_recorder import STEP, FlightRecorder
 from tests.refused import refused
 from tests.unit.test_loop import World
@@ -256,14 +258,16 @@ def test_lost_positions_are_filled_again() -> None:
     assert len(starts(world)) == 3
 
 
-def test_jobs_behind_a_failed_evaluation_get_the_group_that_works_again() -> None:
-    """What comes before the change fails with the error of its settings, what comes after it does not."""
+def test_a_change_behind_an_evaluation_that_fails_is_made() -> None:
+    """What comes before it fails with the error of its settings, what comes after it does not."""
     world = World(runners=1)
-    before = Do(lambda pool, now: None)
-    world.start(0, error=ConfigError("bad"))
-    world.post(before)
-    assert isinstance(before.future.exception(timeout=0), ConfigError)
+    outcome = EvalOutcome(world.settings, world.settings.plan())
+    world.post(Opening(outcome))
     change = reconfigured(world)
+    assert not change.done
+    world.backend.calls.clear()
+    world.turn(Reply(Call(0, Start(0, None), 0), error=ConfigError("bad")))
+    assert isinstance(outcome.handle.exception(), ConfigError)
     assert change.future.result(timeout=0) is None
     world.start(0)
     assert run(world).status == "complete"
