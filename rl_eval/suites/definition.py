@@ -165,9 +165,9 @@ class SuiteDefinition(_Part):
 
     @property
     def scales(self) -> dict[str, Scale] | None:
-        """Scales of the tasks; None if no task has one."""
+        """Scales of the tasks; None if a task has none."""
         found = {name: scale for name, task in self.tasks.items() if (scale := task.scale) is not None}
-        return found or None
+        return found if len(found) == len(self.tasks) else None
 
     @property
     def folder(self) -> Path:
@@ -220,7 +220,9 @@ class SuiteDefinition(_Part):
             yield from _unknown_keys(("tasks", name), task.values_by_section())
             if (task.low is None) != (task.high is None) or (task.low is not None and task.low == task.high):
                 yield ("tasks", name), f"low is {task.low} and high is {task.high}; set two different numbers"
-            if task.scale is None and self.scales is not None:
+            if task.scale is None and any(
+                other.low is not None or other.human_normalized for other in self.tasks.values()
+            ):
                 yield ("tasks", name), "it has no low and high, but other tasks do; set them for every task or for none"
         if self.aggregate.unit == "run" and all(len(method.seeds) < 2 for method in self.policies.values()):
             yield ("aggregate", "unit"), _ONE_SEED

@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, final
 
+from rl_eval.config.runner_processes import shares_processes
 from rl_eval.config.settings import EvalSettings
 from rl_eval.errors import ClusterDied, LogOwned, summary_of
 from rl_eval.execution.group import EvalRunnerGroup
@@ -116,6 +117,9 @@ class SuiteRun:
 
     def _group_for(self, settings: EvalSettings) -> EvalRunnerGroup:
         """Return runners for a cell: those of the last cell, if the cells can share processes."""
+        if self._group is not None and shares_processes(self._group.settings, settings):
+            self._group.reconfigure(settings)
+            return self._group
         self._stop_group()
         self._group = EvalRunnerGroup(settings, threaded=settings.runners.num_runners > 0)
         return self._group
