@@ -252,7 +252,7 @@ class RunnerCore(abc.ABC):
         return ""
 
     def _first_built(self, build: Callable[[], Result]) -> Result:
-        """Return what ``build`` makes of the environment, tried as often as an episode.
+        """Return the result of ``build``, which is tried as often as an episode.
 
         Raises:
             ConfigError: It cannot be built as configured.
