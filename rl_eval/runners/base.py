@@ -183,7 +183,7 @@ class EvalRunner(RunnerCore):
         self._cells[NOW] = lane.stepping + lane.length
         observed = lane.observed
         try:
-            if observed is not None:
+            if observed is not None and observed.told:
                 observed.act(action)
             result = lane.step(action)
             try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, final, runtime_checkable
 
 import numpy as np
@@ -121,8 +120,16 @@ class ObservedSlot:
         self._note = note
         self._index = self._steps = 0
         self._action: Any = None
-        self._last: Any = None
-        """Observation after the last step."""
+        self.last: Any = None
+        """Observation after the last step, for the log of sweeps."""
+        self._rewards: list[float] = []
+        """Rewards of the steps, for the log of sweeps."""
+        self._log: SweepLog | None = None
+        """Log of sweeps, if an observer reads it."""
+        self._readers: dict[str, SweepRecorder] = {}
+        """Observers that read the log of sweeps."""
+        self.told: dict[str, EpisodeObserver] = {}
+        """Observers that receive every step."""
         self._broken: set[str] = set()
         """Names of the observers that have raised in this episode."""
         self._steppers: dict[str, Callable[..., None]] = {}
@@ -130,51 +137,45 @@ class ObservedSlot:
         self._observers: dict[str, EpisodeObserver] = {}
         self._observers = self._guarded("its factory", factories, lambda factory: factory(env))
 
-    @cached_property
-    def _recorders(self) -> dict[str, SweepRecorder]:
-        """Observers that read the log of sweeps."""
-        readers: dict[str, Any] = {n: one for n, one in self._observers.items() if getattr(one, "reads_sweeps", False)}
-        return readers if readers and self._find_log() is not None else {}
-
-    @cached_property
-    def _log(self) -> SweepLog | None:
-        """Log of sweeps, if an observer reads it."""
-        return self._find_log() if self._recorders else None
-
-    @cached_property
-    def told(self) -> dict[str, EpisodeObserver]:
-        """Observers that receive every step."""
-        return {name: one for name, one in self._observers.items() if name not in self._recorders}
-
     def start(self, spec: EpisodeSpec, attempt: int, observation: Any) -> None:
         """Start an attempt that was reset."""
         self._index, self._steps = spec.index, 0
         if self._broken:
             self._broken = set()
+        self._find_readers()
         if self._log is not None:
             self._log.begin(self._slot)
+            self._rewards = []
         if self.told:
             self._call("on_episode_start", lambda observer: observer.on_episode_start(spec, attempt, observation))
             self._steppers = {name: one.on_step for name, one in self.told.items() if name not in self._broken}
 
+    def _find_readers(self) -> None:
+        """Decide which observers read the log of sweeps; the others receive every step."""
+        readers: dict[str, Any] = {n: one for n, one in self._observers.items() if getattr(one, "reads_sweeps", False)}
+        self._log = self._find_log() if readers else None
+        self._readers = {} if self._log is None else readers
+        self.told = {name: one for name, one in self._observers.items() if name not in self._readers}
+
     def act(self, action: Any) -> None:
-        """Keep the action of the next step, because the environment may change its argument."""
-        if self.told:
-            self._action = _kept(action)
+        """Keep the action of the next step for :attr:`told`, because the environment may change its argument."""
+        self._action = _kept(action)
 
     def step(self, observation: Any, reward: float, terminated: Any, truncated: Any, info: Any) -> None:
         """Add a step."""
-        self._steps += 1
-        self._last = observation
         if self._log is not None:
-            self._log.reward(self._slot, reward)
-        if not self.told:
-            return
+            self.last = observation
+            self._rewards.append(reward)
+        if self.told:
+            self._tell(observation, self._action, reward, terminated, truncated, info)
+
+    def _tell(self, *step: Any) -> None:
+        self._steps += 1
         self._idle()
         outputs = self._outputs(self._slot)
         for name, on_step in self._steppers.items():
             try:
-                on_step(observation, self._action, reward, terminated, truncated, info, outputs)
+                on_step(*step, outputs)
             except Exception as error:  # noqa: PERF203 - each for itself
                 self._attribute(name, "on_step", error)
                 self._steppers = {other: still for other, still in self._steppers.items() if other != name}
@@ -183,9 +184,9 @@ class ObservedSlot:
         """Return the artifacts of a completed episode, by observer name."""
         if self._log is not None:
             try:
-                self._log.finish(self._slot, row, self._last, self._recorders)
+                self._log.finish(self._slot, row, self._rewards, self.last, self._readers)
             except Exception as error:
-                for name in self._recorders:
+                for name in self._readers:
                     self._attribute(name, "a step", error)
         if not self.told:
             return {}

@@ -35,8 +35,8 @@ def begun() -> SweepLog:
     return SweepLog(observations.astype(np.float32), actions)
 
 
-def finish(log: SweepLog, slot: int, name: int) -> None:
-    log.finish(slot, (name,), [-name, -name], READERS)
+def finish(log: SweepLog, slot: int, name: int, rewards: Any = ()) -> None:
+    log.finish(slot, (name,), rewards, [-name, -name], READERS)
 
 
 def taken(log: SweepLog) -> dict[int, dict[str, Any]]:
@@ -67,13 +67,12 @@ def test_each_episode_has_its_own_sweeps(longest: int) -> None:
         log.add(observations, actions, [(slice(0, 2), {"told": told[:2]}), (slice(2, 4), {"told": told[2:]})])
         observations[:] = actions[:] = told[:] = -1
         rewards = number + np.arange(ROWS) / 8
-        log.reward(slice(0, 3), rewards[:3])
-        log.reward(3, rewards[3])
+        log.reward(rewards[:3])
         rewards[:] = -1
         for slot in np.flatnonzero(rng.random(ROWS) < 1 / longest).tolist():
             if rng.random() < 0.8:
                 due[len(due)] = np.arange(starts[slot], number + 1) * 10 + slot
-                finish(log, slot, len(due) - 1)
+                finish(log, slot, len(due) - 1, (due[len(due) - 1] // 10 + 3 / 8).tolist() if slot == 3 else ())
             log.end(slot)
             log.begin(slot)
             starts[slot] = number + 1

@@ -92,12 +92,20 @@ class SweepLog:
         """Forget the episode of a slot, unless it has finished."""
         self._starts.pop(slot, None)
 
-    def finish(self, slot: int, row: tuple[Any, ...], last: Any, recorders: Mapping[str, SweepRecorder]) -> None:
+    def finish(
+        self,
+        slot: int,
+        row: tuple[Any, ...],
+        rewards: Sequence[float],
+        last: Any,
+        recorders: Mapping[str, SweepRecorder],
+    ) -> None:
         """Keep the episode of a slot, which is over.
 
         Args:
             slot: Which.
             row: Its record.
+            rewards: Rewards of its steps; empty if :meth:`reward` wrote them.
             last: Observation after the last step.
             recorders: Who wants it, by the names of their artifacts.
 
@@ -110,6 +118,8 @@ class SweepLog:
             self._lasts = np.concatenate([self._lasts, np.empty_like(self._lasts)])
         self._lasts[place] = last
         start = self._starts.pop(slot)
+        if rewards:
+            self._columns["rewards"][start - self._first : self._count - self._first, slot] = rewards
         told = tuple([name for name, since in self._told_since.items() if since <= start])
         self._finished.append(_Finished(slot, start, self._count, row, told, recorders))
 
@@ -139,9 +149,9 @@ class SweepLog:
         self._told_since = {name: since for name, since in self._told_since.items() if name in told}
         self._count += 1
 
-    def reward(self, slots: int | slice, rewards: float | Array) -> None:
-        """Write the rewards of one slot, or of some, in the last sweep."""
-        self._columns["rewards"][self._count - 1 - self._first, slots] = rewards
+    def reward(self, rewards: npt.NDArray[np.float64]) -> None:
+        """Write the rewards of the first slots in the last sweep, shape (slots,)."""
+        self._columns["rewards"][self._count - 1 - self._first, : len(rewards)] = rewards
 
     def _told(self, name: str, values: Array) -> Array:
         """Return the column of an output; create it when the output first has this form."""

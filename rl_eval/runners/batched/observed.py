@@ -31,6 +31,8 @@ class ObservedBatch:
         self._inference = inference
         self._live: dict[int, ObservedSlot] = {}
         """Observers of the slots with an episode that is observed, by slot."""
+        self._told: dict[int, ObservedSlot] = {}
+        """Those of them that receive every step."""
 
     def start(self, slot: int, lease: Lease) -> None:
         """Start an attempt; those of the determinism check are not observed."""
@@ -39,29 +41,23 @@ class ObservedBatch:
         observed = self._live[slot] = self._slots[slot]
         spec = EpisodeSpec(lease.index, lease.seed, lease.seating)
         observed.start(spec, lease.attempt, self._inference.observations.row(slot))
+        if observed.told:
+            self._told[slot] = observed
 
     def act(self, actions: Any) -> None:
         """Keep the actions of the next step: nested arrays, shape (slots, ...)."""
-        for slot, observed in self._live.items():
-            if observed.told:
-                observed.act(tree.map_structure(lambda leaf, slot=slot: leaf[slot], actions))
+        for slot, observed in self._told.items():
+            observed.act(tree.map_structure(lambda leaf, slot=slot: leaf[slot], actions))
 
-    def step(self, step: BatchStep, ended: npt.NDArray[np.bool_]) -> None:
-        """Add a step to all live slots.
-
-        Args:
-            step: The step.
-            ended: Whether the episode of a slot has ended, shape (slots,).
-        """
+    def step(self, step: BatchStep) -> None:
+        """Add a step to all live slots."""
         if (sweeps := self._inference.sweeps) is not None and sweeps.wanted:
-            sweeps.reward(slice(0, len(step.rewards)), step.rewards)
-        reported = self._reported(step) if any(observed.told for observed in self._live.values()) else {}
-        for slot, observed in self._live.items():
-            if observed.told or ended[slot]:
-                info = {key: values[slot] for key, (values, mask) in reported.items() if mask[slot]}
-                flags = bool(step.terminated[slot]), bool(step.truncated[slot])
-                last = self._inference.observations.row(slot)
-                observed.step(last, float(step.rewards[slot]), *flags, info)
+            sweeps.reward(step.rewards)
+        reported = self._reported(step) if self._told else {}
+        for slot, observed in self._told.items():
+            info = {key: values[slot] for key, (values, mask) in reported.items() if mask[slot]}
+            flags = bool(step.terminated[slot]), bool(step.truncated[slot])
+            observed.step(self._inference.observations.row(slot), float(step.rewards[slot]), *flags, info)
 
     def _reported(self, step: BatchStep) -> Mapping[str, tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]]:
         """Return the values and masks of all infos of a step, by key."""
@@ -70,9 +66,13 @@ class ObservedBatch:
 
     def complete(self, slot: int, row: tuple[Any, ...], record: Callable[[], EpisodeRecord]) -> dict[str, Any]:
         """Return the artifacts of a completed episode, by observer name."""
-        return self._live[slot].complete(row, record) if slot in self._live else {}
+        if (observed := self._live.get(slot)) is None:
+            return {}
+        observed.last = self._inference.observations.row(slot)
+        return observed.complete(row, record)
 
     def end(self, slot: int) -> None:
         """End the attempt of a slot, completed or not."""
+        self._told.pop(slot, None)
         if (observed := self._live.pop(slot, None)) is not None:
             observed.end()

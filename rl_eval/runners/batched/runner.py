@@ -424,13 +424,13 @@ class BatchedEvalRunner(RunnerCore):
             sums.discounted += sums.discount * rewards
             sums.discount *= self._gamma
         self._read_infos(step)
+        if self._watched is not None:
+            self._watched.step(step)
         for slot in digests.keys() & self._traces.keys():
             content = self._inference.observations.row_content(slot)
             ended = step.terminated[slot], step.truncated[slot]
             self._traces[slot].add(digests[slot], step.rewards[slot], *ended, content)
         ended_now = step.terminated | step.truncated | (sums.lengths[:width] >= self._max_steps)
-        if self._watched is not None:
-            self._watched.step(step, ended_now)
         for slot in np.flatnonzero(self._live[:width] & ended_now).tolist():
             if self._live[slot]:  # Otherwise its block has failed.
                 self._finish(slot, bool(step.terminated[slot]), bool(step.truncated[slot]))
