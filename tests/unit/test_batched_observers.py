@@ -14,6 +14,7 @@ from rl_eval import EvalConfig, EvalRunnerGroup, evaluate
 from rl_eval.errors import ConfigError
 from rl_eval.recording.export import export_trajectories
 from rl_eval.recording.video import record_videos
+from rl_eval.runners.batched.simulator import BatchSimulator, BatchStep
 from tests.refused import refused
 from tests.unit.vector_world import Parts, Walk, as_class, follow, walks
 
@@ -186,3 +187,33 @@ def test_what_only_single_environments_can_do_is_refused(tmp_path: Any) -> None:
     made = config(walks, "batched")
     with refused(ConfigError, "runners.runner"):
         record_videos(evaluate(made), "best", tmp_path, config=made)
+
+
+class Counter(BatchSimulator):
+    """Episodes of three steps, with infos of two names; each slot with an odd number reports ``odd``."""
+
+    def __init__(self, num_envs: int) -> None:
+        self.num_envs, self.steps = num_envs, np.zeros(num_envs, np.int64)
+        self.observation_space, self.action_space = Walk.observation_space, Walk.action_space
+
+    def restart(self, slots: Any, specs: Any) -> Any:
+        self.steps[slots] = 0
+        return np.zeros((len(slots), 3), np.float32)
+
+    def step(self, actions: Any) -> BatchStep:
+        self.steps += 1
+        count, odd = self.num_envs, np.arange(self.num_envs) % 2 == 1
+        values = {"steps": (self.steps, np.ones(count, bool)), "odd": (np.arange(count), odd)}
+        flags = self.steps == 3, np.zeros(count, bool)
+        return BatchStep(np.zeros((count, 3), np.float32), np.ones(count), *flags, values.get, keys=("steps", "odd"))
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def test_an_observer_sees_the_infos_that_a_simulator_names() -> None:
+    for artifacts in evaluate(config(Counter, "batched", 4, observers=[Diary])).artifacts.values():
+        _, _, *steps, _, _ = artifacts["Diary"]
+        infos = [info for *_, info, _ in steps]
+        assert [info["steps"] for info in infos] == [1, 2, 3]
+        assert all(info.keys() == infos[0].keys() and info.get("odd", 1) % 2 for info in infos)
