@@ -272,7 +272,7 @@ class EvalRunner(RunnerCore):
         pending.infos.append(lane.info)
         pending.count(lane.length, lane.step_seconds)
         if lane.observed is not None:
-            pending.keep(row[0], lane.observed.complete(row, partial(self._record, lane, row)))
+            pending.keep(lane.lease.index, lane.observed.complete(row, partial(self._record, lane, row)))
         self._lifetime["episodes"] += 1
         self._free(lane)
 

@@ -70,12 +70,18 @@ class RunnerCore(abc.ABC):
         self._weights_version = 0
         self._observers = observer_factories(settings.evaluation.observers)
         home = current_folder()
-        self._observation_space, self._action_space = self._first_spaces()
-        with working_in(home):  # Paths of the policy are relative to the user's folder, even if an environment left it.
-            self._policy = self.make_policy(policy)
-        self._has_random_weights = has_random_weights(self._policy)
-        self._inference = self.make_inference()
-        self._inference.keeps_outputs = bool(self._observers)
+        try:
+            self._observation_space, self._action_space = self._first_spaces()
+            with working_in(
+                home
+            ):  # Paths of the policy are relative to the user's folder, even if an environment left it.
+                self._policy = self.make_policy(policy)
+            self._has_random_weights = has_random_weights(self._policy)
+            self._inference = self.make_inference()
+            self._inference.keeps_outputs = bool(self._observers)
+        except BaseException:
+            self.stop()  # The process may build another runner, so no environment may stay open.
+            raise
 
     default_lanes: ClassVar[int] = DEFAULT_LANES
     max_lanes: ClassVar[int | None] = None

@@ -122,7 +122,7 @@ class Diary:
 
 @MODES
 def test_observers_receive_the_same(mode: str) -> None:
-    """Also the infos of each slot; episodes of the determinism check are not observed."""
+    """Also the infos of each slot."""
     results = [
         evaluate(config(env, runner, observers=[Diary], info_keys=["height"], determinism_check=1.0))
         for env, runner in ((Reporter, "vector"), (as_class(gym.vector.SyncVectorEnv, mode, Reporter), "batched"))
@@ -217,3 +217,16 @@ def test_an_observer_sees_the_infos_that_a_simulator_names() -> None:
         infos = [info for *_, info, _ in steps]
         assert [info["steps"] for info in infos] == [1, 2, 3]
         assert all(info.keys() == infos[0].keys() and info.get("odd", 1) % 2 for info in infos)
+
+
+def test_episodes_of_the_determinism_check_are_not_observed() -> None:
+    starts: list[int] = []
+
+    class Counts(Diary):
+        def on_episode_start(self, spec: Any, attempt: int, observation: Any) -> None:
+            super().on_episode_start(spec, attempt, observation)
+            starts.append(spec.index)
+
+    result = evaluate(config(walks, "batched", observers=[Counts], determinism_check=1.0))
+    assert result.determinism.checked == EPISODES
+    assert sorted(starts) == list(range(EPISODES))
