@@ -173,11 +173,14 @@ def test_log_probabilities_are_too() -> None:
 
 def test_without_observers_nothing_is_kept() -> None:
     """And the observers that a sample adds are removed after it."""
-    made = config(walks, "batched")
-    with EvalRunnerGroup(made) as group:
+
+    def watched(runner: Any) -> Any:
+        return runner._watched
+
+    with EvalRunnerGroup(config(walks, "batched")) as group:
         for _ in range(2):
             group.evaluate()
-            assert group.foreach_runner(lambda runner: runner._watched) == [None]
+            assert group.foreach_runner(watched) == [None]
             group.sample(num_episodes=3)
 
 
