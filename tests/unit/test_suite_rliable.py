@@ -27,6 +27,9 @@ RUNS = {"dqn": 5, "ppo": 5, "sac": 8}
 TASKS = 6
 RESAMPLES = 4_000
 
+STEPS = {"aggregates": 0, "improvement": 0, "score": 1 / TASKS / 5, "average score": 1 / TASKS}
+"""Smallest difference between two values of a number that is a fraction of a few runs, or of tasks."""
+
 Matrices = dict[str, npt.NDArray[np.float64]]
 
 
@@ -76,16 +79,16 @@ def table_of(name: str, given: Scores) -> Table:
     return performance_profiles(given, "run", THRESHOLDS.tolist(), distribution=name)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", ["aggregates", "improvement", "score", "average score"])
+@pytest.mark.parametrize("name", STEPS)
 def test_numbers_are_those_of_rliable(name: str) -> None:
-    """Values to 1e-9; the ends of intervals within the error of 2,000 resamples, and one step of a fraction."""
+    """Values to 1e-9; the ends of intervals within the error of 2,000 resamples, and one step of a number that has few values."""
     table = table_of(name, scores())
     for key, (values, ends) in json.loads(STORED.read_text())[name].items():
         row, _, other = key.partition(",")
         cells = [table.cells[row, column] for column in ([other] if other else table.columns)]
         assert [value for value, _ in cells] == pytest.approx(values, abs=1e-9)
         low, high = np.array(ends)
-        allowed = 0.1 * (high - low) + (0 if name == "aggregates" else 1 / TASKS / min(RUNS.values()))
+        allowed = 0.1 * (high - low) + STEPS[name]
         assert (np.abs([interval.low for _, interval in cells] - low) <= allowed + 1e-9).all()
         assert (np.abs([interval.high for _, interval in cells] - high) <= allowed + 1e-9).all()
 
