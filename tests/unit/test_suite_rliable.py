@@ -81,7 +81,7 @@ def table_of(name: str, given: Scores) -> Table:
 
 @pytest.mark.parametrize("name", STEPS)
 def test_numbers_are_those_of_rliable(name: str) -> None:
-    """Values to 1e-9; the ends of intervals within the error of 2,000 resamples, and one step of a number that has few values."""
+    """Values to 1e-9; the ends of intervals within the error of 2,000 resamples, and within a step of the number."""
     table = table_of(name, scores())
     for key, (values, ends) in json.loads(STORED.read_text())[name].items():
         row, _, other = key.partition(",")
