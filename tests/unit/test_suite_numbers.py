@@ -71,7 +71,7 @@ def scores() -> Scores:
 def test_the_order_of_runs_changes_nothing(scores: Scores, name: str, unit: Unit) -> None:
     """Tables are bit-identical in any order of policies, tasks, seeds and episodes, and each time."""
     runs = list(scores.runs.items())
-    np.random.default_rng(0).shuffle(runs)  # type: ignore[arg-type]
+    np.random.default_rng(0).shuffle(runs)
     shuffled = Scores({run: values[::-1] for run, values in runs})
     assert dict(TABLES[name](shuffled, unit).cells) == dict(TABLES[name](scores, unit).cells)
 
@@ -162,7 +162,7 @@ def test_strata_are_resampled_independently(unit: Unit) -> None:
     """A mean of 16 strata has an interval of a quarter of the width; it would be as wide if they drew alike."""
 
     def width(count: int) -> float:
-        spread = {
+        spread: dict[str, dict[tuple[str, str, int], Any]] = {
             "run": {("a", f"t{task}", seed): [seed] for task in range(count) for seed in range(20)},
             "episode": {("a", "t", seed): np.arange(20) for seed in range(count)},
         }[unit]
