@@ -162,10 +162,9 @@ def test_strata_are_resampled_independently(unit: Unit) -> None:
     """A mean of 16 strata has an interval of a quarter of the width; it would be as wide if they drew alike."""
 
     def width(count: int) -> float:
-        spread: dict[str, dict[tuple[str, str, int], Any]] = {
-            "run": {("a", f"t{task}", seed): [seed] for task in range(count) for seed in range(20)},
-            "episode": {("a", "t", seed): np.arange(20) for seed in range(count)},
-        }[unit]
+        runs = {("a", f"t{task}", seed): [seed] for task in range(count) for seed in range(20)}
+        episodes = {("a", "t", seed): list(range(20)) for seed in range(count)}
+        spread = runs if unit == "run" else episodes
         interval = aggregate_scores(of(spread), unit, ["mean"]).cells["a", "mean"].interval
         return interval.high - interval.low
 
