@@ -146,7 +146,7 @@ def learning_curves(
         step: aggregate_scores(scores_by_step[step], unit, [metric], confidence=confidence)
         for step in sorted(scores_by_step)
     }
-    cells = {(row, step): cell for step, table in tables.items() for (row, _), cell in table.cells.items()}
+    cells: Cells = {(row, step): cell for step, table in tables.items() for (row, _), cell in table.cells.items()}
     return Table(next(iter(tables.values())).caption, "policy", "step", cells)
 
 
@@ -170,7 +170,7 @@ def task_means(scores: Scores, unit: Unit, *, confidence: float = 0.95) -> Table
         units = units_of(scores, policy, unit)
         for task in units.tasks:
             found[task, policy] = _task_mean(units.on([task]), confidence)
-    cells = {pair: found[pair] for pair in itertools.product(scores.tasks, scores.policies) if pair in found}
+    cells: Cells = {pair: found[pair] for pair in itertools.product(scores.tasks, scores.policies) if pair in found}
     return Table(f"Mean score on each task; {100 * confidence:g} % intervals over {unit}s.", "task", "policy", cells)
 
 

@@ -32,7 +32,7 @@ def probabilities_of_improvement(scores: Scores, unit: Unit, *, confidence: floa
     for row, column in itertools.combinations(sorted(scores.policies), 2):
         found[row, column] = estimate = _improvement(units[row], units[column], confidence)
         found[column, row] = _reversed(estimate)
-    cells = {pair: found[pair] for pair in itertools.permutations(scores.policies, 2)}
+    cells: Cells = {pair: found[pair] for pair in itertools.permutations(scores.policies, 2)}
     what = f"Probability that a {unit} of the row has a higher score than one of the column, averaged over tasks."
     return Table(f"{what} {method(unit, confidence)}", "policy", "other policy", cells)
 

@@ -7,7 +7,9 @@ import io
 import json
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -20,6 +22,9 @@ from rl_eval.suites.figures import interval_figure, line_figure, picture
 from rl_eval.suites.scores import Run, Scores
 from rl_eval.suites.tables import Estimate, Table
 from tests.refused import refused
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 ODD = "50% of_A & |B|"
 TABLE = Table(
@@ -159,7 +164,12 @@ def test_figures_are_svg_and_png_and_equal_for_equal_tables(scores: Scores) -> N
     from matplotlib.image import imread
 
     table, curve = aggregate_scores(scores, "run"), learning_curves({1: scores, 2: without(scores)}, "run")
-    for figure in (lambda: interval_figure(table), lambda: line_figure(curve, "IQM"), lambda: interval_figure(TABLE)):
+    figures: list[Callable[[], Figure]] = [
+        lambda: interval_figure(table),
+        lambda: line_figure(curve, "IQM"),
+        lambda: interval_figure(TABLE),
+    ]
+    for figure in figures:
         svg = picture(figure(), "svg")
         assert svg == picture(figure(), "svg")
         assert svg.lstrip().startswith(b"<?xml")
@@ -170,8 +180,8 @@ def test_figures_are_svg_and_png_and_equal_for_equal_tables(scores: Scores) -> N
 
 def test_a_figure_shows_each_interval_at_its_place() -> None:
     [left, right] = interval_figure(TABLE).axes
-    bars = [(bar.get_x(), bar.get_width()) for bar in left.patches]
-    assert bars[0] == pytest.approx((0.1, 0.05))
+    bars = [bar.get_extents().transformed(left.transData.inverted()) for bar in left.patches]
+    assert (bars[0].x0, bars[0].x1) == pytest.approx((0.1, 0.15))
     assert [len(axes.lines) for axes in (left, right)] == [2, 1]
     [low, high] = left.get_xlim()
     assert low < 0.1

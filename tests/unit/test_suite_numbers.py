@@ -71,7 +71,7 @@ def scores() -> Scores:
 def test_the_order_of_runs_changes_nothing(scores: Scores, name: str, unit: Unit) -> None:
     """Tables are bit-identical in any order of policies, tasks, seeds and episodes, and each time."""
     runs = list(scores.runs.items())
-    np.random.default_rng(0).shuffle(runs)  # type: ignore[arg-type]
+    np.random.default_rng(0).shuffle(runs)
     shuffled = Scores({run: values[::-1] for run, values in runs})
     assert dict(TABLES[name](shuffled, unit).cells) == dict(TABLES[name](scores, unit).cells)
 
@@ -157,7 +157,21 @@ def test_the_resamples_of_a_batch_do_not_depend_on_its_size(monkeypatch: pytest.
     assert {name: table(scores, "run").cells for name, table in TABLES.items()} == before
 
 
-def test_policies_and_tasks_are_resampled_independently() -> None:
+@pytest.mark.parametrize("unit", UNITS)
+def test_strata_are_resampled_independently(unit: Unit) -> None:
+    """A mean of 16 strata has an interval of a quarter of the width; it would be as wide if they drew alike."""
+
+    def width(count: int) -> float:
+        runs = {("a", f"t{task}", seed): [seed] for task in range(count) for seed in range(20)}
+        episodes = {("a", "t", seed): list(range(20)) for seed in range(count)}
+        spread = runs if unit == "run" else episodes
+        interval = aggregate_scores(of(spread), unit, ["mean"]).cells["a", "mean"].interval
+        return interval.high - interval.low
+
+    assert width(16) == pytest.approx(width(1) / 4, rel=0.1)
+
+
+def test_policies_are_resampled_independently() -> None:
     """Equal scores draw differently, or the two sides of a difference would move together."""
     values = np.arange(5.0)
     scores = of({(policy, task, seed): [values[seed]] for policy in "ab" for task in "xy" for seed in range(5)})
