@@ -35,7 +35,6 @@ LAYERS = (
     "execution",
     "recording",
     "reports",
-    "suites",
     "ope",
     "training",
     "suites",
