@@ -5,13 +5,14 @@ Needs ``pip install 'rl-eval[jumanji]'``.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jumanji
 from jumanji.specs import jumanji_specs_to_gym_spaces
 
 from rl_eval.errors import ConfigError, nearest
-from rl_eval.runners.batched.functional import FunctionalSimulator
+from rl_eval.runners.batched.functional import FunctionalSimulator, Init, Step
 
 
 def simulator(name: str, num_envs: int, **kwargs: Any) -> FunctionalSimulator:
@@ -34,13 +35,23 @@ def simulator(name: str, num_envs: int, **kwargs: Any) -> FunctionalSimulator:
             key="environment.env",
             value=f"jumanji:{name}",
         )
-    env = jumanji.make(name, **kwargs)
+    env, init, step = _functions(name, **kwargs)
     if env.reward_spec.shape:
         raise ConfigError(
             f"environment.env is 'jumanji:{name}', which has several agents, but a batched simulator has one",
             key="environment.env",
             value=f"jumanji:{name}",
         )
+    spaces = [jumanji_specs_to_gym_spaces(spec) for spec in (env.observation_spec, env.action_spec)]
+    made = FunctionalSimulator(init, step, num_envs, *spaces)
+    made.name = f"jumanji:{name}"
+    return made
+
+
+@functools.cache
+def _functions(name: str, **kwargs: Any) -> tuple[Any, Init, Step]:
+    """Return an environment and its functions, which are the same in every simulator so that they compile once."""
+    env = jumanji.make(name, **kwargs)
 
     def init(key: Any) -> tuple[Any, Any]:
         state, first = env.reset(key)
@@ -48,13 +59,10 @@ def simulator(name: str, num_envs: int, **kwargs: Any) -> FunctionalSimulator:
 
     def step(state: Any, action: Any) -> tuple[Any, Any, Any, Any, Any, Any]:
         state, now = env.step(state, action)
-        terminated = now.discount == 0
-        return state, _plain(now.observation), now.reward, now.last() & terminated, now.last() & ~terminated, now.extras
+        ended, terminal = now.last(), now.discount == 0
+        return state, _plain(now.observation), now.reward, ended & terminal, ended & ~terminal, now.extras
 
-    spaces = jumanji_specs_to_gym_spaces(env.observation_spec), jumanji_specs_to_gym_spaces(env.action_spec)
-    made = FunctionalSimulator(init, step, num_envs, *spaces)
-    made.name = f"jumanji:{name}"
-    return made
+    return env, init, step
 
 
 def _plain(observation: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, final
 
@@ -17,16 +18,32 @@ Init = Callable[[Any], tuple[Any, Any]]
 Step = Callable[[Any, Any], tuple[Any, Any, Any, Any, Any, Mapping[str, Any]]]
 
 _ROWS: Final = 8
-"""The number of computed rows is a multiple of this. XLA adds the numbers of a single row in another order than those of
-several rows, so that one slot alone would have other episodes."""
+"""The number of computed rows is a multiple of this. XLA adds the numbers of a single row in another order than those
+of several rows, so that one slot alone would have other episodes."""
+
+
+@functools.lru_cache(maxsize=8)
+def _compiled(init: Init, step: Step) -> tuple[Any, Any]:
+    """Return both functions for all rows; simulators of the same environment share what was compiled.
+
+    The first one takes seeds instead of keys.
+    """
+    return jax.jit(jax.vmap(lambda seed: init(jax.random.PRNGKey(seed)))), jax.jit(jax.vmap(step))
+
+
+@jax.jit
+@jax.vmap
+def _merged(started: Any, new: Any, old: Any) -> Any:
+    """Return the new state of a row that starts, and the old one of others."""
+    return jax.tree.map(lambda one, other: jax.numpy.where(started, one, other), new, old)
 
 
 @final
 class FunctionalSimulator(BatchSimulator):
     """Simulator of one environment in JAX, which is vectorised and compiled for all slots.
 
-    Both functions must be pure. They have one slot's arrays, without a dimension for slots. Slots without an episode are
-    stepped too, also after the end of their last one.
+    Both functions must be pure. They take the arrays of one slot, without a dimension for slots. Slots without an
+    episode are stepped as well.
 
     Args:
         init: Function of a key (``jax.random.PRNGKey`` of the seed, shape (2,), dtype uint32). It returns the first
@@ -52,9 +69,7 @@ class FunctionalSimulator(BatchSimulator):
         self._seeds = np.zeros(rows, np.uint32)
         self._state: Any = None
         """State of all rows; None before the first restart."""
-        self._init = jax.jit(jax.vmap(lambda seed: init(jax.random.PRNGKey(seed))))
-        self._step = jax.jit(jax.vmap(step))
-        self._merge = jax.jit(jax.vmap(lambda new, one, other: jax.tree.map(lambda a, b: jax.numpy.where(new, a, b), one, other)))
+        self._init, self._step = _compiled(init, step)
 
     @override
     def restart(self, slots: Slots, specs: Sequence[EpisodeSpec]) -> Any:
@@ -65,7 +80,7 @@ class FunctionalSimulator(BatchSimulator):
             self._state = state
         started = np.zeros(len(self._seeds), bool)
         started[slots] = True
-        self._state = self._merge(started, state, self._state)
+        self._state = _merged(started, state, self._state)
         return jax.tree.map(lambda leaf: np.asarray(leaf)[slots], observations)
 
     @override
