@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import pytest
 
@@ -13,12 +13,13 @@ from rl_eval.cli.simulator_checks import check_simulator
 from rl_eval.errors import ConfigError
 from rl_eval.scheduling.plan import EpisodePlan
 from tests.refused import refused
+from tests.unit.pages_world import DOCS, blocks
 
 jumanji = pytest.importorskip("jumanji")
 import jax  # noqa: E402
 
-from rl_eval.runners.batched.functional import FunctionalSimulator  # noqa: E402
-
+pytestmark = pytest.mark.filterwarnings("ignore:.*_at_fork:pytest.PytestUnraisableExceptionWarning")
+"""JAX warns of every process that Ray starts."""
 EPISODES = 40
 TIME_LIMIT = 30
 
@@ -79,36 +80,20 @@ def test_doctor_agrees() -> None:
 @pytest.mark.parametrize("name", ["Snak-v1", "Connector-v3"], ids=["unknown", "several agents"])
 def test_other_names_are_rejected(name: str) -> None:
     with refused(ConfigError, "environment.env", value=f"jumanji:{name}"):
-        evaluate(snake(4).environment(f"jumanji:{name}"))
-
-
-def walk(num_envs: int) -> FunctionalSimulator:
-    """A float environment with sums, of 3 to 12 steps; some episodes are truncated."""
-
-    def init(key: Any) -> Any:
-        place = jax.random.normal(key, (5,))
-        return (place, jax.random.randint(key, (), 3, 13)), {"place": place}
-
-    def step(state: Any, action: Any) -> Any:
-        place, left = state
-        place = jax.numpy.sin(jax.numpy.roll(place, 1) + 0.1 * place.sum() + action["push"])
-        ended, high = left == 1, place[0] > 0
-        infos = {"success": high, "height": place[0]}
-        return (place, left - 1), {"place": place}, place.sum(), ended & high, ended & ~high, infos
-
-    space = gym.spaces.Dict({"place": gym.spaces.Box(-np.inf, np.inf, (5,))})
-    return FunctionalSimulator(init, step, num_envs, space, gym.spaces.Dict({"push": gym.spaces.Box(-1, 1, (5,))}))
+        evaluate(snake(4).environment(f"jumanji:{name}", env_kwargs={}))
 
 
 def push(observations: Any) -> Any:
-    return {"push": np.tanh(observations["place"])}
+    return np.tanh(observations[:, ::-1])
 
 
-def test_an_own_environment_of_floats_has_the_same_bits_at_any_width() -> None:
-    config = EvalConfig().environment(walk).policy(push).evaluation(num_episodes=EPISODES, info_keys=["height"])
-    results = [evaluate(config.copy().runners(runner="batched", num_envs_per_runner=width)) for width in (1, 4, 7, 32)]
+def test_the_environment_of_the_page_has_the_same_bits_at_any_width(reader: Any) -> None:
+    """It adds floats, which XLA does in another order for another number of rows."""
+    (block,) = [one for one in blocks(DOCS / "batched.md") if one.title == "jax_drift.py"]
+    Path(block.title).write_text(block.text)
+    config = EvalConfig().environment("jax_drift:make_vec").policy(push).evaluation(num_episodes=EPISODES)
+    results = [evaluate(config.copy().runners(runner="batched", num_envs_per_runner=width)) for width in (1, 7, 32)]
     assert len({result.fingerprint for result in results}) == 1
     assert all(result.determinism.passed for result in results)
     for name in ("terminated", "truncated", "success_at_end"):
         assert {getattr(record, name) for record in results[0].episodes} == {True, False}
-    assert all(record.info["height"] for record in results[0].episodes)
