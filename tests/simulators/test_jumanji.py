@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 
@@ -17,6 +18,8 @@ from tests.unit.pages_world import DOCS, blocks
 
 jumanji = pytest.importorskip("jumanji")
 import jax  # noqa: E402
+from gymnasium.envs.functional_jax_env import FunctionalJaxVectorEnv  # noqa: E402
+from gymnasium.experimental.functional import FuncEnv  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*_at_fork:pytest.PytestUnraisableExceptionWarning")
 """JAX warns of every process that Ray starts."""
@@ -97,3 +100,34 @@ def test_the_environment_of_the_page_has_the_same_bits_at_any_width(reader: Any)
     assert all(result.determinism.passed for result in results)
     for name in ("terminated", "truncated", "success_at_end"):
         assert {getattr(record, name) for record in results[0].episodes} == {True, False}
+
+
+class Decay(FuncEnv):
+    """An environment for gymnasium's own vectorisation, which has one key for all slots."""
+
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (2,))
+    action_space = gym.spaces.Discrete(2)
+
+    def initial(self, rng: Any, params: Any = None) -> Any:
+        return jax.random.normal(rng, (2,))
+
+    def transition(self, state: Any, action: Any, rng: Any, params: Any = None) -> Any:
+        return 0.8 * state
+
+    def observation(self, state: Any, rng: Any, params: Any = None) -> Any:
+        return state
+
+    def reward(self, state: Any, action: Any, next_state: Any, rng: Any, params: Any = None) -> Any:
+        return state.sum()
+
+    def terminal(self, state: Any, rng: Any, params: Any = None) -> Any:
+        return abs(state).sum() < 0.3
+
+
+def test_functional_environments_of_gymnasium_run_in_blocks_only() -> None:
+    config = EvalConfig().environment(lambda num_envs: FunctionalJaxVectorEnv(Decay(), num_envs))
+    config.policy(lambda observations: np.zeros(len(observations), int)).evaluation(num_episodes=8)
+    config.runners(runner="batched", num_envs_per_runner=4)
+    with refused(ConfigError, "environment.env"):
+        evaluate(config)
+    assert evaluate(config.runners(block=2)).guarantee == "layout"
