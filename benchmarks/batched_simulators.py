@@ -53,9 +53,9 @@ def snake_loop(slots: int, policy: Callable[[Any], Any]) -> Callable[[], None]:
     """Return Jumanji's own loop, with its wrapper that restarts episodes."""
     import jax
     import jumanji
-    from jumanji.wrappers import VmapAutoResetWrapper
+    from jumanji.wrappers import AutoResetWrapper, VmapWrapper
 
-    env = VmapAutoResetWrapper(jumanji.make("Snake-v1"))
+    env = VmapWrapper(AutoResetWrapper(jumanji.make("Snake-v1")))  # Faster on a CPU than VmapAutoResetWrapper.
     step = jax.jit(env.step)
     state, now = jax.jit(env.reset)(jax.random.split(jax.random.PRNGKey(0), slots))
 
