@@ -96,7 +96,7 @@ class FunctionalSimulator(BatchSimulator):
         def values(key: str) -> Any:
             return (np.asarray(infos[key]), np.ones(self.num_envs, bool)) if key in infos else None
 
-        return BatchStep(observations, rewards, terminated, truncated, values)
+        return BatchStep(observations, rewards, terminated, truncated, values, infos.keys())
 
     @override
     def close(self) -> None:
