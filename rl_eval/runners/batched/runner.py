@@ -28,7 +28,8 @@ from rl_eval.records.episode import (
     Truncation,
     first_seen,
 )
-from rl_eval.runners.batched.simulator import BatchSimulator, BatchStep, checked
+from rl_eval.runners.batched.simulator import BatchSimulator, BatchStep
+from rl_eval.runners.batched.trial import try_out
 from rl_eval.runners.batched.vector_env import build_simulator
 from rl_eval.runners.core import RunnerCore
 from rl_eval.supervision.caller import survivable
@@ -126,15 +127,13 @@ class BatchedEvalRunner(RunnerCore):
 
     @override
     def _bound_to(self) -> dict[str, Any]:
-        if not self._blocks or self._own is None:
-            return {}
         runners = self.settings.runners
-        return {
-            "guarantee": "layout",
-            "adapter": self._own.name,
-            "num_envs": runners.lanes,
-            "block": runners.block,
-        }
+        if self._own is None or not (self._blocks or self._own.couples_slots):
+            return {}
+        key: dict[str, Any] = {"adapter": self._own.name, "num_envs": runners.lanes}
+        if self._blocks:
+            return key | {"guarantee": "layout", "block": runners.block}
+        return key | {"guarantee": "conditions"}
 
     def foreach_env(self, function: Callable[[Any], Result]) -> list[Result]:
         """Call a function with the simulator of the configured width, if it is built; return the result in a list.
@@ -218,7 +217,19 @@ class BatchedEvalRunner(RunnerCore):
     @override
     def _first_spaces(self) -> tuple[gym.Space[Any], gym.Space[Any]]:
         self._own = self._first_built(partial(self._build, len(self._live)))
+        if not (self._blocks or self._own.trusted):
+            self._try_out(self._own)
         return self._own.observation_space, self._own.action_space
+
+    def _try_out(self, simulator: BatchSimulator) -> None:
+        """Reject a simulator that breaks its contract; one that raises is built again for the first episode."""
+        try:
+            if note := try_out(simulator):
+                self._pending.standing_note = "; ".join(filter(None, (simulator.note, note)))
+        except UsageError:
+            raise
+        except survivable():
+            self._stale = True
 
     def _close(self, name: str) -> None:
         """Close a simulator, ``_own`` or ``_other``, if there is one."""
@@ -255,7 +266,7 @@ class BatchedEvalRunner(RunnerCore):
             phase, started = "reset", perf_counter()
             self._recorder.enter(RESET, slots[0] if len(slots) == 1 else ALL_LANES)
             specs = [EpisodeSpec(lease.index, lease.seed, lease.seating) for lease in leases]
-            self._inference.observations.adopt(slots, simulator.restart(np.array(slots), specs))
+            self._inference.observations.adopt(slots, simulator.start(np.array(slots), specs))
         except UsageError:
             raise
         except survivable() as error:
@@ -274,7 +285,9 @@ class BatchedEvalRunner(RunnerCore):
         """Return slots in which episodes like the next one may start."""
         if first.alone:
             return [0]
-        return np.flatnonzero(~self._live).tolist()
+        free = np.flatnonzero(~self._live).tolist()
+        # Episodes that run again get other neighbours than before, even if the plan has only a few.
+        return free[: (len(self._queue) + 1) // 2] if first.fresh else free
 
     def _begin(self, slot: int, lease: Lease) -> None:
         """Give a slot to an episode, with all sums at zero."""
@@ -351,7 +364,7 @@ class BatchedEvalRunner(RunnerCore):
         digests = {slot: self._digest(actions, slot) for slot, trace in self._traces.items() if not trace.full}
         self._recorder.enter(STEP, int(acting[0]) if len(acting) == 1 else ALL_LANES)
         try:
-            step = checked(simulator.step(actions), simulator.num_envs)
+            step = simulator.advance(actions)
             self._adopt(step, acting, simulator.num_envs)
         except survivable() as error:
             self._fail_together(acting.tolist(), "step", error)

@@ -1,0 +1,106 @@
+"""Trial of a simulator before its first episode: a slot that starts alone must leave the others as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+import tree
+
+from rl_eval.errors import ConfigError
+from rl_eval.records.episode import EpisodeSpec
+from rl_eval.runners.batched.simulator import BatchSimulator, Flags
+
+Leaves = list[npt.NDArray[Any]]
+
+WITHOUT_RESTARTS: Final = (
+    "Set runners.block: 64 for episodes that are bound to the number of environments, runners.runner: vector for "
+    "single environments, or for an id env_kwargs: {vectorization_mode: sync}."
+)
+"""What to do with a simulator that cannot start slots alone."""
+_STEPS: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class _Course:
+    """Course of the same episodes, once with and once without a restart of the last slot."""
+
+    starts: Leaves
+    """First observations, each of shape (num_envs, ...)."""
+    steps: list[Leaves]
+    """Observations and rewards of each step."""
+    live: list[Flags]
+    """Mask of the slots whose episode had not ended before the step."""
+    alone: Leaves
+    """First observations of the last slot, started alone, each of shape (1, ...); empty without a restart."""
+
+
+def try_out(simulator: BatchSimulator) -> str:
+    """Run the same few steps twice; in the second run, start the last slot again while the others run.
+
+    Returns:
+        A note if the seeds make no difference to the first observations; empty otherwise.
+
+    Raises:
+        ConfigError: Equal specs do not start equal episodes, or the restart changes other slots.
+    """
+    whole, disturbed = _play(simulator, restart=False), _play(simulator, restart=True)
+    if not _equal(whole.starts, disturbed.starts):
+        raise _rejected(simulator, "does not start the same episode from the same seed")
+    if not _equal([leaf[-1:] for leaf in whole.starts], disturbed.alone):
+        raise _rejected(simulator, "starts another episode if a slot is started alone")
+    if not simulator.couples_slots and not _others_equal(whole, disturbed):
+        raise _rejected(simulator, "changes other slots if a slot is started alone")
+    count = simulator.num_envs
+    same = all(_equal([leaf], [np.broadcast_to(leaf[:1], leaf.shape)]) for leaf in whole.starts)
+    return f"{count} seeds gave 1 distinct first observation" if same and count > 1 else ""
+
+
+def _play(simulator: BatchSimulator, *, restart: bool) -> _Course:
+    """Start all slots and take a few steps; half-way, start the last slot again if asked to."""
+    slots = np.arange(simulator.num_envs)
+    specs = [EpisodeSpec(slot, slot + 1) for slot in slots.tolist()]
+    course = _Course(_copied(simulator.start(slots, specs)), [], [], [])
+    actions = gym.vector.utils.batch_space(simulator.action_space, simulator.num_envs)
+    actions.seed(0)
+    live = np.ones(simulator.num_envs, bool)
+    for number in range(_STEPS):
+        if restart and number == _STEPS // 2:
+            course.alone.extend(_copied(simulator.start(slots[-1:], specs[-1:])))
+        step = simulator.advance(actions.sample())
+        course.steps.append(_copied((step.observations, step.rewards)))
+        course.live.append(live)
+        live = live & ~(step.terminated | step.truncated)
+    return course
+
+
+def _others_equal(one: _Course, other: _Course) -> bool:
+    """Whether all slots but the last have equal steps, up to the end of their episodes."""
+    for first, second, live in zip(one.steps, other.steps, one.live, strict=True):
+        others = np.flatnonzero(live[:-1])
+        if not _equal([leaf[others] for leaf in first], [leaf[others] for leaf in second]):
+            return False
+    return True
+
+
+def _copied(values: Any) -> Leaves:
+    return [np.array(leaf) for leaf in tree.flatten(values)]
+
+
+def _equal(one: Sequence[npt.NDArray[Any]], other: Sequence[npt.NDArray[Any]]) -> bool:
+    """Whether arrays are equal; NaN equals NaN."""
+    return all(np.array_equal(a, b, equal_nan=a.dtype.kind == "f") for a, b in zip(one, other, strict=True))
+
+
+def _rejected(simulator: BatchSimulator, what: str) -> ConfigError:
+    name = type(simulator).__name__ if simulator.name == BatchSimulator.name else simulator.name
+    return ConfigError(
+        f"{name} {what}, so an episode would depend on its neighbours",
+        key="environment.env",
+        value=name,
+        fix=WITHOUT_RESTARTS,
+    )
