@@ -15,7 +15,7 @@ import tree
 from typing_extensions import override
 
 from rl_eval.config.settings import EvalSettings
-from rl_eval.errors import ConfigError, EnvError, UsageError
+from rl_eval.errors import ConfigError, EnvError, UsageError, summary_of
 from rl_eval.records.determinism import Trace, action_digest
 from rl_eval.records.episode import (
     EpisodeSpec,
@@ -224,12 +224,12 @@ class BatchedEvalRunner(RunnerCore):
     def _try_out(self, simulator: BatchSimulator) -> None:
         """Reject a simulator that breaks its contract; one that raises is built again for the first episode."""
         try:
-            if note := try_out(simulator):
-                self._pending.standing_note = "; ".join(filter(None, (simulator.note, note)))
+            note = try_out(simulator)
         except UsageError:
             raise
-        except survivable():
-            self._stale = True
+        except survivable() as error:
+            note, self._stale = f"the trial of the simulator raised {summary_of(error)}", True
+        self._pending.standing_note = "; ".join(filter(None, (simulator.note, note)))
 
     def _close(self, name: str) -> None:
         """Close a simulator, ``_own`` or ``_other``, if there is one."""

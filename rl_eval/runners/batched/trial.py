@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -31,12 +30,12 @@ class _Course:
 
     starts: Leaves
     """First observations, each of shape (num_envs, ...)."""
-    steps: list[Leaves]
-    """Observations and rewards of each step."""
-    live: list[Flags]
-    """Mask of the slots whose episode had not ended before the step."""
     alone: Leaves
     """First observations of the last slot, started alone, each of shape (1, ...); empty without a restart."""
+    steps: list[tuple[Leaves, Leaves]]
+    """Rewards and observations of each step; those of an episode that has ended are zero."""
+    ends: list[Flags]
+    """Mask of the slots whose episode ended in the step."""
 
 
 def try_out(simulator: BatchSimulator) -> str:
@@ -51,12 +50,12 @@ def try_out(simulator: BatchSimulator) -> str:
     whole, disturbed = _play(simulator, restart=False), _play(simulator, restart=True)
     if not _equal(whole.starts, disturbed.starts):
         raise _rejected(simulator, "does not start the same episode from the same seed")
-    if not _equal([leaf[-1:] for leaf in whole.starts], disturbed.alone):
+    if not _equal(_rows(whole.starts, [-1]), disturbed.alone):
         raise _rejected(simulator, "starts another episode if a slot is started alone")
-    if not simulator.couples_slots and not _others_equal(whole, disturbed):
-        raise _rejected(simulator, "changes other slots if a slot is started alone")
+    if not simulator.couples_slots and (changed := _changed(whole, disturbed)):
+        raise _rejected(simulator, f"changes {changed} of other slots if a slot is started alone")
     count = simulator.num_envs
-    same = all(_equal([leaf], [np.broadcast_to(leaf[:1], leaf.shape)]) for leaf in whole.starts)
+    same = _equal(whole.starts, _rows(whole.starts, [0] * count))
     return f"{count} seeds gave 1 distinct first observation" if same and count > 1 else ""
 
 
@@ -72,26 +71,39 @@ def _play(simulator: BatchSimulator, *, restart: bool) -> _Course:
         if restart and number == _STEPS // 2:
             course.alone.extend(_copied(simulator.start(slots[-1:], specs[-1:])))
         step = simulator.advance(actions.sample())
-        course.steps.append(_copied((step.observations, step.rewards)))
-        course.live.append(live)
-        live = live & ~(step.terminated | step.truncated)
+        rewards, observations = _copied(step.rewards), _copied(step.observations)
+        for leaf in (*rewards, *observations):
+            leaf[~live] = 0
+        course.steps.append((rewards, observations))
+        course.ends.append(live & (step.terminated | step.truncated))
+        live = live & ~course.ends[-1]
     return course
 
 
-def _others_equal(one: _Course, other: _Course) -> bool:
-    """Whether all slots but the last have equal steps, up to the end of their episodes."""
-    for first, second, live in zip(one.steps, other.steps, one.live, strict=True):
-        others = np.flatnonzero(live[:-1])
-        if not _equal([leaf[others] for leaf in first], [leaf[others] for leaf in second]):
-            return False
-    return True
+def _changed(one: _Course, other: _Course) -> str:
+    """Return the part of a step that differs in other slots than the last; empty if none does."""
+    for (rewards, observations), (rewards_2, observations_2), ended in zip(
+        one.steps, other.steps, one.ends, strict=True
+    ):
+        going, last = np.flatnonzero(~ended[:-1]), np.flatnonzero(ended[:-1])
+        if not _equal(_rows(rewards, slice(-1)), _rows(rewards_2, slice(-1))):
+            return "the reward"
+        if not _equal(_rows(observations, going), _rows(observations_2, going)):
+            return "the observation"
+        if not _equal(_rows(observations, last), _rows(observations_2, last)):
+            return "the last observation"
+    return ""
+
+
+def _rows(leaves: Leaves, rows: Any) -> Leaves:
+    return [leaf[rows] for leaf in leaves]
 
 
 def _copied(values: Any) -> Leaves:
-    return [np.array(leaf) for leaf in tree.flatten(values)]
+    return [np.array(np.asarray(leaf)) for leaf in tree.flatten(values)]
 
 
-def _equal(one: Sequence[npt.NDArray[Any]], other: Sequence[npt.NDArray[Any]]) -> bool:
+def _equal(one: Leaves, other: Leaves) -> bool:
     """Whether arrays are equal; NaN equals NaN."""
     return all(np.array_equal(a, b, equal_nan=a.dtype.kind == "f") for a, b in zip(one, other, strict=True))
 
