@@ -48,7 +48,7 @@ class GpuSimulator:
 
     def __init__(self, num_envs: int, trap: Trap = "", struck: int = -1) -> None:
         self.num_envs, self.trap, self.struck = num_envs, trap, struck
-        self.auto_reset = trap in (*TRAPS[1:4], "aliases", "noisy_steps")
+        self.auto_reset = trap in (*TRAPS[1:4], "aliases", "noisy_steps", "ignores_seeds")
         self.place, self.length = torch.zeros(num_envs), torch.ones(num_envs, dtype=torch.int64)
         self.steps, self.seeds = torch.zeros_like(self.length), torch.full_like(self.length, -1)
         self.done = torch.ones(num_envs, dtype=torch.bool)

@@ -12,8 +12,10 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from rl_eval import EvalConfig, EvalResult, evaluate
+from rl_eval.cli.simulator_checks import check_simulator
 from rl_eval.errors import ConfigError
 from rl_eval.scheduling.plan import EpisodePlan
+from rl_eval.testing import SimulatorContract
 from tests.gpu_simulator import TRAPS, GpuAdapter, GpuSimulator, Trap
 from tests.refused import refused
 
@@ -98,3 +100,89 @@ VERDICTS: dict[Trap, Callable[[Trap, list[tuple[float, int]]], None]] = {
 @pytest.mark.parametrize("trap", [trap for trap in TRAPS if trap not in ("dies", "hangs")])
 def test_no_trap_gives_a_wrong_number(trap: Trap, truth: list[tuple[float, int]]) -> None:
     VERDICTS[trap](trap, truth)
+
+
+# ------------------------------------------------------------------------------ labels
+
+
+def test_coupled_slots_are_a_weaker_guarantee(truth: list[tuple[float, int]]) -> None:
+    """The start of an episode is that of its index; the width joins the numerics key."""
+    result = evaluate(config("couples_slots", couples_slots=True))
+    assert (result.status, result.guarantee) == ("complete", "conditions")
+    assert result.provenance["numerics"].items() >= {"adapter": "GpuAdapter", "num_envs": 7}.items()
+    assert result.determinism.checked == 0
+
+
+def test_one_generator_for_all_slots_needs_blocks() -> None:
+    results = [evaluate(config("noisy_steps", width).runners(block=2)) for width in (7, 7, 5)]
+    assert {result.guarantee for result in results} == {"layout"}
+    first, second, narrow = map(outcomes, results)
+    assert first == second != narrow
+
+
+def test_a_step_that_the_simulator_refuses_costs_no_episode(truth: list[tuple[float, int]]) -> None:
+    """A slot that has ended must restart, but the adapter does not declare it; alone in a slot, each episode completes."""
+
+    class Forgetful(GpuAdapter):
+        def __init__(self, num_envs: int) -> None:
+            super().__init__(num_envs)
+            self.restarts_idle = False
+
+    result = evaluate(config("").environment(Forgetful))
+    assert outcomes(result) == truth
+    assert {(fault.error_type, fault.charged) for fault in result.faults} == {("RuntimeError", False)}
+    assert any("trial" in note for note in result.notes)
+
+
+def declared(trap: Trap, **options: Any) -> EvalConfig:
+    return config(trap, **options).evaluation(num_episodes=8)
+
+
+@pytest.mark.parametrize(
+    ("tried", "levels", "guarantee"),
+    [
+        (declared("auto_reset"), ["ok"], "exact"),
+        (declared("couples_slots", couples_slots=True), ["ok"], "conditions"),
+        (declared("couples_slots"), ["problem"], ""),
+        (declared("ignores_seeds", couples_slots=True), ["problem"], ""),
+        (declared("one_start"), ["ok", "note"], "exact"),
+        (declared("noisy_steps").runners(block=2), ["ok"], "layout"),
+        (declared("ignores_seeds").runners(block=2), ["warning"], "layout"),
+    ],
+    ids=lambda value: value.build().environment.env.keywords["trap"] if isinstance(value, EvalConfig) else None,
+)
+def test_doctor_measures_the_guarantee(tried: EvalConfig, levels: list[str], guarantee: str) -> None:
+    """A config that claims more is a problem."""
+    findings = list(check_simulator(tried.build()))
+    assert [finding.level for finding in findings] == levels
+    assert guarantee in findings[0].text
+
+
+# ------------------------------------------------------------------------------ the contract suite
+
+
+class TestContract(SimulatorContract):
+    config = EvalConfig().environment(GpuAdapter)
+
+
+class TestContractOfCoupledSlots(SimulatorContract):
+    config = EvalConfig().environment(GpuAdapter, env_kwargs={"trap": "couples_slots", "couples_slots": True})
+
+
+def broken_tests(trap: Trap) -> set[str]:
+    """Return the tests of the contract that a trap fails."""
+    suite = SimulatorContract()
+    suite.config = EvalConfig().environment(GpuAdapter, env_kwargs={"trap": trap})
+    found = set()
+    for name in dir(suite):
+        if name.startswith("test_"):
+            try:
+                getattr(suite, name)()
+            except (AssertionError, ConfigError):
+                found.add(name)
+    return found
+
+
+@pytest.mark.parametrize("trap", [trap for trap, verdict in VERDICTS.items() if verdict in (is_rejected, has_one_start)])
+def test_the_contract_finds_each_trap(trap: Trap) -> None:
+    assert broken_tests(trap)

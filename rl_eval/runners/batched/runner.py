@@ -224,12 +224,13 @@ class BatchedEvalRunner(RunnerCore):
     def _try_out(self, simulator: BatchSimulator) -> None:
         """Reject a simulator that breaks its contract; one that raises is built again for the first episode."""
         try:
-            note = try_out(simulator)
+            if note := try_out(simulator):
+                self._pending.standing_note = "; ".join(filter(None, (simulator.note, note)))
         except UsageError:
             raise
         except survivable() as error:
-            note, self._stale = f"the trial of the simulator raised {summary_of(error)}", True
-        self._pending.standing_note = "; ".join(filter(None, (simulator.note, note)))
+            self._pending.note(f"the trial of the simulator raised {summary_of(error)}")
+            self._stale = True
 
     def _close(self, name: str) -> None:
         """Close a simulator, ``_own`` or ``_other``, if there is one."""

@@ -96,10 +96,13 @@ class BatchSimulator(abc.ABC):
     """Whether a slot without an episode must be restarted before the next step; :meth:`advance` does that."""
     trusted: bool = False
     """Whether the class is known to start slots alone, so that the trial before the first episode is skipped."""
-    name: str = "simulator"
-    """Name of the simulator, which is part of the numerics key below the guarantee ``exact``."""
     note: str = ""
     """Note for readers of the result, such as settings of the simulator that change the returns."""
+
+    @property
+    def name(self) -> str:
+        """Name of the simulator, which is part of the numerics key below the guarantee ``exact``."""
+        return type(self).__name__
 
     def restart(self, slots: Slots, specs: Sequence[EpisodeSpec]) -> Any:
         """Start an episode in each of some slots.
@@ -115,7 +118,7 @@ class BatchSimulator(abc.ABC):
             ConfigError: The simulator only restarts as a whole.
         """
         raise ConfigError(
-            f"{type(self).__name__} has no restart(), so its slots cannot be started one by one",
+            f"{self.name} has no restart(), so its slots cannot be started one by one",
             key="runners.block",
             fix="Set runners.block: 64, for episodes that are bound to the number of environments.",
         )
@@ -127,7 +130,7 @@ class BatchSimulator(abc.ABC):
             ConfigError: The simulator does not support blocks.
         """
         raise ConfigError(
-            f"{type(self).__name__} has no reset() for blocks", key="runners.block", fix="Remove runners.block."
+            f"{self.name} has no reset() for blocks", key="runners.block", fix="Remove runners.block."
         )
 
     @abc.abstractmethod

@@ -109,10 +109,9 @@ def _equal(one: Leaves, other: Leaves) -> bool:
 
 
 def _rejected(simulator: BatchSimulator, what: str) -> ConfigError:
-    name = type(simulator).__name__ if simulator.name == BatchSimulator.name else simulator.name
     return ConfigError(
-        f"{name} {what}, so an episode would depend on its neighbours",
+        f"{simulator.name} {what}, so an episode would depend on its neighbours",
         key="environment.env",
-        value=name,
+        value=simulator.name,
         fix=WITHOUT_RESTARTS,
     )

@@ -47,7 +47,7 @@ class VectorEnvSimulator(BatchSimulator):
 
     def __init__(self, env: VectorEnv[Any, Any, Any], *, blocks: bool = False) -> None:
         self.env = env
-        self.num_envs, self.name = env.num_envs, type(env).__name__
+        self.num_envs = env.num_envs
         self.observation_space, self.action_space = env.single_observation_space, env.single_action_space
         self._seeds_as_array = type(env).__module__ == _ALE
         if isinstance(env, VectorWrapper):
@@ -77,6 +77,11 @@ class VectorEnvSimulator(BatchSimulator):
             )
         if not (blocks or self.trusted):
             self._check_seeds()
+
+    @property
+    @override
+    def name(self) -> str:
+        return type(self.env).__name__
 
     @override
     def restart(self, slots: Slots, specs: Sequence[EpisodeSpec]) -> Any:
@@ -135,14 +140,13 @@ class VectorEnvSimulator(BatchSimulator):
         Raises:
             ConfigError: The environment takes one seed for all slots.
         """
-        name = type(self.env).__name__
         try:
             self._reset(np.arange(self.num_envs), [_THROWAWAY_SEED] * self.num_envs)
         except (TypeError, ValueError, AssertionError, gym.error.Error) as error:
             raise ConfigError(
-                f"{name} takes no seed for each slot ({error}), so an episode would depend on its neighbours",
+                f"{self.name} takes no seed for each slot ({error}), so an episode would depend on its neighbours",
                 key="environment.env",
-                value=name,
+                value=self.name,
                 fix=WITHOUT_RESTARTS,
             ) from error
 
