@@ -393,8 +393,38 @@ def make_settings(values: Mapping[str, Mapping[str, Any]]) -> EvalSettings:
         raise _explained(error) from None
     if settings.policy.policies and "runner" not in settings.runners.model_fields_set:
         settings = with_values(settings, runners={"runner": "multi_agent"})
+    settings = _with_width(settings)
     _check_together(settings)
     return settings
+
+
+def _with_width(settings: EvalSettings) -> EvalSettings:
+    """Return settings with the number of slots of a vector environment or simulator object.
+
+    Raises:
+        ConfigError: The runner steps single environments, or has another number of them.
+    """
+    env, runners = settings.environment.env, settings.runners
+    width = getattr(env, "num_envs", None) if is_live_environment(env) else None
+    if width is None:
+        return settings
+    if not getattr(runners.runner_class, "runs_blocks", False):
+        raise ConfigError(
+            f"environment.env is a {type(env).__name__} object that steps {width} environments in one call, but "
+            f"runners.runner {runners.runner!r} steps single ones",
+            key="environment.env",
+            value=type(env).__name__,
+            fix="Set runners.runner: batched.",
+        )
+    if runners.num_envs_per_runner not in (None, width):
+        raise ConfigError(
+            f"runners.num_envs_per_runner is {runners.num_envs_per_runner}, but environment.env is a "
+            f"{type(env).__name__} object of {width} environments",
+            key="runners.num_envs_per_runner",
+            value=runners.num_envs_per_runner,
+            fix="Remove it, or pass a function of num_envs.",
+        )
+    return with_values(settings, runners={"num_envs_per_runner": width})
 
 
 def copy_containers(value: Any) -> Any:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import tree
 from typing_extensions import override
 
-from rl_eval.config.settings import EvalSettings
+from rl_eval.config.settings import EvalSettings, is_live_environment
 from rl_eval.errors import ConfigError, EnvError, UsageError, summary_of
 from rl_eval.records.determinism import Trace, action_digest
 from rl_eval.records.episode import (
@@ -205,8 +205,14 @@ class BatchedEvalRunner(RunnerCore):
             self._own = self._build(len(self._live))
         return self._own
 
+    @property
+    def _borrowed(self) -> bool:
+        """Whether the simulator is the caller's object: it has one width, is reset after a fault, and is not closed."""
+        return is_live_environment(self.settings.environment.env)
+
     def _build(self, num_envs: int) -> BatchSimulator:
         self._recorder.enter(CONSTRUCT)
+        num_envs = len(self._live) if self._borrowed else num_envs
         started, section = perf_counter(), self.settings.environment
         runners = self.settings.runners.num_runners
         simulator = build_simulator(section, self.runner_index, runners, num_envs, blocks=self._blocks)
@@ -236,7 +242,7 @@ class BatchedEvalRunner(RunnerCore):
         """Close a simulator, ``_own`` or ``_other``, if there is one."""
         simulator: BatchSimulator | None = getattr(self, name)
         setattr(self, name, None)
-        if simulator is None:
+        if simulator is None or self._borrowed:
             return
         self._recorder.enter(CLOSE)
         try:
@@ -509,12 +515,14 @@ class BatchedEvalRunner(RunnerCore):
     def _fail_together(self, slots: list[int], phase: Phase, error: BaseException) -> None:
         """Record the fault of a call for some slots, give back the other episodes, and drop the simulator.
 
-        The simulator also steps slots without an episode, so a fault is certain only where there are none.
+        The simulator also steps slots without an episode, so a fault is certain only where there are none. The object
+        of a caller always has them.
         """
         if self._blocks:
             self._fail_block("env", phase, error)
             return
-        certain = len(slots) == 1 and (self._current is None or self._current.num_envs == 1)
+        alone = self._borrowed or self._current is None or self._current.num_envs == 1
+        certain = len(slots) == 1 and alone
         for slot in slots:
             self._fault(slot, "env", phase, error, charged=certain)
         self._drop_live()

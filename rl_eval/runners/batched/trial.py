@@ -60,7 +60,7 @@ def try_out(simulator: BatchSimulator) -> str:
 
 
 def _play(simulator: BatchSimulator, *, restart: bool) -> _Course:
-    """Start all slots and take a few steps; half-way, start the last slot again if asked to."""
+    """Start all slots and take a few steps; after the first, start the last slot again if asked to."""
     slots = np.arange(simulator.num_envs)
     specs = [EpisodeSpec(slot, slot + 1) for slot in slots.tolist()]
     course = _Course(_copied(simulator.start(slots, specs)), [], [], [])
@@ -68,7 +68,7 @@ def _play(simulator: BatchSimulator, *, restart: bool) -> _Course:
     actions.seed(0)
     live = np.ones(simulator.num_envs, bool)
     for number in range(_STEPS):
-        if restart and number == _STEPS // 2:
+        if restart and number == 1:
             course.alone.extend(_copied(simulator.start(slots[-1:], specs[-1:])))
         step = simulator.advance(actions.sample())
         rewards, observations = _copied(step.rewards), _copied(step.observations)
