@@ -326,7 +326,7 @@ class EvalSettings(_Section):
         """
         environment, policy = self.environment, self.policy
         built = {
-            "env": describe_object(environment.env),
+            "env": _named_environment(environment.env),
             "env_kwargs": _identified(environment.env_kwargs, "environment", "env_kwargs"),
             "env_reuse": environment.env_reuse,
         }
@@ -450,6 +450,12 @@ def describe_object(value: Any) -> Any:
         return f"array of {value.dtype} {list(value.shape)}, sha256 {digest}"
     target = value if isinstance(value, type) or hasattr(value, "__qualname__") else type(value)
     return f"{target.__module__}:{target.__qualname__}"
+
+
+def _named_environment(env: Any) -> Any:
+    """Return the name of an environment's factory or class; that of an object has the id of its single environments."""
+    spec = getattr(env, "spec", None) if is_live_environment(env) else None
+    return describe_object(env) if spec is None else f"{describe_object(env)} of {spec.id}"
 
 
 def _described(value: Any) -> Any:
