@@ -1,4 +1,4 @@
-"""Stand-in for simulators on a GPU (ManiSkill, Isaac Lab, mjlab), with their traps, and an adapter as a user writes it."""
+"""Stand-in for simulators on a GPU (ManiSkill, Isaac Lab, mjlab) with their traps, and an adapter of it."""
 
 from __future__ import annotations
 

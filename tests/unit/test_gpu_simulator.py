@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-torch = pytest.importorskip("torch")
+import torch
 
 from rl_eval import EvalConfig, EvalResult, evaluate
 from rl_eval.cli.simulator_checks import check_simulator
@@ -125,10 +124,17 @@ def test_one_generator_for_all_slots_needs_blocks() -> None:
     assert {result.guarantee for result in results} == {"layout"}
     first, second, narrow = map(outcomes, results)
     assert first == second != narrow
+    assert not any("repeat" in note for note in results[0].notes)
+
+
+def test_a_block_that_does_not_repeat_is_named() -> None:
+    result = evaluate(config("ignores_seeds").runners(block=2))
+    assert (len(result.episodes), result.guarantee) == (EPISODES, "layout")
+    assert any("repeat" in note for note in result.notes)
 
 
 def test_a_step_that_the_simulator_refuses_costs_no_episode(truth: list[tuple[float, int]]) -> None:
-    """A slot that has ended must restart, but the adapter does not declare it; alone in a slot, each episode completes."""
+    """A slot that has ended must restart, but the adapter does not declare it. Each episode completes alone."""
 
     class Forgetful(GpuAdapter):
         def __init__(self, num_envs: int) -> None:
@@ -190,6 +196,8 @@ def broken_tests(trap: Trap) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("trap", [trap for trap, verdict in VERDICTS.items() if verdict not in (is_right, strikes_one_episode)])
+@pytest.mark.parametrize(
+    "trap", [trap for trap, verdict in VERDICTS.items() if verdict not in (is_right, strikes_one_episode)]
+)
 def test_the_contract_finds_each_trap(trap: Trap) -> None:
     assert broken_tests(trap)

@@ -29,7 +29,7 @@ from rl_eval.records.episode import (
     first_seen,
 )
 from rl_eval.runners.batched.simulator import BatchSimulator, BatchStep
-from rl_eval.runners.batched.trial import try_out
+from rl_eval.runners.batched.trial import try_block, try_out
 from rl_eval.runners.batched.vector_env import build_simulator
 from rl_eval.runners.core import RunnerCore
 from rl_eval.supervision.caller import survivable
@@ -223,14 +223,14 @@ class BatchedEvalRunner(RunnerCore):
     @override
     def _first_spaces(self) -> tuple[gym.Space[Any], gym.Space[Any]]:
         self._own = self._first_built(partial(self._build, len(self._live)))
-        if not (self._blocks or self._own.trusted):
+        if not self._own.trusted:
             self._try_out(self._own)
         return self._own.observation_space, self._own.action_space
 
     def _try_out(self, simulator: BatchSimulator) -> None:
         """Reject a simulator that breaks its contract; one that raises is built again for the first episode."""
         try:
-            if note := try_out(simulator):
+            if note := (try_block if self._blocks else try_out)(simulator):
                 self._pending.standing_note = "; ".join(filter(None, (simulator.note, note)))
         except UsageError:
             raise

@@ -129,9 +129,7 @@ class BatchSimulator(abc.ABC):
         Raises:
             ConfigError: The simulator does not support blocks.
         """
-        raise ConfigError(
-            f"{self.name} has no reset() for blocks", key="runners.block", fix="Remove runners.block."
-        )
+        raise ConfigError(f"{self.name} has no reset() for blocks", key="runners.block", fix="Remove runners.block.")
 
     @abc.abstractmethod
     def step(self, actions: Any) -> BatchStep:

@@ -39,7 +39,7 @@ class SimulatorContract:
     """Number of different first observations of eight seeds; 1 if all episodes start equally."""
 
     def test_episodes_are_the_same_in_every_layout(self) -> None:
-        """Eight episodes are equal in 1, 4 and 7 slots, and in other slots; with ``couples_slots`` they start equally."""
+        """Eight episodes are equal in 1, 4 and 7 slots, in any order; with ``couples_slots`` they start equally."""
         expect(self._measured.broken, "", f"difference that the guarantee {self._measured.promised} excludes")
 
     def test_seeds_give_different_starts(self) -> None:
