@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -13,6 +14,7 @@ import torch
 from rl_eval import EvalConfig, EvalResult, evaluate
 from rl_eval.cli.simulator_checks import check_simulator
 from rl_eval.errors import ConfigError
+from rl_eval.runners.batched.simulator import BatchSimulator
 from rl_eval.scheduling.plan import EpisodePlan
 from rl_eval.testing import SimulatorContract
 from tests.gpu_simulator import TRAPS, GpuAdapter, GpuSimulator, Trap
@@ -108,6 +110,16 @@ def test_no_trap_gives_a_wrong_number(trap: Trap, truth: list[tuple[float, int]]
     VERDICTS[trap](trap, truth)
 
 
+def test_a_second_run_has_other_neighbours() -> None:
+    """The determinism check finds exchanged rows without the trial, and in a plan of two episodes."""
+
+    class Trusted(GpuAdapter):
+        trusted = True
+
+    plan = config("").environment(Trusted, env_kwargs={"trap": "reversed_rows"}).evaluation(num_episodes=2)
+    assert evaluate(plan).determinism.passed is False
+
+
 # ------------------------------------------------------------------------------ labels
 
 
@@ -125,6 +137,16 @@ def test_one_generator_for_all_slots_needs_blocks() -> None:
     first, second, narrow = map(outcomes, results)
     assert first == second != narrow
     assert not any("repeat" in note for note in results[0].notes)
+
+
+@pytest.mark.parametrize("block", [None, 2])
+def test_a_way_to_start_that_an_adapter_lacks_is_named(block: int | None) -> None:
+    class Bare(BatchSimulator):
+        num_envs, observation_space, action_space = 7, gym.spaces.Box(-1, 1, (3,)), gym.spaces.Discrete(3)
+        step = close = GpuAdapter.close  # type: ignore[assignment]
+
+    with refused(ConfigError, "runners.block"):
+        evaluate(config("").environment(lambda num_envs: Bare()).runners(block=block))
 
 
 def test_a_block_that_does_not_repeat_is_named() -> None:
