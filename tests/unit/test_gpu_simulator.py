@@ -56,6 +56,7 @@ def is_right(trap: Trap, truth: list[tuple[float, int]]) -> None:
         result = evaluate(config(trap, width))
         assert (result.status, result.guarantee, outcomes(result)) == ("complete", "exact", truth)
         assert result.determinism.passed
+        assert not result.faults
 
 
 def is_rejected(trap: Trap, truth: list[tuple[float, int]]) -> None:
@@ -111,12 +112,12 @@ def test_no_trap_gives_a_wrong_number(trap: Trap, truth: list[tuple[float, int]]
 
 
 def test_a_second_run_has_other_neighbours() -> None:
-    """The determinism check finds exchanged rows without the trial, and in a plan of two episodes."""
+    """The determinism check finds exchanged rows without the trial, and in a plan of as many episodes as slots."""
 
     class Trusted(GpuAdapter):
         trusted = True
 
-    plan = config("").environment(Trusted, env_kwargs={"trap": "reversed_rows"}).evaluation(num_episodes=2)
+    plan = config("", 2).environment(Trusted, env_kwargs={"trap": "reversed_rows"}).evaluation(num_episodes=2)
     assert evaluate(plan).determinism.passed is False
 
 

@@ -233,6 +233,7 @@ class BatchedEvalRunner(RunnerCore):
             if note := (try_block if self._blocks else try_out)(simulator):
                 self._pending.standing_note = "; ".join(filter(None, (simulator.note, note)))
         except UsageError:
+            self._close("_own")
             raise
         except survivable() as error:
             self._pending.note(f"the trial of the simulator raised {summary_of(error)}")
@@ -515,14 +516,12 @@ class BatchedEvalRunner(RunnerCore):
     def _fail_together(self, slots: list[int], phase: Phase, error: BaseException) -> None:
         """Record the fault of a call for some slots, give back the other episodes, and drop the simulator.
 
-        The simulator also steps slots without an episode, so a fault is certain only where there are none. The object
-        of a caller always has them.
+        The simulator also steps slots without an episode, so a fault is certain only where there are none.
         """
         if self._blocks:
             self._fail_block("env", phase, error)
             return
-        alone = self._borrowed or self._current is None or self._current.num_envs == 1
-        certain = len(slots) == 1 and alone
+        certain = len(slots) == 1 and (self._current is None or self._current.num_envs == 1)
         for slot in slots:
             self._fault(slot, "env", phase, error, charged=certain)
         self._drop_live()
