@@ -65,11 +65,17 @@ class RunnerCore(abc.ABC):
         self._next_expiry = 0.0
         self._weights_version = 0
         home = current_folder()
-        self._observation_space, self._action_space = self._first_spaces()
-        with working_in(home):  # Paths of the policy are relative to the user's folder, even if an environment left it.
-            self._policy = self.make_policy(policy)
-        self._has_random_weights = has_random_weights(self._policy)
-        self._inference = self.make_inference()
+        try:
+            self._observation_space, self._action_space = self._first_spaces()
+            with working_in(
+                home
+            ):  # Paths of the policy are relative to the user's folder, even if an environment left it.
+                self._policy = self.make_policy(policy)
+            self._has_random_weights = has_random_weights(self._policy)
+            self._inference = self.make_inference()
+        except BaseException:
+            self.stop()  # The process may build another runner, so no environment may stay open.
+            raise
 
     default_lanes: ClassVar[int] = DEFAULT_LANES
     max_lanes: ClassVar[int | None] = None
