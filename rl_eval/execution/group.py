@@ -299,7 +299,19 @@ class EvalRunnerGroup:
 
     @cached_property
     def sampler(self) -> Sampler:
-        """Position of :meth:`sample` in the plan; change it with ``restart`` or ``load_state_dict``."""
+        """Position of :meth:`sample` in the plan; change it with ``restart`` or ``load_state_dict``.
+
+        Raises:
+            ConfigError: Episodes run in blocks.
+        """
+        if (block := self.settings.runners.block) is not None:
+            raise ConfigError(
+                f"runners.block is {block}, so an episode depends on the others of its block, and a batch of steps "
+                "would depend on the batches before it",
+                key="runners.block",
+                value=block,
+                fix="Record the steps of an evaluation with evaluation.observers.",
+            )
         evaluation, sampling = self.settings.evaluation, cast("Any", importlib.import_module(_SAMPLING))
         sampler: Sampler = sampling.Sampler(
             self._record,
