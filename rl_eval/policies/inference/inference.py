@@ -139,7 +139,8 @@ class Inference:
                 raise
             except Exception:
                 actions, errors = self._act_alone()
-        self._steps += self.live
+        if not self._deterministic:
+            self._steps += self.live
         if self.sweeps is not None and self.sweeps.wanted:
             self.sweeps.add(self.observations.arrays, actions, self._computed)
         return actions, errors

@@ -80,13 +80,13 @@ class ObservationBatch:
         """Copy the observations of some rows.
 
         Args:
-            rows: Slice, or indices, shape (k,).
+            rows: The first k rows as a slice, or indices, shape (k,).
             observations: Nested arrays, shape (k, ...).
 
         Raises:
             EnvError: Their structure or a shape differs from the space's.
         """
-        count = len(np.arange(self.rows)[rows])
+        count = rows.stop if isinstance(rows, slice) else len(rows)
         for path, array in self._leaves:
             given = np.asarray(_leaf_of(observations, path))
             if given.shape != (count, *array.shape[1:]) or given.dtype.kind not in _FITTING_KINDS[array.dtype.kind]:

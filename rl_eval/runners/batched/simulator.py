@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Final
 
 import gymnasium as gym
 import numpy as np
@@ -17,6 +17,8 @@ from rl_eval.records.episode import EpisodeSpec
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
 Slots = npt.NDArray[np.int64]
+_KINDS: Final = {"rewards": "iuf", "terminated": "biu", "truncated": "biu"}
+"""Kinds of dtypes of a step's arrays, as numpy names them."""
 
 
 def _no_values(key: str) -> None:
@@ -52,20 +54,29 @@ def checked(step: Any, num_envs: int) -> BatchStep:
     if not isinstance(step, BatchStep):
         kind = type(step).__name__
         raise EnvError(f"step() of the simulator returned a {kind}", key="step", value=kind, fix="Return a BatchStep.")
-    arrays = {}
-    for name, kinds in (("rewards", "iuf"), ("terminated", "biu"), ("truncated", "biu")):
-        array = np.asarray(getattr(step, name))
-        if array.shape != (num_envs,) or array.dtype.kind not in kinds:
-            raise EnvError(
-                f"{name} of the simulator has shape {array.shape} and dtype {array.dtype}, for {num_envs} slots",
-                key=name,
-                value=f"{array.dtype}{list(array.shape)}",
-                fix="Return one number for each slot.",
-            )
-        if name != "rewards" and array.dtype.kind != "b" and not np.isin(array, (0, 1)).all():
-            raise EnvError(f"{name} of the simulator has values other than 0 and 1", key=name, fix="Return bools.")
-        arrays[name] = array.astype(np.float64 if name == "rewards" else bool, copy=False)
-    return replace(step, rewards=arrays["rewards"], terminated=arrays["terminated"], truncated=arrays["truncated"])
+    rewards, terminated, truncated = (_checked_array(step, name, num_envs) for name in _KINDS)
+    return BatchStep(step.observations, rewards, terminated, truncated, step.values, step.started)
+
+
+def _checked_array(step: BatchStep, name: str, num_envs: int) -> npt.NDArray[Any]:
+    """Return rewards in float64, or flags as bools.
+
+    Raises:
+        EnvError: They have a wrong shape or dtype.
+    """
+    array, kinds = np.asarray(getattr(step, name)), _KINDS[name]
+    if array.shape != (num_envs,) or array.dtype.kind not in kinds:
+        raise EnvError(
+            f"{name} of the simulator has shape {array.shape} and dtype {array.dtype}, for {num_envs} slots",
+            key=name,
+            value=f"{array.dtype}{list(array.shape)}",
+            fix="Return one number for each slot.",
+        )
+    if name == "rewards":
+        return array.astype(np.float64, copy=False)
+    if array.dtype.kind != "b" and not np.isin(array, (0, 1)).all():
+        raise EnvError(f"{name} of the simulator has values other than 0 and 1", key=name, fix="Return bools.")
+    return array.astype(bool, copy=False)
 
 
 class BatchSimulator(abc.ABC):
