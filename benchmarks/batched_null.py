@@ -77,7 +77,9 @@ def _micros(slots: int, limit: int | None, budget_s: float) -> float:
     runner = BatchedEvalRunner(made.evaluation(max_episode_steps=limit).build(), 0)
     leases = (Lease(index, index, 1, 0) for index in itertools.count())
     try:
-        runner.run(list(itertools.islice(leases, 2 * slots)), 0.0)  # The simulator is built, and all slots have started.
+        runner.run(
+            list(itertools.islice(leases, 2 * slots)), 0.0
+        )  # The simulator is built, and all slots have started.
         steps, started = 0, time.process_time()
         while time.process_time() - started < budget_s:
             report = runner.run((), _SLICE_S)

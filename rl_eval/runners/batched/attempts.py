@@ -8,6 +8,8 @@ from typing import final
 import numpy as np
 import numpy.typing as npt
 
+from rl_eval.records.episode import PROGRESS, Lease
+
 
 @final
 class Attempts:
@@ -16,6 +18,8 @@ class Attempts:
     def __init__(self, slots: int, num_keys: int) -> None:
         self.live = np.zeros(slots, bool)
         self._live_slots: npt.NDArray[np.int64] | None = None
+        self.indices, self.numbers = np.zeros(slots, np.int64), np.zeros(slots, np.int64)
+        """Episode of each slot, and number of its attempt, from 1."""
         self.steps = 0
         """Steps of the runner; every live slot takes part in each."""
         self.began = np.zeros(slots, np.int64)
@@ -28,8 +32,9 @@ class Attempts:
         self.inference_clock, self.step_clock = np.zeros(slots), np.zeros(slots)
         """Readings of the runner's clocks when the attempts started."""
 
-    def begin(self, slot: int, inference_clock: float, step_clock: float) -> None:
+    def begin(self, slot: int, lease: Lease, inference_clock: float, step_clock: float) -> None:
         """Start an attempt in a slot, with all sums at zero."""
+        self.indices[slot], self.numbers[slot] = lease.index, lease.attempt
         self.live[slot], self._live_slots = True, None
         self.began[slot], self.returns[slot], self.discounted[slot], self.discount[slot] = self.steps, 0.0, 0.0, 1.0
         self.success_once[slot] = self.success_at_end[slot] = -1
@@ -46,6 +51,14 @@ class Attempts:
         if self._live_slots is None:  # It changes only when an attempt starts or ends.
             self._live_slots = np.flatnonzero(self.live)
         return self._live_slots
+
+    def progress(self) -> npt.NDArray[np.void]:
+        """Return the progress of the live attempts, shape (live,)."""
+        slots = self.slots
+        progress = np.empty(len(slots), PROGRESS)
+        progress["index"], progress["attempt"] = self.indices[slots], self.numbers[slots]
+        progress["step"] = self.steps - self.began[slots]
+        return progress
 
     def length(self, slot: int) -> int:
         """Return the number of steps of a live attempt."""

@@ -19,12 +19,12 @@ from rl_eval.config.settings import EvalSettings
 from rl_eval.errors import ConfigError, EnvError, UsageError
 from rl_eval.records.determinism import Trace, action_digest
 from rl_eval.records.episode import (
+    PROGRESS,
     EpisodeSpec,
     FaultCause,
     Lease,
     Outcome,
     Phase,
-    Progress,
     RunReport,
     Truncation,
     first_seen,
@@ -218,7 +218,8 @@ class BatchedEvalRunner(RunnerCore):
 
     def _restart(self) -> None:
         """Start queued episodes in free slots."""
-        if not self._queue or not self._may_start(self._queue[0]):
+        all_live = len(self._attempts.slots) == len(self._leases)
+        if not self._queue or all_live or not self._may_start(self._queue[0]):
             return
         first, leases = self._queue[0], list[Lease]()
         slots = self._slots_for(first)
@@ -259,7 +260,7 @@ class BatchedEvalRunner(RunnerCore):
     def _begin(self, slot: int, lease: Lease) -> None:
         """Give a slot to an episode, with all sums at zero."""
         self._leases[slot] = lease
-        self._attempts.begin(slot, self._inference_clock, self._step_clock)
+        self._attempts.begin(slot, lease, self._inference_clock, self._step_clock)
         self._recorder.begin(slot, lease.index, lease.seed, lease.attempt)
 
     # ------------------------------------------------------------------ blocks
@@ -554,18 +555,12 @@ class BatchedEvalRunner(RunnerCore):
     def _report(self) -> RunReport:
         """Return a report of everything since the last report."""
         self._recorder.idle()
-        inference, slots = self._inference, self._attempts.slots
-        live = [
-            Progress(lease.index, lease.attempt, self._attempts.length(slot))
-            for slot in slots.tolist()
-            if (lease := self._leases[slot]) is not None
-        ]
-        if self._block is not None and not live:
-            live = [Progress(self._block.lease.index, self._block.lease.attempt, 0)]
-        seconds = float((self._step_clock - self._attempts.step_clock[slots]).sum())
-        report = self._pending.take(
-            tuple(live), seconds, self._weights_version, inference.numerics, inference.notes, ()
-        )
+        inference, attempts = self._inference, self._attempts
+        live = attempts.progress()
+        if self._block is not None and not len(live):
+            live = np.array([(self._block.lease.index, self._block.lease.attempt, 0)], PROGRESS)
+        seconds = float((self._step_clock - attempts.step_clock[attempts.slots]).sum())
+        report = self._pending.take(live, seconds, self._weights_version, inference.numerics, inference.notes, ())
         self._lifetime["env_steps"] += report.env_steps
         inference.forget_notes()
         return report
