@@ -20,7 +20,7 @@ from typing_extensions import override
 
 from rl_eval.config.settings import EvalSettings
 from rl_eval.errors import EnvError
-from rl_eval.policies.inference.inference import Inference
+from rl_eval.policies.inference.inference import RowInference
 from rl_eval.records.episode import (
     PROGRESS,
     EpisodeRecord,
@@ -303,7 +303,7 @@ class EvalRunner(RunnerCore):
 
     def _slot_log(self, slot: int) -> SlotLog | None:
         inference = self._inference
-        return inference.slot_log(slot) if self.acts_in_sweeps and isinstance(inference, Inference) else None
+        return inference.slot_log(slot) if self.acts_in_sweeps and isinstance(inference, RowInference) else None
 
     def _inference_outputs(self, slot: int) -> Any:
         return self._inference.outputs(slot)

@@ -55,8 +55,8 @@ _CLIPPED: Final = {
 _ALL: Final = slice(None)
 
 
-class Inference:
-    """The policy, applied to all live lanes at once.
+class RowInference:
+    """One policy, applied to all live lanes at once; each has a row in its batches.
 
     Args:
         policy: Maps batches to batches.
@@ -64,6 +64,7 @@ class Inference:
         action_space: Space of one action.
         lanes: Number of lanes; rows beyond them pad the last block.
         section: Settings ``deterministic``, ``actions``, ``inference``, ``allow_nondeterministic`` and ``device``.
+        observations: Class of the observations of all lanes.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class Inference:
         action_space: gym.Space[Any],
         lanes: int,
         section: PolicySection,
+        observations: type[ObservationBatch] = ObservationBatch,
     ) -> None:
         self._policy = policy
         self._allow_nondeterministic = section.allow_nondeterministic
@@ -82,7 +84,7 @@ class Inference:
         self._lanes = lanes
         self._every_lane = slice(0, lanes)
         self._rows = -(-lanes // BLOCK) * BLOCK
-        self.observations = ObservationBatch(observation_space, self._rows)
+        self.observations = observations(observation_space, self._rows)
         self.live = np.zeros(self._rows, bool)
         self._seeds = np.zeros(self._rows, np.int64)
         self._steps = np.zeros(self._rows, np.int64)

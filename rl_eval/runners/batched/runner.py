@@ -17,6 +17,10 @@ from typing_extensions import override
 
 from rl_eval.config.settings import EvalSettings
 from rl_eval.errors import ConfigError, EnvError, UsageError
+from rl_eval.policies.inference.device_arrays import numpy_of
+from rl_eval.policies.inference.device_observations import DeviceObservations
+from rl_eval.policies.inference.inference import RowInference
+from rl_eval.policies.inference.spaces import ObservationBatch, take_rows
 from rl_eval.records.determinism import Trace, action_digest
 from rl_eval.records.episode import (
     PROGRESS,
@@ -77,6 +81,7 @@ class BatchedEvalRunner(RunnerCore):
     itself runs the next one. A fault fails the block.
     """
 
+    _inference: RowInference
     runs_blocks: ClassVar[bool] = True
 
     def __init__(self, settings: EvalSettings, runner_index: int, policy: Any = None) -> None:
@@ -103,6 +108,13 @@ class BatchedEvalRunner(RunnerCore):
     @override
     def _any_live(self) -> bool:
         return bool(len(self._attempts.slots))
+
+    @override
+    def make_inference(self) -> RowInference:
+        section, lanes = self.settings.policy, self.settings.runners.lanes
+        on_device = section.inference == "batched" and getattr(self._policy, "takes_device_arrays", False)
+        observations = DeviceObservations if on_device else ObservationBatch
+        return RowInference(self._policy, *self.spaces, lanes, section, observations)
 
     @override
     def _bound_to(self) -> dict[str, Any]:
@@ -236,7 +248,8 @@ class BatchedEvalRunner(RunnerCore):
             phase, started = "reset", perf_counter()
             self._recorder.enter(RESET, slots[0] if len(slots) == 1 else ALL_LANES)
             specs = [EpisodeSpec(lease.index, lease.seed, lease.seating) for lease in leases]
-            self._inference.observations.adopt(slots, simulator.restart(np.array(slots), specs))
+            rows = np.array(slots)
+            self._inference.observations.adopt(rows, simulator.restart(rows, specs))
         except UsageError:
             raise
         except survivable() as error:
@@ -300,9 +313,9 @@ class BatchedEvalRunner(RunnerCore):
         if block is None:
             return
         if step.started is not None and not block.all_started:
-            mask, observations = step.started
+            mask, observations = numpy_of(step.started[0]), step.started[1]
             slots = np.flatnonzero(mask & ~self._attempts.live[: len(mask)])[: len(block.lease.block) - block.next]
-            self._inference.observations.adopt(slots, tree.map_structure(lambda leaf: leaf[slots], observations))
+            self._inference.observations.adopt(slots, take_rows(observations, slots))
             for slot in slots.tolist():
                 self._begin_in_block(slot, block)
         if block.all_started and not self._any_live:
@@ -333,21 +346,13 @@ class BatchedEvalRunner(RunnerCore):
         self._recorder.enter(STEP, int(acting[0]) if len(acting) == 1 else ALL_LANES)
         try:
             step = checked(simulator.step(actions), simulator.num_envs)
-            self._adopt(step, acting, simulator.num_envs)
+            self._inference.observations.adopt_step(step.observations, acting, simulator.num_envs)
         except survivable() as error:
             self._fail_together(acting.tolist(), "step", error)
             return
         self._step_clock += (perf_counter() - acted) / max(1, len(acting))
         self._add(step, digests)
         self._continue_block(step)
-
-    def _adopt(self, step: BatchStep, acting: npt.NDArray[np.int64], width: int) -> None:
-        """Copy the observations of live slots; others may have anything."""
-        if len(acting) == width:
-            self._inference.observations.adopt(slice(0, width), step.observations)
-        elif len(acting):
-            rows = tree.map_structure(lambda leaf: leaf[acting], step.observations)
-            self._inference.observations.adopt(acting, rows)
 
     @staticmethod
     def _digest(actions: Any, slot: int) -> int:

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rl_eval.errors import EnvError
+from rl_eval.policies.inference.device_arrays import kind_of, numpy_of_all
 from rl_eval.records.episode import EpisodeSpec
 
 Floats = npt.NDArray[np.float64]
@@ -54,29 +55,39 @@ def checked(step: Any, num_envs: int) -> BatchStep:
     if not isinstance(step, BatchStep):
         kind = type(step).__name__
         raise EnvError(f"step() of the simulator returned a {kind}", key="step", value=kind, fix="Return a BatchStep.")
-    rewards, terminated, truncated = (_checked_array(step, name, num_envs) for name in _KINDS)
-    return BatchStep(step.observations, rewards, terminated, truncated, step.values, step.started)
+    arrays = [_array_of(step, name, num_envs) for name in _KINDS]
+    on_host = arrays if all(isinstance(array, np.ndarray) for array in arrays) else numpy_of_all(arrays)
+    for name, array, values in zip(_KINDS, arrays, on_host, strict=True):
+        if name != "rewards" and kind_of(array) != "b" and not np.isin(values, (0, 1)).all():
+            raise EnvError(f"{name} of the simulator has values other than 0 and 1", key=name, fix="Return bools.")
+    rewards, terminated, truncated = on_host
+    return BatchStep(
+        step.observations,
+        rewards.astype(np.float64, copy=False),
+        terminated.astype(bool, copy=False),
+        truncated.astype(bool, copy=False),
+        step.values,
+        step.started,
+    )
 
 
-def _checked_array(step: BatchStep, name: str, num_envs: int) -> npt.NDArray[Any]:
-    """Return rewards in float64, or flags as bools.
+def _array_of(step: BatchStep, name: str, num_envs: int) -> Any:
+    """Return an array of a step, in the library of the simulator.
 
     Raises:
-        EnvError: They have a wrong shape or dtype.
+        EnvError: It has a wrong shape or dtype.
     """
-    array, kinds = np.asarray(getattr(step, name)), _KINDS[name]
-    if array.shape != (num_envs,) or array.dtype.kind not in kinds:
+    given = getattr(step, name)
+    array = given if hasattr(given, "dtype") else np.asarray(given)
+    if array.shape != (num_envs,) or kind_of(array) not in _KINDS[name]:
+        shape = tuple(array.shape)
         raise EnvError(
-            f"{name} of the simulator has shape {array.shape} and dtype {array.dtype}, for {num_envs} slots",
+            f"{name} of the simulator has shape {shape} and dtype {array.dtype}, for {num_envs} slots",
             key=name,
-            value=f"{array.dtype}{list(array.shape)}",
+            value=f"{array.dtype}{list(shape)}",
             fix="Return one number for each slot.",
         )
-    if name == "rewards":
-        return array.astype(np.float64, copy=False)
-    if array.dtype.kind != "b" and not np.isin(array, (0, 1)).all():
-        raise EnvError(f"{name} of the simulator has values other than 0 and 1", key=name, fix="Return bools.")
-    return array.astype(bool, copy=False)
+    return array
 
 
 class BatchSimulator(abc.ABC):
