@@ -188,15 +188,19 @@ class RowInference:
 
     def _act_in_parts(self) -> Any:
         """One forward pass for each part of the rows that has a live one; state changes only if all succeed."""
+        if self._chunk == self._rows:
+            actions, state = self._forward(_ALL, self.live)
+            self._keep_state(_ALL, state)
+            return actions
         if self._batched:
             parts: list[Any] = [self._every_lane if self.live[self._every_lane].all() else np.flatnonzero(self.live)]
         else:
             chunks = [slice(start, start + self._chunk) for start in range(0, self._rows, self._chunk)]
-            parts = [chunk for chunk in chunks if self.live[chunk].any()] if len(chunks) > 1 else [_ALL]
+            parts = [chunk for chunk in chunks if self.live[chunk].any()]
         done = [(rows, *self._forward(rows, self.live[rows])) for rows in parts]
         for rows, _, state in done:
             self._keep_state(rows, state)
-        if len(done) == 1 and (parts[0] is _ALL or parts[0] is self._every_lane):
+        if len(parts) == 1 and parts[0] is self._every_lane:
             return done[0][1]
         return self._gather([(rows, actions) for rows, actions, _ in done])
 

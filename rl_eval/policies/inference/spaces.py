@@ -196,7 +196,7 @@ class ObservationBatch:
 
     def nonfinite_rows(self, live: npt.NDArray[np.bool_]) -> list[int]:
         """Return the live rows that hold a NaN or an infinity."""
-        if all(np.isfinite(array).all() for _, array in self._floats):
+        if not any([not np.logical_and.reduce(np.isfinite(array), axis=None) for _, array in self._floats]):
             return []
         bad = np.zeros(len(live), bool)
         for _, array in self._floats:
@@ -361,7 +361,7 @@ class ActionReader:
     def _read_leaf(
         self, path: tuple[Any, ...], leaf: gym.Space[Any], actions: Any, live: npt.NDArray[np.bool_]
     ) -> Array:
-        where = f"action{_at(path)}"
+        where = f"action{_at(path)}" if path else "action"
         array = actions if type(actions) is np.ndarray else _as_array(where, actions)
         shape = (len(live), *(leaf.shape or ()))
         if array.shape != shape:

@@ -369,7 +369,9 @@ class BatchedEvalRunner(RunnerCore):
             rewards = self._without_nonfinite(rewards)
         attempts.add(rewards, self._gamma)
         self._read_infos(step)
-        for slot in digests.keys() & self._traces.keys():
+        for slot in digests:
+            if slot not in self._traces:
+                continue
             content = self._inference.observations.row_content(slot)
             ended = step.terminated[slot], step.truncated[slot]
             self._traces[slot].add(digests[slot], step.rewards[slot], *ended, content)

@@ -20,6 +20,8 @@ Flags = npt.NDArray[np.bool_]
 Slots = npt.NDArray[np.int64]
 _KINDS: Final = {"rewards": "iuf", "terminated": "biu", "truncated": "biu"}
 """Kinds of dtypes of a step's arrays, as numpy names them."""
+_DTYPES: Final = {"rewards": np.dtype(np.float64), "terminated": np.dtype(bool), "truncated": np.dtype(bool)}
+"""Their dtypes in the runner."""
 
 
 def _no_values(key: str) -> None:
@@ -55,6 +57,8 @@ def checked(step: Any, num_envs: int) -> BatchStep:
     if not isinstance(step, BatchStep):
         kind = type(step).__name__
         raise EnvError(f"step() of the simulator returned a {kind}", key="step", value=kind, fix="Return a BatchStep.")
+    if all([_is_plain(getattr(step, name), name, num_envs) for name in _KINDS]):
+        return step
     arrays = [_array_of(step, name, num_envs) for name in _KINDS]
     on_host = arrays if all(isinstance(array, np.ndarray) for array in arrays) else numpy_of_all(arrays)
     for name, array, values in zip(_KINDS, arrays, on_host, strict=True):
@@ -69,6 +73,11 @@ def checked(step: Any, num_envs: int) -> BatchStep:
         step.values,
         step.started,
     )
+
+
+def _is_plain(array: Any, name: str, num_envs: int) -> bool:
+    """Whether an array is as the runner uses it."""
+    return type(array) is np.ndarray and array.dtype == _DTYPES[name] and array.shape == (num_envs,)
 
 
 def _array_of(step: BatchStep, name: str, num_envs: int) -> Any:
