@@ -19,9 +19,9 @@ from rl_eval.records.episode import EpisodeSpec, Lease
 from rl_eval.runners.batched.runner import BatchedEvalRunner
 from rl_eval.runners.batched.simulator import BatchSimulator, BatchStep
 
-__all__ = ["SLOTS", "measure"]
+__all__ = ["measure"]
 
-SLOTS: Final = (64, 1024, 16_384)
+_SLOTS: Final = (64, 1024, 16_384)
 _LIMITS: Final = {"micros_per_step": None, "micros_with_starts": 200}
 """Steps of an episode in each measurement; None if no episode ends in it."""
 _SLICE_S: Final = 0.1
@@ -58,9 +58,9 @@ def stay(actions: Any, observations: Any) -> Any:
 
 def measure(budget_s: float, turns: int, progress: Callable[[str], None]) -> list[Row]:
     """Time the runner in turns, without groups and processes, in CPU seconds."""
-    found: dict[int, list[Row]] = {slots: [] for slots in SLOTS}
+    found: dict[int, list[Row]] = {slots: [] for slots in _SLOTS}
     for turn in range(turns):
-        for slots in SLOTS:
+        for slots in _SLOTS:
             progress(f"turn {turn + 1} of {turns}: {slots:,} slots")
             found[slots].append({name: _micros(slots, limit, budget_s) for name, limit in _LIMITS.items()})
     return [

@@ -1,4 +1,4 @@
-"""Protocol of inference: what a runner needs to apply a policy, or several, to all its live lanes."""
+"""Protocol of inference: members by which a runner applies a policy, or several, to all its live lanes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Inference(Protocol):
     numerics: dict[str, Any]
     """The numerics key; empty until :meth:`probe`."""
     keeps_outputs: bool
-    """Whether :meth:`outputs` returns what the policy computes besides actions."""
+    """Whether to keep the outputs of the policy for :meth:`outputs`."""
 
     @property
     def observations(self) -> Observations:
@@ -73,7 +73,7 @@ class Inference(Protocol):
         """
 
     def outputs(self, lane: int) -> Any:
-        """Return what the policy computed for a lane besides its action; None for a policy without it."""
+        """Return the outputs of the policy for a lane besides its action; None for a policy without them."""
 
     def forget_notes(self) -> None:
         """Allow notes that were already reported to be reported again."""

@@ -196,7 +196,7 @@ class ObservationBatch:
 
     def nonfinite_rows(self, live: npt.NDArray[np.bool_]) -> list[int]:
         """Return the live rows that hold a NaN or an infinity."""
-        if not any([not np.logical_and.reduce(np.isfinite(array), axis=None) for _, array in self._floats]):
+        if all(np.logical_and.reduce(np.isfinite(array), axis=None) for _, array in self._floats):
             return []
         bad = np.zeros(len(live), bool)
         for _, array in self._floats:

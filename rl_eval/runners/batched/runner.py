@@ -369,12 +369,11 @@ class BatchedEvalRunner(RunnerCore):
             rewards = self._without_nonfinite(rewards)
         attempts.add(rewards, self._gamma)
         self._read_infos(step)
-        for slot in digests:
-            if slot not in self._traces:
-                continue
-            content = self._inference.observations.row_content(slot)
-            ended = step.terminated[slot], step.truncated[slot]
-            self._traces[slot].add(digests[slot], step.rewards[slot], *ended, content)
+        for slot, digest in digests.items():
+            if slot in self._traces:
+                content = self._inference.observations.row_content(slot)
+                ended = step.terminated[slot], step.truncated[slot]
+                self._traces[slot].add(digest, step.rewards[slot], *ended, content)
         ended_now = step.terminated | step.truncated
         if self._max_steps < math.inf:
             ended_now |= attempts.steps - attempts.began[:width] >= self._max_steps

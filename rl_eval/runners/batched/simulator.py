@@ -33,9 +33,10 @@ class BatchStep:
     """One step of all slots; the arrays may be reused by the next step."""
 
     observations: Any
-    """Nested arrays, shape (num_envs, ...). In a slot that ended: the last observation of its episode."""
+    """Nested arrays of NumPy, torch or JAX, on any device, shape (num_envs, ...). In a slot that ended: the last
+    observation of its episode."""
     rewards: Floats
-    """Rewards, shape (num_envs,), of any real dtype; the runner adds them in float64."""
+    """Rewards, shape (num_envs,), of any real dtype; the runner adds them in float64. They may be of torch or JAX."""
     terminated: Flags
     """Shape (num_envs,), of bools, or of integers 0 and 1."""
     truncated: Flags
@@ -57,7 +58,7 @@ def checked(step: Any, num_envs: int) -> BatchStep:
     if not isinstance(step, BatchStep):
         kind = type(step).__name__
         raise EnvError(f"step() of the simulator returned a {kind}", key="step", value=kind, fix="Return a BatchStep.")
-    if all([_is_plain(getattr(step, name), name, num_envs) for name in _KINDS]):
+    if all(_is_plain(getattr(step, name), name, num_envs) for name in _KINDS):
         return step
     arrays = [_array_of(step, name, num_envs) for name in _KINDS]
     on_host = arrays if all(isinstance(array, np.ndarray) for array in arrays) else numpy_of_all(arrays)
@@ -127,7 +128,7 @@ class BatchSimulator(abc.ABC):
             specs: Specs of the episodes, in the order of the slots.
 
         Returns:
-            First observations of these slots: nested arrays, shape (k, ...).
+            First observations of these slots: nested arrays, shape (k, ...), as in :class:`BatchStep`.
         """
 
     def reset(self, seed: int) -> Any:
@@ -143,7 +144,7 @@ class BatchSimulator(abc.ABC):
         """Take a step in every slot.
 
         Args:
-            actions: Nested arrays, shape (num_envs, ...). Slots without an episode get some valid action.
+            actions: Nested NumPy arrays, shape (num_envs, ...). Slots without an episode get some valid action.
         """
 
     @abc.abstractmethod
