@@ -137,7 +137,7 @@ class ModulePolicy:
         if isinstance(array, torch.Tensor):
             tensor = array
         else:
-            tensor = torch.from_numpy(array) if isinstance(array, np.ndarray) else torch.from_dlpack(array)
+            tensor = torch.from_numpy(array) if isinstance(array, np.ndarray) else torch.utils.dlpack.from_dlpack(array)
         if self._dtype not in (None, tensor.dtype) and tensor.is_floating_point():
             tensor = tensor.to(self._dtype)
         return tensor.to(self._device)

@@ -232,7 +232,7 @@ class RunnerCore(abc.ABC):
         return ""
 
     def _first_built(self, build: Callable[[], Result]) -> Result:
-        """Return what ``build`` makes of the environment, tried as often as an episode.
+        """Call ``build``, which builds the environment, as often as an episode is tried; return its result.
 
         Raises:
             ConfigError: It cannot be built as configured.

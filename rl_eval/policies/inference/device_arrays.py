@@ -13,7 +13,8 @@ import numpy.typing as npt
 def kind_of(array: Any) -> str:
     """Return the kind of an array's dtype, as NumPy names it."""
     if isinstance(array, np.ndarray):
-        return array.dtype.kind
+        kind: str = array.dtype.kind
+        return kind
     name = str(array.dtype).removeprefix("torch.")
     return "f" if "float" in name else name[0]
 

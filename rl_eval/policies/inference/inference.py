@@ -114,6 +114,8 @@ class RowInference:
         self.live[lane] = True
         self._seeds[lane] = seed
         self._steps[lane] = 0
+        if self._fresh_state is None:
+            return
         with no_grad():
             self._keep_state(slice(lane, lane + 1), take_rows(self._fresh_state, slice(lane, lane + 1)))
 
