@@ -12,9 +12,11 @@ import pytest
 import tree
 
 from rl_eval import EvalConfig, EvalResult, evaluate
+from rl_eval.errors import EnvError
 from rl_eval.policies.inference.device_arrays import numpy_of
-from rl_eval.runners.batched.simulator import BatchSimulator, BatchStep
+from rl_eval.runners.batched.simulator import BatchSimulator, BatchStep, checked
 from rl_eval.runners.batched.vector_env import VectorEnvSimulator
+from tests.refused import refused
 from tests.unit.vector_world import Parts, follow, walks
 
 torch = pytest.importorskip("torch")
@@ -113,13 +115,8 @@ def evaluated(
 def seen(result: EvalResult) -> Any:
     """What a result shows of its episodes and observations."""
     notes = [note for note in result.notes if note.startswith("observation")]
-    return (
-        result.fingerprint,
-        [one.outcome for one in result.episodes],
-        notes,
-        len(result.faults),
-        result.determinism.passed is not False,
-    )
+    outcomes, differs = [one.outcome for one in result.episodes], result.determinism.passed is False
+    return result.fingerprint, outcomes, notes, len(result.faults), differs
 
 
 @libraries
@@ -155,3 +152,14 @@ def test_a_function_gets_numpy_arrays(array: Wrap, inference: str) -> None:
 def test_blocks_do_not_depend_on_the_library(array: Wrap) -> None:
     """Slots that restart by themselves get the first observations of the next episodes."""
     assert seen(evaluated(array, 5, Takes(), block=3)) == seen(evaluated(np.array, 5, follow, "exact", block=3))
+
+
+@libraries
+def test_flags_are_0_or_1_in_every_library(array: Wrap) -> None:
+    rewards, flags = array(np.ones(2, np.float32)), array(np.array([0, 1], np.uint8))
+    step = checked(BatchStep(rewards, rewards, flags, flags), 2)
+    assert (step.rewards.dtype, step.terminated.tolist()) == (np.float64, [False, True])
+    with refused(EnvError, "truncated"):
+        checked(BatchStep(rewards, rewards, flags, flags + flags), 2)
+    with refused(EnvError, "terminated"):
+        checked(BatchStep(rewards, rewards, rewards, flags), 2)
