@@ -34,6 +34,10 @@ class DeviceObservations(ObservationBatch):
         self.arrays = self._fitting(observations, width)
 
     @override
+    def row(self, row: int) -> Any:
+        return tree.map_structure(lambda leaf: np.array(numpy_of(leaf[row])), self.arrays)
+
+    @override
     def row_content(self, row: int) -> bytes:
         self._copy(row)
         return super().row_content(row)

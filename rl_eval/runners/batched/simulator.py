@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import gymnasium as gym
@@ -44,6 +44,8 @@ class BatchStep:
     values: Callable[[str], tuple[npt.NDArray[Any], Flags] | None] = _no_values
     """Returns the values of an ``info`` key, shape (num_envs,), and the mask of the slots that reported it; None if no
     slot did. Outside of the mask, values may be anything."""
+    keys: Collection[str] = ()
+    """Keys of :attr:`values` that observers see, besides those of success and ``evaluation.info_keys``."""
     started: tuple[Flags, Any] | None = None
     """Mask of the slots that started another episode by themselves, and observations of shape (num_envs, ...) with its
     first one in these slots; None if no slot did. Only blocks use it."""
@@ -66,13 +68,11 @@ def checked(step: Any, num_envs: int) -> BatchStep:
         if name != "rewards" and kind_of(array) != "b" and not np.isin(values, (0, 1)).all():
             raise EnvError(f"{name} of the simulator has values other than 0 and 1", key=name, fix="Return bools.")
     rewards, terminated, truncated = on_host
-    return BatchStep(
-        step.observations,
-        rewards.astype(np.float64, copy=False),
-        terminated.astype(bool, copy=False),
-        truncated.astype(bool, copy=False),
-        step.values,
-        step.started,
+    return replace(
+        step,
+        rewards=rewards.astype(np.float64, copy=False),
+        terminated=terminated.astype(bool, copy=False),
+        truncated=truncated.astype(bool, copy=False),
     )
 
 
