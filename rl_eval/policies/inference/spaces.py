@@ -110,7 +110,7 @@ class ObservationBatch:
         if len(live) == width:
             self.adopt(slice(0, width), observations)
         elif len(live):
-            self.adopt(live, take_rows(observations, live))
+            self.adopt(live, tree.map_structure(lambda leaf: numpy_of(leaf)[live], observations))
 
     @staticmethod
     def _check_batch(path: tuple[Any, ...], array: Array, given: Any, count: int) -> None:
