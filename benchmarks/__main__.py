@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import (
+    batched_null,
     beside,
     coverage,
     environments,
@@ -91,6 +92,8 @@ def _parser() -> argparse.ArgumentParser:
     spun.add_argument("--episodes", type=_positive, default=1000, help="episodes per evaluation (%(default)s)")
     uneven = add("slots", "slots in processes of their own, with steps of 1 to 50 ms", repeat=1)
     uneven.add_argument("--episodes", type=_positive, default=640, help="episodes of 20 steps (%(default)s)")
+    null = add("batched_null", "cost of the batched runner itself, per slot and step", repeat=5)
+    null.add_argument("--seconds", type=float, default=1.0, help="CPU time of a measurement (%(default)s)")
     plan = add("planning", "plan, seeds and schedule, per episode", repeat=3)
     plan.add_argument("--episodes", type=_positive, default=1_000_000, help="episodes (%(default)s)")
     struck = add_contest("faults", "what becomes of an evaluation in which one fault strikes", repeat=1)
@@ -202,6 +205,11 @@ def _planning(args: argparse.Namespace) -> list[Row]:
     return planning.measure(episodes, turns, _say)
 
 
+def _batched_null(args: argparse.Namespace) -> list[Row]:
+    seconds, turns = (0.1, 1) if args.quick else (args.seconds, args.repeat)
+    return batched_null.measure(seconds, turns, _say)
+
+
 def _environments(args: argparse.Namespace) -> list[Row]:
     return environments.measure(only=args.only, quick=args.quick, timeout_s=args.timeout, progress=_say)
 
@@ -258,6 +266,7 @@ _MEASURES: dict[str, Callable[[argparse.Namespace], list[Row]]] = {
     ),
     "slots": lambda args: slots.measure(32 if args.quick else args.episodes, _say),
     "planning": _planning,
+    "batched_null": _batched_null,
     "faults": _faults,
     "policies": lambda args: policies.measure(args.only, quick=args.quick, progress=_say),
     "log": lambda args: [log_size.measure(50_000 if args.quick else args.episodes)],

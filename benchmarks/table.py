@@ -252,6 +252,15 @@ def planning(rows: Sequence[Row]) -> list[Table]:
     return [table]
 
 
+def batched_null(rows: Sequence[Row]) -> list[Table]:
+    """What the batched runner adds to a simulator and a policy."""
+    table = _table("batched_null", "slots", "CPU µs per slot and step", "least to most", "with episodes of 200 steps")
+    for row in rows:
+        shown = f"{row['micros_per_step']:.3f}", _spread(row, "micros_per_step", "{:.3f}")
+        table.add_row(row["label"], *shown, f"{row['micros_with_starts']:.3f}")
+    return [table]
+
+
 def multi_agent(rows: Sequence[Row]) -> list[Table]:
     """Environment steps per CPU second of two runners of several agents, and their ratio."""
     found = _table("several agents: 16 environments of 4", "runner", "env steps per CPU second")
@@ -493,6 +502,7 @@ TABLES: Final[Mapping[str, Callable[[Sequence[Row]], list[Table]]]] = {
     "memory": memory,
     "threads": threads,
     "planning": planning,
+    "batched_null": batched_null,
     "honesty": honesty,
     "faults": faults,
     "policies": policies,

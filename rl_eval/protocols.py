@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -46,7 +46,7 @@ class NoiseSource(Protocol):
 class Policy(Protocol):
     """Map from a batch of observations to a batch of actions.
 
-    It may be :class:`Recurrent`, :class:`Probeable` and :class:`ActionLogProb` as well.
+    It may be :class:`Recurrent`, :class:`Probeable`, :class:`ActionLogProb` and :class:`TakesDeviceArrays` as well.
     """
 
     def act(
@@ -85,6 +85,16 @@ class Probeable(Protocol):
 
     def probe_outputs(self, observations: Any) -> list[Any]:
         """Return arrays such as logits, with a leading batch dimension: an argmax hides last bits from the probe."""
+
+
+class TakesDeviceArrays(Protocol):
+    """Policy that takes observations in the arrays of a batched simulator: NumPy, torch or JAX, on their device.
+
+    It gets them with ``policy.inference: batched`` and ``runners.runner: batched``, and NumPy arrays otherwise.
+    """
+
+    takes_device_arrays: ClassVar[bool]
+    """True."""
 
 
 @runtime_checkable

@@ -15,7 +15,7 @@ from rl_eval.adapters import loader_of
 from rl_eval.config.settings import EvalSettings, RunnersSection, with_values
 from rl_eval.errors import ConfigError, EvalError, summary_of
 from rl_eval.policies import adapt_policy
-from rl_eval.policies.inference.inference import Inference
+from rl_eval.policies.inference.inference import RowInference
 from rl_eval.policies.inference.policy_memory import likely_cause_at
 from rl_eval.policies.inference.probe import BLOCK
 from rl_eval.policies.live import configured_weights
@@ -177,8 +177,8 @@ def check_policy(settings: EvalSettings) -> Iterator[Finding]:
         yield from judged[:1]
         yield ok(f"acts in the environment, with policy.deterministic: {str(settings.policy.deterministic).lower()}")
         yield from (warning(text) for text in runner.inference.notes)
-        if isinstance(runner.inference, Inference):  # Multi-agent runners have one inference per policy.
-            yield _describe_inference(runner)
+        if isinstance(runner.inference, RowInference):  # Multi-agent runners have one inference per policy.
+            yield _describe_inference(runner.inference, settings.runners.lanes)
             if cause := likely_cause_at(runner):
                 yield warning(f"{cause}; if actions depend on it, equal seeds give different episodes")
             yield _try_other_mode(settings, runner)
@@ -229,9 +229,9 @@ def _act(settings: EvalSettings, runner: RunnerCore) -> Iterator[Finding]:
                 yield problem(f"every {subject} failed; the last: {text}")
 
 
-def _describe_inference(runner: RunnerCore) -> Finding:
+def _describe_inference(inference: RowInference, lanes: int) -> Finding:
     """Return the result of the runner's probe."""
-    rows, lanes = runner.inference.rows_per_pass, runner.settings.runners.lanes
+    rows = inference.rows_per_pass
     if rows is None:
         return ok(f"an action does not depend on its batch: one forward pass for all {lanes} environments")
     if rows == BLOCK:
@@ -250,7 +250,7 @@ def _try_other_mode(settings: EvalSettings, runner: RunnerCore) -> Finding:
     spaces = runner.spaces
     try:
         policy = adapt_policy(section, *spaces)
-        inference = Inference(policy, *spaces, 1, section)
+        inference = RowInference(policy, *spaces, 1, section)
         inference.live[0] = True
         errors = inference.act()[1]
     except Exception as error:

@@ -194,7 +194,7 @@ class _Examination:
             self._leases = [lease._replace(attempt=attempt) for lease in self._leases]
             report = self._new_runner()[0].run(self._leases[:1], MAX_SECONDS)
             if not report.faults:
-                self._steps = min([self._steps, *(max(1, live.step) for live in report.progress)])
+                self._steps = min([self._steps, *report.progress["step"].clip(1).tolist()])
                 break
             faults += [f"{fault.error_type}: {fault.message}" for fault in report.faults]
         return faults

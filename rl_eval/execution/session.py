@@ -386,7 +386,7 @@ class EpisodeSession(Phase):
             report.rows["index"].tolist(),
             [(fault.index, fault.attempt) for fault in charged],
             report.returned,
-            [progress.index for progress in report.progress],
+            report.progress["index"].tolist(),
             list(suspected),
         )
         commands = self._handle(event, now)

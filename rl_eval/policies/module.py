@@ -12,7 +12,7 @@ Box                actions, or (mean, log_std)    the mean, or mean + exp(log_st
 
 from __future__ import annotations
 
-from typing import Any, Final, cast, final
+from typing import Any, ClassVar, Final, cast, final
 
 import gymnasium as gym
 import numpy as np
@@ -45,6 +45,8 @@ class ModulePolicy:
     Raises:
         ConfigError: The action space is not in the table above.
     """
+
+    takes_device_arrays: ClassVar[bool] = True
 
     def __init__(
         self, module: torch.nn.Module, action_space: gym.Space[Any], deterministic: bool, device: str = "cpu"
@@ -115,7 +117,7 @@ class ModulePolicy:
         return actions, None
 
     def _forward(self, observations: Any) -> tuple[Array, Array | None]:
-        flat = type(observations) is np.ndarray
+        flat = hasattr(observations, "dtype")
         result = self.module(self._tensor(observations) if flat else tree.map_structure(self._tensor, observations))
         batch = len(observations) if flat else len(tree.flatten(observations)[0])
         if isinstance(result, torch.Tensor):
@@ -131,8 +133,11 @@ class ModulePolicy:
             value=type(result).__name__,
         )
 
-    def _tensor(self, array: Array) -> torch.Tensor:
-        tensor = torch.from_numpy(array)
+    def _tensor(self, array: Any) -> torch.Tensor:
+        if isinstance(array, torch.Tensor):
+            tensor = array
+        else:
+            tensor = torch.from_numpy(array) if isinstance(array, np.ndarray) else torch.utils.dlpack.from_dlpack(array)
         if self._dtype not in (None, tensor.dtype) and tensor.is_floating_point():
             tensor = tensor.to(self._dtype)
         return tensor.to(self._device)

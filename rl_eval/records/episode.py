@@ -218,13 +218,8 @@ Row: Final = _row_type()
 """One episode as a tuple of its columns, by name; a missing column has the value of a failed episode."""
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """Progress of one live lane."""
-
-    index: int
-    attempt: int
-    step: int
+PROGRESS: Final = np.dtype([("index", np.int64), ("attempt", np.int64), ("step", np.int64)])
+"""Progress of one live attempt: its episode, its number from 1, and the steps that it has completed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,8 +232,8 @@ class RunReport:
     """Requested info scalars, shape (finished, len(info_keys))."""
     faults: tuple[Fault, ...]
     """Every fault since the last report; those of a call for several episodes are not charged."""
-    progress: tuple[Progress, ...]
-    """Live lanes."""
+    progress: npt.NDArray[np.void]
+    """Live attempts: array of :data:`PROGRESS`, shape (live,)."""
     returned: tuple[int, ...]
     """Indices given back because the group asked for them and they had not started."""
     env_steps: int

@@ -15,11 +15,13 @@ from time import perf_counter
 from typing import Any, TypeVar
 
 import gymnasium as gym
+import numpy as np
 from typing_extensions import override
 
 from rl_eval.config.settings import EvalSettings
 from rl_eval.errors import EnvError
 from rl_eval.records.episode import (
+    PROGRESS,
     EpisodeRecord,
     EpisodeSpec,
     FaultCause,
@@ -310,7 +312,7 @@ class EvalRunner(RunnerCore):
             lane.unreported = False
         inference, live = self._inference, [lane for lane in self._lanes if lane.lease is not None]
         report = self._pending.take(
-            tuple(lane.progress() for lane in live),
+            np.array([lane.progress() for lane in live], PROGRESS),
             sum(lane.step_seconds for lane in live),
             self._weights_version,
             inference.numerics,

@@ -20,7 +20,8 @@ from rl_eval.config.settings import DEFAULT_LANES, EvalSettings
 from rl_eval.errors import EnvError, EpisodeTimeout, EvalError, UsageError, WeightsError, summary_of
 from rl_eval.errors.redaction import learn
 from rl_eval.policies import adapt_policy, has_random_weights
-from rl_eval.policies.inference.inference import Inference
+from rl_eval.policies.inference.inference import RowInference
+from rl_eval.policies.inference.protocol import Inference
 from rl_eval.protocols import Policy
 from rl_eval.records.episode import Fault, FaultCause, Lease, Phase, RunReport
 from rl_eval.runners.environment import ValueReader, import_env
@@ -132,10 +133,10 @@ class RunnerCore(abc.ABC):
             section = section.model_copy(update={"policy": policy, "policy_kwargs": {}})
         return adapt_policy(section, self._observation_space, self._action_space)
 
-    def make_inference(self) -> Any:
-        """Build an :class:`Inference`, or an object with its members, that applies the policy to all live lanes."""
+    def make_inference(self) -> Inference:
+        """Build what applies the policy to all live lanes."""
         spaces = self._observation_space, self._action_space
-        return Inference(self._policy, *spaces, self.settings.runners.lanes, self.settings.policy)
+        return RowInference(self._policy, *spaces, self.settings.runners.lanes, self.settings.policy)
 
     def weighted_module(self, snapshot: WeightsSnapshot) -> Any:
         """Return the module that receives the weights; None without one."""
@@ -203,7 +204,7 @@ class RunnerCore(abc.ABC):
         return self._observation_space, self._action_space
 
     @property
-    def inference(self) -> Any:
+    def inference(self) -> Inference:
         """Inference for all live lanes, as :meth:`make_inference` built it."""
         return self._inference
 
@@ -346,7 +347,7 @@ class RunnerCore(abc.ABC):
 
     def _sweep_log(self) -> SweepLog | None:
         inference = self._inference
-        return inference.sweep_log() if self.acts_in_sweeps and isinstance(inference, Inference) else None
+        return inference.sweep_log() if self.acts_in_sweeps and isinstance(inference, RowInference) else None
 
     def _read_sweeps(self) -> list[tuple[str, Mapping[int, Any]]]:
         """Return the artifacts that recorders make of finished episodes in the log of sweeps, by name."""

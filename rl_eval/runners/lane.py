@@ -20,7 +20,6 @@ from rl_eval.records.episode import (
     Fault,
     Lease,
     Outcome,
-    Progress,
     RunReport,
     Truncation,
     without_place,
@@ -132,10 +131,10 @@ class Lane:
         self.inference_started = inference_clock
         self.started = perf_counter()
 
-    def progress(self) -> Progress:
-        """Return the progress of the attempt."""
+    def progress(self) -> tuple[int, int, int]:
+        """Return the progress of the attempt, in the order of :data:`~rl_eval.records.episode.PROGRESS`."""
         assert self.lease is not None
-        return Progress(self.lease.index, self.attempt, self.length)
+        return self.lease.index, self.attempt, self.length
 
     def row(
         self, terminated: bool, cut: Truncation, runner: int, version: int, inference_clock: float
@@ -227,7 +226,7 @@ class PendingReport:
 
     def take(
         self,
-        live: tuple[Progress, ...],
+        live: npt.NDArray[np.void],
         live_seconds: float,
         weights_version: int,
         numerics: dict[str, Any],
@@ -237,14 +236,14 @@ class PendingReport:
         """Return the report, and start the next one.
 
         Args:
-            live: Live attempts, which count with their steps so far.
+            live: Progress of the live attempts, which count with their steps so far.
             live_seconds: Seconds of these steps.
             weights_version: Version of the policy's weights.
             numerics: Numerics key of the runner.
             notes: Notes in addition to those of :meth:`note`.
             artifacts: Artifacts in addition to :attr:`artifacts`.
         """
-        under_way = sum(progress.step for progress in live), live_seconds
+        under_way = int(live["step"].sum()), live_seconds
         report = RunReport(
             rows=_rows_of(self.rows),
             infos=np.array(self.infos, np.float64).reshape(len(self.rows), len(self.info_keys)),

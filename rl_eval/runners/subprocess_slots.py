@@ -15,6 +15,7 @@ from typing_extensions import override
 
 from rl_eval.config.settings import EvalSettings
 from rl_eval.errors import EpisodeTimeout
+from rl_eval.policies.inference.inference import RowInference
 from rl_eval.records.episode import Lease, Phase, RunReport
 from rl_eval.runners.base import EvalRunner
 from rl_eval.runners.lane import Lane
@@ -40,6 +41,8 @@ class SubprocessEvalRunner(EvalRunner):
     signal, ``os._exit``, a deadline) is a fault of its episode; other slots continue. The processes end with the
     runner.
     """
+
+    _inference: RowInference
 
     def __init__(self, settings: EvalSettings, runner_index: int, policy: Any = None) -> None:
         self._slots = [

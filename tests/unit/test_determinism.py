@@ -18,7 +18,7 @@ from rl_eval.errors import ComparisonError
 from rl_eval.execution.determinism_check import Choice, DeterminismSample, Origin, Reruns, candidates
 from rl_eval.policies.inference.spaces import ObservationBatch
 from rl_eval.records.determinism import TRACE, Determinism, FirstDifference, TraceRecorder, first_difference
-from rl_eval.records.episode import ROW, EpisodeTable, Fault, Outcome, RunReport
+from rl_eval.records.episode import PROGRESS, ROW, EpisodeTable, Fault, Outcome, RunReport
 from tests.refused import refused
 
 MLP = "rl_eval.policies.mlp:make_mlp"
@@ -54,7 +54,8 @@ def check_of(records: EpisodeTable, *indices: int, reuse: bool = False, runners:
 
 
 def report(rows, faults=(), traces=None) -> RunReport:
-    return RunReport(rows, np.zeros((len(rows), 0)), tuple(faults), (), (), 0, 0.0, 0.0, 0.0, 0, traces=traces or {})
+    empty = np.zeros((len(rows), 0)), tuple(faults), np.zeros(0, PROGRESS)
+    return RunReport(rows, *empty, (), 0, 0.0, 0.0, 0.0, 0, traces=traces or {})
 
 
 def play(check: Reruns, records: EpisodeTable, pool: dict[int, int], lanes: int = 3) -> dict[int, int]:

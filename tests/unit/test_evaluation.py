@@ -22,7 +22,7 @@ from rl_eval.execution.record_store import RecordStore
 from rl_eval.execution.runner_pool import Member, RunnerPool
 from rl_eval.execution.session import Opening
 from rl_eval.log import EvaluationLog
-from rl_eval.records.episode import ROW, Fault, Outcome, RunReport
+from rl_eval.records.episode import PROGRESS, ROW, Fault, Outcome, RunReport
 from rl_eval.scheduling.plan import EpisodePlan
 from rl_eval.supervision.flight_recorder import CrashReport, LaneEntry, Moment
 from tests.unit.pool_world import FakeBackend
@@ -111,7 +111,7 @@ def row(index: int, runner: int) -> npt.NDArray[np.void]:
 
 def report(indices: list[int], runner: int) -> RunReport:
     rows = np.concatenate([np.zeros(0, ROW), *(row(index, runner) for index in indices)])
-    return RunReport(rows, np.zeros((len(rows), 0)), (), (), (), 1, 0.0, 0.0, 0.0, 0)
+    return RunReport(rows, np.zeros((len(rows), 0)), (), np.zeros(0, PROGRESS), (), 1, 0.0, 0.0, 0.0, 0)
 
 
 def test_a_loss_during_the_determinism_check_does_not_hang_it() -> None:

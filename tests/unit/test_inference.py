@@ -18,7 +18,7 @@ from rl_eval import EvalConfig, EvalRunnerGroup
 from rl_eval.config.settings import PolicySection
 from rl_eval.errors import PolicyError, PolicyUnavailable
 from rl_eval.policies import CallablePolicy
-from rl_eval.policies.inference.inference import BLOCK, Inference
+from rl_eval.policies.inference.inference import BLOCK, RowInference
 from rl_eval.policies.mlp import make_mlp
 from rl_eval.policies.module import ModulePolicy
 from rl_eval.policies.noise import EpisodeNoise
@@ -36,8 +36,8 @@ NESTED = spaces.Dict({"a": OBSERVATIONS, "b": spaces.Tuple((spaces.Discrete(7), 
 
 def infer(
     policy: Any, lanes: int, observations: Any = OBSERVATIONS, actions: Any = ACTIONS, **section: Any
-) -> Inference:
-    inference = Inference(policy, observations, actions, lanes, PolicySection(actions="none", **section))
+) -> RowInference:
+    inference = RowInference(policy, observations, actions, lanes, PolicySection(actions="none", **section))
     inference.probe()
     return inference
 
@@ -52,7 +52,7 @@ def pool(count: int) -> Array:
     return np.random.default_rng(5).normal(size=(count, 4)).astype(np.float32)
 
 
-def act_once(inference: Inference, rows: dict[int, int], garbage: float = 0.0) -> dict[int, bytes]:
+def act_once(inference: RowInference, rows: dict[int, int], garbage: float = 0.0) -> dict[int, bytes]:
     """Put pool row r on lane l for each l: r, with the row as its seed; return the bytes of each lane's action."""
     inference.live[:] = False
     inference.observations.arrays[:] = garbage
@@ -64,7 +64,7 @@ def act_once(inference: Inference, rows: dict[int, int], garbage: float = 0.0) -
     return {lane: np.asarray(actions[lane]).tobytes() for lane in rows}
 
 
-def assert_alone(inference: Inference, alone: Inference) -> None:
+def assert_alone(inference: RowInference, alone: RowInference) -> None:
     """64 lanes act as one does alone."""
     assert inference.numerics == alone.numerics
     found = act_once(inference, {lane: lane for lane in range(64)})
@@ -254,7 +254,7 @@ def test_the_key_tells_other_weights_apart(name: str) -> None:
 
 def test_the_key_names_the_machine() -> None:
     """Instruction set, MKL mode, threads and torch's version are in the key; it is empty before the probe."""
-    inference = Inference(network(), OBSERVATIONS, ACTIONS, 2, PolicySection(actions="none"))
+    inference = RowInference(network(), OBSERVATIONS, ACTIONS, 2, PolicySection(actions="none"))
     assert inference.numerics == {}
     inference.probe()
     machine = {"torch", "cpu_capability", "mkl_cbwr", "num_threads", "device"}
@@ -486,7 +486,7 @@ class Sized(nn.Module):
         return observations[:, :2] + state, state + 1
 
 
-def batched(policy: Any, lanes: int) -> Inference:
+def batched(policy: Any, lanes: int) -> RowInference:
     return infer(policy, lanes, inference="batched")
 
 

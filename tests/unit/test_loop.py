@@ -17,7 +17,7 @@ from rl_eval.execution.loop import ControlLoop
 from rl_eval.execution.outcome import EvalOutcome
 from rl_eval.execution.runner_pool import PublishedWeights, RunnerPool
 from rl_eval.execution.session import Opening
-from rl_eval.records.episode import ROW, Fault, Outcome, RunReport
+from rl_eval.records.episode import PROGRESS, ROW, Fault, Outcome, RunReport
 from rl_eval.scheduling.plan import EpisodePlan
 from rl_eval.scheduling.runner_failures import Verdict, judge
 from rl_eval.weights import snapshot_weights
@@ -81,7 +81,9 @@ def played(run: Run, position: int, broken: bool) -> RunReport:
             rows[place]["index"], rows[place]["seed"] = lease.index, lease.seed
             rows[place]["runner"] = position
             rows[place]["outcome"], rows[place]["attempts"] = Outcome.COMPLETED, lease.attempt
-    return RunReport(rows, np.zeros((len(rows), 0)), tuple(faults), (), (), len(rows), 0.0, 0.0, 0.0, 0)
+    return RunReport(
+        rows, np.zeros((len(rows), 0)), tuple(faults), np.zeros(0, PROGRESS), (), len(rows), 0.0, 0.0, 0.0, 0
+    )
 
 
 def evaluate(world: World, broken: Sequence[int] = ()) -> Any:

@@ -18,7 +18,7 @@ import pytest
 from rl_eval import EvalConfig, EvalRunnerGroup, VectorEvalRunner, evaluate
 from rl_eval.config.settings import EvalSettings
 from rl_eval.errors import ConfigError, WeightsError
-from rl_eval.records.episode import ROW, EpisodeTable, Fault, Lease, Outcome, Progress, RunReport
+from rl_eval.records.episode import PROGRESS, ROW, EpisodeTable, Fault, Lease, Outcome, RunReport
 from rl_eval.runners import Runner
 from rl_eval.weights import WeightsSnapshot
 from tests.refused import refused
@@ -86,10 +86,13 @@ class Slots:
             rows=np.array([row for row, _ in rows], ROW),
             infos=infos,
             faults=tuple(faults),
-            progress=tuple(
-                Progress(lease.index, lease.attempt, int(self.steps[slot]))
-                for slot, lease in enumerate(self.leases)
-                if lease is not None
+            progress=np.array(
+                [
+                    (lease.index, lease.attempt, self.steps[slot])
+                    for slot, lease in enumerate(self.leases)
+                    if lease is not None
+                ],
+                PROGRESS,
             ),
             returned=tuple(returned),
             env_steps=total,

@@ -18,7 +18,7 @@ from rl_eval import EvalConfig, EvalRunnerGroup
 from rl_eval.config.settings import PolicySection
 from rl_eval.errors import ConfigError
 from rl_eval.policies import CallablePolicy, adapt_policy
-from rl_eval.policies.inference.inference import BLOCK, Inference
+from rl_eval.policies.inference.inference import BLOCK, RowInference
 from rl_eval.policies.inference.policy_memory import changes, likely_cause, remembered
 from tests.refused import refused, untold
 from tests.unit.test_inference import ACTIONS, DEPENDENT, NESTED, OBSERVATIONS, total
@@ -32,16 +32,16 @@ PENDULUM = gym.make("Pendulum-v1")
 
 def probed(
     policy: Any, observations: gym.Space[Any] = OBSERVATIONS, lanes: int = 3, *, allow: bool = False
-) -> Inference:
+) -> RowInference:
     """Probe a policy, a function among them."""
     policy = policy if hasattr(policy, "act") else CallablePolicy(policy)
     section = PolicySection(actions="none", allow_nondeterministic=allow)
-    inference = Inference(policy, observations, ACTIONS, lanes, section)
+    inference = RowInference(policy, observations, ACTIONS, lanes, section)
     inference.probe()
     return inference
 
 
-def unprobed(name: str, *, allow: bool = False, lanes: int = 3) -> Inference:
+def unprobed(name: str, *, allow: bool = False, lanes: int = 3) -> RowInference:
     """Inference with a policy of the benchmark, in Pendulum-v1."""
     observations, actions = PENDULUM.observation_space, PENDULUM.action_space
     section = PolicySection(
@@ -50,10 +50,10 @@ def unprobed(name: str, *, allow: bool = False, lanes: int = 3) -> Inference:
         deterministic=name != "declared_noise",
         allow_nondeterministic=allow,
     )
-    return Inference(adapt_policy(section, observations, actions), observations, actions, lanes, section)
+    return RowInference(adapt_policy(section, observations, actions), observations, actions, lanes, section)
 
 
-def of_kind(name: str, *, allow: bool = False, lanes: int = 3) -> Inference:
+def of_kind(name: str, *, allow: bool = False, lanes: int = 3) -> RowInference:
     """Probe a policy of the benchmark."""
     inference = unprobed(name, allow=allow, lanes=lanes)
     inference.probe()
@@ -226,7 +226,7 @@ def test_statistics_are_afterwards_what_they_were(name: str, key: str) -> None:
     before = {key: value.clone() for key, value in module.state_dict().items()}
     section = PolicySection(policy=policy)
     spaces = PENDULUM.observation_space, PENDULUM.action_space
-    inference = Inference(adapt_policy(section, *spaces), *spaces, 3, section)
+    inference = RowInference(adapt_policy(section, *spaces), *spaces, 3, section)
     with refused(ConfigError, key):
         inference.probe()
     assert {part: value.tolist() for part, value in module.state_dict().items()} == {
@@ -303,7 +303,7 @@ class Counted:
 def test_the_probe_of_large_observations_is_bounded() -> None:
     """In rows that it computes and in bytes that it holds, whatever the number of lanes."""
     policy = Counted(total)
-    inference = Inference(policy, LARGE, ACTIONS, 40, PolicySection(actions="none"))
+    inference = RowInference(policy, LARGE, ACTIONS, 40, PolicySection(actions="none"))
     tracemalloc.start()
     inference.probe()
     _, peak = tracemalloc.get_traced_memory()

@@ -13,7 +13,7 @@ from rl_eval.backends.requests import Apply, Request, Run, RunnerRequest, SetWei
 from rl_eval.config.builder import EvalConfig
 from rl_eval.errors import EnvError, RunnerLost, RunnerStartError
 from rl_eval.execution.runner_pool import Member, PublishedWeights, RunnerPool
-from rl_eval.records.episode import ROW, Fault, RunReport
+from rl_eval.records.episode import PROGRESS, ROW, Fault, RunReport
 from rl_eval.weights import snapshot_weights
 from tests.refused import refused
 from tests.unit.pool_world import FakeBackend
@@ -111,7 +111,7 @@ def test_reports_of_members_that_are_gone_are_kept() -> None:
     """Of those that were lost, and of those that were taken away; each once."""
     world = World().grow().started(0, 1)
     fault = Fault(0, 0, 1, "env", "step", 1, "E", "broke", "", 0, "", 0.0)
-    report = RunReport(np.zeros(2, ROW), np.zeros((2, 0)), (fault,), (), (), 40, 0.0, 0.0, 0.0, 0)
+    report = RunReport(np.zeros(2, ROW), np.zeros((2, 0)), (fault,), np.zeros(0, PROGRESS), (), 40, 0.0, 0.0, 0.0, 0)
     for index in (0, 1):
         world.call(index)
         world.pool.answered(Reply(Call(world.member(index).incarnation, RUN, 1), report), world.now)

@@ -22,6 +22,7 @@ import tree
 
 from rl_eval.config.settings import PolicySection
 from rl_eval.errors import PolicyUnavailable
+from rl_eval.policies.inference.device_observations import DeviceObservations
 from rl_eval.policies.inference.probe import BLOCK, Probe
 from rl_eval.policies.inference.spaces import (
     ActionReader,
@@ -55,8 +56,8 @@ _CLIPPED: Final = {
 _ALL: Final = slice(None)
 
 
-class Inference:
-    """The policy, applied to all live lanes at once.
+class RowInference:
+    """One policy, applied to all live lanes at once; each has a row in its batches.
 
     Args:
         policy: Maps batches to batches.
@@ -64,6 +65,7 @@ class Inference:
         action_space: Space of one action.
         lanes: Number of lanes; rows beyond them pad the last block.
         section: Settings ``deterministic``, ``actions``, ``inference``, ``allow_nondeterministic`` and ``device``.
+        observations: Class of the observations of all lanes.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class Inference:
         action_space: gym.Space[Any],
         lanes: int,
         section: PolicySection,
+        observations: type[ObservationBatch] = ObservationBatch,
     ) -> None:
         self._policy = policy
         self._allow_nondeterministic = section.allow_nondeterministic
@@ -82,7 +85,7 @@ class Inference:
         self._lanes = lanes
         self._every_lane = slice(0, lanes)
         self._rows = -(-lanes // BLOCK) * BLOCK
-        self.observations = ObservationBatch(observation_space, self._rows)
+        self.observations = observations(observation_space, self._rows)
         self.live = np.zeros(self._rows, bool)
         self._seeds = np.zeros(self._rows, np.int64)
         self._steps = np.zeros(self._rows, np.int64)
@@ -112,6 +115,8 @@ class Inference:
         self.live[lane] = True
         self._seeds[lane] = seed
         self._steps[lane] = 0
+        if self._fresh_state is None:
+            return
         with no_grad():
             self._keep_state(slice(lane, lane + 1), take_rows(self._fresh_state, slice(lane, lane + 1)))
 
@@ -139,7 +144,8 @@ class Inference:
                 raise
             except Exception:
                 actions, errors = self._act_alone()
-        self._steps += self.live
+        if not self._deterministic:
+            self._steps += self.live
         if self.sweeps is not None and self.sweeps.wanted:
             self.sweeps.add(self.observations.arrays, actions, self._computed)
         return actions, errors
@@ -173,11 +179,12 @@ class Inference:
         return self._outputs.get(lane)
 
     def sweep_log(self) -> SweepLog | None:
-        """Return the log of sweeps; None if observations or actions are nested."""
+        """Return the log of sweeps; None if observations or actions are nested, or observations are on a device."""
         from rl_eval.policies.inference.sweep_log import SweepLog
 
         space, observations = self._reader.structure, self.observations.arrays
-        if isinstance(space, (dict, tuple)) or not isinstance(observations, np.ndarray):
+        on_device = isinstance(self.observations, DeviceObservations)
+        if on_device or isinstance(space, (dict, tuple)) or not isinstance(observations, np.ndarray):
             return None
         if self.sweeps is None:
             self.sweeps = SweepLog(observations, np.empty((self._rows, *(space.shape or ())), space.dtype))
@@ -185,15 +192,19 @@ class Inference:
 
     def _act_in_parts(self) -> Any:
         """One forward pass for each part of the rows that has a live one; state changes only if all succeed."""
+        if self._chunk == self._rows:
+            actions, state = self._forward(_ALL, self.live)
+            self._keep_state(_ALL, state)
+            return actions
         if self._batched:
             parts: list[Any] = [self._every_lane if self.live[self._every_lane].all() else np.flatnonzero(self.live)]
         else:
             chunks = [slice(start, start + self._chunk) for start in range(0, self._rows, self._chunk)]
-            parts = [chunk for chunk in chunks if self.live[chunk].any()] if len(chunks) > 1 else [_ALL]
+            parts = [chunk for chunk in chunks if self.live[chunk].any()]
         done = [(rows, *self._forward(rows, self.live[rows])) for rows in parts]
         for rows, _, state in done:
             self._keep_state(rows, state)
-        if len(done) == 1 and (parts[0] is _ALL or parts[0] is self._every_lane):
+        if len(parts) == 1 and parts[0] is self._every_lane:
             return done[0][1]
         return self._gather([(rows, actions) for rows, actions, _ in done])
 

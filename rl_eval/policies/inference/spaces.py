@@ -13,6 +13,7 @@ import numpy.typing as npt
 import tree
 
 from rl_eval.errors import ConfigError, EnvError, PolicyError
+from rl_eval.policies.inference.device_arrays import kind_of, numpy_of
 
 Array = npt.NDArray[Any]
 _FITTING_KINDS: Final = {"f": "biuf", "i": "biu", "u": "biu", "b": "b"}
@@ -80,26 +81,46 @@ class ObservationBatch:
         """Copy the observations of some rows.
 
         Args:
-            rows: Slice, or indices, shape (k,).
+            rows: The first k rows as a slice, or indices, shape (k,).
             observations: Nested arrays, shape (k, ...).
 
         Raises:
             EnvError: Their structure or a shape differs from the space's.
         """
-        count = len(np.arange(self.rows)[rows])
+        count = rows.stop if isinstance(rows, slice) else len(rows)
         for path, array in self._leaves:
-            given = np.asarray(_leaf_of(observations, path))
-            if given.shape != (count, *array.shape[1:]) or given.dtype.kind not in _FITTING_KINDS[array.dtype.kind]:
-                raise EnvError(
-                    f"observation{_at(path)} of {count} slots has shape {given.shape} and dtype {given.dtype}, "
-                    f"{_due(array)}",
-                    key=f"observation{_at(path)}",
-                    value=f"{given.dtype}{list(given.shape)}",
-                )
+            given = numpy_of(leaf_of(observations, path))
+            self._check_batch(path, array, given, count)
             array[rows] = given
             if given.dtype != array.dtype and array.dtype.kind in "iu" and not np.array_equal(array[rows], given):
                 text = f"observation{_at(path)} has values from {given.min()} to {given.max()}, {_due(array)}"
                 raise EnvError(text, key=f"observation{_at(path)}")
+
+    def adopt_step(self, observations: Any, live: npt.NDArray[np.int64], width: int) -> None:
+        """Copy the observations of live slots; the others may have anything.
+
+        Args:
+            observations: Nested arrays, shape (width, ...).
+            live: The live slots, in ascending order.
+            width: Number of slots.
+
+        Raises:
+            EnvError: Their structure or a shape differs from the space's.
+        """
+        if len(live) == width:
+            self.adopt(slice(0, width), observations)
+        elif len(live):
+            self.adopt(live, tree.map_structure(lambda leaf: numpy_of(leaf)[live], observations))
+
+    @staticmethod
+    def _check_batch(path: tuple[Any, ...], array: Array, given: Any, count: int) -> None:
+        if given.shape != (count, *array.shape[1:]) or kind_of(given) not in _FITTING_KINDS[array.dtype.kind]:
+            shape = tuple(given.shape)
+            raise EnvError(
+                f"observation{_at(path)} of {count} slots has shape {shape} and dtype {given.dtype}, {_due(array)}",
+                key=f"observation{_at(path)}",
+                value=f"{given.dtype}{list(shape)}",
+            )
 
     def row(self, row: int) -> Any:
         """Return a copy of a row, in the structure and dtypes of the space."""
@@ -126,7 +147,7 @@ class ObservationBatch:
             self._write_leaf(array, row, path, observation)
 
     def _write_leaf(self, array: Array, row: int, path: tuple[Any, ...], observation: Any) -> None:
-        value = _leaf_of(observation, path)
+        value = leaf_of(observation, path)
         try:
             given = np.asarray(value)
         except (ValueError, TypeError, RuntimeError) as error:
@@ -179,7 +200,7 @@ class ObservationBatch:
 
     def nonfinite_rows(self, live: npt.NDArray[np.bool_]) -> list[int]:
         """Return the live rows that hold a NaN or an infinity."""
-        if all(np.isfinite(array).all() for _, array in self._floats):
+        if all(np.logical_and.reduce(np.isfinite(array), axis=None) for _, array in self._floats):
             return []
         bad = np.zeros(len(live), bool)
         for _, array in self._floats:
@@ -202,6 +223,9 @@ class ObservationBatch:
         if not self._look_at_once and self._batches % _LOOK_EVERY:
             return
         self._look_at_once = False
+        self._look(live)
+
+    def _look(self, live: npt.NDArray[np.bool_]) -> None:
         for leaf in self._inside:
             path, array, low, high = leaf
             outside = (array < low) | (array > high)
@@ -224,7 +248,7 @@ class ObservationBatch:
         return tree.map_structure(lambda leaf: _sample_leaf(leaf, rows, rng, scale), self.structure)
 
 
-def _leaf_of(observation: Any, path: tuple[Any, ...]) -> Any:
+def leaf_of(observation: Any, path: tuple[Any, ...]) -> Any:
     """Return a part of an observation, or of a batch of them.
 
     Raises:
@@ -341,7 +365,7 @@ class ActionReader:
     def _read_leaf(
         self, path: tuple[Any, ...], leaf: gym.Space[Any], actions: Any, live: npt.NDArray[np.bool_]
     ) -> Array:
-        where = f"action{_at(path)}"
+        where = f"action{_at(path)}" if path else "action"
         array = actions if type(actions) is np.ndarray else _as_array(where, actions)
         shape = (len(live), *(leaf.shape or ()))
         if array.shape != shape:
@@ -427,12 +451,18 @@ def take_rows(nested: Any, rows: Any) -> Any:
     return None if nested is None else tree.map_structure(lambda leaf: leaf[rows], nested)
 
 
+def _copy(leaf: Any) -> Any:
+    if hasattr(leaf, "clone"):
+        return leaf.clone()
+    return leaf.copy() if hasattr(leaf, "copy") else np.array(leaf)
+
+
 def copy_batch(nested: Any) -> Any:
     """Copy every leaf; None stays None."""
     if nested is None:
         return None
     with no_grad():
-        return tree.map_structure(lambda leaf: leaf.clone() if hasattr(leaf, "clone") else np.array(leaf), nested)
+        return tree.map_structure(_copy, nested)
 
 
 def no_grad() -> contextlib.AbstractContextManager[Any]:

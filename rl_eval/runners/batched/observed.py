@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import tree
 
-from rl_eval.policies.inference.inference import Inference
+from rl_eval.policies.inference.inference import RowInference
 from rl_eval.records.episode import EpisodeRecord, EpisodeSpec, Lease
 from rl_eval.runners.batched.simulator import BatchStep
 from rl_eval.runners.observers import ObservedSlot
@@ -25,7 +25,7 @@ class ObservedBatch:
         inference: Inference, with the observations of the slots.
     """
 
-    def __init__(self, slots: Sequence[ObservedSlot], info_keys: Sequence[str], inference: Inference) -> None:
+    def __init__(self, slots: Sequence[ObservedSlot], info_keys: Sequence[str], inference: RowInference) -> None:
         self._slots = slots
         self._info_keys = info_keys
         self._inference = inference

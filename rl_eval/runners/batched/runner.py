@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,19 +17,24 @@ from typing_extensions import override
 
 from rl_eval.config.settings import EvalSettings, is_live_environment
 from rl_eval.errors import ConfigError, EnvError, UsageError, summary_of
+from rl_eval.policies.inference.device_arrays import numpy_of
+from rl_eval.policies.inference.device_observations import DeviceObservations
+from rl_eval.policies.inference.inference import RowInference
+from rl_eval.policies.inference.spaces import ObservationBatch, take_rows
 from rl_eval.records.determinism import Trace, action_digest
 from rl_eval.records.episode import (
+    PROGRESS,
     EpisodeSpec,
     FaultCause,
     Lease,
     Outcome,
     Phase,
-    Progress,
     RunReport,
     Truncation,
     first_seen,
     record_of,
 )
+from rl_eval.runners.batched.attempts import Attempts
 from rl_eval.runners.batched.observed import ObservedBatch
 from rl_eval.runners.batched.simulator import BatchSimulator, BatchStep
 from rl_eval.runners.batched.trial import try_block, try_out
@@ -47,27 +53,6 @@ _SUCCESS: Final = ("success", "is_success")
 """Keys of success, the preferred one last."""
 _NUMERIC: Final = "biuf"
 """Kinds of dtypes that are read as a whole."""
-
-
-class _Sums:
-    """Sums of the attempts in all slots, as arrays of shape (slots,)."""
-
-    def __init__(self, slots: int, num_keys: int) -> None:
-        self.lengths = np.zeros(slots, np.int64)
-        self.returns, self.discounted, self.discount = np.zeros(slots), np.zeros(slots), np.ones(slots)
-        self.success_once = np.full(slots, -1, np.int64)
-        self.success_at_end = np.full(slots, -1, np.int64)
-        self.infos = np.full((slots, num_keys), np.nan)
-        self.started, self.reset_seconds = np.zeros(slots), np.zeros(slots)
-        self.inference_clock, self.step_clock = np.zeros(slots), np.zeros(slots)
-        """Readings of the runner's clocks when the attempts started."""
-
-    def begin(self, slot: int, inference_clock: float, step_clock: float) -> None:
-        """Set the sums of a slot to zero."""
-        self.lengths[slot], self.returns[slot], self.discounted[slot], self.discount[slot] = 0, 0.0, 0.0, 1.0
-        self.success_once[slot] = self.success_at_end[slot] = -1
-        self.infos[slot], self.reset_seconds[slot], self.started[slot] = np.nan, 0.0, perf_counter()
-        self.inference_clock[slot], self.step_clock[slot] = inference_clock, step_clock
 
 
 @dataclass(slots=True)
@@ -110,6 +95,7 @@ class BatchedEvalRunner(RunnerCore):
     itself runs the next one. A fault fails the block.
     """
 
+    _inference: RowInference
     runs_blocks: ClassVar[bool] = True
     acts_in_sweeps: ClassVar[bool] = True
 
@@ -117,8 +103,7 @@ class BatchedEvalRunner(RunnerCore):
         _check_supported(settings)
         count = settings.runners.lanes
         self._leases: list[Lease | None] = [None] * count
-        self._live: npt.NDArray[np.bool_] = np.zeros(count, bool)
-        self._sums = _Sums(count, len(self._info_keys(settings)))
+        self._attempts = Attempts(count, len(self._info_keys(settings)))
         self._step_clock = 0.0
         self._traces: dict[int, Trace] = {}
         self._own: BatchSimulator | None = None
@@ -139,7 +124,14 @@ class BatchedEvalRunner(RunnerCore):
     @property
     @override
     def _any_live(self) -> bool:
-        return bool(self._live.any())
+        return bool(len(self._attempts.slots))
+
+    @override
+    def make_inference(self) -> RowInference:
+        section, lanes = self.settings.policy, self.settings.runners.lanes
+        on_device = section.inference == "batched" and getattr(self._policy, "takes_device_arrays", False)
+        observations = DeviceObservations if on_device else ObservationBatch
+        return RowInference(self._policy, *self.spaces, lanes, section, observations)
 
     @override
     def _bound_to(self) -> dict[str, Any]:
@@ -188,7 +180,7 @@ class BatchedEvalRunner(RunnerCore):
                 self._restart()
             self._expire()
             self._reject_nan()
-            if self._live.any() or self._block is not None:
+            if self._any_live or self._block is not None:
                 self._sweep()
             elif not self._queue or self._pending:
                 break
@@ -198,7 +190,7 @@ class BatchedEvalRunner(RunnerCore):
 
     def _starving(self) -> bool:
         """Whether to report early: half the slots are idle, and no lease is left."""
-        return not self._queue and bool(self._pending) and 2 * int(self._live.sum()) <= len(self._live)
+        return not self._queue and bool(self._pending) and 2 * len(self._attempts.slots) <= len(self._leases)
 
     # ------------------------------------------------------------------ simulators
 
@@ -213,7 +205,7 @@ class BatchedEvalRunner(RunnerCore):
         """
         if not (self._stale or lease.fresh or lease.alone or self._other is not None):
             return True
-        if self._live.any() or self._pending:
+        if self._any_live or self._pending:
             return False
         if self._stale and self._other is None:
             self._close("_own")
@@ -226,7 +218,7 @@ class BatchedEvalRunner(RunnerCore):
         if lease.fresh or lease.alone:
             simulator = self._other = self._other or self._build(num_slots)
         else:
-            simulator = self._own = self._own or self._build(len(self._live))
+            simulator = self._own = self._own or self._build(len(self._leases))
         if self._observers and self._watched is None:
             slots = [one for slot in range(simulator.num_envs) if (one := self._observed(slot, simulator)) is not None]
             self._watched = ObservedBatch(slots, (*_SUCCESS, *self._pending.info_keys), self._inference)
@@ -239,7 +231,7 @@ class BatchedEvalRunner(RunnerCore):
 
     def _build(self, num_envs: int) -> BatchSimulator:
         self._recorder.enter(CONSTRUCT)
-        num_envs = len(self._live) if self._borrowed else num_envs
+        num_envs = len(self._leases) if self._borrowed else num_envs
         started, section = perf_counter(), self.settings.environment
         runners = self.settings.runners.num_runners
         simulator = build_simulator(section, self.runner_index, runners, num_envs, blocks=self._blocks)
@@ -249,7 +241,7 @@ class BatchedEvalRunner(RunnerCore):
 
     @override
     def _first_spaces(self) -> tuple[gym.Space[Any], gym.Space[Any]]:
-        self._own = self._first_built(partial(self._build, len(self._live)))
+        self._own = self._first_built(partial(self._build, len(self._leases)))
         if not self._own.trusted:
             self._try_out(self._own)
         return self._own.observation_space, self._own.action_space
@@ -285,7 +277,8 @@ class BatchedEvalRunner(RunnerCore):
 
     def _restart(self) -> None:
         """Start queued episodes in free slots."""
-        if not self._queue or not self._may_start(self._queue[0]):
+        all_live = len(self._attempts.slots) == len(self._leases)
+        if not self._queue or all_live or not self._may_start(self._queue[0]):
             return
         first, leases = self._queue[0], list[Lease]()
         slots = self._slots_for(first)
@@ -302,7 +295,8 @@ class BatchedEvalRunner(RunnerCore):
             phase, started = "reset", perf_counter()
             self._recorder.enter(RESET, slots[0] if len(slots) == 1 else ALL_LANES)
             specs = [EpisodeSpec(lease.index, lease.seed, lease.seating) for lease in leases]
-            self._inference.observations.adopt(slots, simulator.start(np.array(slots), specs))
+            rows = np.array(slots)
+            self._inference.observations.adopt(rows, simulator.start(rows, specs))
         except UsageError:
             raise
         except survivable() as error:
@@ -310,7 +304,7 @@ class BatchedEvalRunner(RunnerCore):
             return
         seconds = perf_counter() - started
         self._pending.reset_seconds += seconds
-        self._sums.reset_seconds[slots] = seconds / len(slots)
+        self._attempts.reset_seconds[slots] = seconds / len(slots)
         for slot, lease in zip(slots, leases, strict=True):
             self._inference.begin(slot, lease.seed)
             if lease.traced:
@@ -323,14 +317,14 @@ class BatchedEvalRunner(RunnerCore):
         """Return slots in which episodes like the next one may start."""
         if first.alone:
             return [0]
-        free = np.flatnonzero(~self._live).tolist()
+        free = np.flatnonzero(~self._attempts.live).tolist()
         # Episodes that run again get other neighbours than before, even if the plan has only a few.
         return free[: (len(self._queue) + 1) // 2] if first.fresh else free
 
     def _begin(self, slot: int, lease: Lease) -> None:
         """Give a slot to an episode, with all sums at zero."""
-        self._leases[slot], self._live[slot] = lease, True
-        self._sums.begin(slot, self._inference_clock, self._step_clock)
+        self._leases[slot] = lease
+        self._attempts.begin(slot, lease, self._inference_clock, self._step_clock)
         self._recorder.begin(slot, lease.index, lease.seed, lease.attempt)
 
     # ------------------------------------------------------------------ blocks
@@ -343,7 +337,7 @@ class BatchedEvalRunner(RunnerCore):
         self._recorder.begin(0, block.lease.index, block.lease.seed, block.lease.attempt)
         phase: Phase = "construct"
         try:
-            simulator = self._simulator_for(block.lease, len(self._live))
+            simulator = self._simulator_for(block.lease, len(self._leases))
             phase, started = "reset", perf_counter()
             self._recorder.enter(RESET)
             self._inference.observations.adopt(slice(0, simulator.num_envs), simulator.reset(block.lease.seed))
@@ -372,12 +366,12 @@ class BatchedEvalRunner(RunnerCore):
         if block is None:
             return
         if step.started is not None and not block.all_started:
-            mask, observations = step.started
-            slots = np.flatnonzero(mask & ~self._live[: len(mask)])[: len(block.lease.block) - block.next]
-            self._inference.observations.adopt(slots, tree.map_structure(lambda leaf: leaf[slots], observations))
+            mask, observations = numpy_of(step.started[0]), step.started[1]
+            slots = np.flatnonzero(mask & ~self._attempts.live[: len(mask)])[: len(block.lease.block) - block.next]
+            self._inference.observations.adopt(slots, take_rows(observations, slots))
             for slot in slots.tolist():
                 self._begin_in_block(slot, block)
-        if block.all_started and not self._live.any():
+        if block.all_started and not self._any_live:
             self._pending.rows += block.rows
             self._pending.infos += block.infos
             for index, artifacts in block.artifacts.items():
@@ -389,7 +383,7 @@ class BatchedEvalRunner(RunnerCore):
 
     def _sweep(self) -> None:
         """Choose actions for all live slots, and step the simulator."""
-        started, live = perf_counter(), max(1, int(self._live.sum()))
+        started, live = perf_counter(), max(1, len(self._attempts.slots))
         self._recorder.enter(ACT)
         actions, errors = self._inference.act_together()
         acted = perf_counter()
@@ -398,7 +392,7 @@ class BatchedEvalRunner(RunnerCore):
         for slot, error in errors.items():
             self._inference.observations.clear(slot)
             self._fault(slot, "policy", "act", error)
-        acting, simulator = np.flatnonzero(self._live), self._current
+        acting, simulator = self._attempts.slots, self._current
         if simulator is None or not (len(acting) or self._block is not None):
             return
         # If all slots of a block restart in this step, any valid actions do.
@@ -409,7 +403,7 @@ class BatchedEvalRunner(RunnerCore):
         self._recorder.enter(STEP, int(acting[0]) if len(acting) == 1 else ALL_LANES)
         try:
             step = simulator.advance(actions)
-            self._adopt(step, acting, simulator.num_envs)
+            self._inference.observations.adopt_step(step.observations, acting, simulator.num_envs)
         except survivable() as error:
             self._fail_together(acting.tolist(), "step", error)
             return
@@ -417,65 +411,63 @@ class BatchedEvalRunner(RunnerCore):
         self._add(step, digests)
         self._continue_block(step)
 
-    def _adopt(self, step: BatchStep, acting: npt.NDArray[np.int64], width: int) -> None:
-        """Copy the observations of live slots; others may have anything."""
-        if len(acting) == width:
-            self._inference.observations.adopt(slice(0, width), step.observations)
-        elif len(acting):
-            rows = tree.map_structure(lambda leaf: np.asarray(leaf)[acting], step.observations)
-            self._inference.observations.adopt(acting, rows)
-
     @staticmethod
     def _digest(actions: Any, slot: int) -> int:
         return action_digest(tree.map_structure(lambda leaf: leaf[slot], actions))
 
     def _add(self, step: BatchStep, digests: dict[int, int]) -> None:
         """Add a step to the sums of the live slots, and finish the episodes that it ends."""
-        width, sums = len(step.rewards), self._sums
-        rewards = np.zeros(len(self._live))
-        rewards[:width] = np.where(self._live[:width], step.rewards, 0.0)
-        sums.lengths += self._live
-        if not np.isfinite(rewards.sum()):
-            for slot in np.flatnonzero(~np.isfinite(rewards)).tolist():
-                text = f"the reward of step {sums.lengths[slot]} is {rewards[slot]}, which is not a finite number"
-                self._fault(slot, "env", "step", EnvError(text, key="reward", value=float(rewards[slot])))
-                rewards[slot] = 0.0
-        sums.returns += rewards
-        if self._discounting:
-            sums.discounted += sums.discount * rewards
-            sums.discount *= self._gamma
+        attempts, width = self._attempts, len(step.rewards)
+        attempts.steps += 1
+        rewards = step.rewards
+        if len(attempts.slots) < width:
+            rewards = np.where(attempts.live[:width], rewards, 0.0)
+        if not math.isfinite(np.add.reduce(rewards)):
+            rewards = self._without_nonfinite(rewards)
+        attempts.add(rewards, self._gamma)
         self._read_infos(step)
         if self._watched is not None:
             self._watched.step(step)
-        for slot in digests.keys() & self._traces.keys():
-            content = self._inference.observations.row_content(slot)
-            ended = step.terminated[slot], step.truncated[slot]
-            self._traces[slot].add(digests[slot], step.rewards[slot], *ended, content)
-        ended_now = step.terminated | step.truncated | (sums.lengths[:width] >= self._max_steps)
-        for slot in np.flatnonzero(self._live[:width] & ended_now).tolist():
-            if self._live[slot]:  # Otherwise its block has failed.
+        for slot, digest in digests.items():
+            if slot in self._traces:
+                content = self._inference.observations.row_content(slot)
+                ended = step.terminated[slot], step.truncated[slot]
+                self._traces[slot].add(digest, step.rewards[slot], *ended, content)
+        ended_now = step.terminated | step.truncated
+        if self._max_steps < math.inf:
+            ended_now |= attempts.steps - attempts.began[:width] >= self._max_steps
+        for slot in ended_now.nonzero()[0].tolist():
+            if attempts.live[slot]:  # Otherwise it has no episode, or its block has failed.
                 self._finish(slot, bool(step.terminated[slot]), bool(step.truncated[slot]))
+
+    def _without_nonfinite(self, rewards: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """Record a fault for each NaN or infinite reward; return the rewards with 0 in these slots."""
+        finite = np.isfinite(rewards)
+        for slot in np.flatnonzero(~finite).tolist():
+            step, reward = self._attempts.length(slot), float(rewards[slot])
+            text = f"the reward of step {step} is {reward}, which is not a finite number"
+            self._fault(slot, "env", "step", EnvError(text, key="reward", value=reward))
+        return np.where(finite, rewards, 0.0)
 
     def _read_infos(self, step: BatchStep) -> None:
         """Record success and the configured scalars of the step's infos."""
+        found = {key: one for key in (*_SUCCESS, *self._pending.info_keys) if (one := step.values(key)) is not None}
+        if not found:
+            return
         flags = np.full(len(step.rewards), -1, np.int64)
         for key in _SUCCESS:
-            if (found := step.values(key)) is not None:
-                self._read_flags(key, *found, flags)
-        reported = flags >= 0
-        if reported.any():
-            sums, width = self._sums, len(flags)
-            sums.success_at_end[:width][reported] = flags[reported]
-            sums.success_once[:width][reported] = np.maximum(sums.success_once[:width][reported], flags[reported])
+            if key in found:
+                self._read_flags(key, *found[key], flags)
+        self._attempts.report_success(flags)
         for column, key in enumerate(self._pending.info_keys):
-            if (found := step.values(key)) is not None:
-                self._read_scalars(column, key, *found)
+            if key in found:
+                self._read_scalars(column, key, *found[key])
 
     def _read_flags(
         self, key: str, values: npt.NDArray[Any], mask: npt.NDArray[np.bool_], flags: npt.NDArray[np.int64]
     ) -> None:
         """Write the reported flags of live slots."""
-        wanted = mask & self._live[: len(mask)]
+        wanted = mask & self._attempts.live[: len(mask)]
         if values.dtype.kind == "b":
             flags[wanted] = values[wanted]
             return
@@ -483,15 +475,15 @@ class BatchedEvalRunner(RunnerCore):
             lease = self._leases[slot]
             if values[slot] is None or lease is None:
                 continue
-            place = lease.index, int(self._sums.lengths[slot])
+            place = lease.index, self._attempts.length(slot)
             flag = self._values.success(f"info[{key!r}]", values[slot], *place)
             flags[slot] = -1 if flag is None else int(flag)
 
     def _read_scalars(self, column: int, key: str, values: npt.NDArray[Any], mask: npt.NDArray[np.bool_]) -> None:
         """Record the reported scalars of live slots."""
-        wanted = mask & self._live[: len(mask)]
+        wanted = mask & self._attempts.live[: len(mask)]
         if values.dtype.kind in _NUMERIC and values.ndim == 1:
-            self._sums.infos[: len(mask), column][wanted] = values[wanted]
+            self._attempts.infos[: len(mask), column][wanted] = values[wanted]
             if values.dtype.kind in "iu":
                 self._pending.note(
                     f"info {key!r} is an array of integers for all slots; gymnasium cuts decimals off if its first "
@@ -502,13 +494,13 @@ class BatchedEvalRunner(RunnerCore):
             if values[slot] is None:
                 continue
             try:
-                self._sums.infos[slot, column] = self._values.info_scalar(key, values[slot])
+                self._attempts.infos[slot, column] = self._values.info_scalar(key, values[slot])
             except EnvError as error:
                 self._fault(slot, "env", "step", error)
 
     def _finish(self, slot: int, terminated: bool, truncated: bool) -> None:
         """Write the row of a completed episode, and free its slot."""
-        lease, sums = self._leases[slot], self._sums
+        lease, sums = self._leases[slot], self._attempts
         assert lease is not None
         total = float(sums.returns[slot])
         if not np.isfinite(total):
@@ -526,7 +518,7 @@ class BatchedEvalRunner(RunnerCore):
             self._inference_clock - float(sums.inference_clock[slot]),
         )
         row = (
-            *(lease.index, lease.seed, total, discounted, int(sums.lengths[slot]), terminated, bool(cut), cut),
+            *(lease.index, lease.seed, total, discounted, sums.length(slot), terminated, bool(cut), cut),
             *(*success, Outcome.COMPLETED, lease.attempt, self.runner_index, self._weights_version, *seconds),
         )
         into: _Block | PendingReport = self._block or self._pending
@@ -551,8 +543,8 @@ class BatchedEvalRunner(RunnerCore):
             return
         lease = self._leases[slot]
         assert lease is not None
-        seconds = perf_counter() - float(self._sums.started[slot])
-        self._add_fault(lease, (cause, phase, int(self._sums.lengths[slot])), error, seconds, charged=charged)
+        seconds = perf_counter() - float(self._attempts.started[slot])
+        self._add_fault(lease, (cause, phase, self._attempts.length(slot)), error, seconds, charged=charged)
         self._free(slot)
 
     def _fail_together(self, slots: list[int], phase: Phase, error: BaseException) -> None:
@@ -574,9 +566,9 @@ class BatchedEvalRunner(RunnerCore):
         block, self._block = self._block, None
         if block is None:
             return
-        place = cause, phase, int(self._sums.lengths[slot]) if slot is not None else 0
+        place = cause, phase, self._attempts.length(slot) if slot is not None else 0
         self._add_fault(block.lease, place, error, perf_counter() - block.started)
-        for other in np.flatnonzero(self._live).tolist():
+        for other in self._attempts.slots.tolist():
             self._free(other)
         self._stale = self._stale or cause != "policy"
 
@@ -584,7 +576,7 @@ class BatchedEvalRunner(RunnerCore):
     def _drop_live(self) -> None:
         if self._block is not None:
             self._pending.returned.append(self._block.lease.index)
-        for slot in np.flatnonzero(self._live).tolist():
+        for slot in self._attempts.slots.tolist():
             lease = self._leases[slot]
             if lease is not None and self._block is None:
                 self._pending.returned.append(lease.index)
@@ -592,8 +584,9 @@ class BatchedEvalRunner(RunnerCore):
         self._block = None
 
     def _free(self, slot: int) -> None:
-        self._pending.count(int(self._sums.lengths[slot]), self._step_clock - float(self._sums.step_clock[slot]))
-        self._leases[slot], self._live[slot] = None, False
+        self._pending.count(self._attempts.length(slot), self._step_clock - float(self._attempts.step_clock[slot]))
+        self._leases[slot] = None
+        self._attempts.end(slot)
         self._traces.pop(slot, None)
         if self._watched is not None:
             self._watched.end(slot)
@@ -606,9 +599,9 @@ class BatchedEvalRunner(RunnerCore):
         if limit is None or now < self._next_expiry:
             return
         self._next_expiry = now + 0.1
-        for slot in np.flatnonzero(self._live & (now - self._sums.started > limit)).tolist():
+        for slot in np.flatnonzero(self._attempts.live & (now - self._attempts.started > limit)).tolist():
             if (lease := self._leases[slot]) is not None:
-                overdue = self._overdue(now - float(self._sums.started[slot]), lease.index)
+                overdue = self._overdue(now - float(self._attempts.started[slot]), lease.index)
                 self._fault(slot, "timeout", "run", overdue)
 
     def _reject_nan(self) -> None:
@@ -617,8 +610,8 @@ class BatchedEvalRunner(RunnerCore):
         for slot in observations.nonfinite_rows(self._inference.live):
             text = observations.describe_nonfinite(slot)
             observations.clear(slot)
-            if self._live[slot]:
-                phase: Phase = "step" if self._sums.lengths[slot] else "reset"
+            if self._attempts.live[slot]:
+                phase: Phase = "step" if self._attempts.length(slot) else "reset"
                 self._fault(slot, "env", phase, EnvError(text, key="observation"))
         observations.look_outside(self._inference.live)
 
@@ -628,22 +621,18 @@ class BatchedEvalRunner(RunnerCore):
         """Add a note on the observation of a slot."""
         lease = self._leases[row]
         if lease is not None:
-            self._pending.note(first_seen(text, lease.index, int(self._sums.lengths[row]), shown))
+            self._pending.note(first_seen(text, lease.index, self._attempts.length(row), shown))
 
     def _report(self) -> RunReport:
         """Return a report of everything since the last report."""
         self._recorder.idle()
-        inference, slots = self._inference, np.flatnonzero(self._live)
-        live = [
-            Progress(lease.index, lease.attempt, int(self._sums.lengths[slot]))
-            for slot in slots.tolist()
-            if (lease := self._leases[slot]) is not None
-        ]
-        if self._block is not None and not live:
-            live = [Progress(self._block.lease.index, self._block.lease.attempt, 0)]
-        seconds = float((self._step_clock - self._sums.step_clock[slots]).sum())
+        inference, attempts = self._inference, self._attempts
+        live = attempts.progress()
+        if self._block is not None and not len(live):
+            live = np.array([(self._block.lease.index, self._block.lease.attempt, 0)], PROGRESS)
+        seconds = float((self._step_clock - attempts.step_clock[attempts.slots]).sum())
         report = self._pending.take(
-            tuple(live), seconds, self._weights_version, inference.numerics, inference.notes, self._read_sweeps()
+            live, seconds, self._weights_version, inference.numerics, inference.notes, self._read_sweeps()
         )
         self._lifetime["env_steps"] += report.env_steps
         inference.forget_notes()

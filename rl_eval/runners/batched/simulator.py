@@ -12,11 +12,16 @@ import numpy as np
 import numpy.typing as npt
 
 from rl_eval.errors import ConfigError, EnvError
+from rl_eval.policies.inference.device_arrays import kind_of, numpy_of_all
 from rl_eval.records.episode import EpisodeSpec
 
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
 Slots = npt.NDArray[np.int64]
+_KINDS: Final = {"rewards": "iuf", "terminated": "biu", "truncated": "biu"}
+"""Kinds of dtypes of a step's arrays, as numpy names them."""
+_DTYPES: Final = {"rewards": np.dtype(np.float64), "terminated": np.dtype(bool), "truncated": np.dtype(bool)}
+"""Their dtypes in the runner."""
 
 _THROWAWAY: Final = EpisodeSpec(0, 0)
 """Spec of slots that must run without an episode."""
@@ -31,9 +36,10 @@ class BatchStep:
     """One step of all slots; the arrays may be reused by the next step."""
 
     observations: Any
-    """Nested arrays, shape (num_envs, ...). In a slot that ended: the last observation of its episode."""
+    """Nested arrays of NumPy, torch or JAX, on any device, shape (num_envs, ...). In a slot that ended: the last
+    observation of its episode."""
     rewards: Floats
-    """Rewards, shape (num_envs,), of any real dtype; the runner adds them in float64."""
+    """Rewards, shape (num_envs,), of any real dtype; the runner adds them in float64. They may be of torch or JAX."""
     terminated: Flags
     """Shape (num_envs,), of bools, or of integers 0 and 1."""
     truncated: Flags
@@ -57,20 +63,44 @@ def checked(step: Any, num_envs: int) -> BatchStep:
     if not isinstance(step, BatchStep):
         kind = type(step).__name__
         raise EnvError(f"step() of the simulator returned a {kind}", key="step", value=kind, fix="Return a BatchStep.")
-    arrays = {}
-    for name, kinds in (("rewards", "iuf"), ("terminated", "biu"), ("truncated", "biu")):
-        array = np.asarray(getattr(step, name))
-        if array.shape != (num_envs,) or array.dtype.kind not in kinds:
-            raise EnvError(
-                f"{name} of the simulator has shape {array.shape} and dtype {array.dtype}, for {num_envs} slots",
-                key=name,
-                value=f"{array.dtype}{list(array.shape)}",
-                fix="Return one number for each slot.",
-            )
-        if name != "rewards" and array.dtype.kind != "b" and not np.isin(array, (0, 1)).all():
+    if all(_is_plain(getattr(step, name), name, num_envs) for name in _KINDS):
+        return step
+    arrays = [_array_of(step, name, num_envs) for name in _KINDS]
+    on_host = arrays if all(isinstance(array, np.ndarray) for array in arrays) else numpy_of_all(arrays)
+    for name, array, values in zip(_KINDS, arrays, on_host, strict=True):
+        if name != "rewards" and kind_of(array) != "b" and not np.isin(values, (0, 1)).all():
             raise EnvError(f"{name} of the simulator has values other than 0 and 1", key=name, fix="Return bools.")
-        arrays[name] = array.astype(np.float64 if name == "rewards" else bool, copy=False)
-    return replace(step, rewards=arrays["rewards"], terminated=arrays["terminated"], truncated=arrays["truncated"])
+    rewards, terminated, truncated = on_host
+    return replace(
+        step,
+        rewards=rewards.astype(np.float64, copy=False),
+        terminated=terminated.astype(bool, copy=False),
+        truncated=truncated.astype(bool, copy=False),
+    )
+
+
+def _is_plain(array: Any, name: str, num_envs: int) -> bool:
+    """Whether an array is as the runner uses it."""
+    return type(array) is np.ndarray and array.dtype == _DTYPES[name] and array.shape == (num_envs,)
+
+
+def _array_of(step: BatchStep, name: str, num_envs: int) -> Any:
+    """Return an array of a step, in the library of the simulator.
+
+    Raises:
+        EnvError: It has a wrong shape or dtype.
+    """
+    given = getattr(step, name)
+    array = given if hasattr(given, "dtype") else np.asarray(given)
+    if array.shape != (num_envs,) or kind_of(array) not in _KINDS[name]:
+        shape = tuple(array.shape)
+        raise EnvError(
+            f"{name} of the simulator has shape {shape} and dtype {array.dtype}, for {num_envs} slots",
+            key=name,
+            value=f"{array.dtype}{list(shape)}",
+            fix="Return one number for each slot.",
+        )
+    return array
 
 
 class BatchSimulator(abc.ABC):
@@ -114,7 +144,7 @@ class BatchSimulator(abc.ABC):
             specs: Specs of the episodes, in the order of the slots.
 
         Returns:
-            First observations of these slots: nested arrays, shape (k, ...).
+            First observations of these slots: nested arrays, shape (k, ...), as in :class:`BatchStep`.
 
         Raises:
             ConfigError: The simulator only restarts as a whole.
@@ -138,7 +168,7 @@ class BatchSimulator(abc.ABC):
         """Take a step in every slot.
 
         Args:
-            actions: Nested arrays, shape (num_envs, ...). Slots without an episode get some valid action.
+            actions: Nested NumPy arrays, shape (num_envs, ...). Slots without an episode get some valid action.
         """
 
     @abc.abstractmethod

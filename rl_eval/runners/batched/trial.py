@@ -11,6 +11,7 @@ import numpy.typing as npt
 import tree
 
 from rl_eval.errors import ConfigError
+from rl_eval.policies.inference.device_arrays import numpy_of
 from rl_eval.records.episode import EpisodeSpec
 from rl_eval.runners.batched.simulator import BatchSimulator, Flags
 
@@ -112,7 +113,7 @@ def _rows(leaves: Leaves, rows: Any) -> Leaves:
 
 
 def _copied(values: Any) -> Leaves:
-    return [np.array(np.asarray(leaf)) for leaf in tree.flatten(values)]
+    return [np.array(numpy_of(leaf)) for leaf in tree.flatten(values)]
 
 
 def _equal(one: Leaves, other: Leaves) -> bool:

@@ -1,7 +1,7 @@
 """Inference for agents of many episodes: one batched forward pass per policy over all slots.
 
 Every agent has a row in its policy's batch until its episode ends. One
-:class:`~rl_eval.policies.inference.inference.Inference` per policy makes each row independent of the other rows; its
+:class:`~rl_eval.policies.inference.inference.RowInference` per policy makes each row independent of the other rows; its
 lanes are the rows here. Noise comes from the episode's seed and the agent's seat, so it does not depend on the number
 of runners and environments.
 """
@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from rl_eval.config.settings import PolicySection
 from rl_eval.errors import EnvError, PolicyError, UsageError
-from rl_eval.policies.inference.inference import Inference
+from rl_eval.policies.inference.inference import RowInference
 from rl_eval.policies.inference.spaces import take_rows
 from rl_eval.protocols import Policy
 from rl_eval.scheduling.plan import GAMMA, mix
@@ -34,7 +34,7 @@ def seat_seeds(seed: int, seats: int) -> list[int]:
 
 
 @final
-class PolicyInference(Inference):
+class PolicyInference(RowInference):
     """Inference of one policy for its agents in all slots.
 
     Args:
@@ -97,7 +97,7 @@ class _Place(NamedTuple):
 
 @final
 class AgentsInference:
-    """Policies of all agents in all slots: the counterpart of :class:`Inference`, which has one agent per slot.
+    """Policies of all agents in all slots: the counterpart of :class:`RowInference`, which has one agent per slot.
 
     Args:
         build: Builds the inference of a policy by its id, again if that has no free row.

@@ -233,6 +233,7 @@ class MultiAgentEvalRunner(VectorEvalRunner):
     episode ends when all agents are done, and its length is the number of calls of ``step``.
     """
 
+    _inference: AgentsInference
     several_agents: ClassVar[bool] = True
 
     def __init__(self, settings: EvalSettings, runner_index: int, policy: Any = None) -> None:

@@ -1,0 +1,43 @@
+"""Arrays of NumPy, torch and JAX on any device, handled without an import of these libraries."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+
+def kind_of(array: Any) -> str:
+    """Return the kind of an array's dtype, as NumPy names it."""
+    if isinstance(array, np.ndarray):
+        kind: str = array.dtype.kind
+        return kind
+    name = str(array.dtype).removeprefix("torch.")
+    return "f" if "float" in name else name[0]
+
+
+def numpy_of(array: Any) -> npt.NDArray[Any]:
+    """Return an array in NumPy, copied from its device if it is on another."""
+    return np.asarray(array.detach().cpu() if hasattr(array, "detach") else array)
+
+
+def numpy_of_all(arrays: Sequence[Any]) -> list[npt.NDArray[Any]]:
+    """Return arrays of one shape in NumPy; tensors become float64, so that one transfer has them all."""
+    torch, jax = sys.modules.get("torch"), sys.modules.get("jax")
+    if torch is not None and all(isinstance(array, torch.Tensor) for array in arrays):
+        return list(numpy_of(torch.stack([array.double() for array in arrays])))
+    if jax is not None and all(isinstance(array, jax.Array) for array in arrays):
+        arrays = jax.device_get(arrays)
+    return [numpy_of(array) for array in arrays]
+
+
+def with_rows(array: Any, rows: Any, values: Any) -> Any:
+    """Return a copy of an array on its device, with other values in some rows."""
+    if hasattr(array, "at"):  # JAX arrays never change.
+        return array.at[rows].set(values)
+    changed = array.clone() if hasattr(array, "clone") else array.copy()
+    changed[rows] = values
+    return changed

@@ -1,0 +1,92 @@
+"""Observations that stay in the arrays of a batched simulator, on their device."""
+
+from __future__ import annotations
+
+from typing import Any, final
+
+import numpy as np
+import numpy.typing as npt
+import tree
+from typing_extensions import override
+
+from rl_eval.policies.inference.device_arrays import kind_of, numpy_of, with_rows
+from rl_eval.policies.inference.spaces import ObservationBatch, leaf_of
+
+
+@final
+class DeviceObservations(ObservationBatch):
+    """Observations in the simulator's own arrays (NumPy, torch or JAX) and dtypes.
+
+    Those of a step are not copied. The arrays of the base, in NumPy, get rows only for notes, errors and traces.
+    """
+
+    @override
+    def adopt(self, rows: Any, observations: Any) -> None:
+        count = rows.stop if isinstance(rows, slice) else len(rows)
+        given = self._fitting(observations, count)
+        if isinstance(rows, slice):
+            self.arrays = given
+        elif count:
+            self.arrays = tree.map_structure(lambda former, leaf: self._merged(former, rows, leaf), self.arrays, given)
+
+    @override
+    def adopt_step(self, observations: Any, live: npt.NDArray[np.int64], width: int) -> None:
+        self.arrays = self._fitting(observations, width)
+
+    @override
+    def row(self, row: int) -> Any:
+        return tree.map_structure(lambda leaf: np.array(numpy_of(leaf[row])), self.arrays)
+
+    @override
+    def row_content(self, row: int) -> bytes:
+        self._copy(row)
+        return super().row_content(row)
+
+    @override
+    def clear(self, row: int) -> None:
+        self.arrays = tree.map_structure(lambda leaf: with_rows(leaf, row, 0), self.arrays)
+
+    @override
+    def nonfinite_rows(self, live: npt.NDArray[np.bool_]) -> list[int]:
+        bad = np.zeros(len(live), bool)
+        with np.errstate(invalid="ignore"):
+            for leaf in tree.flatten(self.arrays):
+                # The difference of NaN or infinity to itself is NaN, in every library.
+                if kind_of(leaf) == "f" and not bool((finite := leaf - leaf == 0).all()):
+                    bad[: len(leaf)] |= ~numpy_of(finite.reshape(len(leaf), -1).all(1))
+        return np.flatnonzero(bad & live).tolist()
+
+    @override
+    def describe_nonfinite(self, row: int) -> str:
+        self._copy(row)
+        return super().describe_nonfinite(row)
+
+    @override
+    def _look(self, live: npt.NDArray[np.bool_]) -> None:
+        self._copy(slice(0, len(tree.flatten(self.arrays)[0])))
+        super()._look(live)
+
+    def _copy(self, rows: Any) -> None:
+        """Copy rows to the arrays of the base."""
+        with np.errstate(over="ignore"):
+            for (_, array), leaf in zip(self._leaves, tree.flatten(self.arrays), strict=True):
+                array[rows] = numpy_of(leaf[rows])
+
+    def _fitting(self, observations: Any, count: int) -> Any:
+        """Return the parts of observations that the space has, shape (count, ...).
+
+        Raises:
+            EnvError: Their structure or a shape differs from the space's.
+        """
+        given = []
+        for path, array in self._leaves:
+            leaf = leaf_of(observations, path)
+            self._check_batch(path, array, leaf, count)
+            given.append(leaf)
+        return tree.unflatten_as(self.structure, given)
+
+    def _merged(self, former: Any, rows: npt.NDArray[np.int64], given: Any) -> Any:
+        """Return an array with other values in some rows; the first one of a simulator has any values elsewhere."""
+        if type(former) is not type(given) or len(former) <= rows[-1]:
+            former = given[np.zeros(self.rows, np.int64)]
+        return with_rows(former, rows, given)

@@ -1,0 +1,87 @@
+"""Protocol of inference: members by which a runner applies a policy, or several, to all its live lanes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+
+class Observations(Protocol):
+    """Observations of all lanes."""
+
+    note: Callable[[int, str, str], None]
+    """Takes the lane, what is odd about its observation, and what was seen."""
+
+    def write(self, lane: int, observation: Any) -> None:
+        """Copy the observation of a lane.
+
+        Raises:
+            EnvError: It does not fit the observation space.
+        """
+
+    def content(self, observation: Any) -> bytes:
+        """Return the bytes of an observation that the policy receives, for a trace."""
+
+    def clear(self, lane: int) -> None:
+        """Set the observation of a lane to zero, because the policy must not see it."""
+
+    def nonfinite_rows(self, live: npt.NDArray[np.bool_]) -> list[int]:
+        """Return the live lanes with a NaN or infinite observation."""
+
+    def describe_nonfinite(self, lane: int) -> str:
+        """Return which part of a lane's observation is NaN or infinite."""
+
+    def look_outside(self, live: npt.NDArray[np.bool_]) -> None:
+        """Note live observations outside of the space's bounds."""
+
+    def forget_notes(self) -> None:
+        """Note again what was noted before."""
+
+
+class Inference(Protocol):
+    """Policy, or several, applied to all live lanes at once."""
+
+    live: npt.NDArray[np.bool_]
+    """Mask of the live lanes; it may have rows beyond them."""
+    numerics: dict[str, Any]
+    """The numerics key; empty until :meth:`probe`."""
+    keeps_outputs: bool
+    """Whether to keep the outputs of the policy for :meth:`outputs`."""
+
+    @property
+    def observations(self) -> Observations:
+        """Observations on which the next :meth:`act` acts."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Notes for readers of the result on how the policy is computed and its actions are used."""
+
+    def begin(self, lane: int, seed: int) -> None:
+        """Start an episode in a lane: fresh recurrent state, noise from its seed."""
+
+    def end(self, lane: int) -> None:
+        """Free a lane."""
+
+    def act(self) -> tuple[Sequence[Any], dict[int, Exception]]:
+        """Choose an action for every live lane.
+
+        Returns:
+            Actions by lane, and the error of each lane in which the policy failed.
+        """
+
+    def outputs(self, lane: int) -> Any:
+        """Return the outputs of the policy for a lane besides its action; None for a policy without them."""
+
+    def forget_notes(self) -> None:
+        """Allow notes that were already reported to be reported again."""
+
+    def probe(self) -> None:
+        """Probe the policy, and set the numerics key.
+
+        Raises:
+            ConfigError: The policy cannot act as configured, or gives different results for the same call.
+            PolicyError: The policy's actions do not fit the action space.
+        """
