@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeVar, cast
 
 import yaml
 
+from rl_eval.config.conditions import anchored_conditions
 from rl_eval.config.policy_sources import absolute, anchored
 from rl_eval.config.settings import SECTIONS, EvalSettings, copy_containers, make_settings
 from rl_eval.errors import ConfigError, checked_keywords, nearest
@@ -129,6 +130,7 @@ class EvalConfig:
         first_index: int = 0,
         matchups: Any = None,
         symmetric: bool = False,
+        conditions: Any = None,
         max_episode_steps: int | None = None,
         gamma: float = 1.0,
         info_keys: tuple[str, ...] | list[str] = (),
@@ -191,7 +193,7 @@ class EvalConfig:
     def from_yaml(cls, path: str | Path, section: str | None = None) -> EvalConfig:
         """Read a YAML file, or one (dotted) section of it.
 
-        Relative paths of weights and of policies with a scheme are relative to the file.
+        Relative paths of weights, of policies with a scheme and of conditions are relative to the file.
 
         Raises:
             ConfigError: The file is missing or invalid, or contains an unknown section or key.
@@ -209,6 +211,8 @@ class EvalConfig:
         policy = config.to_dict().get("policy", {})
         for key, value in _anchored(policy, path.parent).items():
             config.set(f"policy.{key}", value)
+        if (conditions := config.to_dict().get("evaluation", {}).get("conditions")) is not None:
+            config.set("evaluation.conditions", anchored_conditions(conditions, path.parent))
         return config
 
     def set(self, key: str, value: Any) -> EvalConfig:

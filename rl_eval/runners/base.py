@@ -30,7 +30,14 @@ from rl_eval.records.episode import (
     record_of,
 )
 from rl_eval.runners.core import RunnerCore
-from rl_eval.runners.environment import broken_step, construct_env, read_reset, time_limit
+from rl_eval.runners.environment import (
+    attribute_of,
+    broken_step,
+    check_condition_keys,
+    construct_env,
+    read_reset,
+    time_limit,
+)
 from rl_eval.runners.lane import Lane
 from rl_eval.runners.observers import Factory, ObservedSlot, observer_factories
 from rl_eval.supervision.caller import survivable
@@ -71,6 +78,7 @@ class EvalRunner(RunnerCore):
         self._write_observation = self._inference.observations.write
         self._inference.observations.note = self._note_observation
 
+    meets_conditions: ClassVar[bool] = True
     acts_in_sweeps: ClassVar[bool] = False
     """Whether every live lane takes one step after each call of the policy."""
 
@@ -179,7 +187,7 @@ class EvalRunner(RunnerCore):
             self._recorder.enter(RESET, lane.index)
             if lane.begin_episode is not None:
                 lane.begin_episode(lane.lease.index, lane.lease.seed, lane.attempt)
-            observation = read_reset(lane.reset(seed=lane.lease.seed))
+            observation = read_reset(lane.reset(**lane.lease.spec.reset_arguments))
             self._write_observation(lane.index, observation)
         except survivable() as error:
             self._fault(lane, "env", phase, error)
@@ -313,7 +321,9 @@ class EvalRunner(RunnerCore):
             self._pending.artifacts[name][row[0]] = artifact
 
     def _record(self, lane: Lane, row: tuple[Any, ...]) -> EpisodeRecord:
-        return record_of(row, dict(zip(self._pending.info_keys, lane.info, strict=True)))
+        assert lane.lease is not None
+        condition = lane.lease.condition.id if lane.lease.condition else None
+        return record_of(row, dict(zip(self._pending.info_keys, lane.info, strict=True)), condition=condition)
 
     def _read_sweeps(self) -> list[tuple[str, Mapping[int, Any]]]:
         """Return the artifacts that recorders make of finished episodes in the log of sweeps, by name."""
@@ -384,5 +394,6 @@ class EvalRunner(RunnerCore):
     def _first_spaces(self) -> tuple[gym.Space[Any], gym.Space[Any]]:
         """Build the first lane's environment and return its spaces."""
         env = self._first_built(partial(self._construct, 0))
+        check_condition_keys(self.settings.evaluation.conditions, attribute_of(env, "condition_keys"))
         self._lanes[0].attach(env)
         return env.observation_space, env.action_space

@@ -17,7 +17,6 @@ from rl_eval.records.determinism import TraceRecorder
 from rl_eval.records.episode import (
     COLUMNS,
     ROW,
-    EpisodeSpec,
     Fault,
     Lease,
     Outcome,
@@ -107,8 +106,7 @@ class Lane:
         """Show the observers an attempt that was reset."""
         assert self.lease is not None
         assert self.observed is not None
-        spec = EpisodeSpec(self.lease.index, self.lease.seed, self.lease.seating)
-        self.step = self.observed.begin(self.step, spec, self.attempt, observation)
+        self.step = self.observed.begin(self.step, self.lease.spec, self.attempt, observation)
 
     def unwrap(self) -> None:
         """Remove the trace and the observers around the environment's methods."""

@@ -18,7 +18,6 @@ from rl_eval.config.settings import EvalSettings
 from rl_eval.errors import ConfigError, EnvError, UsageError
 from rl_eval.records.determinism import Trace, action_digest
 from rl_eval.records.episode import (
-    EpisodeSpec,
     FaultCause,
     Lease,
     Outcome,
@@ -31,6 +30,7 @@ from rl_eval.records.episode import (
 from rl_eval.runners.batched.simulator import BatchSimulator, BatchStep, checked
 from rl_eval.runners.batched.vector_env import build_simulator
 from rl_eval.runners.core import RunnerCore
+from rl_eval.runners.environment import check_condition_keys
 from rl_eval.supervision.caller import survivable
 from rl_eval.supervision.flight_recorder import ACT, ALL_LANES, CLOSE, CONSTRUCT, RESET, STEP
 
@@ -97,6 +97,7 @@ class BatchedEvalRunner(RunnerCore):
     """
 
     runs_blocks: ClassVar[bool] = True
+    meets_conditions: ClassVar[bool] = True
 
     def __init__(self, settings: EvalSettings, runner_index: int, policy: Any = None) -> None:
         _check_supported(settings)
@@ -218,6 +219,7 @@ class BatchedEvalRunner(RunnerCore):
     @override
     def _first_spaces(self) -> tuple[gym.Space[Any], gym.Space[Any]]:
         self._own = self._first_built(partial(self._build, len(self._live)))
+        check_condition_keys(self.settings.evaluation.conditions, self._own.condition_keys)
         return self._own.observation_space, self._own.action_space
 
     def _close(self, name: str) -> None:
@@ -254,7 +256,7 @@ class BatchedEvalRunner(RunnerCore):
             simulator = self._simulator_for(first, len(slots))
             phase, started = "reset", perf_counter()
             self._recorder.enter(RESET, slots[0] if len(slots) == 1 else ALL_LANES)
-            specs = [EpisodeSpec(lease.index, lease.seed, lease.seating) for lease in leases]
+            specs = [lease.spec for lease in leases]
             self._inference.observations.adopt(slots, simulator.restart(np.array(slots), specs))
         except UsageError:
             raise

@@ -84,6 +84,8 @@ class BatchSimulator(abc.ABC):
     """Space of the action of one slot."""
     name: str = "simulator"
     """Name of the simulator, which is part of the numerics key of blocks."""
+    condition_keys: Sequence[str] = ()
+    """Keys of :attr:`EpisodeSpec.condition` that :meth:`restart` honours."""
     note: str = ""
     """Note for readers of the result, such as settings of the simulator that change the returns."""
 
