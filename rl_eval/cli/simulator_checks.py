@@ -32,8 +32,8 @@ def check_simulator(settings: EvalSettings) -> Iterator[Finding]:
     if size := settings.runners.block_size:
         yield _check_block(settings, EpisodePlan(size, settings.evaluation.seed))
         return
-    plan = EpisodePlan(_EPISODES, settings.evaluation.seed)
-    leases = [Lease(index, plan[index].seed, 1, 0, traced=True) for index in range(_EPISODES)]
+    plan = EpisodePlan(_EPISODES, settings.evaluation.seed, conditions=settings.evaluation.conditions)
+    leases = [plan[index].lease(1)._replace(traced=True) for index in range(_EPISODES)]
     keys = settings.evaluation.info_keys
     layouts = [(width, leases) for width in _WIDTHS] + [(_WIDTHS[-1], leases[::-1])]
     found: list[dict[int, RunReport]] = []

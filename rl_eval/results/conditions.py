@@ -12,6 +12,7 @@ import numpy.typing as npt
 from typing_extensions import override
 
 from rl_eval.results.metrics import Numbers
+from rl_eval.results.stats.aggregate import exact_mean
 from rl_eval.results.stats.interval import Interval
 from rl_eval.scheduling.conditions import ID
 from rl_eval.scheduling.plan import EpisodePlan
@@ -45,9 +46,9 @@ def by_condition(numbers: Numbers, plan: EpisodePlan) -> dict[str, list[Conditio
         found.setdefault(column, []).append(
             ConditionNumbers(
                 value=value,
-                num_episodes=part.aggregates.count,
+                num_episodes=len(part.counted_rows),
                 num_missing=part.num_missing,
-                mean_return=part.mean_return,
+                mean_return=exact_mean(part.counted_rows["episode_return"]),
                 interval=part.interval,
                 success_rate=part.success_rate,
                 success_interval=part.success_interval,
@@ -65,8 +66,10 @@ def condition_masks(plan: EpisodePlan) -> Iterator[tuple[str, Any, npt.NDArray[n
     places = np.array([place_of[name] for name in plan.condition_ids])
     columns = {ID: [*rows]} | {axis: [row[axis] for row in rows.values()] for axis in plan.conditions.axes}
     for column, values in columns.items():
-        for value in dict.fromkeys(values):
-            yield column, value, np.array([one == value for one in values])[places]
+        code_of = {value: code for code, value in enumerate(dict.fromkeys(values))}
+        codes = np.array([code_of[value] for value in values])[places]
+        for value, code in code_of.items():
+            yield column, value, codes == code
 
 
 @final

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import csv, parquet
+from typing_extensions import override
 
-from rl_eval import EvalConfig, EvalResult, evaluate, load, replay
-from rl_eval.errors import ConfigError, LogMismatch
+from rl_eval import EvalConfig, EvalResult, compare, evaluate, load, replay
+from rl_eval.errors import ComparisonError, ConfigError, LogMismatch
+from rl_eval.records.episode import EpisodeSpec
+from rl_eval.results.stats.interval import return_interval
+from rl_eval.runners.batched.simulator import BatchSimulator, BatchStep
 from rl_eval.scheduling.conditions import Conditions, interleaved, make_conditions
 from rl_eval.scheduling.plan import EpisodePlan
 from tests.refused import refused
+from tests.unit.test_doctor import examine
 
 KEY = "evaluation.conditions"
 
@@ -95,6 +101,34 @@ class Sled(gym.Env[Any, Any]):
         return np.array([self.left + self.np_random.random()])
 
 
+class Sleds(BatchSimulator):
+    """Several sleds of one simulator."""
+
+    observation_space, action_space = Sled.observation_space, Sled.action_space
+    condition_keys = Sled.condition_keys
+
+    def __init__(self, num_envs: int) -> None:
+        self.num_envs, self.sleds = num_envs, [Sled() for _ in range(num_envs)]
+        for sled in self.sleds:
+            sled.reset(seed=0, options={"friction": 0.0, "light": 0})
+
+    @override
+    def restart(self, slots: Any, specs: Sequence[EpisodeSpec]) -> Any:
+        starts = [self.sleds[slot].reset(**spec.reset_arguments)[0] for slot, spec in zip(slots, specs, strict=True)]
+        return np.array(starts)
+
+    @override
+    def step(self, actions: Any) -> BatchStep:
+        seen, rewards, ends, cuts, infos = zip(*map(Sled.step, self.sleds, actions), strict=True)
+        success = np.array([info["is_success"] for info in infos]), np.ones(self.num_envs, bool)
+        values = {"is_success": success}.get
+        return BatchStep(np.array(seen), np.array(rewards), np.array(ends), np.array(cuts), values)
+
+    @override
+    def close(self) -> None:
+        pass
+
+
 def still(observations: Any) -> Any:
     return np.zeros(len(observations), np.int64)
 
@@ -130,6 +164,7 @@ def vec(num_envs: int) -> Any:
         pytest.param(Sled, {"runner": "subprocess", "num_envs_per_runner": 2}, marks=pytest.mark.process),
         pytest.param(Sled, {"num_runners": 2, "num_envs_per_runner": 2}, marks=[pytest.mark.ray, pytest.mark.slow]),
         (vec, {"runner": "batched", "num_envs_per_runner": 5}),
+        (Sleds, {"runner": "batched", "num_envs_per_runner": 7}),
     ],
 )
 def test_every_layout_gives_the_same_episodes(env: Any, runners: dict[str, Any], whole: EvalResult) -> None:
@@ -147,8 +182,8 @@ def test_an_episode_meets_its_condition(whole: EvalResult) -> None:
     assert order[:23] == order[23:]
     assert {name: order[:23].count(name) for name in COUNTS} == COUNTS
     for episode in whole.episodes:
-        friction, light = (float(part.partition("=")[2]) for part in str(episode.condition).split(","))
-        assert episode.episode_return == 2 * (light - friction)
+        parts = parts_of(str(episode.condition))
+        assert episode.episode_return == 2 * (parts["light"] - parts["friction"])
 
 
 def test_results_keep_the_conditions(whole: EvalResult, tmp_path: Path) -> None:
@@ -213,3 +248,62 @@ def test_without_conditions_a_plan_keeps_its_bytes() -> None:
     assert plain.fingerprint != varied.fingerprint
     assert (plain.seeds == varied.seeds).all()
     assert EpisodePlan.from_dict(varied.to_dict()).fingerprint == varied.fingerprint
+
+
+def test_numbers_by_condition_are_those_of_its_episodes(whole: EvalResult) -> None:
+    returns = whole.table.rows["episode_return"]
+    of = {
+        key: np.array([part[key] for part in map(parts_of, whole.plan.condition_ids)]) for key in ("friction", "light")
+    }
+    of["id"] = np.array(whole.plan.condition_ids)
+    assert [len(found) for found in whole.by_condition.values()] == [20, 4, 5]
+    for column, found in whole.by_condition.items():
+        for one in found:
+            mine = of[column] == one.value
+            assert (one.num_episodes, one.num_missing) == (mine.sum(), 0)
+            assert one.mean_return == pytest.approx(returns[mine].mean())
+            assert one.interval == return_interval(returns[mine])
+            assert one.success_rate == np.mean(whole.table.rows["success_at_end"][mine])
+    assert whole.to_dict()["by_condition"]["light"][0]["mean_return"] == whole.by_condition["light"][0].mean_return
+    for words in ("by friction", "by light", "by condition"):
+        assert words in str(whole)
+
+
+def test_a_failed_episode_belongs_to_its_condition() -> None:
+    class Broken(Sled):
+        def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+            if self.options["light"] == 3:
+                raise RuntimeError
+            return super().step(action)
+
+    result = evaluate(sleds().environment(Broken).fault_tolerance(max_attempts_per_episode=1))
+    lost = {one.value: (one.num_episodes, one.num_missing) for one in result.by_condition["light"]}
+    assert lost == {1: (12, 0), 2: (8, 0), 3: (0, 8), 4: (8, 0), 5: (10, 0)}
+
+
+def test_policies_are_compared_by_condition(whole: EvalResult) -> None:
+    other = evaluate(sleds().policy(fast))
+    found = compare(whole, other)
+    differences = other.table.rows["episode_return"] - whole.table.rows["episode_return"]
+    for one in found.by_condition["id"]:
+        mine = np.array(whole.plan.condition_ids) == one.value
+        assert (one.num_pairs, one.mean) == (mine.sum(), pytest.approx(differences[mine].mean()))
+        assert one.mean == pytest.approx(one.mean_b - one.mean_a)
+    assert sum(one.num_pairs for one in found.by_condition["friction"]) == found.num_pairs
+    assert "by condition" in str(found)
+    with refused(ComparisonError, key="plan.conditions.sha256"):
+        compare(whole, evaluate(sleds(conditions={"axes": GRID["axes"]})))
+
+
+def test_the_doctor_notes_conditions_that_change_no_first_observation() -> None:
+    class Seen(Sled):
+        def _seen(self) -> Any:
+            return np.array([self.options.get("friction", 0.0)])
+
+    for env, level in ((Sled, "note"), (Seen, "ok")):
+        levels = {one.level for one in examine(env, evaluation={"conditions": GRID}) if "conditions" in one.text}
+        assert levels == {level}
+
+
+def parts_of(name: str) -> dict[str, float]:
+    return {key: float(value) for key, _, value in (part.partition("=") for part in name.split(","))}
