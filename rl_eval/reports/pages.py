@@ -152,15 +152,21 @@ def _policy_tables(result: EvalResult) -> list[Table]:
 
 def _condition_tables(result: EvalResult) -> list[Table]:
     """Return a table of each axis and of the conditions; no table without conditions."""
-    tables = []
-    for column, parts in _axes_first(result.by_condition):
+    tables: list[Table] = []
+    headings: tuple[str, ...] = ("episodes", "mean return", "interval")
+    if result.success_interval is not None:
+        headings = (*headings, "success", "interval")
+    for column, parts in result.by_condition.items():
         write = _means(parts)
-        cells = [
-            (one, number(one.num_episodes, 0), write(one.mean_return), _ends(one.interval, write)) for one in parts
-        ]
-        rows = [(one.mean_return, (str(one.value), *shown, *_success_cells(one))) for one, *shown in cells]
-        headings = (column, "episodes", "mean return", "interval", "success", "interval")
-        tables.append(_lowest(column, headings, rows))
+        rows = [
+            (
+                one.mean_return,
+                (str(one.value), number(one.num_episodes, 0), write(one.mean_return), _ends(one.interval, write),
+                 *_success_cells(one))[: 1 + len(headings)],
+            )
+            for one in parts
+        ]  # fmt: skip
+        tables.append(_lowest(column, (column, *headings), rows))
     return tables
 
 
@@ -168,10 +174,6 @@ def _success_cells(part: ConditionNumbers) -> tuple[str, str]:
     if part.success_rate is None or part.success_interval is None:
         return "n/a", "n/a"
     return percent(part.success_rate), _ends(part.success_interval, percent)
-
-
-def _axes_first(columns: Mapping[str, Sequence[Part]]) -> list[tuple[str, Sequence[Part]]]:
-    return sorted(columns.items(), key=lambda item: item[0] == ID)
 
 
 def _lowest(column: str, headings: Sequence[str], rows: Sequence[tuple[float, Sequence[str]]]) -> Table:
@@ -278,7 +280,7 @@ def _difference_lines(comparison: Comparison) -> list[Line]:
 def _difference_tables(shown: Comparison) -> list[Table]:
     """Return a table of the differences by each axis and by condition; no table without conditions."""
     tables = []
-    for column, parts in _axes_first(shown.by_condition):
+    for column, parts in shown.by_condition.items():
         write = _means(parts)
         rows = [
             (

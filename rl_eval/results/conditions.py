@@ -39,7 +39,7 @@ class ConditionNumbers:
 
 
 def by_condition(numbers: Numbers, plan: EpisodePlan) -> dict[str, list[ConditionNumbers]]:
-    """Return the numbers by ``id``, and by each axis; empty without conditions."""
+    """Return the numbers by each axis, and by ``id``; empty without conditions."""
     found: dict[str, list[ConditionNumbers]] = {}
     for column, value, mask in condition_masks(plan):
         part = _Part(numbers, mask)
@@ -58,13 +58,13 @@ def by_condition(numbers: Numbers, plan: EpisodePlan) -> dict[str, list[Conditio
 
 
 def condition_masks(plan: EpisodePlan) -> Iterator[tuple[str, Any, npt.NDArray[np.bool_]]]:
-    """Yield ``id`` and each axis with each of its values, and the mask of its episodes, shape (num_episodes,)."""
+    """Yield each axis, and ``id``, with each of its values, and the mask of its episodes, shape (num_episodes,)."""
     if plan.conditions is None:
         return
     rows = plan.conditions.rows
     place_of = {name: place for place, name in enumerate(rows)}
     places = np.array([place_of[name] for name in plan.condition_ids])
-    columns = {ID: [*rows]} | {axis: [row[axis] for row in rows.values()] for axis in plan.conditions.axes}
+    columns = {axis: [row[axis] for row in rows.values()] for axis in plan.conditions.axes} | {ID: [*rows]}
     for column, values in columns.items():
         code_of = {value: code for code, value in enumerate(dict.fromkeys(values))}
         codes = np.array([code_of[value] for value in values])[places]

@@ -256,7 +256,7 @@ def test_numbers_by_condition_are_those_of_its_episodes(whole: EvalResult) -> No
         key: np.array([part[key] for part in map(parts_of, whole.plan.condition_ids)]) for key in ("friction", "light")
     }
     of["id"] = np.array(whole.plan.condition_ids)
-    assert [len(found) for found in whole.by_condition.values()] == [20, 4, 5]
+    assert [len(found) for found in whole.by_condition.values()] == [4, 5, 20]
     for column, found in whole.by_condition.items():
         for one in found:
             mine = of[column] == one.value
@@ -307,3 +307,10 @@ def test_the_doctor_notes_conditions_that_change_no_first_observation() -> None:
 
 def parts_of(name: str) -> dict[str, float]:
     return {key: float(value) for key, _, value in (part.partition("=") for part in name.split(","))}
+
+
+def test_a_table_of_many_conditions_has_the_lowest() -> None:
+    shown = str(evaluate(sleds(num_episodes=60, conditions={"axes": {"friction": [*range(60)], "light": [0]}})))
+    shown = shown[shown.index("by condition") :]
+    assert "friction=59,light=0" in shown
+    assert "friction=0,light=0" not in shown
