@@ -79,6 +79,7 @@ class EvalRunner(RunnerCore):
         self._inference.observations.note = self._note_observation
 
     meets_conditions: ClassVar[bool] = True
+    """Whether episodes start from their conditions."""
     acts_in_sweeps: ClassVar[bool] = False
     """Whether every live lane takes one step after each call of the policy."""
 

@@ -110,13 +110,13 @@ def interleaved(counts: Sequence[int]) -> list[int]:
     total = sum(counts)
     copies = ((copy, place, count) for place, count in enumerate(counts) for copy in range(count))
     windows = sorted((copy * total // n, -(-(copy + 1) * total // n), place) for copy, place, n in copies)
-    order, open_, following = [], list[tuple[int, int]](), iter([*windows, (total, 0, 0)])
+    order, ready, following = [], list[tuple[int, int]](), iter([*windows, (total, 0, 0)])
     start, end, place = next(following)
     for slot in range(total):
         while start == slot:
-            heapq.heappush(open_, (end, place))
+            heapq.heappush(ready, (end, place))
             start, end, place = next(following)
-        order.append(heapq.heappop(open_)[1])
+        order.append(heapq.heappop(ready)[1])
     return order
 
 
@@ -145,7 +145,7 @@ def make_conditions(*, rows: Any = None, axes: Any = None, counts: Any = None) -
 def _named(rows: Any) -> dict[str, dict[str, Any]]:
     """Return the values of rows by id."""
     if isinstance(rows, Mapping):
-        rows = [{ID: name, **values} for name, values in rows.items() if isinstance(values, Mapping)]
+        rows = [{ID: name, **one} if isinstance(one, Mapping) else one for name, one in rows.items()]
     if not isinstance(rows, list | tuple) or not rows or not all(isinstance(row, Mapping) for row in rows):
         raise _invalid("there is no list of rows", rows, "Pass a list of mappings from names to values.")
     if any(row.get(ID) is None for row in rows):
@@ -171,10 +171,7 @@ def _plain(key: Any, row: Mapping[str, Any]) -> Any:
             return convert(part.tolist(), leaf)
         if isinstance(part, bool | int | str) or (isinstance(part, float) and math.isfinite(part)):
             return part
-        problem = (
-            f"{key} of row {str(row[ID])!r} is {part!r}, which is not a finite number, a string or a list of these"
-        )
-        raise _invalid(problem, part)
+        raise _invalid(f"{key} of row {row[ID]} is {part!r}: pass finite numbers, strings or lists of them", part)
 
     return leaf("", value) if value is None else convert(value, leaf)
 

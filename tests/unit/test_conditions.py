@@ -61,6 +61,7 @@ def test_described_conditions_come_back() -> None:
     [
         {"rows": []},
         {"rows": [3]},
+        {"rows": {"a": 3}},
         {"rows": [{"light": "a"}]},
         {"rows": [{"id": 1}, {"id": "1"}]},
         {"rows": [{"id": 1, "light": "a"}, {"id": 2}]},
