@@ -25,6 +25,7 @@ from rl_eval.runners.batched.simulator import BatchSimulator, BatchStep
 from rl_eval.scheduling.conditions import Conditions, interleaved, make_conditions
 from rl_eval.scheduling.plan import EpisodePlan
 from tests.refused import refused
+from tests.unit.cli_world import printed
 from tests.unit.test_doctor import examine
 
 KEY = "evaluation.conditions"
@@ -251,6 +252,14 @@ def test_without_conditions_a_plan_keeps_its_bytes() -> None:
     assert EpisodePlan.from_dict(varied.to_dict()).fingerprint == varied.fingerprint
 
 
+def test_a_later_plan_continues_the_sequence() -> None:
+    conditions = sleds().build().evaluation.conditions
+    whole, later = (EpisodePlan(count, 0, first, None, conditions) for count, first in ((46, 0), (20, 26)))
+    assert later.condition_ids == whole.condition_ids[26:]
+    assert later[3].condition == whole[29].condition
+    assert later.fingerprint != EpisodePlan(20, 0, 26, None, make_conditions(axes=GRID["axes"])).fingerprint
+
+
 def test_numbers_by_condition_are_those_of_its_episodes(whole: EvalResult) -> None:
     returns = whole.table.rows["episode_return"]
     of = {
@@ -265,7 +274,8 @@ def test_numbers_by_condition_are_those_of_its_episodes(whole: EvalResult) -> No
             assert one.mean_return == pytest.approx(returns[mine].mean())
             assert one.interval == return_interval(returns[mine])
             assert one.success_rate == np.mean(whole.table.rows["success_at_end"][mine])
-    assert whole.to_dict()["by_condition"]["light"][0]["mean_return"] == whole.by_condition["light"][0].mean_return
+    described = printed("run", whole.to_json())
+    assert described["by_condition"]["light"][0]["mean_return"] == whole.by_condition["light"][0].mean_return
     for words in ("by friction", "by light", "by condition"):
         assert words in str(whole)
 
@@ -292,6 +302,7 @@ def test_policies_are_compared_by_condition(whole: EvalResult) -> None:
         assert one.mean == pytest.approx(one.mean_b - one.mean_a)
     assert sum(one.num_pairs for one in found.by_condition["friction"]) == found.num_pairs
     assert "by condition" in str(found)
+    printed("compare", json.dumps(found.to_dict()))
     with refused(ComparisonError, key="plan.conditions.sha256"):
         compare(whole, evaluate(sleds(conditions={"axes": GRID["axes"]})))
 
