@@ -220,8 +220,9 @@ def _by_condition(
     found: dict[str, list[ConditionDifference]] = {}
     for column, value, mask in condition_masks(a.plan):
         first, second = (side.table.rows["episode_return"][paired & mask] for side in (a, b))
-        means, interval = map(exact_mean, (first, second, second - first)), return_interval(second - first, confidence)
-        found.setdefault(column, []).append(ConditionDifference(value, len(first), *means, interval))
+        means = (exact_mean(first), exact_mean(second), exact_mean(second - first))
+        one = ConditionDifference(value, len(first), *means, return_interval(second - first, confidence))
+        found.setdefault(column, []).append(one)
     return found
 
 

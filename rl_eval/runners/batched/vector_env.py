@@ -49,7 +49,7 @@ class VectorEnvSimulator(BatchSimulator):
         self.env = env
         self.num_envs, self.name = env.num_envs, type(env).__name__
         self.observation_space, self.action_space = env.single_observation_space, env.single_action_space
-        first = next(iter(getattr(env, "envs", ())), env)
+        first: Any = next(iter(getattr(env, "envs", ())), env)
         self.condition_keys = getattr(env, "condition_keys", None) or attribute_of(first, "condition_keys") or ()
         self._seeds_as_array = type(env).__module__ == _ALE
         if isinstance(env, VectorWrapper):
