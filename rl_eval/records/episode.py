@@ -105,6 +105,11 @@ class Lease(NamedTuple):
         """Line of the plan for the episode."""
         return EpisodeSpec(self.index, self.seed, self.seating, self.condition)
 
+    @property
+    def condition_id(self) -> str | None:
+        """Id of the condition; None without conditions."""
+        return None if self.condition is None else self.condition.id
+
 
 Phase = Literal["construct", "reset", "step", "act", "close", "run"]
 FaultCause = Literal["env", "policy", "timeout", "runner"]
