@@ -66,6 +66,13 @@ INTEGRATIONS: Final = (
         advice={"get_action_and_value": _CLEANRL, "get_action": _CLEANRL, "envs": _CLEANRL},
     ),
     Integration("tianshou", packages=("tianshou",), adapter=f"{_HERE}.tianshou"),
+    Integration(
+        "jumanji",
+        packages=("jumanji",),
+        adapter=f"{_HERE}.jumanji",
+        install="rl-eval[jumanji]",
+        simulator=f"{_HERE}.jumanji:simulator",
+    ),
 )
 
 
