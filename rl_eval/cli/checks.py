@@ -19,7 +19,6 @@ from rl_eval.policies.inference.inference import RowInference
 from rl_eval.policies.inference.policy_memory import likely_cause_at
 from rl_eval.policies.inference.probe import BLOCK
 from rl_eval.policies.live import configured_weights
-from rl_eval.records.episode import Lease
 from rl_eval.results.source_code import package_version
 from rl_eval.runners import runner_class
 from rl_eval.runners.core import RunnerCore
@@ -214,11 +213,12 @@ def _check_weights(settings: EvalSettings, runner: RunnerCore) -> Finding:
 
 def _act(settings: EvalSettings, runner: RunnerCore) -> Iterator[Finding]:
     """Run two episodes for a moment, which also triggers the runner's probe; yield warnings and problems."""
-    plan, most = EpisodePlan(_EPISODES, settings.evaluation.seed), settings.fault_tolerance.max_attempts_per_episode
-    leases = [Lease(index, plan[index].seed, 1, 0) for index in range(_EPISODES)]
+    plan = EpisodePlan(_EPISODES, settings.evaluation.seed, conditions=settings.evaluation.conditions)
+    most = settings.fault_tolerance.max_attempts_per_episode
+    leases = [plan[index].lease(1) for index in range(_EPISODES)]
     for _ in range(_CALLS):
         faults = runner.run(leases, _CALL_S).faults
-        leases = [Lease(one.index, one.seed, one.attempt + 1, 0) for one in faults if one.attempt < most]
+        leases = [plan[one.index].lease(one.attempt + 1) for one in faults if one.attempt < most]
         for fault in faults:
             text, subject = f"{fault.error_type}: {fault.message}", "attempt of an episode with the policy's actions"
             if fault.cause == "policy":

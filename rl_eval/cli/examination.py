@@ -33,7 +33,7 @@ from rl_eval.errors import EnvError
 from rl_eval.policies.inference.policy_memory import changes, remembered
 from rl_eval.recording.replay import Spectator, run_again
 from rl_eval.records.determinism import first_difference
-from rl_eval.records.episode import EpisodeSpec, Lease, RunReport, Truncation, without_place
+from rl_eval.records.episode import Condition, EpisodeSpec, Lease, RunReport, Truncation, without_place
 from rl_eval.runners import EvalRunner, runner_class
 from rl_eval.runners.action_masks import ActionMasks
 from rl_eval.runners.batched.runner import BatchedEvalRunner
@@ -46,6 +46,7 @@ MAX_SECONDS: Final = 3.0
 
 _EPISODES: Final = 4
 """Number of different episodes that one environment plays in turn; then it plays the first one again."""
+_CONDITIONS: Final = 8
 _ENDLESS_STEPS: Final = 1_000
 """Steps after which an environment without a finished episode is endless; with fewer it may be slow."""
 _PROCESS_S: Final = 120.0
@@ -127,8 +128,8 @@ class _Examination:
         """Step limit of the environment itself, if it has one."""
         self._attempts = settings.fault_tolerance.max_attempts_per_episode
         self._watches: list[_Watch] = []
-        plan = EpisodePlan(_EPISODES, settings.evaluation.seed)
-        self._leases = [Lease(index, plan[index].seed, 1, 0, traced=True) for index in range(_EPISODES)]
+        plan = EpisodePlan(_EPISODES, settings.evaluation.seed, conditions=settings.evaluation.conditions)
+        self._leases = [plan[index].lease(1)._replace(traced=True) for index in range(_EPISODES)]
         self._reports: list[RunReport] = []
 
     def findings(self) -> Iterator[Finding]:
@@ -178,6 +179,7 @@ class _Examination:
             yield ok(f"equal seeds and actions give equal episodes ({len(reference) - 1:,} steps compared)")
             yield self._check_reuse(reference, first, second)
             yield self._check_neighbours(reference)
+            yield from self._check_conditions(second)
         yield from self._check_reports()
         for phase, names in touched.items():
             for name in names:
@@ -232,6 +234,18 @@ class _Examination:
         text = f"environments in one process affect each other: stepped in turn, they differ in {text}"
         fix = "keep random generators and other state in the instance, or set runners.num_envs_per_runner: 1"
         return (problem if self._settings.runners.lanes > 1 else warning)(text, fix)
+
+    def _check_conditions(self, runner: EvalRunner) -> Iterator[Finding]:
+        """Compare first observations under different conditions with one seed."""
+        conditions = self._settings.evaluation.conditions
+        rows = [] if conditions is None else [Condition(*one) for one in conditions.rows.items()][:_CONDITIONS]
+        leases = [self._leases[0]._replace(condition=row) for row in rows]
+        starts = {int(self._play(runner, lease)[0]["observation"][0]) for lease in leases}
+        if len(starts) == 1 < len(rows):
+            text = f"{len(rows)} conditions with one seed gave one first observation"
+            yield note(f"{text}: reset() ignores them, or they change only later steps")
+        elif rows:
+            yield ok(f"{len(rows)} conditions with one seed gave {len(starts)} different first observations")
 
     def _check_reports(self) -> Iterator[Finding]:
         """Yield findings from the episode records and notes of the runners."""

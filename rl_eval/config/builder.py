@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeVar, cast
 
 import yaml
 
+from rl_eval.config.conditions import anchored_conditions
 from rl_eval.config.policy_sources import absolute, anchored
 from rl_eval.config.settings import SECTIONS, EvalSettings, copy_containers, make_settings
 from rl_eval.errors import ConfigError, checked_keywords, nearest
@@ -129,6 +130,7 @@ class EvalConfig:
         first_index: int = 0,
         matchups: Any = None,
         symmetric: bool = False,
+        conditions: Any = None,
         max_episode_steps: int | None = None,
         gamma: float = 1.0,
         info_keys: tuple[str, ...] | list[str] = (),
@@ -163,7 +165,7 @@ class EvalConfig:
 
         Args:
             values: Values by section and key.
-            folder: Folder where relative paths of weights, and of policies with a scheme, begin; by default the
+            folder: Folder where relative paths of weights, policies with a scheme and conditions begin; by default the
                 working directory.
 
         Raises:
@@ -193,13 +195,15 @@ class EvalConfig:
         if folder is not None:
             for key, value in _anchored(config.to_dict().get("policy", {}), folder).items():
                 config.set(f"policy.{key}", value)
+            if (conditions := config.to_dict().get("evaluation", {}).get("conditions")) is not None:
+                config.set("evaluation.conditions", anchored_conditions(conditions, folder))
         return config
 
     @classmethod
     def from_yaml(cls, path: str | Path, section: str | None = None) -> EvalConfig:
         """Read a YAML file, or one (dotted) section of it.
 
-        Relative paths of weights and of policies with a scheme are relative to the file.
+        Relative paths of weights, of policies with a scheme and of conditions are relative to the file.
 
         Raises:
             ConfigError: The file is missing or invalid, or contains an unknown section or key.

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
 import numpy as np
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     PrivateAttr,
@@ -24,6 +25,7 @@ from pydantic import (
     model_validator,
 )
 
+from rl_eval.config.conditions import load_conditions
 from rl_eval.config.policy_sources import file_digests, with_named_policies
 from rl_eval.config.references import import_attribute
 from rl_eval.errors import ConfigError
@@ -247,6 +249,12 @@ class EvaluationSection(_Section):
     symmetric: bool = False
     """Play every seed of a matchup in all orders of its seats, in consecutive episodes, so that the advantage of a seat
     cancels. Needs ``evaluation.matchups``."""
+    conditions: Annotated[Any, BeforeValidator(load_conditions)] = None
+    """Initial conditions of the episodes, which take turns: a Parquet, CSV or JSON file, a list of rows with an ``id``
+    each, or a mapping with ``file``, ``rows`` or ``axes`` (``{axes: {friction: [0.5, 1.0], light: [a, b]}}``: all
+    combinations) and ``counts`` (episodes of an id in one round; 1 if missing). ``env.reset`` receives the other
+    columns of a row as ``options``. The environment declares them in an attribute ``condition_keys``. A relative path
+    in a config file is relative to that file."""
     max_episode_steps: PositiveInt | None = None
     """Step limit of an episode; a longer episode is truncated and marked as truncated by rl_eval. The environment's own
     limit still applies. If it is lower, the result has a note."""
@@ -317,7 +325,7 @@ class EvalSettings(_Section):
                 value=True,
                 fix="Set evaluation.matchups.",
             )
-        return EpisodePlan(asked.num_episodes, asked.seed, asked.first_index, matchups)
+        return EpisodePlan(asked.num_episodes, asked.seed, asked.first_index, matchups, asked.conditions)
 
     def identity(self) -> dict[str, Any]:
         """Return the settings that a result depends on, besides plan, weights and numerics.
@@ -523,6 +531,14 @@ def check_runner(settings: EvalSettings) -> None:
             key="runners.block",
             value=runners.block,
             fix="Remove it, or set runners.runner: batched.",
+        )
+    if settings.evaluation.conditions is not None and (runners.block or not getattr(cls, "meets_conditions", False)):
+        blocks = " with runners.block" if runners.block else ""
+        raise ConfigError(
+            f"evaluation.conditions is set, but runners.runner {runners.runner!r}{blocks} gives no condition to an "
+            "episode",
+            key="evaluation.conditions",
+            fix='Set runners.runner to "vector" or "subprocess".',
         )
     if cls.needs_processes and not runners.num_runners:
         raise ConfigError(

@@ -444,7 +444,10 @@ class DeterminismCheck(Phase):
             leases: tuple[Lease, ...] = ()
             if member.in_flight(self.tag) < CALLS_IN_FLIGHT:
                 taken = self._reruns.take(runner, member.index, lanes, positions)
-                leases = tuple(lease._replace(seating=self._outcome.plan.seating(lease.index)) for lease in taken)
+                plan = self._outcome.plan
+                leases = tuple(
+                    one._replace(seating=plan.seating(one.index), condition=plan.condition(one.index)) for one in taken
+                )
             while member.in_flight(self.tag) < CALLS_IN_FLIGHT and self._reruns.holds(runner):
                 self.pool.call(member, Run(leases, self.pool.slice_s), tag=self.tag, now=now)
                 leases = ()

@@ -35,7 +35,9 @@ MANIFEST_FILE: Final = "manifest.json"
 RESTORE: Final = "Restore the file from a copy, or start a new run with --fresh or another --log-dir."
 """Fix for a damaged file of a log."""
 
-_PLAN: Final = ("num_episodes", "seed", "first_index", "matchups")
+_PLAN: Final = ("num_episodes", "seed", "first_index", "matchups", "conditions")
+_MOST_DIFFERENCES: Final = 20
+"""Maximum number of differences that a message shows: every value of a condition can differ."""
 _COMPARED: Final = (*_PLAN, "plan_fingerprint", "identity", "weights", "info_keys")
 
 
@@ -57,6 +59,8 @@ class Manifest:
     """Index of the plan's first episode; older logs do not have it and start at 0."""
     matchups: list[Any] | None = None
     """Seatings of each matchup, in order; None for a single policy."""
+    conditions: dict[str, Any] | None = None
+    """Initial conditions: their digest, rows and counts; None without conditions."""
     code: dict[str, Any] = field(default_factory=dict)
     """Digests of source files and versions of packages; empty in older logs."""
 
@@ -100,9 +104,10 @@ class Manifest:
     def differences(self, other: Manifest) -> list[str]:
         """Return one line per value that prevents another run from continuing this log."""
         found = [leaf for leaf in differences(self._compared(), other._compared()) if not _is_elsewhere(leaf)]
-        if any(leaf.key in _PLAN for leaf in found):
+        if any(leaf.key.partition(".")[0] in _PLAN for leaf in found):
             found = [leaf for leaf in found if leaf.key != "plan_fingerprint"]  # The plan determines it.
-        return [f"{leaf.key}: {_shown(leaf.a)} -> {_shown(leaf.b)}" for leaf in found]
+        lines = [f"{leaf.key}: {_shown(leaf.a)} -> {_shown(leaf.b)}" for leaf in found[:_MOST_DIFFERENCES]]
+        return lines + ([f"and {len(found) - len(lines):,} more differences"] if len(found) > len(lines) else [])
 
     def _compared(self) -> dict[str, Any]:
         return {name: plain(getattr(self, name)) for name in _COMPARED}

@@ -131,7 +131,7 @@ def lease_of(result: EvalResult, index: int) -> Lease:
     if result.guarantee == "layout":
         problem = f"episode {index} cannot run alone: it depends on the other episodes of its block (runners.block)"
         raise UsageError(problem, key="runners.block", episode=index, fix="Evaluate again with the same settings.")
-    return Lease(index, recorded.seed, recorded.attempts, 0, seating=result.plan.seating(index))
+    return result.plan[index].lease(recorded.attempts)
 
 
 def run_again(runner: Runner, leases: Iterable[Lease], at_once: int = 1) -> Iterator[RunReport]:

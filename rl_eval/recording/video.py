@@ -31,7 +31,7 @@ from rl_eval.execution.group import EvalRunnerGroup
 from rl_eval.execution.jobs import FollowUp
 from rl_eval.recording.replay import Replay, Spectator, compared, lease_of, rebuilt_runner, run_again
 from rl_eval.recording.video_selection import VideoSettings, check_encoder, select_episodes, video_name
-from rl_eval.records.episode import EpisodeSpec, Lease, Outcome, different_columns, outcomes_of
+from rl_eval.records.episode import EpisodeSpec, Outcome, different_columns, outcomes_of
 from rl_eval.results.loading import load
 from rl_eval.results.result import EvalResult
 from rl_eval.runners import EvalRunner, Runner
@@ -315,8 +315,8 @@ class Video:
 def record_episode(
     runner: Runner,
     recorded: npt.NDArray[np.void],
+    spec: EpisodeSpec,
     *,
-    seating: tuple[str, ...] | None = None,
     fps: float | None = None,
     max_frames: int = 10_000,
     timeout_s: float = 600.0,
@@ -326,7 +326,7 @@ def record_episode(
     Args:
         runner: Runner with the policy, between two of its calls.
         recorded: The episode's record, array of ``ROW``, shape (1,).
-        seating: Seating of the episode, as in its spec.
+        spec: Its line of the plan.
         fps: Frames per second; by default those of the environment's metadata, else 30.
         max_frames: Most frames of the video.
         timeout_s: Longest time between reset and end, in seconds.
@@ -354,7 +354,7 @@ def record_episode(
         file = Path(folder, "video.mp4")
         metadata = getattr(camera.env, "metadata", None) or {}
         rate = fps or float(metadata.get("render_fps") or _DEFAULT_FPS)
-        lease = Lease(int(row["index"]), int(row["seed"]), int(row["attempts"]), 0, seating=seating)
+        lease = spec.lease(int(row["attempts"]))
         with camera.writing(Encoder(file, rate)) as encoder:
             again = next(run_again(sibling, [lease])).rows
         outcomes = (outcomes_of(one, np.zeros((1, 0)), ()) for one in (recorded, again))
@@ -568,7 +568,7 @@ def _recording(settings: VideoSettings, result: EvalResult, index: int) -> Calla
     return partial(
         record_episode,
         recorded=result.table.rows[index : index + 1],
-        seating=result.plan.seating(index),
+        spec=result.plan[index],
         fps=settings.fps,
         max_frames=settings.max_frames,
         timeout_s=settings.timeout_s,

@@ -8,6 +8,7 @@ reads (:class:`EpisodeRecord`) are built on access.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import math
@@ -47,6 +48,14 @@ class Truncation(IntEnum):
     MAX_EPISODE_STEPS = 2
 
 
+class Condition(NamedTuple):
+    """Row of ``evaluation.conditions``."""
+
+    id: str
+    values: Mapping[str, Any]
+    """Other columns by name, as plain JSON."""
+
+
 class EpisodeSpec(NamedTuple):
     """One line of a plan."""
 
@@ -54,6 +63,19 @@ class EpisodeSpec(NamedTuple):
     seed: int
     seating: tuple[str, ...] | None = None
     """Policy of each seat, in the order of the environment's possible agents; None without seats."""
+    condition: Condition | None = None
+    """Initial condition; None without ``evaluation.conditions``."""
+
+    @property
+    def reset_arguments(self) -> dict[str, Any]:
+        """Keywords of ``env.reset``: the seed, and the values of the condition as ``options``."""
+        if self.condition is None:
+            return {"seed": self.seed}
+        return {"seed": self.seed, "options": copy.deepcopy({**self.condition.values})}
+
+    def lease(self, attempt: int, runner: int = 0) -> Lease:
+        """Return a lease for one attempt of the episode."""
+        return Lease(self.index, self.seed, attempt, runner, seating=self.seating, condition=self.condition)
 
 
 class Lease(NamedTuple):
@@ -61,10 +83,10 @@ class Lease(NamedTuple):
 
     ``attempt`` counts from 1; earlier attempts were charged to other runners. ``runner`` is the
     incarnation that holds the lease: a replaced runner is another incarnation. ``fresh`` asks for an
-    environment that has served no other episode, ``traced`` for a trace in the report; ``seating`` is that of the
-    episode's spec. ``alone`` asks for a simulator without other slots, so that a fault is certainly its own. ``block``
-    has the seeds of consecutive episodes, this one included, that run together; it is empty
-    for an episode of its own.
+    environment that has served no other episode, ``traced`` for a trace in the report; ``seating`` and ``condition``
+    are those of the episode's spec. ``alone`` asks for a simulator without other slots, so that a fault is certainly
+    its own. ``block`` has the seeds of consecutive episodes, this one included, that run together; it is empty for an
+    episode of its own.
     """
 
     index: int  # type: ignore[assignment]
@@ -76,6 +98,17 @@ class Lease(NamedTuple):
     seating: tuple[str, ...] | None = None
     block: tuple[int, ...] = ()
     alone: bool = False
+    condition: Condition | None = None
+
+    @property
+    def spec(self) -> EpisodeSpec:
+        """Line of the plan for the episode."""
+        return EpisodeSpec(self.index, self.seed, self.seating, self.condition)
+
+    @property
+    def condition_id(self) -> str | None:
+        """Id of the condition; None without conditions."""
+        return None if self.condition is None else self.condition.id
 
 
 Phase = Literal["construct", "reset", "step", "act", "close", "run"]
@@ -189,6 +222,8 @@ class EpisodeRecord:
     """Faults that ended its earlier attempts; also that of the last attempt if the episode failed."""
     info: dict[str, float]
     """Last value of each requested ``info`` scalar; NaN if it was never reported."""
+    condition: str | None = None
+    """Id of its row of ``evaluation.conditions``, which the plan determines; None without conditions."""
 
 
 COLUMNS: Final[Mapping[str, Column]] = {
@@ -308,6 +343,8 @@ class EpisodeTable:
         self.info_keys = tuple(info_keys)
         self.infos: npt.NDArray[np.float64] = np.full((num_episodes, len(self.info_keys)), np.nan)
         self.faults: dict[int, list[Fault]] = {}
+        self.conditions: Sequence[str] = ()
+        """Id of the condition of each episode; empty without conditions. A result sets them: its plan has them."""
         self._charged: dict[Fault, int] = {}
         """Position of each charged fault in the list of its episode. A foreign file may have any number of them."""
 
@@ -415,18 +452,21 @@ class EpisodeTable:
         if row["outcome"] == Outcome.MISSING:
             raise IndexError(f"episode {index} has no record: it did not finish")
         info = dict(zip(self.info_keys, self.infos[index].tolist(), strict=True))
-        return record_of(row.item(), info, self.faults.get(int(row["index"]), ()))
+        condition = self.conditions[int(row["index"])] if self.conditions else None
+        return record_of(row.item(), info, self.faults.get(int(row["index"]), ()), condition)
 
     def __iter__(self) -> Iterator[EpisodeRecord]:
         return (self.record(int(index)) for index in np.flatnonzero(self.filled))
 
 
-def record_of(row: tuple[Any, ...], info: dict[str, float], faults: Sequence[Fault] = ()) -> EpisodeRecord:
+def record_of(
+    row: tuple[Any, ...], info: dict[str, float], faults: Sequence[Fault] = (), condition: str | None = None
+) -> EpisodeRecord:
     """Build the record of one row, from the values of a scalar of :data:`ROW` or from unrounded ones."""
     values = dict(zip(COLUMNS, row, strict=True))
     for name, meanings in _MEANINGS.items():
         values[name] = meanings[int(values[name])]
-    return EpisodeRecord(**values, faults=tuple(faults), info=info)
+    return EpisodeRecord(**values, faults=tuple(faults), info=info, condition=condition)
 
 
 def outcomes_of(

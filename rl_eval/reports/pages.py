@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import singledispatch
 from typing import TYPE_CHECKING, Any, Final
 
 from rl_eval.config.policy_sources import RANDOM
 from rl_eval.records.guarantee import MEANINGS
 from rl_eval.reports.page import Line, Page, Table
-from rl_eval.results.comparison import Comparison
+from rl_eval.results.comparison import Comparison, ConditionDifference
+from rl_eval.results.conditions import ConditionNumbers
 from rl_eval.results.crossplay import CrossPlay, Estimate, Outcomes
 from rl_eval.results.metrics import policy_names
 from rl_eval.results.result import EvalResult
@@ -25,12 +27,14 @@ from rl_eval.results.text import (
     policy_name,
     weights_name,
 )
+from rl_eval.scheduling.conditions import ID
 
 if TYPE_CHECKING:
     from rl_eval.results.stats.interval import Interval
 
 
 Write = Callable[[float], str]
+Part = ConditionNumbers | ConditionDifference
 
 _GAP: Final = "   "
 _SETTINGS: Final = 8
@@ -38,6 +42,8 @@ _SETTINGS: Final = 8
 _NAMED: Final = ("policy", "policy_kwargs.path")
 """Settings that the name of a policy already shows."""
 _MEANS: Final = ("module_episode_returns", "policy_team_return", "policy_per_capita_return")
+_CONDITIONS: Final = 50
+"""Maximum number of conditions in a table."""
 _LEAST_SHOWN: Final = 0.0005
 """Smallest fraction that is not rounded to 0.0 %."""
 _WITH_INTERVALS: Final = 4
@@ -59,6 +65,7 @@ def result_page(result: EvalResult) -> Page:
     sections: list[list[Line] | Table] = [
         [*_return_lines(result), *_length_lines(result), *_success_lines(result)],
         *_policy_tables(result),
+        *_condition_tables(result),
         [*_episode_lines(result), *_time_lines(result)],
         _identity_lines(result),
     ]
@@ -143,6 +150,41 @@ def _policy_tables(result: EvalResult) -> list[Table]:
     return [Table("by policy", ("policy", "return", "team", "per capita", "won", "drawn", "lost"), rows)]
 
 
+def _condition_tables(result: EvalResult) -> list[Table]:
+    """Return a table of each axis and of the conditions; no table without conditions."""
+    tables: list[Table] = []
+    headings: tuple[str, ...] = ("episodes", "mean return", "interval")
+    if result.success_interval is not None:
+        headings = (*headings, "success", "interval")
+    for column, parts in result.by_condition.items():
+        write = _means(parts)
+        rows = [
+            (
+                one.mean_return,
+                (str(one.value), number(one.num_episodes, 0), write(one.mean_return), _ends(one.interval, write),
+                 *_success_cells(one))[: 1 + len(headings)],
+            )
+            for one in parts
+        ]  # fmt: skip
+        tables.append(_lowest(column, (column, *headings), rows))
+    return tables
+
+
+def _success_cells(part: ConditionNumbers) -> tuple[str, str]:
+    if part.success_rate is None or part.success_interval is None:
+        return "n/a", "n/a"
+    return percent(part.success_rate), _ends(part.success_interval, percent)
+
+
+def _lowest(column: str, headings: Sequence[str], rows: Sequence[tuple[float, Sequence[str]]]) -> Table:
+    """Return a table of all rows, or of those with the lowest numbers if there are many."""
+    title, caption = f"by {'condition' if column == ID else column}", ""
+    if len(rows) > _CONDITIONS:
+        caption = f"The {_CONDITIONS} lowest of {len(rows):,}; use --json for all."
+        rows = sorted(rows, key=lambda row: math.inf if math.isnan(row[0]) else row[0])[:_CONDITIONS]
+    return Table(title, headings, [row for _, row in rows], caption)
+
+
 def _episode_lines(result: EvalResult) -> list[Line]:
     trouble = f"{result.num_failed:,} failed{_GAP}{result.num_retried:,} retried{_GAP}{len(result.faults):,} faults"
     lines = [Line("episodes", f"{result.aggregates.count:,}", f"of {len(result.plan):,}{_GAP}{trouble}")]
@@ -179,7 +221,13 @@ def _identity_lines(result: EvalResult) -> list[Line]:
 
 @page_of.register
 def _(shown: Comparison) -> Page:
-    sections = [_side_lines(shown), _setting_lines(shown), _difference_lines(shown), _mcnemar_lines(shown)]
+    sections: list[list[Line] | Table] = [
+        _side_lines(shown),
+        _setting_lines(shown),
+        _difference_lines(shown),
+        _mcnemar_lines(shown),
+    ]
+    sections += _difference_tables(shown)
     title = shown.environment or "comparison"
     return Page(title, "", "b against a", sections, notes=shown.notes, verdict=shown.verdict)
 
@@ -227,6 +275,24 @@ def _difference_lines(comparison: Comparison) -> list[Line]:
         saved = f"{difference.episodes_saved:,.2f} x"
         lines.append(Line("equal seeds", saved, "as many episodes needed without them"))
     return lines
+
+
+def _difference_tables(shown: Comparison) -> list[Table]:
+    """Return a table of the differences by each axis and by condition; no table without conditions."""
+    tables = []
+    for column, parts in shown.by_condition.items():
+        write = _means(parts)
+        rows = [
+            (
+                one.mean,
+                (str(one.value), number(one.num_pairs, 0), *map(write, (one.mean_a, one.mean_b, one.mean)),
+                 _ends(one.interval, write)),
+            )
+            for one in parts
+        ]  # fmt: skip
+        table = _lowest(column, (column, "pairs", "a", "b", "b - a", "interval"), rows)
+        tables.append(replace(table, caption=f"{table.caption} Each interval applies to one row alone.".lstrip()))
+    return tables
 
 
 def _mcnemar_lines(comparison: Comparison) -> list[Line]:
@@ -294,7 +360,7 @@ def _writer(places: int) -> Write:
     return lambda value: number(value, places)
 
 
-def _means(estimates: Iterable[Estimate]) -> Write:
+def _means(estimates: Iterable[Estimate | Part]) -> Write:
     """Return a formatter with the number of decimals of the narrowest interval."""
     spreads = [(each.interval.high - each.interval.low) / 4 for each in estimates]
     return _writer(max((decimals(spread) for spread in spreads if spread > 0), default=2))

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from rl_eval.errors import ComparisonError, UsageError, checked_keywords
 from rl_eval.records.plain import ABSENT, Difference, differences, plain
+from rl_eval.results.conditions import condition_masks
 from rl_eval.results.stats.aggregate import exact_mean
-from rl_eval.results.stats.interval import ALL_EQUAL, FEW, FEW_EQUAL
+from rl_eval.results.stats.interval import ALL_EQUAL, FEW, FEW_EQUAL, Interval, return_interval
 from rl_eval.results.stats.paired import McNemar, PairedDifference, mcnemar, paired_difference
 from rl_eval.results.text import Printed, environment_name, interval_places, number, policy_name, weights_name
 
@@ -77,6 +78,21 @@ class Side:
 
 
 @dataclass(frozen=True, slots=True)
+class ConditionDifference:
+    """Difference over the pairs of one condition, or of all conditions with one value of an axis."""
+
+    value: Any
+    """Id of the condition, or the value."""
+    num_pairs: int
+    mean_a: float
+    mean_b: float
+    mean: float
+    """Mean of the differences, ``b`` minus ``a``."""
+    interval: Interval
+    """Interval for the mean difference. It applies to this condition alone."""
+
+
+@dataclass(frozen=True, slots=True)
 class Comparison(Printed):
     """Comparison of two results on the same plan: their difference, ``b`` minus ``a``."""
 
@@ -96,6 +112,8 @@ class Comparison(Printed):
     verdict: str
     different_settings: tuple[DifferentSetting, ...] = ()
     """Settings of the two results that differ: policy, weights, choice of actions, versions."""
+    by_condition: Mapping[str, Sequence[ConditionDifference]] = field(default_factory=dict)
+    """Differences by ``id`` of the condition, and by each axis; empty without conditions."""
 
     @property
     def notes(self) -> list[str]:
@@ -192,14 +210,27 @@ def compare(a: EvalResult, b: EvalResult, confidence: float = 0.95, *, force: bo
         confidence=confidence,
         verdict=verdict_of(difference, confidence, settings),
         different_settings=settings,
+        by_condition=_by_condition(a, b, paired, confidence),
     )
+
+
+def _by_condition(
+    a: EvalResult, b: EvalResult, paired: npt.NDArray[np.bool_], confidence: float
+) -> dict[str, list[ConditionDifference]]:
+    found: dict[str, list[ConditionDifference]] = {}
+    for column, value, mask in condition_masks(a.plan):
+        first, second = (side.table.rows["episode_return"][paired & mask] for side in (a, b))
+        means = (exact_mean(first), exact_mean(second), exact_mean(second - first))
+        one = ConditionDifference(value, len(first), *means, return_interval(second - first, confidence))
+        found.setdefault(column, []).append(one)
+    return found
 
 
 def _check_plans(a: EvalResult, b: EvalResult) -> None:
     if a.plan_fingerprint == b.plan_fingerprint:
         return
     found = list(differences(a.plan.to_dict(), b.plan.to_dict(), "plan"))
-    fix = "Evaluate both with the same seed and the same number of episodes."
+    fix = "Evaluate both with the same seed, number of episodes and conditions."
     raise _different("the results have different episodes", found, fix)
 
 

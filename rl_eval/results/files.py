@@ -179,7 +179,10 @@ def episode_table(table: EpisodeTable) -> pa.Table:
     rows = table.rows[positions]
     parts = (table.faults.get(index, []) for index in rows["index"].tolist())
     faults = pa.array([_encode([fault_values(fault) for fault in each]) for each in parts], pa.string())
-    return pa.table(episode_columns(rows, table.infos[positions], table.info_keys) | {"faults": faults})
+    conditions = (
+        {"condition": pa.array([table.conditions[place] for place in positions.tolist()])} if table.conditions else {}
+    )
+    return pa.table(episode_columns(rows, table.infos[positions], table.info_keys) | conditions | {"faults": faults})
 
 
 def read_summary(path: Path) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from rl_eval.records.determinism import Determinism
 from rl_eval.records.episode import EpisodeRecord, EpisodeTable, Fault, Outcome
 from rl_eval.records.guarantee import Guarantee, guarantee_of
 from rl_eval.records.plain import damage, plain, typed
+from rl_eval.results.conditions import ConditionNumbers, by_condition
 from rl_eval.results.files import (
     EPISODES_FILE,
     FORMAT,
@@ -158,6 +159,7 @@ class EvalResult(Numbers, Printed):
         self.status: Status = status
         self.reason = reason
         self.artifacts: Mapping[int, Mapping[str, Any]] = artifacts or {}
+        table.conditions = plan.condition_ids
         self._check_rows()
         self._check_bounds()
 
@@ -201,6 +203,14 @@ class EvalResult(Numbers, Printed):
     def fault_counts(self) -> dict[str, int]:
         """Number of faults by type of error, the most frequent first."""
         return dict(Counter(fault.error_type for fault in self.faults).most_common())
+
+    @cached_property
+    def by_condition(self) -> dict[str, list[ConditionNumbers]]:
+        """Numbers of each condition under ``id``, and of each value that several conditions share under its name.
+
+        Empty without ``evaluation.conditions``.
+        """
+        return by_condition(self, self.plan)
 
     # Identity
 
@@ -246,6 +256,9 @@ class EvalResult(Numbers, Printed):
             "provenance": self.provenance | {key: redact(self.provenance.get(key)) for key in ("config", "identity")},
             "fault_counts": self.fault_counts,
         }
+        if self.by_condition:
+            parts = self.by_condition.items()
+            described["by_condition"] = {column: [asdict(one) for one in found] for column, found in parts}
         faults = [fault_values(fault) for fault in self.faults]
         return {key: plain(value) for key, value in described.items()} | {"faults": faults}
 

@@ -23,7 +23,6 @@ from rl_eval.errors import EnvError
 from rl_eval.records.episode import (
     PROGRESS,
     EpisodeRecord,
-    EpisodeSpec,
     FaultCause,
     Phase,
     RunReport,
@@ -32,7 +31,14 @@ from rl_eval.records.episode import (
     record_of,
 )
 from rl_eval.runners.core import RunnerCore
-from rl_eval.runners.environment import broken_step, construct_env, read_reset, time_limit
+from rl_eval.runners.environment import (
+    attribute_of,
+    broken_step,
+    check_condition_keys,
+    construct_env,
+    read_reset,
+    time_limit,
+)
 from rl_eval.runners.lane import Lane
 from rl_eval.runners.observers import Factory
 from rl_eval.supervision.caller import survivable
@@ -162,7 +168,7 @@ class EvalRunner(RunnerCore):
             self._recorder.enter(RESET, lane.index)
             if lane.begin_episode is not None:
                 lane.begin_episode(lane.lease.index, lane.lease.seed, lane.attempt)
-            observation = read_reset(lane.reset(seed=lane.lease.seed))
+            observation = read_reset(lane.reset(**lane.lease.spec.reset_arguments))
             self._write_observation(lane.index, observation)
         except survivable() as error:
             self._fault(lane, "env", phase, error)
@@ -171,8 +177,7 @@ class EvalRunner(RunnerCore):
         self._pending.reset_seconds += lane.reset_seconds
         self._inference.begin(lane.index, lane.lease.seed)
         if lane.observed is not None:
-            spec = EpisodeSpec(lane.lease.index, lane.lease.seed, lane.lease.seating)
-            lane.observed.start(spec, lane.attempt, observation)
+            lane.observed.start(lane.lease.spec, lane.attempt, observation)
         return True
 
     def _try_env_step(self, lane: Lane, action: Any) -> bool:
@@ -279,7 +284,9 @@ class EvalRunner(RunnerCore):
         self._free(lane)
 
     def _record(self, lane: Lane, row: tuple[Any, ...]) -> EpisodeRecord:
-        return record_of(row, dict(zip(self._pending.info_keys, lane.info, strict=True)))
+        assert lane.lease is not None
+        infos = dict(zip(self._pending.info_keys, lane.info, strict=True))
+        return record_of(row, infos, condition=lane.lease.condition_id)
 
     def _free(self, lane: Lane) -> None:
         assert lane.lease is not None
@@ -345,5 +352,6 @@ class EvalRunner(RunnerCore):
     def _first_spaces(self) -> tuple[gym.Space[Any], gym.Space[Any]]:
         """Build the first lane's environment and return its spaces."""
         env = self._first_built(partial(self._construct, 0))
+        check_condition_keys(self.settings.evaluation.conditions, attribute_of(env, "condition_keys"))
         self._lanes[0].attach(env)
         return env.observation_space, env.action_space

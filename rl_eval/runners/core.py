@@ -88,6 +88,7 @@ class RunnerCore(abc.ABC):
     max_lanes: ClassVar[int | None] = None
     needs_processes: ClassVar[bool] = False
     several_agents: ClassVar[bool] = False
+    meets_conditions: ClassVar[bool] = True
     acts_in_sweeps: ClassVar[bool] = False
     """Whether every live episode takes one step after each call of the policy."""
 

@@ -11,7 +11,7 @@ import inspect
 import math
 import re
 import reprlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final, final
@@ -29,6 +29,7 @@ from rl_eval.records.episode import first_seen
 
 if TYPE_CHECKING:
     from rl_eval.runners.lane import Lane
+    from rl_eval.scheduling.conditions import Conditions
 
 
 _MEMBERS: Final = ("reset", "step", "observation_space", "action_space")
@@ -191,10 +192,38 @@ def _simulator(library: Integration, env: str, kwargs: dict[str, Any]) -> Any:
 
 
 def episode_hook(env: gym.Env[Any, Any]) -> Callable[[int, int, int], None] | None:
-    """Return :meth:`rl_eval.EpisodeAware.begin_episode` of an environment, also below gymnasium's wrappers."""
+    """Return :meth:`rl_eval.EpisodeAware.begin_episode` of an environment; None without it."""
+    hook: Callable[[int, int, int], None] | None = attribute_of(env, "begin_episode")
+    return hook
+
+
+def attribute_of(env: Any, name: str) -> Any:
+    """Return an attribute of an environment, also below gymnasium's wrappers; None without it."""
     if isinstance(env, gym.Env):
-        return env.get_wrapper_attr("begin_episode") if env.has_wrapper_attr("begin_episode") else None
-    return getattr(env, "begin_episode", None)
+        return env.get_wrapper_attr(name) if env.has_wrapper_attr(name) else None
+    return getattr(env, name, None)
+
+
+def check_condition_keys(conditions: Conditions | None, declared: Sequence[str] | None) -> None:
+    """Check that an environment honours the keys of all conditions.
+
+    Args:
+        conditions: The conditions; None without conditions.
+        declared: Keys that the environment declares; None without a declaration.
+
+    Raises:
+        ConfigError: It does not declare one of them.
+    """
+    if conditions is None or not (unknown := [key for key in conditions.keys if key not in (declared or ())]):
+        return
+    declares = f"declares only {', '.join(declared)}" if declared else "declares no condition_keys"
+    raise ConfigError(
+        f"evaluation.conditions has the key {unknown[0]!r}, but the environment {declares}",
+        key="evaluation.conditions",
+        value=unknown[0],
+        fix="Give the environment or a wrapper an attribute condition_keys: the names of the options that its reset() "
+        f"honours, such as condition_keys = {conditions.keys!r}.",
+    )
 
 
 def time_limit(env: Any) -> int | None:

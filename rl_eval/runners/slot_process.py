@@ -22,13 +22,14 @@ from typing import Any, Final, NamedTuple, TypeVar, cast, final
 import cloudpickle
 
 from rl_eval.errors import EnvError
-from rl_eval.runners.environment import construct_env, episode_hook, time_limit
+from rl_eval.records.episode import Lease
+from rl_eval.runners.environment import attribute_of, construct_env, episode_hook, time_limit
 
 _WORKER: Final = "from rl_eval.runners.slot_process import main; main()"
 _LAST: Final = -1
 """Number of the reply that reports the end of the process."""
 _LAST_WORDS_S: Final = 0.2
-_FACTS: Final = ("observation_space", "action_space", "render_mode", "metadata")
+_FACTS: Final = ("observation_space", "action_space", "render_mode", "metadata", "condition_keys")
 """Attributes of an environment that its runner reads without a call."""
 
 Result = TypeVar("Result")
@@ -258,15 +259,15 @@ class SlotEnv:
         """
         self.call(_look_at)
 
-    def ask_reset(self, index: int, seed: int, attempt: int) -> None:
+    def ask_reset(self, lease: Lease) -> None:
         """Send the reset of an attempt; the process builds a new environment first."""
-        self._slot.ask(BEGIN, self._number, index, seed, attempt)
+        self._slot.ask(BEGIN, self._number, lease)
 
     def ask_step(self, action: Any) -> None:
         """Send a step."""
         self._slot.ask(STEP, self._number, action)
 
-    def reset(self, *, seed: int | None = None) -> Any:
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         """Return the result of the reset, or raise its error."""
         return self._taken()
 
@@ -358,10 +359,10 @@ class _Slot:
             self.close(env)
 
     @staticmethod
-    def _begin(env: Any, index: int, seed: int, attempt: int) -> Any:
+    def _begin(env: Any, lease: Lease) -> Any:
         if (hook := episode_hook(env)) is not None:
-            hook(index, seed, attempt)
-        return env.reset(seed=seed)
+            hook(lease.index, lease.seed, lease.attempt)
+        return env.reset(**lease.spec.reset_arguments)
 
     @staticmethod
     def _step(env: Any, action: Any) -> Any:
@@ -400,7 +401,7 @@ def fast_dumps(value: Any) -> bytes:
 
 def _facts(env: Any) -> dict[str, Any]:
     """Return the facts of an environment that its runner reads without a call."""
-    facts = {name: getattr(env, name, None) for name in _FACTS} | {"time_limit": time_limit(env)}
+    facts = {name: attribute_of(env, name) for name in _FACTS} | {"time_limit": time_limit(env)}
     return {name: value for name, value in facts.items() if _travels(value)}
 
 

@@ -104,7 +104,7 @@ class SubprocessEvalRunner(EvalRunner):
         env: Any = lane.env
         if env is None or lane.lease.fresh:
             env = self._coming[lane.index] = self._numbered(lane.index)
-        env.ask_reset(lane.lease.index, lane.lease.seed, lane.attempt)
+        env.ask_reset(lane.lease)
         return True
 
     def _act(self) -> None:

@@ -33,6 +33,9 @@ class _BlockPlan:
     def seating(self, index: int) -> None:
         """Return None: the episodes of a block have one agent."""
 
+    def condition(self, index: int) -> None:
+        """Return None: a block starts with one reset for all its episodes."""
+
 
 @final
 class BlockSchedule(Schedule):

@@ -20,7 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rl_eval.errors import ConfigError
-from rl_eval.records.episode import EpisodeSpec
+from rl_eval.records.episode import Condition, EpisodeSpec
+from rl_eval.scheduling.conditions import Conditions
 from rl_eval.scheduling.matchups import Matchups, Seating
 
 MAX_EPISODES: Final = 2**31
@@ -72,13 +73,19 @@ class EpisodePlan:
             use one range to choose a policy, and another, held out, to evaluate the chosen one.
         matchups: Seatings, by the index in the permutation; None without seats. Seatings of one turn share a seed, so a
             plan must contain whole turns.
+        conditions: Initial conditions, by the index in the permutation; None without conditions.
 
     Raises:
         ConfigError: A value is out of range; the message names it.
     """
 
     def __init__(
-        self, num_episodes: int, seed: int = 0, first_index: int = 0, matchups: Matchups | None = None
+        self,
+        num_episodes: int,
+        seed: int = 0,
+        first_index: int = 0,
+        matchups: Matchups | None = None,
+        conditions: Conditions | None = None,
     ) -> None:
         num_episodes, seed, first_index = map(operator.index, (num_episodes, seed, first_index))
         if not 1 <= num_episodes <= MAX_EPISODES:
@@ -106,24 +113,27 @@ class EpisodePlan:
         self.seed = seed
         self.first_index = first_index
         self.matchups = matchups
+        self.conditions = conditions
         if matchups is not None:
             _check_turns(num_episodes, first_index, matchups)
 
     @classmethod
     def from_dict(cls, described: Mapping[str, Any]) -> EpisodePlan:
         """Create a plan from the output of :meth:`to_dict`. Missing keys get their default values."""
-        turns = described.get("matchups")
+        turns, rows = described.get("matchups"), described.get("conditions")
         return cls(
             described["num_episodes"],
             described["seed"],
             described.get("first_index", 0),
             None if turns is None else Matchups.from_lists(turns),
+            None if rows is None else Conditions.from_dict(rows),
         )
 
     def to_dict(self) -> dict[str, Any]:
         """Return the arguments of the plan as plain JSON values."""
         seated = {} if self.matchups is None else {"matchups": self.matchups.to_lists()}
-        return {"num_episodes": len(self), "seed": self.seed, "first_index": self.first_index, **seated}
+        starts = {} if self.conditions is None else {"conditions": self.conditions.to_dict()}
+        return {"num_episodes": len(self), "seed": self.seed, "first_index": self.first_index, **seated, **starts}
 
     @cached_property
     def seeds(self) -> npt.NDArray[np.int64]:
@@ -135,12 +145,15 @@ class EpisodePlan:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 over indices, seeds and seatings: equal for equal plans only."""
+        """SHA-256 over indices, seeds, seatings and conditions: equal for equal plans only."""
         digest = hashlib.sha256(b"rl_eval plan 1")
         digest.update(np.ascontiguousarray(self.seeds, dtype="<i8").tobytes())
         if self.matchups is not None:
             place = self.first_index % len(self.matchups.round)
             digest.update(json.dumps([place, self.matchups.to_lists()]).encode())
+        if self.conditions is not None:
+            place = self.first_index % len(self.conditions.ids)
+            digest.update(json.dumps(["conditions", place, self.conditions.digest]).encode())
         return digest.hexdigest()
 
     def __len__(self) -> int:
@@ -149,16 +162,29 @@ class EpisodePlan:
     def __getitem__(self, index: int) -> EpisodeSpec:
         if not 0 <= index < self.num_episodes:
             raise IndexError(f"episode {index} is outside a plan of {self.num_episodes}")
-        return EpisodeSpec(index, int(self.seeds[index]), self.seating(index))
+        return EpisodeSpec(index, int(self.seeds[index]), self.seating(index), self.condition(index))
 
     def seating(self, index: int) -> Seating | None:
         """Return the seating of an episode without computing its seed; None without seats."""
         return None if self.matchups is None else self.matchups.seating(self.first_index + index)
 
+    def condition(self, index: int) -> Condition | None:
+        """Return the condition of an episode without computing its seed; None without conditions."""
+        return None if self.conditions is None else self.conditions.condition(self.first_index + index)
+
+    @cached_property
+    def condition_ids(self) -> tuple[str, ...]:
+        """Id of the condition of each episode; empty without conditions."""
+        if self.conditions is None:
+            return ()
+        ids, positions = self.conditions.ids, range(self.first_index, self.first_index + self.num_episodes)
+        return tuple(ids[position % len(ids)] for position in positions)
+
     def __repr__(self) -> str:
         start = f", first_index={self.first_index}" if self.first_index else ""
         seated = f", {len(self.matchups.turns)} matchups" if self.matchups else ""
-        return f"EpisodePlan(num_episodes={self.num_episodes}, seed={self.seed}{start}{seated})"
+        starts = f", {len(self.conditions.rows)} conditions" if self.conditions else ""
+        return f"EpisodePlan(num_episodes={self.num_episodes}, seed={self.seed}{start}{seated}{starts})"
 
 
 def _check_turns(num_episodes: int, first_index: int, matchups: Matchups) -> None:

@@ -382,10 +382,13 @@ class Schedule:
         self._holder.update(dict.fromkeys(indices, runner))
         self._runners[runner].held.update(dict.fromkeys(indices))
         self._runners.note(runner)
-        seeds, attempts, seating = self._plan.seeds[indices].tolist(), self._attempts, self._plan.seating
+        seeds, attempts, plan = self._plan.seeds[indices].tolist(), self._attempts, self._plan
         alone = len(indices) == 1 and self._isolation.alone(indices[0])
         leases = [
-            Lease(index, seed, attempts.get(index, 0) + 1, runner, False, False, seating(index), (), alone)
+            Lease(
+                *(index, seed, attempts.get(index, 0) + 1, runner, False, False),
+                *(plan.seating(index), (), alone, plan.condition(index)),
+            )
             for index, seed in zip(indices, seeds, strict=True)
         ]
         return Grant(runner, tuple(leases))

@@ -59,8 +59,8 @@ def measure(settings: EvalSettings) -> Measured:
         ConfigError: The simulator is rejected.
         EnvError: An attempt failed.
     """
-    plan = EpisodePlan(EPISODES, settings.evaluation.seed)
-    leases = [Lease(index, plan[index].seed, 1, 0, traced=True) for index in range(EPISODES)]
+    plan = EpisodePlan(EPISODES, settings.evaluation.seed, conditions=settings.evaluation.conditions)
+    leases = [plan[index].lease(1)._replace(traced=True) for index in range(EPISODES)]
     first = play(settings, WIDTHS[0], leases)
     episode = start = ""
     for width, order in [*((width, leases) for width in WIDTHS[1:]), (WIDTHS[-1], leases[::-1])]:

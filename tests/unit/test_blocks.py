@@ -16,6 +16,7 @@ from gymnasium.vector.utils import batch_space
 from rl_eval import EvalConfig, EvalResult, compare, evaluate, replay
 from rl_eval.cli.simulator_checks import check_simulator
 from rl_eval.errors import ComparisonError, ConfigError, UsageError
+from rl_eval.runners.batched.simulator import BatchSimulator, BatchStep
 from rl_eval.scheduling import events
 from rl_eval.scheduling.blocks import BlockSchedule
 from rl_eval.scheduling.plan import EpisodePlan
@@ -108,6 +109,32 @@ def test_short_episodes_are_not_preferred(width: int) -> None:
     result = evaluate(blocks(TwoLengths, width, 8).evaluation(num_episodes=1500))
     assert len(result.episodes) == 1500
     assert abs(result.mean_return - 0.5) < 3 * 0.5 / 1500**0.5
+
+
+class NoRestart(BatchSimulator):
+    """Slots that end and never start another episode."""
+
+    def __init__(self, num_envs: int) -> None:
+        self.num_envs, self.observation_space, self.action_space = (
+            num_envs,
+            gym.spaces.Box(0, 1),
+            gym.spaces.Discrete(2),
+        )
+
+    def reset(self, seed: int) -> Any:
+        return np.zeros((self.num_envs, 1), np.float32)
+
+    def step(self, actions: Any) -> BatchStep:
+        ended = np.ones(self.num_envs, bool)
+        return BatchStep(np.zeros((self.num_envs, 1), np.float32), np.zeros(self.num_envs), ended, ~ended)
+
+    def close(self) -> None: ...
+
+
+def test_slots_that_never_restart_fail_their_block_instead_of_running_for_ever() -> None:
+    result = evaluate(blocks(NoRestart, width=2, block=2, num_episodes=4).policy(lambda seen: [0] * len(seen)))
+    assert result.status == "failed"
+    assert {fault.error_type for fault in result.faults} == {"EnvError"}
 
 
 def test_a_block_with_a_poisoned_episode_fails_and_the_others_are_as_ever() -> None:

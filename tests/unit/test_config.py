@@ -82,8 +82,8 @@ EVERYTHING: dict[str, dict[str, Any]] = {
 
 KEYS = [(section, key) for section, keys in EVERYTHING.items() for key in keys]
 
-WITH_OTHERS = {("evaluation", "matchups"), ("evaluation", "symmetric"), ("runners", "block")}
-"""Keys that need other keys: ``test_matchups.py`` and ``test_blocks.py`` set them."""
+WITH_OTHERS = {("evaluation", key) for key in ("matchups", "symmetric", "conditions")} | {("runners", "block")}
+"""Keys that need or exclude others: ``test_matchups.py``, ``test_conditions.py`` and ``test_blocks.py`` set them."""
 
 
 def minimal() -> EvalConfig:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import tree
 
 from rl_eval.policies.inference.inference import RowInference
-from rl_eval.records.episode import EpisodeRecord, EpisodeSpec, Lease
+from rl_eval.records.episode import EpisodeRecord, Lease
 from rl_eval.runners.batched.simulator import BatchStep
 from rl_eval.runners.observers import ObservedSlot
 
@@ -39,8 +39,7 @@ class ObservedBatch:
         if lease.fresh:
             return
         observed = self._live[slot] = self._slots[slot]
-        spec = EpisodeSpec(lease.index, lease.seed, lease.seating)
-        observed.start(spec, lease.attempt, self._inference.observations.row(slot))
+        observed.start(lease.spec, lease.attempt, self._inference.observations.row(slot))
         if observed.told:
             self._told[slot] = observed
 

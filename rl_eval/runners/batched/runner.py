@@ -24,7 +24,6 @@ from rl_eval.policies.inference.spaces import ObservationBatch, take_rows
 from rl_eval.records.determinism import Trace, action_digest
 from rl_eval.records.episode import (
     PROGRESS,
-    EpisodeSpec,
     FaultCause,
     Lease,
     Outcome,
@@ -40,8 +39,10 @@ from rl_eval.runners.batched.simulator import BatchSimulator, BatchStep
 from rl_eval.runners.batched.trial import try_block, try_out
 from rl_eval.runners.batched.vector_env import build_simulator
 from rl_eval.runners.core import RunnerCore
+from rl_eval.runners.environment import check_condition_keys
 from rl_eval.runners.lane import PendingReport
 from rl_eval.runners.observers import Factory
+from rl_eval.scheduling.plan import EpisodePlan
 from rl_eval.supervision.caller import survivable
 from rl_eval.supervision.flight_recorder import ACT, ALL_LANES, CLOSE, CONSTRUCT, RESET, STEP
 
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 _SUCCESS: Final = ("success", "is_success")
 """Keys of success, the preferred one last."""
+_MAX_IDLE_STEPS: Final = 1_000
 _NUMERIC: Final = "biuf"
 """Kinds of dtypes that are read as a whole."""
 
@@ -63,6 +65,8 @@ class _Block:
     started: float
     next: int = 0
     """Number of its episodes that have started."""
+    idle_steps: int = 0
+    """Steps since the last slot ended its episode, if none has started another."""
     rows: list[tuple[Any, ...]] = field(default_factory=list)
     infos: list[list[float]] = field(default_factory=list)
     artifacts: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -242,14 +246,16 @@ class BatchedEvalRunner(RunnerCore):
     @override
     def _first_spaces(self) -> tuple[gym.Space[Any], gym.Space[Any]]:
         self._own = self._first_built(partial(self._build, len(self._leases)))
+        check_condition_keys(self.settings.evaluation.conditions, self._own.condition_keys)
         if not self._own.trusted:
             self._try_out(self._own)
         return self._own.observation_space, self._own.action_space
 
     def _try_out(self, simulator: BatchSimulator) -> None:
         """Reject a simulator that breaks its contract; one that raises is built again for the first episode."""
+        plan = EpisodePlan(simulator.num_envs, seed=1, conditions=self.settings.evaluation.conditions)
         try:
-            if note := (try_block if self._blocks else try_out)(simulator):
+            if note := (try_block if self._blocks else try_out)(simulator, [plan[slot] for slot in range(len(plan))]):
                 self._pending.standing_note = "; ".join(filter(None, (simulator.note, note)))
         except UsageError:
             self._close("_own")
@@ -294,8 +300,7 @@ class BatchedEvalRunner(RunnerCore):
             simulator = self._simulator_for(first, len(slots))
             phase, started = "reset", perf_counter()
             self._recorder.enter(RESET, slots[0] if len(slots) == 1 else ALL_LANES)
-            specs = [EpisodeSpec(lease.index, lease.seed, lease.seating) for lease in leases]
-            rows = np.array(slots)
+            specs, rows = [lease.spec for lease in leases], np.array(slots)
             self._inference.observations.adopt(rows, simulator.start(rows, specs))
         except UsageError:
             raise
@@ -371,7 +376,12 @@ class BatchedEvalRunner(RunnerCore):
             self._inference.observations.adopt(slots, take_rows(observations, slots))
             for slot in slots.tolist():
                 self._begin_in_block(slot, block)
-        if block.all_started and not self._any_live:
+        block.idle_steps = 0 if self._any_live else block.idle_steps + 1
+        if block.idle_steps > _MAX_IDLE_STEPS and not block.all_started:
+            text = f"no slot started another episode in {_MAX_IDLE_STEPS} steps after all had ended"
+            fix = "Return the mask and the first observations as BatchStep.started."
+            self._fail_block("env", "step", EnvError(text, key="started", fix=fix))
+        elif block.all_started and not self._any_live:
             self._pending.rows += block.rows
             self._pending.infos += block.infos
             for index, artifacts in block.artifacts.items():
@@ -526,7 +536,8 @@ class BatchedEvalRunner(RunnerCore):
         into.rows.append(row)
         into.infos.append(infos)
         if self._watched is not None:
-            record = partial(record_of, row, dict(zip(self._pending.info_keys, infos, strict=True)))
+            named = dict(zip(self._pending.info_keys, infos, strict=True))
+            record = partial(record_of, row, named, condition=lease.condition_id)
             into.keep(lease.index, self._watched.complete(slot, row, record))
         if slot in self._traces:
             self._pending.traces[lease.index] = self._traces[slot].rows

@@ -23,9 +23,6 @@ _KINDS: Final = {"rewards": "iuf", "terminated": "biu", "truncated": "biu"}
 _DTYPES: Final = {"rewards": np.dtype(np.float64), "terminated": np.dtype(bool), "truncated": np.dtype(bool)}
 """Their dtypes in the runner."""
 
-_THROWAWAY: Final = EpisodeSpec(0, 0)
-"""Spec of slots that must run without an episode."""
-
 
 def _no_values(key: str) -> None:
     return None
@@ -128,6 +125,8 @@ class BatchSimulator(abc.ABC):
     """Whether a slot without an episode must be restarted before the next step; :meth:`advance` does that."""
     trusted: bool = False
     """Whether the class is known to start slots alone, so that the trial before the first episode is skipped."""
+    condition_keys: Sequence[str] = ()
+    """Keys of :attr:`EpisodeSpec.condition` that :meth:`restart` honours."""
     note: str = ""
     """Note for readers of the result, such as settings of the simulator that change the returns."""
 
@@ -177,6 +176,8 @@ class BatchSimulator(abc.ABC):
 
     _idle: Flags | None = None
     """Mask of the slots that have ended, or never started; None while no slot was started alone."""
+    _spare: EpisodeSpec
+    """Spec of slots that must run without an episode: one of the last start."""
 
     def start(self, slots: Slots, specs: Sequence[EpisodeSpec]) -> Any:
         """Start episodes as :meth:`restart` does; the runner calls this method."""
@@ -184,6 +185,7 @@ class BatchSimulator(abc.ABC):
         if self._idle is None:
             self._idle = np.ones(self.num_envs, bool)
         self._idle[slots] = False
+        self._spare = specs[0]
         return observations
 
     def advance(self, actions: Any) -> BatchStep:
@@ -194,7 +196,7 @@ class BatchSimulator(abc.ABC):
         """
         if self.restarts_idle and self._idle is not None and self._idle.any():
             slots = np.flatnonzero(self._idle)
-            self.restart(slots, [_THROWAWAY] * len(slots))
+            self.restart(slots, [self._spare] * len(slots))
         step = checked(self.step(actions), self.num_envs)
         if self._idle is not None:
             self._idle = step.terminated | step.truncated

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -39,8 +40,12 @@ class _Course:
     """Mask of the slots whose episode ended in the step."""
 
 
-def try_out(simulator: BatchSimulator) -> str:
+def try_out(simulator: BatchSimulator, specs: Sequence[EpisodeSpec]) -> str:
     """Run the same few steps twice; in the second run, start the last slot again while the others run.
+
+    Args:
+        simulator: The simulator.
+        specs: A spec for each slot.
 
     Returns:
         A note if the seeds make no difference to the first observations; empty otherwise.
@@ -48,7 +53,7 @@ def try_out(simulator: BatchSimulator) -> str:
     Raises:
         ConfigError: Equal specs do not start equal episodes, or the restart changes other slots.
     """
-    whole, disturbed = _play(simulator), _play(simulator, restart=True)
+    whole, disturbed = _play(simulator, specs), _play(simulator, specs, restart=True)
     if not _equal(whole.starts, disturbed.starts):
         raise _rejected(simulator, "does not start the same episode from the same seed")
     if not _equal(_rows(whole.starts, [-1]), disturbed.alone):
@@ -60,9 +65,9 @@ def try_out(simulator: BatchSimulator) -> str:
     return f"{count} seeds gave 1 distinct first observation" if same and count > 1 else ""
 
 
-def try_block(simulator: BatchSimulator) -> str:
-    """Start a block twice from one seed, and take the same few steps; return a note if they differ."""
-    first, second = (_play(simulator, block=True) for _ in range(2))
+def try_block(simulator: BatchSimulator, specs: Sequence[EpisodeSpec]) -> str:
+    """Start a block twice from the first seed, and take the same few steps; return a note if they differ."""
+    first, second = (_play(simulator, specs, block=True) for _ in range(2))
     if _equal(first.starts, second.starts) and all(
         _equal(rewards, rewards_2) and _equal(observations, observations_2)
         for (rewards, observations), (rewards_2, observations_2) in zip(first.steps, second.steps, strict=True)
@@ -71,10 +76,11 @@ def try_block(simulator: BatchSimulator) -> str:
     return f"{simulator.name} does not repeat a block from the same seed, so no run repeats this result"
 
 
-def _play(simulator: BatchSimulator, *, restart: bool = False, block: bool = False) -> _Course:
+def _play(
+    simulator: BatchSimulator, specs: Sequence[EpisodeSpec], *, restart: bool = False, block: bool = False
+) -> _Course:
     """Start all slots and take a few steps; after the first, start the last slot again if asked to."""
     slots = np.arange(simulator.num_envs)
-    specs = [EpisodeSpec(slot, slot + 1) for slot in slots.tolist()]
     starts = simulator.reset(specs[0].seed) if block else simulator.start(slots, specs)
     course = _Course(_copied(starts), [], [], [])
     actions = gym.vector.utils.batch_space(simulator.action_space, simulator.num_envs)

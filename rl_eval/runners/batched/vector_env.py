@@ -19,7 +19,7 @@ from rl_eval.errors import ConfigError, EnvError
 from rl_eval.records.episode import EpisodeSpec
 from rl_eval.runners.batched.simulator import BatchSimulator, BatchStep, Flags, Slots
 from rl_eval.runners.batched.trial import WITHOUT_RESTARTS
-from rl_eval.runners.environment import build_env, episode_hook
+from rl_eval.runners.environment import attribute_of, build_env, episode_hook
 
 _ALE: Final = "ale_py.vector_env"
 _ALE_PROTOCOL: Final = (
@@ -49,6 +49,8 @@ class VectorEnvSimulator(BatchSimulator):
         self.env = env
         self.num_envs = env.num_envs
         self.observation_space, self.action_space = env.single_observation_space, env.single_action_space
+        first: Any = next(iter(getattr(env, "envs", ())), env)
+        self.condition_keys = getattr(env, "condition_keys", None) or attribute_of(first, "condition_keys") or ()
         self._seeds_as_array = type(env).__module__ == _ALE
         if isinstance(env, VectorWrapper):
             raise ConfigError(
@@ -59,11 +61,11 @@ class VectorEnvSimulator(BatchSimulator):
             )
         self._mode = _autoreset_mode(env)
         self.trusted, self.restarts_idle = type(env) in _TRUSTED, self._mode is AutoresetMode.DISABLED
-        if any(episode_hook(one) is not None for one in getattr(env, "envs", ())[:1]):
+        if episode_hook(first) is not None:
             raise ConfigError(
                 "the environment has begin_episode(), which runners.runner=batched does not call",
                 key="environment.env",
-                value=type(env.envs[0]).__name__,  # type: ignore[attr-defined]
+                value=type(first).__name__,
                 fix="Set runners.runner: vector.",
             )
         self._started = False
@@ -85,8 +87,11 @@ class VectorEnvSimulator(BatchSimulator):
 
     @override
     def restart(self, slots: Slots, specs: Sequence[EpisodeSpec]) -> Any:
-        seeds = [spec.seed for spec in specs]
-        observations = self._reset(slots, seeds)
+        if specs[0].condition is None:
+            observations = self._reset(slots, [spec.seed for spec in specs])
+        else:
+            for slot, spec in zip(slots, specs, strict=True):  # All slots of one call have the same options.
+                observations = self._reset(np.array([slot]), [spec.seed], spec.reset_arguments["options"])
         return tree.map_structure(lambda leaf: leaf[slots], observations)
 
     @override
@@ -94,7 +99,7 @@ class VectorEnvSimulator(BatchSimulator):
         self._ended = np.zeros(self.num_envs, bool)
         return self.env.reset(seed=seed)[0]
 
-    def _reset(self, slots: Slots, seeds: list[int]) -> Any:
+    def _reset(self, slots: Slots, seeds: list[int], options: Mapping[str, Any] = {}) -> Any:
         """Reset some slots, all of them the first time; return the observations of all slots."""
         chosen = dict(zip(slots.tolist(), seeds, strict=True))
         if not self._started:
@@ -106,7 +111,7 @@ class VectorEnvSimulator(BatchSimulator):
         seed: Any = [chosen.get(slot) for slot in range(self.num_envs)]
         if self._seeds_as_array:
             seed = np.array([chosen[slot] for slot in sorted(chosen)], np.int64)
-        observations, _ = self.env.reset(seed=seed, options={"reset_mask": mask})
+        observations, _ = self.env.reset(seed=seed, options={**options, "reset_mask": mask})
         return observations
 
     @override

@@ -235,6 +235,7 @@ class MultiAgentEvalRunner(VectorEvalRunner):
 
     _inference: AgentsInference
     several_agents: ClassVar[bool] = True
+    meets_conditions: ClassVar[bool] = False
 
     def __init__(self, settings: EvalSettings, runner_index: int, policy: Any = None) -> None:
         super().__init__(settings, runner_index, policy)
@@ -297,7 +298,7 @@ class MultiAgentEvalRunner(VectorEvalRunner):
     def _begin(self, lane: Lane) -> bool:
         """Seat the policies of the next queued attempt, then start it."""
         lease = self._queue[0]
-        policies = self._mapping.seats(EpisodeSpec(lease.index, lease.seed, lease.seating))
+        policies = self._mapping.seats(lease.spec)
         self._inference.seat(lane.index, lease.seed, policies)
         self._seated[lane.index] = policies
         return super()._begin(lane)

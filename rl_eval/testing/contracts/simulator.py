@@ -79,14 +79,17 @@ def with_simulator(settings: EvalSettings, width: int, test: Callable[[BatchSimu
 
 def _expect_trial(simulator: BatchSimulator) -> None:
     try:
-        try_out(simulator)
+        try_out(simulator, _specs(simulator))
     except EvalError as error:
         raise AssertionError(str(error)) from error
 
 
+def _specs(simulator: BatchSimulator) -> list[EpisodeSpec]:
+    return [EpisodeSpec(slot, slot + 1) for slot in range(simulator.num_envs)]
+
+
 def _start(simulator: BatchSimulator) -> Any:
-    slots = np.arange(simulator.num_envs)
-    return simulator.start(slots, [EpisodeSpec(slot, slot + 1) for slot in slots.tolist()])
+    return simulator.start(np.arange(simulator.num_envs), _specs(simulator))
 
 
 def _expect_shapes(simulator: BatchSimulator) -> None:

@@ -1,0 +1,82 @@
+"""Conditions of a config: rows from a file or from the config itself, loaded once and then fixed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from rl_eval.config.policy_sources import absolute
+from rl_eval.errors import ConfigError, nearest
+from rl_eval.records.plain import parse_json
+from rl_eval.scheduling.conditions import KEY, Conditions, make_conditions
+
+_SOURCES: Final = ("file", "rows", "axes")
+_OTHERS: Final = ("counts", "sha256")
+"""Further keys; the digest is in a config that a result recorded."""
+_FIX: Final = (
+    "Pass a file, a list of rows, or a mapping with file, rows or axes, such as {axes: {friction: [0.5, 1.0]}}, and "
+    "optionally counts."
+)
+
+
+def load_conditions(given: Any) -> Conditions | None:
+    """Return the conditions that a config names; read their file.
+
+    Args:
+        given: A path, a list of rows, or a mapping with one of ``file``, ``rows`` and ``axes``, and ``counts``.
+
+    Raises:
+        ConfigError: The value or the file is invalid.
+    """
+    if given is None or isinstance(given, Conditions):
+        return given
+    named = _as_mapping(given)
+    unknown = [key for key in named if key not in (*_SOURCES, *_OTHERS)]
+    if unknown or sum(key in named for key in _SOURCES) != 1:
+        meant = f": {nearest(str(unknown[0]), (*_SOURCES, 'counts'))}" if unknown else " is invalid"
+        raise ConfigError(f"{KEY}{meant}", key=KEY, value=given, fix=_FIX)
+    rows = _read(Path(named["file"]).expanduser()) if "file" in named else named.get("rows")
+    return make_conditions(rows=rows, axes=named.get("axes"), counts=named.get("counts"))
+
+
+def anchored_conditions(given: Any, folder: Path) -> Any:
+    """Return conditions with a path of their file that begins at a folder, if it is relative."""
+    named = _as_mapping(given)
+    if not isinstance(file := named.get("file"), str):
+        return given
+    return {**named, "file": absolute(folder / Path(file).expanduser())}
+
+
+def _as_mapping(given: Any) -> Mapping[str, Any]:
+    if isinstance(given, Mapping):
+        return given
+    return {"file" if isinstance(given, str | Path) else "rows": given}
+
+
+def _read(path: Path) -> Any:
+    """Return the rows of a file.
+
+    Raises:
+        ConfigError: It is missing or damaged, or has another format.
+    """
+    import pyarrow as pa
+    from pyarrow import csv, parquet
+
+    readers = {
+        ".parquet": lambda file: parquet.read_table(file).to_pylist(),
+        ".csv": lambda file: csv.read_csv(file).to_pylist(),
+        ".json": lambda file: parse_json(file.read()),
+    }
+    if path.suffix not in readers:
+        raise ConfigError(
+            f"{KEY}: {path} has the suffix {path.suffix!r}",
+            key=KEY,
+            value=str(path),
+            fix=f"Use a file with one of the suffixes {', '.join(readers)}.",
+        )
+    try:
+        with path.open("rb") as file:  # pyarrow accepts only UTF-8 paths, so Python opens every file.
+            return readers[path.suffix](file)
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise ConfigError(f"{KEY}: {path} cannot be read: {error}", key=KEY, value=str(path)) from error
