@@ -66,6 +66,13 @@ INTEGRATIONS: Final = (
         advice={"get_action_and_value": _CLEANRL, "get_action": _CLEANRL, "envs": _CLEANRL},
     ),
     Integration("tianshou", packages=("tianshou",), adapter=f"{_HERE}.tianshou"),
+    Integration(
+        "envpool",
+        packages=("envpool",),
+        adapter=f"{_HERE}.envpool",
+        install="rl-eval[envpool]",
+        simulator=f"{_HERE}.envpool:EnvPoolSimulator",
+    ),
 )
 
 

@@ -15,7 +15,7 @@ from rl_eval.cli.simulator_checks import check_simulator
 from rl_eval.errors import ConfigError, EnvError
 from rl_eval.policies.inference.spaces import ObservationBatch
 from rl_eval.runners.batched.simulator import BatchSimulator, BatchStep, checked
-from rl_eval.runners.batched.vector_env import _is_ale
+from rl_eval.runners.batched.vector_env import VectorEnvSimulator, _is_ale
 from rl_eval.scheduling.plan import EpisodePlan
 from tests.refused import refused
 from tests.unit.vector_world import (
@@ -408,6 +408,23 @@ def test_every_result_names_the_simulator() -> None:
     with EvalRunnerGroup(batched(walks)) as group:
         for _ in range(2):
             assert any("SyncVectorEnv" in note for note in group.evaluate().notes)
+
+
+def test_slots_wait_for_others_where_a_restart_is_expensive(
+    reference: EvalResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    together: list[int] = []
+
+    class Expensive(VectorEnvSimulator):  # type: ignore[misc]
+        min_free = 5
+
+        def restart(self, slots: Any, specs: Any) -> Any:
+            together.append(len(slots))
+            return super().restart(slots, specs)
+
+    same(evaluate(batched(lambda num_envs: Expensive(walks(num_envs)), 10)), reference)
+    assert sum(together) == EPISODES
+    assert min(together[:-1]) >= 5
 
 
 def test_rewards_of_atari_are_not_clipped() -> None:

@@ -84,6 +84,8 @@ class BatchSimulator(abc.ABC):
     """Space of the action of one slot."""
     name: str = "simulator"
     """Name of the simulator, which is part of the numerics key of blocks."""
+    min_free: int = 1
+    """Fewest slots that are restarted together while others run, for a simulator in which a restart is expensive."""
     note: str = ""
     """Note for readers of the result, such as settings of the simulator that change the returns."""
 

@@ -26,6 +26,7 @@ _ALE_PROTOCOL: Final = (
     "stack_num",
 )
 """Settings of ALE's vector environment that change returns."""
+_ALE_SEED_MASK: Final = 0x7FFF_FFFF
 _TRUSTED: Final = (gym.vector.SyncVectorEnv, gym.vector.AsyncVectorEnv)
 """Classes whose ``reset_mask`` is known to work."""
 _THROWAWAY_SEED: Final = 0
@@ -49,7 +50,7 @@ class VectorEnvSimulator(BatchSimulator):
         self.env = env
         self.num_envs, self.name = env.num_envs, type(env).__name__
         self.observation_space, self.action_space = env.single_observation_space, env.single_action_space
-        self._seeds_as_array = type(env).__module__ == _ALE
+        self._is_ale = type(env).__module__ == _ALE
         if isinstance(env, VectorWrapper):
             raise ConfigError(
                 f"{type(env).__name__} wraps all slots at once, so an episode could depend on its neighbours",
@@ -98,8 +99,8 @@ class VectorEnvSimulator(BatchSimulator):
         mask[list(chosen)] = True
         self._ended[mask] = False
         seed: Any = [chosen.get(slot) for slot in range(self.num_envs)]
-        if self._seeds_as_array:
-            seed = np.array([chosen[slot] for slot in sorted(chosen)], np.int64)
+        if self._is_ale:
+            seed = np.array([_ale_seed(chosen[slot]) for slot in sorted(chosen)], np.int64)
         observations, _ = self.env.reset(seed=seed, options={"reset_mask": mask})
         return observations
 
@@ -160,6 +161,15 @@ class VectorEnvSimulator(BatchSimulator):
         if any(tree.flatten(moved)):
             text = f"{name} resets all slots if one is to be reset, so an episode would depend on its neighbours"
             raise ConfigError(text, key="environment.env", value=name, fix=fix)
+
+
+def _ale_seed(seed: int) -> int:
+    """Return the seed of ALE's emulator in an episode of ``gymnasium.make``, with its sign removed.
+
+    A negative number means no seed for the vector environment. So half of the episodes equal those of
+    ``gymnasium.make``, where nothing else is drawn.
+    """
+    return int(np.random.SeedSequence(seed).generate_state(2)[1]) & _ALE_SEED_MASK
 
 
 class _Values:
