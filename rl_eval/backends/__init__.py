@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from rl_eval.backends.requests import Request, RunnerRequest
+from rl_eval.config.settings import EvalSettings
 from rl_eval.errors import RunnerLost
 from rl_eval.supervision.flight_recorder import CrashReport
 from rl_eval.weights import WeightsSnapshot
@@ -46,8 +47,20 @@ class Reply:
 class Backend(Protocol):
     """Runners by incarnation number. Calls of one runner run in order; ``wait`` returns their replies."""
 
+    payload: Any
+    """Settings and policy of all later starts, from :meth:`pack`."""
+
+    def pack(self, settings: EvalSettings, policy: Any) -> Any:
+        """Return settings and a policy object, or None, in the form that runners get.
+
+        Raises:
+            ConfigError: They cannot be pickled.
+        """
+
     def spawn(self, runner: int, index: int, weights: Any) -> None:
         """Start a runner at a position of the group; a reply to :class:`Start` follows.
+
+        A runner with this number stops first, and the new one uses its process.
 
         Args:
             runner: Incarnation.

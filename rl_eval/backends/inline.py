@@ -36,13 +36,16 @@ class InlineBackend(Backend):
     """
 
     def __init__(self, settings: EvalSettings, policy: Any, *, threaded: bool) -> None:
-        self._settings = settings
-        self._policy = pickled(policy, "the policy", policy)
+        self.payload = self.pack(settings, policy)
         self._runners: dict[int, Runner] = {}
         self._calls: deque[Call] = deque()
         self._threaded = threaded
         self._folder: str | None = None
         """Working directory that an environment changed to; None if all stay in the caller's."""
+
+    @override
+    def pack(self, settings: EvalSettings, policy: Any) -> tuple[EvalSettings, bytes]:
+        return settings, pickled(policy, "the policy", policy)
 
     @override
     def spawn(self, runner: int, index: int, weights: Any) -> None:
@@ -64,6 +67,8 @@ class InlineBackend(Backend):
             return []
         call = self._calls.popleft()
         try:
+            if isinstance(call.request, Start):
+                self._end(call.runner)
             # The calling loop already computes with one thread, if torch was loaded when it started.
             with one_thread(kept=self._threaded), self._in_their_folder():
                 return [Reply(call, self._answer(call.runner, call.request))]
@@ -78,9 +83,7 @@ class InlineBackend(Backend):
     @override
     def kill(self, runner: int) -> None:
         self._calls = deque(call for call in self._calls if call.runner != runner)
-        if killed := self._runners.pop(runner, None):
-            with self._in_their_folder():
-                killed.stop()
+        self._end(runner)
 
     @override
     def terminate(self, runner: int, why: RunnerLost) -> None:
@@ -107,6 +110,13 @@ class InlineBackend(Backend):
             self.kill(runner)
         self._calls.clear()
 
+    def _end(self, runner: int) -> None:
+        """Stop a runner, if there is one; the next one begins in the caller's working directory."""
+        if ended := self._runners.pop(runner, None):
+            with self._in_their_folder():
+                ended.stop()
+            self._folder = None
+
     @contextmanager
     def _in_their_folder(self) -> Iterator[None]:
         """Work in the runners' working directory, and return to the caller's."""
@@ -124,8 +134,9 @@ class InlineBackend(Backend):
     def _answer(self, runner: int, request: Request) -> Any:
         match request:
             case Start(index, weights):
-                cls = runner_class(self._settings.runners.runner)
-                self._runners[runner] = cls(self._settings, index, unpickle_with_weights(self._policy, weights))
+                settings, policy = self.payload
+                cls = runner_class(settings.runners.runner)
+                self._runners[runner] = cls(settings, index, unpickle_with_weights(policy, weights))
                 return None
             case _:
                 return answer(self._runners[runner], request)

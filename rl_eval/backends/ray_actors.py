@@ -66,10 +66,10 @@ class RayBackend(Backend):
     def __init__(self, settings: EvalSettings, policy: Any) -> None:
         self._section = settings.runners
         init_fn = pickled(settings.runners.init_fn, "runners.init_fn")
-        payload = pickled_settings(with_values(settings, runners={"init_fn": None}), policy, without_weights=True)
+        payload = _pickled(settings, policy)
         self._connection = Connection(settings.runners)
         try:
-            self._payload = payload if len(payload) < _INLINE_BYTES else ray.put(payload)
+            self.payload = _stored(payload)
             self._init_fn = init_fn
             runtime_env = self._connection.runtime_env(settings.runners)
             self._actor_class = ray.remote(RunnerActor).options(**_actor_options(settings.runners, runtime_env))
@@ -94,12 +94,19 @@ class RayBackend(Backend):
         self._stopped = False
 
     @override
+    def pack(self, settings: EvalSettings, policy: Any) -> Any:
+        self._check_connection()
+        return _stored(_pickled(settings, policy))
+
+    @override
     def spawn(self, runner: int, index: int, weights: Any) -> None:
-        start = Start(index, weights)
-        actor = self._actor_class.remote(self._payload, self._init_fn, self._group, str(runner), self._lanes)
-        self._actors[runner] = actor
-        self._agents.expect(runner, actor)
-        self._calls[actor.start.remote(index, weights)] = Call(runner, start, 0)
+        if runner in self._dying:
+            return  # Its loss is about to be reported.
+        if runner not in self._actors:
+            self._actors[runner] = self._actor_class.remote(self._init_fn, self._group, str(runner), self._lanes)
+            self._agents.expect(runner, self._actors[runner])
+        started = self._actors[runner].start.remote(index, weights, self.payload)
+        self._calls[started] = Call(runner, Start(index, weights), 0)
 
     @override
     def call(self, runner: int, request: RunnerRequest, tag: int = 0) -> None:
@@ -185,7 +192,7 @@ class RayBackend(Backend):
         self._stopped = True
         if not self._connection.lost and self._connection.end_of_raylet is None:  # Otherwise the actors are dead.
             self._end_actors()
-        del self._payload
+        self.payload = None
         self._connection.close()
 
     def _end_actors(self) -> None:
@@ -262,6 +269,16 @@ class RayBackend(Backend):
 
     def _drop_calls(self, runner: int) -> None:
         self._calls = {ref: call for ref, call in self._calls.items() if call.runner != runner}
+
+
+def _pickled(settings: EvalSettings, policy: Any) -> bytes:
+    """Pickle what a runner is built from; ``init_fn`` runs before this can be unpickled."""
+    return pickled_settings(with_values(settings, runners={"init_fn": None}), policy, without_weights=True)
+
+
+def _stored(payload: bytes) -> Any:
+    """Return a pickle, or the reference of a large one in the object store."""
+    return payload if len(payload) < _INLINE_BYTES else ray.put(payload)
 
 
 def _sent(actor: Any, request: RunnerRequest) -> Any:

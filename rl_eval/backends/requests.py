@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Request to build the runner: environments, policy and their imports."""
+    """Request to build the runner: environments, policy and their imports; a former runner stops first."""
 
     index: int
     """Position in the group."""

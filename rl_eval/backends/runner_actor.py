@@ -7,6 +7,7 @@ An error is returned, not raised, since Ray prints the traceback of every error 
 from __future__ import annotations
 
 import functools
+import gc
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,8 +17,8 @@ import cloudpickle
 
 from rl_eval.backends.requests import RunnerRequest, SetWeights, Stop, answer
 from rl_eval.errors import EvalError, summary_of
-from rl_eval.supervision.caller import expect_no_ctrl_c
-from rl_eval.supervision.flight_recorder import install
+from rl_eval.supervision.caller import change_to, current_folder, expect_no_ctrl_c
+from rl_eval.supervision.flight_recorder import flight_recorder, install
 from rl_eval.supervision.processes import ProcessInfo, erase_recordings
 
 if TYPE_CHECKING:
@@ -71,16 +72,17 @@ class RunnerActor:
     """Actor with one runner.
 
     Args:
-        payload: Pickled ``(settings, policy)``.
         init_fn: Pickled function, or its path, to call before all other code of the user; pickled None for none.
         group: Name of the group, for its flight recorders.
         name: Name of the runner, unique in the group.
         lanes: Lanes of the runner.
     """
 
-    def __init__(self, payload: bytes, init_fn: bytes, group: str, name: str, lanes: int) -> None:
-        self._payload = payload
-        self._init_fn = init_fn
+    def __init__(self, init_fn: bytes, group: str, name: str, lanes: int) -> None:
+        self._init_fn: bytes | None = init_fn
+        """Function to call at the first start; None after it."""
+        self._folder: str | None = None
+        """Working directory in which each runner is built."""
         self._recording = group, name, lanes
         self._trouble: Exception | None = None
         """Error that prevented the recording."""
@@ -100,27 +102,36 @@ class RunnerActor:
         return self._process_info
 
     @errors_returned
-    def start(self, index: int, weights: WeightsSnapshot | None) -> None:
-        """Call the user's ``init_fn``, unpickle the rest of the user's code and build the runner."""
-        import cloudpickle
+    def start(self, index: int, weights: WeightsSnapshot | None, payload: bytes) -> None:
+        """Unpickle the user's code and build the runner, in place of one with other settings.
 
-        from rl_eval.backends.pickling import unpickle_with_weights
-
+        Args:
+            index: Position in the group.
+            weights: The policy's initial weights; None for none.
+            payload: Pickled ``(settings, policy)``.
+        """
         if self._trouble is not None:
             raise self._trouble
-        init_fn = cloudpickle.loads(self._init_fn)
-        if isinstance(init_fn, str):
-            from rl_eval.config.references import import_attribute
+        if self._init_fn is not None:
+            _initialize(self._init_fn)
+            self._init_fn, self._folder = None, current_folder()
+        self._end_runner()
 
-            init_fn = import_attribute("runners.init_fn", init_fn)
-        if init_fn is not None:
-            _initialize(init_fn)
-        settings, policy = unpickle_with_weights(self._payload, weights)
-        self._payload = b""
-
+        from rl_eval.backends.pickling import unpickle_with_weights
         from rl_eval.runners import runner_class
 
+        settings, policy = unpickle_with_weights(payload, weights)
         self._runner = runner_class(settings.runners.runner)(settings, index, policy)
+
+    def _end_runner(self) -> None:
+        """Stop the runner, if there is one, and remove the traces of any start before."""
+        former, self._runner = self._runner, None
+        if former is not None:
+            former.stop()
+        del former
+        gc.collect()  # A policy in a reference cycle would stay in memory beside the next one.
+        flight_recorder(self._recording[-1]).clear()
+        change_to(self._folder)
 
     def set_weights(self, weights: Any) -> Any:
         """Answer a :class:`SetWeights`; Ray passes the weights as an argument."""
@@ -138,7 +149,15 @@ class RunnerActor:
                 erase_recordings(self._process_info)
 
 
-def _initialize(init_fn: Any) -> None:
+def _initialize(pickled: bytes) -> None:
+    """Call the user's ``init_fn``, if there is one."""
+    init_fn = cloudpickle.loads(pickled)
+    if isinstance(init_fn, str):
+        from rl_eval.config.references import import_attribute
+
+        init_fn = import_attribute("runners.init_fn", init_fn)
+    if init_fn is None:
+        return
     try:
         init_fn()
     except Exception as error:

@@ -19,12 +19,13 @@ from rl_eval.adapters import integration_for
 from rl_eval.backends import Backend
 from rl_eval.backends.pickling import pickled
 from rl_eval.config.builder import EvalConfig, settings_of
+from rl_eval.config.runner_processes import check_processes
 from rl_eval.config.settings import EvalSettings, PolicySection, check_runner, with_values
 from rl_eval.errors import ConfigError, EvalError, checked_keywords
 from rl_eval.errors.redaction import learn
 from rl_eval.execution.aspects import default_aspects
 from rl_eval.execution.handle import EvalHandle
-from rl_eval.execution.jobs import Apply, Ask, Awaited, Do, FollowUp, WeightsSync
+from rl_eval.execution.jobs import Apply, Ask, Awaited, Do, FollowUp, Reconfigure, WeightsSync
 from rl_eval.execution.loop import ControlLoop
 from rl_eval.execution.outcome import Aspect, EvalOutcome
 from rl_eval.execution.runner_pool import GroupWeights, PublishedWeights, RunnerPool
@@ -105,50 +106,65 @@ class EvalRunnerGroup:
                 value=False,
                 fix="Pass threaded=True, or set runners.num_runners to 0.",
             )
-        if policy is not None:
-            settings = with_live(settings, policy)
-        check_runner(settings)
-        check_policies(settings.policy)
-        live = settings.policy.policy if not settings.policy.policies else live_policies(settings.policy)
-        if live is None:
-            raise ConfigError(
-                "policy.policy is missing",
-                key="policy.policy",
-                fix='Set it, or pass a policy object as the argument "policy".',
-            )
-        learn(settings.model_dump())  # They may come from another process.
+        settings, live = _checked(settings, policy)
         self.settings = settings
-        """Settings reported in results; runners keep those of construction."""
+        """Settings reported in results; runners keep those of construction or of :meth:`reconfigure`."""
         self._threaded = threaded
         self._lock = threading.Lock()
         self._post_lock = threading.Lock()
         """Held while several jobs are posted together, so that no other job comes between them."""
-        if not isinstance(live, str):
-            live = portable_policy(live)
         weights = _initial_weights(settings.policy, live)
         self._callbacks = callbacks
         self._folder = current_folder()
         """Working directory at construction."""
-        if isinstance(live, str):
-            self._backend = _make_backend(settings, None, threaded=threaded)
-        else:
-            self._backend = _make_backend(without_live(settings), live, threaded=threaded)
-        initial = None if weights is None else PublishedWeights(*self._backend.publish(weights))
-        self._weights = GroupWeights(initial)
+        self._backend = _make_backend(*_for_runners(settings, live), threaded=threaded)
+        self._weights = self._first_weights(weights)
         self._pool = RunnerPool(self._backend, settings, self._weights)
         if callbacks is not None:
             self._pool.on_restart = callbacks.on_runner_restart
         self._loop = ControlLoop(self._backend, self._pool, threaded)
-        if not settings.runners.num_runners:
-            with contextlib.suppress(EvalError), working_in(None):  # An evaluation raises the same error.
-                # This may build an environment, so it must finish before the loop's thread builds others.
-                settings.runners.runner_class.columns(settings)
+        _read_columns(settings)
         self._loop.start()
         if settings.runners.num_runners:
             # Stop before Ray shuts down at exit: Ray must not be called then.
             atexit.register(self.stop)
         count = max(1, settings.runners.num_runners)
         self._loop.post(Do(lambda pool, now: pool.grow(count, now)))
+
+    @checked_keywords
+    def reconfigure(self, config: EvalConfig | EvalSettings | str | Callable[..., Any], policy: Any = None) -> None:
+        """Evaluate another configuration from now on, in the processes of the present runners.
+
+        Wait for the end of running evaluations. Then the runners close their environments, drop their policy, and build
+        the new ones. This saves the start of processes and the imports. Results are those of a new group, unless code
+        of an environment or a policy leaves state in its module or in a library. Weights that were sent before are
+        dropped, and versions start at 0 again. A group whose runners could not be built works again.
+
+        Args:
+            config: As for the constructor.
+            policy: As for the constructor.
+
+        Raises:
+            ConfigError: The configuration is invalid, or needs other processes; see
+                :func:`~rl_eval.config.runner_processes.shares_processes`.
+        """
+        settings, live = _checked(settings_of(config), policy)
+        check_processes(self.settings, settings)
+        weights = _initial_weights(settings.policy, live)
+        with self._post_lock:
+            payload = self._backend.pack(*_for_runners(settings, live))
+            group_weights = self._first_weights(weights)
+
+            def change(pool: RunnerPool, now: float) -> None:
+                _read_columns(settings)
+                pool.reconfigure(settings, payload, group_weights, now)
+
+            job = Reconfigure(change)
+            self._loop.post(job)
+            self.settings, self._weights = settings, group_weights
+            for cached in ("_code", "sampler"):
+                vars(self).pop(cached, None)
+        job.future.result()
 
     # ------------------------------------------------------------------ evaluating
 
@@ -193,8 +209,6 @@ class EvalRunnerGroup:
             WeightsError: ``weights`` is of another type. Weights that do not fit the policy are an error of the handle.
         """
         changes = _without_none({"num_episodes": num_episodes, "seed": seed, "first_index": first_index})
-        settings = with_values(self.settings, evaluation=changes)
-        plan = settings.plan()
         if weights is None and version is not None:
             raise ConfigError(
                 f"version is {version}, but it is the number of new weights, and there are none",
@@ -202,24 +216,25 @@ class EvalRunnerGroup:
                 value=version,
                 fix="Pass weights=..., or remove version.",
             )
-        with contextlib.ExitStack() as opened:
+        with self._post_lock, contextlib.ExitStack() as opened:
+            settings = with_values(self.settings, evaluation=changes)
+            plan = settings.plan()
             log = _open_log(None if log_dir is None else self._located(log_dir), accept_code_change)
             if log is not None:
                 opened.callback(log.close)
-            with self._post_lock:
-                sync = None if weights is None else self._weights_job(weights, version)
-                jobs = None if follow_up is None else follow_up.jobs
-                outcome = EvalOutcome(settings, plan, log, jobs, self._aspects)
-                handle = outcome.handle
-                handle.weights_version = self._weights.posted_version
-                if self._callbacks is not None:
-                    handle.add_done_callback(partial(_tell_result, self._callbacks))
-                if on_submitted is not None:
-                    on_submitted(handle)
-                if sync is not None:
-                    sync.superseded = lambda: outcome.done
-                    self._loop.post(sync)
-                self._loop.post(Opening(outcome, sync, held))
+            sync = None if weights is None else self._weights_job(weights, version)
+            jobs = None if follow_up is None else follow_up.jobs
+            outcome = EvalOutcome(settings, plan, log, jobs, self._aspects)
+            handle = outcome.handle
+            handle.weights_version = self._weights.posted_version
+            if self._callbacks is not None:
+                handle.add_done_callback(partial(_tell_result, self._callbacks))
+            if on_submitted is not None:
+                on_submitted(handle)
+            if sync is not None:
+                sync.superseded = lambda: outcome.done
+                self._loop.post(sync)
+            self._loop.post(Opening(outcome, sync, held))
             opened.pop_all()
         return handle
 
@@ -284,7 +299,19 @@ class EvalRunnerGroup:
 
     @cached_property
     def sampler(self) -> Sampler:
-        """Position of :meth:`sample` in the plan; change it with ``restart`` or ``load_state_dict``."""
+        """Position of :meth:`sample` in the plan; change it with ``restart`` or ``load_state_dict``.
+
+        Raises:
+            ConfigError: Episodes run in blocks.
+        """
+        if (block := self.settings.runners.block) is not None:
+            raise ConfigError(
+                f"runners.block is {block}, so an episode depends on the others of its block, and a batch of steps "
+                "would depend on the batches before it",
+                key="runners.block",
+                value=block,
+                fix="Record the steps of an evaluation with evaluation.observers.",
+            )
         evaluation, sampling = self.settings.evaluation, cast("Any", importlib.import_module(_SAMPLING))
         sampler: Sampler = sampling.Sampler(
             self._record,
@@ -301,10 +328,10 @@ class EvalRunnerGroup:
         from rl_eval.execution.recorded import Recorded
 
         changes = {"seed": seed, "first_index": first_index, "num_episodes": num_episodes, "determinism_check": 0.0}
-        settings = with_values(self.settings, evaluation=changes)
-        outcome = EvalOutcome(settings, settings.plan(), aspects=self._aspects)
-        observer = partial(recorder, info_keys=settings.evaluation.info_keys)
         with self._post_lock:
+            settings = with_values(self.settings, evaluation=changes)
+            outcome = EvalOutcome(settings, settings.plan(), aspects=self._aspects)
+            observer = partial(recorder, info_keys=settings.evaluation.info_keys)
             self._loop.post(Recorded(Opening(outcome), observer))
         return outcome.handle
 
@@ -447,6 +474,9 @@ class EvalRunnerGroup:
             return {"code": code_of(self.settings)}
         return {}
 
+    def _first_weights(self, weights: WeightsSnapshot | None) -> GroupWeights:
+        return GroupWeights(None if weights is None else PublishedWeights(*self._backend.publish(weights)))
+
     def _weights_job(self, weights: Any, version: int | None) -> WeightsSync:
         published = weights if isinstance(weights, PublishedWeights) else self.publish_weights(weights, version)
         self._weights.post(published)
@@ -541,6 +571,42 @@ def evaluate(
 
 def _without_none(values: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if value is not None}
+
+
+def _checked(settings: EvalSettings, policy: Any) -> tuple[EvalSettings, Any]:
+    """Return checked settings, and their policy for runners: an object, several by id, or a string.
+
+    Raises:
+        ConfigError: They are invalid.
+    """
+    if policy is not None:
+        settings = with_live(settings, policy)
+    check_runner(settings)
+    check_policies(settings.policy)
+    live = settings.policy.policy if not settings.policy.policies else live_policies(settings.policy)
+    if live is None:
+        raise ConfigError(
+            "policy.policy is missing",
+            key="policy.policy",
+            fix='Set it, or pass a policy object as the argument "policy".',
+        )
+    learn(settings.model_dump())  # They may come from another process.
+    return settings, live if isinstance(live, str) else portable_policy(live)
+
+
+def _for_runners(settings: EvalSettings, live: Any) -> tuple[EvalSettings, Any]:
+    """Return settings and policy object for a backend; a policy that is a string stays in the settings."""
+    return (settings, None) if isinstance(live, str) else (without_live(settings), live)
+
+
+def _read_columns(settings: EvalSettings) -> None:
+    """Read the columns of the records, if episodes run in this process.
+
+    This may build an environment, so it must finish before the loop's thread builds others.
+    """
+    if not settings.runners.num_runners:
+        with contextlib.suppress(EvalError), working_in(None):  # An evaluation raises the same error.
+            settings.runners.runner_class.columns(settings)
 
 
 def _initial_weights(section: PolicySection, live: Any) -> WeightsSnapshot | None:

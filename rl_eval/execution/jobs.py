@@ -34,6 +34,8 @@ class Job(abc.ABC):
 
     exclusive: ClassVar[bool]
     """Whether no other exclusive job may run beside it."""
+    renews = False
+    """Whether a group that failed works again from this job on."""
     waits_for_disk = False
     """Whether it is waiting for a read or write."""
 
@@ -99,7 +101,6 @@ class Awaited(Job, Generic[Result]):
             self.future.set_result(result)
 
 
-@final
 class Do(Awaited[None]):
     """Job that calls a function in the control loop's thread, between two turns, where it may change the pool."""
 
@@ -117,6 +118,14 @@ class Do(Awaited[None]):
             self.fail(error)
         else:
             self._succeed(None)
+
+
+@final
+class Reconfigure(Do):
+    """Job that gives the runners other settings, after all evaluations before it, even failed ones."""
+
+    exclusive = True
+    renews = True
 
 
 class _Broadcast(Awaited[Any]):

@@ -200,6 +200,8 @@ class ControlLoop:
         busy = any(job.exclusive for job in self._active.values())
         kept: deque[Job] = deque()
         for job in self._waiting:
+            if job.renews and not busy:
+                self._fatal = None
             if self._fatal is not None:
                 job.fail(self._fatal)
             elif job.exclusive and busy:
@@ -306,9 +308,11 @@ class ControlLoop:
         return any(verdicts)
 
     def _die(self, error: BaseException) -> None:
-        """Fail all waiting and future jobs; the group is dead."""
+        """Fail the active jobs now, and the others at their turn, up to one that renews the group."""
         self._fatal = self._fatal or error
-        self._fail_all()
+        self._retire()
+        active, self._active = self._active, {}
+        self._fail(active.values())
 
     def _fail_all(self, why: str = _STOPPED) -> None:
         self._retire()  # Successors of finished jobs fail too, so that their callers get an error.

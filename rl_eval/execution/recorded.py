@@ -13,7 +13,7 @@ from rl_eval.errors import ConfigError
 from rl_eval.execution.jobs import Apply, Job
 from rl_eval.execution.runner_pool import Member
 from rl_eval.execution.session import Opening
-from rl_eval.runners import EvalRunner
+from rl_eval.runners.core import RunnerCore
 from rl_eval.supervision.flight_recorder import CrashReport
 
 TRAJECTORY: Final = "trajectory"
@@ -84,7 +84,7 @@ class Recorded(Job):
 
 def _observe(runner: Any, factories: Mapping[str, Callable[[Any], Any]]) -> None:
     """Add observers to a runner's environments, in addition to the configured ones."""
-    if not isinstance(runner, EvalRunner):
+    if not isinstance(runner, RunnerCore):
         raise ConfigError(
             f"{type(runner).__name__} cannot record trajectories, since it is not an rl_eval.EvalRunner",
             key="runners.runner",

@@ -40,6 +40,8 @@ class Member:
     incarnation: int
     index: int
     spawned: float
+    starts: int = 1
+    """Unanswered starts: a start with other settings may follow before the answer."""
     ready: bool = False
     terminated: bool = False
     """Whether it is being terminated, until its death is reported."""
@@ -80,6 +82,8 @@ class RunnerPool:
         """Called with the position of a replaced runner."""
         self._next_incarnation = 0
         self._next_index = 0
+        self._positions: set[int] = set()
+        """Positions to fill, with those that stay empty after too many losses."""
         self._consecutive: Counter[int] = Counter()
         """Losses of each position since an episode finished anywhere."""
         self._broken: Counter[int] = Counter()
@@ -96,6 +100,7 @@ class RunnerPool:
         """Add positions and fill them."""
         self._founded = now if self._founded is None else self._founded
         for _ in range(count):
+            self._positions.add(self._next_index)
             self._spawn(self._next_index, now)
             self._next_index += 1
 
@@ -105,9 +110,30 @@ class RunnerPool:
         self._due = [due for due in self._due if due not in waiting]
         rest = count - len(waiting)
         gone = sorted(self.members.values(), key=lambda member: member.index)[-rest:] if rest else []
+        self._positions -= {index for _, index in waiting} | {member.index for member in gone}
         for member in gone:
             self._remove(member)
         return gone
+
+    def reconfigure(self, settings: EvalSettings, payload: Any, weights: GroupWeights, now: float) -> None:
+        """Start all runners again with other settings, in their processes if they live, as a new pool would.
+
+        Args:
+            settings: The settings.
+            payload: Settings and policy, from :meth:`rl_eval.backends.Backend.pack`.
+            weights: Weights of the group.
+            now: Present time.
+        """
+        self._settings, self._backend.payload, self.weights = settings, payload, weights
+        self.ever_ready, self._founded, self._told_of_waiting = False, now, False
+        for noted in (self._consecutive, self._broken, self._failing, self._due):
+            noted.clear()
+        for member in list(self.members.values()):
+            if not member.terminated:  # Otherwise its death is about to be reported, and it is replaced.
+                self.reported += member.reported
+                self._start(Member(member.incarnation, member.index, now, member.starts + 1, pending=member.pending))
+        for index in sorted(self._positions - {member.index for member in self.members.values()}):
+            self._spawn(index, now)
 
     def ready(self) -> list[Member]:
         """Return the members that can work, by position."""
@@ -159,12 +185,15 @@ class RunnerPool:
         self._backend.call(member.incarnation, request, tag=tag)
 
     def answered(self, reply: Reply, now: float) -> Member | None:
-        """Handle a reply; return its member, or None if the member was removed."""
+        """Handle a reply; return its member, or None if the member was removed or starts again."""
         member = self.members.get(reply.call.runner)
         if member is None:
             return None
         member.heard = now
-        if not isinstance(reply.call.request, Start) and not reply.lost:
+        if isinstance(reply.call.request, Start) and not reply.lost:
+            member.starts -= 1
+            return None if member.starts else member
+        if not reply.lost:
             # By its tag: a large answer from another node may arrive after a later, small one.
             place = next(place for place, (tag, _) in enumerate(member.pending) if tag == reply.call.tag)
             del member.pending[place]
@@ -178,6 +207,7 @@ class RunnerPool:
     def start_answered(self, member: Member, now: float) -> None:
         """Mark a runner as ready, and send it the weights before any other call."""
         member.ready = self.ever_ready = True
+        member.probed = False  # A late report of the former runner may have set it.
         if self.weights.sent is not None:
             self.call(member, SetWeights(self.weights.sent.handle), tag=0, now=now)
 
@@ -300,8 +330,11 @@ class RunnerPool:
     def _spawn(self, index: int, now: float) -> None:
         incarnation = self._next_incarnation
         self._next_incarnation += 1
-        self.members[incarnation] = Member(incarnation, index, now)
-        self._backend.spawn(incarnation, index, self.weights.sent and self.weights.sent.handle)
+        self._start(Member(incarnation, index, now))
+
+    def _start(self, member: Member) -> None:
+        self.members[member.incarnation] = member
+        self._backend.spawn(member.incarnation, member.index, self.weights.sent and self.weights.sent.handle)
 
     def _remove(self, member: Member) -> None:
         del self.members[member.incarnation]

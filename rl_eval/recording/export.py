@@ -41,7 +41,8 @@ from rl_eval.records.agents import agent_columns, agents_in
 from rl_eval.records.episode import RunReport
 from rl_eval.results.loading import load
 from rl_eval.results.result import EvalResult
-from rl_eval.runners import EvalRunner, Runner
+from rl_eval.runners import Runner
+from rl_eval.runners.core import RunnerCore
 from rl_eval.supervision.caller import one_thread
 
 if TYPE_CHECKING:
@@ -324,7 +325,7 @@ def _selected(result: EvalResult, indices: Sequence[int] | None) -> list[int]:
 
 def _write(writer: Writer, result: EvalResult, runner: Runner, chosen: Sequence[int]) -> None:
     """Write all trajectories to a temporary folder, and move them to the output path."""
-    if not isinstance(runner, EvalRunner):
+    if not isinstance(runner, RunnerCore):
         name = type(runner).__name__
         problem = f"a {name} records no trajectories, because it is not an rl_eval.EvalRunner"
         raise ConfigError(problem, key="runners.runner", value=name)

@@ -185,12 +185,13 @@ def rendering_sibling(runner: Runner, mode: str, timeout_s: float | None, specta
         spectator: Observer of the episodes.
 
     Raises:
-        ConfigError: The runner has no observers, or the environment does not render in this mode.
+        ConfigError: The runner has no single environments, or the environment does not render in this mode.
     """
     if not isinstance(runner, EvalRunner):
         name = type(runner).__name__
-        problem = f"episodes of {name} cannot be shown, because it is not an rl_eval.EvalRunner"
-        raise ConfigError(problem, key="runners.runner", value=name)
+        problem = f"a {name} cannot show episodes: only an rl_eval.EvalRunner has single environments, which can render"
+        fix = "Evaluate single environments, with runners.runner: vector."
+        raise ConfigError(problem, key="runners.runner", value=name, fix=fix)
     settings = with_values(
         runner.settings,
         runners={"num_envs_per_runner": 1},

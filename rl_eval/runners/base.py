@@ -12,16 +12,16 @@ import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 import gymnasium as gym
 from typing_extensions import override
 
 from rl_eval.config.settings import EvalSettings
 from rl_eval.errors import EnvError
-from rl_eval.policies.inference.inference import Inference
 from rl_eval.records.episode import (
     EpisodeRecord,
+    EpisodeSpec,
     FaultCause,
     Phase,
     RunReport,
@@ -32,13 +32,9 @@ from rl_eval.records.episode import (
 from rl_eval.runners.core import RunnerCore
 from rl_eval.runners.environment import broken_step, construct_env, read_reset, time_limit
 from rl_eval.runners.lane import Lane
-from rl_eval.runners.observers import Factory, ObservedSlot, observer_factories
+from rl_eval.runners.observers import Factory
 from rl_eval.supervision.caller import survivable
 from rl_eval.supervision.flight_recorder import CLOSE, CONSTRUCT, NOW, RESET, SINCE
-
-if TYPE_CHECKING:
-    from rl_eval.policies.inference.sweep_log import SlotLog, SweepLog
-
 
 Result = TypeVar("Result")
 
@@ -57,22 +53,16 @@ class EvalRunner(RunnerCore):
     """
 
     def __init__(self, settings: EvalSettings, runner_index: int, policy: Any = None) -> None:
-        self._observers = observer_factories(settings.evaluation.observers)
-        observe = self._observe if self._observers else None
         num_keys = len(self._info_keys(settings))
-        self._lanes = [Lane(index, num_keys, observe) for index in range(settings.runners.lanes)]
+        self._lanes = [Lane(index, num_keys, self._observed) for index in range(settings.runners.lanes)]
         self._renewing = settings.environment.env_reuse == "episode"
         self._spent = 0
         """Lanes that may not begin an attempt before the next report."""
         self._turn_started = 0.0
         super().__init__(settings, runner_index, policy)
         self._cells, self._clock = self._recorder.cells, self._recorder.clock
-        self._inference.keeps_outputs = bool(self._observers)
         self._write_observation = self._inference.observations.write
         self._inference.observations.note = self._note_observation
-
-    acts_in_sweeps: ClassVar[bool] = False
-    """Whether every live lane takes one step after each call of the policy."""
 
     # ------------------------------------------------------------------ to override
 
@@ -83,20 +73,11 @@ class EvalRunner(RunnerCore):
 
     # ------------------------------------------------------------------ control
 
+    @override
     def observe(self, factories: Mapping[str, Factory]) -> None:
-        """Add observers to those of ``evaluation.observers``, from the next episode on.
-
-        Args:
-            factories: Factories that build an observer for an environment, by artifact name; empty to remove them.
-
-        Raises:
-            EvalError: An episode is live.
-        """
-        self._refuse_while_live("observers")
-        self._observers = {**observer_factories(self.settings.evaluation.observers), **factories}
-        self._inference.keeps_outputs = bool(self._observers)
+        super().observe(factories)
         for lane in self._lanes:
-            lane.watch(self._observe if self._observers else None)
+            lane.watch()
 
     def foreach_env(self, function: Callable[[Any], Result]) -> list[Result]:
         """Call a function with each environment that is built, in the order of the slots; return the results.
@@ -187,8 +168,9 @@ class EvalRunner(RunnerCore):
         lane.reset_seconds = perf_counter() - reset_started
         self._pending.reset_seconds += lane.reset_seconds
         self._inference.begin(lane.index, lane.lease.seed)
-        if lane.observed is not None and not lane.lease.fresh:
-            lane.begin_observing(observation)
+        if lane.observed is not None:
+            spec = EpisodeSpec(lane.lease.index, lane.lease.seed, lane.lease.seating)
+            lane.observed.start(spec, lane.attempt, observation)
         return True
 
     def _try_env_step(self, lane: Lane, action: Any) -> bool:
@@ -199,7 +181,10 @@ class EvalRunner(RunnerCore):
         """
         self._clock[SINCE] = self._turn_started
         self._cells[NOW] = lane.stepping + lane.length
+        observed = lane.observed
         try:
+            if observed is not None and observed.told:
+                observed.act(action)
             result = lane.step(action)
             try:
                 observation, reward, terminated, truncated, info = result
@@ -214,6 +199,8 @@ class EvalRunner(RunnerCore):
                 lane.discount *= self._gamma
             if info or type(info) is not dict:
                 self._values.read_info(lane, info)
+            if observed is not None:
+                observed.step(observation, reward, terminated, truncated, info)
             if terminated is not False or truncated is not False or lane.length >= self._max_steps:
                 if type(terminated) is not bool:
                     terminated = self._values.flag("terminated", terminated)
@@ -284,49 +271,21 @@ class EvalRunner(RunnerCore):
         pending.rows.append(row)
         pending.infos.append(lane.info)
         pending.count(lane.length, lane.step_seconds)
-        if lane.observed is not None and not lane.lease.fresh:
-            self._collect(lane, row)
+        if lane.observed is not None:
+            pending.keep(lane.lease.index, lane.observed.complete(row, partial(self._record, lane, row)))
         self._lifetime["episodes"] += 1
         self._free(lane)
-
-    def _observe(self, slot: int, env: Any) -> ObservedSlot:
-        """Build the observers of an environment."""
-        outputs = partial(self._inference_outputs, slot)
-        log = partial(self._slot_log, slot)
-        return ObservedSlot(env, self._observers, self._recorder.idle, outputs, self._pending.note, log)
-
-    @property
-    def _sweeps(self) -> SweepLog | None:
-        return getattr(self._inference, "sweeps", None)
-
-    def _slot_log(self, slot: int) -> SlotLog | None:
-        inference = self._inference
-        return inference.slot_log(slot) if self.acts_in_sweeps and isinstance(inference, Inference) else None
-
-    def _inference_outputs(self, slot: int) -> Any:
-        return self._inference.outputs(slot)
-
-    def _collect(self, lane: Lane, row: tuple[Any, ...]) -> None:
-        """Store the artifacts that observers return for a completed episode."""
-        assert lane.observed is not None
-        for name, artifact in lane.observed.end(row, partial(self._record, lane, row)).items():
-            self._pending.artifacts[name][row[0]] = artifact
 
     def _record(self, lane: Lane, row: tuple[Any, ...]) -> EpisodeRecord:
         return record_of(row, dict(zip(self._pending.info_keys, lane.info, strict=True)))
 
-    def _read_sweeps(self) -> list[tuple[str, Mapping[int, Any]]]:
-        """Return the artifacts that recorders make of finished episodes in the log of sweeps, by name."""
-        taken = () if self._sweeps is None else self._sweeps.take()
-        return [(name, one.read_sweeps(steps)) for recorders, steps in taken for name, one in recorders.items()]
-
     def _free(self, lane: Lane) -> None:
         assert lane.lease is not None
         lane.stale = lane.stale or self._renewing or lane.lease.fresh
-        if lane.trace is not None or lane.observed is not None:
-            lane.unwrap()
-            if self._sweeps is not None:
-                self._sweeps.end(lane.index)
+        if lane.trace is not None:
+            lane.end_trace()
+        if lane.observed is not None:
+            lane.observed.end()
         lane.lease = None
         lane.unreported = True
         self._spent += lane.stale

@@ -10,9 +10,9 @@ import abc
 import math
 import socket
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import gymnasium as gym
 
@@ -25,9 +25,13 @@ from rl_eval.protocols import Policy
 from rl_eval.records.episode import Fault, FaultCause, Lease, Phase, RunReport
 from rl_eval.runners.environment import ValueReader, import_env
 from rl_eval.runners.lane import PendingReport
+from rl_eval.runners.observers import Factory, ObservedSlot, observer_factories
 from rl_eval.supervision.caller import current_folder, survivable, working_in
 from rl_eval.supervision.flight_recorder import CONSTRUCT, flight_recorder
 from rl_eval.weights import WeightsSnapshot, apply_weights, module_of, weights_of
+
+if TYPE_CHECKING:
+    from rl_eval.policies.inference.sweep_log import SweepLog
 
 Result = TypeVar("Result")
 
@@ -64,17 +68,27 @@ class RunnerCore(abc.ABC):
         self._lifetime = {"episodes": 0, "faults": 0, "env_steps": 0, "close_errors": 0}
         self._next_expiry = 0.0
         self._weights_version = 0
+        self._observers = observer_factories(settings.evaluation.observers)
         home = current_folder()
-        self._observation_space, self._action_space = self._first_spaces()
-        with working_in(home):  # Paths of the policy are relative to the user's folder, even if an environment left it.
-            self._policy = self.make_policy(policy)
-        self._has_random_weights = has_random_weights(self._policy)
-        self._inference = self.make_inference()
+        try:
+            self._observation_space, self._action_space = self._first_spaces()
+            with working_in(
+                home
+            ):  # Paths of the policy are relative to the user's folder, even if an environment left it.
+                self._policy = self.make_policy(policy)
+            self._has_random_weights = has_random_weights(self._policy)
+            self._inference = self.make_inference()
+            self._inference.keeps_outputs = bool(self._observers)
+        except BaseException:
+            self.stop()  # The process may build another runner, so no environment may stay open.
+            raise
 
     default_lanes: ClassVar[int] = DEFAULT_LANES
     max_lanes: ClassVar[int | None] = None
     needs_processes: ClassVar[bool] = False
     several_agents: ClassVar[bool] = False
+    acts_in_sweeps: ClassVar[bool] = False
+    """Whether every live episode takes one step after each call of the policy."""
 
     @classmethod
     def columns(cls, settings: EvalSettings) -> tuple[str, ...]:
@@ -161,6 +175,19 @@ class RunnerCore(abc.ABC):
                 fix="Drain or abort the evaluation first.",
             )
 
+    def observe(self, factories: Mapping[str, Factory]) -> None:
+        """Add observers to those of ``evaluation.observers``, from the next episode on.
+
+        Args:
+            factories: Factories that build an observer for an environment, by artifact name; empty to remove them.
+
+        Raises:
+            EvalError: An episode is live.
+        """
+        self._refuse_while_live("observers")
+        self._observers = {**observer_factories(self.settings.evaluation.observers), **factories}
+        self._inference.keeps_outputs = bool(self._observers)
+
     @property
     def weights_version(self) -> int:
         """Version of the policy's weights; 0 before any were set."""
@@ -231,7 +258,7 @@ class RunnerCore(abc.ABC):
         return ""
 
     def _first_built(self, build: Callable[[], Result]) -> Result:
-        """Return what ``build`` makes of the environment, tried as often as an episode.
+        """Return the result of ``build``, which is tried as often as an episode.
 
         Raises:
             ConfigError: It cannot be built as configured.
@@ -306,6 +333,26 @@ class RunnerCore(abc.ABC):
             )
         )
         self._lifetime["faults"] += 1
+
+    def _observed(self, slot: int, env: Any) -> ObservedSlot | None:
+        """Build the observers of a slot for an environment; return None if there are none."""
+        if not self._observers:
+            return None
+        idle, note = self._recorder.idle, self._pending.note
+        return ObservedSlot(env, self._observers, slot, idle, self._outputs_of, note, self._sweep_log)
+
+    def _outputs_of(self, slot: int) -> Any:
+        return self._inference.outputs(slot)
+
+    def _sweep_log(self) -> SweepLog | None:
+        inference = self._inference
+        return inference.sweep_log() if self.acts_in_sweeps and isinstance(inference, Inference) else None
+
+    def _read_sweeps(self) -> list[tuple[str, Mapping[int, Any]]]:
+        """Return the artifacts that recorders make of finished episodes in the log of sweeps, by name."""
+        sweeps: SweepLog | None = getattr(self._inference, "sweeps", None)
+        taken = () if sweeps is None else sweeps.take()
+        return [(name, one.read_sweeps(steps)) for recorders, steps in taken for name, one in recorders.items()]
 
     def _drop_policy(self) -> None:
         """Drop the policy: reference cycles keep a runner until the garbage collector runs, and it may be large."""

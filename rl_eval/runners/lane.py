@@ -17,7 +17,6 @@ from rl_eval.records.determinism import TraceRecorder
 from rl_eval.records.episode import (
     COLUMNS,
     ROW,
-    EpisodeSpec,
     Fault,
     Lease,
     Outcome,
@@ -45,9 +44,10 @@ class Lane:
     """Position in the runner, and row in its batch."""
     num_info_keys: int
     """Number of info scalars to keep."""
-    observe: Callable[[int, Any], ObservedSlot] | None = None
-    """Factory of an environment's observers; None without observers."""
+    observe: Callable[[int, Any], ObservedSlot | None]
+    """Builds the observers of an environment; returns None if there are none."""
     observed: ObservedSlot | None = None
+    """Observers of the environment; None for an environment of the determinism check."""
     env: gym.Env[Any, Any] | None = None
     step: Callable[[Any], Any] = _no_env
     reset: Callable[..., Any] = _no_env
@@ -82,12 +82,12 @@ class Lane:
         """Use an environment; bound methods save lookups in the loop."""
         self.env, self.step, self.reset = env, env.step, env.reset
         self.begin_episode = episode_hook(env)
-        self.observed = self.observe and self.observe(self.index, env)
+        self.watch()
 
-    def watch(self, observe: Callable[[int, Any], ObservedSlot] | None) -> None:
-        """Replace the observers; None removes them."""
-        self.observe = observe
-        self.observed = observe(self.index, self.env) if observe is not None and self.env is not None else None
+    def watch(self) -> None:
+        """Build the observers of the environment."""
+        fresh = self.lease is not None and self.lease.fresh
+        self.observed = None if fresh or self.env is None else self.observe(self.index, self.env)
 
     def set_aside(self) -> None:
         """Keep the environment for later: some can be built only once, or take long to build."""
@@ -103,15 +103,8 @@ class Lane:
         self.trace = TraceRecorder(self.env.reset, self.env.step, content)
         self.reset, self.step = self.trace.reset, self.trace.step
 
-    def begin_observing(self, observation: Any) -> None:
-        """Show the observers an attempt that was reset."""
-        assert self.lease is not None
-        assert self.observed is not None
-        spec = EpisodeSpec(self.lease.index, self.lease.seed, self.lease.seating)
-        self.step = self.observed.begin(self.step, spec, self.attempt, observation)
-
-    def unwrap(self) -> None:
-        """Remove the trace and the observers around the environment's methods."""
+    def end_trace(self) -> None:
+        """Remove the trace around the environment's methods."""
         self.trace = None
         if self.env is not None:
             self.step, self.reset = self.env.step, self.env.reset
@@ -226,6 +219,11 @@ class PendingReport:
         """Count the steps of an attempt that has ended, and their seconds."""
         self.env_steps += steps
         self.step_seconds += seconds
+
+    def keep(self, index: int, artifacts: Mapping[str, Any]) -> None:
+        """Keep the artifacts of an episode, by observer name."""
+        for name, artifact in artifacts.items():
+            self.artifacts[name][index] = artifact
 
     def take(
         self,

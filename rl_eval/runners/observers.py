@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, final, runtime_checkable
 
 import numpy as np
@@ -14,16 +13,18 @@ from rl_eval.errors import ConfigError, summary_of
 from rl_eval.records.episode import EpisodeRecord, EpisodeSpec, first_seen
 
 if TYPE_CHECKING:
-    from rl_eval.policies.inference.sweep_log import SlotLog, SweepRecorder
+    from rl_eval.policies.inference.sweep_log import SweepLog, SweepRecorder
 
 
 @runtime_checkable
 class EpisodeObserver(Protocol):
     """Observer of the episodes of one environment, one after the other.
 
-    A runner calls the factory with an environment whenever a slot gets a new one. An attempt that fails or is dropped
-    has no end: :meth:`on_episode_start` of the next one must start over. Episodes that run again for the determinism
-    check are not observed.
+    A runner calls the factory with an environment whenever a slot gets a new one. The batched runner calls it for each
+    slot with the :class:`~rl_eval.runners.batched.simulator.BatchSimulator`, whose spaces are those of one slot.
+
+    An attempt that fails or is dropped has no end: :meth:`on_episode_start` of the next one must start over. Episodes
+    that run again for the determinism check are not observed.
     """
 
     def on_episode_start(self, spec: EpisodeSpec, attempt: int, observation: Any) -> None:
@@ -44,10 +45,10 @@ class EpisodeObserver(Protocol):
         Args:
             observation: Observation after the action.
             action: Action passed to the environment.
-            reward: Reward, as the environment returned it.
+            reward: Reward, as a float.
             terminated: Flag, as the environment returned it.
             truncated: Flag, as the environment returned it.
-            info: Info, as the environment returned it.
+            info: Info, as the environment returned it; of a batched simulator, the values that the slot reported.
             policy_outputs: Row of the policy's ``outputs``: the nested batch that its last ``act`` computed besides
                 actions, new at each call. None for a policy without it.
         """
@@ -90,32 +91,45 @@ def observer_factories(configured: Sequence[Any]) -> dict[str, Factory]:
 
 @final
 class ObservedSlot:
-    """Environment of a slot with its observers.
+    """Observers of one slot. The runner pushes the attempts in the slot to them.
 
     Args:
-        env: Environment to observe.
+        env: Environment of the slot, or the simulator that has the slot.
         factories: Factories of the observers, by name.
+        slot: Number of the slot.
         idle: Called before the observers, so that the time limit of a step does not apply to them.
-        outputs: Returns the policy's outputs for the slot.
+        outputs: Returns the policy's outputs for a slot.
         note: Takes a note with the episode's index, its step and the exception.
-        log: Returns the slot's part of the log of sweeps. None if the runner does not step all slots in turn, or if
-            values are nested.
+        find_log: Returns the log of sweeps. None if slots are not stepped in turn, or if values are nested.
     """
 
     def __init__(
         self,
         env: Any,
         factories: dict[str, Factory],
+        slot: int,
         idle: Callable[[], None],
-        outputs: Callable[[], Any],
+        outputs: Callable[[int], Any],
         note: Callable[[str], None],
-        log: Callable[[], SlotLog | None] = lambda: None,
+        find_log: Callable[[], SweepLog | None],
     ) -> None:
+        self._slot = slot
         self._idle = idle
-        self._find_log = log
+        self._find_log = find_log
         self._outputs = outputs
         self._note = note
         self._index = self._steps = 0
+        self._action: Any = None
+        self.last: Any = None
+        """Observation after the last step, for the log of sweeps."""
+        self._rewards: list[float] = []
+        """Rewards of the steps, for the log of sweeps."""
+        self._log: SweepLog | None = None
+        """Log of sweeps, if an observer reads it."""
+        self._readers: dict[str, SweepRecorder] = {}
+        """Observers that read the log of sweeps."""
+        self.told: dict[str, EpisodeObserver] = {}
+        """Observers that receive every step."""
         self._broken: set[str] = set()
         """Names of the observers that have raised in this episode."""
         self._steppers: dict[str, Callable[..., None]] = {}
@@ -123,82 +137,71 @@ class ObservedSlot:
         self._observers: dict[str, EpisodeObserver] = {}
         self._observers = self._guarded("its factory", factories, lambda factory: factory(env))
 
-    @cached_property
-    def _log(self) -> SlotLog | None:
-        return self._find_log()
-
-    @cached_property
-    def _recorders(self) -> dict[str, SweepRecorder]:
-        """Observers that read the log of sweeps."""
-        if self._log is None:
-            return {}
-        return {name: one for name, one in self._observers.items() if getattr(one, "reads_sweeps", False)}  # type: ignore[misc]
-
-    @cached_property
-    def _told(self) -> dict[str, EpisodeObserver]:
-        """Observers that receive every step."""
-        return {name: one for name, one in self._observers.items() if name not in self._recorders}
-
-    def begin(
-        self, step: Callable[[Any], Any], spec: EpisodeSpec, attempt: int, observation: Any
-    ) -> Callable[[Any], Any]:
-        """Start an attempt that was reset.
-
-        Returns:
-            Replacement for the environment's ``step``.
-        """
+    def start(self, spec: EpisodeSpec, attempt: int, observation: Any) -> None:
+        """Start an attempt that was reset."""
         self._index, self._steps = spec.index, 0
         if self._broken:
             self._broken = set()
-        if self._recorders and self._log is not None:
-            step = self._log.begin(step)
-        return self._telling(step, spec, attempt, observation) if self._told else step
+        self._find_readers()
+        if self._log is not None:
+            self._log.begin(self._slot)
+            self._rewards = []
+        if self.told:
+            self._call("on_episode_start", lambda observer: observer.on_episode_start(spec, attempt, observation))
+            self._steppers = {name: one.on_step for name, one in self.told.items() if name not in self._broken}
 
-    def _telling(
-        self, step: Callable[[Any], Any], spec: EpisodeSpec, attempt: int, observation: Any
-    ) -> Callable[[Any], Any]:
-        """Show observers the start of an attempt; return a ``step`` that also shows them its steps."""
-        self._call("on_episode_start", lambda observer: observer.on_episode_start(spec, attempt, observation))
-        self._steppers = {name: one.on_step for name, one in self._told.items() if name not in self._broken}
+    def _find_readers(self) -> None:
+        """Decide which observers read the log of sweeps; the others receive every step."""
+        readers: dict[str, Any] = {n: one for n, one in self._observers.items() if getattr(one, "reads_sweeps", False)}
+        self._log = self._find_log() if readers else None
+        self._readers = {} if self._log is None else readers
+        self.told = {name: one for name, one in self._observers.items() if name not in self._readers}
 
-        def observed(action: Any) -> Any:
-            given = _kept(action)
-            result = step(action)
-            self._steps += 1
-            if type(result) is tuple and len(result) == 5:  # The runner rejects anything else.
-                self._observe_step(given, result)
-            return result
+    def act(self, action: Any) -> None:
+        """Keep the action of the next step for :attr:`told`, because the environment may change its argument."""
+        self._action = _kept(action)
 
-        return observed
+    def step(self, observation: Any, reward: float, terminated: Any, truncated: Any, info: Any) -> None:
+        """Add a step."""
+        if self._log is not None:
+            self.last = observation
+            self._rewards.append(reward)
+        if self.told:
+            self._tell(observation, self._action, reward, terminated, truncated, info)
 
-    def _observe_step(self, action: Any, result: tuple[Any, ...]) -> None:
+    def _tell(self, *step: Any) -> None:
+        self._steps += 1
         self._idle()
-        observation, reward, terminated, truncated, info = result
-        outputs = self._outputs()
+        outputs = self._outputs(self._slot)
         for name, on_step in self._steppers.items():
             try:
-                on_step(observation, action, reward, terminated, truncated, info, outputs)
+                on_step(*step, outputs)
             except Exception as error:  # noqa: PERF203 - each for itself
                 self._attribute(name, "on_step", error)
                 self._steppers = {other: still for other, still in self._steppers.items() if other != name}
 
-    def end(self, row: tuple[Any, ...], record: Callable[[], EpisodeRecord]) -> dict[str, Any]:
+    def complete(self, row: tuple[Any, ...], record: Callable[[], EpisodeRecord]) -> dict[str, Any]:
         """Return the artifacts of a completed episode, by observer name."""
-        if self._recorders and self._log is not None:
+        if self._log is not None:
             try:
-                self._log.finish(row, self._recorders)
+                self._log.finish(self._slot, row, self._rewards, self.last, self._readers)
             except Exception as error:
-                for name in self._recorders:
+                for name in self._readers:
                     self._attribute(name, "a step", error)
-        if not self._told:
+        if not self.told:
             return {}
         made = record()
         artifacts = self._call("on_episode_end", lambda observer: observer.on_episode_end(made))
         return {name: artifact for name, artifact in artifacts.items() if artifact is not None}
 
+    def end(self) -> None:
+        """End the attempt, completed or not."""
+        if self._log is not None:
+            self._log.end(self._slot)
+
     def _call(self, where: str, call: Callable[[EpisodeObserver], Any]) -> dict[str, Any]:
         self._idle()
-        return self._guarded(where, self._told, call)
+        return self._guarded(where, self.told, call)
 
     def _guarded(self, where: str, parts: Mapping[str, Part], call: Callable[[Part], Any]) -> dict[str, Any]:
         """Call each part that has not raised in this episode; return the results by name."""

@@ -244,7 +244,8 @@ class SubprocessEvalRunner(EvalRunner):
         self._num_envs += 1
         return SlotEnv(self._slots[lane_index], self._num_envs)
 
-    def _inference_outputs(self, slot: int) -> Any:
+    @override
+    def _outputs_of(self, slot: int) -> Any:
         return self._outputs.get(slot)
 
     @override

@@ -88,14 +88,15 @@ def working_in(folder: str | None) -> Iterator[None]:
         folder: Folder; None for the present working directory.
     """
     former = current_folder()
-    _change_to(folder)
+    change_to(folder)
     try:
         yield
     finally:
-        _change_to(former)
+        change_to(former)
 
 
-def _change_to(folder: str | None) -> None:
+def change_to(folder: str | None) -> None:
+    """Change to a folder, if it is there; None for the present one."""
     if folder is not None and folder != current_folder():
         with suppress(FileNotFoundError, NotADirectoryError):  # It was removed meanwhile.
             os.chdir(folder)

@@ -161,6 +161,11 @@ class FlightRecorder:
         """Record the end of the attempt of a lane."""
         self.cells[_HEADER + _PER_LANE * lane] = 0
 
+    def clear(self) -> None:
+        """Remove all attempts and the present activity, since they are those of a runner that has ended."""
+        for cell in range(NOW, len(self.cells)):
+            self.cells[cell] = 0
+
 
 _installed: FlightRecorder | None = None
 

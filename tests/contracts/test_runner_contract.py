@@ -283,32 +283,31 @@ class HidesAStep(Textbook):
 
     def turn(self) -> None:
         lane = self._lanes[0]
-        observed, lane.step = lane.step, lane.env.step if lane.length == 1 else lane.step
+        observed, lane.observed = lane.observed, None if lane.length == 1 else lane.observed
         super().turn()
-        if lane.lease is not None:
-            lane.step = observed
+        lane.observed = observed
 
 
 class ShowsStepsTwice(Textbook):
     """Its observers see everything twice."""
 
-    def _observe(self, slot: int, env: Any) -> Any:
-        made = super()._observe(slot, env)
-        observe = made._observe_step
+    def _observed(self, slot: int, env: Any) -> Any:
+        made = super()._observed(slot, env)
+        observe = made.step
 
         def twice(*given: Any) -> None:
             observe(*given)
             observe(*given)
 
-        made._observe_step = twice
+        made.step = twice
         return made
 
 
 class HidesRetries(Textbook):
     """Does not tell observers that an attempt begins anew."""
 
-    def _observe(self, slot: int, env: Any) -> Any:
-        made = super()._observe(slot, env)
+    def _observed(self, slot: int, env: Any) -> Any:
+        made = super()._observed(slot, env)
         kept = self.__dict__.setdefault("kept", made._observers)
         made._observers = {name: Deaf(observer) for name, observer in kept.items()}
         return made
@@ -330,8 +329,8 @@ class Deaf:
 class FailsWithItsObservers(Textbook):
     """What observers raise in a step is the episode's fault."""
 
-    def _observe(self, slot: int, env: Any) -> Any:
-        made = super()._observe(slot, env)
+    def _observed(self, slot: int, env: Any) -> Any:
+        made = super()._observed(slot, env)
         attribute = made._attribute
 
         def fail(name: str, where: str, error: Exception) -> None:

@@ -14,6 +14,7 @@ class FakeBackend:
     """Writes down what it is asked to do; the test plays the runners, and puts their answers into ``ready``."""
 
     busy = True
+    payload: object = None
 
     def __init__(self) -> None:
         self.spawned: list[tuple[int, int]] = []

@@ -187,7 +187,6 @@ def test_final_observations_that_are_missing_are_no_observations_of_the_next_epi
     [
         {"environment": {"wrappers": ["gymnasium.wrappers:RecordEpisodeStatistics"]}},
         {"environment": {"env_reuse": "episode"}},
-        {"evaluation": {"observers": ["rl_eval.runners:EpisodeObserver"]}},
     ],
     ids=lambda config: next(iter(next(iter(config.values())))),
 )

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rl_eval.policies.inference.sweep_log import SlotLog, SweepLog
+from rl_eval.policies.inference.sweep_log import SweepLog
 
 ROWS = 4
 
@@ -35,8 +35,8 @@ def begun() -> SweepLog:
     return SweepLog(observations.astype(np.float32), actions)
 
 
-def finish(log: SweepLog, slot: int, name: int, length: int) -> None:
-    log.finish(slot, (name,), [name + step / 1024 for step in range(length)], [-name, -name], READERS)
+def finish(log: SweepLog, slot: int, name: int, rewards: Any = ()) -> None:
+    log.finish(slot, (name,), rewards, [-name, -name], READERS)
 
 
 def taken(log: SweepLog) -> dict[int, dict[str, Any]]:
@@ -66,10 +66,13 @@ def test_each_episode_has_its_own_sweeps(longest: int) -> None:
         observations, actions, told = sweep(number)
         log.add(observations, actions, [(slice(0, 2), {"told": told[:2]}), (slice(2, 4), {"told": told[2:]})])
         observations[:] = actions[:] = told[:] = -1
+        rewards = number + np.arange(ROWS) / 8
+        log.reward(rewards[:3])
+        rewards[:] = -1
         for slot in np.flatnonzero(rng.random(ROWS) < 1 / longest).tolist():
             if rng.random() < 0.8:
                 due[len(due)] = np.arange(starts[slot], number + 1) * 10 + slot
-                finish(log, slot, len(due) - 1, number + 1 - starts[slot])
+                finish(log, slot, len(due) - 1, (due[len(due) - 1] // 10 + 3 / 8).tolist() if slot == 3 else ())
             log.end(slot)
             log.begin(slot)
             starts[slot] = number + 1
@@ -82,7 +85,7 @@ def test_each_episode_has_its_own_sweeps(longest: int) -> None:
         np.testing.assert_array_equal(found[name]["actions"], ran)
         np.testing.assert_array_equal(found[name]["observations"][:-1], ran[:, None] * np.ones(2))
         np.testing.assert_array_equal(found[name]["observations"][-1], [-name, -name])
-        np.testing.assert_array_equal(found[name]["rewards"], name + np.arange(len(ran)) / 1024)
+        np.testing.assert_array_equal(found[name]["rewards"], ran // 10 + ran % 10 / 8)
         np.testing.assert_array_equal(found[name]["outputs"]["told"], ran / 8)
     assert len(log._columns["actions"]) <= 4 * 12 * longest
 
@@ -93,7 +96,7 @@ def test_finished_episodes_take_no_room() -> None:
     for name in range(500):
         log.begin(1)
         log.add(*sweep(name)[:2], [])
-        finish(log, 1, name, 1)
+        finish(log, 1, name)
     assert len(log._columns["actions"]) == 64
     assert [one["actions"].item() for one in taken(log).values()] == [10 * name + 1 for name in range(500)]
     assert not log.take()
@@ -112,30 +115,12 @@ def test_an_output_that_is_not_told_at_every_step_is_left_out() -> None:
         if number == 0:
             log.begin(2)
         if number == 1:
-            finish(log, 2, 2, 1)
+            finish(log, 2, 2)
             log.begin(1)
-    for slot, length in {0: 4, 1: 2}.items():
-        finish(log, slot, slot, length)
+    for slot in (0, 1):
+        finish(log, slot, slot)
     found = taken(log)
     told_of = {name: set(one["outputs"]) for name, one in found.items()}
     assert told_of == {0: {"always"}, 1: {"always", "other"}, 2: {"always", "other", "sometimes"}}
     assert found[2]["outputs"]["other"] == 12 / 8
     np.testing.assert_array_equal(found[1]["outputs"]["other"], np.float32([21 / 8, 31 / 8]))
-
-
-def test_what_cannot_be_kept_is_said_and_the_next_attempt_begins_anew() -> None:
-    log = begun()
-    slot = SlotLog(log, 1)
-    for reward, last in (([1.0, 2.0], [0, 0]), (1.0, [0, 0, 0])):
-        step = slot.begin(lambda action, found=(last, reward, False, False, {}): found)
-        log.add(*sweep(0)[:2], [])
-        step(0)
-        with pytest.raises(ValueError, match=r"size 1|could not broadcast"):
-            slot.finish((0,), READERS)
-    step = slot.begin(lambda action: ([7, 7], np.float32(0.5), True, False, {}))
-    log.add(*sweep(1)[:2], [])
-    step(0)
-    slot.finish((3,), READERS)
-    (kept,) = taken(log).values()
-    assert kept["rewards"].tolist() == [0.5]
-    np.testing.assert_array_equal(kept["observations"], [[11, 11], [7, 7]])

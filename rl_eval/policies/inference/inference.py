@@ -36,7 +36,7 @@ from rl_eval.protocols import Policy, Recurrent
 from rl_eval.weights import module_of
 
 if TYPE_CHECKING:
-    from rl_eval.policies.inference.sweep_log import SlotLog, SweepLog
+    from rl_eval.policies.inference.sweep_log import SweepLog
 
 
 Array = npt.NDArray[Any]
@@ -99,7 +99,7 @@ class Inference:
         self._outputs: dict[int, Any] | None = None
         """The outputs by lane, after the first request for them."""
         self.sweeps: SweepLog | None = None
-        """Log of sweeps, after the first slot was recorded."""
+        """Log of sweeps, after the first call of :meth:`sweep_log`."""
         self.numerics: dict[str, Any] = {}
         """The numerics key; empty until :meth:`probe`."""
         self._verdict: tuple[str, ...] = ()
@@ -172,16 +172,16 @@ class Inference:
                 self._outputs |= {at: take_rows(computed, row) for row, at in enumerate(places) if self.live[at]}
         return self._outputs.get(lane)
 
-    def slot_log(self, slot: int) -> SlotLog | None:
-        """Return a slot's part of a log of sweeps; None if observations or actions are nested."""
-        from rl_eval.policies.inference.sweep_log import SlotLog, SweepLog
+    def sweep_log(self) -> SweepLog | None:
+        """Return the log of sweeps; None if observations or actions are nested."""
+        from rl_eval.policies.inference.sweep_log import SweepLog
 
         space, observations = self._reader.structure, self.observations.arrays
         if isinstance(space, (dict, tuple)) or not isinstance(observations, np.ndarray):
             return None
         if self.sweeps is None:
             self.sweeps = SweepLog(observations, np.empty((self._rows, *(space.shape or ())), space.dtype))
-        return SlotLog(self.sweeps, slot)
+        return self.sweeps
 
     def _act_in_parts(self) -> Any:
         """One forward pass for each part of the rows that has a live one; state changes only if all succeed."""

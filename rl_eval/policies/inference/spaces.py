@@ -101,6 +101,10 @@ class ObservationBatch:
                 text = f"observation{_at(path)} has values from {given.min()} to {given.max()}, {_due(array)}"
                 raise EnvError(text, key=f"observation{_at(path)}")
 
+    def row(self, row: int) -> Any:
+        """Return a copy of a row, in the structure and dtypes of the space."""
+        return tree.map_structure(lambda leaf: leaf[row].copy(), self.arrays)
+
     def row_content(self, row: int) -> bytes:
         """Return the content of a row, as :meth:`content` does for an observation."""
         return b"".join(array[row].tobytes() for _, array in self._leaves)

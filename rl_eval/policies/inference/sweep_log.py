@@ -7,8 +7,7 @@ cut out of it when a report is due or the log is full.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import chain
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol, final
 
 import numpy as np
@@ -16,7 +15,6 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 Outputs = Iterable[tuple[Any, Any]]
-Step = Callable[[Any], Any]
 
 _SWEEPS: Final = 64
 """Initial capacity of the log, in sweeps."""
@@ -57,7 +55,6 @@ class _Finished(NamedTuple):
     start: int
     stop: int
     row: tuple[Any, ...]
-    rewards: list[float]
     told: tuple[str, ...]
     """Outputs that were told at every step."""
     recorders: Mapping[str, SweepRecorder]
@@ -70,6 +67,7 @@ class SweepLog:
     def __init__(self, observations: Array, actions: Array) -> None:
         self._rows = len(observations)
         self._columns = {"observations": self._empty(observations), "actions": self._empty(actions)}
+        self._columns["rewards"] = np.empty((_SWEEPS, self._rows))
         self._starts: dict[int, int] = {}
         """First sweep of the episodes that are recorded, by slot."""
         self._told_since: dict[str, int] = {}
@@ -98,7 +96,7 @@ class SweepLog:
         self,
         slot: int,
         row: tuple[Any, ...],
-        rewards: list[float],
+        rewards: Sequence[float],
         last: Any,
         recorders: Mapping[str, SweepRecorder],
     ) -> None:
@@ -107,7 +105,7 @@ class SweepLog:
         Args:
             slot: Which.
             row: Its record.
-            rewards: Of its steps.
+            rewards: Rewards of its steps; empty if :meth:`reward` wrote them.
             last: Observation after the last step.
             recorders: Who wants it, by the names of their artifacts.
 
@@ -120,8 +118,10 @@ class SweepLog:
             self._lasts = np.concatenate([self._lasts, np.empty_like(self._lasts)])
         self._lasts[place] = last
         start = self._starts.pop(slot)
+        if rewards:
+            self._columns["rewards"][start - self._first : self._count - self._first, slot] = rewards
         told = tuple([name for name, since in self._told_since.items() if since <= start])
-        self._finished.append(_Finished(slot, start, self._count, row, rewards, told, recorders))
+        self._finished.append(_Finished(slot, start, self._count, row, told, recorders))
 
     def take(self) -> list[tuple[Mapping[str, SweepRecorder], Steps]]:
         """Return the steps of episodes that have finished since the last call, with who wants them."""
@@ -148,6 +148,10 @@ class SweepLog:
                 told.add(name)
         self._told_since = {name: since for name, since in self._told_since.items() if name in told}
         self._count += 1
+
+    def reward(self, rewards: npt.NDArray[np.float64]) -> None:
+        """Write the rewards of the first slots in the last sweep, shape (slots,)."""
+        self._columns["rewards"][self._count - 1 - self._first, : len(rewards)] = rewards
 
     def _told(self, name: str, values: Array) -> Array:
         """Return the column of an output; create it when the output first has this form."""
@@ -199,7 +203,7 @@ class SweepLog:
             lengths,
             observations,
             self._taken("actions", places),
-            np.array(list(chain.from_iterable(one.rewards for one in episodes)), np.float64),
+            self._taken("rewards", places),
             {name: self._taken(f"outputs.{name}", places) for name in episodes[0].told},
         )
 
@@ -224,42 +228,3 @@ def _places(
     before = lengths.cumsum() - lengths
     sweeps = np.repeat(starts - before, lengths) + np.arange(lengths.sum())
     return sweeps * rows + np.repeat(slots, lengths)
-
-
-@final
-class SlotLog:
-    """A slot's part of a log: it records the results of the environment's steps for the runner."""
-
-    def __init__(self, sweeps: SweepLog, slot: int) -> None:
-        self._sweeps, self._slot = sweeps, slot
-        self._rewards: list[float] = []
-        self._result: Any = None
-        """Result of the last step."""
-        self._error: Exception | None = None
-
-    def begin(self, step: Step) -> Step:
-        """Record the attempt that has started; return a replacement for ``step``."""
-        self._sweeps.begin(self._slot)
-        self._error = None
-        self._rewards = rewards = []
-
-        def recorded(action: Any) -> Any:
-            self._result = result = step(action)
-            try:
-                reward = result[1]
-                rewards.append(reward if type(reward) is float else np.asarray(reward).item())
-            except Exception as error:  # A result that is no step's is refused by the runner.
-                self._error = error
-            return result
-
-        return recorded
-
-    def finish(self, row: tuple[Any, ...], recorders: Mapping[str, SweepRecorder]) -> None:
-        """Store the completed attempt; see :meth:`SweepLog.finish`.
-
-        Raises:
-            Exception: A reward or the last observation cannot be kept.
-        """
-        if self._error is not None:
-            raise self._error
-        self._sweeps.finish(self._slot, row, self._rewards, self._result[0], recorders)

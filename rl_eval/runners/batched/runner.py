@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
-from typing import Any, ClassVar, Final, TypeVar, final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar, final
 
 import gymnasium as gym
 import numpy as np
@@ -27,12 +27,19 @@ from rl_eval.records.episode import (
     RunReport,
     Truncation,
     first_seen,
+    record_of,
 )
+from rl_eval.runners.batched.observed import ObservedBatch
 from rl_eval.runners.batched.simulator import BatchSimulator, BatchStep, checked
 from rl_eval.runners.batched.vector_env import build_simulator
 from rl_eval.runners.core import RunnerCore
+from rl_eval.runners.lane import PendingReport
+from rl_eval.runners.observers import Factory
 from rl_eval.supervision.caller import survivable
 from rl_eval.supervision.flight_recorder import ACT, ALL_LANES, CLOSE, CONSTRUCT, RESET, STEP
+
+if TYPE_CHECKING:
+    from rl_eval.policies.inference.sweep_log import SweepLog
 
 Result = TypeVar("Result")
 _SUCCESS: Final = ("success", "is_success")
@@ -72,6 +79,12 @@ class _Block:
     """Number of its episodes that have started."""
     rows: list[tuple[Any, ...]] = field(default_factory=list)
     infos: list[list[float]] = field(default_factory=list)
+    artifacts: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """Artifacts of observers, by index and name."""
+
+    def keep(self, index: int, artifacts: dict[str, Any]) -> None:
+        """Keep the artifacts of an episode, by observer name."""
+        self.artifacts[index] = artifacts
 
     def take(self) -> Lease:
         """Return the lease of the next episode."""
@@ -97,6 +110,7 @@ class BatchedEvalRunner(RunnerCore):
     """
 
     runs_blocks: ClassVar[bool] = True
+    acts_in_sweeps: ClassVar[bool] = True
 
     def __init__(self, settings: EvalSettings, runner_index: int, policy: Any = None) -> None:
         _check_supported(settings)
@@ -114,6 +128,8 @@ class BatchedEvalRunner(RunnerCore):
         """Whether the present simulator must not be used again."""
         self._blocks = settings.runners.block is not None
         self._block: _Block | None = None
+        self._watched: ObservedBatch | None = None
+        """Observers of the present simulator's slots; None without any."""
         super().__init__(settings, runner_index, policy)
         self._inference.observations.note = self._note_observation
 
@@ -135,6 +151,16 @@ class BatchedEvalRunner(RunnerCore):
             "num_envs": runners.lanes,
             "block": runners.block,
         }
+
+    @override
+    def observe(self, factories: Mapping[str, Factory]) -> None:
+        super().observe(factories)
+        self._watched = None
+
+    @override
+    def _sweep_log(self) -> SweepLog | None:
+        # A block that fails takes its finished episodes back; the log does not.
+        return None if self._blocks else super()._sweep_log()
 
     def foreach_env(self, function: Callable[[Any], Result]) -> list[Result]:
         """Call a function with the simulator of the configured width, if it is built; return the result in a list.
@@ -197,14 +223,15 @@ class BatchedEvalRunner(RunnerCore):
         return True
 
     def _simulator_for(self, lease: Lease, num_slots: int) -> BatchSimulator:
-        """Return the simulator for episodes that start; build it if necessary."""
+        """Return the simulator for episodes that start; build it and its observers if necessary."""
         if lease.fresh or lease.alone:
-            if self._other is None:
-                self._other = self._build(num_slots)
-            return self._other
-        if self._own is None:
-            self._own = self._build(len(self._live))
-        return self._own
+            simulator = self._other = self._other or self._build(num_slots)
+        else:
+            simulator = self._own = self._own or self._build(len(self._live))
+        if self._observers and self._watched is None:
+            slots = [one for slot in range(simulator.num_envs) if (one := self._observed(slot, simulator)) is not None]
+            self._watched = ObservedBatch(slots, (*_SUCCESS, *self._pending.info_keys), self._inference)
+        return simulator
 
     def _build(self, num_envs: int) -> BatchSimulator:
         self._recorder.enter(CONSTRUCT)
@@ -224,6 +251,7 @@ class BatchedEvalRunner(RunnerCore):
         """Close a simulator, ``_own`` or ``_other``, if there is one."""
         simulator: BatchSimulator | None = getattr(self, name)
         setattr(self, name, None)
+        self._watched = None
         if simulator is None:
             return
         self._recorder.enter(CLOSE)
@@ -271,6 +299,8 @@ class BatchedEvalRunner(RunnerCore):
             if lease.traced:
                 trace = self._traces[slot] = Trace()
                 trace.begin(self._inference.observations.row_content(slot))
+            if self._watched is not None:
+                self._watched.start(slot, lease)
 
     def _slots_for(self, first: Lease) -> list[int]:
         """Return slots in which episodes like the next one may start."""
@@ -314,6 +344,8 @@ class BatchedEvalRunner(RunnerCore):
         self._inference.begin(slot, lease.seed)
         # If the process dies, the block is lost.
         self._recorder.begin(slot, block.lease.index, block.lease.seed, block.lease.attempt)
+        if self._watched is not None:
+            self._watched.start(slot, lease)
 
     def _continue_block(self, step: BatchStep) -> None:
         """Start episodes in slots that have restarted; report the block when all its episodes have ended."""
@@ -329,6 +361,8 @@ class BatchedEvalRunner(RunnerCore):
         if block.all_started and not self._live.any():
             self._pending.rows += block.rows
             self._pending.infos += block.infos
+            for index, artifacts in block.artifacts.items():
+                self._pending.keep(index, artifacts)
             self._lifetime["episodes"] += len(block.rows)
             self._block = None
 
@@ -351,6 +385,8 @@ class BatchedEvalRunner(RunnerCore):
         # If all slots of a block restart in this step, any valid actions do.
         actions = _filled(actions, acting, simulator.num_envs) if len(acting) else _idle_actions(simulator)
         digests = {slot: self._digest(actions, slot) for slot, trace in self._traces.items() if not trace.full}
+        if self._watched is not None:
+            self._watched.act(actions)
         self._recorder.enter(STEP, int(acting[0]) if len(acting) == 1 else ALL_LANES)
         try:
             step = checked(simulator.step(actions), simulator.num_envs)
@@ -390,6 +426,8 @@ class BatchedEvalRunner(RunnerCore):
             sums.discounted += sums.discount * rewards
             sums.discount *= self._gamma
         self._read_infos(step)
+        if self._watched is not None:
+            self._watched.step(step)
         for slot in digests.keys() & self._traces.keys():
             content = self._inference.observations.row_content(slot)
             ended = step.terminated[slot], step.truncated[slot]
@@ -472,9 +510,13 @@ class BatchedEvalRunner(RunnerCore):
             *(lease.index, lease.seed, total, discounted, int(sums.lengths[slot]), terminated, bool(cut), cut),
             *(*success, Outcome.COMPLETED, lease.attempt, self.runner_index, self._weights_version, *seconds),
         )
-        into: _Block | Any = self._block or self._pending
+        into: _Block | PendingReport = self._block or self._pending
+        infos = sums.infos[slot].tolist()
         into.rows.append(row)
-        into.infos.append(sums.infos[slot].tolist())
+        into.infos.append(infos)
+        if self._watched is not None:
+            record = partial(record_of, row, dict(zip(self._pending.info_keys, infos, strict=True)))
+            into.keep(lease.index, self._watched.complete(slot, row, record))
         if slot in self._traces:
             self._pending.traces[lease.index] = self._traces[slot].rows
         if self._block is None:
@@ -534,6 +576,8 @@ class BatchedEvalRunner(RunnerCore):
         self._pending.count(int(self._sums.lengths[slot]), self._step_clock - float(self._sums.step_clock[slot]))
         self._leases[slot], self._live[slot] = None, False
         self._traces.pop(slot, None)
+        if self._watched is not None:
+            self._watched.end(slot)
         self._recorder.end(slot)
         self._inference.end(slot)
 
@@ -580,7 +624,7 @@ class BatchedEvalRunner(RunnerCore):
             live = [Progress(self._block.lease.index, self._block.lease.attempt, 0)]
         seconds = float((self._step_clock - self._sums.step_clock[slots]).sum())
         report = self._pending.take(
-            tuple(live), seconds, self._weights_version, inference.numerics, inference.notes, ()
+            tuple(live), seconds, self._weights_version, inference.numerics, inference.notes, self._read_sweeps()
         )
         self._lifetime["env_steps"] += report.env_steps
         inference.forget_notes()
@@ -622,12 +666,11 @@ def _check_supported(settings: EvalSettings) -> None:
     Raises:
         ConfigError: One is set.
     """
-    environment, evaluation = settings.environment, settings.evaluation
+    environment = settings.environment
     unsupported = {
         "environment.wrappers": environment.wrappers,
         "environment.action_masks": environment.action_masks,
         "environment.env_reuse": environment.env_reuse == "episode" and "episode",
-        "evaluation.observers": evaluation.observers,
     }
     for key, value in unsupported.items():
         if value:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -38,6 +38,8 @@ class BatchStep:
     values: Callable[[str], tuple[npt.NDArray[Any], Flags] | None] = _no_values
     """Returns the values of an ``info`` key, shape (num_envs,), and the mask of the slots that reported it; None if no
     slot did. Outside of the mask, values may be anything."""
+    keys: Collection[str] = ()
+    """Keys of :attr:`values` that observers see, besides those of success and ``evaluation.info_keys``."""
     started: tuple[Flags, Any] | None = None
     """Mask of the slots that started another episode by themselves, and observations of shape (num_envs, ...) with its
     first one in these slots; None if no slot did. Only blocks use it."""

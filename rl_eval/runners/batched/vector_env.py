@@ -127,7 +127,8 @@ class VectorEnvSimulator(BatchSimulator):
         if same_step and ended.any():
             observations, infos = _before_autoreset(observations, infos, ended)
         values = _Values(infos, self.num_envs)
-        return BatchStep(observations, rewards, terminated, truncated, values, started if started[0].any() else None)
+        restarted = started if started[0].any() else None
+        return BatchStep(observations, rewards, terminated, truncated, values, values.keys, restarted)
 
     @override
     def close(self) -> None:
@@ -178,12 +179,27 @@ class _Values:
     def __init__(self, infos: Mapping[str, Any], num_envs: int) -> None:
         self._infos, self._num_envs = infos, num_envs
 
+    @property
+    def keys(self) -> list[str]:
+        """Keys that any slot may have reported."""
+        return [key for key in self._infos if not key.startswith("_")]
+
     def __call__(self, key: str) -> tuple[np.ndarray[Any, Any], Flags] | None:
         if key not in self._infos:
             return None
         mask = self._infos.get(f"_{key}")
         reported = np.ones(self._num_envs, bool) if mask is None else np.asarray(mask, bool)
-        return np.asarray(self._infos[key]), reported
+        return _by_slot(self._infos[key], self._num_envs), reported
+
+
+def _by_slot(values: Any, num_envs: int) -> np.ndarray[Any, Any]:
+    """Return the values of an ``info`` key by slot; those of nested infos are dicts."""
+    if not isinstance(values, Mapping):
+        return np.asarray(values)
+    parts, whole = _Values(values, num_envs), np.empty(num_envs, object)
+    found = {key: one for key in parts.keys if (one := parts(key)) is not None}
+    whole[:] = [{key: part[slot] for key, (part, mask) in found.items() if mask[slot]} for slot in range(num_envs)]
+    return whole
 
 
 def _before_autoreset(observations: Any, infos: Mapping[str, Any], ended: Flags) -> tuple[Any, Mapping[str, Any]]:
@@ -211,8 +227,8 @@ def _before_autoreset(observations: Any, infos: Mapping[str, Any], ended: Flags)
         return whole, infos
     merged = dict(infos)
     for key in [key for key in final_info if not key.startswith("_")]:
-        given, mask = np.asarray(final_info[key]), np.asarray(final_info.get(f"_{key}", ended), bool)
-        former = np.asarray(merged[key]) if key in merged else given
+        given, mask = _by_slot(final_info[key], len(ended)), np.asarray(final_info.get(f"_{key}", ended), bool)
+        former = _by_slot(merged[key], len(ended)) if key in merged else given
         values = np.array(former, np.result_type(former, given))
         values[mask] = given[mask]
         merged[key], merged[f"_{key}"] = values, np.asarray(merged.get(f"_{key}", np.zeros_like(mask)), bool) | mask

@@ -1,0 +1,49 @@
+"""Settings that the processes of runners keep as long as they live."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from rl_eval.config.settings import EvalSettings, RunnersSection
+from rl_eval.errors import ConfigError
+
+_OF_EACH_START: Final = {"runner", "block", "runner_start_timeout_s", "num_envs_per_runner"}
+"""Keys of the runners that are not of their processes. The number of lanes is compared instead of the last one."""
+_DEADLINES: Final = ("episode_timeout_s", "reset_timeout_s", "step_timeout_s", "runner_timeout_s")
+"""Keys of the deadlines that node agents were started with."""
+
+
+def shares_processes(one: EvalSettings, other: EvalSettings) -> bool:
+    """Whether runners of both settings can work in the same processes, one after the other."""
+    return _fixed(one) == _fixed(other)
+
+
+def check_processes(present: EvalSettings, new: EvalSettings) -> None:
+    """Check that runners of new settings can work in the present processes.
+
+    Raises:
+        ConfigError: A setting needs other processes.
+    """
+    ours, wanted = _fixed(present), _fixed(new)
+    for key in wanted | ours:
+        if ours.get(key) != wanted.get(key):
+            raise ConfigError(
+                f"{key} differs from that of the group, and its processes cannot change it",
+                key=key,
+                fix="Create another group, or set the same value.",
+            )
+
+
+def _fixed(settings: EvalSettings) -> dict[str, Any]:
+    """Return the settings of the processes by key; runners in this process have no others."""
+    runners, faults = settings.runners, settings.fault_tolerance
+    number = {"runners.num_runners": runners.num_runners}
+    if not runners.num_runners:
+        return number
+    kept = RunnersSection.model_fields.keys() - _OF_EACH_START
+    return {
+        **number,
+        **{f"runners.{key}": getattr(runners, key) for key in sorted(kept)},
+        "runners.num_envs_per_runner": runners.lanes,
+        **{f"fault_tolerance.{key}": getattr(faults, key) for key in _DEADLINES},
+    }
