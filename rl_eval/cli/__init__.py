@@ -25,6 +25,7 @@ from rl_eval.cli import (
     run,
     service,
     show,
+    suite,
     watch,
 )
 from rl_eval.cli.exits import ExitCode, explained
@@ -62,6 +63,7 @@ app = CommandLine(
 )
 for _heading, _name, _function, _summary in COMMANDS:
     app.command(_name, epilog=explained(_name), short_help=_summary, rich_help_panel=_heading)(_function)
+app.add_typer(suite.app, rich_help_panel=EVALUATE)
 app.add_typer(service.app, rich_help_panel=SETUP)
 
 

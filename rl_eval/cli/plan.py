@@ -74,13 +74,13 @@ def plan(
         problem, fix = "evaluation.num_episodes is 1: one episode has no spread", "Plan 2 or more episodes."
         raise UsageError(problem, key="evaluation.num_episodes", value=1, fix=fix)
     find_modules_here()
-    figures, page = _planned(settings, _run_pilot(settings, pilot), correlation, detect, half_width)
+    figures, page = _planned(settings, run_pilot(settings, pilot), correlation, detect, half_width)
     print_either(as_json, figures, page)
     if page.notes and (detect or half_width):
         raise typer.Exit(ExitCode.USAGE)
 
 
-def _run_pilot(settings: EvalSettings, episodes: int) -> EvalResult:
+def run_pilot(settings: EvalSettings, episodes: int) -> EvalResult:
     """Run the first episodes of the plan, in this process if possible."""
     from rl_eval.config.settings import SECTIONS, needs_processes, with_values
     from rl_eval.execution.group import EvalRunnerGroup
@@ -124,7 +124,7 @@ def _planned(
     sections = [
         [
             Line("pilot", f"{numbers.count:,}", f"episodes: {returns}, {number(result.timing.wall_seconds)} s"),
-            Line("plan", f"{episodes:,}", f"episodes: about {_span(minutes * episodes)} {where}"),
+            Line("plan", f"{episodes:,}", f"episodes: about {span(minutes * episodes)} {where}"),
         ]
     ]
     page = Page(environment_name(result.provenance) or "plan", policy_name(result.provenance), "plan", sections)
@@ -139,13 +139,13 @@ def _planned(
     if half_width is not None:
         needed = spread.episodes_of_half_width(half_width)
         figures["mean"] = {"half_width": half_width, "episodes": needed, "minutes": minutes * needed}
-        gives = f"episodes ({_span(minutes * needed)}) for an interval of about ± {half_width:g}"
+        gives = f"episodes ({span(minutes * needed)}) for an interval of about ± {half_width:g}"
         asked.append(Line("half width", f"{needed:,}", gives))
     if detect is not None:
         counts = {"unpaired": spread.episodes(detect), "paired": spread.episodes(detect, correlation)}
         spans = {f"{kind}_minutes": minutes * count for kind, count in counts.items()}
         figures["detect"] = {"difference": detect, **counts, **spans}
-        first, second = map(_span, spans.values())
+        first, second = map(span, spans.values())
         shows = f"episodes per policy ({first}) to detect {detect:g} (power 80 %)"
         asked.append(Line("detect", f"{counts['unpaired']:,}", shows))
         asked.append(Line("", f"{counts['paired']:,}", f"{on_equal_seeds} ({second})"))
@@ -157,7 +157,8 @@ def _planned(
     return plain(figures), replace(page, sections=[*sections, shown, asked])
 
 
-def _span(minutes: float) -> str:
+def span(minutes: float) -> str:
+    """Return a duration as text."""
     if minutes < 1:
         return f"{60 * minutes:.2g} s"
     return f"{minutes:,.0f} min" if minutes < 120 else f"{minutes / 60:,.1f} h"

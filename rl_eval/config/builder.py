@@ -158,8 +158,13 @@ class EvalConfig:
     # ------------------------------------------------------------------ in and out
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> EvalConfig:
+    def from_dict(cls, values: Mapping[str, Any], folder: Path | None = None) -> EvalConfig:
         """Build from nested sections, such as one section of a larger algorithm config.
+
+        Args:
+            values: Values by section and key.
+            folder: Folder where relative paths of weights, and of policies with a scheme, begin; by default the
+                working directory.
 
         Raises:
             ConfigError: A section or key is unknown; the message suggests the nearest.
@@ -185,6 +190,9 @@ class EvalConfig:
                 )
             for key, value in keys.items():
                 config.set(f"{section}.{key}", value)
+        if folder is not None:
+            for key, value in _anchored(config.to_dict().get("policy", {}), folder).items():
+                config.set(f"policy.{key}", value)
         return config
 
     @classmethod
@@ -205,11 +213,7 @@ class EvalConfig:
                     f"{path} has no section {section!r}: {nearest(part, map(str, known))}", key=str(path), value=section
                 )
             values = values[part]
-        config = cls.from_dict(values)
-        policy = config.to_dict().get("policy", {})
-        for key, value in _anchored(policy, path.parent).items():
-            config.set(f"policy.{key}", value)
-        return config
+        return cls.from_dict(values, path.parent)
 
     def set(self, key: str, value: Any) -> EvalConfig:
         """Set one value by its dotted key, as ``--set`` does.
@@ -330,8 +334,17 @@ def _shown(value: Any) -> str:
 
 
 def _read_yaml(path: Path) -> Any:
+    return compose_yaml(read_text(path), path)[0] or {}
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a config file.
+
+    Raises:
+        ConfigError: There is no such file, it cannot be read, or it is not text.
+    """
     try:
-        return read_yaml(path.read_text()) or {}
+        return path.read_text()
     except FileNotFoundError:
         fix = "" if path.suffix in {".yaml", ".yml"} else f"To evaluate an environment, pass --env {path}."
         raise ConfigError(f"there is no config file {str(path)!r}", key=str(path), fix=fix) from None
@@ -340,8 +353,33 @@ def _read_yaml(path: Path) -> Any:
     except UnicodeDecodeError:
         fix = f"To evaluate a model file, pass --policy {path}."
         raise ConfigError(f"{path} is not a text file, so it is not a config", key=str(path), fix=fix) from None
+
+
+Marks = dict[tuple[str | int, ...], tuple[int, int]]
+
+
+def compose_yaml(text: str, path: Path) -> tuple[Any, Marks]:
+    """Parse YAML; return the values, and line and column of each key and list item, from 1.
+
+    Raises:
+        ConfigError: The text is not valid YAML, or contains a key twice.
+    """
+    loader = _StrictLoader(text)
+    try:
+        node = loader.get_single_node()
+        return None if node is None else loader.construct_document(node), _marks(node)
     except yaml.YAMLError as error:
         raise ConfigError(f"{path} is not valid YAML: {error}", key=str(path)) from None
+
+
+def _marks(node: yaml.Node | None, place: tuple[str | int, ...] = ()) -> Marks:
+    found: Marks = {}
+    pairs = node.value if isinstance(node, yaml.MappingNode) else ()
+    items = enumerate(node.value) if isinstance(node, yaml.SequenceNode) else ()
+    for key, item, value in [(k.value, k, v) for k, v in pairs] + [(number, v, v) for number, v in items]:
+        found[(*place, key)] = item.start_mark.line + 1, item.start_mark.column + 1
+        found |= _marks(value, (*place, key))
+    return found
 
 
 def _yaml_leaf(key: str, value: Any) -> Any:

@@ -67,6 +67,13 @@ INTEGRATIONS: Final = (
     ),
     Integration("tianshou", packages=("tianshou",), adapter=f"{_HERE}.tianshou"),
     Integration(
+        "jumanji",
+        packages=("jumanji",),
+        adapter=f"{_HERE}.jumanji",
+        install="rl-eval[jumanji]",
+        simulator=f"{_HERE}.jumanji:simulator",
+    ),
+    Integration(
         "envpool",
         packages=("envpool",),
         adapter=f"{_HERE}.envpool",

@@ -155,6 +155,13 @@ def take_ownership(storage: Storage) -> Ownership:
     )
 
 
+def writer_of(storage: Storage) -> str | None:
+    """Return the owner of a log, if it may be alive; unlike :func:`take_ownership`, do not wait for heartbeats."""
+    newest = _newest(storage)
+    claim = None if newest is None else _read(storage, newest)
+    return None if claim is None or _state(claim) == "dead" else str(claim)
+
+
 def read_claims(storage: Storage) -> list[Claim]:
     """Return all claims that can be read, oldest first."""
     claims = [_read(storage, f"{_FOLDER}/{name}") for name in storage.names(_FOLDER)]

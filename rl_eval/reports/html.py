@@ -123,7 +123,9 @@ def _static_rows(result: EvalResult) -> Table:
     return Table("Episodes", _HEADINGS, rows)
 
 
-def render_template(template: str, script: str = "", data: Any = None, form: str = "'none'", **shown: Any) -> str:
+def render_template(
+    template: str, script: str = "", data: Any = None, form: str = "'none'", images: str = "'none'", **shown: Any
+) -> str:
     """Render a template of this folder with style, script and data inline.
 
     Args:
@@ -131,6 +133,7 @@ def render_template(template: str, script: str = "", data: Any = None, form: str
         script: The only script that may run.
         data: JSON value for the script, in the element ``data``.
         form: Allowed target of forms, as a source of the policy.
+        images: Allowed origin of images, in the same way.
         **shown: Variables of the template.
     """
     from markupsafe import Markup
@@ -138,21 +141,21 @@ def render_template(template: str, script: str = "", data: Any = None, form: str
     style, inert = _asset("page.css"), json.dumps(data, separators=(",", ":"), allow_nan=False).translate(_ESCAPES)
     trusted = {"style": style, "script": script, "data": inert, "generator": GENERATOR}
     text = _environment().get_template(template).render(
-        policy=_content_policy(style, script, form),
+        policy=_content_policy(style, script, form, images),
         **{name: Markup(value) for name, value in trusted.items()},  # noqa: S704  # Files of this folder, inert JSON.
         **shown,
     )  # fmt: skip
     return text.encode("utf-8", "replace").decode()  # File names and JSON may contain lone surrogates.
 
 
-def _content_policy(style: str, script: str, form: str = "'none'") -> str:
+def _content_policy(style: str, script: str, form: str, images: str) -> str:
     """Return a content security policy that allows only this style and this script."""
 
     def digest(text: str) -> str:
         return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
     allowed = f"style-src '{digest(style)}'" + (f"; script-src '{digest(script)}'" if script else "")
-    return f"default-src 'none'; {allowed}; base-uri 'none'; form-action {form}"
+    return f"default-src 'none'; {allowed}; img-src {images}; base-uri 'none'; form-action {form}"
 
 
 @functools.cache

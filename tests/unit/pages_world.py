@@ -41,6 +41,7 @@ PROGRAMS = {
     "tune_gain.py": "a slow test runs it, in a process of its own",
     "optuna_gain.py": "a slow test runs it where Optuna is installed",
     "jax_actor.py": "test_foreign_arrays.py runs it: with a stand-in, and where JAX is installed with that",
+    "jax_drift.py": "tests/simulators/test_jumanji.py runs it where JAX is installed",
     "sampling.py": "test_foreign_arrays.py runs it",
 }
 """Files of Python that a page shows and does not use itself, and what runs them."""

@@ -37,6 +37,7 @@ LAYERS = (
     "reports",
     "ope",
     "training",
+    "suites",
     "integrations",
     "cli",
     "__main__",

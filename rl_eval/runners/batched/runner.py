@@ -403,7 +403,7 @@ class BatchedEvalRunner(RunnerCore):
         if len(acting) == width:
             self._inference.observations.adopt(slice(0, width), step.observations)
         elif len(acting):
-            rows = tree.map_structure(lambda leaf: leaf[acting], step.observations)
+            rows = tree.map_structure(lambda leaf: np.asarray(leaf)[acting], step.observations)
             self._inference.observations.adopt(acting, rows)
 
     @staticmethod

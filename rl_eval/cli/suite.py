@@ -1,0 +1,225 @@
+"""``rl-eval suite``: run the cells of a suite, list them, and report their numbers."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rl_eval.cli.exits import ExitCode, explained
+from rl_eval.cli.plan import run_pilot, span
+from rl_eval.cli.printing import AsJson, Quiet, counted, print_either, print_json, print_line, print_note, print_report
+from rl_eval.cli.settings import find_modules_here
+from rl_eval.cli.shared import CommandLine, argument, option, shown
+from rl_eval.cli.signals import Interruption
+from rl_eval.errors import EvalError
+from rl_eval.reports.page import Line, Page, Table
+
+if TYPE_CHECKING:
+    from rl_eval.cli.progress import Monitor
+    from rl_eval.execution.handle import EvalHandle, EvalProgress
+    from rl_eval.suites.cells import PlannedCell
+    from rl_eval.suites.ledger import CellState
+    from rl_eval.suites.result import SuiteResult
+    from rl_eval.suites.running import SuiteEvents
+    from rl_eval.suites.suite import Suite
+
+SuiteFile = Annotated[Path, argument("SUITE", "YAML file of the suite.")]
+Out = Annotated[Path | None, option("DIR", "Folder of the suite. [default: suites/NAME]")]
+
+app = CommandLine(
+    name="suite",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Evaluate tasks x policies x training seeds x steps from one file.",
+)
+
+
+@app.command("run", epilog=explained("suite"), short_help="Run the cells that have no result yet.")
+def run(
+    ctx: typer.Context,
+    suite: SuiteFile,
+    out: Out = None,
+    cell: Annotated[
+        list[str] | None,
+        option("TASK/POLICY/SEED/STEP", "Run only these cells; * matches any part. May be repeated."),
+    ] = None,
+    num_runners: Annotated[
+        int | None, option("N", "Ray actors; 0 runs in this process, without Ray.", "--num-runners", "--runners", min=0)
+    ] = None,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run the cells of a suite that have no result yet, and print the table.
+
+    The same command continues an interrupted run. Several processes may run one suite in one folder.
+    """
+    from rl_eval.cli.progress import Monitor
+
+    with closing(Monitor(quiet=quiet or as_json)) as monitor:
+        monitor.say(f"reading {suite.name}")
+        opened = _opened(suite)
+        events = _display(monitor, ctx.obj, len(opened.cells))
+        ctx.obj.defer()
+        result = opened.run(out, cells=cell or (), num_runners=num_runners, events=events)
+        monitor.close()
+        _print(result, quiet=quiet, as_json=as_json)
+        code = _exit_code(result, ctx.obj)
+        ctx.obj.conclude(code)
+    if code:
+        raise typer.Exit(code)
+
+
+@app.command("plan", epilog=explained("suite"), short_help="List the cells, and estimate the time.")
+def plan(
+    suite: SuiteFile,
+    out: Out = None,
+    cells: Annotated[bool, option(None, "Print one cell a line, for --cell, and run nothing.", "--cells")] = False,
+    pilot: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Episodes of the pilot of each task.", show_default=True)
+    ] = 3,
+    as_json: AsJson = False,
+) -> None:
+    """Count cells and episodes of a suite, and estimate the time from a short pilot of each task."""
+    opened = _opened(suite)
+    if cells:
+        print_either(as_json, [str(one.cell) for one in opened.cells], "\n".join(str(one.cell) for one in opened.cells))
+        return
+    rows = list(_planned(opened, opened.result(out).cells, pilot))
+    keys = ("task", "cells", "left", "episodes", "minutes", "problem")
+    print_either(as_json, [dict(zip(keys, row, strict=True)) for row in rows], _plan_page(opened, rows))
+
+
+_Row = tuple[str, int, int, int, float | None, str]
+"""Task, its cells, those without a result, their episodes, minutes, and why the pilot failed."""
+
+
+def _planned(opened: Suite, states: Sequence[CellState], pilot: int) -> Iterator[_Row]:
+    from rl_eval.suites.cells import settings_of_cell
+
+    for task in opened.definition.tasks:
+        of_task = [state for state in states if state.planned.cell.task == task]
+        left = [state.planned for state in of_task if state.score is None]
+        episodes, minutes, problem = 0, None if left else 0.0, ""
+        try:
+            for planned in [one for one in left if not one.problem][:1]:
+                settings = settings_of_cell(opened.definition, planned, {})
+                episodes = settings.evaluation.num_episodes * len(left)
+                result = run_pilot(settings, min(pilot, settings.evaluation.num_episodes))
+                minutes = result.timing.wall_seconds / len(result.plan) * episodes / 60
+        except EvalError as error:
+            problem = str(error)
+        yield task, len(of_task), len(left), episodes, minutes, problem
+
+
+def _plan_page(opened: Suite, rows: Sequence[_Row]) -> Page:
+    def shown(row: _Row) -> list[str]:
+        task, cells, left, episodes, minutes, problem = row
+        return [task, f"{cells:,}", f"{left:,}", f"{episodes:,}", problem or (span(minutes) if minutes else "-")]
+
+    total = sum(row[4] or 0.0 for row in rows)
+    table = Table("tasks", ("task", "cells", "without result", "episodes", "time"), [shown(row) for row in rows])
+    line = Line("cells", f"{sum(row[1] for row in rows):,}", f"{sum(row[2] for row in rows):,} without a result")
+    time_line = Line("time", span(total), "in one process, from a pilot of the first cell of each task")
+    return Page(opened.definition.suite, "", "plan", [[line, time_line], table])
+
+
+@app.command("report", epilog=explained("suite"), short_help="Write a page, figures and tables.")
+def report(
+    suite: SuiteFile,
+    out: Out = None,
+    output: Annotated[
+        Path | None, option("FOLDER", "Folder of the report. [default: DIR/report]", "--output", "-o")
+    ] = None,
+    published: Annotated[
+        Path | None, option("CSV", "Published scores to show beside those of the suite: policy,task,seed,score.")
+    ] = None,
+    videos: Annotated[
+        str | None,
+        option("SELECTORS", "Record videos of each cell first; rules as for replay --select, such as failed,worst:1."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write a page, figures (SVG, PNG), tables (CSV, Markdown, LaTeX) and scores for rliable and marl-eval."""
+    opened = _opened(suite)
+    result = opened.result(out, published)
+    from rl_eval.suites.report import record_cell_videos, write_report
+
+    folder = opened.folder(out)
+    if videos is not None:
+        for cell, count in record_cell_videos(result, folder, videos):
+            print_note(f"{cell}: {counted(count, 'video')}")
+    files, notes = write_report(result, output or folder / "report", folder)
+    for note in notes:
+        print_note(note)
+    print_either(as_json, {"files": list(map(str, files))}, "\n".join(map(shown, map(str, files))))
+
+
+def _opened(path: Path) -> Suite:
+    find_modules_here()  # A catalogue may be in one of them.
+    from rl_eval.suites.suite import Suite
+
+    return Suite.from_yaml(path)
+
+
+def _display(monitor: Monitor, interruption: Interruption, total: int) -> SuiteEvents:
+    """Return events that show the progress of the suite and of its present cell."""
+    from rl_eval.suites.running import SuiteEvents
+
+    ended: Counter[str] = Counter()
+    began, ran = time.monotonic(), 0
+
+    def line() -> str:
+        done = sum(ended.values())
+        parts = [f"{done} of {total} cells"]
+        if bad := done - ended["complete"]:
+            parts.append(f"{bad} not complete")
+        if ran and done < total:
+            parts.append(f"about {(time.monotonic() - began) / ran * (total - done) / 60:.1f} min left")
+        return ", ".join(parts)
+
+    class Shown(SuiteEvents):
+        def on_start(self, planned: PlannedCell, handle: EvalHandle) -> None:
+            nonlocal ran
+            ran += 1
+            monitor.follow(_with_phase(handle.progress, lambda: f"{line()}; {planned.cell}"))
+            interruption.defer(handle.flush, cancel=handle.cancel)
+
+        def on_end(self, state: CellState) -> None:
+            ended[state.status] += 1
+            why = f": {state.reason}" if state.reason else ""
+            score = "" if state.score is None else f", mean score {state.score.mean:.6g}"
+            monitor.announce(f"{state.planned.cell} is {state.status}{score}{why} ({line()})")
+
+        def stopping(self) -> bool:
+            return interruption.number is not None
+
+    return Shown()
+
+
+def _with_phase(progress: Callable[[], EvalProgress], phase: Callable[[], str]) -> Callable[[], EvalProgress]:
+    return lambda: replace(progress(), phase=phase())
+
+
+def _print(result: SuiteResult, *, quiet: bool, as_json: bool) -> None:
+    if as_json:
+        print_json(result.to_dict())
+    elif quiet:
+        done = sum(state.status == "complete" for state in result.cells)
+        print_line(f"{done} of {counted(len(result.cells), 'cell')} complete")
+    else:
+        print_report(result)
+
+
+def _exit_code(result: SuiteResult, interruption: Interruption) -> int:
+    if interruption.number is not None:
+        return 128 + interruption.number
+    if result.complete:
+        return ExitCode.COMPLETE
+    return ExitCode.PARTIAL if any(state.score is not None for state in result.cells) else ExitCode.FAILED

@@ -1,0 +1,76 @@
+"""Environments of Jumanji as batched simulators, without its wrappers that restart episodes by themselves.
+
+Needs ``pip install 'rl-eval[jumanji]'``.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jumanji
+from jumanji.specs import jumanji_specs_to_gym_spaces
+
+from rl_eval.errors import ConfigError, nearest
+from rl_eval.runners.batched.functional import FunctionalSimulator, Init, Step
+
+
+def simulator(name: str, num_envs: int, **kwargs: Any) -> FunctionalSimulator:
+    """Build the simulator of an environment of Jumanji.
+
+    Observations with fields become dicts. An episode is terminated if its last discount is 0, else truncated.
+
+    Args:
+        name: Id, such as ``"Snake-v1"``.
+        num_envs: Number of slots.
+        kwargs: Arguments for ``jumanji.make``.
+
+    Raises:
+        ConfigError: The id is unknown, or the environment has a reward for each of several agents.
+    """
+    known = jumanji.registered_environments()
+    if name not in known:
+        raise ConfigError(
+            f"environment.env is 'jumanji:{name}', which Jumanji does not know; {nearest(name, known)}",
+            key="environment.env",
+            value=f"jumanji:{name}",
+        )
+    env, init, step = _functions(name, **kwargs)
+    if env.reward_spec.shape:
+        raise ConfigError(
+            f"environment.env is 'jumanji:{name}', which has several agents, but a batched simulator has one",
+            key="environment.env",
+            value=f"jumanji:{name}",
+        )
+    spaces = [jumanji_specs_to_gym_spaces(spec) for spec in (env.observation_spec, env.action_spec)]
+    made = FunctionalSimulator(init, step, num_envs, *spaces)
+    made.name = f"jumanji:{name}"
+    return made
+
+
+@functools.cache
+def _functions(name: str, **kwargs: Any) -> tuple[Any, Init, Step]:
+    """Return an environment and its functions, which are the same in every simulator so that they compile once."""
+    env = jumanji.make(name, **kwargs)
+
+    def init(key: Any) -> tuple[Any, Any]:
+        state, first = env.reset(key)
+        return state, _plain(first.observation)
+
+    def step(state: Any, action: Any) -> tuple[Any, Any, Any, Any, Any, Any]:
+        state, now = env.step(state, action)
+        ended, terminal = now.last(), now.discount == 0
+        return state, _plain(now.observation), now.reward, ended & terminal, ended & ~terminal, now.extras
+
+    return env, init, step
+
+
+def _plain(observation: Any) -> Any:
+    """Turn named tuples and dataclasses into dicts."""
+    if hasattr(observation, "_asdict"):
+        observation = observation._asdict()
+    elif hasattr(observation, "__dataclass_fields__"):
+        observation = vars(observation)
+    else:
+        return observation
+    return {key: _plain(value) for key, value in observation.items()}

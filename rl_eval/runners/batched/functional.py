@@ -1,0 +1,103 @@
+"""Batched simulator of an environment that consists of two pure functions of JAX."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, final
+
+import gymnasium as gym
+import jax
+import numpy as np
+from typing_extensions import override
+
+from rl_eval.records.episode import EpisodeSpec
+from rl_eval.runners.batched.simulator import BatchSimulator, BatchStep, Slots
+
+Init = Callable[[Any], tuple[Any, Any]]
+Step = Callable[[Any, Any], tuple[Any, Any, Any, Any, Any, Mapping[str, Any]]]
+
+_ROWS: Final = 8
+"""The number of computed rows is a multiple of this. XLA adds the numbers of a single row in another order than those
+of several rows, so that one slot alone would have other episodes."""
+
+
+@functools.lru_cache(maxsize=8)
+def _compiled(init: Init, step: Step) -> tuple[Any, Any]:
+    """Return both functions for all rows; simulators of the same environment share what was compiled.
+
+    The first one takes seeds instead of keys.
+    """
+    return jax.jit(jax.vmap(lambda seed: init(jax.random.PRNGKey(seed)))), jax.jit(jax.vmap(step))
+
+
+@jax.jit
+@jax.vmap
+def _merged(started: Any, new: Any, old: Any) -> Any:
+    """Return the new state of a row that starts, and the old one of others."""
+    return jax.tree.map(lambda one, other: jax.numpy.where(started, one, other), new, old)
+
+
+@final
+class FunctionalSimulator(BatchSimulator):
+    """Simulator of one environment in JAX, which is vectorised and compiled for all slots.
+
+    Both functions must be pure. They take the arrays of one slot, without a dimension for slots. Slots without an
+    episode are stepped as well.
+
+    Args:
+        init: Function of a key (``jax.random.PRNGKey`` of the seed, shape (2,), dtype uint32). It returns the first
+            state and observation.
+        step: Function of a state and an action. It returns the next state, observation, reward, terminated, truncated
+            and a dict of infos, and never starts another episode. All random numbers come from the state.
+        num_envs: Number of slots.
+        observation_space: Space of the observation of one slot.
+        action_space: Space of the action of one slot.
+    """
+
+    def __init__(
+        self,
+        init: Init,
+        step: Step,
+        num_envs: int,
+        observation_space: gym.Space[Any],
+        action_space: gym.Space[Any],
+    ) -> None:
+        self.num_envs, self.observation_space, self.action_space = num_envs, observation_space, action_space
+        self.note = f"all slots are stepped by JAX {jax.__version__} on {jax.default_backend()}"
+        rows = -(-num_envs // _ROWS) * _ROWS
+        self._seeds = np.zeros(rows, np.uint32)
+        self._state: Any = None
+        """State of all rows; None before the first restart."""
+        self._init, self._step = _compiled(init, step)
+
+    @override
+    def restart(self, slots: Slots, specs: Sequence[EpisodeSpec]) -> Any:
+        # All rows are computed, so that nothing is compiled again for another number of slots.
+        self._seeds[slots] = [spec.seed for spec in specs]
+        state, observations = self._init(self._seeds)
+        if self._state is None:
+            self._state = state
+        started = np.zeros(len(self._seeds), bool)
+        started[slots] = True
+        self._state = _merged(started, state, self._state)
+        return jax.tree.map(lambda leaf: np.asarray(leaf)[slots], observations)
+
+    @override
+    def step(self, actions: Any) -> BatchStep:
+        spare = len(self._seeds) - self.num_envs
+        if spare:
+            actions = jax.tree.map(lambda leaf: np.concatenate([leaf, leaf[:1].repeat(spare, 0)]), actions)
+        self._state, *results = self._step(self._state, actions)
+        if spare:
+            results = jax.tree.map(lambda leaf: np.asarray(leaf)[: self.num_envs], results)
+        observations, rewards, terminated, truncated, infos = results
+
+        def values(key: str) -> Any:
+            return (np.asarray(infos[key]), np.ones(self.num_envs, bool)) if key in infos else None
+
+        return BatchStep(observations, rewards, terminated, truncated, values, infos.keys())
+
+    @override
+    def close(self) -> None:
+        self._state = None

@@ -1,0 +1,182 @@
+"""Aggregates over tasks and training runs, as papers report them, with stratified bootstrap intervals.
+
+The definitions are those of Agarwal et al., "Deep RL at the edge of the statistical precipice" (2021), and of their
+library rliable. Every interval is a percentile interval of resamples; see :mod:`rl_eval.suites.units`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Final, Literal
+
+import numpy as np
+
+from rl_eval.results.stats.aggregate import exact_mean
+from rl_eval.results.stats.interval import return_interval
+from rl_eval.suites.bootstrap import Cells, Floats, Statistic, check_units, estimates, method, percentiles
+from rl_eval.suites.scores import Scores
+from rl_eval.suites.tables import Estimate, Table
+from rl_eval.suites.units import Counts, Unit, Units, units_of
+
+Metric = Literal["IQM", "mean", "median", "optimality gap"]
+Distribution = Literal["score", "average score"]
+
+
+def _interquartile_mean(counts: Counts, units: Units) -> Floats:
+    total = len(units.values)
+    cut = total // 4
+    kept = np.clip(_cumulative(counts, units), cut, total - cut)
+    return _mean(np.diff(kept, prepend=cut), units.values[units.order])
+
+
+def _task_means(counts: Counts, units: Units) -> Floats:
+    sizes = np.diff(units.starts, append=len(units.values))
+    return np.asarray(np.add.reduceat(counts * units.values, units.starts, axis=1) / sizes)
+
+
+def _optimality_gap(counts: Counts, units: Units) -> Floats:
+    return 1 - _mean(counts, np.minimum(units.values, 1))
+
+
+def _mean(counts: Counts, values: Floats) -> Floats:
+    return np.asarray((counts * values).sum(axis=1) / counts.sum(axis=1))
+
+
+def _cumulative(counts: Counts, units: Units) -> Floats:
+    """Return the number of drawn scores up to each score, in ascending order, shape (batch, units)."""
+    return np.asarray(counts[:, units.order].cumsum(axis=1))
+
+
+METRICS: Final[Mapping[Metric, tuple[str, Statistic]]] = {
+    "IQM": ("mean of the middle half of all {unit}s of all tasks", _interquartile_mean),
+    "mean": ("mean of the task means", lambda counts, units: _task_means(counts, units).mean(axis=1)),
+    "median": ("median of the task means", lambda counts, units: np.median(_task_means(counts, units), axis=1)),
+    "optimality gap": ("mean amount by which the {unit}s stay below 1", _optimality_gap),
+}
+"""Aggregates: the definition of each, and its function."""
+
+
+def _scores_above(counts: Counts, units: Units, thresholds: Floats) -> Floats:
+    up_to = np.searchsorted(units.values[units.order], thresholds, side="right")
+    below = np.insert(_cumulative(counts, units), 0, 0, axis=1)[:, up_to]
+    return np.asarray(1 - below / len(units.values))
+
+
+def _means_above(counts: Counts, units: Units, thresholds: Floats) -> Floats:
+    means = _task_means(counts, units)
+    return np.stack([(means > threshold).mean(axis=1) for threshold in thresholds], axis=1)
+
+
+_PROFILES: Final = {"score": (_scores_above, "{unit}s"), "average score": (_means_above, "task means")}
+"""Performance profiles: the function of each, and what it counts."""
+
+
+def aggregate_scores(
+    scores: Scores, unit: Unit, metrics: Sequence[Metric] = tuple(METRICS), *, confidence: float = 0.95
+) -> Table:
+    """Return aggregates of each policy over its tasks and runs.
+
+    A policy with missing runs is aggregated over the others, with a note.
+
+    Args:
+        scores: Normalized scores, or scores with one unit on all tasks. The optimality gap needs normalized scores.
+        unit: ``"run"``: a score is the mean of a run, and runs are resampled within each task. ``"episode"``: episodes
+            are resampled within each run.
+        metrics: Aggregates, which become the columns.
+        confidence: Nominal coverage of the intervals.
+
+    Raises:
+        ConfigError: No policy has two units to resample, such as with one training seed and ``unit="run"``.
+    """
+
+    def statistic(counts: Counts, units: Units) -> Floats:
+        return np.stack([METRICS[metric][1](counts, units) for metric in metrics], axis=1)
+
+    meanings = "; ".join(f"{metric}: {METRICS[metric][0].format(unit=unit)}" for metric in metrics)
+    cells = estimates(scores, unit, statistic, metrics, confidence)
+    return Table(f"{meanings}. {method(unit, confidence)}", "policy", "aggregate", cells)
+
+
+def performance_profiles(
+    scores: Scores,
+    unit: Unit,
+    thresholds: Sequence[float],
+    *,
+    distribution: Distribution = "score",
+    confidence: float = 0.95,
+) -> Table:
+    """Return the fraction of scores above each threshold, for each policy.
+
+    Args:
+        scores: Normalized scores.
+        unit: What is resampled; see :func:`aggregate_scores`.
+        thresholds: Thresholds of the scores.
+        distribution: ``"score"``: fraction of runs, or of episodes. ``"average score"``: fraction of task means.
+        confidence: Nominal coverage of the interval at each single threshold.
+
+    Raises:
+        ConfigError: No policy has two units to resample.
+    """
+    above, what = _PROFILES[distribution]
+    columns = sorted(thresholds)
+
+    def statistic(counts: Counts, units: Units) -> Floats:
+        return above(counts, units, np.asarray(columns))
+
+    caption = f"Fraction of {what.format(unit=unit)} with a score above the threshold. {method(unit, confidence)}"
+    return Table(caption, "policy", "threshold", estimates(scores, unit, statistic, columns, confidence))
+
+
+def learning_curves(
+    scores_by_step: Mapping[int, Scores], unit: Unit, metric: Metric = "IQM", *, confidence: float = 0.95
+) -> Table:
+    """Return an aggregate of each policy at each step.
+
+    Args:
+        scores_by_step: Scores of the checkpoints of each training step.
+        unit: What is resampled; see :func:`aggregate_scores`.
+        metric: The aggregate.
+        confidence: Nominal coverage of the interval at each single step.
+
+    Raises:
+        ConfigError: At some step no policy has two units to resample.
+    """
+    tables = {
+        step: aggregate_scores(scores_by_step[step], unit, [metric], confidence=confidence)
+        for step in sorted(scores_by_step)
+    }
+    cells: Cells = {(row, step): cell for step, table in tables.items() for (row, _), cell in table.cells.items()}
+    return Table(next(iter(tables.values())).caption, "policy", "step", cells)
+
+
+def task_means(scores: Scores, unit: Unit, *, confidence: float = 0.95) -> Table:
+    """Return the mean score of each policy on each task.
+
+    The interval of the runs of a task, and of the episodes of a single run, is that of ``rl-eval run`` for a mean. The
+    episodes of several runs are resampled within each run.
+
+    Args:
+        scores: Scores in any unit.
+        unit: What the interval is about; see :func:`aggregate_scores`.
+        confidence: Nominal coverage of the intervals.
+
+    Raises:
+        ConfigError: No policy has two units of a task.
+    """
+    check_units(scores, unit, confidence)
+    found: Cells = {}
+    for policy in scores.policies:
+        units = units_of(scores, policy, unit)
+        for task in units.tasks:
+            found[task, policy] = _task_mean(units.on([task]), confidence)
+    cells: Cells = {pair: found[pair] for pair in itertools.product(scores.tasks, scores.policies) if pair in found}
+    return Table(f"Mean score on each task; {100 * confidence:g} % intervals over {unit}s.", "task", "policy", cells)
+
+
+def _task_mean(units: Units, confidence: float) -> Estimate:
+    if len(units.strata) == 1:
+        interval = return_interval(units.values, confidence)
+        return Estimate(exact_mean(units.values), interval)
+    means = [_mean(counts, units.values) for counts in units.resamples(len(units.values))]
+    return Estimate(exact_mean(units.values), percentiles([units], np.concatenate(means), confidence))

@@ -1,0 +1,93 @@
+"""Numbers of each policy, with percentile intervals of the stratified bootstrap."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from rl_eval.errors import ConfigError
+from rl_eval.results.stats.interval import ALL_EQUAL, FEW, FEW_EQUAL, Interval, check_confidence, no_interval
+from rl_eval.suites.scores import Scores
+from rl_eval.suites.tables import Estimate
+from rl_eval.suites.units import RESAMPLES, WITHIN, Counts, Unit, Units, units_of
+
+Floats: TypeAlias = npt.NDArray[np.float64]
+Statistic: TypeAlias = Callable[[Counts, Units], Floats]
+"""Numbers of each resample of some units, shape (batch, ...)."""
+Cells: TypeAlias = dict[tuple[str, "str | float"], Estimate]
+
+_ALONE: Final = {
+    "run": (
+        "aggregate.unit is run, but no policy has two training seeds on a task, so nothing is known about other seeds",
+        "Add training seeds, or set unit: episode for numbers about these trained policies alone.",
+    ),
+    "episode": ("aggregate.unit is episode, but no run has two episodes", "Run more episodes of each cell."),
+}
+"""What is wrong without two units, and the next step."""
+
+
+def method(unit: Unit, confidence: float) -> str:
+    """Return the sentence about the intervals for a caption."""
+    resampled = f"{RESAMPLES:,} resamples of the {unit}s within each {WITHIN[unit]}"
+    return f"Intervals are {100 * confidence:g} % percentile intervals of {resampled}."
+
+
+def check_units(scores: Scores, unit: Unit, confidence: float) -> None:
+    """Raise if there is nothing to resample.
+
+    Raises:
+        ConfigError: No policy has two units in any stratum.
+        UsageError: The confidence is not between 0 and 1.
+    """
+    check_confidence(confidence)
+    if all(max(units_of(scores, policy, unit).sizes) == 1 for policy in scores.policies):
+        problem, fix = _ALONE[unit]
+        raise ConfigError(problem, key="aggregate.unit", value=unit, fix=fix)
+
+
+def estimates(
+    scores: Scores, unit: Unit, statistic: Statistic, columns: Sequence[str | float], confidence: float
+) -> Cells:
+    """Return numbers of each policy, by policy and column.
+
+    Args:
+        scores: Scores of all policies.
+        unit: What is resampled.
+        statistic: The numbers, shape (batch, columns).
+        columns: Their names.
+        confidence: Nominal coverage of the intervals.
+
+    Raises:
+        ConfigError: There is nothing to resample.
+    """
+    check_units(scores, unit, confidence)
+    cells: Cells = {}
+    for policy in scores.policies:
+        units = units_of(scores, policy, unit)
+        drawn = np.concatenate([statistic(counts, units) for counts in units.resamples(len(units.values))])
+        values = statistic(units.once, units)[0].tolist()
+        for column, value, resampled in zip(columns, values, drawn.T, strict=True):
+            cells[policy, column] = Estimate(value, percentiles([units], resampled, confidence))
+    return cells
+
+
+def percentiles(several: Sequence[Units], resampled: Floats, confidence: float) -> Interval:
+    """Return the percentile interval of a number, or the reason why there is none.
+
+    Args:
+        several: The policies that the number is about.
+        resampled: The number of each resample, shape (resamples,).
+        confidence: Nominal coverage.
+    """
+    notes = [note for units in several for note in units.notes]
+    if all(max(units.sizes) == 1 for units in several):
+        return no_interval(confidence, "; ".join(notes))
+    if not any(units.vary for units in several):
+        if sum(len(units.values) for units in several) < FEW:
+            return no_interval(confidence, "; ".join([FEW_EQUAL, *notes]))
+        notes = [ALL_EQUAL, *notes]
+    low, high = np.quantile(resampled, [(1 - confidence) / 2, (1 + confidence) / 2]).tolist()
+    return Interval(low, high, confidence, "percentile", "; ".join(notes))

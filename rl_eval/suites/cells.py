@@ -1,0 +1,237 @@
+"""Cells of a suite: the matrix of tasks, policies, training seeds and steps, and the settings of each cell."""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Final
+
+from rl_eval.config.builder import EvalConfig
+from rl_eval.config.policy_sources import schemes
+from rl_eval.config.settings import EvalSettings
+from rl_eval.errors import ConfigError
+from rl_eval.records.plain import convert, plain_leaf
+from rl_eval.suites.definition import Keys, Method, Skip, Steps, SuiteDefinition
+
+_CHECKPOINT: Final = "{checkpoint}"
+
+
+@dataclass(frozen=True, order=True)
+class Cell:
+    """One combination of task, policy, training seed and step."""
+
+    task: str
+    policy: str
+    seed: int | None = None
+    step: int | None = None
+
+    def __str__(self) -> str:
+        return "/".join(self.parts).removesuffix("/-").removesuffix("/-")
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Texts of the four parts, ``-`` for a missing one."""
+        return tuple("-" if part is None else str(part) for part in (self.task, self.policy, self.seed, self.step))
+
+    @property
+    def digest(self) -> str:
+        """Name of the cell's folder, 16 hexadecimal digits."""
+        return hashlib.sha256(json.dumps([self.task, self.policy, self.seed, self.step]).encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class PlannedCell:
+    """A cell with its checkpoint, as it is found on disk."""
+
+    cell: Cell
+    checkpoint: Path | None = None
+    """Absolute path; None for a policy without checkpoints."""
+    problem: str = ""
+    """Reason why the cell cannot run; empty if it can."""
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """All cells of a suite."""
+
+    cells: tuple[PlannedCell, ...]
+    skipped: tuple[tuple[Cell, str], ...]
+    """Skipped cells, with the reason."""
+
+
+def matrix(suite: SuiteDefinition) -> Matrix:
+    """Find all cells of a suite, with the checkpoints that are on disk now."""
+    cells: list[PlannedCell] = []
+    skipped: list[tuple[Cell, str]] = []
+    for planned in _all(suite):
+        cell = planned.cell
+        if (skip := _skip_of(suite.skip, cell)) is None:
+            cells.append(planned)
+        else:
+            skipped.append((cell, skip.why))
+    return Matrix(tuple(cells), tuple(skipped))
+
+
+def chosen(cells: Sequence[PlannedCell], patterns: Sequence[str]) -> list[PlannedCell]:
+    """Return the cells whose names match a pattern such as ``hopper/ppo/0/*``; missing parts match everything.
+
+    Raises:
+        ConfigError: No cell matches a pattern.
+    """
+    found: dict[Cell, PlannedCell] = {}
+    for pattern in patterns:
+        whole = "/".join([*pattern.split("/"), *["*"] * 3][:4])
+        matching = {one.cell: one for one in cells if fnmatchcase("/".join(one.cell.parts), whole)}
+        if not matching:
+            fix = "Pass TASK/POLICY/SEED/STEP, as `rl-eval suite plan SUITE --cells` prints them."
+            raise ConfigError(f"--cell {pattern}: there is no such cell", key="--cell", value=pattern, fix=fix)
+        found |= matching
+    return list(found.values())
+
+
+def definition_of(suite: SuiteDefinition, planned: PlannedCell) -> dict[str, Any]:
+    """Return everything that the records of a cell depend on, as written in the suite, as plain JSON values."""
+    path = planned.checkpoint
+    relative = None if path is None else Path(_relative(path, suite.folder)).as_posix()
+    values = _values(suite, planned, relative)
+    kept = {name: keys for name, keys in values.items() if name not in ("runners", "fault_tolerance")}
+    return {"version": suite.version, **{key: convert(value, plain_leaf) for key, value in kept.items()}}
+
+
+def settings_of_cell(suite: SuiteDefinition, planned: PlannedCell, runners: Mapping[str, Any]) -> EvalSettings:
+    """Return the settings of a cell.
+
+    Args:
+        suite: The suite.
+        planned: The cell.
+        runners: Values that replace those of the section ``runners``.
+
+    Raises:
+        ConfigError: The cell has no checkpoint, or its settings are wrong.
+    """
+    if planned.problem:
+        raise ConfigError(planned.problem, key=f"policies.{planned.cell.policy}.checkpoints", value=str(planned.cell))
+    path = planned.checkpoint
+    values = _values(suite, planned, None if path is None else str(path))
+    values["runners"] = {**values.get("runners", {}), **runners}
+    return EvalConfig.from_dict(values, suite.folder).build()
+
+
+def _values(suite: SuiteDefinition, planned: PlannedCell, checkpoint: str | None) -> dict[str, Keys]:
+    """Return the config values of a cell, by section."""
+    cell, method = planned.cell, suite.policies[planned.cell.policy]
+    found: dict[str, Keys] = suite.shared.values_by_section()
+    found = _merged(found, suite.tasks[cell.task].values_by_section())
+    names = {"{task}": cell.task, "{policy}": cell.policy, "{seed}": cell.seed, "{step}": cell.step}
+    section = _filled(method.section, {**names, _CHECKPOINT: checkpoint})
+    if checkpoint is not None and _CHECKPOINT not in json.dumps(method.section, default=str):
+        section |= _with_checkpoint(section.get("policy"), checkpoint, planned)
+    found = _merged(found, {"policy": section})
+    if suite.conditions is not None:
+        found = _merged(found, {"evaluation": {"conditions": suite.conditions}})
+    return found
+
+
+def _with_checkpoint(policy: Any, checkpoint: str, planned: PlannedCell) -> Keys:
+    """Return the keys of the policy section that load a checkpoint."""
+    if policy is not None and (policy not in schemes()):
+        return {"weights": checkpoint}
+    if policy is not None:
+        return {"policy": schemes()[policy].named(checkpoint)}
+    path = planned.checkpoint
+    kinds = [one for one in schemes().values() if path is not None and path.exists() and one.recognises(path)]
+    if len(kinds) != 1:
+        raise ConfigError(
+            f"policies.{planned.cell.policy}: the type of {checkpoint} is unknown",
+            key=f"policies.{planned.cell.policy}.policy",
+            value=checkpoint,
+            fix=f"Set policy to one of {', '.join(schemes())}, or to the pkg.module:attr of a function that builds the "
+            "module for these weights.",
+        )
+    return {"policy": kinds[0].named(checkpoint)}
+
+
+def _merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """Return nested mappings merged; a value of the second replaces one of the first."""
+    result = dict(one)
+    for key, value in other.items():
+        inner = result.get(key)
+        both = isinstance(inner, Mapping) and isinstance(value, Mapping)
+        result[key] = _merged(inner, value) if both else value  # type: ignore[arg-type]
+    return result
+
+
+def _filled(value: Any, names: Mapping[str, Any]) -> Any:
+    """Replace the placeholders in all texts."""
+    if isinstance(value, Mapping):
+        return {key: _filled(item, names) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_filled(item, names) for item in value]
+    if isinstance(value, str):
+        for name, given in names.items():
+            if given is not None:
+                value = value.replace(name, str(given))
+    return value
+
+
+def _all(suite: SuiteDefinition) -> Iterator[PlannedCell]:
+    for task in suite.tasks:
+        for policy, method in suite.policies.items():
+            for seed in method.seeds or (None,):
+                yield from _of_run(suite.folder, method, Cell(task, policy, seed))
+
+
+def _of_run(folder: Path, method: Method, cell: Cell) -> Iterator[PlannedCell]:
+    """Find the cells of one training run, one for each step."""
+    if method.checkpoints is None:
+        yield PlannedCell(cell)
+        return
+    names = {"{task}": cell.task, "{policy}": cell.policy, "{seed}": cell.seed}
+    template = str(folder / _filled(method.checkpoints, names))
+    if "{step}" not in template:
+        path = Path(template)
+        yield PlannedCell(cell, path, "" if path.exists() else f"there is no checkpoint {path}")
+        return
+    there = _steps_on_disk(template)
+    wanted = _wanted(method, sorted(there))
+    if not wanted:
+        yield PlannedCell(cell, None, f"no checkpoint matches {template}")
+    for step in wanted:
+        path = there.get(step, Path(template.replace("{step}", str(step))))
+        missing = "" if step in there else f"there is no checkpoint {path}"
+        yield PlannedCell(Cell(cell.task, cell.policy, cell.seed, step), path, missing)
+
+
+def _steps_on_disk(template: str) -> dict[int, Path]:
+    """Return the files that match a path with ``{step}``, by step."""
+    first, *rest = map(re.escape, template.split("{step}"))
+    pattern = re.compile(first + r"(\d+)" + r"\1".join(rest))
+    paths = glob.glob("*".join(map(glob.escape, template.split("{step}"))))  # noqa: PTH207 - of any depth
+    return {int(match[1]): Path(path) for path in sorted(paths) if (match := pattern.fullmatch(path))}
+
+
+def _wanted(method: Method, there: list[int]) -> list[int]:
+    """Return the steps to evaluate, given those on disk."""
+    steps = method.steps
+    if steps == "last":
+        return there[-1:]
+    if steps == "all":
+        return there
+    if isinstance(steps, Steps):
+        last = steps.last if steps.last is not None else max(there, default=-1)
+        return list(range(steps.first, last + 1, steps.stride))
+    return sorted(set(steps))
+
+
+def _skip_of(skips: Sequence[Skip], cell: Cell) -> Skip | None:
+    return next((one for one in skips if one.applies(cell.task, cell.policy, cell.seed, cell.step)), None)
+
+
+def _relative(path: Path, folder: Path) -> str:
+    return str(path.relative_to(folder)) if path.is_relative_to(folder) else str(path)

@@ -1,0 +1,147 @@
+"""Files of scores for other programs, and published scores from a CSV file.
+
+CSV has one line for each run. The matrices are those that rliable reads, and the JSON is that of marl-eval. Both need
+the same runs on every task.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from rl_eval.errors import ConfigError, UsageError
+from rl_eval.results.stats.aggregate import exact_mean
+from rl_eval.suites.scores import Run, Scores
+from rl_eval.suites.units import Unit
+
+_COLUMNS: Final = ["policy", "task", "seed", "score"]
+
+
+def scores_csv(scores: Scores) -> str:
+    """Return the columns ``policy``, ``task``, ``seed`` and ``score``: one line for each run, with its mean score."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(_COLUMNS)
+    writer.writerows((*run, exact_mean(values)) for run, values in scores.runs.items())
+    return text.getvalue()
+
+
+def read_scores(path: str | os.PathLike[str]) -> Scores:
+    """Read scores, such as published ones, from a CSV file with the columns of :func:`scores_csv`.
+
+    Args:
+        path: The file: UTF-8, with a heading and exactly these columns, in this order. A run may not be in it twice.
+
+    Raises:
+        ConfigError: The file cannot be read, has other columns, or a line is wrong; the message names the line.
+        UsageError: The file has no scores, or one that is NaN or infinite.
+    """
+    try:
+        lines = list(csv.reader(Path(path).read_text("utf-8").splitlines()))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}", key="baselines", value=str(path)) from error
+    if not lines or lines[0] != _COLUMNS:
+        found = ",".join(lines[0]) if lines else ""
+        fix = f"Make the first line {','.join(_COLUMNS)}."
+        raise ConfigError(f"{path}:1: the columns are {found!r}", key="baselines", value=found, fix=fix)
+    runs: dict[Run, npt.NDArray[np.float64]] = {}
+    for number, line in enumerate(lines[1:], 2):
+        run, score = _parsed(f"{path}:{number}", line)
+        if run in runs:
+            problem = f"{path}:{number}: policy {run.policy!r} has two scores on task {run.task!r} with seed {run.seed}"
+            raise ConfigError(problem, key="seed", value=run.seed, fix="Give each run one line.")
+        runs[run] = np.array([score])
+    return Scores(runs)
+
+
+def _parsed(where: str, line: list[str]) -> tuple[Run, float]:
+    try:
+        policy, task, seed, score = line
+        return Run(policy, task, int(seed)), float(score)
+    except ValueError:
+        text, fix = ",".join(line), "Write a policy, a task, a whole number and a score."
+        raise ConfigError(f"{where}: {text!r} is not a score", key="baselines", value=text, fix=fix) from None
+
+
+def matrices(scores: Scores, unit: Unit) -> dict[str, npt.NDArray[np.float64]]:
+    """Return the scores of each policy as rliable takes them.
+
+    Args:
+        scores: Scores with the same runs on every task.
+        unit: What a row is: ``"run"``, by seed, or ``"episode"``, by seed and position.
+
+    Returns:
+        Arrays of shape (units, tasks), dtype float64, with the tasks in the order of the scores.
+
+    Raises:
+        UsageError: A policy lacks a run, or its runs have different numbers of episodes and these are the rows.
+    """
+    return {policy: np.stack(list(_columns(scores, policy, unit)), axis=1) for policy in scores.policies}
+
+
+def rliable_json(scores: Scores, unit: Unit) -> str:
+    """Return :func:`matrices` as JSON: ``{"tasks": [...], "scores": {policy: rows}}``.
+
+    Raises:
+        UsageError: As in :func:`matrices`.
+    """
+    rows = {policy: matrix.tolist() for policy, matrix in matrices(scores, unit).items()}
+    return json.dumps({"tasks": scores.tasks, "scores": rows})
+
+
+def marl_eval_json(scores_by_step: Mapping[int, Scores], environment: str, metric: str = "return") -> str:
+    """Return scores as marl-eval reads them: by environment, task, policy, run and step.
+
+    Args:
+        scores_by_step: Scores of the checkpoints of each training step. The mean scores of the last step are the
+            ``absolute_metrics``.
+        environment: Name for all tasks together, such as that of the suite.
+        metric: Name of the score.
+
+    Raises:
+        UsageError: A policy lacks a run.
+    """
+    tasks: dict[str, Any] = {}
+    for number, step in enumerate(sorted(scores_by_step), 1):
+        scores = scores_by_step[step]
+        for policy in scores.policies:
+            _check_complete(scores, policy)
+            for task in scores.tasks:
+                for position, values in enumerate(_on(scores, policy, task), 1):
+                    runs = tasks.setdefault(task, {}).setdefault(policy, {})
+                    steps = runs.setdefault(f"run_{position}", {})
+                    steps[f"step_{number}"] = {"step_count": step, metric: values.tolist()}
+                    steps["absolute_metrics"] = {metric: [exact_mean(values)]}
+    return json.dumps({environment: tasks})
+
+
+def _columns(scores: Scores, policy: str, unit: Unit) -> Iterator[npt.NDArray[np.float64]]:
+    _check_complete(scores, policy)
+    lengths = {len(values) for values in scores.of(policy).values()}
+    if unit == "episode" and len(lengths) > 1:
+        problem = f"the runs of policy {policy!r} have from {min(lengths)} to {max(lengths)} episodes"
+        fix = "Use the unit run, or run the same number of episodes in each cell."
+        raise UsageError(problem, key="unit", value=unit, fix=fix)
+    for task in scores.tasks:
+        runs = _on(scores, policy, task)
+        yield np.concatenate(runs) if unit == "episode" else np.array([exact_mean(values) for values in runs])
+
+
+def _on(scores: Scores, policy: str, task: str) -> list[npt.NDArray[np.float64]]:
+    return [values for run, values in scores.of(policy).items() if run.task == task]
+
+
+def _check_complete(scores: Scores, policy: str) -> None:
+    if missing := scores.missing(policy):
+        run = missing[0]
+        problem = f"policy {policy!r} has no scores on task {run.task!r} with seed {run.seed}"
+        fix = "Finish the suite, or leave out the task or the policy."
+        raise UsageError(problem, key="runs", value=len(missing), fix=fix)

@@ -1,0 +1,88 @@
+"""Figures of tables with intervals, as SVG and PNG. Needs ``pip install 'rl-eval[plot]'``."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING, Final, Literal
+
+import numpy as np
+
+from rl_eval.errors import ConfigError
+from rl_eval.suites.tables import Table
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_STYLE: Final = {"svg.hashsalt": "rl_eval", "svg.fonttype": "none"}
+"""Settings with which equal tables give equal files, and SVG files have their text as text."""
+
+
+def interval_figure(table: Table) -> Figure:
+    """Draw aggregates as points with intervals: one panel for each column, one line for each row.
+
+    Raises:
+        ConfigError: matplotlib is not installed.
+    """
+    num_rows, num_columns = len(table.rows), len(table.columns)
+    figure = _figure(2.6 * num_columns + 1.2, 0.35 * num_rows + 1.1)
+    panels = figure.subplots(1, num_columns, sharey=True, squeeze=False)[0]
+    for axes, column in zip(panels, table.columns, strict=True):
+        axes.use_sticky_edges = False  # Bars keep a margin.
+        for place, row in enumerate(table.rows):
+            if (row, column) not in table.cells:
+                continue
+            value, interval = table.cells[row, column]
+            axes.barh(place, interval.high - interval.low, 0.5, interval.low, color=f"C{place % 10}", alpha=0.4)
+            axes.plot([value, value], [place - 0.3, place + 0.3], color=f"C{place % 10}")
+        axes.set_title(str(column))
+        axes.grid(axis="x", alpha=0.25)
+    panels[0].set(yticks=range(num_rows), yticklabels=table.rows, ylim=(num_rows - 0.5, -0.5))
+    return figure
+
+
+def line_figure(table: Table, ylabel: str) -> Figure:
+    """Draw each row as a line over the columns, with its intervals as a band: learning curves or profiles.
+
+    Args:
+        table: Its columns are numbers.
+        ylabel: Label of the vertical axis.
+
+    Raises:
+        ConfigError: matplotlib is not installed.
+    """
+    figure = _figure(6.4, 4.0)
+    axes = figure.subplots()
+    for row in table.rows:
+        _draw_line(axes, table, row)
+    axes.set(xlabel=table.columns_are, ylabel=ylabel)
+    axes.grid(alpha=0.25)
+    axes.legend(fontsize="small")
+    return figure
+
+
+def picture(figure: Figure, kind: Literal["svg", "png"]) -> bytes:
+    """Return a figure as a file; equal figures give equal bytes."""
+    from matplotlib import rc_context
+
+    content = io.BytesIO()
+    with rc_context(_STYLE):
+        figure.savefig(content, format=kind, metadata={"Date": None} if kind == "svg" else None)
+    return content.getvalue()
+
+
+def _draw_line(axes: Axes, table: Table, row: str) -> None:
+    points = [(column, *table.cells[row, column]) for column in table.columns if (row, column) in table.cells]
+    places = np.array([place for place, _, _ in points], np.float64)
+    [line] = axes.plot(places, [value for _, value, _ in points], label=row, marker="o" if len(points) < 30 else "")
+    ends = np.array([(interval.low, interval.high) for _, _, interval in points])
+    axes.fill_between(places, ends[:, 0], ends[:, 1], color=line.get_color(), alpha=0.2, linewidth=0)
+
+
+def _figure(width: float, height: float) -> Figure:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        problem, fix = "figures need matplotlib, which is not installed", "Run pip install 'rl-eval[plot]'."
+        raise ConfigError(problem, key="figures", fix=fix) from error
+    return Figure(figsize=(width, height), dpi=150, layout="constrained")

@@ -1,0 +1,70 @@
+"""Probability of improvement: how often one policy has a higher score than another."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+
+from rl_eval.results.stats.interval import Interval, no_interval
+from rl_eval.suites.bootstrap import Cells, Floats, check_units, method, percentiles
+from rl_eval.suites.scores import Scores
+from rl_eval.suites.tables import Estimate, Table
+from rl_eval.suites.units import Counts, Unit, Units, units_of
+
+
+def probabilities_of_improvement(scores: Scores, unit: Unit, *, confidence: float = 0.95) -> Table:
+    """Return the probability that the policy of the row has a higher score than that of the column.
+
+    It is the Mann-Whitney statistic of each task, averaged over the tasks that both have. Equal scores count half.
+
+    Args:
+        scores: Scores of all policies; their scale has no effect.
+        unit: What is resampled, independently for each policy: ``"run"`` or ``"episode"``.
+        confidence: Nominal coverage of the intervals.
+
+    Raises:
+        ConfigError: No policy has two units to resample.
+    """
+    check_units(scores, unit, confidence)
+    units, found = {policy: units_of(scores, policy, unit) for policy in scores.policies}, Cells()
+    for row, column in itertools.combinations(sorted(scores.policies), 2):
+        found[row, column] = estimate = _improvement(units[row], units[column], confidence)
+        found[column, row] = _reversed(estimate)
+    cells: Cells = {pair: found[pair] for pair in itertools.permutations(scores.policies, 2)}
+    what = f"Probability that a {unit} of the row has a higher score than one of the column, averaged over tasks."
+    return Table(f"{what} {method(unit, confidence)}", "policy", "other policy", cells)
+
+
+def _improvement(ours: Units, theirs: Units, confidence: float) -> Estimate:
+    shared = {*ours.tasks} & {*theirs.tasks}
+    if not shared:
+        return Estimate(math.nan, no_interval(confidence, "the two policies share no task"))
+    ours, theirs = ours.on(shared), theirs.on(shared)
+    wins = _wins(ours, theirs)
+    largest = max(len(ours.values), len(theirs.values))
+    batches = zip(ours.resamples(largest), theirs.resamples(largest), strict=True)
+    resampled = np.concatenate([_probability(wins, one, other) for one, other in batches])
+    [value] = _probability(wins, ours.once, theirs.once).tolist()
+    return Estimate(value, percentiles([ours, theirs], resampled, confidence))
+
+
+def _wins(ours: Units, theirs: Units) -> list[tuple[slice, slice, Floats]]:
+    """Return for each task its units of both policies, and which of ours beat which of theirs, as 1, 1/2 or 0."""
+    return [
+        (one, other, (1 + np.sign(ours.values[one][:, None] - theirs.values[other])) / 2)
+        for one, other in zip(ours.slices, theirs.slices, strict=True)
+    ]
+
+
+def _probability(wins: list[tuple[slice, slice, Floats]], ours: Counts, theirs: Counts) -> Floats:
+    """Return the mean over tasks of the fraction of pairs that are won, for each resample, shape (batch,)."""
+    won = [((ours[:, one] @ beaten) * theirs[:, other]).sum(axis=1) / beaten.size for one, other, beaten in wins]
+    return np.asarray(np.mean(won, axis=0))
+
+
+def _reversed(estimate: Estimate) -> Estimate:
+    value, interval = estimate
+    ends = (1 - interval.high, 1 - interval.low)
+    return Estimate(1 - value, Interval(*ends, interval.confidence, interval.method, interval.note))

@@ -1,0 +1,234 @@
+"""Folder of a suite: one subfolder for each cell, with its definition, its evaluation log and its score.
+
+Nothing is shared between cells but the name of the suite, so any number of processes may work on one folder. The
+evaluation log of a cell decides who runs it. Its score is a copy of numbers from the log, and can be made again.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final, Literal, final
+
+import numpy as np
+
+from rl_eval.atomic_write import write_text
+from rl_eval.config.policy_sources import digest_of
+from rl_eval.errors import ConfigError, LogError
+from rl_eval.log.ownership import writer_of
+from rl_eval.log.storage import open_storage
+from rl_eval.records.plain import differences, parse_json, typed
+from rl_eval.results.result import EvalResult
+from rl_eval.suites.cells import PlannedCell, definition_of
+from rl_eval.suites.definition import ScoreKind, SuiteDefinition
+
+CellStatus = Literal["complete", "partial", "failed", "error", "running", "missing"]
+"""Status of the result; ``error`` if there can be none, ``missing`` if there is none yet."""
+SUITE_FILE: Final = "suite.json"
+CELL_FILE: Final = "cell.json"
+SCORE_FILE: Final = "score.json"
+ERROR_FILE: Final = "error.json"
+FORMAT: Final = 1
+_COLUMNS: Final[Mapping[ScoreKind, str]] = {
+    "return": "episode_return",
+    "success_once": "success_once",
+    "success_at_end": "success_at_end",
+}
+
+
+@dataclass(frozen=True)
+class Score:
+    """Scores of the episodes of one cell."""
+
+    status: Literal["complete", "partial", "failed"]
+    """Status of the result."""
+    reason: str
+    """Why the result is not complete; empty if it is."""
+    fingerprint: str
+    """Fingerprint of the records."""
+    guarantee: str
+    """Guarantee of the result."""
+    episodes: int
+    """Episodes in the plan."""
+    values: tuple[float, ...]
+    """Score of each completed episode, in the order of the plan."""
+    seconds: float
+    """Time of the evaluation."""
+
+    @property
+    def mean(self) -> float:
+        """Mean of the values; NaN without values."""
+        return math.fsum(self.values) / len(self.values) if self.values else math.nan
+
+    @classmethod
+    def of(cls, result: EvalResult, kind: ScoreKind) -> Score:
+        """Return the score of a result."""
+        rows = result.counted_rows[_COLUMNS[kind]]
+        status, reason, values = result.status, result.reason, np.asarray(rows, np.float64)
+        if kind != "return" and (rows < 0).any():
+            missing = int((rows < 0).sum())
+            status, reason = "failed", f"{missing} of {len(rows)} episodes reported no success, which is the score"
+            values = values[:0]
+        return cls(
+            status,
+            reason,
+            result.fingerprint,
+            result.guarantee,
+            len(result.plan),
+            tuple(values.tolist()),
+            result.timing.wall_seconds,
+        )
+
+
+@dataclass(frozen=True)
+class CellState:
+    """A cell, and what the folder contains of it."""
+
+    planned: PlannedCell
+    status: CellStatus
+    reason: str = ""
+    """Why it is not complete, or why the last attempt has no result; empty without a reason."""
+    score: Score | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether this process has nothing left to do for the cell."""
+        return self.status not in ("missing", "running")
+
+
+@final
+class Ledger:
+    """Folder with the results of a suite.
+
+    Args:
+        folder: Folder, which may be absent.
+        suite: The suite.
+
+    Raises:
+        ConfigError: The folder belongs to another suite, or to another version of it, or cannot be used.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], suite: SuiteDefinition) -> None:
+        self.folder = Path(folder).absolute()
+        self._suite = suite
+        self._storage = open_storage(self.folder)
+        ours = {"format": FORMAT, "suite": suite.suite, "version": suite.version}
+        theirs = self._read(SUITE_FILE)
+        if theirs is not None:
+            _check_same(theirs, ours, self.folder)
+
+    def begin(self) -> None:
+        """Create the folder, or join the processes that work on it.
+
+        Raises:
+            ConfigError: The folder belongs to another suite, or cannot be written.
+        """
+        ours = {"format": FORMAT, "suite": self._suite.suite, "version": self._suite.version}
+        try:
+            if not self._storage.create(SUITE_FILE, _text(ours).encode()):
+                _check_same(self._read(SUITE_FILE) or {}, ours, self.folder)
+        except OSError as error:
+            problem = f"--out {self.folder} cannot be written: {error.strerror or error}"
+            raise ConfigError(problem, key="--out", value=str(self.folder)) from error
+
+    def log_dir(self, planned: PlannedCell) -> Path:
+        """Return the folder of a cell's evaluation log."""
+        return self.folder / "cells" / planned.cell.digest
+
+    def claim(self, planned: PlannedCell) -> None:
+        """Write the definition of a cell, or check that the folder has the same one.
+
+        Raises:
+            ConfigError: The cell was evaluated with another definition, or another checkpoint.
+        """
+        if difference := self._difference(planned):
+            raise ConfigError(
+                f"{planned.cell} was evaluated with another definition: {difference}",
+                key=str(planned.cell),
+                fix="Undo the change, give the new one another name, or raise the version and use another --out.",
+            )
+        name = f"cells/{planned.cell.digest}/{CELL_FILE}"
+        if self._read(name) is None:
+            self._storage.write(name, _text(self._described(planned)).encode())
+
+    def state(self, planned: PlannedCell) -> CellState:
+        """Return the state of a cell."""
+        if difference := self._difference(planned):
+            return CellState(planned, "error", f"it was evaluated with another definition: {difference}")
+        folder = f"cells/{planned.cell.digest}"
+        if (score := self._read(f"{folder}/{SCORE_FILE}")) is not None:
+            with suppress(ValueError):
+                found = typed(Score, score)
+                return CellState(planned, found.status, found.reason, found)
+        if planned.problem:
+            return CellState(planned, "error", planned.problem)
+        if writer_of(open_storage(self.log_dir(planned))) is not None:
+            return CellState(planned, "running")
+        if (error := self._read(f"{folder}/{ERROR_FILE}")) is not None:
+            return CellState(planned, "missing", str(error.get("reason")))
+        return CellState(planned, "missing")
+
+    def record(self, planned: PlannedCell, result: EvalResult) -> CellState:
+        """Write the score of a result; return the new state."""
+        score = Score.of(result, self._suite.tasks[planned.cell.task].score)
+        write_text(self.log_dir(planned) / SCORE_FILE, _text(asdict(score)))
+        return CellState(planned, score.status, score.reason, score)
+
+    def fail(self, planned: PlannedCell, reason: str) -> CellState:
+        """Write the reason why a cell has no result, until it has one; return the new state."""
+        write_text(self.log_dir(planned) / ERROR_FILE, _text({"cell": str(planned.cell), "reason": reason}))
+        return CellState(planned, "error", reason)
+
+    def _difference(self, planned: PlannedCell) -> str:
+        """Return the first difference between the definition in the folder and that of the suite; empty without one."""
+        there = self._read(f"cells/{planned.cell.digest}/{CELL_FILE}")
+        if there is None:
+            return ""
+        now = self._described(planned, there.get("checkpoint"))
+        return "; ".join(f"{one.key} was {one.a!r} and is {one.b!r}" for one in differences(there, now))
+
+    def _described(self, planned: PlannedCell, known: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Return the content of ``cell.json``.
+
+        Args:
+            planned: The cell.
+            known: Description of the checkpoint in the folder; it saves hashing a file that has not changed.
+        """
+        path, checkpoint = planned.checkpoint, known
+        if path is not None and path.exists():
+            seen = {"size": path.stat().st_size, "modified": path.stat().st_mtime_ns}
+            if known is None or any(known.get(key) != value for key, value in seen.items()):
+                digest = digest_of(path)
+                if known is None or known.get("digest") != digest:
+                    checkpoint = {**seen, "digest": digest}
+        return {"cell": str(planned.cell), "definition": definition_of(self._suite, planned), "checkpoint": checkpoint}
+
+    def _read(self, name: str) -> dict[str, Any] | None:
+        """Return the JSON object in a file; None if the file does not exist, or was only begun."""
+        try:
+            found = parse_json(self._storage.read(name))
+        except (FileNotFoundError, NotADirectoryError, ValueError):
+            return None
+        except OSError as error:
+            raise LogError(f"{self.folder / name} cannot be read: {error}", key=str(self.folder / name)) from error
+        return found if isinstance(found, dict) else None
+
+
+def _check_same(theirs: Mapping[str, Any], ours: Mapping[str, Any], folder: Path) -> None:
+    for key, value in ours.items():
+        if theirs.get(key) != value:
+            raise ConfigError(
+                f"{folder} has the {key} {theirs.get(key)!r}, not {value!r}",
+                key="--out",
+                value=str(folder),
+                fix="Pass another --out.",
+            )
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, indent=1, allow_nan=False) + "\n"

@@ -1,0 +1,50 @@
+"""Normalization of scores: 0 is a low reference of the task, 1 a high one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from rl_eval.errors import ConfigError
+from rl_eval.suites.scores import Scores
+
+
+class Scale(NamedTuple):
+    """Reference scores of a task, in the unit of its scores."""
+
+    low: float
+    """Score that becomes 0, such as that of a random policy."""
+    high: float
+    """Score that becomes 1, such as that of a human. It may be the smaller number, if small scores are good."""
+
+    @property
+    def width(self) -> float:
+        """Difference of the two, with its sign."""
+        return self.high - self.low
+
+
+def normalized(scores: Scores, scales: Mapping[str, Scale]) -> Scores:
+    """Return scores as ``(score - low) / (high - low)`` of their task.
+
+    Args:
+        scores: Scores in the unit of their tasks.
+        scales: Scale of each task.
+
+    Raises:
+        ConfigError: A task has no scale, or a scale has equal or infinite ends.
+    """
+    for task in scores.tasks:
+        _check(task, scales)
+    ends = {run: scales[run.task] for run in scores.runs}
+    return Scores({run: (values - ends[run].low) / ends[run].width for run, values in scores.runs.items()})
+
+
+def _check(task: str, scales: Mapping[str, Scale]) -> None:
+    if task not in scales:
+        fix = "Set low and high of every task, or of none."
+        raise ConfigError(f"task {task!r} has no scale, but others have one", key="low", value=task, fix=fix)
+    scale = scales[task]
+    if scale.width == 0 or not math.isfinite(scale.width):
+        problem = f"task {task!r}: low is {scale.low} and high is {scale.high}"
+        raise ConfigError(problem, key="high", value=scale.high, fix="Set two different numbers.")

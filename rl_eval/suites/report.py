@@ -1,0 +1,115 @@
+"""Report of a suite: one page, figures, and the tables in files for papers and other programs."""
+
+from __future__ import annotations
+
+import base64
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, Literal
+from urllib.parse import quote
+
+from rl_eval.atomic_write import write_bytes
+from rl_eval.errors import ConfigError, UsageError
+from rl_eval.recording.video import record_videos
+from rl_eval.recording.video_selection import video_folder, videos_of
+from rl_eval.reports.html import render_template
+from rl_eval.results.loading import load
+from rl_eval.suites.exports import marl_eval_json, rliable_json, scores_csv
+from rl_eval.suites.figures import interval_figure, line_figure, picture
+from rl_eval.suites.result import TITLES, SuiteResult
+from rl_eval.suites.tables import Table
+
+PAGE: Final = "report.html"
+_LINES: Final = {"profiles": "fraction of scores above", "curves": "IQM"}
+"""Tables that are drawn as lines, with the label of the vertical axis; others are drawn as intervals."""
+
+
+def write_report(result: SuiteResult, folder: Path, cells: Path) -> tuple[list[Path], list[str]]:
+    """Write the page, the tables as CSV, Markdown and LaTeX, the figures as SVG and PNG, and files of scores.
+
+    Equal results give equal files.
+
+    Args:
+        result: The result.
+        folder: Folder of the report; it is created, and older files of a report are replaced.
+        cells: Folder of the suite; its videos are linked.
+
+    Returns:
+        The files, and notes on what is missing.
+    """
+    files: list[tuple[str, bytes]] = list(_texts(result))
+    notes, drawn = [], dict[str, bytes]()
+    for name, table in result.tables.items():
+        if isinstance(table, Table):
+            try:
+                svg = _drawn(name, table, "svg")
+                files += [(f"{name}.svg", svg), (f"{name}.png", _drawn(name, table, "png"))]
+                drawn[name] = svg
+            except ConfigError as error:
+                notes = [str(error)]
+    files.append((PAGE, _page(result, drawn, folder, cells).encode()))
+    for name, content in files:
+        write_bytes(folder / name, content)
+    return [folder / name for name, _ in files], notes
+
+
+def record_cell_videos(result: SuiteResult, cells: Path, select: str) -> Iterator[tuple[str, int]]:
+    """Record videos of some episodes of each cell with a result, beside its log.
+
+    Args:
+        result: The result.
+        cells: Folder of the suite.
+        select: Episodes, such as ``failed,worst:1``; see ``rl-eval replay --select``.
+
+    Yields:
+        Name of the cell, and the number of its videos.
+    """
+    for state in result.cells:
+        if state.score is not None:
+            place = cells / "cells" / state.planned.cell.digest
+            videos = record_videos(load(place), select, video_folder(place), trust=True)
+            yield str(state.planned.cell), len(videos)
+
+
+def _texts(result: SuiteResult) -> Iterator[tuple[str, bytes]]:
+    for name, table in result.tables.items():
+        if isinstance(table, Table):
+            yield f"{name}.csv", table.csv().encode()
+            yield f"{name}.md", table.markdown().encode()
+            yield f"{name}.tex", table.latex().encode()
+    unit, suite = result.definition.aggregate.unit, result.definition.suite
+    if not result.scores_by_step:
+        return
+    yield "scores.csv", scores_csv(result.scores).encode()
+    if result.published is None and unit is not None:
+        with suppress(UsageError):  # They need every run, and the page says which are missing.
+            yield "rliable.json", rliable_json(result.scores, unit).encode()
+            yield "marl_eval.json", marl_eval_json(result.scores_by_step, suite).encode()
+
+
+def _drawn(name: str, table: Table, kind: Literal["svg", "png"]) -> bytes:
+    figure = line_figure(table, _LINES[name]) if name in _LINES else interval_figure(table)
+    return picture(figure, kind)
+
+
+def _page(result: SuiteResult, drawn: Mapping[str, bytes], folder: Path, cells: Path) -> str:
+    figures = [(TITLES[name], base64.b64encode(svg).decode(), name) for name, svg in drawn.items() if name != "tasks"]
+    return render_template(
+        "suite.html.j2",
+        images="data:",
+        title=result.definition.suite,
+        content=result.page,
+        figures=figures,
+        videos=list(_videos(result, folder, cells)),
+    )
+
+
+def _videos(result: SuiteResult, folder: Path, cells: Path) -> Iterator[tuple[str, int, str]]:
+    """Yield cell, episode and link of each video."""
+    for state in result.cells:
+        place = cells / "cells" / state.planned.cell.digest
+        if state.score is not None and video_folder(place).is_dir():
+            for index, path in videos_of(load(place), place).items():
+                yield str(state.planned.cell), index, quote(os.path.relpath(path.resolve(), folder.resolve()))

@@ -1,0 +1,204 @@
+"""Result of a suite: the states of its cells, its tables, and its page."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final, final
+
+import numpy as np
+
+from rl_eval.errors import UsageError
+from rl_eval.records.plain import plain
+from rl_eval.reports.page import Line, Page
+from rl_eval.reports.page import Table as PageTable
+from rl_eval.reports.pages import page_of
+from rl_eval.results.stats.aggregate import exact_mean
+from rl_eval.results.text import Printed, number
+from rl_eval.suites.aggregates import aggregate_scores, learning_curves, performance_profiles, task_means
+from rl_eval.suites.cells import Cell
+from rl_eval.suites.definition import SuiteDefinition
+from rl_eval.suites.improvement import probabilities_of_improvement
+from rl_eval.suites.ledger import CellState
+from rl_eval.suites.normalization import normalized
+from rl_eval.suites.scores import Run, Scores
+from rl_eval.suites.tables import Table
+from rl_eval.suites.units import Unit
+
+_THRESHOLDS: Final = 41
+"""Number of thresholds of a performance profile."""
+TITLES: Final = {
+    "aggregates": "Aggregates over tasks and training seeds",
+    "improvement": "Probability of improvement",
+    "tasks": "Mean score of each task",
+    "profiles": "Performance profiles",
+    "curves": "Learning curves",
+}
+"""Titles of the tables, by their names."""
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class SuiteResult(Printed):
+    """States and scores of the cells of a suite."""
+
+    definition: SuiteDefinition
+    cells: tuple[CellState, ...]
+    skipped: tuple[tuple[Cell, str], ...]
+    """Skipped cells, with the reason."""
+    published: Scores | None = None
+    """Published scores to show beside those of the suite."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether every cell is complete."""
+        return all(state.status == "complete" for state in self.cells)
+
+    @cached_property
+    def scores_by_step(self) -> dict[int, Scores]:
+        """Scores of all cells with a result, by training step; cells without steps are at step 0."""
+        found: dict[int, dict[Run, Any]] = {}
+        for state in self.cells:
+            if state.score is not None and state.score.values:
+                run = _run(state.planned.cell)
+                found.setdefault(state.planned.cell.step or 0, {})[run] = np.array(state.score.values)
+        return {step: Scores(runs) for step, runs in sorted(found.items())}
+
+    @cached_property
+    def scores(self) -> Scores:
+        """Scores of the last step of each run, with the published ones.
+
+        Raises:
+            UsageError: No cell has a score, or published scores are of other tasks.
+        """
+        ours = Scores({run: values for scores in self.scores_by_step.values() for run, values in scores.runs.items()})
+        return ours if self.published is None else ours.with_baselines(self.published)
+
+    @cached_property
+    def tables(self) -> dict[str, Table | UsageError]:
+        """Tables of the numbers by their names in :data:`TITLES`; an error if a table cannot be computed."""
+        makers = self._makers()
+        return {name: _made(makers[name]) for name in TITLES if name in makers}
+
+    def _makers(self) -> dict[str, Callable[[], Table]]:
+        aggregate = self.definition.aggregate
+        unit, scales = aggregate.unit, self.definition.scales
+        if unit is None:
+            return {}
+        makers: dict[str, Callable[[], Table]] = {"tasks": lambda: task_means(self.scores, unit)}
+        if len(self.definition.policies) > 1 or self.published is not None:
+            makers["improvement"] = lambda: self._against_baseline(probabilities_of_improvement(self.scores, unit))
+        if scales is None:
+            return makers
+
+        makers["aggregates"] = lambda: aggregate_scores(normalized(self.scores, scales), unit, aggregate.metrics)
+        makers["profiles"] = lambda: _profiles(normalized(self.scores, scales), unit)
+        if len(self.scores_by_step) > 1:
+            by_step = {step: normalized(scores, scales) for step, scores in self.scores_by_step.items()}
+            makers["curves"] = lambda: learning_curves(by_step, unit)
+        return makers
+
+    def _against_baseline(self, table: Table) -> Table:
+        """Return the columns of the baseline, if there is one."""
+        compare = self.definition.compare
+        if compare is None:
+            return table
+        cells = {pair: cell for pair, cell in table.cells.items() if pair[1] == compare.baseline}
+        return Table(table.caption, table.rows_are, table.columns_are, cells)
+
+    @property
+    def page(self) -> Page:
+        """The page of the result: the tables, and the cells."""
+        done = sum(state.status == "complete" for state in self.cells)
+        state = "complete" if self.complete else "partial" if any(one.score for one in self.cells) else "failed"
+        line = Line("cells", f"{done:,}", f"of {len(self.cells):,} complete")
+        shown = {name: table for name, table in self.tables.items() if isinstance(table, Table)}
+        tables = [table.page_table(TITLES[name]) for name, table in shown.items() if name not in ("profiles", "curves")]
+        cells = PageTable("Cells", _HEADINGS, [_row(state) for state in self.cells], folded=True)
+        notes = [f"{TITLES[name]}: {error}" for name, error in self.tables.items() if isinstance(error, UsageError)]
+        notes += [f"{one.planned.cell}: {one.reason}" for one in self.cells if one.reason]
+        notes += [f"{cell} is skipped: {why}" for cell, why in self.skipped]
+        notes += dict.fromkeys(note for table in shown.values() for note in table.notes)
+        notes += self._missing_settings()
+        name, version = self.definition.suite, f"version {self.definition.version}"
+        return Page(name, version, state, [[line], *tables, cells], notes)
+
+    def _missing_settings(self) -> list[str]:
+        if self.definition.aggregate.unit is None:
+            return ["for intervals and aggregates, set aggregate.unit to run or to episode"]
+        if self.definition.scales is None:
+            return ["for aggregates over tasks, set low and high of every task"]
+        return []
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return cells and tables as plain JSON values."""
+        described: dict[str, Any] = plain(
+            {
+                "suite": self.definition.suite,
+                "version": self.definition.version,
+                "status": self.page.state,
+                "cells": [_described(state) for state in self.cells],
+                "skipped": [{"cell": str(cell), "why": why} for cell, why in self.skipped],
+                "tables": {name: _numbers(table) for name, table in self.tables.items()},
+            }
+        )
+        return described
+
+
+_HEADINGS: Final = ("cell", "status", "episodes", "mean score", "guarantee")
+
+
+def _made(make: Callable[[], Table]) -> Table | UsageError:
+    try:
+        return make()
+    except UsageError as error:
+        return error
+
+
+def _profiles(scores: Scores, unit: Unit) -> Table:
+    means = [exact_mean(values) for values in scores.runs.values()]
+    thresholds = np.linspace(min(0.0, *means), max(1.0, *means), _THRESHOLDS).tolist()
+    return performance_profiles(scores, unit, thresholds)
+
+
+def _run(cell: Cell) -> Run:
+    return Run(cell.policy, cell.task, cell.seed or 0)
+
+
+def _row(state: CellState) -> tuple[str, ...]:
+    name, score = str(state.planned.cell), state.score
+    if score is None:
+        return name, state.status, "", "", ""
+    count, planned = len(score.values), score.episodes
+    episodes = f"{count:,}" if count == planned else f"{count:,} of {planned:,}"
+    return name, state.status, episodes, number(score.mean, 4), score.guarantee
+
+
+def _described(state: CellState) -> dict[str, Any]:
+    cell, score = state.planned.cell, state.score
+    names = {"task": cell.task, "policy": cell.policy, "seed": cell.seed, "step": cell.step}
+    numbers = {
+        "mean": math.nan if score is None else score.mean,
+        "count": len(score.values) if score else 0,
+        "fingerprint": score and score.fingerprint,
+        "guarantee": score and score.guarantee,
+    }
+    return {**names, "folder": f"cells/{cell.digest}", "status": state.status, "reason": state.reason, **numbers}
+
+
+def _numbers(table: Table | UsageError) -> Mapping[str, Any]:
+    if isinstance(table, UsageError):
+        return {"problem": str(table)}
+    cells = [
+        {table.rows_are: row, table.columns_are: column, "value": one.value, "low": one.interval.low}
+        | {"high": one.interval.high, "note": one.interval.note}
+        for (row, column), one in table.cells.items()
+    ]
+    return {"caption": table.caption, "cells": cells}
+
+
+@page_of.register
+def _(shown: SuiteResult) -> Page:
+    return shown.page

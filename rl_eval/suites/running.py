@@ -1,0 +1,136 @@
+"""Run of a suite: its open cells, one after the other, on runners that stay warm between cells that can share them."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final, final
+
+from rl_eval.config.runner_processes import shares_processes
+from rl_eval.config.settings import EvalSettings
+from rl_eval.errors import ClusterDied, LogOwned, summary_of
+from rl_eval.execution.group import EvalRunnerGroup
+from rl_eval.execution.handle import EvalHandle
+from rl_eval.suites.cells import PlannedCell, settings_of_cell
+from rl_eval.suites.definition import SuiteDefinition
+from rl_eval.suites.ledger import CellState, Ledger
+
+_POLL_S: Final = 0.2
+_OTHERS_S: Final = 2.0
+"""Seconds between two looks at the cells that other processes run."""
+
+
+class SuiteEvents:
+    """Base class for displays of a run: what happens in it."""
+
+    def on_start(self, planned: PlannedCell, handle: EvalHandle) -> None:
+        """Handle the start of a cell's evaluation."""
+
+    def on_end(self, state: CellState) -> None:
+        """Handle the end of a cell, or news of a cell that another process runs."""
+
+    def stopping(self) -> bool:
+        """Whether to cancel the present cell and return."""
+        return False
+
+
+@final
+class SuiteRun:
+    """One process's share of a suite.
+
+    Args:
+        suite: The suite.
+        ledger: Its folder.
+        cells: The cells to run.
+        runners: Values that replace those of the section ``runners``.
+        events: Receives what happens.
+    """
+
+    def __init__(
+        self,
+        suite: SuiteDefinition,
+        ledger: Ledger,
+        cells: Sequence[PlannedCell],
+        runners: Mapping[str, Any],
+        events: SuiteEvents,
+    ) -> None:
+        self._suite, self._ledger, self._runners, self._events = suite, ledger, runners, events
+        self._cells = cells
+        self._group: EvalRunnerGroup | None = None
+        self._home = Path.cwd()
+
+    def run(self) -> None:
+        """Run the cells without a result, and wait for those that other processes run.
+
+        A cell that fails does not end the run.
+
+        Raises:
+            ClusterDied: The Ray cluster died; the same call continues.
+        """
+        self._ledger.begin()
+        left = list(self._cells)
+        try:
+            while left and not self._events.stopping():
+                before, left = len(left), [one for one in left if not self._attempt(one).ended]
+                if len(left) == before:
+                    self._wait()
+        finally:
+            self._stop_group()
+
+    def _attempt(self, planned: PlannedCell) -> CellState:
+        """Run a cell, unless it has a result or another process runs it; return its state."""
+        state = self._ledger.state(planned)
+        if state.status == "missing" and not self._events.stopping():
+            try:
+                state = self._evaluate(planned)
+            except LogOwned:
+                return CellState(planned, "running")
+            except ClusterDied:
+                raise
+            except Exception as error:  # Environments and policies are of users, and the other cells must run.
+                self._stop_group()
+                state = self._ledger.fail(planned, summary_of(error))
+        if state.ended:
+            self._events.on_end(state)
+        return state
+
+    def _evaluate(self, planned: PlannedCell) -> CellState:
+        settings = settings_of_cell(self._suite, planned, self._runners)
+        self._ledger.claim(planned)
+        handle = self._group_for(settings).submit(
+            log_dir=self._ledger.log_dir(planned), on_submitted=lambda handle: self._events.on_start(planned, handle)
+        )
+        while not handle.done():
+            if self._events.stopping():
+                handle.cancel()
+            with suppress(TimeoutError):
+                handle.result(_POLL_S)
+        result = handle.result()
+        if not result.stopped_early:
+            return self._ledger.record(planned, result)
+        if self._events.stopping():
+            return CellState(planned, "missing", result.reason)
+        return self._ledger.fail(planned, result.reason)
+
+    def _group_for(self, settings: EvalSettings) -> EvalRunnerGroup:
+        """Return runners for a cell: those of the last cell, if the cells can share processes."""
+        if self._group is not None and shares_processes(self._group.settings, settings):
+            self._group.reconfigure(settings)
+            return self._group
+        self._stop_group()
+        self._group = EvalRunnerGroup(settings, threaded=settings.runners.num_runners > 0)
+        return self._group
+
+    def _stop_group(self) -> None:
+        if self._group is not None:
+            group, self._group = self._group, None
+            group.stop()
+            os.chdir(self._home)  # An environment may have left it, and later paths are relative to it.
+
+    def _wait(self) -> None:
+        end = time.monotonic() + _OTHERS_S
+        while time.monotonic() < end and not self._events.stopping():
+            time.sleep(_POLL_S)

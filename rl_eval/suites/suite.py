@@ -1,0 +1,109 @@
+"""Front of a suite: its file, its cells, its run, and its results."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, final
+
+from rl_eval.suites.cells import Matrix, PlannedCell, chosen, matrix
+from rl_eval.suites.definition import SuiteDefinition
+from rl_eval.suites.exports import read_scores
+from rl_eval.suites.ledger import Ledger
+from rl_eval.suites.result import SuiteResult
+from rl_eval.suites.running import SuiteEvents, SuiteRun
+
+
+@final
+class Suite:
+    """Tasks x policies x training seeds x steps.
+
+    Args:
+        definition: The content of the suite's file.
+
+    Example:
+        >>> Suite.from_yaml("suite.yaml").run(out="results")  # doctest: +SKIP
+    """
+
+    def __init__(self, definition: SuiteDefinition) -> None:
+        self.definition = definition
+
+    @classmethod
+    def from_yaml(cls, path: str | Path) -> Suite:
+        """Read a suite from a file; relative paths in it begin at its folder.
+
+        Raises:
+            ConfigError: The file cannot be read, or a key or value in it is wrong; the message has line and column.
+        """
+        return cls(SuiteDefinition.from_yaml(path))
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any], folder: str | Path = ".") -> Suite:
+        """Build a suite from nested values, as in the file; relative paths begin at ``folder``.
+
+        Raises:
+            ConfigError: A key or value is wrong.
+        """
+        return cls(SuiteDefinition.from_dict(values, folder))
+
+    @cached_property
+    def cells(self) -> tuple[PlannedCell, ...]:
+        """Cells, without the skipped ones, with the checkpoints that were on disk at the first access."""
+        return self._matrix.cells
+
+    @cached_property
+    def _matrix(self) -> Matrix:
+        return matrix(self.definition)
+
+    def run(
+        self,
+        out: str | os.PathLike[str] | None = None,
+        *,
+        cells: Sequence[str] = (),
+        num_runners: int | None = None,
+        events: SuiteEvents | None = None,
+    ) -> SuiteResult:
+        """Run the cells that have no result yet, and return the results of all cells.
+
+        The same call continues an interrupted run. Several processes may run one suite in one folder.
+
+        Args:
+            out: Folder of the suite; by default ``suites/NAME``.
+            cells: Cells to run, such as ``hopper/ppo/0/1000`` or ``hopper/*``; by default all.
+            num_runners: Replaces ``runners.num_runners``.
+            events: Receives what happens.
+
+        Raises:
+            ConfigError: No cell matches, or the folder belongs to another suite.
+            ClusterDied: The Ray cluster died; the same call continues.
+        """
+        ledger = Ledger(self.folder(out), self.definition)
+        wanted = chosen(self.cells, cells) if cells else self.cells
+        runners = {} if num_runners is None else {"num_runners": num_runners}
+        SuiteRun(self.definition, ledger, wanted, runners, events or SuiteEvents()).run()
+        return self._result(ledger)
+
+    def result(
+        self, out: str | os.PathLike[str] | None = None, published: str | os.PathLike[str] | None = None
+    ) -> SuiteResult:
+        """Return the results in a folder without running anything.
+
+        Args:
+            out: Folder of the suite; by default ``suites/NAME``.
+            published: CSV file of published scores; see :func:`~rl_eval.suites.exports.read_scores`.
+
+        Raises:
+            ConfigError: The folder belongs to another suite, or the file cannot be read.
+        """
+        found = self._result(Ledger(self.folder(out), self.definition))
+        return found if published is None else replace(found, published=read_scores(published))
+
+    def folder(self, out: str | os.PathLike[str] | None) -> Path:
+        """Return the folder of the suite, by default ``suites/NAME``."""
+        return Path("suites", self.definition.suite) if out is None else Path(out)
+
+    def _result(self, ledger: Ledger) -> SuiteResult:
+        return SuiteResult(self.definition, tuple(map(ledger.state, self.cells)), self._matrix.skipped)

@@ -1,0 +1,107 @@
+"""Tables of numbers with intervals, and their text: CSV with all digits, Markdown, and LaTeX with booktabs."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, NamedTuple, final
+
+from rl_eval.reports.page import Table as PageTable
+from rl_eval.results.stats.interval import Interval
+from rl_eval.results.text import interval_places, number
+
+_ESCAPES: Final = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+_SPECIAL: Final = re.compile(r"[\\~^&%$#_{}]")
+
+
+class Estimate(NamedTuple):
+    """A number and its interval."""
+
+    value: float
+    """NaN if there is none; the interval then has the reason."""
+    interval: Interval
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Table:
+    """Estimates by row and column; a pair may be absent."""
+
+    caption: str
+    """What the numbers are, as sentences."""
+    rows_are: str
+    """Heading of the rows, such as ``"policy"``."""
+    columns_are: str
+    """Meaning of the columns, such as ``"aggregate"``, ``"step"`` or ``"threshold"``."""
+    cells: Mapping[tuple[str, str | float], Estimate]
+
+    @property
+    def rows(self) -> tuple[str, ...]:
+        """Names of the rows, in the order of the cells."""
+        return tuple(dict.fromkeys(row for row, _ in self.cells))
+
+    @property
+    def columns(self) -> tuple[str | float, ...]:
+        """Names of the columns, in the order of the cells; numbers if they are steps or thresholds."""
+        return tuple(dict.fromkeys(column for _, column in self.cells))
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Different notes of the intervals, in the order of the cells."""
+        return tuple(dict.fromkeys(cell.interval.note for cell in self.cells.values() if cell.interval.note))
+
+    def page_table(self, title: str) -> PageTable:
+        """Return the table for a page."""
+        heading, *rows = self._grid(str)
+        return PageTable(title, heading, rows, self.caption)
+
+    def csv(self) -> str:
+        """Return one line for each cell, with all digits; without an interval its ends are empty."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow((self.rows_are, self.columns_are, "value", "low", "high", "confidence", "method", "note"))
+        for (row, column), (value, interval) in self.cells.items():
+            ends = (interval.low, interval.high) if interval.exists else ("", "")
+            writer.writerow((row, column, value, *ends, interval.confidence, interval.method, interval.note))
+        return text.getvalue()
+
+    def markdown(self) -> str:
+        """Return a Markdown table, with caption and notes below it."""
+        lines = [f"| {' | '.join(cells)} |" for cells in self._grid(lambda name: name.replace("|", r"\|"))]
+        lines.insert(1, f"|---|{'---:|' * len(self.columns)}")
+        return "\n".join([*lines, "", self.caption, *(f"\n- {note}" for note in self.notes), ""])
+
+    def latex(self) -> str:
+        r"""Return a LaTeX table with a caption; needs ``\usepackage{booktabs}``."""
+        heading, *body = (f"{' & '.join(cells)} \\\\" for cells in self._grid(_latex))
+        return "\n".join(
+            [
+                r"\begin{table}",
+                r"\centering",
+                rf"\caption{{{_latex(' '.join([self.caption, *(f'{note}.' for note in self.notes)]))}}}",
+                rf"\begin{{tabular}}{{l{'r' * len(self.columns)}}}",
+                *(r"\toprule", heading, r"\midrule", *body, r"\bottomrule"),
+                r"\end{tabular}",
+                r"\end{table}",
+                "",
+            ]
+        )
+
+    def _grid(self, escaped: Callable[[str], str]) -> list[list[str]]:
+        heading = [escaped(str(name)) for name in (self.rows_are, *self.columns)]
+        return [heading, *([escaped(row), *(self._cell(row, column) for column in self.columns)] for row in self.rows)]
+
+    def _cell(self, row: str, column: str | float) -> str:
+        if (row, column) not in self.cells:
+            return "-"
+        value, interval = self.cells[row, column]
+        places = interval_places(interval, value)
+        ends = f" [{number(interval.low, places)}, {number(interval.high, places)}]" if interval.exists else ""
+        return number(value, places) + ends
+
+
+def _latex(text: str) -> str:
+    return _SPECIAL.sub(lambda found: _ESCAPES.get(found[0], f"\\{found[0]}"), text)

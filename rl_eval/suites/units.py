@@ -1,0 +1,164 @@
+"""Units of the stratified bootstrap: the runs of each task, or the episodes of each run.
+
+``run``: the runs of a task are resampled. The interval is about the training method: other seeds could have been drawn.
+``episode``: the episodes of each run are resampled. The interval is about these trained policies, and no others.
+
+Each stratum draws from a generator of its own, seeded by its name. So equal scores give equal intervals, in any order,
+and another policy or task changes no draw of those that are there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Final, Literal, NamedTuple, TypeAlias, final
+
+import numpy as np
+import numpy.typing as npt
+
+from rl_eval.results.stats.aggregate import exact_mean
+from rl_eval.suites.scores import Run, Scores
+
+Unit = Literal["run", "episode"]
+
+Counts: TypeAlias = npt.NDArray[np.float64]
+"""How often each unit was drawn in each resample, shape (batch, units)."""
+
+RESAMPLES: Final = 2_000
+
+WITHIN: Final[Mapping[Unit, str]] = {"run": "task", "episode": "run"}
+"""What a stratum is, by unit."""
+
+_BATCH_ELEMENTS: Final = 2**22
+"""Number of values that are drawn at a time. It bounds the memory, and does not change the draws."""
+
+
+class Stratum(NamedTuple):
+    """Units that are resampled together."""
+
+    task: str
+    name: str
+    """Name of the task, with the training seed if episodes are resampled."""
+    values: npt.NDArray[np.float64]
+    """Scores in ascending order, shape (units,): the order of the seeds has no effect."""
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Units:
+    """Units of one policy, sorted by task."""
+
+    policy: str
+    unit: Unit
+    strata: tuple[Stratum, ...]
+    missing: tuple[Run, ...]
+    """Runs that the policy lacks on some tasks."""
+
+    def on(self, tasks: Collection[str]) -> Units:
+        """Return the units of some tasks."""
+        strata = tuple(stratum for stratum in self.strata if stratum.task in tasks)
+        return replace(self, strata=strata)
+
+    @cached_property
+    def values(self) -> npt.NDArray[np.float64]:
+        """Score of each unit, shape (units,)."""
+        return np.concatenate([stratum.values for stratum in self.strata])
+
+    @cached_property
+    def starts(self) -> npt.NDArray[np.int64]:
+        """Position of the first unit of each task, shape (tasks,)."""
+        tasks = np.repeat([stratum.task for stratum in self.strata], self.sizes)
+        return np.asarray(np.unique(tasks, return_index=True)[1], np.int64)
+
+    @property
+    def once(self) -> Counts:
+        """The sample itself: each unit once, shape (1, units)."""
+        return np.ones((1, len(self.values)))
+
+    @cached_property
+    def order(self) -> npt.NDArray[np.int64]:
+        """Positions of the units by ascending score, shape (units,)."""
+        return np.asarray(np.argsort(self.values, kind="stable"), np.int64)
+
+    @property
+    def slices(self) -> list[slice]:
+        """Positions of the units of each task."""
+        return list(itertools.starmap(slice, itertools.pairwise([*self.starts.tolist(), len(self.values)])))
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """Names of the tasks, sorted."""
+        return tuple(dict.fromkeys(stratum.task for stratum in self.strata))
+
+    @property
+    def sizes(self) -> list[int]:
+        """Number of units of each stratum."""
+        return [len(stratum.values) for stratum in self.strata]
+
+    @property
+    def vary(self) -> bool:
+        """Whether the units of a stratum differ."""
+        return any(stratum.values[0] < stratum.values[-1] for stratum in self.strata)
+
+    @property
+    def notes(self) -> list[str]:
+        """Reservations about an interval, without an end: single units and missing runs."""
+        single, notes = self.sizes.count(1), []
+        if single:
+            of_all = f"{single} of {len(self.strata)} {WITHIN[self.unit]}s"
+            notes.append(f"{self.policy} has one {self.unit} in {of_all}, which has no spread")
+        if self.missing:
+            one, also = self.missing[0], f" and {len(self.missing) - 1} more" if self.missing[1:] else ""
+            notes.append(f"{self.policy} lacks runs: {one.task} with seed {one.seed}{also}")
+        return notes
+
+    def resamples(self, largest: int) -> Iterator[Counts]:
+        """Yield batches of resamples as counts of the units; :data:`RESAMPLES` resamples in all.
+
+        Args:
+            largest: Number of units that a batch is sized for; of two policies, that of the larger one.
+        """
+        generators = [np.random.default_rng(_seed(self.policy, stratum.name)) for stratum in self.strata]
+        firsts = np.cumsum([0, *self.sizes[:-1]])
+        for batch in _batches(largest):
+            rows = len(self.values) * np.arange(batch)[:, None]
+            drawn = [
+                (first + rows + generator.integers(0, size, (batch, size))).ravel()
+                for generator, first, size in zip(generators, firsts, self.sizes, strict=True)
+            ]
+            counts = np.bincount(np.concatenate(drawn), minlength=batch * len(self.values))
+            yield counts.reshape(batch, -1).astype(np.float64)
+
+
+def units_of(scores: Scores, policy: str, unit: Unit) -> Units:
+    """Return the units of a policy.
+
+    Args:
+        scores: Scores of all policies.
+        policy: Name of the policy.
+        unit: What is resampled.
+    """
+    strata = {"run": _of_runs, "episode": _of_episodes}[unit](scores.of(policy))
+    return Units(policy, unit, tuple(strata), scores.missing(policy))
+
+
+def _of_runs(runs: Mapping[Run, npt.NDArray[np.float64]]) -> Iterator[Stratum]:
+    for task, group in itertools.groupby(runs, lambda run: run.task):
+        yield Stratum(task, task, np.sort([exact_mean(runs[run]) for run in group]))
+
+
+def _of_episodes(runs: Mapping[Run, npt.NDArray[np.float64]]) -> Iterator[Stratum]:
+    for run, scores in runs.items():
+        yield Stratum(run.task, f"{run.task}\n{run.seed}", np.sort(scores))
+
+
+def _batches(largest: int) -> list[int]:
+    batch = max(1, _BATCH_ELEMENTS // largest)
+    return [min(batch, RESAMPLES - start) for start in range(0, RESAMPLES, batch)]
+
+
+def _seed(*names: str) -> int:
+    return int.from_bytes(hashlib.sha256("\n".join(names).encode()).digest(), "big")

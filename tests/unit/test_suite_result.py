@@ -1,0 +1,112 @@
+"""Result and report of a suite, from scores in its folder."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rl_eval.errors import ConfigError
+from rl_eval.suites.definition import SuiteDefinition
+from rl_eval.suites.ledger import SCORE_FILE, Score
+from rl_eval.suites.report import PAGE, write_report
+from rl_eval.suites.suite import Suite
+from rl_eval.suites.tables import Table
+from tests.refused import refused
+
+
+def suite_of(folder: Path, num_tasks: int, num_policies: int, num_seeds: int, steps: int = 0, **more: Any) -> Suite:
+    """Return a suite whose cells have scores in its folder, drawn by their names."""
+    method: dict[str, Any] = {"policy": "my:make", "policy_kwargs": {"seed": "{seed}"}, "seeds": list(range(num_seeds))}
+    if steps:
+        method |= {"checkpoints": "ck/{seed}-{step}", "steps": [1000 * step for step in range(1, steps + 1)]}
+    values = {
+        "suite": "made",
+        "tasks": {f"t{number}": {"environment": {"env": "my:Env"}, "low": 0, "high": 1} for number in range(num_tasks)},
+        "policies": {f"p{number}": method for number in range(num_policies)},
+        "aggregate": {"unit": "run"},
+        **more,
+    }
+    suite = Suite.from_dict(values)
+    for planned in suite.cells:
+        rng = np.random.default_rng(int(planned.cell.digest, 16))
+        values_of_cell = tuple((rng.random(10) + 0.1 * int(planned.cell.policy[1:])).tolist())
+        place = folder / "cells" / planned.cell.digest / SCORE_FILE
+        place.parent.mkdir(parents=True)
+        place.write_text(json.dumps(asdict(Score("complete", "", "f", "exact", 10, values_of_cell, 1.0))))
+    return suite
+
+
+def test_every_table_is_there_and_equal_results_give_equal_files(tmp_path: Path) -> None:
+    suite = suite_of(tmp_path / "made", 3, 2, 3, steps=2, compare={"baseline": "p0"})
+    written = []
+    for name in ("one", "two"):
+        result = suite.result(tmp_path / "made")
+        files, notes = write_report(result, tmp_path / name, tmp_path / "made")
+        assert notes == []
+        written.append({path.name: path.read_bytes() for path in files})
+    assert written[0] == written[1]
+    tables = suite.result(tmp_path / "made").tables
+    assert list(tables) == ["aggregates", "improvement", "tasks", "profiles", "curves"]
+    assert all(isinstance(table, Table) for table in tables.values())
+    endings = {f"{name}.{end}" for name in tables for end in ("csv", "md", "tex", "svg", "png")}
+    assert endings | {PAGE, "scores.csv", "rliable.json", "marl_eval.json"} == set(written[0])
+
+
+def test_the_numbers_are_those_of_the_last_step(tmp_path: Path) -> None:
+    suite = suite_of(tmp_path, 1, 1, 2, steps=2)
+    result = suite.result(tmp_path)
+    last = [np.mean(state.score.values) for state in result.cells if state.score and state.planned.cell.step == 2000]
+    table = result.tables["tasks"]
+    assert isinstance(table, Table)
+    assert table.cells["t0", "p0"].value == pytest.approx(np.mean(last), abs=1e-12)
+
+
+def test_cells_without_a_result_are_named_and_the_others_are_counted(tmp_path: Path) -> None:
+    suite = suite_of(tmp_path, 2, 2, 3)
+    (tmp_path / "cells" / suite.cells[0].cell.digest / SCORE_FILE).unlink()
+    result = suite.result(tmp_path)
+    assert result.page.state == "partial"
+    described = result.to_dict()
+    assert [cell["status"] for cell in described["cells"]].count("missing") == 1
+    assert any(str(suite.cells[0].cell.task) in note for note in result.page.notes)
+
+
+def test_scales_are_those_of_every_task_or_of_none(tmp_path: Path) -> None:
+    with refused(ConfigError, key="tasks.b"):
+        SuiteDefinition.from_dict(
+            {
+                "suite": "s",
+                "tasks": {"a": {"low": 0, "high": 1}, "b": {}},
+                "policies": {"p": {"policy": "random"}},
+            }
+        )
+    suite = suite_of(tmp_path, 2, 2, 2, tasks={"t0": {}, "t1": {}})
+    assert set(suite.result(tmp_path).tables) == {"improvement", "tasks"}
+
+
+def test_one_training_seed_says_nothing_about_others(tmp_path: Path) -> None:
+    with refused(ConfigError, key="aggregate.unit"):
+        suite_of(tmp_path, 2, 2, 1)
+    assert isinstance(
+        suite_of(tmp_path, 2, 2, 1, aggregate={"unit": "episode"}).result(tmp_path).tables["tasks"], Table
+    )
+
+
+def test_published_scores_stand_beside_those_of_the_suite(tmp_path: Path) -> None:
+    suite = suite_of(tmp_path / "made", 2, 1, 2)
+    (tmp_path / "paper.csv").write_text("policy,task,seed,score\npaper,t0,0,0.9\npaper,t1,0,0.8\n")
+    table = suite.result(tmp_path / "made", tmp_path / "paper.csv").tables["tasks"]
+    assert isinstance(table, Table)
+    assert table.cells["t1", "paper"].value == 0.8
+
+
+@pytest.mark.slow
+def test_the_page_of_a_large_suite_stays_small(tmp_path: Path) -> None:
+    suite = suite_of(tmp_path / "made", 50, 5, 5)
+    files, _ = write_report(suite.result(tmp_path / "made"), tmp_path / "report", tmp_path / "made")
+    assert next(path for path in files if path.name == PAGE).stat().st_size < 2_000_000
