@@ -110,8 +110,9 @@ class EnvPoolSimulator(BatchSimulator):
                 return None
             return whole(*(part.infos[key] for part in parts)), whole(np.ones(len(slots), bool))
 
-        results = (tree.map_structure(whole, *column) for column in zip(*(part.results for part in parts), strict=True))
-        return BatchStep(*results, values)
+        columns = zip(*(part.results for part in parts), strict=True)
+        observations, rewards, terminated, truncated = (tree.map_structure(whole, *column) for column in columns)
+        return BatchStep(observations, rewards, terminated, truncated, values)
 
     @override
     def close(self) -> None:
