@@ -326,7 +326,7 @@ class EvalSettings(_Section):
         """
         environment, policy = self.environment, self.policy
         built = {
-            "env": describe_object(environment.env),
+            "env": _named_environment(environment.env),
             "env_kwargs": _identified(environment.env_kwargs, "environment", "env_kwargs"),
             "env_reuse": environment.env_reuse,
         }
@@ -393,8 +393,38 @@ def make_settings(values: Mapping[str, Mapping[str, Any]]) -> EvalSettings:
         raise _explained(error) from None
     if settings.policy.policies and "runner" not in settings.runners.model_fields_set:
         settings = with_values(settings, runners={"runner": "multi_agent"})
+    settings = _with_width(settings)
     _check_together(settings)
     return settings
+
+
+def _with_width(settings: EvalSettings) -> EvalSettings:
+    """Return settings with the number of slots of a vector environment or simulator object.
+
+    Raises:
+        ConfigError: The runner steps single environments, or has another number of them.
+    """
+    env, runners = settings.environment.env, settings.runners
+    width = getattr(env, "num_envs", None) if is_live_environment(env) else None
+    if width is None:
+        return settings
+    if not getattr(runners.runner_class, "runs_blocks", False):
+        raise ConfigError(
+            f"environment.env is a {type(env).__name__} object that steps {width} environments in one call, but "
+            f"runners.runner {runners.runner!r} steps single ones",
+            key="environment.env",
+            value=type(env).__name__,
+            fix="Set runners.runner: batched.",
+        )
+    if runners.num_envs_per_runner not in (None, width):
+        raise ConfigError(
+            f"runners.num_envs_per_runner is {runners.num_envs_per_runner}, but environment.env is a "
+            f"{type(env).__name__} object of {width} environments",
+            key="runners.num_envs_per_runner",
+            value=runners.num_envs_per_runner,
+            fix="Remove it, or pass a function of num_envs.",
+        )
+    return with_values(settings, runners={"num_envs_per_runner": width})
 
 
 def copy_containers(value: Any) -> Any:
@@ -420,6 +450,12 @@ def describe_object(value: Any) -> Any:
         return f"array of {value.dtype} {list(value.shape)}, sha256 {digest}"
     target = value if isinstance(value, type) or hasattr(value, "__qualname__") else type(value)
     return f"{target.__module__}:{target.__qualname__}"
+
+
+def _named_environment(env: Any) -> Any:
+    """Return the name of an environment's factory or class; that of an object has the id of its single environments."""
+    spec = getattr(env, "spec", None) if is_live_environment(env) else None
+    return describe_object(env) if spec is None else f"{describe_object(env)} of {spec.id}"
 
 
 def _described(value: Any) -> Any:

@@ -28,6 +28,8 @@ _WATCHING: Final = (
 _ADDRESS: Final = re.compile(" at 0x[0-9a-f]+")
 _NOT_OF_THE_EPISODES: Final = ("render_mode", "num_envs", "vectorization_mode", "vector_kwargs")
 """Arguments of ``gymnasium.make`` and ``make_vec`` that do not change episodes."""
+_VECTOR_MODES: Final = ("async", "vector_entry_point")
+"""Modes of ``make_vec`` that single environments in one process do not replace."""
 
 
 @final
@@ -66,7 +68,8 @@ def evaluate_policy(
     """Evaluate a policy in this process, as ``stable_baselines3.common.evaluation.evaluate_policy`` does.
 
     The episodes are those of the plan with this seed, so equal calls return equal numbers for any number of
-    environments in ``env``. ``env`` itself is not stepped or closed: similar environments are built.
+    environments in ``env``. ``env`` itself is not stepped or closed: similar environments are built. A vector
+    environment of ``make_vec`` stays one, if its slots can be reset one by one.
 
     Args:
         model: A model of Stable-Baselines3, or any policy that :func:`rl_eval.evaluate` takes. If ``env`` has a
@@ -110,8 +113,7 @@ def evaluate_policy(
         .policy(deterministic=deterministic)
         .evaluation(num_episodes=n_eval_episodes, seed=seed)
     )
-    with EvalRunnerGroup(config, model if adapt is None else adapt(model, env), threaded=False) as group:
-        result = group.evaluate()
+    result = _evaluated(config, model if adapt is None else adapt(model, env), env)
     if result.status != "complete":
         fix = "To get the result of the other episodes, call evaluate(config, model)."
         raise EvalError(result.reason, key="status", value=result.status, fix=fix)
@@ -121,6 +123,26 @@ def evaluate_policy(
     if return_episode_rewards:
         return PolicyEvaluation(rows["episode_return"].tolist(), rows["length"].tolist(), result)
     return PolicyEvaluation(result.mean_return, float(np.std(rows["episode_return"])), result)
+
+
+def _evaluated(config: EvalConfig, policy: Any, env: Any) -> EvalResult:
+    """Evaluate in a vector environment if ``env`` is one that ``make_vec`` built, else in single environments."""
+    mode = env.spec.kwargs.get("vectorization_mode") if isinstance(env, gym.vector.VectorEnv) and env.spec else None
+    section = config.build().environment
+    if mode in _VECTOR_MODES and not section.wrappers:
+        kwargs = {**section.env_kwargs, "vectorization_mode": mode}
+        batched = config.copy().environment(env_kwargs=kwargs)
+        try:
+            return _result(batched.runners(runner="batched", num_envs_per_runner=env.num_envs), policy)
+        except ConfigError as error:
+            if error.key != "environment.env":  # Otherwise its slots cannot be reset one by one.
+                raise
+    return _result(config, policy)
+
+
+def _result(config: EvalConfig, policy: Any) -> EvalResult:
+    with EvalRunnerGroup(config, policy, threaded=False) as group:
+        return group.evaluate()
 
 
 def environment_like(env: Any, *, of_the_model: bool) -> dict[str, Any]:

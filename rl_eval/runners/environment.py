@@ -150,6 +150,8 @@ def build_env(
             raise ConfigError(text, key="environment.env", value=env, fix=hint) from error
     factory = import_attribute("environment.env", env) if isinstance(env, str) and ":" in env else env
     if is_live_environment(factory):
+        if num_envs is not None:
+            return factory
         raise ConfigError(
             f"environment.env is a live {type(factory).__name__}, but {LIVE_ENVIRONMENT}",
             key="environment.env",

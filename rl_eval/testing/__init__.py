@@ -4,7 +4,7 @@ Faults are placed by episode, attempt and step. So the same episode fails at the
 can succeed. Every factory works as ``environment.env`` in a config, for example ``env: "rl_eval.testing:faulty"``.
 """
 
-from rl_eval.testing.contracts import EvalRunnerContract, PolicyContract
+from rl_eval.testing.contracts import EvalRunnerContract, PolicyContract, SimulatorContract
 from rl_eval.testing.environments import (
     DictObservation,
     ImpureEnv,
@@ -23,6 +23,7 @@ __all__ = [
     "ImpureEnv",
     "InjectedFault",
     "PolicyContract",
+    "SimulatorContract",
     "TwoLengthEnv",
     "dict_observation",
     "faulty",

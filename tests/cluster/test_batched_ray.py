@@ -14,6 +14,7 @@ from gymnasium.vector import SyncVectorEnv
 
 from rl_eval import EvalConfig, evaluate
 from rl_eval.scheduling.plan import EpisodePlan
+from tests.gpu_simulator import GpuAdapter
 
 pytestmark = [pytest.mark.usefixtures("ray_cluster"), pytest.mark.slow]
 
@@ -70,3 +71,12 @@ def test_an_episode_that_always_kills_its_runner_fails_alone(tmp_path: Path) -> 
     assert [record.index for record in result.episodes if record.outcome == "failed"] == [STRUCK]
     for ours, theirs in zip(result.episodes, undisturbed.episodes, strict=True):
         assert ours.index == STRUCK or (ours.episode_return, ours.attempts) == (theirs.episode_return, 1)
+
+
+@pytest.mark.parametrize("trap", ["dies", "hangs"])
+def test_a_simulator_that_dies_or_hangs_in_one_episode_fails_only_that(trap: str) -> None:
+    plan = EvalConfig().policy(lambda observations: np.ones(len(observations), np.int64)).evaluation(num_episodes=6)
+    plan.environment(GpuAdapter, env_kwargs={"trap": trap, "struck": EpisodePlan(6, 0)[4].seed})
+    plan.runners(runner="batched", num_runners=1, num_envs_per_runner=3)
+    result = evaluate(plan.fault_tolerance(max_attempts_per_episode=1, step_timeout_s=5))
+    assert [record.index for record in result.episodes if record.outcome == "failed"] == [4]

@@ -74,6 +74,24 @@ def test_environments_of_every_kind_give_the_same_episodes(make):
     )
 
 
+@pytest.mark.process
+def test_processes_are_not_replaced_by_one():
+    env = gym.make_vec("CartPole-v1", num_envs=2, vectorization_mode="async", max_episode_steps=9)
+    found = evaluate_policy(zeros, env).result
+    env.close()
+    assert any("AsyncVectorEnv" in note for note in found.notes)
+    assert found.fingerprint == by_hand(env_kwargs={"max_episode_steps": 9}).fingerprint
+
+
+def test_a_vector_environment_with_other_observations_stays_one():
+    """That of ALE stacks frames, which ``gymnasium.make`` does not."""
+    pytest.importorskip("ale_py")
+    env = gym.make_vec("ale_py:ALE/Pong-v5", num_envs=2, max_num_frames_per_episode=60)
+    result = evaluate_policy(zeros, env, n_eval_episodes=2).result
+    assert any("AtariVectorEnv" in note for note in result.notes)
+    assert result.metrics["episode_len_max"] < 60
+
+
 def test_settings_and_wrappers_of_a_live_environment_count():
     env = gym.wrappers.TransformReward(gym.make("CartPole-v1", max_episode_steps=5), abs)
     with refused(ConfigError, "env", value="Silent"):

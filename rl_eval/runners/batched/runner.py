@@ -14,8 +14,8 @@ import numpy.typing as npt
 import tree
 from typing_extensions import override
 
-from rl_eval.config.settings import EvalSettings
-from rl_eval.errors import ConfigError, EnvError, UsageError
+from rl_eval.config.settings import EvalSettings, is_live_environment
+from rl_eval.errors import ConfigError, EnvError, UsageError, summary_of
 from rl_eval.records.determinism import Trace, action_digest
 from rl_eval.records.episode import (
     EpisodeSpec,
@@ -30,7 +30,8 @@ from rl_eval.records.episode import (
     record_of,
 )
 from rl_eval.runners.batched.observed import ObservedBatch
-from rl_eval.runners.batched.simulator import BatchSimulator, BatchStep, checked
+from rl_eval.runners.batched.simulator import BatchSimulator, BatchStep
+from rl_eval.runners.batched.trial import try_block, try_out
 from rl_eval.runners.batched.vector_env import build_simulator
 from rl_eval.runners.core import RunnerCore
 from rl_eval.runners.lane import PendingReport
@@ -142,15 +143,13 @@ class BatchedEvalRunner(RunnerCore):
 
     @override
     def _bound_to(self) -> dict[str, Any]:
-        if not self._blocks or self._own is None:
-            return {}
         runners = self.settings.runners
-        return {
-            "guarantee": "layout",
-            "adapter": self._own.name,
-            "num_envs": runners.lanes,
-            "block": runners.block,
-        }
+        if self._own is None or not (self._blocks or self._own.couples_slots):
+            return {}
+        key: dict[str, Any] = {"adapter": self._own.name, "num_envs": runners.lanes}
+        if self._blocks:
+            return key | {"guarantee": "layout", "block": runners.block}
+        return key | {"guarantee": "conditions"}
 
     @override
     def observe(self, factories: Mapping[str, Factory]) -> None:
@@ -233,8 +232,14 @@ class BatchedEvalRunner(RunnerCore):
             self._watched = ObservedBatch(slots, (*_SUCCESS, *self._pending.info_keys), self._inference)
         return simulator
 
+    @property
+    def _borrowed(self) -> bool:
+        """Whether the simulator is the caller's object: it has one width, is reset after a fault, and is not closed."""
+        return is_live_environment(self.settings.environment.env)
+
     def _build(self, num_envs: int) -> BatchSimulator:
         self._recorder.enter(CONSTRUCT)
+        num_envs = len(self._live) if self._borrowed else num_envs
         started, section = perf_counter(), self.settings.environment
         runners = self.settings.runners.num_runners
         simulator = build_simulator(section, self.runner_index, runners, num_envs, blocks=self._blocks)
@@ -245,14 +250,28 @@ class BatchedEvalRunner(RunnerCore):
     @override
     def _first_spaces(self) -> tuple[gym.Space[Any], gym.Space[Any]]:
         self._own = self._first_built(partial(self._build, len(self._live)))
+        if not self._own.trusted:
+            self._try_out(self._own)
         return self._own.observation_space, self._own.action_space
+
+    def _try_out(self, simulator: BatchSimulator) -> None:
+        """Reject a simulator that breaks its contract; one that raises is built again for the first episode."""
+        try:
+            if note := (try_block if self._blocks else try_out)(simulator):
+                self._pending.standing_note = "; ".join(filter(None, (simulator.note, note)))
+        except UsageError:
+            self._close("_own")
+            raise
+        except survivable() as error:
+            self._pending.note(f"the trial of the simulator raised {summary_of(error)}")
+            self._stale = True
 
     def _close(self, name: str) -> None:
         """Close a simulator, ``_own`` or ``_other``, if there is one."""
         simulator: BatchSimulator | None = getattr(self, name)
         setattr(self, name, None)
         self._watched = None
-        if simulator is None:
+        if simulator is None or self._borrowed:
             return
         self._recorder.enter(CLOSE)
         try:
@@ -285,7 +304,7 @@ class BatchedEvalRunner(RunnerCore):
             phase, started = "reset", perf_counter()
             self._recorder.enter(RESET, slots[0] if len(slots) == 1 else ALL_LANES)
             specs = [EpisodeSpec(lease.index, lease.seed, lease.seating) for lease in leases]
-            self._inference.observations.adopt(slots, simulator.restart(np.array(slots), specs))
+            self._inference.observations.adopt(slots, simulator.start(np.array(slots), specs))
         except UsageError:
             raise
         except survivable() as error:
@@ -306,7 +325,9 @@ class BatchedEvalRunner(RunnerCore):
         """Return slots in which episodes like the next one may start."""
         if first.alone:
             return [0]
-        return np.flatnonzero(~self._live).tolist()
+        free = np.flatnonzero(~self._live).tolist()
+        # Episodes that run again get other neighbours than before, even if the plan has only a few.
+        return free[: (len(self._queue) + 1) // 2] if first.fresh else free
 
     def _begin(self, slot: int, lease: Lease) -> None:
         """Give a slot to an episode, with all sums at zero."""
@@ -389,7 +410,7 @@ class BatchedEvalRunner(RunnerCore):
             self._watched.act(actions)
         self._recorder.enter(STEP, int(acting[0]) if len(acting) == 1 else ALL_LANES)
         try:
-            step = checked(simulator.step(actions), simulator.num_envs)
+            step = simulator.advance(actions)
             self._adopt(step, acting, simulator.num_envs)
         except survivable() as error:
             self._fail_together(acting.tolist(), "step", error)

@@ -5,18 +5,21 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
-from rl_eval.errors import EnvError
+from rl_eval.errors import ConfigError, EnvError
 from rl_eval.records.episode import EpisodeSpec
 
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
 Slots = npt.NDArray[np.int64]
+
+_THROWAWAY: Final = EpisodeSpec(0, 0)
+"""Spec of slots that must run without an episode."""
 
 
 def _no_values(key: str) -> None:
@@ -71,11 +74,15 @@ def checked(step: Any, num_envs: int) -> BatchStep:
 
 
 class BatchSimulator(abc.ABC):
-    """Simulator whose slots are restarted one by one, each with a seed of its own, and stepped in one call.
+    """Simulator that steps all slots in one call.
 
-    An episode must be a function of its spec: neither the number of slots nor the other slots may change it. A slot
-    that ended stays idle until it is restarted, or continues by itself; the runner ignores its observations, rewards,
-    flags and infos. An exception in it ends the call, and so costs the others a retry.
+    It starts episodes slot by slot (:meth:`restart`), or for blocks in all slots (:meth:`reset`).
+
+    An episode must be a function of its spec: neither the number of slots nor the other slots may change it. The
+    attributes declare exceptions, which weaken the guarantee of the result.
+
+    A slot that ended stays idle until it is restarted, or continues by itself; the runner ignores its observations,
+    rewards, flags and infos. An exception in it ends the call, and so costs the others a retry.
     """
 
     num_envs: int
@@ -84,14 +91,23 @@ class BatchSimulator(abc.ABC):
     """Space of the observation of one slot."""
     action_space: gym.Space[Any]
     """Space of the action of one slot."""
-    name: str = "simulator"
-    """Name of the simulator, which is part of the numerics key of blocks."""
     min_free: int = 1
     """Fewest slots that are restarted together while others run, for a simulator in which a restart is expensive."""
+    couples_slots: bool = False
+    """Whether the steps of a slot depend on the other slots, as in a solver of one scene. First observations must not
+    depend on them. The guarantee is then ``conditions``."""
+    restarts_idle: bool = False
+    """Whether a slot without an episode must be restarted before the next step; :meth:`advance` does that."""
+    trusted: bool = False
+    """Whether the class is known to start slots alone, so that the trial before the first episode is skipped."""
     note: str = ""
     """Note for readers of the result, such as settings of the simulator that change the returns."""
 
-    @abc.abstractmethod
+    @property
+    def name(self) -> str:
+        """Name of the simulator, which is part of the numerics key below the guarantee ``exact``."""
+        return type(self).__name__
+
     def restart(self, slots: Slots, specs: Sequence[EpisodeSpec]) -> Any:
         """Start an episode in each of some slots.
 
@@ -101,15 +117,23 @@ class BatchSimulator(abc.ABC):
 
         Returns:
             First observations of these slots: nested arrays, shape (k, ...).
+
+        Raises:
+            ConfigError: The simulator only restarts as a whole.
         """
+        raise ConfigError(
+            f"{self.name} has no restart(), so its slots cannot be started one by one",
+            key="runners.block",
+            fix="Set runners.block: 64, for episodes that are bound to the number of environments.",
+        )
 
     def reset(self, seed: int) -> Any:
         """Start an episode in every slot, from one seed, for a block; return observations of shape (num_envs, ...).
 
         Raises:
-            NotImplementedError: The simulator does not support blocks.
+            ConfigError: The simulator does not support blocks.
         """
-        raise NotImplementedError(f"{type(self).__name__} has no reset() for blocks")
+        raise ConfigError(f"{self.name} has no reset() for blocks", key="runners.block", fix="Remove runners.block.")
 
     @abc.abstractmethod
     def step(self, actions: Any) -> BatchStep:
@@ -122,3 +146,28 @@ class BatchSimulator(abc.ABC):
     @abc.abstractmethod
     def close(self) -> None:
         """Release the simulator."""
+
+    _idle: Flags | None = None
+    """Mask of the slots that have ended, or never started; None while no slot was started alone."""
+
+    def start(self, slots: Slots, specs: Sequence[EpisodeSpec]) -> Any:
+        """Start episodes as :meth:`restart` does; the runner calls this method."""
+        observations = self.restart(slots, specs)
+        if self._idle is None:
+            self._idle = np.ones(self.num_envs, bool)
+        self._idle[slots] = False
+        return observations
+
+    def advance(self, actions: Any) -> BatchStep:
+        """Take a checked step, after restarting idle slots if necessary; the runner calls this method.
+
+        Raises:
+            EnvError: An array of the step has a wrong shape or dtype.
+        """
+        if self.restarts_idle and self._idle is not None and self._idle.any():
+            slots = np.flatnonzero(self._idle)
+            self.restart(slots, [_THROWAWAY] * len(slots))
+        step = checked(self.step(actions), self.num_envs)
+        if self._idle is not None:
+            self._idle = step.terminated | step.truncated
+        return step

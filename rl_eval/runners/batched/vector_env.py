@@ -18,6 +18,7 @@ from rl_eval.config.settings import EnvironmentSection
 from rl_eval.errors import ConfigError, EnvError
 from rl_eval.records.episode import EpisodeSpec
 from rl_eval.runners.batched.simulator import BatchSimulator, BatchStep, Flags, Slots
+from rl_eval.runners.batched.trial import WITHOUT_RESTARTS
 from rl_eval.runners.environment import build_env, episode_hook
 
 _ALE: Final = "ale_py.vector_env"
@@ -31,7 +32,6 @@ _TRUSTED: Final = (gym.vector.SyncVectorEnv, gym.vector.AsyncVectorEnv)
 """Classes whose ``reset_mask`` is known to work."""
 _THROWAWAY_SEED: Final = 0
 """Seed of slots without an episode."""
-_PROBED_STEPS: Final = 3
 
 
 @final
@@ -48,7 +48,7 @@ class VectorEnvSimulator(BatchSimulator):
 
     def __init__(self, env: VectorEnv[Any, Any, Any], *, blocks: bool = False) -> None:
         self.env = env
-        self.num_envs, self.name = env.num_envs, type(env).__name__
+        self.num_envs = env.num_envs
         self.observation_space, self.action_space = env.single_observation_space, env.single_action_space
         self._is_ale = type(env).__module__ == _ALE
         if isinstance(env, VectorWrapper):
@@ -59,6 +59,7 @@ class VectorEnvSimulator(BatchSimulator):
                 fix="Wrap the single environments inside the function that builds them.",
             )
         self._mode = _autoreset_mode(env)
+        self.trusted, self.restarts_idle = type(env) in _TRUSTED, self._mode is AutoresetMode.DISABLED
         if any(episode_hook(one) is not None for one in getattr(env, "envs", ())[:1]):
             raise ConfigError(
                 "the environment has begin_episode(), which runners.runner=batched does not call",
@@ -75,8 +76,13 @@ class VectorEnvSimulator(BatchSimulator):
                 key="runners.block",
                 fix="Build the vector environment with AutoresetMode.NEXT_STEP.",
             )
-        if not blocks and type(env) not in _TRUSTED:
-            self._check_restarts()
+        if not (blocks or self.trusted):
+            self._check_seeds()
+
+    @property
+    @override
+    def name(self) -> str:
+        return type(self.env).__name__
 
     @override
     def restart(self, slots: Slots, specs: Sequence[EpisodeSpec]) -> Any:
@@ -106,10 +112,6 @@ class VectorEnvSimulator(BatchSimulator):
 
     @override
     def step(self, actions: Any) -> BatchStep:
-        if self._mode is AutoresetMode.DISABLED and self._ended.any():
-            # Such an environment refuses to step slots that have ended.
-            idle = np.flatnonzero(self._ended)
-            self._reset(idle, [_THROWAWAY_SEED] * len(idle))
         same_step, restarting = self._mode is AutoresetMode.SAME_STEP, self._ended
         result = self.env.step(actions)
         observations, rewards, terminated, truncated = result[:4]
@@ -134,34 +136,21 @@ class VectorEnvSimulator(BatchSimulator):
     def close(self) -> None:
         self.env.close()
 
-    def _check_restarts(self) -> None:
-        """Reset all slots, then one of them alone, and check that the others did not move.
+    def _check_seeds(self) -> None:
+        """Reset all slots with a seed for each.
 
         Raises:
-            ConfigError: The environment takes no seed for each slot, or ignores ``reset_mask``.
+            ConfigError: The environment takes one seed for all slots.
         """
-        name, slots = type(self.env).__name__, np.arange(self.num_envs)
-        fix = (
-            "Set runners.block: 64 for episodes that are bound to the number of environments, runners.runner: vector "
-            "for single environments, or for an id env_kwargs: {vectorization_mode: sync}."
-        )
         try:
-            before = self._reset(slots, list(range(1, self.num_envs + 1)))
+            self._reset(np.arange(self.num_envs), [_THROWAWAY_SEED] * self.num_envs)
         except (TypeError, ValueError, AssertionError, gym.error.Error) as error:
-            text = f"{name} takes no seed for each slot ({error}), so an episode would depend on its neighbours"
-            raise ConfigError(text, key="environment.env", value=name, fix=fix) from error
-        if self.num_envs == 1:
-            return
-        actions = gym.vector.utils.batch_space(self.action_space, self.num_envs)
-        actions.seed(0)
-        for _ in range(_PROBED_STEPS):
-            before = self.env.step(actions.sample())[0]
-        kept = tree.map_structure(lambda leaf: np.array(leaf[1:]), before)
-        first = self._reset(slots[:1], [1])
-        moved = tree.map_structure(lambda leaf, part: not _same(leaf[1:], part), first, kept)
-        if any(tree.flatten(moved)):
-            text = f"{name} resets all slots if one is to be reset, so an episode would depend on its neighbours"
-            raise ConfigError(text, key="environment.env", value=name, fix=fix)
+            raise ConfigError(
+                f"{self.name} takes no seed for each slot ({error}), so an episode would depend on its neighbours",
+                key="environment.env",
+                value=self.name,
+                fix=WITHOUT_RESTARTS,
+            ) from error
 
 
 def _ale_seed(seed: int) -> int:
@@ -290,11 +279,6 @@ def _autoreset_mode(env: VectorEnv[Any, Any, Any]) -> AutoresetMode:
             value=type(env).__name__,
             fix="Set its attribute autoreset_mode to a gymnasium.vector.AutoresetMode.",
         ) from error
-
-
-def _same(one: Any, other: Any) -> bool:
-    """Whether two arrays are equal; NaN equals NaN."""
-    return np.array_equal(one, other, equal_nan=np.asarray(one).dtype.kind == "f")
 
 
 def _is_ale(env: Any) -> bool:

@@ -1,0 +1,129 @@
+"""Trial of a simulator before its first episode: a slot that starts alone must leave the others as they are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+import tree
+
+from rl_eval.errors import ConfigError
+from rl_eval.records.episode import EpisodeSpec
+from rl_eval.runners.batched.simulator import BatchSimulator, Flags
+
+Leaves = list[npt.NDArray[Any]]
+
+WITHOUT_RESTARTS: Final = (
+    "Set runners.block: 64 for episodes that are bound to the number of environments, runners.runner: vector for "
+    "single environments, or for an id env_kwargs: {vectorization_mode: sync}."
+)
+"""What to do with a simulator that cannot start slots alone."""
+_STEPS: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class _Course:
+    """Course of the same episodes, once with and once without a restart of the last slot."""
+
+    starts: Leaves
+    """First observations, each of shape (num_envs, ...)."""
+    alone: Leaves
+    """First observations of the last slot, started alone, each of shape (1, ...); empty without a restart."""
+    steps: list[tuple[Leaves, Leaves]]
+    """Rewards and observations of each step; those of an episode that has ended are zero."""
+    ends: list[Flags]
+    """Mask of the slots whose episode ended in the step."""
+
+
+def try_out(simulator: BatchSimulator) -> str:
+    """Run the same few steps twice; in the second run, start the last slot again while the others run.
+
+    Returns:
+        A note if the seeds make no difference to the first observations; empty otherwise.
+
+    Raises:
+        ConfigError: Equal specs do not start equal episodes, or the restart changes other slots.
+    """
+    whole, disturbed = _play(simulator), _play(simulator, restart=True)
+    if not _equal(whole.starts, disturbed.starts):
+        raise _rejected(simulator, "does not start the same episode from the same seed")
+    if not _equal(_rows(whole.starts, [-1]), disturbed.alone):
+        raise _rejected(simulator, "starts another episode if a slot is started alone")
+    if not simulator.couples_slots and (changed := _changed(whole, disturbed)):
+        raise _rejected(simulator, f"changes {changed} of other slots if a slot is started alone")
+    count = simulator.num_envs
+    same = _equal(whole.starts, _rows(whole.starts, [0] * count))
+    return f"{count} seeds gave 1 distinct first observation" if same and count > 1 else ""
+
+
+def try_block(simulator: BatchSimulator) -> str:
+    """Start a block twice from one seed, and take the same few steps; return a note if they differ."""
+    first, second = (_play(simulator, block=True) for _ in range(2))
+    if _equal(first.starts, second.starts) and all(
+        _equal(rewards, rewards_2) and _equal(observations, observations_2)
+        for (rewards, observations), (rewards_2, observations_2) in zip(first.steps, second.steps, strict=True)
+    ):
+        return ""
+    return f"{simulator.name} does not repeat a block from the same seed, so no run repeats this result"
+
+
+def _play(simulator: BatchSimulator, *, restart: bool = False, block: bool = False) -> _Course:
+    """Start all slots and take a few steps; after the first, start the last slot again if asked to."""
+    slots = np.arange(simulator.num_envs)
+    specs = [EpisodeSpec(slot, slot + 1) for slot in slots.tolist()]
+    starts = simulator.reset(specs[0].seed) if block else simulator.start(slots, specs)
+    course = _Course(_copied(starts), [], [], [])
+    actions = gym.vector.utils.batch_space(simulator.action_space, simulator.num_envs)
+    actions.seed(0)
+    live = np.ones(simulator.num_envs, bool)
+    for number in range(_STEPS):
+        if restart and number == 1:
+            course.alone.extend(_copied(simulator.start(slots[-1:], specs[-1:])))
+        step = simulator.advance(actions.sample())
+        rewards, observations = _copied(step.rewards), _copied(step.observations)
+        for leaf in (*rewards, *observations):
+            leaf[~live] = 0
+        course.steps.append((rewards, observations))
+        course.ends.append(live & (step.terminated | step.truncated))
+        live = live & ~course.ends[-1]
+    return course
+
+
+def _changed(one: _Course, other: _Course) -> str:
+    """Return the part of a step that differs in other slots than the last; empty if none does."""
+    for (rewards, observations), (rewards_2, observations_2), ended in zip(
+        one.steps, other.steps, one.ends, strict=True
+    ):
+        going, last = np.flatnonzero(~ended[:-1]), np.flatnonzero(ended[:-1])
+        if not _equal(_rows(rewards, slice(-1)), _rows(rewards_2, slice(-1))):
+            return "the reward"
+        if not _equal(_rows(observations, going), _rows(observations_2, going)):
+            return "the observation"
+        if not _equal(_rows(observations, last), _rows(observations_2, last)):
+            return "the last observation"
+    return ""
+
+
+def _rows(leaves: Leaves, rows: Any) -> Leaves:
+    return [leaf[rows] for leaf in leaves]
+
+
+def _copied(values: Any) -> Leaves:
+    return [np.array(np.asarray(leaf)) for leaf in tree.flatten(values)]
+
+
+def _equal(one: Leaves, other: Leaves) -> bool:
+    """Whether arrays are equal; NaN equals NaN."""
+    return all(np.array_equal(a, b, equal_nan=a.dtype.kind == "f") for a, b in zip(one, other, strict=True))
+
+
+def _rejected(simulator: BatchSimulator, what: str) -> ConfigError:
+    return ConfigError(
+        f"{simulator.name} {what}, so an episode would depend on its neighbours",
+        key="environment.env",
+        value=simulator.name,
+        fix=WITHOUT_RESTARTS,
+    )

@@ -1,0 +1,111 @@
+"""Contract of a batched simulator: an episode depends only on its spec, at any width and in any slot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from rl_eval.config.builder import EvalConfig
+from rl_eval.config.settings import EvalSettings
+from rl_eval.errors import EvalError
+from rl_eval.policies.inference.spaces import ObservationBatch
+from rl_eval.records.episode import EpisodeSpec
+from rl_eval.runners.batched.simulator import BatchSimulator
+from rl_eval.runners.batched.trial import try_out
+from rl_eval.runners.batched.vector_env import build_simulator
+from rl_eval.testing.contracts.suite import expect
+from rl_eval.testing.simulator_checks import EPISODES, Measured, measure
+
+_MAX_STEPS = 1_000
+
+
+class SimulatorContract:
+    """Tests of a batched simulator, for a pytest class to inherit.
+
+    Example:
+        >>> class TestMySimulator(SimulatorContract):
+        ...     config = EvalConfig().environment("my_pkg.simulators:make_simulator")
+
+    Actions are random. The suite builds simulators of 1, 4 and 7 slots in the process of the tests.
+    """
+
+    config: EvalConfig
+    """Config of the environment: a factory of simulators or of vector environments."""
+    distinct_starts: int = EPISODES
+    """Number of different first observations of eight seeds; 1 if all episodes start equally."""
+
+    def test_episodes_are_the_same_in_every_layout(self) -> None:
+        """Eight episodes are equal in 1, 4 and 7 slots, in any order; with ``couples_slots`` they start equally."""
+        expect(self._measured.broken, "", f"difference that the guarantee {self._measured.promised} excludes")
+
+    def test_seeds_give_different_starts(self) -> None:
+        """A simulator that ignores its seeds runs one episode again and again."""
+        expect(self._measured.distinct_starts, self.distinct_starts, f"distinct first observations of {EPISODES} seeds")
+
+    def test_a_slot_is_started_alone(self) -> None:
+        """The first observation follows from the spec, and the other slots do not change."""
+        for width in (1, 4, 7):
+            with_simulator(self._settings, width, _expect_trial)
+
+    def test_arrays_have_the_shapes_and_dtypes_of_the_spaces(self) -> None:
+        """Rewards and flags have shape (num_envs,), and observations fit the space."""
+        with_simulator(self._settings, 4, _expect_shapes)
+
+    def test_a_slot_may_be_stepped_past_its_end(self) -> None:
+        """While other episodes run, a slot that ended waits. The episode that then starts in it is as ever."""
+        with_simulator(self._settings, 4, _expect_start_after_end)
+
+    @cached_property
+    def _settings(self) -> EvalSettings:
+        return self.config.copy().runners(runner="batched").build()
+
+    @cached_property
+    def _measured(self) -> Measured:
+        return measure(self._settings)
+
+
+def with_simulator(settings: EvalSettings, width: int, test: Callable[[BatchSimulator], None]) -> None:
+    """Build a simulator for one test, and close it."""
+    simulator = build_simulator(settings.environment, 0, 0, width)
+    try:
+        test(simulator)
+    finally:
+        simulator.close()
+
+
+def _expect_trial(simulator: BatchSimulator) -> None:
+    try:
+        try_out(simulator)
+    except EvalError as error:
+        raise AssertionError(str(error)) from error
+
+
+def _start(simulator: BatchSimulator) -> Any:
+    slots = np.arange(simulator.num_envs)
+    return simulator.start(slots, [EpisodeSpec(slot, slot + 1) for slot in slots.tolist()])
+
+
+def _expect_shapes(simulator: BatchSimulator) -> None:
+    batch = ObservationBatch(simulator.observation_space, simulator.num_envs)
+    batch.adopt(slice(0, simulator.num_envs), _start(simulator))
+    actions = gym.vector.utils.batch_space(simulator.action_space, simulator.num_envs)
+    batch.adopt(slice(0, simulator.num_envs), simulator.advance(actions.sample()).observations)
+
+
+def _expect_start_after_end(simulator: BatchSimulator) -> None:
+    width, batch = simulator.num_envs, ObservationBatch(simulator.observation_space, simulator.num_envs)
+    batch.adopt(slice(0, width), _start(simulator))
+    before = batch.row_content(0)
+    actions = gym.vector.utils.batch_space(simulator.action_space, width)
+    ended = np.zeros(width, bool)
+    for _ in range(_MAX_STEPS):
+        step = simulator.advance(actions.sample())
+        ended |= step.terminated | step.truncated
+        if ended.all():
+            break
+    batch.adopt([0], simulator.start(np.array([0]), [EpisodeSpec(0, 1)]))
+    expect(batch.row_content(0), before, "first observation of a slot that was stepped past its end")

@@ -1,0 +1,135 @@
+"""Measurement of a batched simulator: the same few episodes run at several widths, and in other slots.
+
+Both ``rl-eval doctor`` and the contract suite of simulators use it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from rl_eval.config.policy_sources import RANDOM
+from rl_eval.config.settings import EvalSettings, PolicySection, with_values
+from rl_eval.errors import EnvError
+from rl_eval.records.determinism import FirstDifference, first_difference
+from rl_eval.records.episode import Lease, RunReport, different_columns, outcomes_of
+from rl_eval.records.guarantee import Guarantee, guarantee_of
+from rl_eval.runners.batched.runner import BatchedEvalRunner
+from rl_eval.scheduling.plan import EpisodePlan
+
+EPISODES: Final = 8
+WIDTHS: Final = (1, 4, 7)
+"""Fewer slots than episodes, so that slots are restarted while others run."""
+_MAX_STEPS: Final = 1_000
+_CALL_S: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Comparison of episodes between layouts."""
+
+    promised: Guarantee
+    """Guarantee that the simulator declares."""
+    distinct_starts: int
+    """Number of different first observations."""
+    episode: str = ""
+    """First difference between two layouts; empty if all episodes are equal."""
+    start: str = ""
+    """First observation that differs between two layouts; empty if all are equal."""
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """Strongest guarantee that the comparison allows."""
+        return "layout" if self.start else "conditions" if self.episode else "exact"
+
+    @property
+    def broken(self) -> str:
+        """Difference that the declared guarantee excludes; empty if there is none."""
+        return self.start if self.promised == "conditions" else self.episode
+
+
+def measure(settings: EvalSettings) -> Measured:
+    """Run the same episodes with random actions at each width, and in another order of slots.
+
+    Raises:
+        ConfigError: The simulator is rejected.
+        EnvError: An attempt failed.
+    """
+    plan = EpisodePlan(EPISODES, settings.evaluation.seed)
+    leases = [Lease(index, plan[index].seed, 1, 0, traced=True) for index in range(EPISODES)]
+    first = play(settings, WIDTHS[0], leases)
+    episode = start = ""
+    for width, order in [*((width, leases) for width in WIDTHS[1:]), (WIDTHS[-1], leases[::-1])]:
+        layout = f"in {width} slots" + (", in another order" if order is not leases else "")
+        again = play(settings, width, order)
+        for index in range(EPISODES):
+            found = _difference(first[index], again[index], index, settings.evaluation.info_keys)
+            if found is not None:
+                episode = episode or f"{found} is different {layout}"
+            if not start and _start(first[index], index) != _start(again[index], index):
+                start = f"the first observation of episode {index} is different {layout}"
+    starts = {_start(report, index) for index, report in first.items()}
+    return Measured(guarantee_of(first[0].numerics), len(starts), episode, start)
+
+
+def block_repeats(settings: EvalSettings) -> bool:
+    """Run a block twice, each time in a new simulator; return whether its records are equal.
+
+    Raises:
+        ConfigError: The simulator is rejected.
+        EnvError: An attempt failed.
+    """
+    plan = EpisodePlan(settings.runners.block_size, settings.evaluation.seed)
+    lease = Lease(0, plan[0].seed, 1, 0, block=tuple(plan.seeds.tolist()))
+    first, second = (play(settings, settings.runners.lanes, [lease])[0].rows for _ in range(2))
+    names = ("index", "episode_return", "length", "terminated", "truncated")
+    return all(np.array_equal(first[name], second[name]) for name in names)
+
+
+def play(settings: EvalSettings, width: int, leases: Sequence[Lease]) -> dict[int, RunReport]:
+    """Run episodes in a new simulator; return the report of each by its index.
+
+    Raises:
+        ConfigError: The simulator is rejected.
+        EnvError: An attempt failed.
+    """
+    steps = min(settings.evaluation.max_episode_steps or _MAX_STEPS, _MAX_STEPS)
+    policy = PolicySection(policy=RANDOM, actions="none", deterministic=False)
+    made_up = with_values(
+        settings.model_copy(update={"policy": policy}),
+        runners={"num_envs_per_runner": width, "num_runners": 0},
+        evaluation={"max_episode_steps": steps, "observers": ()},
+    )
+    found: dict[int, RunReport] = {}
+    with ExitStack() as stack:
+        runner = BatchedEvalRunner(made_up, 0)
+        stack.callback(runner.stop)
+        runner.run((), 0.0)  # The first call probes the policy.
+        report = runner.run(leases, _CALL_S)
+        while not all(lease.index in found for lease in leases):
+            for fault in report.faults:
+                raise EnvError(f"{fault.error_type}: {fault.message}", episode=fault.index)
+            found |= dict.fromkeys(report.rows["index"].tolist(), report)
+            report = runner.run((), _CALL_S)
+    return found
+
+
+def _start(report: RunReport, index: int) -> int:
+    """Return the digest of an episode's first observation."""
+    return int(report.traces[index]["observation"][0])
+
+
+def _difference(one: RunReport, other: RunReport, index: int, keys: tuple[str, ...]) -> FirstDifference | str | None:
+    """Return the first difference between two runs of an episode, in its trace or its outcome."""
+    if (found := first_difference(index, one.traces[index], other.traces[index])) is not None:
+        return found
+    rows = []
+    for report in (one, other):
+        at = report.rows["index"] == index
+        rows.append(outcomes_of(report.rows[at], report.infos[at], keys))
+    columns = list(different_columns(*rows))
+    return f"{columns[0]} of episode {index}" if columns else None
