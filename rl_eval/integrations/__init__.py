@@ -73,6 +73,13 @@ INTEGRATIONS: Final = (
         install="rl-eval[jumanji]",
         simulator=f"{_HERE}.jumanji:simulator",
     ),
+    Integration(
+        "envpool",
+        packages=("envpool",),
+        adapter=f"{_HERE}.envpool",
+        install="rl-eval[envpool]",
+        simulator=f"{_HERE}.envpool:EnvPoolSimulator",
+    ),
 )
 
 

@@ -15,7 +15,7 @@ from rl_eval.cli.simulator_checks import check_simulator
 from rl_eval.errors import ConfigError, EnvError
 from rl_eval.policies.inference.spaces import ObservationBatch
 from rl_eval.runners.batched.simulator import BatchSimulator, BatchStep, checked
-from rl_eval.runners.batched.vector_env import _is_ale
+from rl_eval.runners.batched.vector_env import VectorEnvSimulator, _is_ale
 from rl_eval.scheduling.plan import EpisodePlan
 from tests.refused import refused
 from tests.unit.vector_world import (
@@ -407,6 +407,23 @@ def test_every_result_names_the_simulator() -> None:
     with EvalRunnerGroup(batched(walks)) as group:
         for _ in range(2):
             assert any("SyncVectorEnv" in note for note in group.evaluate().notes)
+
+
+def test_slots_wait_for_others_where_a_restart_is_expensive(reference: EvalResult) -> None:
+    together: list[int] = []
+
+    class Expensive(VectorEnvSimulator):
+        min_free = 5
+
+        def restart(self, slots: Any, specs: Any) -> Any:
+            together.append(len(slots))
+            return super().restart(slots, specs)
+
+    made = batched(lambda num_envs: Expensive(walks(num_envs)), 10, determinism_check=0)
+    result = evaluate(made)
+    assert result.fingerprint == reference.fingerprint
+    assert sum(together) == EPISODES
+    assert min(together[:-3]) >= 5  # The last leases come in smaller groups.
 
 
 def test_rewards_of_atari_are_not_clipped() -> None:

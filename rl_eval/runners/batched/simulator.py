@@ -118,6 +118,8 @@ class BatchSimulator(abc.ABC):
     """Space of the observation of one slot."""
     action_space: gym.Space[Any]
     """Space of the action of one slot."""
+    min_free: int = 1
+    """Fewest slots that are restarted together while others run, for a simulator in which a restart is expensive."""
     couples_slots: bool = False
     """Whether the steps of a slot depend on the other slots, as in a solver of one scene. First observations must not
     depend on them. The guarantee is then ``conditions``."""

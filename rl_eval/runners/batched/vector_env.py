@@ -27,6 +27,7 @@ _ALE_PROTOCOL: Final = (
     "stack_num",
 )
 """Settings of ALE's vector environment that change returns."""
+_ALE_SEED_MASK: Final = 0x7FFF_FFFF
 _TRUSTED: Final = (gym.vector.SyncVectorEnv, gym.vector.AsyncVectorEnv)
 """Classes whose ``reset_mask`` is known to work."""
 _THROWAWAY_SEED: Final = 0
@@ -51,7 +52,7 @@ class VectorEnvSimulator(BatchSimulator):
         self.observation_space, self.action_space = env.single_observation_space, env.single_action_space
         first: Any = next(iter(getattr(env, "envs", ())), env)
         self.condition_keys = getattr(env, "condition_keys", None) or attribute_of(first, "condition_keys") or ()
-        self._seeds_as_array = type(env).__module__ == _ALE
+        self._is_ale = type(env).__module__ == _ALE
         if isinstance(env, VectorWrapper):
             raise ConfigError(
                 f"{type(env).__name__} wraps all slots at once, so an episode could depend on its neighbours",
@@ -109,8 +110,8 @@ class VectorEnvSimulator(BatchSimulator):
         mask[list(chosen)] = True
         self._ended[mask] = False
         seed: Any = [chosen.get(slot) for slot in range(self.num_envs)]
-        if self._seeds_as_array:
-            seed = np.array([chosen[slot] for slot in sorted(chosen)], np.int64)
+        if self._is_ale:
+            seed = np.array([_ale_seed(chosen[slot]) for slot in sorted(chosen)], np.int64)
         observations, _ = self.env.reset(seed=seed, options={**options, "reset_mask": mask})
         return observations
 
@@ -155,6 +156,15 @@ class VectorEnvSimulator(BatchSimulator):
                 value=self.name,
                 fix=WITHOUT_RESTARTS,
             ) from error
+
+
+def _ale_seed(seed: int) -> int:
+    """Return the seed of ALE's emulator in an episode of ``gymnasium.make``, with its sign removed.
+
+    A negative number means no seed for the vector environment. So half of the episodes equal those of
+    ``gymnasium.make``, where nothing else is drawn.
+    """
+    return int(np.random.SeedSequence(seed).generate_state(2)[1]) & _ALE_SEED_MASK
 
 
 class _Values:
