@@ -132,7 +132,7 @@ class NoRestart(BatchSimulator):
 
 
 def test_slots_that_never_restart_fail_their_block_instead_of_running_for_ever() -> None:
-    result = evaluate(blocks(NoRestart, width=2, block=2, num_episodes=4).policy(lambda seen: [0] * len(seen)))
+    result = evaluate(blocks(NoRestart, width=2, block=2).policy(lambda seen: [0] * len(seen)))
     assert result.status == "failed"
     assert {fault.error_type for fault in result.faults} == {"EnvError"}
 
