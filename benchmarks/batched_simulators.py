@@ -1,21 +1,27 @@
 """Throughput of batched simulators: ours against the simulator's own loop with the same policy, in turns, by CPU time.
 
-``python -m benchmarks.batched_simulators --simulator jumanji``
+``python -m benchmarks.batched_simulators --simulator cartpole``
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from typing import Any, Final
 
+import gymnasium as gym
 import numpy as np
 import torch
 
 from rl_eval import EvalConfig, EvalRunnerGroup
+
+Policy = Callable[[Any], Any]
+Sweep = Callable[[], None]
 
 
 @dataclass(frozen=True)
@@ -25,19 +31,68 @@ class Contest:
     env: Any
     """``environment.env``."""
     slots: int
-    make_policy: Callable[[], Callable[[Any], Any]]
-    make_loop: Callable[[int, Callable[[Any], Any]], Callable[[], None]]
+    make_policy: Callable[[], Policy]
+    make_loop: Callable[[int, Policy], Sweep]
     """Returns a function that takes one step of all slots, whose episodes restart by themselves."""
+    env_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    block: int | None = None
+    episodes: int = 4_000
+    """Episodes in a turn of ours."""
+    steps: int = 2_000
+    """Steps of all slots in a turn of the own loop."""
+    max_episode_steps: int | None = None
+    single: Callable[[], Any] | None = None
+    """Builds a single environment with the same preprocessing, for our lanes."""
 
 
-def network(inputs: int, actions: int) -> torch.nn.Module:
+def network(inputs: int, actions: int) -> torch.nn.Sequential:
     """Return a policy network of two hidden layers of 64."""
     torch.manual_seed(0)
     layers = (torch.nn.Linear(inputs, 64), torch.nn.Tanh(), torch.nn.Linear(64, 64), torch.nn.Tanh())
     return torch.nn.Sequential(*layers, torch.nn.Linear(64, actions))
 
 
-def snake_policy() -> Callable[[Any], Any]:
+def best_action(inputs: int, actions: int, scale: float = 1.0) -> Policy:
+    """Return a policy that takes the action with the greatest output."""
+    module = network(inputs, actions)
+
+    @torch.no_grad()
+    def act(observations: Any) -> Any:
+        return module(torch.as_tensor(observations, dtype=torch.float32).flatten(1) * scale).argmax(1).numpy()
+
+    return act
+
+
+def balancing() -> Policy:
+    """Return a network that balances the pole of CartPole for 500 steps."""
+    module = network(4, 2)
+    with torch.no_grad():
+        for layer in (module[0], module[2], module[4]):
+            layer.weight.mul_(1e-4)
+            layer.bias.zero_()
+        module[0].weight[0] = torch.tensor([0.05, 0.1, 1.0, 0.5])
+        module[2].weight[0, 0] = 1
+        module[4].weight[:, 0] = torch.tensor([-1.0, 1.0])
+
+    @torch.no_grad()
+    def act(observations: Any) -> Any:
+        return module(torch.as_tensor(observations)).argmax(1).numpy()
+
+    return act
+
+
+def torques(inputs: int, actions: int) -> Policy:
+    """Return a policy of continuous actions."""
+    module = network(inputs, actions)
+
+    @torch.no_grad()
+    def act(observations: Any) -> Any:
+        return module(torch.as_tensor(observations, dtype=torch.float32)).clamp(-1, 1).numpy()
+
+    return act
+
+
+def snake_policy() -> Policy:
     """Return a policy that takes the best allowed action."""
     module = network(12 * 12 * 5, 4)
 
@@ -49,7 +104,7 @@ def snake_policy() -> Callable[[Any], Any]:
     return act
 
 
-def snake_loop(slots: int, policy: Callable[[Any], Any]) -> Callable[[], None]:
+def snake_loop(slots: int, policy: Policy) -> Sweep:
     """Return Jumanji's own loop, with its wrapper that restarts episodes."""
     import jax
     import jumanji
@@ -67,38 +122,123 @@ def snake_loop(slots: int, policy: Callable[[Any], Any]) -> Callable[[], None]:
     return sweep
 
 
-CONTESTS: Final = {"jumanji": Contest("jumanji:Snake-v1", 256, snake_policy, snake_loop)}
+def stepped(env: Any, policy: Policy, **reset: Any) -> Sweep:
+    """Return the plain loop of a vector environment of gymnasium's interface."""
+    seen, _ = env.reset(**reset)
+
+    def sweep() -> None:
+        nonlocal seen
+        seen, *_ = env.step(policy(seen))
+
+    return sweep
+
+
+def gymnasium_loop(name: str, **kwargs: Any) -> Callable[[int, Policy], Sweep]:
+    """Return a maker of the loop of ``gymnasium.make_vec``."""
+    return lambda slots, policy: stepped(gym.make_vec(name, num_envs=slots, **kwargs), policy, seed=0)
+
+
+def envpool_loop(task: str, **kwargs: Any) -> Callable[[int, Policy], Sweep]:
+    """Return a maker of EnvPool's loop."""
+
+    def make(slots: int, policy: Policy) -> Sweep:
+        import envpool
+
+        return stepped(envpool.make_gymnasium(task, num_envs=slots, seed=list(range(slots)), **kwargs), policy)
+
+    return make
+
+
+def single_pong() -> Any:
+    """Return Pong with the preprocessing of ALE's vector environment."""
+    env = gym.make("ale_py:ALE/Pong-v5", frameskip=1)
+    preprocessed = gym.wrappers.AtariPreprocessing(env, noop_max=0)
+    return gym.wrappers.FrameStackObservation(preprocessed, 4, padding_type="zero")
+
+
+_ONE: Final = {"num_threads": 1}
+_UPRIGHT: Final = {**_ONE, "terminate_when_unhealthy": False}
+_ALE: Final = {**_ONE, "noop_max": 0, "use_fire_reset": False}
+CONTESTS: Final = {
+    "cartpole": Contest(
+        "CartPole-v1", 1024, balancing, gymnasium_loop("CartPole-v1"), block=4, episodes=4096, steps=800
+    ),
+    "jumanji": Contest("jumanji:Snake-v1", 256, snake_policy, snake_loop, max_episode_steps=1_000),
+    "envpool_cartpole": Contest(
+        *("envpool:CartPole-v1", 256, balancing, envpool_loop("CartPole-v1", **_ONE), _ONE), episodes=512
+    ),
+    "envpool_hopper": Contest(
+        *("envpool:Hopper-v4", 64, lambda: torques(11, 3), envpool_loop("Hopper-v4", **_UPRIGHT), _UPRIGHT),
+        episodes=64,
+        steps=500,
+    ),
+    "ale": Contest(
+        *("ale_py:ALE/Pong-v5", 64, lambda: best_action(28_224, 6, 1 / 255)),
+        *(gymnasium_loop("ale_py:ALE/Pong-v5", reward_clipping=False, **_ALE), _ALE),
+        episodes=64,
+        steps=200,
+        max_episode_steps=1_000,
+        single=single_pong,
+    ),
+}
+"""Simulators by name. Each is stepped by one thread."""
 
 
 def main() -> None:
-    """Measure one simulator, and print the medians of the turns."""
+    """Measure one simulator, and print the medians of the turns as a line and as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--simulator", choices=CONTESTS, required=True)
-    parser.add_argument("--steps", type=int, default=2_000, help="steps of all slots in a turn of the own loop")
-    parser.add_argument("--episodes", type=int, default=4_000, help="episodes in a turn of ours")
     parser.add_argument("--turns", type=int, default=5)
     args = parser.parse_args()
+    torch.set_num_threads(1)
+    measured = measure(CONTESTS[args.simulator], args.turns)
+    rates = {name: statistics.median(turns) for name, turns in measured.items()}
+    ratios = {
+        f"ours / {name}": statistics.median(ours / other for ours, other in zip(measured["ours"], turns, strict=True))
+        for name, turns in measured.items()
+        if name != "ours"
+    }
     contest = CONTESTS[args.simulator]
+    shown = ", ".join(f"{name} {rate:,.0f}" for name, rate in rates.items())
+    print(f"{contest.env}, {contest.slots} slots: {shown} steps per CPU second")
+    print(json.dumps({"simulator": args.simulator, "slots": contest.slots, "rates": rates, "ratios": ratios}))
+
+
+def measure(contest: Contest, turns: int) -> dict[str, list[float]]:
+    """Return the steps per CPU second of each turn, by contender."""
     policy = contest.make_policy()
     sweep = contest.make_loop(contest.slots, policy)
-    config = EvalConfig().environment(contest.env).policy(policy, inference="batched")
-    config.runners(runner="batched", num_envs_per_runner=contest.slots, num_runners=0)
-    config.evaluation(num_episodes=args.episodes, max_episode_steps=1_000, determinism_check=0)
     rates: dict[str, list[float]] = {"own": [], "ours": []}
-    with EvalRunnerGroup(config, threaded=False) as group:
-        group.evaluate()
+    with ExitStack() as stack:
+        groups = {"ours": EvalRunnerGroup(_config(contest, policy), threaded=False)}
+        if contest.single is not None:
+            groups["lanes"], rates["lanes"] = EvalRunnerGroup(_lanes(contest, policy), threaded=False), []
+        for group in groups.values():
+            stack.enter_context(group)
+            group.evaluate(num_episodes=contest.slots)
         sweep()
-        for _ in range(args.turns):
+        for _ in range(turns):
             started = time.process_time()
-            for _ in range(args.steps):
+            for _ in range(contest.steps):
                 sweep()
-            rates["own"].append(args.steps * contest.slots / (time.process_time() - started))
-            started = time.process_time()
-            steps = sum(record.length for record in group.evaluate().episodes)
-            rates["ours"].append(steps / (time.process_time() - started))
-    own, ours = (statistics.median(rates[name]) for name in ("own", "ours"))
-    print(f"{contest.env}, {contest.slots} slots: own {own:,.0f} and ours {ours:,.0f} steps per CPU second")
-    print(f"ratio {statistics.median(b / a for a, b in zip(*rates.values(), strict=True)):.2f}")
+            rates["own"].append(contest.steps * contest.slots / (time.process_time() - started))
+            for name, group in groups.items():
+                started = time.process_time()
+                steps = int(group.evaluate().table.rows["length"].sum())
+                rates[name].append(steps / (time.process_time() - started))
+    return rates
+
+
+def _config(contest: Contest, policy: Policy) -> EvalConfig:
+    config = EvalConfig().environment(contest.env, env_kwargs=dict(contest.env_kwargs))
+    config.policy(policy, inference="batched")
+    config.runners(runner="batched", num_envs_per_runner=contest.slots, block=contest.block)
+    limit = contest.max_episode_steps
+    return config.evaluation(num_episodes=contest.episodes, max_episode_steps=limit, determinism_check=0)
+
+
+def _lanes(contest: Contest, policy: Policy) -> EvalConfig:
+    return _config(contest, policy).environment(contest.single, env_kwargs={}).runners(runner="vector", block=None)
 
 
 if __name__ == "__main__":
