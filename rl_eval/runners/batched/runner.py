@@ -288,7 +288,7 @@ class BatchedEvalRunner(RunnerCore):
             return
         first, leases = self._queue[0], list[Lease]()
         slots = self._slots_for(first)
-        if self._live.any() and self._own is not None and len(slots) < self._own.min_free:
+        if self._any_live and self._own is not None and len(slots) < self._own.min_free:
             return
         while len(leases) < len(slots) and self._queue and _alike(self._queue[0], first):
             leases.append(self._queue.popleft())
