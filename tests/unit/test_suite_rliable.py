@@ -1,7 +1,7 @@
 """The numbers of suites are those of rliable.
 
 ``rliable.json`` has what rliable computed; ``python -m tests.unit.test_suite_rliable`` writes it anew. Where rliable is
-installed, its numbers are computed again.
+installed, its numbers are computed again: rliable 1.2.0 needs arch 7.2 and pandas 2.3, so it has a folder of its own.
 """
 
 from __future__ import annotations
