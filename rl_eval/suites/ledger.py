@@ -20,6 +20,7 @@ import numpy as np
 from rl_eval.atomic_write import write_text
 from rl_eval.config.policy_sources import digest_of
 from rl_eval.errors import ConfigError, LogError
+from rl_eval.log.manifest import MANIFEST_FILE
 from rl_eval.log.ownership import writer_of
 from rl_eval.log.storage import open_storage
 from rl_eval.records.plain import differences, parse_json, typed
@@ -141,7 +142,7 @@ class Ledger:
         return self.folder / "cells" / planned.cell.digest
 
     def claim(self, planned: PlannedCell) -> None:
-        """Write the definition of a cell, or check that the folder has the same one.
+        """Write the definition of a cell whose log this process owns, or check that the log has the same one.
 
         Raises:
             ConfigError: The cell was evaluated with another definition, or another checkpoint.
@@ -152,9 +153,8 @@ class Ledger:
                 key=str(planned.cell),
                 fix="Undo the change, give the new one another name, or raise the version and use another --out.",
             )
-        name = f"cells/{planned.cell.digest}/{CELL_FILE}"
-        if self._read(name) is None:
-            self._storage.write(name, _text(self._described(planned)).encode())
+        if self._claimed(planned) is None:
+            write_text(self.log_dir(planned) / CELL_FILE, _text(self._described(planned)))
 
     def state(self, planned: PlannedCell) -> CellState:
         """Return the state of a cell."""
@@ -184,9 +184,15 @@ class Ledger:
         write_text(self.log_dir(planned) / ERROR_FILE, _text({"cell": str(planned.cell), "reason": reason}))
         return CellState(planned, "error", reason)
 
+    def _claimed(self, planned: PlannedCell) -> dict[str, Any] | None:
+        """Return the definition of the cell's log; None without a log, as after an attempt that failed early."""
+        folder = f"cells/{planned.cell.digest}"
+        has_log = (self.folder / folder / MANIFEST_FILE).exists()
+        return self._read(f"{folder}/{CELL_FILE}") if has_log else None
+
     def _difference(self, planned: PlannedCell) -> str:
-        """Return the first difference between the definition in the folder and that of the suite; empty without one."""
-        there = self._read(f"cells/{planned.cell.digest}/{CELL_FILE}")
+        """Return the differences between the definition of the log and that of the suite; empty without one."""
+        there = self._claimed(planned)
         if there is None:
             return ""
         now = self._described(planned, there.get("checkpoint"))

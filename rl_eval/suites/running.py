@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, final
 
@@ -99,9 +100,8 @@ class SuiteRun:
 
     def _evaluate(self, planned: PlannedCell) -> CellState:
         settings = settings_of_cell(self._suite, planned, self._runners)
-        self._ledger.claim(planned)
         handle = self._group_for(settings).submit(
-            log_dir=self._ledger.log_dir(planned), on_submitted=lambda handle: self._events.on_start(planned, handle)
+            log_dir=self._ledger.log_dir(planned), on_submitted=partial(self._on_submitted, planned)
         )
         while not handle.done():
             if self._events.stopping():
@@ -114,6 +114,10 @@ class SuiteRun:
         if self._events.stopping():
             return CellState(planned, "missing", result.reason)
         return self._ledger.fail(planned, result.reason)
+
+    def _on_submitted(self, planned: PlannedCell, handle: EvalHandle) -> None:
+        self._ledger.claim(planned)
+        self._events.on_start(planned, handle)
 
     def _group_for(self, settings: EvalSettings) -> EvalRunnerGroup:
         """Return runners for a cell: those of the last cell, if the cells can share processes."""

@@ -256,6 +256,13 @@ def broken() -> Any:
     raise KeyError("wheel")
 
 
+def test_a_cell_whose_first_attempt_failed_runs_with_a_corrected_definition(tmp_path: Path) -> None:
+    wrong = Suite.from_dict(changed("tasks", "pole", "environment", "env", to="CartPol-v1"))
+    assert not wrong.run(tmp_path, cells=["pole"]).complete
+    assert Suite.from_dict(BASE).run(tmp_path).complete
+    assert wrong.run(tmp_path).cells[0].status == "error"
+
+
 def test_success_is_a_score_only_if_it_is_reported(tmp_path: Path) -> None:
     result = Suite.from_dict(changed("tasks", "pole", "score", to="success_once")).run(tmp_path, cells=["pole"])
     assert [state.status for state in result.cells] == ["failed", "missing"]
