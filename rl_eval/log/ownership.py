@@ -155,9 +155,16 @@ def take_ownership(storage: Storage) -> Ownership:
     )
 
 
-def writer_of(storage: Storage) -> str | None:
-    """Return the owner of a log, if it may be alive; unlike :func:`take_ownership`, do not wait for heartbeats."""
+def writer_of(storage: Storage, *, watch: bool = False) -> str | None:
+    """Return the owner of a log, if it may be alive; None if there is none.
+
+    Args:
+        storage: The log.
+        watch: Wait for heartbeats, as :func:`take_ownership` does; otherwise an owner on another machine may be alive.
+    """
     newest = _newest(storage)
+    if newest is not None and watch:
+        return _living_owner(storage, newest)
     claim = None if newest is None else _read(storage, newest)
     return None if claim is None or _state(claim) == "dead" else str(claim)
 

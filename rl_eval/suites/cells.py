@@ -66,7 +66,11 @@ class Matrix:
 
 
 def matrix(suite: SuiteDefinition) -> Matrix:
-    """Find all cells of a suite, with the checkpoints that are on disk now."""
+    """Find all cells of a suite, with the checkpoints that are on disk now.
+
+    Raises:
+        ConfigError: Every cell is skipped.
+    """
     cells: list[PlannedCell] = []
     skipped: list[tuple[Cell, str]] = []
     for planned in _all(suite):
@@ -75,6 +79,8 @@ def matrix(suite: SuiteDefinition) -> Matrix:
             cells.append(planned)
         else:
             skipped.append((cell, skip.why))
+    if not cells:
+        raise ConfigError("every cell is skipped", key="skip", fix="Skip fewer cells.")
     return Matrix(tuple(cells), tuple(skipped))
 
 
@@ -99,7 +105,7 @@ def definition_of(suite: SuiteDefinition, planned: PlannedCell) -> dict[str, Any
     """Return everything that the records of a cell depend on, as written in the suite, as plain JSON values."""
     path = planned.checkpoint
     relative = None if path is None else Path(_relative(path, suite.folder)).as_posix()
-    values = _values(suite, planned, relative)
+    values = _values(suite, planned, {**_section(suite, planned, relative), "checkpoint": relative})
     kept = {name: keys for name, keys in values.items() if name not in ("runners", "fault_tolerance")}
     return {"version": suite.version, **{key: convert(value, plain_leaf) for key, value in kept.items()}}
 
@@ -117,21 +123,28 @@ def settings_of_cell(suite: SuiteDefinition, planned: PlannedCell, runners: Mapp
     """
     if planned.problem:
         raise ConfigError(planned.problem, key=f"policies.{planned.cell.policy}.checkpoints", value=str(planned.cell))
-    path = planned.checkpoint
-    values = _values(suite, planned, None if path is None else str(path))
+    checkpoint = None if planned.checkpoint is None else str(planned.checkpoint)
+    section = _section(suite, planned, checkpoint)
+    written = json.dumps(suite.policies[planned.cell.policy].section, default=str)
+    if checkpoint is not None and _CHECKPOINT not in written:
+        section |= _with_checkpoint(section.get("policy"), checkpoint, planned)
+    values = _values(suite, planned, section)
     values["runners"] = {**values.get("runners", {}), **runners}
     return EvalConfig.from_dict(values, suite.folder).build()
 
 
-def _values(suite: SuiteDefinition, planned: PlannedCell, checkpoint: str | None) -> dict[str, Keys]:
-    """Return the config values of a cell, by section."""
-    cell, method = planned.cell, suite.policies[planned.cell.policy]
-    found: dict[str, Keys] = suite.shared.values_by_section()
-    found = _merged(found, suite.tasks[cell.task].values_by_section())
+def _section(suite: SuiteDefinition, planned: PlannedCell, checkpoint: str | None) -> Keys:
+    """Return the section ``policy`` as written in the suite, with its placeholders replaced."""
+    cell = planned.cell
     names = {"{task}": cell.task, "{policy}": cell.policy, "{seed}": cell.seed, "{step}": cell.step}
-    section = _filled(method.section, {**names, _CHECKPOINT: checkpoint})
-    if checkpoint is not None and _CHECKPOINT not in json.dumps(method.section, default=str):
-        section |= _with_checkpoint(section.get("policy"), checkpoint, planned)
+    section: Keys = _filled(suite.policies[cell.policy].section, {**names, _CHECKPOINT: checkpoint})
+    return section
+
+
+def _values(suite: SuiteDefinition, planned: PlannedCell, section: Keys) -> dict[str, Keys]:
+    """Return the config values of a cell, by section; those of its policy are given."""
+    found: dict[str, Keys] = suite.shared.values_by_section()
+    found = _merged(found, suite.tasks[planned.cell.task].values_by_section())
     found = _merged(found, {"policy": section})
     if suite.conditions is not None:
         found = _merged(found, {"evaluation": {"conditions": suite.conditions}})

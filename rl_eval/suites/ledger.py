@@ -19,17 +19,18 @@ import numpy as np
 
 from rl_eval.atomic_write import write_text
 from rl_eval.config.policy_sources import digest_of
-from rl_eval.errors import ConfigError, LogError
+from rl_eval.errors import ConfigError, EvalError, LogError, summary_of
 from rl_eval.log.manifest import MANIFEST_FILE
 from rl_eval.log.ownership import writer_of
 from rl_eval.log.storage import open_storage
 from rl_eval.records.plain import differences, parse_json, typed
+from rl_eval.results.loading import load
 from rl_eval.results.result import EvalResult
 from rl_eval.suites.cells import PlannedCell, definition_of
 from rl_eval.suites.definition import ScoreKind, SuiteDefinition
 
 CellStatus = Literal["complete", "partial", "failed", "error", "running", "missing"]
-"""Status of the result; ``error`` if there can be none, ``missing`` if there is none yet."""
+"""Status of the result; ``error`` if there can be none or the last attempt raised, ``missing`` if there is none yet."""
 SUITE_FILE: Final = "suite.json"
 CELL_FILE: Final = "cell.json"
 SCORE_FILE: Final = "score.json"
@@ -46,6 +47,8 @@ _COLUMNS: Final[Mapping[ScoreKind, str]] = {
 class Score:
     """Scores of the episodes of one cell."""
 
+    kind: ScoreKind
+    """Score of an episode."""
     status: Literal["complete", "partial", "failed"]
     """Status of the result."""
     reason: str
@@ -76,6 +79,7 @@ class Score:
             status, reason = "failed", f"{missing} of {len(rows)} episodes reported no success, which is the score"
             values = values[:0]
         return cls(
+            kind,
             status,
             reason,
             result.fingerprint,
@@ -95,11 +99,8 @@ class CellState:
     reason: str = ""
     """Why it is not complete, or why the last attempt has no result; empty without a reason."""
     score: Score | None = None
-
-    @property
-    def ended(self) -> bool:
-        """Whether this process has nothing left to do for the cell."""
-        return self.status not in ("missing", "running")
+    open: bool = False
+    """Whether a run of the suite attempts it."""
 
 
 @final
@@ -118,21 +119,20 @@ class Ledger:
         self.folder = Path(folder).absolute()
         self._suite = suite
         self._storage = open_storage(self.folder)
-        ours = {"format": FORMAT, "suite": suite.suite, "version": suite.version}
+        self._described_suite = {"format": FORMAT, "suite": suite.suite, "version": suite.version}
         theirs = self._read(SUITE_FILE)
         if theirs is not None:
-            _check_same(theirs, ours, self.folder)
+            _check_same(theirs, self._described_suite, self.folder)
 
     def begin(self) -> None:
         """Create the folder, or join the processes that work on it.
 
         Raises:
-            ConfigError: The folder belongs to another suite, or cannot be written.
+            ConfigError: The folder cannot be written.
         """
-        ours = {"format": FORMAT, "suite": self._suite.suite, "version": self._suite.version}
         try:
-            if not self._storage.create(SUITE_FILE, _text(ours).encode()):
-                _check_same(self._read(SUITE_FILE) or {}, ours, self.folder)
+            if self._read(SUITE_FILE) is None:
+                self._storage.write(SUITE_FILE, _text(self._described_suite).encode())
         except OSError as error:
             problem = f"--out {self.folder} cannot be written: {error.strerror or error}"
             raise ConfigError(problem, key="--out", value=str(self.folder)) from error
@@ -155,23 +155,46 @@ class Ledger:
             )
         if self._claimed(planned) is None:
             write_text(self.log_dir(planned) / CELL_FILE, _text(self._described(planned)))
+        (self.log_dir(planned) / ERROR_FILE).unlink(missing_ok=True)
 
-    def state(self, planned: PlannedCell) -> CellState:
-        """Return the state of a cell."""
+    def state(self, planned: PlannedCell, *, watch: bool = False) -> CellState:
+        """Return the state of a cell.
+
+        Args:
+            planned: The cell.
+            watch: Wait for heartbeats of a process on another machine, which may be dead.
+        """
         if difference := self._difference(planned):
             return CellState(planned, "error", f"it was evaluated with another definition: {difference}")
-        folder = f"cells/{planned.cell.digest}"
-        if (score := self._read(f"{folder}/{SCORE_FILE}")) is not None:
-            with suppress(ValueError):
-                found = typed(Score, score)
-                return CellState(planned, found.status, found.reason, found)
+        try:
+            score = self._score(planned)
+        except EvalError as error:
+            return CellState(planned, "error", summary_of(error))
+        if score is not None:
+            return CellState(planned, score.status, score.reason, score)
         if planned.problem:
             return CellState(planned, "error", planned.problem)
-        if writer_of(open_storage(self.log_dir(planned))) is not None:
+        if writer_of(open_storage(self.log_dir(planned)), watch=watch) is not None:
             return CellState(planned, "running")
-        if (error := self._read(f"{folder}/{ERROR_FILE}")) is not None:
-            return CellState(planned, "missing", str(error.get("reason")))
-        return CellState(planned, "missing")
+        if (failed := self._read(f"cells/{planned.cell.digest}/{ERROR_FILE}")) is not None:
+            return CellState(planned, "error", str(failed.get("reason")), open=True)
+        return CellState(planned, "missing", open=True)
+
+    def _score(self, planned: PlannedCell) -> Score | None:
+        """Return the score of a cell; None without one.
+
+        A copy of another kind, or of a result that was not complete, is made again: its log may have changed.
+        """
+        copy = self._read(f"cells/{planned.cell.digest}/{SCORE_FILE}")
+        kind = self._suite.tasks[planned.cell.task].score
+        if copy is None:
+            return None
+        with suppress(ValueError):
+            found = typed(Score, copy)
+            if found.kind == kind and found.status == "complete":
+                return found
+        result = load(self.log_dir(planned))
+        return None if result.stopped_early else Score.of(result, kind)
 
     def record(self, planned: PlannedCell, result: EvalResult) -> CellState:
         """Write the score of a result; return the new state."""
@@ -182,7 +205,7 @@ class Ledger:
     def fail(self, planned: PlannedCell, reason: str) -> CellState:
         """Write the reason why a cell has no result, until it has one; return the new state."""
         write_text(self.log_dir(planned) / ERROR_FILE, _text({"cell": str(planned.cell), "reason": reason}))
-        return CellState(planned, "error", reason)
+        return CellState(planned, "error", reason, open=True)
 
     def _claimed(self, planned: PlannedCell) -> dict[str, Any] | None:
         """Return the definition of the cell's log; None without a log, as after an attempt that failed early."""

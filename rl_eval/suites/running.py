@@ -12,7 +12,7 @@ from typing import Any, Final, final
 
 from rl_eval.config.runner_processes import shares_processes
 from rl_eval.config.settings import EvalSettings
-from rl_eval.errors import ClusterDied, LogOwned, summary_of
+from rl_eval.errors import ClusterDied, LogFenced, LogOwned, summary_of
 from rl_eval.execution.group import EvalRunnerGroup
 from rl_eval.execution.handle import EvalHandle
 from rl_eval.suites.cells import PlannedCell, settings_of_cell
@@ -27,11 +27,14 @@ _OTHERS_S: Final = 2.0
 class SuiteEvents:
     """Base class for displays of a run: what happens in it."""
 
+    def on_begin(self, count: int) -> None:
+        """Handle the number of cells without a result, before the first one starts."""
+
     def on_start(self, planned: PlannedCell, handle: EvalHandle) -> None:
         """Handle the start of a cell's evaluation."""
 
     def on_end(self, state: CellState) -> None:
-        """Handle the end of a cell, or news of a cell that another process runs."""
+        """Handle the end of a cell that had no result, here or in another process."""
 
     def stopping(self) -> bool:
         """Whether to cancel the present cell and return."""
@@ -72,31 +75,37 @@ class SuiteRun:
             ClusterDied: The Ray cluster died; the same call continues.
         """
         self._ledger.begin()
-        left = list(self._cells)
+        left = [one for one in self._cells if self._ledger.state(one).score is None]
+        self._events.on_begin(len(left))
+        watch = False
         try:
             while left and not self._events.stopping():
-                before, left = len(left), [one for one in left if not self._attempt(one).ended]
-                if len(left) == before:
+                before, left = len(left), [one for one in left if not self._attempt(one, watch)]
+                watch = len(left) == before  # Other processes run them, and their machines may be dead.
+                if watch:
                     self._wait()
         finally:
             self._stop_group()
 
-    def _attempt(self, planned: PlannedCell) -> CellState:
-        """Run a cell, unless it has a result or another process runs it; return its state."""
-        state = self._ledger.state(planned)
-        if state.status == "missing" and not self._events.stopping():
+    def _attempt(self, planned: PlannedCell, watch: bool) -> bool:
+        """Run a cell, unless another process runs it; return whether it ended."""
+        if self._events.stopping():
+            return False
+        state = self._ledger.state(planned, watch=watch)
+        if state.open:
             try:
                 state = self._evaluate(planned)
-            except LogOwned:
-                return CellState(planned, "running")
+            except (LogOwned, LogFenced):
+                return False
             except ClusterDied:
                 raise
             except Exception as error:  # Environments and policies are of users, and the other cells must run.
                 self._stop_group()
                 state = self._ledger.fail(planned, summary_of(error))
-        if state.ended:
-            self._events.on_end(state)
-        return state
+        if state.status in ("missing", "running"):
+            return False
+        self._events.on_end(state)
+        return True
 
     def _evaluate(self, planned: PlannedCell) -> CellState:
         settings = settings_of_cell(self._suite, planned, self._runners)

@@ -66,13 +66,13 @@ class Suite:
         num_runners: int | None = None,
         events: SuiteEvents | None = None,
     ) -> SuiteResult:
-        """Run the cells that have no result yet, and return the results of all cells.
+        """Run the cells that have no result yet, and return the results of the chosen cells.
 
         The same call continues an interrupted run. Several processes may run one suite in one folder.
 
         Args:
             out: Folder of the suite; by default ``suites/NAME``.
-            cells: Cells to run, such as ``hopper/ppo/0/1000`` or ``hopper/*``; by default all.
+            cells: Cells to choose, such as ``hopper/ppo/0/1000`` or ``hopper/*``; by default all.
             num_runners: Replaces ``runners.num_runners``.
             events: Receives what happens.
 
@@ -84,7 +84,7 @@ class Suite:
         wanted = chosen(self.cells, cells) if cells else self.cells
         runners = {} if num_runners is None else {"num_runners": num_runners}
         SuiteRun(self.definition, ledger, wanted, runners, events or SuiteEvents()).run()
-        return self._result(ledger)
+        return SuiteResult(self.definition, tuple(map(ledger.state, wanted)), () if cells else self._matrix.skipped)
 
     def result(
         self, out: str | os.PathLike[str] | None = None, published: str | os.PathLike[str] | None = None
@@ -98,12 +98,10 @@ class Suite:
         Raises:
             ConfigError: The folder belongs to another suite, or the file cannot be read.
         """
-        found = self._result(Ledger(self.folder(out), self.definition))
+        states = map(Ledger(self.folder(out), self.definition).state, self.cells)
+        found = SuiteResult(self.definition, tuple(states), self._matrix.skipped)
         return found if published is None else replace(found, published=read_scores(published))
 
     def folder(self, out: str | os.PathLike[str] | None) -> Path:
         """Return the folder of the suite, by default ``suites/NAME``."""
         return Path("suites", self.definition.suite) if out is None else Path(out)
-
-    def _result(self, ledger: Ledger) -> SuiteResult:
-        return SuiteResult(self.definition, tuple(map(ledger.state, self.cells)), self._matrix.skipped)

@@ -37,7 +37,7 @@ def suite_of(folder: Path, num_tasks: int, num_policies: int, num_seeds: int, st
         values_of_cell = tuple((rng.random(10) + 0.1 * int(planned.cell.policy[1:])).tolist())
         place = folder / "cells" / planned.cell.digest / SCORE_FILE
         place.parent.mkdir(parents=True)
-        place.write_text(json.dumps(asdict(Score("complete", "", "f", "exact", 10, values_of_cell, 1.0))))
+        place.write_text(json.dumps(asdict(Score("return", "complete", "", "f", "exact", 10, values_of_cell, 1.0))))
     return suite
 
 

@@ -265,7 +265,7 @@ def test_a_cell_whose_first_attempt_failed_runs_with_a_corrected_definition(tmp_
 
 def test_success_is_a_score_only_if_it_is_reported(tmp_path: Path) -> None:
     result = Suite.from_dict(changed("tasks", "pole", "score", to="success_once")).run(tmp_path, cells=["pole"])
-    assert [state.status for state in result.cells] == ["failed", "missing"]
+    assert [state.status for state in result.cells] == ["failed"]
 
 
 def test_chosen_cells_run_alone(tmp_path: Path) -> None:
