@@ -18,7 +18,7 @@ from rl_eval.cli.printing import AsJson, Quiet, counted, print_either, print_jso
 from rl_eval.cli.settings import find_modules_here
 from rl_eval.cli.shared import CommandLine, argument, option, shown
 from rl_eval.cli.signals import Interruption
-from rl_eval.errors import EvalError
+from rl_eval.errors import ConfigError, EvalError
 from rl_eval.reports.page import Line, Page, Table
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def run(
     out: Out = None,
     cell: Annotated[
         list[str] | None,
-        option("TASK/POLICY/SEED/STEP", "Run only these cells; * matches any part. May be repeated."),
+        option("TASK/POLICY/SEED/STEP", "Run and print only these cells; * matches any part. May be repeated."),
     ] = None,
     num_runners: Annotated[
         int | None, option("N", "Ray actors; 0 runs in this process, without Ray.", "--num-runners", "--runners", min=0)
@@ -65,7 +65,7 @@ def run(
     with closing(Monitor(quiet=quiet or as_json)) as monitor:
         monitor.say(f"reading {suite.name}")
         opened = _opened(suite)
-        events = _display(monitor, ctx.obj, len(opened.cells))
+        events = _display(monitor, ctx.obj)
         ctx.obj.defer()
         result = opened.run(out, cells=cell or (), num_runners=num_runners, events=events)
         monitor.close()
@@ -92,12 +92,12 @@ def plan(
         print_either(as_json, [str(one.cell) for one in opened.cells], "\n".join(str(one.cell) for one in opened.cells))
         return
     rows = list(_planned(opened, opened.result(out).cells, pilot))
-    keys = ("task", "cells", "left", "episodes", "minutes", "problem")
+    keys = ("task", "cells", "left", "errors", "episodes", "minutes", "problem")
     print_either(as_json, [dict(zip(keys, row, strict=True)) for row in rows], _plan_page(opened, rows))
 
 
-_Row = tuple[str, int, int, int, float | None, str]
-"""Task, its cells, those without a result, their episodes, minutes, and why the pilot failed."""
+_Row = tuple[str, int, int, int, int, float | None, str]
+"""Task, its cells, those to run, those that cannot run, episodes and minutes of those to run, the first problem."""
 
 
 def _planned(opened: Suite, states: Sequence[CellState], pilot: int) -> Iterator[_Row]:
@@ -105,29 +105,32 @@ def _planned(opened: Suite, states: Sequence[CellState], pilot: int) -> Iterator
 
     for task in opened.definition.tasks:
         of_task = [state for state in states if state.planned.cell.task == task]
-        left = [state.planned for state in of_task if state.score is None]
-        episodes, minutes, problem = 0, None if left else 0.0, ""
+        left = [state.planned for state in of_task if state.open or state.status == "running"]
+        errors = [state.reason for state in of_task if state.status == "error" and not state.open]
+        episodes, minutes, problem = 0, None if left else 0.0, "".join(errors[:1])
         try:
-            for planned in [one for one in left if not one.problem][:1]:
+            for planned in left[:1]:
                 settings = settings_of_cell(opened.definition, planned, {})
                 episodes = settings.evaluation.num_episodes * len(left)
                 result = run_pilot(settings, min(pilot, settings.evaluation.num_episodes))
                 minutes = result.timing.wall_seconds / len(result.plan) * episodes / 60
         except EvalError as error:
             problem = str(error)
-        yield task, len(of_task), len(left), episodes, minutes, problem
+        yield task, len(of_task), len(left), len(errors), episodes, minutes, problem
 
 
 def _plan_page(opened: Suite, rows: Sequence[_Row]) -> Page:
     def shown(row: _Row) -> list[str]:
-        task, cells, left, episodes, minutes, problem = row
-        return [task, f"{cells:,}", f"{left:,}", f"{episodes:,}", problem or (span(minutes) if minutes else "-")]
+        task, *counts, minutes, _ = row
+        return [task, *(f"{count:,}" for count in counts), span(minutes) if minutes else "-"]
 
-    total = sum(row[4] or 0.0 for row in rows)
-    table = Table("tasks", ("task", "cells", "without result", "episodes", "time"), [shown(row) for row in rows])
-    line = Line("cells", f"{sum(row[1] for row in rows):,}", f"{sum(row[2] for row in rows):,} without a result")
+    total = sum(row[5] or 0.0 for row in rows)
+    headings = ("task", "cells", "to run", "errors", "episodes", "time")
+    table = Table("tasks", headings, [shown(row) for row in rows])
+    line = Line("cells", f"{sum(row[1] for row in rows):,}", f"{sum(row[2] for row in rows):,} to run")
     time_line = Line("time", span(total), "in one process, from a pilot of the first cell of each task")
-    return Page(opened.definition.suite, "", "plan", [[line, time_line], table])
+    notes = [f"{task}: {problem}" for task, *_, problem in rows if problem]
+    return Page(opened.definition.suite, "", "plan", [[line, time_line], table], notes)
 
 
 @app.command("report", epilog=explained("suite"), short_help="Write a page, figures and tables.")
@@ -148,10 +151,15 @@ def report(
 ) -> None:
     """Write a page, figures (SVG, PNG), tables (CSV, Markdown, LaTeX) and scores for rliable and marl-eval."""
     opened = _opened(suite)
-    result = opened.result(out, published)
+    folder = opened.folder(out)
+    from rl_eval.suites.ledger import SUITE_FILE
     from rl_eval.suites.report import record_cell_videos, write_report
 
-    folder = opened.folder(out)
+    if not (folder / SUITE_FILE).exists():
+        fix = "Pass the folder of a suite, or run rl-eval suite run first."
+        raise ConfigError(f"{folder} is not the folder of a suite", key="--out", value=str(folder), fix=fix)
+    result = opened.result(out, published)
+
     if videos is not None:
         for cell, count in record_cell_videos(result, folder, videos):
             print_note(f"{cell}: {counted(count, 'video')}")
@@ -168,12 +176,12 @@ def _opened(path: Path) -> Suite:
     return Suite.from_yaml(path)
 
 
-def _display(monitor: Monitor, interruption: Interruption, total: int) -> SuiteEvents:
+def _display(monitor: Monitor, interruption: Interruption) -> SuiteEvents:
     """Return events that show the progress of the suite and of its present cell."""
     from rl_eval.suites.running import SuiteEvents
 
     ended: Counter[str] = Counter()
-    began, ran = time.monotonic(), 0
+    began, ran, total = time.monotonic(), 0, 0
 
     def line() -> str:
         done = sum(ended.values())
@@ -185,6 +193,10 @@ def _display(monitor: Monitor, interruption: Interruption, total: int) -> SuiteE
         return ", ".join(parts)
 
     class Shown(SuiteEvents):
+        def on_begin(self, count: int) -> None:
+            nonlocal total
+            total = count
+
         def on_start(self, planned: PlannedCell, handle: EvalHandle) -> None:
             nonlocal ran
             ran += 1

@@ -172,6 +172,9 @@ class Ledger:
             return CellState(planned, "error", summary_of(error))
         if score is not None:
             return CellState(planned, score.status, score.reason, score)
+        return self._state_without_score(planned, watch)
+
+    def _state_without_score(self, planned: PlannedCell, watch: bool) -> CellState:
         if planned.problem:
             return CellState(planned, "error", planned.problem)
         if writer_of(open_storage(self.log_dir(planned)), watch=watch) is not None:
@@ -194,18 +197,27 @@ class Ledger:
             if found.kind == kind and found.status == "complete":
                 return found
         result = load(self.log_dir(planned))
-        return None if result.stopped_early else Score.of(result, kind)
+        if result.stopped_early:
+            return None
+        score = Score.of(result, kind)
+        if score.status == "complete":
+            with suppress(OSError):  # A reader may have no permission to write.
+                self._write(planned, score)
+        return score
 
     def record(self, planned: PlannedCell, result: EvalResult) -> CellState:
         """Write the score of a result; return the new state."""
         score = Score.of(result, self._suite.tasks[planned.cell.task].score)
-        write_text(self.log_dir(planned) / SCORE_FILE, _text(asdict(score)))
+        self._write(planned, score)
         return CellState(planned, score.status, score.reason, score)
 
     def fail(self, planned: PlannedCell, reason: str) -> CellState:
         """Write the reason why a cell has no result, until it has one; return the new state."""
         write_text(self.log_dir(planned) / ERROR_FILE, _text({"cell": str(planned.cell), "reason": reason}))
         return CellState(planned, "error", reason, open=True)
+
+    def _write(self, planned: PlannedCell, score: Score) -> None:
+        write_text(self.log_dir(planned) / SCORE_FILE, _text(asdict(score)))
 
     def _claimed(self, planned: PlannedCell) -> dict[str, Any] | None:
         """Return the definition of the cell's log; None without a log, as after an attempt that failed early."""

@@ -8,18 +8,21 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from rl_eval.atomic_write import write_text
 from rl_eval.errors import ConfigError
 from rl_eval.execution.handle import EvalHandle
+from rl_eval.log import ownership
 from rl_eval.results.loading import load
-from rl_eval.suites.cells import Cell, PlannedCell
+from rl_eval.suites.cells import Cell, PlannedCell, definition_of
 from rl_eval.suites.definition import SuiteDefinition
-from rl_eval.suites.ledger import CellState
+from rl_eval.suites.ledger import CellState, Score
 from rl_eval.suites.running import SuiteEvents
 from rl_eval.suites.suite import Suite, SuiteResult
 from tests.refused import refused, untold
@@ -53,7 +56,11 @@ class Watched(SuiteEvents):
     def __init__(self, stop_after: int = 1_000) -> None:
         self.started: list[str] = []
         self.ended: list[str] = []
+        self.counts: list[int] = []
         self._stop_after = stop_after
+
+    def on_begin(self, count: int) -> None:
+        self.counts.append(count)
 
     def on_start(self, planned: PlannedCell, handle: EvalHandle) -> None:
         self.started.append(str(planned.cell))
@@ -263,6 +270,71 @@ def test_a_cell_whose_first_attempt_failed_runs_with_a_corrected_definition(tmp_
     assert wrong.run(tmp_path).cells[0].status == "error"
 
 
+def test_a_cell_of_a_machine_that_died_runs_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ownership, "BEAT_SECONDS", 0.1)
+    suite = Suite.from_dict(BASE)
+    dead = ownership.Claim(1, "elsewhere", 7, "12", "another boot", "then")
+    write_text(tmp_path / "cells" / suite.cells[0].cell.digest / "owners" / "000001", json.dumps(asdict(dead)))
+    assert suite.result(tmp_path).cells[0].status == "running"
+    events = Watched()
+    assert suite.run(tmp_path, events=events).complete
+    assert events.started == ["hill/random", "pole/random"]
+
+
+def test_another_kind_of_score_is_made_from_the_log(tmp_path: Path) -> None:
+    returns = Suite.from_dict(BASE).run(tmp_path)
+    success = Suite.from_dict(changed("tasks", "pole", "score", to="success_once"))
+    assert [state.status for state in success.result(tmp_path).cells] == ["failed", "complete"]
+    for state in returns.cells:
+        place = tmp_path / "cells" / state.planned.cell.digest / "score.json"
+        place.write_text(place.read_text().replace('"return"', '"success_once"'))
+    assert table(Suite.from_dict(BASE).result(tmp_path)) == table(returns)
+
+
+def test_a_score_that_was_not_complete_follows_its_log(tmp_path: Path) -> None:
+    first = Suite.from_dict(BASE).run(tmp_path)
+    place = tmp_path / "cells" / first.cells[0].planned.cell.digest / "score.json"
+    place.write_text(place.read_text().replace('"complete"', '"partial"'))
+    assert table(Suite.from_dict(BASE).result(tmp_path)) == table(first)
+
+
+@pytest.mark.parametrize("found", ["", "{"])
+def test_a_folder_that_was_only_begun_is_joined(tmp_path: Path, found: str) -> None:
+    (tmp_path / "suite.json").write_text(found)
+    Suite.from_dict(BASE).run(tmp_path, cells=["pole"])
+    with refused(ConfigError, key="--out"):
+        Suite.from_dict({**BASE, "version": 2}).result(tmp_path)
+
+
+def test_a_result_outlives_a_checkpoint_whose_type_was_guessed(tmp_path: Path) -> None:
+    values = changed("policies", to={"net": {"checkpoints": "{task}.zip"}})
+    suite = Suite.from_dict(values, tmp_path)
+    for planned in suite.cells:
+        folder = tmp_path / "out" / "cells" / planned.cell.digest
+        write_text(folder / "manifest.json", "{}")
+        write_text(
+            folder / "cell.json",
+            json.dumps(
+                {"cell": str(planned.cell), "definition": definition_of(suite.definition, planned), "checkpoint": None}
+            ),
+        )
+        write_text(
+            folder / "score.json", json.dumps(asdict(Score("return", "complete", "", "f", "exact", 1, (1.0,), 1.0)))
+        )
+    assert suite.result(tmp_path / "out").complete
+
+
+def test_a_cell_that_raised_is_an_error_and_runs_again(tmp_path: Path) -> None:
+    values = changed("policies", to={"broken": {"policy": f"{__name__}:broken"}})
+    states = Suite.from_dict(values).run(tmp_path, cells=["pole"]).cells
+    assert [(state.status, state.open) for state in states] == [("error", True)]
+
+
+def test_a_suite_without_cells_is_refused() -> None:
+    with refused(ConfigError, key="skip"):
+        Suite.from_dict(changed("skip", to=[{"why": "no time"}])).cells  # noqa: B018
+
+
 def test_success_is_a_score_only_if_it_is_reported(tmp_path: Path) -> None:
     result = Suite.from_dict(changed("tasks", "pole", "score", to="success_once")).run(tmp_path, cells=["pole"])
     assert [state.status for state in result.cells] == ["failed"]
@@ -270,8 +342,10 @@ def test_success_is_a_score_only_if_it_is_reported(tmp_path: Path) -> None:
 
 def test_chosen_cells_run_alone(tmp_path: Path) -> None:
     events = Watched()
-    Suite.from_dict(BASE).run(tmp_path, cells=["hill/random"], events=events)
-    assert events.started == ["hill/random"]
+    result = Suite.from_dict(BASE).run(tmp_path, cells=["hill/random"], events=events)
+    assert events.started == [str(state.planned.cell) for state in result.cells] == ["hill/random"]
+    Suite.from_dict(BASE).run(tmp_path, events=events)
+    assert events.counts == [1, 1]
     with refused(ConfigError, key="--cell", value="hill/ppo"):
         Suite.from_dict(BASE).run(tmp_path, cells=["hill/ppo"])
 
