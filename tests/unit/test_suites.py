@@ -24,7 +24,8 @@ from rl_eval.suites.cells import Cell, PlannedCell, definition_of
 from rl_eval.suites.definition import SuiteDefinition
 from rl_eval.suites.ledger import CellState, Score
 from rl_eval.suites.running import SuiteEvents
-from rl_eval.suites.suite import Suite, SuiteResult
+from rl_eval.suites.result import SuiteResult
+from rl_eval.suites.suite import Suite
 from tests.refused import refused, untold
 
 BASE: Mapping[str, Any] = {
@@ -279,6 +280,27 @@ def test_a_cell_of_a_machine_that_died_runs_again(tmp_path: Path, monkeypatch: p
     events = Watched()
     assert suite.run(tmp_path, events=events).complete
     assert events.started == ["hill/random", "pole/random"]
+
+
+class Fenced(Watched):
+    """Events of a run whose first log is taken over by a process that then dies."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._folder = folder
+
+    def on_start(self, planned: PlannedCell, handle: EvalHandle) -> None:
+        super().on_start(planned, handle)
+        if len(self.started) == 1:
+            later = ownership.Claim(2, "here", 2**22 + 1, "12", ownership._machine(), "then")
+            write_text(self._folder / "cells" / planned.cell.digest / "owners" / "000002", json.dumps(asdict(later)))
+
+
+def test_a_cell_that_another_process_took_over_is_not_an_error(tmp_path: Path) -> None:
+    events = Fenced(tmp_path)
+    assert Suite.from_dict(BASE).run(tmp_path, events=events).complete
+    assert events.started == ["pole/random", "hill/random", "pole/random"]
+    assert events.ended == ["hill/random", "pole/random"]
 
 
 def test_another_kind_of_score_is_made_from_the_log(tmp_path: Path) -> None:
