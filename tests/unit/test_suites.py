@@ -23,8 +23,8 @@ from rl_eval.results.loading import load
 from rl_eval.suites.cells import Cell, PlannedCell, definition_of
 from rl_eval.suites.definition import SuiteDefinition
 from rl_eval.suites.ledger import CellState, Score
-from rl_eval.suites.running import SuiteEvents
 from rl_eval.suites.result import SuiteResult
+from rl_eval.suites.running import SuiteEvents
 from rl_eval.suites.suite import Suite
 from tests.refused import refused, untold
 
