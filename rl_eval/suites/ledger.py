@@ -92,7 +92,7 @@ class Score:
 
 @dataclass(frozen=True)
 class CellState:
-    """A cell, and what the folder contains of it."""
+    """A cell, with its status and score in the folder."""
 
     planned: PlannedCell
     status: CellStatus
