@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 
 from rl_eval.config.builder import compose_yaml, read_text
+from rl_eval.config.conditions import anchored_conditions, load_conditions
 from rl_eval.config.references import import_attribute
 from rl_eval.config.settings import SECTIONS
 from rl_eval.errors import ConfigError, nearest
@@ -156,12 +157,13 @@ class SuiteDefinition(_Part):
     skip: tuple[Skip, ...] = ()
     """Cells to leave out."""
     conditions: Any = None
-    """Initial conditions of all tasks, as ``evaluation.conditions``."""
+    """Initial conditions of the tasks without ``evaluation.conditions`` of their own."""
     aggregate: Aggregate = Aggregate()
     """Aggregates of the report."""
     compare: Compare | None = None
     """Comparison in the report."""
     _folder: Path = PrivateAttr(default_factory=Path.cwd)
+    _digests: dict[str, str] = PrivateAttr(default_factory=dict)
 
     @property
     def scales(self) -> dict[str, Scale] | None:
@@ -173,6 +175,17 @@ class SuiteDefinition(_Part):
     def folder(self) -> Path:
         """Folder of the file, where relative paths begin."""
         return self._folder
+
+    def conditions_digest(self, conditions: Any) -> str:
+        """Return the digest of the rows of conditions, or why there is none; a file is read once."""
+        key = repr(conditions)
+        if key not in self._digests:
+            try:
+                loaded = load_conditions(anchored_conditions(conditions, self.folder))
+                self._digests[key] = "" if loaded is None else loaded.digest
+            except ConfigError as error:
+                self._digests[key] = str(error)
+        return self._digests[key]
 
     @classmethod
     def from_yaml(cls, path: str | Path) -> SuiteDefinition:

@@ -17,9 +17,9 @@ import yaml
 from rl_eval.errors import ConfigError
 from rl_eval.execution.handle import EvalHandle
 from rl_eval.results.loading import load
-from rl_eval.suites.cells import Cell, PlannedCell
+from rl_eval.suites.cells import Cell, PlannedCell, definition_of
 from rl_eval.suites.definition import SuiteDefinition
-from rl_eval.suites.ledger import CellState
+from rl_eval.suites.ledger import CellState, Ledger
 from rl_eval.suites.running import SuiteEvents
 from rl_eval.suites.suite import Suite, SuiteResult
 from tests.refused import refused, untold
@@ -223,6 +223,27 @@ def test_a_checkpoint_that_changed_is_an_error_of_its_cell(tmp_path: Path) -> No
     (tmp_path / "pole.txt").unlink()  # A trainer may remove it later.
     (tmp_path / "hill.txt").unlink()
     assert Suite.from_dict(values, tmp_path).result(tmp_path / "out").complete
+
+
+def test_a_condition_file_that_changed_is_an_error_of_its_cells(tmp_path: Path) -> None:
+    values = changed("conditions", to="starts.json")
+    values["tasks"]["hill"]["evaluation"] = {"conditions": [{"id": "x", "light": 1}]}
+    suite, rows = Suite.from_dict(values, tmp_path), tmp_path / "starts.json"
+    rows.write_text('[{"id": "a", "low": -0.01, "high": 0.01}]')
+    for planned in suite.cells:
+        Ledger(tmp_path / "out", suite.definition).claim(planned)
+    rows.write_text('[{"id": "a", "low": -0.02, "high": 0.02}]')
+    states = Suite.from_dict(values, tmp_path).result(tmp_path / "out").cells
+    assert [state.status for state in states] == ["error", "missing"]
+
+
+def test_conditions_of_a_task_replace_those_of_the_suite() -> None:
+    own = {"axes": {"light": [1, 2]}}
+    values = changed("conditions", to={"rows": [{"id": "x", "light": 1}], "counts": {"x": 2}})
+    values["tasks"]["hill"]["evaluation"] = {"conditions": own}
+    suite = Suite.from_dict(values)
+    found = [definition_of(suite.definition, one)["evaluation"]["conditions"] for one in suite.cells]
+    assert found == [values["conditions"], own]
 
 
 def constant(path: str) -> Callable[[Any], Any]:
