@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 from urllib.parse import quote
 
 from rl_eval.atomic_write import write_bytes
@@ -44,9 +44,9 @@ def write_report(result: SuiteResult, folder: Path, cells: Path) -> tuple[list[P
     for name, table in result.tables.items():
         if isinstance(table, Table):
             try:
-                svg = _drawn(name, table, "svg")
-                files += [(f"{name}.svg", svg), (f"{name}.png", _drawn(name, table, "png"))]
-                drawn[name] = svg
+                figure = line_figure(table, _LINES[name]) if name in _LINES else interval_figure(table)
+                drawn[name] = picture(figure, "svg")
+                files += [(f"{name}.svg", drawn[name]), (f"{name}.png", picture(figure, "png"))]
             except ConfigError as error:
                 notes = [str(error)]
     files.append((PAGE, _page(result, drawn, folder, cells).encode()))
@@ -87,11 +87,6 @@ def _texts(result: SuiteResult) -> Iterator[tuple[str, bytes]]:
         with suppress(UsageError):  # They need every run, and the page says which are missing.
             yield "rliable.json", rliable_json(result.scores, unit).encode()
             yield "marl_eval.json", marl_eval_json(result.scores_by_step, suite).encode()
-
-
-def _drawn(name: str, table: Table, kind: Literal["svg", "png"]) -> bytes:
-    figure = line_figure(table, _LINES[name]) if name in _LINES else interval_figure(table)
-    return picture(figure, kind)
 
 
 def _page(result: SuiteResult, drawn: Mapping[str, bytes], folder: Path, cells: Path) -> str:
