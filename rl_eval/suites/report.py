@@ -18,6 +18,7 @@ from rl_eval.reports.html import render_template
 from rl_eval.results.loading import load
 from rl_eval.suites.exports import marl_eval_json, rliable_json, scores_csv
 from rl_eval.suites.figures import interval_figure, line_figure, picture
+from rl_eval.suites.normalization import normalized
 from rl_eval.suites.result import TITLES, SuiteResult
 from rl_eval.suites.tables import Table
 
@@ -79,14 +80,16 @@ def _texts(result: SuiteResult) -> Iterator[tuple[str, bytes]]:
             yield f"{name}.csv", table.csv().encode()
             yield f"{name}.md", table.markdown().encode()
             yield f"{name}.tex", table.latex().encode()
-    unit, suite = result.definition.aggregate.unit, result.definition.suite
+    suite, scales = result.definition, result.definition.scales
+    unit, kinds = suite.aggregate.unit, {name: task.score for name, task in suite.tasks.items()}
     if not result.scores_by_step:
         return
     yield "scores.csv", scores_csv(result.scores).encode()
     if result.published is None and unit is not None:
         with suppress(UsageError):  # They need every run, and the page says which are missing.
-            yield "rliable.json", rliable_json(result.scores, unit).encode()
-            yield "marl_eval.json", marl_eval_json(result.scores_by_step, suite).encode()
+            scores = result.scores if scales is None else normalized(result.scores, scales)
+            yield "rliable.json", rliable_json(scores, unit).encode()
+            yield "marl_eval.json", marl_eval_json(result.scores_by_step, suite.suite, kinds).encode()
 
 
 def _page(result: SuiteResult, drawn: Mapping[str, bytes], folder: Path, cells: Path) -> str:

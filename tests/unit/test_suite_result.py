@@ -78,6 +78,14 @@ def test_cells_without_a_result_are_named_and_the_others_are_counted(tmp_path: P
     assert any(str(suite.cells[0].cell.task) in note for note in result.page.notes)
 
 
+def test_scores_for_rliable_are_normalized(tmp_path: Path) -> None:
+    tasks = {"t0": {"low": 0, "high": 2}}
+    files, _ = write_report(suite_of(tmp_path, 1, 1, 2, tasks=tasks).result(tmp_path), tmp_path / "report", tmp_path)
+    by_name = {path.name: path.read_text() for path in files if path.suffix in (".csv", ".json")}
+    raw = [float(line.rpartition(",")[2]) for line in by_name["scores.csv"].splitlines()[1:]]
+    assert json.loads(by_name["rliable.json"])["scores"]["p0"] == [[pytest.approx(score / 2)] for score in raw]
+
+
 def without(folder: Path, suite: Suite, *names: str) -> SuiteResult:
     """Return the result of a suite after the scores of cells are removed."""
     for planned in suite.cells:
