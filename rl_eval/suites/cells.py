@@ -209,7 +209,8 @@ def _of_run(folder: Path, method: Method, cell: Cell) -> Iterator[PlannedCell]:
     there = _steps_on_disk(template)
     wanted = _wanted(method, sorted(there))
     if not wanted:
-        yield PlannedCell(cell, None, f"no checkpoint matches {template}")
+        on_disk = f"the steps on disk are {min(there)} to {max(there)}" if there else "there is none on disk"
+        yield PlannedCell(cell, None, f"no checkpoint {template} has a wanted step; {on_disk}")
     for step in wanted:
         path = there.get(step, Path(template.replace("{step}", str(step))))
         missing = "" if step in there else f"there is no checkpoint {path}"
@@ -233,6 +234,8 @@ def _wanted(method: Method, there: list[int]) -> list[int]:
         return there
     if isinstance(steps, Steps):
         last = steps.last if steps.last is not None else max(there, default=-1)
+        if steps.stride is None:
+            return [step for step in there if steps.first <= step <= last]
         return list(range(steps.first, last + 1, steps.stride))
     return sorted(set(steps))
 
