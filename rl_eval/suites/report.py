@@ -11,9 +11,9 @@ from typing import Final
 from urllib.parse import quote
 
 from rl_eval.atomic_write import write_bytes
-from rl_eval.errors import ConfigError, UsageError
+from rl_eval.errors import ConfigError, UsageError, summary_of
 from rl_eval.recording.video import record_videos
-from rl_eval.recording.video_selection import video_folder, videos_of
+from rl_eval.recording.video_selection import VideoSettings, video_folder, videos_of
 from rl_eval.reports.html import render_template
 from rl_eval.results.loading import load
 from rl_eval.suites.exports import marl_eval_json, rliable_json, scores_csv
@@ -56,7 +56,7 @@ def write_report(result: SuiteResult, folder: Path, cells: Path) -> tuple[list[P
     return [folder / name for name, _ in files], notes
 
 
-def record_cell_videos(result: SuiteResult, cells: Path, select: str) -> Iterator[tuple[str, int]]:
+def record_cell_videos(result: SuiteResult, cells: Path, select: str) -> Iterator[tuple[str, int | str]]:
     """Record videos of some episodes of each cell with a result, beside its log.
 
     Args:
@@ -65,13 +65,20 @@ def record_cell_videos(result: SuiteResult, cells: Path, select: str) -> Iterato
         select: Episodes, such as ``failed,worst:1``; see ``rl-eval replay --select``.
 
     Yields:
-        Name of the cell, and the number of its videos.
+        Name of the cell, and the number of its videos, or why there are none.
+
+    Raises:
+        ConfigError: A selector is unknown, or the encoder is not installed.
     """
+    VideoSettings(select)  # A wrong selector is no problem of a cell.
     for state in result.cells:
         if state.score is not None:
             place = cells / "cells" / state.planned.cell.digest
-            videos = record_videos(load(place), select, video_folder(place), trust=True)
-            yield str(state.planned.cell), len(videos)
+            try:
+                videos = record_videos(load(place), select, video_folder(place), trust=True)
+                yield str(state.planned.cell), len(videos)
+            except Exception as error:  # Environments are of users, and one that cannot render must not end the report.
+                yield str(state.planned.cell), summary_of(error)
 
 
 def _texts(result: SuiteResult) -> Iterator[tuple[str, bytes]]:

@@ -7,16 +7,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 
 from rl_eval.errors import ConfigError
 from rl_eval.suites.definition import SuiteDefinition
 from rl_eval.suites.ledger import SCORE_FILE, Score
-from rl_eval.suites.report import PAGE, write_report
+from rl_eval.suites.report import PAGE, record_cell_videos, write_report
 from rl_eval.suites.suite import Suite, SuiteResult
 from rl_eval.suites.tables import Table
-from tests.refused import refused
+from tests.refused import refused, untold
 
 
 def suite_of(
@@ -76,6 +77,31 @@ def test_cells_without_a_result_are_named_and_the_others_are_counted(tmp_path: P
     described = result.to_dict()
     assert [cell["status"] for cell in described["cells"]].count("missing") == 1
     assert any(str(suite.cells[0].cell.task) in note for note in result.page.notes)
+
+
+class Blind(gym.Wrapper[Any, Any, Any, Any]):
+    """CartPole without a picture."""
+
+    def __init__(self, **_: Any) -> None:
+        super().__init__(gym.make("CartPole-v1"))
+
+
+@pytest.mark.process
+def test_a_cell_that_cannot_render_is_named_and_the_others_have_videos(tmp_path: Path) -> None:
+    tasks = {"blind": {"environment": {"env": Blind}}, "pole": {"environment": {"env": "CartPole-v1"}}}
+    evaluation = {"num_episodes": 1, "max_episode_steps": 3}
+    values = {
+        "suite": "s",
+        "shared": {"evaluation": evaluation},
+        "tasks": tasks,
+        "policies": {"r": {"policy": "random"}},
+    }
+    result = Suite.from_dict(values).run(tmp_path)
+    (blind, why), (pole, count) = record_cell_videos(result, tmp_path, "best")
+    assert (blind, pole, count) == ("blind/r", "pole/r", 1)
+    assert not untold(str(why), "does not render")
+    with refused(ConfigError, key="select"):
+        list(record_cell_videos(result, tmp_path, "bset"))
 
 
 def test_scores_for_rliable_are_normalized(tmp_path: Path) -> None:
