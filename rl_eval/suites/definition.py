@@ -320,7 +320,7 @@ def _with_catalogues(values: Any) -> Any:
     return {**values, "tasks": tasks}
 
 
-def _picked(place: str, task: Keys) -> Mapping[str, Keys]:
+def _picked(place: str, task: Mapping[str, Any]) -> Mapping[str, Keys]:
     """Return the tasks of a catalogue that match ``pick``."""
     key = f"{place}.catalogue"
     found = import_attribute(key, str(task["catalogue"]))

@@ -70,7 +70,7 @@ def record_cell_videos(result: SuiteResult, cells: Path, select: str) -> Iterato
     Raises:
         ConfigError: A selector is unknown, or the encoder is not installed.
     """
-    VideoSettings(select)  # A wrong selector is no problem of a cell.
+    VideoSettings(select)  # A wrong selector is an error of the caller, not of a cell.
     for state in result.cells:
         if state.score is not None:
             place = cells / "cells" / state.planned.cell.digest

@@ -15,7 +15,8 @@ from rl_eval.errors import ConfigError
 from rl_eval.suites.definition import SuiteDefinition
 from rl_eval.suites.ledger import SCORE_FILE, Score
 from rl_eval.suites.report import PAGE, record_cell_videos, write_report
-from rl_eval.suites.suite import Suite, SuiteResult
+from rl_eval.suites.result import SuiteResult
+from rl_eval.suites.suite import Suite
 from rl_eval.suites.tables import Table
 from tests.refused import refused, untold
 

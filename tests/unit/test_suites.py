@@ -21,8 +21,9 @@ from rl_eval.suites.atari import human_scale
 from rl_eval.suites.cells import Cell, PlannedCell, definition_of
 from rl_eval.suites.definition import SuiteDefinition
 from rl_eval.suites.ledger import CellState, Ledger
+from rl_eval.suites.result import SuiteResult
 from rl_eval.suites.running import SuiteEvents
-from rl_eval.suites.suite import Suite, SuiteResult
+from rl_eval.suites.suite import Suite
 from tests.refused import refused, untold
 
 BASE: Mapping[str, Any] = {
