@@ -21,6 +21,8 @@ import jax  # noqa: E402
 from gymnasium.envs.functional_jax_env import FunctionalJaxVectorEnv  # noqa: E402
 from gymnasium.experimental.functional import FuncEnv  # noqa: E402
 
+from rl_eval.integrations.jumanji import simulator as jumanji_simulator  # noqa: E402
+
 pytestmark = pytest.mark.filterwarnings("ignore:.*_at_fork:pytest.PytestUnraisableExceptionWarning")
 """JAX warns of every process that Ray starts."""
 EPISODES = 40
@@ -84,6 +86,19 @@ def test_doctor_agrees() -> None:
 def test_other_names_are_rejected(name: str) -> None:
     with refused(ConfigError, "environment.env", value=f"jumanji:{name}"):
         evaluate(snake(4).environment(f"jumanji:{name}", env_kwargs={}))
+
+
+def test_arguments_may_be_lists() -> None:
+    """Simulators with equal ones share what was compiled."""
+    jumanji.register("Shaped-v0", entry_point=f"{__name__}:shaped")
+    made = [jumanji_simulator("Shaped-v0", width, shape=[5, 6]) for width in (2, 3)]
+    assert made[0].name == "jumanji:Shaped-v0"
+    assert made[0].observation_space["grid"].shape == (5, 6, 5)
+    assert made[0]._init is made[1]._init
+
+
+def shaped(shape: list[int]) -> Any:
+    return jumanji.environments.Snake(*shape)
 
 
 def push(observations: Any) -> Any:
