@@ -14,6 +14,7 @@ import tree
 from rl_eval import EvalConfig, EvalResult, evaluate
 from rl_eval.errors import EnvError
 from rl_eval.policies.inference.device_arrays import numpy_of
+from rl_eval.policies.inference.device_observations import DeviceObservations
 from rl_eval.runners.batched.simulator import BatchSimulator, BatchStep, checked
 from rl_eval.runners.batched.vector_env import VectorEnvSimulator
 from tests.refused import refused
@@ -40,8 +41,11 @@ class Foreign(BatchSimulator):
 
     last: Any = ((), ())
 
-    def __init__(self, num_envs: int, array: Wrap, *, blocks: bool = False, **world: Any) -> None:
+    def __init__(
+        self, num_envs: int, array: Wrap, *, first: Wrap | None = None, blocks: bool = False, **world: Any
+    ) -> None:
         self.inner, self.array = VectorEnvSimulator(walks(num_envs, **world), blocks=blocks), array
+        self.first = first or array
         self.num_envs = num_envs
         self.observation_space, self.action_space = self.inner.observation_space, self.inner.action_space
 
@@ -49,7 +53,7 @@ class Foreign(BatchSimulator):
         return tree.map_structure(self.array, nested)
 
     def restart(self, slots: Any, specs: Any) -> Any:
-        return self.given(self.inner.restart(slots, specs))
+        return tree.map_structure(self.first, self.inner.restart(slots, specs))
 
     def reset(self, seed: int) -> Any:
         return self.given(self.inner.reset(seed))
@@ -131,6 +135,30 @@ def test_records_and_notes_do_not_depend_on_the_library(array: Wrap, width: int,
     assert seen(result) == seen(reference)
     assert ("failed" in seen(reference)[1]) == (wrap is Spoiled)
     assert bool(seen(reference)[2]) == (wrap is not Parts)
+
+
+def doubles(array: Any) -> Any:
+    return torch.tensor(array, dtype=torch.float64 if array.dtype == np.float32 else None)
+
+
+@libraries
+@pytest.mark.parametrize("width", [7, 8])
+@pytest.mark.parametrize("first", [np.array, torch.tensor, doubles, in_jax, np.ndarray.tolist])
+def test_restarts_may_be_of_another_library_than_steps(first: Wrap, array: Wrap, width: int) -> None:
+    """No restart changes the observations of live slots."""
+    result = evaluated(array, width, Takes(), first=first)
+    assert seen(result) == seen(evaluated(np.array, width, follow, "exact"))
+
+
+def test_integers_do_not_wrap() -> None:
+    """The first arrays have the dtype of the simulator; later ones must fit in it."""
+    batch = DeviceObservations(gym.spaces.Box(0, 255, (1,), np.uint8), 2)
+    batch.adopt(np.array([1]), torch.tensor([[300]]))
+    assert batch.arrays[1].tolist() == [300]
+    batch.adopt_step(torch.ones((2, 1), dtype=torch.uint8), np.arange(2), 2)
+    for wrong in (np.array([[300]]), torch.tensor([[300]]), [[300]]):
+        with refused(EnvError, "observation"):
+            batch.adopt(np.array([0]), wrong)
 
 
 @libraries
