@@ -18,7 +18,7 @@ from rl_eval.policies.inference.device_observations import DeviceObservations
 from rl_eval.runners.batched.simulator import BatchSimulator, BatchStep, checked
 from rl_eval.runners.batched.vector_env import VectorEnvSimulator
 from tests.refused import refused
-from tests.unit.vector_world import Parts, follow, walks
+from tests.unit.vector_world import Parts, Walk, as_class, follow, walks
 
 torch = pytest.importorskip("torch")
 Wrap = Callable[[Any], Any]
@@ -180,6 +180,53 @@ def test_a_function_gets_numpy_arrays(array: Wrap, inference: str) -> None:
 def test_blocks_do_not_depend_on_the_library(array: Wrap) -> None:
     """Slots that restart by themselves get the first observations of the next episodes."""
     assert seen(evaluated(array, 5, Takes(), block=3)) == seen(evaluated(np.array, 5, follow, "exact", block=3))
+
+
+class Remote(torch.Tensor):
+    """A tensor that NumPy cannot read, as on a GPU."""
+
+    def __array__(self, *_: Any) -> Any:
+        raise TypeError("cannot convert a tensor of a GPU")
+
+    def cpu(self) -> Any:
+        return super().cpu().as_subclass(torch.Tensor)
+
+
+def remote(nested: Any) -> Any:
+    """Return tensors for the arrays of numbers in a nest, in which those of objects are stacked."""
+    if isinstance(nested, dict):
+        return {key: remote(value) for key, value in nested.items()}
+    if nested.dtype == object:
+        last = next(row for row in nested if row is not None)
+        rows = [tree.map_structure(np.zeros_like, last) if row is None else row for row in nested]
+        return remote(tree.map_structure(lambda *leaves: np.array(leaves), *rows))
+    return torch.tensor(nested).as_subclass(Remote)
+
+
+class RemoteWalks(gym.vector.SyncVectorEnv):
+    """Walks of which everything is in tensors on a device."""
+
+    def reset(self, **arguments: Any) -> Any:
+        return tuple(map(remote, super().reset(**arguments)))
+
+    def step(self, actions: Any) -> Any:
+        return tuple(map(remote, super().step(actions)))
+
+
+@pytest.mark.parametrize("inference", ["exact", "batched"])
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
+@pytest.mark.parametrize("walk", [Walk, lambda: Parts(Walk())])
+def test_a_vector_environment_may_have_everything_on_a_device(walk: Any, mode: str, inference: str) -> None:
+    def results(cls: type[Any]) -> EvalResult:
+        made = EvalConfig().environment(as_class(cls, mode, walk)).policy(Takes(), inference=inference)
+        made.evaluation(num_episodes=40, info_keys=["height"])
+        return evaluate(made.runners(runner="batched", num_envs_per_runner=7))
+
+    ours, theirs = results(RemoteWalks), results(gym.vector.SyncVectorEnv)
+    assert not ours.faults
+    assert [(one.episode_return, one.info, one.success_at_end) for one in ours.episodes] == [
+        (one.episode_return, one.info, one.success_at_end) for one in theirs.episodes
+    ]
 
 
 @libraries
