@@ -331,7 +331,8 @@ def _check_arguments(made: Any, signature: inspect.Signature, kwargs: dict[str, 
     except TypeError as error:
         given = f"has {', '.join(kwargs)}" if kwargs else "is empty"
         name = getattr(made, "__name__", repr(made))
-        if "num_envs" in kwargs and "num_envs" not in signature.parameters:
+        taken = any(one.name == "num_envs" or one.kind is one.VAR_KEYWORD for one in signature.parameters.values())
+        if "num_envs" in kwargs and not taken:
             raise ConfigError(
                 f"environment.env is {name}, which has no parameter num_envs",
                 key="environment.env",
