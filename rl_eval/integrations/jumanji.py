@@ -43,8 +43,8 @@ def simulator(name: str, num_envs: int, **kwargs: Any) -> FunctionalSimulator:
             key="environment.env",
             value=f"jumanji:{name}",
         )
-    spaces = [jumanji_specs_to_gym_spaces(spec) for spec in (env.observation_spec, env.action_spec)]
-    return FunctionalSimulator(init, step, num_envs, *spaces, name=f"jumanji:{name}")
+    seen, actions = map(jumanji_specs_to_gym_spaces, (env.observation_spec, env.action_spec))
+    return FunctionalSimulator(init, step, num_envs, seen, actions, f"jumanji:{name}")
 
 
 @functools.cache
