@@ -430,3 +430,34 @@ def test_rewards_of_atari_are_not_clipped() -> None:
     pytest.importorskip("ale_py")
     assert _is_ale("ale_py:ALE/Qbert-v5")
     assert not _is_ale("CartPole-v1")
+
+
+def test_the_guarantee_does_not_depend_on_the_simulator_in_use() -> None:
+    """After a fault, the last episodes run in another simulator, and new weights are probed before one is built."""
+    torch = pytest.importorskip("torch")
+
+    class Coupled(VectorEnvSimulator):
+        couples_slots = True
+
+    def make(num_envs: int) -> Any:
+        return Coupled(walks(num_envs, on_step=raise_in))
+
+    def raise_in(walk: Walk) -> None:
+        if walk.seed == seed_of(60):
+            raise RuntimeError("the simulator diverged")
+
+    module = torch.nn.Linear(3, 3)
+    with EvalRunnerGroup(batched(make).policy(None), module) as group:
+        for _ in range(2):
+            assert group.evaluate().guarantee == "conditions"
+            group.sync_weights(module)
+
+
+def test_the_note_of_the_trial_outlives_the_simulator() -> None:
+    def make(num_envs: int) -> Any:
+        return as_class(OwnClass, "NextStep", Fixed)(num_envs)
+
+    with EvalRunnerGroup(batched(make)) as group:
+        for _ in range(2):
+            notes = group.evaluate().notes
+            assert any("distinct" in note and "OwnClass" in note for note in notes)

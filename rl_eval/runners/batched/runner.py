@@ -110,6 +110,8 @@ class BatchedEvalRunner(RunnerCore):
         self._attempts = Attempts(count, len(self._info_keys(settings)))
         self._step_clock = 0.0
         self._traces: dict[int, Trace] = {}
+        self._layout: dict[str, Any] = {}
+        """Part of the numerics key that the simulator adds, even while it must be built again."""
         self._own: BatchSimulator | None = None
         """Simulator of the configured width."""
         self._other: BatchSimulator | None = None
@@ -139,13 +141,7 @@ class BatchedEvalRunner(RunnerCore):
 
     @override
     def _bound_to(self) -> dict[str, Any]:
-        runners = self.settings.runners
-        if self._own is None or not (self._blocks or self._own.couples_slots):
-            return {}
-        key: dict[str, Any] = {"adapter": self._own.name, "num_envs": runners.lanes}
-        if self._blocks:
-            return key | {"guarantee": "layout", "block": runners.block}
-        return key | {"guarantee": "conditions"}
+        return self._layout
 
     @override
     def observe(self, factories: Mapping[str, Factory]) -> None:
@@ -240,16 +236,24 @@ class BatchedEvalRunner(RunnerCore):
         runners = self.settings.runners.num_runners
         simulator = build_simulator(section, self.runner_index, runners, num_envs, blocks=self._blocks)
         self._pending.constructed(perf_counter() - started)
-        self._pending.standing_note = simulator.note
         return simulator
 
     @override
     def _first_spaces(self) -> tuple[gym.Space[Any], gym.Space[Any]]:
         self._own = self._first_built(partial(self._build, len(self._leases)))
+        self._pending.standing_note = self._own.note
+        self._layout = self._layout_of(self._own)
         check_condition_keys(self.settings.evaluation.conditions, self._own.condition_keys)
         if not self._own.trusted:
             self._try_out(self._own)
         return self._own.observation_space, self._own.action_space
+
+    def _layout_of(self, simulator: BatchSimulator) -> dict[str, Any]:
+        runners = self.settings.runners
+        key: dict[str, Any] = {"adapter": simulator.name, "num_envs": runners.lanes}
+        if self._blocks:
+            return key | {"guarantee": "layout", "block": runners.block}
+        return key | {"guarantee": "conditions"} if simulator.couples_slots else {}
 
     def _try_out(self, simulator: BatchSimulator) -> None:
         """Reject a simulator that breaks its contract; one that raises is built again for the first episode."""
