@@ -14,6 +14,7 @@ from rl_eval import EvalConfig, EvalResult, EvalRunnerGroup, evaluate
 from rl_eval.cli.simulator_checks import check_simulator
 from rl_eval.errors import ConfigError, EnvError
 from rl_eval.policies.inference.spaces import ObservationBatch
+from rl_eval.recording.replay import compared, lease_of, rebuilt_runner, run_again
 from rl_eval.runners.batched.simulator import BatchSimulator, BatchStep, checked
 from rl_eval.runners.batched.vector_env import VectorEnvSimulator, _is_ale
 from rl_eval.scheduling.plan import EpisodePlan
@@ -461,3 +462,28 @@ def test_the_note_of_the_trial_outlives_the_simulator() -> None:
         for _ in range(2):
             notes = group.evaluate().notes
             assert any("distinct" in note and "OwnClass" in note for note in notes)
+
+
+@pytest.mark.parametrize("call", ["step", "reset"])
+def test_a_fault_of_a_replay_costs_no_other_episode(call: str) -> None:
+    """Episodes that the runner gives back run again, and those that are only suspected do so alone."""
+    armed, struck = [False], seed_of(9)
+
+    class Struck(Walk):
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            if call == "reset" and armed[0] and seed == struck:
+                raise RuntimeError("the simulator diverged")
+            return super().reset(seed=seed, options=options)
+
+        def step(self, action: Any) -> Any:
+            if call == "step" and armed[0] and self.seed == struck:
+                raise RuntimeError("the simulator diverged")
+            return super().step(action)
+
+    config = batched(as_class(gym.vector.SyncVectorEnv, walk=Struck))
+    result = evaluate(config)
+    armed[0] = True
+    with rebuilt_runner(result, config) as runner:
+        leases = [lease_of(result, index) for index in range(16)]
+        again = [compared(result, report) for report in run_again(runner, leases, 14)]
+    assert [one.recorded.index for one in again if not one.identical] == [9]
