@@ -353,6 +353,12 @@ class Broken(BatchSimulator):
         ({"terminated": np.array([2, 0])}, "terminated"),
         ({"truncated": [0.5, 0.5]}, "truncated"),
         ({"observations": np.zeros((2, 4), np.float32)}, "observation"),
+        ({"started": np.ones(2, bool)}, "started"),
+        ({"started": (np.ones(3, bool), np.zeros((3, 3)))}, "started"),
+        ({"values": lambda key: np.ones(2)}, "values"),
+        ({"values": lambda key: (np.ones(3), np.ones(3, bool))}, "values"),
+        ({"values": lambda key: (np.ones(2), [True, True])}, "values"),
+        ({"values": lambda key: (np.ones(2), np.ones(2))}, "values"),
     ],
 )
 def test_a_step_of_a_wrong_shape_is_named(mistake: dict[str, Any], key: str) -> None:
@@ -360,6 +366,7 @@ def test_a_step_of_a_wrong_shape_is_named(mistake: dict[str, Any], key: str) -> 
     with refused(EnvError, key):
         step = checked(simulator.step(None), 2)
         ObservationBatch(simulator.observation_space, 2).adopt(slice(0, 2), step.observations)
+        step.reported(["success"])
     result = evaluate(batched(partial(Broken, **mistake), 2, info_keys=[]))
     assert result.status == "failed"
     assert {fault.error_type for fault in result.faults} == {"EnvError"}

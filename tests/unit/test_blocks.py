@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
+from typing_extensions import override
 
 from rl_eval import EvalConfig, EvalResult, compare, evaluate, replay
 from rl_eval.cli.simulator_checks import check_simulator
@@ -254,6 +256,21 @@ def test_no_history_of_blocks_breaks_a_law() -> None:
     """Every episode has one record or is given up, whole blocks at a time."""
     for seed in range(300):
         Driver(seed).run()
+
+
+class WrongStart(NoRestart):
+    """Its slots start other episodes, whose first observations are not those of the space."""
+
+    @override
+    def step(self, actions: Any) -> BatchStep:
+        step = super().step(actions)
+        return replace(step, started=(step.terminated, np.zeros((self.num_envs, 5))))
+
+
+def test_first_observations_of_a_wrong_shape_are_a_fault_of_their_block() -> None:
+    result = evaluate(blocks(WrongStart, width=2, block=2).policy(lambda seen: [0] * len(seen)))
+    assert result.status == "failed"
+    assert {fault.error_type for fault in result.faults} == {"EnvError"}
 
 
 class NotRepeatable(TwoLengths):

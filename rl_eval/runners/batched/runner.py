@@ -17,7 +17,6 @@ from typing_extensions import override
 
 from rl_eval.config.settings import EvalSettings, is_live_environment
 from rl_eval.errors import ConfigError, EnvError, UsageError, summary_of
-from rl_eval.policies.inference.device_arrays import numpy_of
 from rl_eval.policies.inference.device_observations import DeviceObservations
 from rl_eval.policies.inference.inference import RowInference
 from rl_eval.policies.inference.spaces import ObservationBatch, take_rows
@@ -35,7 +34,7 @@ from rl_eval.records.episode import (
 )
 from rl_eval.runners.batched.attempts import Attempts
 from rl_eval.runners.batched.observed import ObservedBatch
-from rl_eval.runners.batched.simulator import BatchSimulator, BatchStep
+from rl_eval.runners.batched.simulator import BatchSimulator, BatchStep, Reported
 from rl_eval.runners.batched.trial import try_block, try_out
 from rl_eval.runners.batched.vector_env import build_simulator
 from rl_eval.runners.core import RunnerCore
@@ -221,7 +220,7 @@ class BatchedEvalRunner(RunnerCore):
             simulator = self._own = self._own or self._build(len(self._leases))
         if self._observers and self._watched is None:
             slots = [one for slot in range(simulator.num_envs) if (one := self._observed(slot, simulator)) is not None]
-            self._watched = ObservedBatch(slots, (*_SUCCESS, *self._pending.info_keys), self._inference)
+            self._watched = ObservedBatch(slots, self._inference)
         return simulator
 
     @property
@@ -377,9 +376,13 @@ class BatchedEvalRunner(RunnerCore):
         if block is None:
             return
         if step.started is not None and not block.all_started:
-            mask, observations = numpy_of(step.started[0]), step.started[1]
+            mask, observations = step.started
             slots = np.flatnonzero(mask & ~self._attempts.live[: len(mask)])[: len(block.lease.block) - block.next]
-            self._inference.observations.adopt(slots, take_rows(observations, slots))
+            try:
+                self._inference.observations.adopt(slots, take_rows(observations, slots))
+            except survivable() as error:
+                self._fail_block("env", "step", error)
+                return
             for slot in slots.tolist():
                 self._begin_in_block(slot, block)
         block.idle_steps = 0 if self._any_live else block.idle_steps + 1
@@ -401,7 +404,7 @@ class BatchedEvalRunner(RunnerCore):
         """Choose actions for all live slots, and step the simulator."""
         started, live = perf_counter(), max(1, len(self._attempts.slots))
         self._recorder.enter(ACT)
-        actions, errors = self._inference.act_together()
+        actions, errors = self._inference.act_together() if self._any_live else (None, {})
         acted = perf_counter()
         self._pending.inference_seconds += acted - started
         self._inference_clock += (acted - started) / live
@@ -420,19 +423,21 @@ class BatchedEvalRunner(RunnerCore):
         try:
             step = simulator.advance(actions)
             self._inference.observations.adopt_step(step.observations, acting, simulator.num_envs)
+            observed = self._watched.keys(step) if self._watched is not None else ()
+            reported = step.reported(dict.fromkeys((*_SUCCESS, *self._pending.info_keys, *observed)))
         except survivable() as error:
             self._fail_together(acting.tolist(), "step", error)
             return
         self._step_clock += (perf_counter() - acted) / max(1, len(acting))
-        self._add(step, digests)
+        self._add(step, reported, digests)
         self._continue_block(step)
 
     @staticmethod
     def _digest(actions: Any, slot: int) -> int:
         return action_digest(tree.map_structure(lambda leaf: leaf[slot], actions))
 
-    def _add(self, step: BatchStep, digests: dict[int, int]) -> None:
-        """Add a step to the sums of the live slots, and finish the episodes that it ends."""
+    def _add(self, step: BatchStep, reported: Reported, digests: dict[int, int]) -> None:
+        """Add a step and its infos to the sums of the live slots, and finish the episodes that it ends."""
         attempts, width = self._attempts, len(step.rewards)
         attempts.steps += 1
         rewards = step.rewards
@@ -441,9 +446,10 @@ class BatchedEvalRunner(RunnerCore):
         if not math.isfinite(np.add.reduce(rewards)):
             rewards = self._without_nonfinite(rewards)
         attempts.add(rewards, self._gamma)
-        self._read_infos(step)
+        if reported:
+            self._read_infos(reported, len(rewards))
         if self._watched is not None:
-            self._watched.step(step)
+            self._watched.step(step, reported)
         for slot, digest in digests.items():
             if slot in self._traces:
                 content = self._inference.observations.row_content(slot)
@@ -465,12 +471,9 @@ class BatchedEvalRunner(RunnerCore):
             self._fault(slot, "env", "step", EnvError(text, key="reward", value=reward))
         return np.where(finite, rewards, 0.0)
 
-    def _read_infos(self, step: BatchStep) -> None:
-        """Record success and the configured scalars of the step's infos."""
-        found = {key: one for key in (*_SUCCESS, *self._pending.info_keys) if (one := step.values(key)) is not None}
-        if not found:
-            return
-        flags = np.full(len(step.rewards), -1, np.int64)
+    def _read_infos(self, found: Reported, width: int) -> None:
+        """Record success and the configured scalars of a step's infos."""
+        flags = np.full(width, -1, np.int64)
         for key in _SUCCESS:
             if key in found:
                 self._read_flags(key, *found[key], flags)
@@ -484,7 +487,7 @@ class BatchedEvalRunner(RunnerCore):
     ) -> None:
         """Write the reported flags of live slots."""
         wanted = mask & self._attempts.live[: len(mask)]
-        if values.dtype.kind == "b":
+        if values.dtype.kind == "b" and values.ndim == 1:
             flags[wanted] = values[wanted]
             return
         for slot in np.flatnonzero(wanted).tolist():
