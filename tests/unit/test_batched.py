@@ -494,3 +494,12 @@ def test_a_fault_of_a_replay_costs_no_other_episode(call: str) -> None:
         leases = [lease_of(result, index) for index in range(16)]
         again = [compared(result, report) for report in run_again(runner, leases, 14)]
     assert [one.recorded.index for one in again if not one.identical] == [9]
+
+
+def test_a_factory_of_one_width_serves_the_determinism_check() -> None:
+    def make(num_envs: int) -> Any:
+        return walks(7)
+
+    result = evaluate(batched(make, 7))
+    same(result, single(Walk))
+    assert result.determinism.passed

@@ -114,7 +114,7 @@ class BatchedEvalRunner(RunnerCore):
         self._own: BatchSimulator | None = None
         """Simulator of the configured width."""
         self._other: BatchSimulator | None = None
-        """New and narrower one, for episodes that need it; used until they have ended."""
+        """New and narrower one, if it can be built, for episodes that need it; used until they have ended."""
         self._stale = False
         """Whether the present simulator must not be used again."""
         self._blocks = settings.runners.block is not None
@@ -206,7 +206,7 @@ class BatchedEvalRunner(RunnerCore):
             return True
         if self._any_live or self._pending:
             return False
-        if self._stale and self._other is None:
+        if self._stale and self._other in (None, self._own):
             self._close("_own")
         self._close("_other")
         self._stale = False
@@ -215,13 +215,22 @@ class BatchedEvalRunner(RunnerCore):
     def _simulator_for(self, lease: Lease, num_slots: int) -> BatchSimulator:
         """Return the simulator for episodes that start; build it and its observers if necessary."""
         if lease.fresh or lease.alone:
-            simulator = self._other = self._other or self._build(num_slots)
+            simulator = self._other = self._other or self._another(num_slots)
         else:
             simulator = self._own = self._own or self._build(len(self._leases))
         if self._observers and self._watched is None:
             slots = [one for slot in range(simulator.num_envs) if (one := self._observed(slot, simulator)) is not None]
             self._watched = ObservedBatch(slots, self._inference)
         return simulator
+
+    def _another(self, num_slots: int) -> BatchSimulator:
+        """Build a narrower simulator, if it can be built; that of the caller's object is the only one."""
+        if self._borrowed and self._own is not None:
+            return self._own
+        try:
+            return self._build(num_slots)
+        except ConfigError:
+            return self._build(len(self._leases))  # Its factory has one width.
 
     @property
     def _borrowed(self) -> bool:
