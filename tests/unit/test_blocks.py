@@ -22,6 +22,8 @@ from rl_eval.runners.batched.simulator import BatchSimulator, BatchStep
 from rl_eval.scheduling import events
 from rl_eval.scheduling.blocks import BlockSchedule
 from rl_eval.scheduling.plan import EpisodePlan
+from rl_eval.supervision import flight_recorder
+from rl_eval.supervision.flight_recorder import FlightRecorder, Moment, read_moment
 from tests.refused import refused
 from tests.unit.vector_world import OneSeed, Walk, as_class, follow, walks
 
@@ -284,3 +286,26 @@ class NotRepeatable(TwoLengths):
 def test_doctor_runs_a_block_twice(make: Any, level: str) -> None:
     (finding,) = check_simulator(blocks(make, 64, 2).build())
     assert finding.level == level
+
+
+@pytest.mark.parametrize("block", [None, 4])
+@pytest.mark.parametrize("width", [1, 3])
+def test_a_death_would_be_attributed(block: int | None, width: int, monkeypatch: Any, tmp_path: Path) -> None:
+    """A block is live even while all its slots are idle; a call convicts an episode only in a simulator of one slot."""
+    buffer, recording = bytearray(FlightRecorder.size(width)), tmp_path / "recording"
+    monkeypatch.setattr(flight_recorder, "_installed", FlightRecorder(width, buffer))
+    seen: list[Moment | None] = []
+
+    class Watched(Walk):
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            recording.write_bytes(buffer)
+            seen.append(read_moment(str(recording)))
+            return super().reset(seed=seed, options=options)
+
+    config = blocks(as_class(gym.vector.SyncVectorEnv, walk=Watched), width).runners(block=block)
+    evaluate(config.evaluation(num_episodes=20, determinism_check=0))
+    assert len(seen) >= 20
+    for moment in seen:
+        assert moment is not None
+        assert moment.shared == (width > 1)
+        assert any(lane.live for lane in moment.lanes)

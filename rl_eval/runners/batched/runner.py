@@ -238,8 +238,8 @@ class BatchedEvalRunner(RunnerCore):
         return is_live_environment(self.settings.environment.env)
 
     def _build(self, num_envs: int) -> BatchSimulator:
-        self._recorder.enter(CONSTRUCT)
         num_envs = len(self._leases) if self._borrowed else num_envs
+        self._recorder.enter(CONSTRUCT, _lane(num_envs))
         started, section = perf_counter(), self.settings.environment
         runners = self.settings.runners.num_runners
         simulator = build_simulator(section, self.runner_index, runners, num_envs, blocks=self._blocks)
@@ -313,7 +313,7 @@ class BatchedEvalRunner(RunnerCore):
         try:
             simulator = self._simulator_for(first, len(slots))
             phase, started = "reset", perf_counter()
-            self._recorder.enter(RESET, slots[0] if len(slots) == 1 else ALL_LANES)
+            self._recorder.enter(RESET, _lane(simulator.num_envs))
             specs, rows = [lease.spec for lease in leases], np.array(slots)
             self._inference.observations.adopt(rows, simulator.start(rows, specs))
         except UsageError:
@@ -358,7 +358,7 @@ class BatchedEvalRunner(RunnerCore):
         try:
             simulator = self._simulator_for(block.lease, len(self._leases))
             phase, started = "reset", perf_counter()
-            self._recorder.enter(RESET)
+            self._recorder.enter(RESET, _lane(simulator.num_envs))
             self._inference.observations.adopt(slice(0, simulator.num_envs), simulator.reset(block.lease.seed))
         except UsageError:
             raise
@@ -405,7 +405,14 @@ class BatchedEvalRunner(RunnerCore):
             for index, artifacts in block.artifacts.items():
                 self._pending.keep(index, artifacts)
             self._lifetime["episodes"] += len(block.rows)
-            self._block = None
+            self._end_block()
+
+    def _end_block(self) -> _Block | None:
+        """Return the block, if there still is one; it is no longer running."""
+        block, self._block = self._block, None
+        if block is not None:
+            self._recorder.end(0)
+        return block
 
     # ------------------------------------------------------------------ steps
 
@@ -428,7 +435,7 @@ class BatchedEvalRunner(RunnerCore):
         digests = {slot: self._digest(actions, slot) for slot, trace in self._traces.items() if not trace.full}
         if self._watched is not None:
             self._watched.act(actions)
-        self._recorder.enter(STEP, int(acting[0]) if len(acting) == 1 else ALL_LANES)
+        self._recorder.enter(STEP, _lane(simulator.num_envs))
         try:
             step = simulator.advance(actions)
             self._inference.observations.adopt_step(step.observations, acting, simulator.num_envs)
@@ -592,7 +599,7 @@ class BatchedEvalRunner(RunnerCore):
 
     def _fail_block(self, cause: FaultCause, phase: Phase, error: BaseException, slot: int | None = None) -> None:
         """Record the fault of the block, with the steps of the slot that caused it, if there still is a block."""
-        block, self._block = self._block, None
+        block = self._end_block()
         if block is None:
             return
         place = cause, phase, self._attempts.length(slot) if slot is not None else 0
@@ -610,7 +617,7 @@ class BatchedEvalRunner(RunnerCore):
             if lease is not None and self._block is None:
                 self._pending.returned.append(lease.index)
             self._free(slot)
-        self._block = None
+        self._end_block()
 
     def _free(self, slot: int) -> None:
         self._pending.count(self._attempts.length(slot), self._step_clock - float(self._attempts.step_clock[slot]))
@@ -619,7 +626,8 @@ class BatchedEvalRunner(RunnerCore):
         self._traces.pop(slot, None)
         if self._watched is not None:
             self._watched.end(slot)
-        self._recorder.end(slot)
+        if slot or self._block is None:  # A block holds lane 0 until it ends, so that a death in between is its own.
+            self._recorder.end(slot)
         self._inference.end(slot)
 
     def _expire(self) -> None:
@@ -666,6 +674,11 @@ class BatchedEvalRunner(RunnerCore):
         self._lifetime["env_steps"] += report.env_steps
         inference.forget_notes()
         return report
+
+
+def _lane(num_envs: int) -> int:
+    """Return the lane of a call, for the flight recorder: a simulator of one slot has no slots without an episode."""
+    return 0 if num_envs == 1 else ALL_LANES
 
 
 def _alike(lease: Lease, first: Lease) -> bool:
