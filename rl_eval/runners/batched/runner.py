@@ -353,7 +353,7 @@ class BatchedEvalRunner(RunnerCore):
         if self._block is not None or not self._queue or not self._may_start(self._queue[0]._replace(alone=False)):
             return
         block = self._block = _Block(self._queue.popleft()._replace(alone=False), perf_counter())
-        self._recorder.begin(0, block.lease.index, block.lease.seed, block.lease.attempt)
+        self._hold_lane(block.lease)
         phase: Phase = "construct"
         try:
             simulator = self._simulator_for(block.lease, len(self._leases))
@@ -406,6 +406,10 @@ class BatchedEvalRunner(RunnerCore):
                 self._pending.keep(index, artifacts)
             self._lifetime["episodes"] += len(block.rows)
             self._end_block()
+
+    def _hold_lane(self, lease: Lease) -> None:
+        """Begin a block in lane 0, so that a death is attributed to it while no slot has an episode."""
+        self._recorder.begin(0, lease.index, lease.seed, lease.attempt)
 
     def _end_block(self) -> _Block | None:
         """Return the block, if there still is one; it is no longer running."""
@@ -626,8 +630,9 @@ class BatchedEvalRunner(RunnerCore):
         self._traces.pop(slot, None)
         if self._watched is not None:
             self._watched.end(slot)
-        if slot or self._block is None:  # A block holds lane 0 until it ends, so that a death in between is its own.
-            self._recorder.end(slot)
+        self._recorder.end(slot)
+        if slot == 0 and self._block is not None:
+            self._hold_lane(self._block.lease)
         self._inference.end(slot)
 
     def _expire(self) -> None:
