@@ -261,7 +261,8 @@ class BatchedEvalRunner(RunnerCore):
         key: dict[str, Any] = {"adapter": simulator.name, "num_envs": runners.lanes}
         if self._blocks:
             return key | {"guarantee": "layout", "block": runners.block}
-        return key | {"guarantee": "conditions"} if simulator.couples_slots else {}
+        weaker = simulator.couples_slots or self.settings.policy.inference == "batched"
+        return key | {"guarantee": "conditions"} if weaker else {}
 
     def _try_out(self, simulator: BatchSimulator) -> None:
         """Reject a simulator that breaks its contract; one that raises is built again for the first episode."""
