@@ -89,6 +89,8 @@ def test_networks_and_sampling_are_the_same(deterministic: bool) -> None:
     configs = [batched(walks, width) for width in (1, 5, 40)] + [batched(Walk).runners(runner="vector")]
     found = {evaluate(one.policy(None, deterministic=deterministic), module).fingerprint for one in configs}
     assert len(found) == 1
+    together = evaluate(configs[1].policy(None, inference="batched"), module).provenance["numerics"]
+    assert together.items() >= {"guarantee": "conditions", "adapter": "SyncVectorEnv", "num_envs": 5}.items()
 
 
 @pytest.mark.parametrize("width", [4, 64])

@@ -155,7 +155,7 @@ class BatchedEvalRunner(RunnerCore):
     def foreach_env(self, function: Callable[[Any], Result]) -> list[Result]:
         """Call a function with the simulator of the configured width, if it is built; return the result in a list.
 
-        That of a vector environment is its attribute ``env``.
+        The attribute ``env`` of the simulator is the vector environment, if there is one.
         """
         return [function(self._own)] if self._own is not None else []
 
