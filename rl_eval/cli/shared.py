@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Callable
 from functools import partial
@@ -101,8 +100,10 @@ class _Commands(TyperGroup):
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write one section per heading, in the order of the commands."""
-        width = max(map(len, self.commands))
-        for heading, commands in itertools.groupby(self.commands.values(), lambda one: vars(one)["rich_help_panel"]):
+        width, groups = max(map(len, self.commands)), dict[Any, list[Any]]()
+        for command in self.commands.values():
+            groups.setdefault(vars(command)["rich_help_panel"], []).append(command)
+        for heading, commands in groups.items():
             with formatter.section(heading if isinstance(heading, str) else "Commands"):
                 formatter.write_dl([(f"{one.name:{width}}", one.get_short_help_str(200)) for one in commands])
 

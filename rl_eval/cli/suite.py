@@ -153,8 +153,8 @@ def report(
 
     folder = opened.folder(out)
     if videos is not None:
-        for cell, count in record_cell_videos(result, folder, videos):
-            print_note(f"{cell}: {counted(count, 'video')}")
+        for cell, found in record_cell_videos(result, folder, videos):
+            print_note(f"{cell}: {counted(found, 'video') if isinstance(found, int) else found}")
     files, notes = write_report(result, output or folder / "report", folder)
     for note in notes:
         print_note(note)

@@ -368,8 +368,8 @@ def compose_yaml(text: str, path: Path) -> tuple[Any, Marks]:
     Raises:
         ConfigError: The text is not valid YAML, or contains a key twice.
     """
-    loader = _StrictLoader(text)
     try:
+        loader = _StrictLoader(text)
         node = loader.get_single_node()
         return None if node is None else loader.construct_document(node), _marks(node)
     except yaml.YAMLError as error:

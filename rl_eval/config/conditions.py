@@ -9,11 +9,11 @@ from typing import Any, Final
 from rl_eval.config.policy_sources import absolute
 from rl_eval.errors import ConfigError, nearest
 from rl_eval.records.plain import parse_json
-from rl_eval.scheduling.conditions import KEY, Conditions, make_conditions
+from rl_eval.scheduling.conditions import ID, KEY, Conditions, make_conditions
 
 _SOURCES: Final = ("file", "rows", "axes")
 _OTHERS: Final = ("counts", "sha256")
-"""Further keys; the digest is in a config that a result recorded."""
+"""Further keys; a config that a result recorded has the digest, and the rows must have the same one."""
 _FIX: Final = (
     "Pass a file, a list of rows, or a mapping with file, rows or axes, such as {axes: {friction: [0.5, 1.0]}}, and "
     "optionally counts."
@@ -27,7 +27,7 @@ def load_conditions(given: Any) -> Conditions | None:
         given: A path, a list of rows, or a mapping with one of ``file``, ``rows`` and ``axes``, and ``counts``.
 
     Raises:
-        ConfigError: The value or the file is invalid.
+        ConfigError: The value or the file is invalid, or the rows have another digest than ``sha256``.
     """
     if given is None or isinstance(given, Conditions):
         return given
@@ -37,7 +37,12 @@ def load_conditions(given: Any) -> Conditions | None:
         meant = f": {nearest(str(unknown[0]), (*_SOURCES, 'counts'))}" if unknown else " is invalid"
         raise ConfigError(f"{KEY}{meant}", key=KEY, value=given, fix=_FIX)
     rows = _read(Path(named["file"]).expanduser()) if "file" in named else named.get("rows")
-    return make_conditions(rows=rows, axes=named.get("axes"), counts=named.get("counts"))
+    found = make_conditions(rows=rows, axes=named.get("axes"), counts=named.get("counts"))
+    if (recorded := named.get("sha256", found.digest)) != found.digest:
+        problem = f"{KEY}.sha256 is {recorded!r}, but the rows have {found.digest!r}"
+        fix = "Restore the rows, or remove sha256 for other conditions."
+        raise ConfigError(problem, key=f"{KEY}.sha256", value=recorded, fix=fix)
+    return found
 
 
 def anchored_conditions(given: Any, folder: Path) -> Any:
@@ -63,9 +68,10 @@ def _read(path: Path) -> Any:
     import pyarrow as pa
     from pyarrow import csv, parquet
 
+    ids_are_text = csv.ConvertOptions(column_types={ID: pa.string()})
     readers = {
         ".parquet": lambda file: parquet.read_table(file).to_pylist(),
-        ".csv": lambda file: csv.read_csv(file).to_pylist(),
+        ".csv": lambda file: csv.read_csv(file, convert_options=ids_are_text).to_pylist(),
         ".json": lambda file: parse_json(file.read()),
     }
     if path.suffix not in readers:

@@ -148,7 +148,7 @@ def _named(rows: Any) -> dict[str, dict[str, Any]]:
         rows = [{ID: name, **one} if isinstance(one, Mapping) else one for name, one in rows.items()]
     if not isinstance(rows, list | tuple) or not rows or not all(isinstance(row, Mapping) for row in rows):
         raise _invalid("there is no list of rows", rows, "Pass a list of mappings from names to values.")
-    if any(row.get(ID) is None for row in rows):
+    if any(row.get(ID) in (None, "") for row in rows):
         raise _invalid("a row has no id", fix="Add a column id with a different value in each row.")
     repeated = [name for name, count in Counter(str(row[ID]) for row in rows).items() if count > 1]
     if repeated:

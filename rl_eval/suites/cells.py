@@ -96,12 +96,18 @@ def chosen(cells: Sequence[PlannedCell], patterns: Sequence[str]) -> list[Planne
 
 
 def definition_of(suite: SuiteDefinition, planned: PlannedCell) -> dict[str, Any]:
-    """Return everything that the records of a cell depend on, as written in the suite, as plain JSON values."""
+    """Return everything that the records of a cell depend on, as written in the suite, as plain JSON values.
+
+    Conditions have the digest of their rows. Other files, such as one in ``policy_kwargs``, have their path only.
+    """
     path = planned.checkpoint
     relative = None if path is None else Path(_relative(path, suite.folder)).as_posix()
     values = _values(suite, planned, relative)
     kept = {name: keys for name, keys in values.items() if name not in ("runners", "fault_tolerance")}
-    return {"version": suite.version, **{key: convert(value, plain_leaf) for key, value in kept.items()}}
+    described = {"version": suite.version, **{key: convert(value, plain_leaf) for key, value in kept.items()}}
+    if (conditions := values.get("evaluation", {}).get("conditions")) is not None:
+        described["conditions_sha256"] = suite.conditions_digest(conditions)
+    return described
 
 
 def settings_of_cell(suite: SuiteDefinition, planned: PlannedCell, runners: Mapping[str, Any]) -> EvalSettings:
@@ -125,16 +131,18 @@ def settings_of_cell(suite: SuiteDefinition, planned: PlannedCell, runners: Mapp
 
 def _values(suite: SuiteDefinition, planned: PlannedCell, checkpoint: str | None) -> dict[str, Keys]:
     """Return the config values of a cell, by section."""
-    cell, method = planned.cell, suite.policies[planned.cell.policy]
-    found: dict[str, Keys] = suite.shared.values_by_section()
-    found = _merged(found, suite.tasks[cell.task].values_by_section())
+    cell, method, conditions = planned.cell, suite.policies[planned.cell.policy], suite.conditions
+    parts = suite.shared, suite.tasks[cell.task]
+    found = _merged(*(part.values_by_section() for part in parts))
+    for part in parts:
+        conditions = part.evaluation.get("conditions", conditions)
     names = {"{task}": cell.task, "{policy}": cell.policy, "{seed}": cell.seed, "{step}": cell.step}
     section = _filled(method.section, {**names, _CHECKPOINT: checkpoint})
     if checkpoint is not None and _CHECKPOINT not in json.dumps(method.section, default=str):
         section |= _with_checkpoint(section.get("policy"), checkpoint, planned)
     found = _merged(found, {"policy": section})
-    if suite.conditions is not None:
-        found = _merged(found, {"evaluation": {"conditions": suite.conditions}})
+    if conditions is not None:
+        found["evaluation"] = {**found.get("evaluation", {}), "conditions": conditions}
     return found
 
 
@@ -201,7 +209,8 @@ def _of_run(folder: Path, method: Method, cell: Cell) -> Iterator[PlannedCell]:
     there = _steps_on_disk(template)
     wanted = _wanted(method, sorted(there))
     if not wanted:
-        yield PlannedCell(cell, None, f"no checkpoint matches {template}")
+        on_disk = f"the steps on disk are {min(there)} to {max(there)}" if there else "there is none on disk"
+        yield PlannedCell(cell, None, f"no checkpoint {template} has a wanted step; {on_disk}")
     for step in wanted:
         path = there.get(step, Path(template.replace("{step}", str(step))))
         missing = "" if step in there else f"there is no checkpoint {path}"
@@ -225,6 +234,8 @@ def _wanted(method: Method, there: list[int]) -> list[int]:
         return there
     if isinstance(steps, Steps):
         last = steps.last if steps.last is not None else max(there, default=-1)
+        if steps.stride is None:
+            return [step for step in there if steps.first <= step <= last]
         return list(range(steps.first, last + 1, steps.stride))
     return sorted(set(steps))
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 
 from rl_eval.config.builder import compose_yaml, read_text
+from rl_eval.config.conditions import anchored_conditions, load_conditions
 from rl_eval.config.references import import_attribute
 from rl_eval.config.settings import SECTIONS
 from rl_eval.errors import ConfigError, nearest
@@ -60,29 +61,16 @@ class Task(_Config):
     """Normalize by the published scores of a random policy and of a human in this Atari game, instead of ``low`` and
     ``high``."""
 
-    @property
-    def scale(self) -> Scale | None:
-        """Scores that are normalized to 0 and 1; None if there are none. A rate of success has 0 and 1.
-
-        Raises:
-            ConfigError: There is no published score of the game.
-        """
-        if self.human_normalized:
-            return human_scale(str(self.environment.get("env")).rpartition(":")[2])
-        if self.low is not None and self.high is not None:
-            return Scale(self.low, self.high)
-        return None if self.score == "return" else Scale(0.0, 1.0)
-
 
 class Steps(_Part):
     """Range of training steps."""
 
     first: Annotated[int, Field(ge=0)] = 0
-    """Lowest step."""
+    """Lowest step; 0 by default."""
     last: Annotated[int, Field(ge=0)] | None = None
     """Highest step; by default that of the last checkpoint."""
-    stride: Annotated[int, Field(ge=1)] = 1
-    """Distance of the steps."""
+    stride: Annotated[int, Field(ge=1)] | None = None
+    """Distance of the steps; by default the steps on disk are taken."""
 
 
 class Method(BaseModel):
@@ -156,23 +144,48 @@ class SuiteDefinition(_Part):
     skip: tuple[Skip, ...] = ()
     """Cells to leave out."""
     conditions: Any = None
-    """Initial conditions of all tasks, as ``evaluation.conditions``."""
+    """Initial conditions of the tasks without ``evaluation.conditions`` of their own."""
     aggregate: Aggregate = Aggregate()
     """Aggregates of the report."""
     compare: Compare | None = None
     """Comparison in the report."""
     _folder: Path = PrivateAttr(default_factory=Path.cwd)
+    _digests: dict[str, str] = PrivateAttr(default_factory=dict)
 
     @property
     def scales(self) -> dict[str, Scale] | None:
         """Scales of the tasks; None if a task has none."""
-        found = {name: scale for name, task in self.tasks.items() if (scale := task.scale) is not None}
+        found = {name: scale for name, task in self.tasks.items() if (scale := self._scale(task)) is not None}
         return found if len(found) == len(self.tasks) else None
+
+    def _scale(self, task: Task) -> Scale | None:
+        """Return the scores that are normalized to 0 and 1; None if there are none. A rate of success has 0 and 1.
+
+        Raises:
+            ConfigError: There is no published score of the game.
+        """
+        if task.human_normalized:
+            env = task.environment.get("env", self.shared.environment.get("env"))
+            return human_scale(str(env).rpartition(":")[2])
+        if task.low is not None and task.high is not None:
+            return Scale(task.low, task.high)
+        return None if task.score == "return" else Scale(0.0, 1.0)
 
     @property
     def folder(self) -> Path:
         """Folder of the file, where relative paths begin."""
         return self._folder
+
+    def conditions_digest(self, conditions: Any) -> str:
+        """Return the digest of the rows of conditions, or why there is none; a file is read once."""
+        key = repr(conditions)
+        if key not in self._digests:
+            try:
+                loaded = load_conditions(anchored_conditions(conditions, self.folder))
+                self._digests[key] = "" if loaded is None else loaded.digest
+            except ConfigError as error:
+                self._digests[key] = str(error)
+        return self._digests[key]
 
     @classmethod
     def from_yaml(cls, path: str | Path) -> SuiteDefinition:
@@ -220,9 +233,14 @@ class SuiteDefinition(_Part):
             yield from _unknown_keys(("tasks", name), task.values_by_section())
             if (task.low is None) != (task.high is None) or (task.low is not None and task.low == task.high):
                 yield ("tasks", name), f"low is {task.low} and high is {task.high}; set two different numbers"
-            if task.scale is None and any(
-                other.low is not None or other.human_normalized for other in self.tasks.values()
-            ):
+            if task.human_normalized and (task.low, task.high) != (None, None):
+                yield ("tasks", name, "human_normalized"), "there are low and high, too; remove one of the two"
+            try:
+                scale = self._scale(task)
+            except ConfigError as error:
+                yield ("tasks", name, "human_normalized"), str(error)
+                continue
+            if scale is None and any(other.low is not None or other.human_normalized for other in self.tasks.values()):
                 yield ("tasks", name), "it has no low and high, but other tasks do; set them for every task or for none"
         if self.aggregate.unit == "run" and all(len(method.seeds) < 2 for method in self.policies.values()):
             yield ("aggregate", "unit"), _ONE_SEED
@@ -246,17 +264,19 @@ _ONE_SEED: Final = (
 
 def _wrong_placeholders(place: _Place, method: Method) -> Iterator[tuple[_Place, str]]:
     path = method.checkpoints
-    texts = path or "", *(text for text in _texts(method.section))
+    texts = path or "", *_texts(method.section)
+    if len(set(method.seeds)) < len(method.seeds):
+        yield (*place, "seeds"), "a seed appears twice"
     if method.seeds and not any("{seed}" in text for text in texts):
         yield (*place, "seeds"), "there are seeds, but no {seed} in checkpoints, so all would evaluate the same policy"
     if path is None and (method.steps != "last" or any("{checkpoint}" in text for text in texts)):
         yield place, "checkpoints is missing"
-    if path is not None and not method.seeds and "{seed}" in path:
-        yield (*place, "checkpoints"), "it has {seed}, but seeds is missing"
+    if not method.seeds and any("{seed}" in text for text in texts):
+        yield (*place, "seeds"), "there is {seed} in a value, but seeds is missing"
     if path is not None and "{step}" not in path and method.steps != "last":
         yield (*place, "steps"), "there is no {step} in checkpoints"
-    if path is not None and len(set(method.seeds)) < len(method.seeds):
-        yield (*place, "seeds"), "a seed appears twice"
+    if "{step}" not in (path or "") and any("{step}" in text for text in texts):
+        yield place, "there is {step} in a value, but not in checkpoints"
 
 
 def _texts(value: Any) -> Iterator[str]:
@@ -290,20 +310,33 @@ def _with_catalogues(values: Any) -> Any:
         if not isinstance(task, Mapping) or "catalogue" not in task:
             tasks[name] = task
             continue
-        key = f"tasks.{name}.catalogue"
-        given = import_attribute(key, str(task["catalogue"]))
-        listed = given() if callable(given) else given
-        if not isinstance(listed, Mapping):
-            kind = type(listed).__name__
-            raise ConfigError(f"{key} is a {kind}", key=key, value=kind, fix="Return a mapping of names to tasks.")
-        patterns = task.get("pick", ["*"])
-        chosen = {one: given for one, given in listed.items() if any(fnmatchcase(one, str(p)) for p in patterns)}
-        if not chosen:
-            text = f"tasks.{name}.pick is {patterns!r}: no task of the catalogue matches"
-            raise ConfigError(text, key=f"tasks.{name}.pick", value=patterns, fix=f"It has {', '.join(listed)}.")
         rest = {one: value for one, value in task.items() if one not in ("catalogue", "pick")}
-        tasks |= {str(name).replace("*", one.replace("/", "-")): {**given, **rest} for one, given in chosen.items()}
+        for one, given in _picked(f"tasks.{name}", task).items():
+            full = str(name).replace("*", one.replace("/", "-"))
+            if full in tasks or (full != name and full in values["tasks"]):
+                fix = "Write a name with *, which becomes the name in the catalogue, and which no other task has."
+                raise ConfigError(f"tasks.{name}: two tasks have the name {full}", key=f"tasks.{name}", fix=fix)
+            tasks[full] = {**given, **rest}
     return {**values, "tasks": tasks}
+
+
+def _picked(place: str, task: Mapping[str, Any]) -> Mapping[str, Keys]:
+    """Return the tasks of a catalogue that match ``pick``."""
+    key = f"{place}.catalogue"
+    found = import_attribute(key, str(task["catalogue"]))
+    listed = found() if callable(found) else found
+    if not isinstance(listed, Mapping) or not all(isinstance(one, Mapping) for one in listed.values()):
+        fix = "Return a mapping of names to tasks, which are mappings."
+        raise ConfigError(f"{key} has another type", key=key, value=type(listed).__name__, fix=fix)
+    pick = task.get("pick", "*")
+    patterns = [pick] if isinstance(pick, str) else pick
+    if not isinstance(patterns, list):
+        raise ConfigError(f"{place}.pick is {pick!r}", key=f"{place}.pick", value=pick, fix="Write a list of patterns.")
+    chosen = {one: given for one, given in listed.items() if any(fnmatchcase(one, str(p)) for p in patterns)}
+    if not chosen:
+        text = f"{place}.pick is {pick!r}: no task of the catalogue matches"
+        raise ConfigError(text, key=f"{place}.pick", value=pick, fix=f"It has {', '.join(listed)}.")
+    return chosen
 
 
 _PARTS: Final[Mapping[str, type[BaseModel]]] = {

@@ -10,7 +10,7 @@ import csv
 import io
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -97,34 +97,39 @@ def rliable_json(scores: Scores, unit: Unit) -> str:
     return json.dumps({"tasks": scores.tasks, "scores": rows})
 
 
-def marl_eval_json(scores_by_step: Mapping[int, Scores], environment: str, metric: str = "return") -> str:
+def marl_eval_json(scores_by_step: Mapping[int, Scores], environment: str, metrics: Mapping[str, str]) -> str:
     """Return scores as marl-eval reads them: by environment, task, policy, run and step.
 
     Args:
         scores_by_step: Scores of the checkpoints of each training step. The mean scores of the last step are the
-            ``absolute_metrics``.
+            ``absolute_metrics``. The runs of a policy have numbers from 1 on, in the order of their training seeds.
         environment: Name for all tasks together, such as that of the suite.
-        metric: Name of the score.
+        metrics: Name of the score of each task, such as ``"return"``.
 
     Raises:
-        UsageError: A policy lacks a run.
+        UsageError: A policy lacks a run at one of its steps.
     """
+    ever = Scores({run: values for scores in scores_by_step.values() for run, values in scores.runs.items()})
     tasks: dict[str, Any] = {}
-    for number, step in enumerate(sorted(scores_by_step), 1):
-        scores = scores_by_step[step]
-        for policy in scores.policies:
-            _check_complete(scores, policy)
-            for task in scores.tasks:
-                for position, values in enumerate(_on(scores, policy, task), 1):
-                    runs = tasks.setdefault(task, {}).setdefault(policy, {})
-                    steps = runs.setdefault(f"run_{position}", {})
-                    steps[f"step_{number}"] = {"step_count": step, metric: values.tolist()}
-                    steps["absolute_metrics"] = {metric: [exact_mean(values)]}
+    for policy in ever.policies:
+        _check_complete(policy, ever.missing(policy))
+        runs = ever.of(policy)
+        seeds = sorted({run.seed for run in runs})
+        steps = [step for step in sorted(scores_by_step) if policy in scores_by_step[step].policies]
+        for number, step in enumerate(steps, 1):
+            found = scores_by_step[step].runs
+            _check_complete(policy, [run for run in runs if run not in found])
+            for run in runs:
+                of_run = tasks.setdefault(run.task, {}).setdefault(policy, {})
+                content = of_run.setdefault(f"run_{seeds.index(run.seed) + 1}", {})
+                metric, values = metrics[run.task], found[run]
+                content[f"step_{number}"] = {"step_count": step, metric: values.tolist()}
+                content["absolute_metrics"] = {metric: [exact_mean(values)]}
     return json.dumps({environment: tasks})
 
 
 def _columns(scores: Scores, policy: str, unit: Unit) -> Iterator[npt.NDArray[np.float64]]:
-    _check_complete(scores, policy)
+    _check_complete(policy, scores.missing(policy))
     lengths = {len(values) for values in scores.of(policy).values()}
     if unit == "episode" and len(lengths) > 1:
         problem = f"the runs of policy {policy!r} have from {min(lengths)} to {max(lengths)} episodes"
@@ -139,8 +144,8 @@ def _on(scores: Scores, policy: str, task: str) -> list[npt.NDArray[np.float64]]
     return [values for run, values in scores.of(policy).items() if run.task == task]
 
 
-def _check_complete(scores: Scores, policy: str) -> None:
-    if missing := scores.missing(policy):
+def _check_complete(policy: str, missing: Sequence[Run]) -> None:
+    if missing:
         run = missing[0]
         problem = f"policy {policy!r} has no scores on task {run.task!r} with seed {run.seed}"
         fix = "Finish the suite, or leave out the task or the policy."

@@ -7,17 +7,18 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 from urllib.parse import quote
 
 from rl_eval.atomic_write import write_bytes
-from rl_eval.errors import ConfigError, UsageError
+from rl_eval.errors import ConfigError, UsageError, summary_of
 from rl_eval.recording.video import record_videos
-from rl_eval.recording.video_selection import video_folder, videos_of
+from rl_eval.recording.video_selection import VideoSettings, video_folder, videos_of
 from rl_eval.reports.html import render_template
 from rl_eval.results.loading import load
 from rl_eval.suites.exports import marl_eval_json, rliable_json, scores_csv
 from rl_eval.suites.figures import interval_figure, line_figure, picture
+from rl_eval.suites.normalization import normalized
 from rl_eval.suites.result import TITLES, SuiteResult
 from rl_eval.suites.tables import Table
 
@@ -44,9 +45,9 @@ def write_report(result: SuiteResult, folder: Path, cells: Path) -> tuple[list[P
     for name, table in result.tables.items():
         if isinstance(table, Table):
             try:
-                svg = _drawn(name, table, "svg")
-                files += [(f"{name}.svg", svg), (f"{name}.png", _drawn(name, table, "png"))]
-                drawn[name] = svg
+                figure = line_figure(table, _LINES[name]) if name in _LINES else interval_figure(table)
+                drawn[name] = picture(figure, "svg")
+                files += [(f"{name}.svg", drawn[name]), (f"{name}.png", picture(figure, "png"))]
             except ConfigError as error:
                 notes = [str(error)]
     files.append((PAGE, _page(result, drawn, folder, cells).encode()))
@@ -55,7 +56,7 @@ def write_report(result: SuiteResult, folder: Path, cells: Path) -> tuple[list[P
     return [folder / name for name, _ in files], notes
 
 
-def record_cell_videos(result: SuiteResult, cells: Path, select: str) -> Iterator[tuple[str, int]]:
+def record_cell_videos(result: SuiteResult, cells: Path, select: str) -> Iterator[tuple[str, int | str]]:
     """Record videos of some episodes of each cell with a result, beside its log.
 
     Args:
@@ -64,13 +65,20 @@ def record_cell_videos(result: SuiteResult, cells: Path, select: str) -> Iterato
         select: Episodes, such as ``failed,worst:1``; see ``rl-eval replay --select``.
 
     Yields:
-        Name of the cell, and the number of its videos.
+        Name of the cell, and the number of its videos, or why there are none.
+
+    Raises:
+        ConfigError: A selector is unknown, or the encoder is not installed.
     """
+    VideoSettings(select)  # A wrong selector is an error of the caller, not of a cell.
     for state in result.cells:
         if state.score is not None:
             place = cells / "cells" / state.planned.cell.digest
-            videos = record_videos(load(place), select, video_folder(place), trust=True)
-            yield str(state.planned.cell), len(videos)
+            try:
+                videos = record_videos(load(place), select, video_folder(place), trust=True)
+                yield str(state.planned.cell), len(videos)
+            except Exception as error:  # Environments are of users, and one that cannot render must not end the report.
+                yield str(state.planned.cell), summary_of(error)
 
 
 def _texts(result: SuiteResult) -> Iterator[tuple[str, bytes]]:
@@ -79,19 +87,16 @@ def _texts(result: SuiteResult) -> Iterator[tuple[str, bytes]]:
             yield f"{name}.csv", table.csv().encode()
             yield f"{name}.md", table.markdown().encode()
             yield f"{name}.tex", table.latex().encode()
-    unit, suite = result.definition.aggregate.unit, result.definition.suite
+    suite, scales = result.definition, result.definition.scales
+    unit, kinds = suite.aggregate.unit, {name: task.score for name, task in suite.tasks.items()}
     if not result.scores_by_step:
         return
     yield "scores.csv", scores_csv(result.scores).encode()
     if result.published is None and unit is not None:
         with suppress(UsageError):  # They need every run, and the page says which are missing.
-            yield "rliable.json", rliable_json(result.scores, unit).encode()
-            yield "marl_eval.json", marl_eval_json(result.scores_by_step, suite).encode()
-
-
-def _drawn(name: str, table: Table, kind: Literal["svg", "png"]) -> bytes:
-    figure = line_figure(table, _LINES[name]) if name in _LINES else interval_figure(table)
-    return picture(figure, kind)
+            scores = result.scores if scales is None else normalized(result.scores, scales)
+            yield "rliable.json", rliable_json(scores, unit).encode()
+            yield "marl_eval.json", marl_eval_json(result.scores_by_step, suite.suite, kinds).encode()
 
 
 def _page(result: SuiteResult, drawn: Mapping[str, bytes], folder: Path, cells: Path) -> str:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final, final
 
@@ -27,6 +27,7 @@ from rl_eval.suites.scores import Run, Scores
 from rl_eval.suites.tables import Table
 from rl_eval.suites.units import Unit
 
+_MANY: Final = 100
 _THRESHOLDS: Final = 41
 """Number of thresholds of a performance profile."""
 TITLES: Final = {
@@ -59,12 +60,7 @@ class SuiteResult(Printed):
     @cached_property
     def scores_by_step(self) -> dict[int, Scores]:
         """Scores of all cells with a result, by training step; cells without steps are at step 0."""
-        found: dict[int, dict[Run, Any]] = {}
-        for state in self.cells:
-            if state.score is not None and state.score.values:
-                run = _run(state.planned.cell)
-                found.setdefault(state.planned.cell.step or 0, {})[run] = np.array(state.score.values)
-        return {step: Scores(runs) for step, runs in sorted(found.items())}
+        return _scores_by_step(self.cells)
 
     @cached_property
     def scores(self) -> Scores:
@@ -79,8 +75,26 @@ class SuiteResult(Printed):
     @cached_property
     def tables(self) -> dict[str, Table | UsageError]:
         """Tables of the numbers by their names in :data:`TITLES`; an error if a table cannot be computed."""
-        makers = self._makers()
-        return {name: _made(makers[name]) for name in TITLES if name in makers}
+        makers, lacking = self._makers(), sum(state.status != "complete" for state in self.cells)
+        notes = (f"{lacking:,} of {len(self.cells):,} cells have no complete result",) if lacking else ()
+        notes_of = {"curves": notes}
+        return {
+            name: _made(makers[name], notes_of.get(name, (*notes, *self._older_steps)))
+            for name in TITLES
+            if name in makers
+        }
+
+    @cached_property
+    def _older_steps(self) -> list[str]:
+        """Notes on runs that are represented by an earlier step than their last."""
+        last, scored = dict[Run, Cell](), dict[Run, Cell]()
+        for state in self.cells:
+            cell = state.planned.cell
+            last[_run(cell)] = cell
+            if state.score is not None and state.score.values:
+                scored[_run(cell)] = cell
+        older = [(cell, last[run]) for run, cell in scored.items() if last[run] != cell]
+        return [f"{end} has no score, so its run is represented by step {cell.step}" for cell, end in older]
 
     def _makers(self) -> dict[str, Callable[[], Table]]:
         aggregate = self.definition.aggregate
@@ -95,8 +109,9 @@ class SuiteResult(Printed):
 
         makers["aggregates"] = lambda: aggregate_scores(normalized(self.scores, scales), unit, aggregate.metrics)
         makers["profiles"] = lambda: _profiles(normalized(self.scores, scales), unit)
-        if len(self.scores_by_step) > 1:
-            by_step = {step: normalized(scores, scales) for step, scores in self.scores_by_step.items()}
+        with_steps = _scores_by_step(state for state in self.cells if state.planned.cell.step is not None)
+        if len(with_steps) > 1:
+            by_step = {step: normalized(scores, scales) for step, scores in with_steps.items()}
             makers["curves"] = lambda: learning_curves(by_step, unit)
         return makers
 
@@ -106,21 +121,30 @@ class SuiteResult(Printed):
         if compare is None:
             return table
         cells = {pair: cell for pair, cell in table.cells.items() if pair[1] == compare.baseline}
-        return Table(table.caption, table.rows_are, table.columns_are, cells)
+        return replace(table, cells=cells)
 
     @property
     def page(self) -> Page:
         """The page of the result: the tables, and the cells."""
+        return self._page(self.cells)
+
+    @property
+    def short_page(self) -> Page:
+        """The page for a terminal: of more than 100 cells, it lists only those that are not complete."""
+        incomplete = [state for state in self.cells if state.status != "complete"]
+        return self.page if len(self.cells) <= _MANY else self._page(incomplete)
+
+    def _page(self, listed: Iterable[CellState]) -> Page:
         done = sum(state.status == "complete" for state in self.cells)
         state = "complete" if self.complete else "partial" if any(one.score for one in self.cells) else "failed"
         line = Line("cells", f"{done:,}", f"of {len(self.cells):,} complete")
         shown = {name: table for name, table in self.tables.items() if isinstance(table, Table)}
         tables = [table.page_table(TITLES[name]) for name, table in shown.items() if name not in ("profiles", "curves")]
-        cells = PageTable("Cells", _HEADINGS, [_row(state) for state in self.cells], folded=True)
+        cells = PageTable("Cells", _HEADINGS, [_row(state) for state in listed], folded=True)
         notes = [f"{TITLES[name]}: {error}" for name, error in self.tables.items() if isinstance(error, UsageError)]
         notes += [f"{one.planned.cell}: {one.reason}" for one in self.cells if one.reason]
         notes += [f"{cell} is skipped: {why}" for cell, why in self.skipped]
-        notes += dict.fromkeys(note for table in shown.values() for note in table.notes)
+        notes += dict.fromkeys([*self._older_steps, *(note for table in shown.values() for note in table.notes)])
         notes += self._missing_settings()
         name, version = self.definition.suite, f"version {self.definition.version}"
         return Page(name, version, state, [[line], *tables, cells], notes)
@@ -150,11 +174,23 @@ class SuiteResult(Printed):
 _HEADINGS: Final = ("cell", "status", "episodes", "mean score", "guarantee")
 
 
-def _made(make: Callable[[], Table]) -> Table | UsageError:
+def _scores_by_step(cells: Iterable[CellState]) -> dict[int, Scores]:
+    found: dict[int, dict[Run, Any]] = {}
+    for state in cells:
+        if state.score is not None and state.score.values:
+            run = _run(state.planned.cell)
+            found.setdefault(state.planned.cell.step or 0, {})[run] = np.array(state.score.values)
+    return {step: Scores(runs) for step, runs in sorted(found.items())}
+
+
+def _made(make: Callable[[], Table], notes: tuple[str, ...]) -> Table | UsageError:
     try:
-        return make()
+        table = make()
     except UsageError as error:
         return error
+    if not table.cells:
+        return UsageError("it is empty: too few cells have a result", key="cells", fix="Finish the suite.")
+    return replace(table, own_notes=notes)
 
 
 def _profiles(scores: Scores, unit: Unit) -> Table:
@@ -201,4 +237,4 @@ def _numbers(table: Table | UsageError) -> Mapping[str, Any]:
 
 @page_of.register
 def _(shown: SuiteResult) -> Page:
-    return shown.page
+    return shown.short_page

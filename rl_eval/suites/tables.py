@@ -37,6 +37,8 @@ class Table:
     columns_are: str
     """Meaning of the columns, such as ``"aggregate"``, ``"step"`` or ``"threshold"``."""
     cells: Mapping[tuple[str, str | float], Estimate]
+    own_notes: tuple[str, ...] = ()
+    """Notes about the whole table."""
 
     @property
     def rows(self) -> tuple[str, ...]:
@@ -50,8 +52,9 @@ class Table:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Different notes of the intervals, in the order of the cells."""
-        return tuple(dict.fromkeys(cell.interval.note for cell in self.cells.values() if cell.interval.note))
+        """Notes about the table, and different notes of the intervals in the order of the cells."""
+        of_cells = dict.fromkeys(cell.interval.note for cell in self.cells.values() if cell.interval.note)
+        return (*self.own_notes, *of_cells)
 
     def page_table(self, title: str) -> PageTable:
         """Return the table for a page."""
@@ -65,7 +68,8 @@ class Table:
         writer.writerow((self.rows_are, self.columns_are, "value", "low", "high", "confidence", "method", "note"))
         for (row, column), (value, interval) in self.cells.items():
             ends = (interval.low, interval.high) if interval.exists else ("", "")
-            writer.writerow((row, column, value, *ends, interval.confidence, interval.method, interval.note))
+            note = "; ".join(filter(None, (*self.own_notes, interval.note)))
+            writer.writerow((row, column, value, *ends, interval.confidence, interval.method, note))
         return text.getvalue()
 
     def markdown(self) -> str:

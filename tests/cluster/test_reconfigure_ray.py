@@ -110,6 +110,7 @@ def _environments(runner: Any) -> int:
     return sum(isinstance(one, CartPoleEnv) for one in gc.get_objects())
 
 
+@pytest.mark.slow
 def test_a_runner_that_dies_while_it_changes_is_replaced(warm: EvalRunnerGroup, tmp_path: Path) -> None:
     """Nobody is charged with the death of an environment of the former evaluation, and only one process is new."""
     warm.reconfigure(faulty(kind="sigkill", phase="close", episodes=None, folder=str(tmp_path)))
@@ -121,6 +122,7 @@ def test_a_runner_that_dies_while_it_changes_is_replaced(warm: EvalRunnerGroup, 
     assert len({*pids(warm)} - {*before}) == 1
 
 
+@pytest.mark.slow
 def test_a_runner_that_dies_in_the_next_evaluation_is_replaced_with_its_settings(
     warm: EvalRunnerGroup, tmp_path: Path
 ) -> None:
@@ -149,6 +151,7 @@ def _tables(runner: Any) -> int:
     return sum(type(one).__name__ == "Table" for one in gc.get_objects())
 
 
+@pytest.mark.slow
 def test_large_policies_are_sent_and_dropped(warm: EvalRunnerGroup) -> None:
     """They travel through the object store; of several in a row, one is in the memory of a runner."""
     for _ in range(3):

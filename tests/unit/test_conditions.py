@@ -18,6 +18,7 @@ from pyarrow import csv, parquet
 from typing_extensions import override
 
 from rl_eval import EvalConfig, EvalResult, compare, evaluate, load, replay
+from rl_eval.config.conditions import load_conditions
 from rl_eval.errors import ComparisonError, ConfigError, LogMismatch
 from rl_eval.records.episode import EpisodeSpec
 from rl_eval.results.stats.interval import return_interval
@@ -222,6 +223,25 @@ def test_a_file_is_relative_to_the_config(suffix: str, tmp_path: Path) -> None:
     config.write_text(f"environment: {{env: CartPole-v1}}\nevaluation: {{conditions: rows{suffix}}}\n")
     found = EvalConfig.from_yaml(config).build().evaluation.conditions
     assert found == make_conditions(rows=rows)
+
+
+def test_an_id_in_csv_is_text(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text("id,light\n01,1\n1,2\n")
+    loaded = load_conditions(path)
+    assert loaded is not None
+    assert dict(loaded.rows) == {"01": {"light": 1}, "1": {"light": 2}}
+    path.write_text("id,light\n,1\n1,2\n")
+    with refused(ConfigError, key="evaluation.conditions"):
+        load_conditions(path)
+
+
+def test_a_digest_is_that_of_the_rows() -> None:
+    loaded = load_conditions([{"id": "a", "light": 1}])
+    assert loaded is not None
+    assert load_conditions(loaded.to_dict()) == loaded
+    with refused(ConfigError, key="evaluation.conditions.sha256"):
+        load_conditions({**loaded.to_dict(), "rows": {"a": {"light": 2}}})
 
 
 @pytest.mark.parametrize("given", ["missing.json", "rows.txt", {"axis": {"light": [1]}}, {"file": "a.csv", "rows": []}])

@@ -76,7 +76,13 @@ def log() -> dict[str, Any]:
 def package() -> dict[str, Any]:
     """A package with what one would test."""
     Path("my_pkg").mkdir()
-    for name, text in (("__init__", ""), ("envs", ENVS), ("policies", POLICIES), ("runners", RUNNERS)):
+    for name, text in (
+        ("__init__", ""),
+        ("envs", ENVS),
+        ("policies", POLICIES),
+        ("runners", RUNNERS),
+        ("simulators", SIMULATORS),
+    ):
         Path(f"my_pkg/{name}.py").write_text(text)
     return {}
 
@@ -130,6 +136,13 @@ from rl_eval.testing import make_gru as make_policy
 
 def my_policy(observations):
     return (observations[:, 2] > 0).astype(np.int64)
+"""
+SIMULATORS = """
+import gymnasium as gym
+
+
+def make_simulator(num_envs):
+    return gym.make_vec("CartPole-v1", num_envs=num_envs, vectorization_mode="sync")
 """
 RUNNERS = "from rl_eval import VectorEvalRunner as MyRunner"
 

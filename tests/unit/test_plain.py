@@ -82,4 +82,4 @@ def test_a_row_is_made_by_name_and_read_as_a_record() -> None:
     assert (failed.outcome, failed.attempts, failed.weights_version, failed.length) == ("failed", 3, 9, 0)
     assert math.isnan(failed.episode_return)
     assert all(type(getattr(record, name)) in (int, float, bool, str, type(None)) for name in COLUMNS)
-    assert [*COLUMNS, "faults", "info"] == list(EpisodeRecord.__dataclass_fields__)
+    assert [*COLUMNS, "faults", "info", "condition"] == list(EpisodeRecord.__dataclass_fields__)

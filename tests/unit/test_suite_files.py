@@ -39,6 +39,9 @@ TABLE = Table(
 )
 
 
+METRICS = {"x": "success", "y": "return"}
+
+
 @pytest.fixture
 def scores() -> Scores:
     rng = np.random.default_rng(1)
@@ -138,7 +141,7 @@ def test_a_matrix_has_runs_by_seed_and_tasks_in_order(scores: Scores) -> None:
 
 def test_a_matrix_of_incomplete_scores_is_refused(scores: Scores) -> None:
     partial = without(scores, Run("b", "x", 5))
-    for export in (matrices, rliable_json, lambda scores, unit: marl_eval_json({1: scores}, "suite")):
+    for export in (matrices, rliable_json, lambda scores, unit: marl_eval_json({1: scores}, "suite", METRICS)):
         with refused(UsageError, key="runs", value=1):
             export(partial, "run")
     shorter = Scores({**scores.runs, Run("a", "x", 2): np.zeros(1)})
@@ -148,13 +151,23 @@ def test_a_matrix_of_incomplete_scores_is_refused(scores: Scores) -> None:
 
 def test_marl_eval_gets_every_episode_of_every_step(scores: Scores) -> None:
     late = Scores({run: values + 1 for run, values in scores.runs.items()})
-    stored = json.loads(marl_eval_json({2000: late, 1000: scores}, "suite", "success"))
+    stored = json.loads(marl_eval_json({2000: late, 1000: scores}, "suite", METRICS))
     run = stored["suite"]["x"]["b"]["run_2"]
     values = scores.runs[Run("b", "x", 5)]
     assert run["step_1"] == {"step_count": 1000, "success": values.tolist()}
     assert run["step_2"]["step_count"] == 2000
     assert run["absolute_metrics"]["success"] == pytest.approx([values.mean() + 1])
     assert list(stored["suite"]["x"]["b"]) == ["run_1", "run_2", "run_3"]
+    assert "return" in stored["suite"]["y"]["b"]["run_1"]["step_1"]
+
+
+def test_marl_eval_gets_no_run_without_one_of_its_steps(scores: Scores) -> None:
+    seed_2 = [Run("a", "x", 2), Run("a", "y", 2)]
+    with refused(UsageError, key="runs", value=2):
+        marl_eval_json({1000: without(scores, *seed_2), 2000: scores}, "suite", METRICS)
+    once = without(scores, *(run for run in scores.runs if run.policy == "a"))
+    stored = json.loads(marl_eval_json({0: scores, 1000: once}, "suite", METRICS))
+    assert list(stored["suite"]["x"]["a"]["run_1"]) == ["step_1", "absolute_metrics"]
 
 
 # ------------------------------------------------------------------------------ figures

@@ -7,19 +7,23 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 
 from rl_eval.errors import ConfigError
 from rl_eval.suites.definition import SuiteDefinition
 from rl_eval.suites.ledger import SCORE_FILE, Score
-from rl_eval.suites.report import PAGE, write_report
+from rl_eval.suites.report import PAGE, record_cell_videos, write_report
+from rl_eval.suites.result import SuiteResult
 from rl_eval.suites.suite import Suite
 from rl_eval.suites.tables import Table
-from tests.refused import refused
+from tests.refused import refused, untold
 
 
-def suite_of(folder: Path, num_tasks: int, num_policies: int, num_seeds: int, steps: int = 0, **more: Any) -> Suite:
+def suite_of(
+    folder: Path, num_tasks: int, num_policies: int, num_seeds: int, steps: int = 0, extra: Any = None, **more: Any
+) -> Suite:
     """Return a suite whose cells have scores in its folder, drawn by their names."""
     method: dict[str, Any] = {"policy": "my:make", "policy_kwargs": {"seed": "{seed}"}, "seeds": list(range(num_seeds))}
     if steps:
@@ -27,7 +31,7 @@ def suite_of(folder: Path, num_tasks: int, num_policies: int, num_seeds: int, st
     values = {
         "suite": "made",
         "tasks": {f"t{number}": {"environment": {"env": "my:Env"}, "low": 0, "high": 1} for number in range(num_tasks)},
-        "policies": {f"p{number}": method for number in range(num_policies)},
+        "policies": {f"p{number}": method for number in range(num_policies)} | ({"p9": extra} if extra else {}),
         "aggregate": {"unit": "run"},
         **more,
     }
@@ -74,6 +78,79 @@ def test_cells_without_a_result_are_named_and_the_others_are_counted(tmp_path: P
     described = result.to_dict()
     assert [cell["status"] for cell in described["cells"]].count("missing") == 1
     assert any(str(suite.cells[0].cell.task) in note for note in result.page.notes)
+
+
+class Blind(gym.Wrapper[Any, Any, Any, Any]):
+    """CartPole without a picture."""
+
+    def __init__(self, **_: Any) -> None:
+        super().__init__(gym.make("CartPole-v1"))
+
+
+@pytest.mark.process
+def test_a_cell_that_cannot_render_is_named_and_the_others_have_videos(tmp_path: Path) -> None:
+    tasks = {"blind": {"environment": {"env": Blind}}, "pole": {"environment": {"env": "CartPole-v1"}}}
+    evaluation = {"num_episodes": 1, "max_episode_steps": 3}
+    values = {
+        "suite": "s",
+        "shared": {"evaluation": evaluation},
+        "tasks": tasks,
+        "policies": {"r": {"policy": "random"}},
+    }
+    result = Suite.from_dict(values).run(tmp_path)
+    (blind, why), (pole, count) = record_cell_videos(result, tmp_path, "best")
+    assert (blind, pole, count) == ("blind/r", "pole/r", 1)
+    assert not untold(str(why), "does not render")
+    with refused(ConfigError, key="select"):
+        list(record_cell_videos(result, tmp_path, "bset"))
+
+
+def test_scores_for_rliable_are_normalized(tmp_path: Path) -> None:
+    tasks = {"t0": {"low": 0, "high": 2}}
+    files, _ = write_report(suite_of(tmp_path, 1, 1, 2, tasks=tasks).result(tmp_path), tmp_path / "report", tmp_path)
+    by_name = {path.name: path.read_text() for path in files if path.suffix in (".csv", ".json")}
+    raw = [float(line.rpartition(",")[2]) for line in by_name["scores.csv"].splitlines()[1:]]
+    assert json.loads(by_name["rliable.json"])["scores"]["p0"] == [[pytest.approx(score / 2)] for score in raw]
+
+
+def without(folder: Path, suite: Suite, *names: str) -> SuiteResult:
+    """Return the result of a suite after the scores of cells are removed."""
+    for planned in suite.cells:
+        if str(planned.cell) in names:
+            (folder / "cells" / planned.cell.digest / SCORE_FILE).unlink()
+    return suite.result(folder)
+
+
+def test_an_empty_table_is_a_note(tmp_path: Path) -> None:
+    suite = suite_of(tmp_path, 1, 2, 2, compare={"baseline": "p0"})
+    result = without(tmp_path, suite, "t0/p1/0", "t0/p1/1")
+    files, _ = write_report(result, tmp_path / "report", tmp_path)
+    assert "improvement.svg" not in {path.name for path in files}
+    assert any(note.startswith("Probability of improvement") for note in result.page.notes)
+
+
+def test_a_run_without_its_last_step_and_an_incomplete_suite_are_marked_in_every_file(tmp_path: Path) -> None:
+    suite = suite_of(tmp_path, 1, 2, 2, steps=2)
+    result = without(tmp_path, suite, "t0/p1/0/2000")
+    for name, table in result.tables.items():
+        assert isinstance(table, Table)
+        for text in (table.csv(), table.markdown(), table.latex()):
+            assert "1 of 8 cells have no complete result" in text
+            assert ("t0/p1/0/2000 has no score" in text) == (name != "curves")
+
+
+def test_curves_are_those_of_the_policies_with_steps(tmp_path: Path) -> None:
+    suite = suite_of(tmp_path, 1, 1, 2, steps=2, extra={"policy": "random"})
+    curves = suite.result(tmp_path).tables["curves"]
+    assert isinstance(curves, Table)
+    assert curves.columns == (1000, 2000)
+
+
+def test_a_text_lists_the_incomplete_of_many_cells(tmp_path: Path) -> None:
+    suite = suite_of(tmp_path, 6, 6, 3)
+    text = str(without(tmp_path, suite, "t1/p1/1"))
+    assert "t1/p1/1" in text
+    assert "t0/p0/0" not in text
 
 
 def test_scales_are_those_of_every_task_or_of_none(tmp_path: Path) -> None:

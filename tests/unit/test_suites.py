@@ -17,11 +17,13 @@ import yaml
 from rl_eval.errors import ConfigError
 from rl_eval.execution.handle import EvalHandle
 from rl_eval.results.loading import load
-from rl_eval.suites.cells import Cell, PlannedCell
+from rl_eval.suites.atari import human_scale
+from rl_eval.suites.cells import Cell, PlannedCell, definition_of
 from rl_eval.suites.definition import SuiteDefinition
-from rl_eval.suites.ledger import CellState
+from rl_eval.suites.ledger import CellState, Ledger
+from rl_eval.suites.result import SuiteResult
 from rl_eval.suites.running import SuiteEvents
-from rl_eval.suites.suite import Suite, SuiteResult
+from rl_eval.suites.suite import Suite
 from tests.refused import refused, untold
 
 BASE: Mapping[str, Any] = {
@@ -30,6 +32,9 @@ BASE: Mapping[str, Any] = {
     "tasks": {"pole": {"environment": {"env": "CartPole-v1"}}, "hill": {"environment": {"env": "MountainCar-v0"}}},
     "policies": {"random": {"policy": "random"}},
 }
+
+
+SCALE = {"low": 0, "high": 1}
 
 
 def changed(*path: str, to: Any) -> dict[str, Any]:
@@ -79,8 +84,20 @@ class Watched(SuiteEvents):
         (changed("policies", "random", "polic", to="x"), "policies.random.polic", "polic:"),
         (changed("policies", "random", "seeds", to=[0, 1]), "policies.random.seeds", "seeds:"),
         (changed("policies", "random", "steps", to=[5]), "policies.random", "random:"),
-        (changed("policies", "random", "checkpoints", to="a/{seed}"), "policies.random.checkpoints", "checkpoints:"),
+        (changed("policies", "random", "checkpoints", to="a/{seed}"), "policies.random.seeds", "random:"),
         (changed("policies", "random", "steps", to={"frist": 1}), "policies.random.steps.frist", "frist:"),
+        (changed("policies", "random", "policy", to="my:step_{step}"), "policies.random", "random:"),
+        (
+            changed("policies", "random", to={"policy": "my:seed_{seed}", "seeds": [1, 1]}),
+            "policies.random.seeds",
+            "seeds:",
+        ),
+        (changed("tasks", "pole", "human_normalized", to=True), "tasks.pole.human_normalized", "human_normalized:"),
+        (
+            changed("tasks", "pole", to={"environment": {"env": "ALE/Pong-v5"}, "human_normalized": True, **SCALE}),
+            "tasks.pole.human_normalized",
+            "human_normalized:",
+        ),
         (changed("skip", to=[{"task": "pole"}]), "skip.0.why", "task:"),
         (changed("skip", to=[{"task": "bowl", "why": "x"}]), "skip.0.task", "task:"),
         (changed("compare", "baseline", to="ppo"), "compare.baseline", "baseline:"),
@@ -110,6 +127,33 @@ def test_a_suite_of_a_catalogue_has_the_tasks_that_it_names() -> None:
         SuiteDefinition.from_dict(changed("tasks", "cat-*", to={"catalogue": f"{__name__}:CATALOGUE", "pick": ["z"]}))
 
 
+def test_a_game_is_human_normalized_wherever_it_is_named() -> None:
+    shared = {"environment": {"env": "ALE/Pong-v5"}}
+    tasks = {"easy": {"human_normalized": True}}
+    scales = SuiteDefinition.from_dict({**BASE, "shared": shared, "tasks": tasks}).scales
+    assert scales == {"easy": human_scale("Pong")}
+
+
+def test_one_pattern_picks_from_a_catalogue() -> None:
+    values = changed("tasks", to={"*": {"catalogue": f"{__name__}:CATALOGUE", "pick": "a*"}})
+    assert [*SuiteDefinition.from_dict(values).tasks] == ["apple"]
+
+
+@pytest.mark.parametrize(
+    ("tasks", "key"),
+    [
+        ({"one": {"catalogue": f"{__name__}:CATALOGUE"}}, "tasks.one"),
+        ({"*": {"catalogue": f"{__name__}:CATALOGUE"}, "bowl": {}}, "tasks.*"),
+        ({"*": {"catalogue": f"{__name__}:FLAT"}}, "tasks.*.catalogue"),
+        ({"*": {"catalogue": f"{__name__}:CATALOGUE", "pick": 3}}, "tasks.*.pick"),
+    ],
+)
+def test_a_catalogue_that_gives_no_tasks_of_their_own_names_is_refused(tasks: dict[str, Any], key: str) -> None:
+    with refused(ConfigError, key=key):
+        SuiteDefinition.from_dict({**BASE, "tasks": tasks})
+
+
+FLAT = {"apple": "A-v0"}
 CATALOGUE = {"apple": {"environment": {"env": "A-v0"}}, "bowl": {"environment": {"env": "B-v0"}}}
 
 
@@ -134,6 +178,12 @@ def test_cells_are_named_by_what_is_on_disk(tmp_path: Path) -> None:
     assert matrix(tmp_path, **there, steps=[10]) == ["pole/random/0/10", "pole/random/1/10"]
     ranged = matrix(tmp_path, **there, steps={"first": 5, "stride": 10})
     assert ranged == ["pole/random/0/5", "pole/random/0/15", "pole/random/1/5"]
+    some = matrix(tmp_path, **there, steps={"first": 6})
+    assert some == ["pole/random/0/10", "pole/random/0/15", "pole/random/1/10"]
+    late = Suite.from_dict(
+        changed("policies", "late", to={"policy": "my:make", **there, "steps": {"first": 11}}), tmp_path
+    )
+    assert [not untold(one.problem, "10") for one in late.cells if str(one.cell) == "pole/late/1"] == [True]
     assert matrix(tmp_path) == ["pole/random"]
 
 
@@ -223,6 +273,27 @@ def test_a_checkpoint_that_changed_is_an_error_of_its_cell(tmp_path: Path) -> No
     (tmp_path / "pole.txt").unlink()  # A trainer may remove it later.
     (tmp_path / "hill.txt").unlink()
     assert Suite.from_dict(values, tmp_path).result(tmp_path / "out").complete
+
+
+def test_a_condition_file_that_changed_is_an_error_of_its_cells(tmp_path: Path) -> None:
+    values = changed("conditions", to="starts.json")
+    values["tasks"]["hill"]["evaluation"] = {"conditions": [{"id": "x", "light": 1}]}
+    suite, rows = Suite.from_dict(values, tmp_path), tmp_path / "starts.json"
+    rows.write_text('[{"id": "a", "low": -0.01, "high": 0.01}]')
+    for planned in suite.cells:
+        Ledger(tmp_path / "out", suite.definition).claim(planned)
+    rows.write_text('[{"id": "a", "low": -0.02, "high": 0.02}]')
+    states = Suite.from_dict(values, tmp_path).result(tmp_path / "out").cells
+    assert [state.status for state in states] == ["error", "missing"]
+
+
+def test_conditions_of_a_task_replace_those_of_the_suite() -> None:
+    own = {"axes": {"light": [1, 2]}}
+    values = changed("conditions", to={"rows": [{"id": "x", "light": 1}], "counts": {"x": 2}})
+    values["tasks"]["hill"]["evaluation"] = {"conditions": own}
+    suite = Suite.from_dict(values)
+    found = [definition_of(suite.definition, one)["evaluation"]["conditions"] for one in suite.cells]
+    assert found == [values["conditions"], own]
 
 
 def constant(path: str) -> Callable[[Any], Any]:

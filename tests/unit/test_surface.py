@@ -32,6 +32,8 @@ PROMISED = {
 """Names that are fixed: scripts rely on them."""
 
 PEERS = {
+    "envpool": "envpool",
+    "jumanji": "jumanji",
     "atari": "ale_py",
     "cleanrl": "torch",
     "sb3": "stable_baselines3",
@@ -82,6 +84,8 @@ def disorder(module: str, path: Path) -> Iterator[str]:
 def is_there(module: str) -> bool:
     """Whether what a module needs is installed."""
     parts = module.split(".")
+    if parts[-1] == "functional":  # Outside of the integrations: any environment may be written in JAX.
+        return find_spec("jax") is not None
     return len(parts) < 3 or parts[1] != "integrations" or find_spec(PEERS.get(parts[2], "rl_eval")) is not None
 
 
