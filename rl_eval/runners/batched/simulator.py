@@ -72,15 +72,16 @@ class BatchStep:
         return found
 
 
-def checked(step: Any, num_envs: int) -> BatchStep:
+def checked(returned: Any, num_envs: int) -> BatchStep:
     """Return a step with rewards in float64 and flags as bools.
 
     Raises:
-        EnvError: It is not a :class:`BatchStep`, or an array has a wrong shape or dtype.
+        EnvError: It is not a :class:`BatchStep`, or an array or :attr:`BatchStep.started` has a wrong shape or dtype.
     """
-    if not isinstance(step, BatchStep):
-        kind = type(step).__name__
+    if not isinstance(returned, BatchStep):
+        kind = type(returned).__name__
         raise EnvError(f"step() of the simulator returned a {kind}", key="step", value=kind, fix="Return a BatchStep.")
+    step = returned
     if step.started is not None:
         step = replace(step, started=_checked_start(step.started, num_envs))
     if all(_is_plain(getattr(step, name), name, num_envs) for name in _KINDS):
