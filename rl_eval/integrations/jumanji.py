@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import cloudpickle
 import jumanji
 from jumanji.specs import jumanji_specs_to_gym_spaces
 
@@ -35,23 +36,24 @@ def simulator(name: str, num_envs: int, **kwargs: Any) -> FunctionalSimulator:
             key="environment.env",
             value=f"jumanji:{name}",
         )
-    env, init, step = _functions(name, **kwargs)
+    env, init, step = _functions(name, cloudpickle.dumps(kwargs))
     if env.reward_spec.shape:
         raise ConfigError(
             f"environment.env is 'jumanji:{name}', which has several agents, but a batched simulator has one",
             key="environment.env",
             value=f"jumanji:{name}",
         )
-    spaces = [jumanji_specs_to_gym_spaces(spec) for spec in (env.observation_spec, env.action_spec)]
-    made = FunctionalSimulator(init, step, num_envs, *spaces)
-    made.name = f"jumanji:{name}"
-    return made
+    seen, actions = map(jumanji_specs_to_gym_spaces, (env.observation_spec, env.action_spec))
+    return FunctionalSimulator(init, step, num_envs, seen, actions, f"jumanji:{name}")
 
 
 @functools.cache
-def _functions(name: str, **kwargs: Any) -> tuple[Any, Init, Step]:
-    """Return an environment and its functions, which are the same in every simulator so that they compile once."""
-    env = jumanji.make(name, **kwargs)
+def _functions(name: str, kwargs: bytes) -> tuple[Any, Init, Step]:
+    """Return an environment and its functions, which are the same in every simulator so that they compile once.
+
+    The arguments are pickled, because lists, dicts and objects may have no hash.
+    """
+    env = jumanji.make(name, **cloudpickle.loads(kwargs))
 
     def init(key: Any) -> tuple[Any, Any]:
         state, first = env.reset(key)

@@ -120,8 +120,8 @@ def build_env(
     ``num_envs``, which becomes one of the kwargs, to ``gymnasium.make_vec``. A callable
     without a parameter for an :class:`EnvContext` is called with the kwargs. That parameter is annotated with it, or
     comes first and is named ``config``, ``context`` or ``env_config``, or comes first, has no default and is not one of
-    the kwargs. In a class of environments, it comes first, has such a name and no default. A context in the first
-    place comes with the kwargs that are keyword-only parameters.
+    the kwargs, which are without ``num_envs``. In a class of environments, it comes first, has such a name and no
+    default. A context in the first place comes with the kwargs that are keyword-only parameters.
 
     Raises:
         ConfigError: The id is unknown, or the path cannot be imported.
@@ -321,6 +321,7 @@ def _context_parameter(
     if annotated or first is None or first.kind in _KEYWORDS:
         return next(iter(annotated), None)
     named, required = first.name in _CONTEXTS, first.default is first.empty and first.name not in kwargs
+    required = required and "num_envs" not in kwargs  # It is more likely to be the number of slots.
     return first if (named and required if is_class else named or required) else None
 
 
@@ -330,6 +331,14 @@ def _check_arguments(made: Any, signature: inspect.Signature, kwargs: dict[str, 
     except TypeError as error:
         given = f"has {', '.join(kwargs)}" if kwargs else "is empty"
         name = getattr(made, "__name__", repr(made))
+        taken = any(one.name == "num_envs" or one.kind is one.VAR_KEYWORD for one in signature.parameters.values())
+        if "num_envs" in kwargs and not taken:
+            raise ConfigError(
+                f"environment.env is {name}, which has no parameter num_envs",
+                key="environment.env",
+                value=name,
+                fix="For runners.runner: batched, add the parameter num_envs, and build as many slots.",
+            ) from error
         hint = "" if inspect.isclass(made) else "A parameter context: EnvContext receives all of env_kwargs."
         raise ConfigError(
             f"environment.env_kwargs {given}, but {name} takes {', '.join(signature.parameters) or 'no arguments'}: "

@@ -12,6 +12,7 @@ import pytest
 from rl_eval import EvalConfig, EvalResult, evaluate
 from rl_eval.cli.simulator_checks import check_simulator
 from rl_eval.errors import ConfigError
+from rl_eval.records.episode import EpisodeSpec
 from rl_eval.scheduling.plan import EpisodePlan
 from tests.refused import refused
 from tests.unit.pages_world import DOCS, blocks
@@ -20,6 +21,9 @@ jumanji = pytest.importorskip("jumanji")
 import jax  # noqa: E402
 from gymnasium.envs.functional_jax_env import FunctionalJaxVectorEnv  # noqa: E402
 from gymnasium.experimental.functional import FuncEnv  # noqa: E402
+
+from rl_eval.integrations.jumanji import simulator as jumanji_simulator  # noqa: E402
+from rl_eval.runners.batched.functional import FunctionalSimulator  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*_at_fork:pytest.PytestUnraisableExceptionWarning")
 """JAX warns of every process that Ray starts."""
@@ -84,6 +88,45 @@ def test_doctor_agrees() -> None:
 def test_other_names_are_rejected(name: str) -> None:
     with refused(ConfigError, "environment.env", value=f"jumanji:{name}"):
         evaluate(snake(4).environment(f"jumanji:{name}", env_kwargs={}))
+
+
+def test_arguments_may_be_lists() -> None:
+    """Simulators with equal ones share what was compiled."""
+    jumanji.register("Shaped-v0", entry_point=f"{__name__}:shaped")
+    made = [jumanji_simulator("Shaped-v0", width, shape=[5, 6]) for width in (2, 3)]
+    assert made[0].name == "jumanji:Shaped-v0"
+    assert made[0].observation_space["grid"].shape == (5, 6, 5)
+    assert made[0]._init is made[1]._init
+
+
+@pytest.mark.parametrize("width", [7, 8])
+def test_restarts_and_steps_have_one_library(width: int) -> None:
+    """Arrays of JAX where no row is spare."""
+    simulator = jumanji_simulator("Snake-v1", width)
+    first = simulator.restart(np.arange(3), [EpisodeSpec(index, index) for index in range(3)])
+    step = simulator.step(np.zeros(width, np.int32))
+    kinds = {isinstance(nested["grid"], jax.Array) for nested in (first, step.observations)}
+    assert kinds == {width == 8}
+
+
+def test_only_infos_of_one_number_are_values() -> None:
+    def start(key: Any) -> tuple[Any, Any]:
+        return jax.numpy.zeros(1), jax.numpy.zeros(1)
+
+    def step(state: Any, action: Any) -> tuple[Any, ...]:
+        infos = {"height": state[0], "wide": jax.numpy.zeros(3), "nested": {"height": state[0]}}
+        return state, state, 0.0, False, False, infos
+
+    simulator = FunctionalSimulator(start, step, 8, gym.spaces.Box(-1, 1, (1,)), gym.spaces.Discrete(2))
+    simulator.restart(np.arange(8), [EpisodeSpec(0, index) for index in range(8)])
+    made = simulator.step(np.zeros(8, np.int64))
+    assert list(made.keys) == ["height"]
+    assert made.values("wide") is None
+    assert made.values("height")[0].shape == (8,)
+
+
+def shaped(shape: list[int]) -> Any:
+    return jumanji.environments.Snake(*shape)
 
 
 def push(observations: Any) -> Any:

@@ -179,6 +179,12 @@ def test_a_simulator_that_cannot_keep_the_promise_is_rejected(make: Any, kind: t
         evaluate(batched(make))
 
 
+@pytest.mark.parametrize("make", [lambda: walks(7), lambda slots: walks(slots, "NextStep")])
+def test_a_function_needs_the_number_of_slots(make: Any) -> None:
+    with refused(ConfigError, "environment.env", value="<lambda>"):
+        evaluate(batched(make))
+
+
 def test_final_observations_that_are_missing_are_no_observations_of_the_next_episode() -> None:
     result = evaluate(batched(as_class(LosesFinalObservations, "SameStep"), 1))
     assert result.status == "failed"

@@ -23,6 +23,7 @@ from rl_eval.errors import ComparisonError, ConfigError, LogMismatch
 from rl_eval.records.episode import EpisodeSpec
 from rl_eval.results.stats.interval import return_interval
 from rl_eval.runners.batched.simulator import BatchSimulator, BatchStep
+from rl_eval.runners.batched.vector_env import VectorEnvSimulator
 from rl_eval.scheduling.conditions import Conditions, interleaved, make_conditions
 from rl_eval.scheduling.plan import EpisodePlan
 from rl_eval.testing import SimulatorContract
@@ -174,6 +175,25 @@ def vec(num_envs: int) -> Any:
 def test_every_layout_gives_the_same_episodes(env: Any, runners: dict[str, Any], whole: EvalResult) -> None:
     result = evaluate(sleds().environment(env).runners(**runners))
     assert result.fingerprint == whole.fingerprint
+
+
+class OnlyReset(gym.vector.SyncVectorEnv):
+    """Returns zeros for the slots that it did not reset."""
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        observations, infos = super().reset(seed=seed, options=dict(options))
+        observations[~options["reset_mask"]] = 0
+        return observations, infos
+
+
+def test_slots_that_start_one_after_another_keep_their_first_observations() -> None:
+    plan = list(sleds().build().plan())
+    specs = [spec for spec in plan if spec.condition == plan[0].condition][:2]
+    slots = np.array([0, 2])
+    starts = [
+        VectorEnvSimulator(make([Sled] * 4)).restart(slots, specs) for make in (OnlyReset, gym.vector.SyncVectorEnv)
+    ]
+    np.testing.assert_array_equal(*starts)
 
 
 @pytest.fixture(scope="module")

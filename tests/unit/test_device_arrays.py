@@ -14,10 +14,11 @@ import tree
 from rl_eval import EvalConfig, EvalResult, evaluate
 from rl_eval.errors import EnvError
 from rl_eval.policies.inference.device_arrays import numpy_of
+from rl_eval.policies.inference.device_observations import DeviceObservations
 from rl_eval.runners.batched.simulator import BatchSimulator, BatchStep, checked
 from rl_eval.runners.batched.vector_env import VectorEnvSimulator
 from tests.refused import refused
-from tests.unit.vector_world import Parts, follow, walks
+from tests.unit.vector_world import Parts, Walk, as_class, follow, walks
 
 torch = pytest.importorskip("torch")
 Wrap = Callable[[Any], Any]
@@ -40,8 +41,11 @@ class Foreign(BatchSimulator):
 
     last: Any = ((), ())
 
-    def __init__(self, num_envs: int, array: Wrap, *, blocks: bool = False, **world: Any) -> None:
+    def __init__(
+        self, num_envs: int, array: Wrap, *, first: Wrap | None = None, blocks: bool = False, **world: Any
+    ) -> None:
         self.inner, self.array = VectorEnvSimulator(walks(num_envs, **world), blocks=blocks), array
+        self.first = first or array
         self.num_envs = num_envs
         self.observation_space, self.action_space = self.inner.observation_space, self.inner.action_space
 
@@ -49,7 +53,7 @@ class Foreign(BatchSimulator):
         return tree.map_structure(self.array, nested)
 
     def restart(self, slots: Any, specs: Any) -> Any:
-        return self.given(self.inner.restart(slots, specs))
+        return tree.map_structure(self.first, self.inner.restart(slots, specs))
 
     def reset(self, seed: int) -> Any:
         return self.given(self.inner.reset(seed))
@@ -133,6 +137,30 @@ def test_records_and_notes_do_not_depend_on_the_library(array: Wrap, width: int,
     assert bool(seen(reference)[2]) == (wrap is not Parts)
 
 
+def doubles(array: Any) -> Any:
+    return torch.tensor(array, dtype=torch.float64 if array.dtype == np.float32 else None)
+
+
+@libraries
+@pytest.mark.parametrize("width", [7, 8])
+@pytest.mark.parametrize("first", [np.array, torch.tensor, doubles, in_jax, np.ndarray.tolist])
+def test_restarts_may_be_of_another_library_than_steps(first: Wrap, array: Wrap, width: int) -> None:
+    """No restart changes the observations of live slots."""
+    result = evaluated(array, width, Takes(), first=first)
+    assert seen(result) == seen(evaluated(np.array, width, follow, "exact"))
+
+
+def test_integers_do_not_wrap() -> None:
+    """The first arrays have the dtype of the simulator; later ones must fit in it."""
+    batch = DeviceObservations(gym.spaces.Box(0, 255, (1,), np.uint8), 2)
+    batch.adopt(np.array([1]), torch.tensor([[300]]))
+    assert batch.arrays[1].tolist() == [300]
+    batch.adopt_step(torch.ones((2, 1), dtype=torch.uint8), np.arange(2), 2)
+    for wrong in (np.array([[300]]), torch.tensor([[300]]), [[300]]):
+        with refused(EnvError, "observation"):
+            batch.adopt(np.array([0]), wrong)
+
+
 @libraries
 @pytest.mark.parametrize("inference", ["exact", "batched"])
 def test_a_module_gets_the_same_numbers(array: Wrap, inference: str) -> None:
@@ -152,6 +180,53 @@ def test_a_function_gets_numpy_arrays(array: Wrap, inference: str) -> None:
 def test_blocks_do_not_depend_on_the_library(array: Wrap) -> None:
     """Slots that restart by themselves get the first observations of the next episodes."""
     assert seen(evaluated(array, 5, Takes(), block=3)) == seen(evaluated(np.array, 5, follow, "exact", block=3))
+
+
+class Remote(torch.Tensor):
+    """A tensor that NumPy cannot read, as on a GPU."""
+
+    def __array__(self, *_: Any) -> Any:
+        raise TypeError("cannot convert a tensor of a GPU")
+
+    def cpu(self) -> Any:
+        return super().cpu().as_subclass(torch.Tensor)
+
+
+def remote(nested: Any) -> Any:
+    """Return tensors for the arrays of numbers in a nest, in which those of objects are stacked."""
+    if isinstance(nested, dict):
+        return {key: remote(value) for key, value in nested.items()}
+    if nested.dtype == object:
+        last = next(row for row in nested if row is not None)
+        rows = [tree.map_structure(np.zeros_like, last) if row is None else row for row in nested]
+        return remote(tree.map_structure(lambda *leaves: np.array(leaves), *rows))
+    return torch.tensor(nested).as_subclass(Remote)
+
+
+class RemoteWalks(gym.vector.SyncVectorEnv):
+    """Walks of which everything is in tensors on a device."""
+
+    def reset(self, **arguments: Any) -> Any:
+        return tuple(map(remote, super().reset(**arguments)))
+
+    def step(self, actions: Any) -> Any:
+        return tuple(map(remote, super().step(actions)))
+
+
+@pytest.mark.parametrize("inference", ["exact", "batched"])
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
+@pytest.mark.parametrize("walk", [Walk, lambda: Parts(Walk())])
+def test_a_vector_environment_may_have_everything_on_a_device(walk: Any, mode: str, inference: str) -> None:
+    def results(cls: type[Any]) -> EvalResult:
+        made = EvalConfig().environment(as_class(cls, mode, walk)).policy(Takes(), inference=inference)
+        made.evaluation(num_episodes=40, info_keys=["height"])
+        return evaluate(made.runners(runner="batched", num_envs_per_runner=7))
+
+    ours, theirs = results(RemoteWalks), results(gym.vector.SyncVectorEnv)
+    assert not ours.faults
+    assert [(one.episode_return, one.info, one.success_at_end) for one in ours.episodes] == [
+        (one.episode_return, one.info, one.success_at_end) for one in theirs.episodes
+    ]
 
 
 @libraries

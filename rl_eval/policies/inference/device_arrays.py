@@ -34,6 +34,14 @@ def numpy_of_all(arrays: Sequence[Any]) -> list[npt.NDArray[Any]]:
     return [numpy_of(array) for array in arrays]
 
 
+def like(array: Any, other: Any) -> Any:
+    """Return an array in the library and dtype of another, on its device."""
+    if hasattr(other, "new_tensor"):
+        return array.to(other) if hasattr(array, "new_tensor") else other.new_tensor(numpy_of(array))
+    same = type(array) is type(other) and array.dtype == other.dtype
+    return array if same else numpy_of(array).astype(other.dtype)
+
+
 def with_rows(array: Any, rows: Any, values: Any) -> Any:
     """Return a copy of an array on its device, with other values in some rows."""
     if hasattr(array, "at"):  # JAX arrays never change.

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import tree
 from typing_extensions import override
 
-from rl_eval.policies.inference.device_arrays import kind_of, numpy_of, with_rows
+from rl_eval.policies.inference.device_arrays import kind_of, like, numpy_of, with_rows
 from rl_eval.policies.inference.spaces import ObservationBatch, leaf_of
 
 
@@ -27,7 +27,9 @@ class DeviceObservations(ObservationBatch):
         if isinstance(rows, slice):
             self.arrays = given
         elif count:
-            self.arrays = tree.map_structure(lambda former, leaf: self._merged(former, rows, leaf), self.arrays, given)
+            parts = zip(self._leaves, tree.flatten(self.arrays), tree.flatten(given), strict=True)
+            merged = [self._merged(*first, former, rows, leaf) for first, former, leaf in parts]
+            self.arrays = tree.unflatten_as(self.structure, merged)
 
     @override
     def adopt_step(self, observations: Any, live: npt.NDArray[np.int64], width: int) -> None:
@@ -73,7 +75,7 @@ class DeviceObservations(ObservationBatch):
                 array[rows] = numpy_of(leaf[rows])
 
     def _fitting(self, observations: Any, count: int) -> Any:
-        """Return the parts of observations that the space has, shape (count, ...).
+        """Return the parts of observations that the space has, shape (count, ...); lists get its dtypes.
 
         Raises:
             EnvError: Their structure or a shape differs from the space's.
@@ -81,12 +83,28 @@ class DeviceObservations(ObservationBatch):
         given = []
         for path, array in self._leaves:
             leaf = leaf_of(observations, path)
-            self._check_batch(path, array, leaf, count)
-            given.append(leaf)
+            rows = leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
+            self._check_batch(path, array, rows, count)
+            given.append(leaf if rows is leaf else self._as(array, path, array, rows))
         return tree.unflatten_as(self.structure, given)
 
-    def _merged(self, former: Any, rows: npt.NDArray[np.int64], given: Any) -> Any:
-        """Return an array with other values in some rows; the first one of a simulator has any values elsewhere."""
-        if type(former) is not type(given) or len(former) <= rows[-1]:
+    def _merged(self, path: tuple[Any, ...], first: Any, former: Any, rows: npt.NDArray[np.int64], given: Any) -> Any:
+        """Return an array with other values in some rows.
+
+        The simulator's first array replaces that of the base, and that of a narrower simulator. It has any values in
+        the other rows, none of which is live.
+        """
+        if former is first or len(former) <= rows[-1]:
             former = given[np.zeros(self.rows, np.int64)]
-        return with_rows(former, rows, given)
+        return with_rows(former, rows, self._as(former, path, first, given))
+
+    def _as(self, former: Any, path: tuple[Any, ...], array: Any, given: Any) -> Any:
+        """Return values in the library and dtype of an array, on its device.
+
+        Raises:
+            EnvError: An integer does not fit.
+        """
+        converted = like(given, former)
+        if given.dtype != former.dtype and kind_of(former) in "iu":
+            self._check_kept(path, array, numpy_of(converted), numpy_of(given))
+        return converted

@@ -92,9 +92,8 @@ class ObservationBatch:
             given = numpy_of(leaf_of(observations, path))
             self._check_batch(path, array, given, count)
             array[rows] = given
-            if given.dtype != array.dtype and array.dtype.kind in "iu" and not np.array_equal(array[rows], given):
-                text = f"observation{_at(path)} has values from {given.min()} to {given.max()}, {_due(array)}"
-                raise EnvError(text, key=f"observation{_at(path)}")
+            if given.dtype != array.dtype and array.dtype.kind in "iu":
+                self._check_kept(path, array, array[rows], given)
 
     def adopt_step(self, observations: Any, live: npt.NDArray[np.int64], width: int) -> None:
         """Copy the observations of live slots; the others may have anything.
@@ -121,6 +120,12 @@ class ObservationBatch:
                 key=f"observation{_at(path)}",
                 value=f"{given.dtype}{list(shape)}",
             )
+
+    @staticmethod
+    def _check_kept(path: tuple[Any, ...], array: Array, kept: Array, given: Array) -> None:
+        if not np.array_equal(kept, given):
+            text = f"observation{_at(path)} has values from {given.min()} to {given.max()}, {_due(array)}"
+            raise EnvError(text, key=f"observation{_at(path)}")
 
     def row(self, row: int) -> Any:
         """Return a copy of a row, in the structure and dtypes of the space."""
@@ -168,11 +173,8 @@ class ObservationBatch:
         """Write a leaf of another dtype than its space has."""
         with np.errstate(over="ignore"):  # A value that overflows becomes infinite, which is an error.
             array[row] = given
-        if array.dtype.kind in "iu" and not np.array_equal(array[row], given):
-            raise EnvError(
-                f"observation{_at(path)} has values from {given.min()} to {given.max()}, {_due(array)}",
-                key=f"observation{_at(path)}",
-            )
+        if array.dtype.kind in "iu":
+            self._check_kept(path, array, array[row], given)
         if has_dtype and path in self._boxes and path not in self._noted:
             self._noted.add(path)
             if not np.can_cast(given.dtype, array.dtype):

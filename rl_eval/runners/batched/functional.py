@@ -31,11 +31,12 @@ def _compiled(init: Init, step: Step) -> tuple[Any, Any]:
     return jax.jit(jax.vmap(lambda seed: init(jax.random.PRNGKey(seed)))), jax.jit(jax.vmap(step))
 
 
-@jax.jit
-@jax.vmap
-def _merged(started: Any, new: Any, old: Any) -> Any:
+def _chosen(started: Any, new: Any, old: Any) -> Any:
     """Return the new state of a row that starts, and the old one of others."""
     return jax.tree.map(lambda one, other: jax.numpy.where(started, one, other), new, old)
+
+
+_merged: Final = jax.jit(jax.vmap(_chosen))
 
 
 @final
@@ -53,6 +54,7 @@ class FunctionalSimulator(BatchSimulator):
         num_envs: Number of slots.
         observation_space: Space of the observation of one slot.
         action_space: Space of the action of one slot.
+        name: Name of the simulator in results.
     """
 
     def __init__(
@@ -62,7 +64,9 @@ class FunctionalSimulator(BatchSimulator):
         num_envs: int,
         observation_space: gym.Space[Any],
         action_space: gym.Space[Any],
+        name: str = "FunctionalSimulator",
     ) -> None:
+        self._name = name
         self.num_envs, self.observation_space, self.action_space = num_envs, observation_space, action_space
         self.note = f"all slots are stepped by JAX {jax.__version__} on {jax.default_backend()}"
         rows = -(-num_envs // _ROWS) * _ROWS
@@ -71,9 +75,14 @@ class FunctionalSimulator(BatchSimulator):
         """State of all rows; None before the first restart."""
         self._init, self._step = _compiled(init, step)
 
+    @property
+    @override
+    def name(self) -> str:
+        return self._name
+
     @override
     def restart(self, slots: Slots, specs: Sequence[EpisodeSpec]) -> Any:
-        # All rows are computed, so that nothing is compiled again for another number of slots.
+        # All rows are computed, so that init is not compiled again for another number of slots.
         self._seeds[slots] = [spec.seed for spec in specs]
         state, observations = self._init(self._seeds)
         if self._state is None:
@@ -81,7 +90,9 @@ class FunctionalSimulator(BatchSimulator):
         started = np.zeros(len(self._seeds), bool)
         started[slots] = True
         self._state = _merged(started, state, self._state)
-        return jax.tree.map(lambda leaf: np.asarray(leaf)[slots], observations)
+        # As in step(), they are arrays of JAX unless there are spare rows.
+        library = np if len(self._seeds) > self.num_envs else jax.numpy
+        return jax.tree.map(lambda leaf: library.asarray(np.asarray(leaf)[slots]), observations)
 
     @override
     def step(self, actions: Any) -> BatchStep:
@@ -93,10 +104,13 @@ class FunctionalSimulator(BatchSimulator):
             results = jax.tree.map(lambda leaf: np.asarray(leaf)[: self.num_envs], results)
         observations, rewards, terminated, truncated, infos = results
 
-        def values(key: str) -> Any:
-            return (np.asarray(infos[key]), np.ones(self.num_envs, bool)) if key in infos else None
+        # Other infos have parts or several numbers for each slot.
+        keys = [key for key, info in infos.items() if getattr(info, "shape", None) == (self.num_envs,)]
 
-        return BatchStep(observations, rewards, terminated, truncated, values, infos.keys())
+        def values(key: str) -> Any:
+            return (np.asarray(infos[key]), np.ones(self.num_envs, bool)) if key in keys else None
+
+        return BatchStep(observations, rewards, terminated, truncated, values, keys)
 
     @override
     def close(self) -> None:

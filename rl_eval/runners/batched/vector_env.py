@@ -16,6 +16,7 @@ from typing_extensions import override
 
 from rl_eval.config.settings import EnvironmentSection
 from rl_eval.errors import ConfigError, EnvError
+from rl_eval.policies.inference.device_arrays import like, numpy_of, with_rows
 from rl_eval.records.episode import EpisodeSpec
 from rl_eval.runners.batched.simulator import BatchSimulator, BatchStep, Flags, Slots
 from rl_eval.runners.batched.trial import WITHOUT_RESTARTS
@@ -90,10 +91,12 @@ class VectorEnvSimulator(BatchSimulator):
     def restart(self, slots: Slots, specs: Sequence[EpisodeSpec]) -> Any:
         if specs[0].condition is None:
             observations = self._reset(slots, [spec.seed for spec in specs])
-        else:
-            for slot, spec in zip(slots, specs, strict=True):  # All slots of one call have the same options.
-                observations = self._reset(np.array([slot]), [spec.seed], spec.reset_arguments["options"])
-        return tree.map_structure(lambda leaf: leaf[slots], observations)
+            return tree.map_structure(lambda leaf: leaf[slots], observations)
+        rows = []
+        for slot, spec in zip(slots, specs, strict=True):  # All slots of one call have the same options.
+            observations = self._reset(np.array([slot]), [spec.seed], spec.reset_arguments["options"])
+            rows.append(tree.map_structure(lambda leaf, slot=slot: np.array(numpy_of(leaf[slot])), observations))
+        return tree.map_structure(lambda *leaves: np.stack(leaves), *rows)
 
     @override
     def reset(self, seed: int) -> Any:
@@ -128,7 +131,7 @@ class VectorEnvSimulator(BatchSimulator):
                 value=self._mode.value,
                 fix="Set its attribute autoreset_mode to AutoresetMode.SAME_STEP.",
             )
-        ended = np.asarray(terminated, bool) | np.asarray(truncated, bool)
+        ended = _flags(terminated) | _flags(truncated)
         started = (ended if same_step else restarting), observations
         self._ended = ended
         if same_step and ended.any():
@@ -167,6 +170,11 @@ def _ale_seed(seed: int) -> int:
     return int(np.random.SeedSequence(seed).generate_state(2)[1]) & _ALE_SEED_MASK
 
 
+def _flags(given: Any) -> Flags:
+    """Return flags by slot, copied from their device."""
+    return numpy_of(given).astype(bool)
+
+
 class _Values:
     """Values of a vector environment's infos by key; callable, for :attr:`BatchStep.values`."""
 
@@ -182,14 +190,14 @@ class _Values:
         if key not in self._infos:
             return None
         mask = self._infos.get(f"_{key}")
-        reported = np.ones(self._num_envs, bool) if mask is None else np.asarray(mask, bool)
+        reported = np.ones(self._num_envs, bool) if mask is None else _flags(mask)
         return _by_slot(self._infos[key], self._num_envs), reported
 
 
 def _by_slot(values: Any, num_envs: int) -> np.ndarray[Any, Any]:
     """Return the values of an ``info`` key by slot; those of nested infos are dicts."""
     if not isinstance(values, Mapping):
-        return np.asarray(values)
+        return numpy_of(values)
     parts, whole = _Values(values, num_envs), np.empty(num_envs, object)
     found = {key: one for key in parts.keys if (one := parts(key)) is not None}
     whole[:] = [{key: part[slot] for key, (part, mask) in found.items() if mask[slot]} for slot in range(num_envs)]
@@ -209,24 +217,29 @@ def _before_autoreset(observations: Any, infos: Mapping[str, Any], ended: Flags)
             key="final_obs",
             fix="Build it with autoreset_mode=AutoresetMode.NEXT_STEP.",
         )
-    infos = {
-        key: np.asarray(value, bool) & ~ended if key.startswith("_") else value for key, value in infos.items()
-    }  # The reset of the next episode reported these.
-    whole = tree.map_structure(np.array, observations)
-    for slot in np.flatnonzero(ended):
-        last = final_observations[slot]
-        tree.map_structure(lambda leaf, part, slot=slot: leaf.__setitem__(slot, part), whole, last)
+    # The reset of the next episode reported these.
+    infos = {key: _flags(value) & ~ended if key.startswith("_") else value for key, value in infos.items()}
+    slots = np.flatnonzero(ended)
+    rows = _final_rows(final_observations, slots)
+    whole = tree.map_structure(lambda leaf, last: with_rows(leaf, slots, like(last, leaf)), observations, rows)
     final_info = infos.get("final_info")
     if not isinstance(final_info, Mapping):
         return whole, infos
     merged = dict(infos)
     for key in [key for key in final_info if not key.startswith("_")]:
-        given, mask = _by_slot(final_info[key], len(ended)), np.asarray(final_info.get(f"_{key}", ended), bool)
+        given, mask = _by_slot(final_info[key], len(ended)), _flags(final_info.get(f"_{key}", ended))
         former = _by_slot(merged[key], len(ended)) if key in merged else given
         values = np.array(former, np.result_type(former, given))
         values[mask] = given[mask]
-        merged[key], merged[f"_{key}"] = values, np.asarray(merged.get(f"_{key}", np.zeros_like(mask)), bool) | mask
+        merged[key], merged[f"_{key}"] = values, _flags(merged.get(f"_{key}", np.zeros_like(mask))) | mask
     return whole, merged
+
+
+def _final_rows(final_observations: Any, slots: Slots) -> Any:
+    """Return the final observations of some slots, shape (k, ...), from nested arrays or from an array of objects."""
+    if isinstance(final_observations, np.ndarray) and final_observations.dtype.kind == "O":
+        return tree.map_structure(lambda *rows: np.stack([numpy_of(row) for row in rows]), *final_observations[slots])
+    return tree.map_structure(lambda leaf: leaf[slots], final_observations)
 
 
 def build_simulator(
