@@ -137,6 +137,9 @@ def _evaluated(config: EvalConfig, policy: Any, env: Any) -> EvalResult:
         except ConfigError as error:
             if error.key != "environment.env":  # Otherwise its slots cannot be reset one by one.
                 raise
+            result, note = _result(config, policy), f"the episodes ran in single environments, since {error}"
+            result.provenance["notes"] = [*result.provenance.get("notes", []), note]
+            return result
     return _result(config, policy)
 
 

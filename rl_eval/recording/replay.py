@@ -137,6 +137,8 @@ def lease_of(result: EvalResult, index: int) -> Lease:
 def run_again(runner: Runner, leases: Iterable[Lease], at_once: int = 1) -> Iterator[RunReport]:
     """Run one attempt of each episode with an idle runner; yield a report of each, in order.
 
+    An episode that the runner gives back runs again. One that is only suspected of a fault then runs alone.
+
     Args:
         runner: The runner.
         leases: Episodes and attempts.
@@ -146,18 +148,24 @@ def run_again(runner: Runner, leases: Iterable[Lease], at_once: int = 1) -> Iter
         Report of one episode: its row and infos, also if the attempt failed; its fault, if any; and the other fields of
         the runner's report.
     """
-    waiting, held = iter(leases), deque[Lease]()
+    waiting, held, again = iter(leases), deque[Lease](), list[Lease]()
     reports: dict[int, RunReport] = {}
     while True:
         new = list(islice(waiting, at_once - len(held)))
         held += new
         if not held:
             return
-        report = runner.run(new, _BUDGET_S)
+        report = runner.run([*again, *new], _BUDGET_S)
+        again = [lease for lease in held if lease.index in report.returned]
         for place, index in enumerate(report.rows["index"].tolist()):
             part = slice(place, place + 1)
             reports[index] = replace(report, rows=report.rows[part], infos=report.infos[part], faults=())
         for fault in report.faults:
+            place, lease = next((place, one) for place, one in enumerate(held) if one.index == fault.index)
+            if not (fault.charged or lease.alone):
+                held[place] = lease._replace(alone=True)
+                again.append(held[place])
+                continue
             row = failed_row(fault.index, fault.seed, fault.attempt, report.weights_version)
             nothing = np.full((1, report.infos.shape[1]), np.nan)
             reports[fault.index] = replace(report, rows=row, infos=nothing, faults=(fault,))

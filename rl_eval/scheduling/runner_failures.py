@@ -115,9 +115,9 @@ def attribute_loss(crash_report: CrashReport | None, runner: int) -> LossAttribu
         entries = [entry for entry in moment.lanes if entry.live]
         pairs = tuple((entry.index, entry.attempt) for entry in entries)
         faults = tuple(_fault(crash_report, entry, phase, runner) for entry in entries)
-        return (
-            LossAttribution(pairs, (), faults) if conclusive and len(pairs) == 1 else LossAttribution((), pairs, faults)
-        )
+        # A simulator also steps slots without an episode, so a shared call proves nothing about a single one.
+        certain = conclusive and len({*pairs}) == 1 and not moment.shared
+        return LossAttribution(pairs, (), faults) if certain else LossAttribution((), pairs, faults)
     entry = moment.lanes[moment.lane]
     faults = (_fault(crash_report, entry, phase, runner),) if entry.attempt else ()
     if phase == "close" or not entry.live:

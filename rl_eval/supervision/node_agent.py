@@ -52,11 +52,10 @@ class Deadlines:
             return f"longer than fault_tolerance.{key}={limit:g}"
         if self.runner_s is not None and seconds > self.runner_s:
             return f"longer than fault_tolerance.runner_timeout_s={self.runner_s:g}"
-        entry = moment.current
-        if self.episode_s is None or entry is None or not entry.live:
-            return ""
+        entries = moment.lanes if moment.shared else filter(None, [moment.current])
+        starts = [entry.started for entry in entries if entry.live]
         # Between steps the runner checks this itself; a second is enough for it.
-        if seconds > 1.0 and now - entry.started > self.episode_s + 1.0:
+        if self.episode_s is not None and starts and seconds > 1.0 and now - min(starts) > self.episode_s + 1.0:
             return f"in an attempt that lasts longer than fault_tolerance.episode_timeout_s={self.episode_s:g}"
         return ""
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from rl_eval.scheduling.runner_failures import attribute_loss
-from rl_eval.supervision.flight_recorder import CrashReport, LaneEntry, Moment
+from rl_eval.supervision.flight_recorder import ALL_LANES, CrashReport, LaneEntry, Moment
 
 LANES = (LaneEntry(True, 10, 100, 1, 5.0), LaneEntry(True, 11, 110, 2, 6.0), LaneEntry(False, 9, 90, 1, 1.0))
 ENV_PHASES = ("construct", "reset", "step")
@@ -50,6 +50,13 @@ def test_the_policy_makes_suspects_of_all_live_episodes(cause: Any) -> None:
     alone = attribute_loss(crash_report(cause, "act", 0, LANES[1:]), runner=4)
     convicted = cause in ("deadline", "signal")
     assert (alone.charged, alone.suspects) == ((((11, 2),), ()) if convicted else ((), ((11, 2),)))
+
+
+@pytest.mark.parametrize("phase", ENV_PHASES)
+def test_a_call_for_all_slots_convicts_no_episode(phase: str) -> None:
+    """A slot without an episode may be the cause, even if a single one is live."""
+    attribution = attribute_loss(crash_report("signal", phase, ALL_LANES, LANES[1:]), runner=4)
+    assert (attribution.charged, attribution.suspects) == ((), ((11, 2),))
 
 
 @pytest.mark.parametrize("cause", ["deadline", "signal", "vanished", "stopped"])

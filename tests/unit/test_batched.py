@@ -14,6 +14,7 @@ from rl_eval import EvalConfig, EvalResult, EvalRunnerGroup, evaluate
 from rl_eval.cli.simulator_checks import check_simulator
 from rl_eval.errors import ConfigError, EnvError
 from rl_eval.policies.inference.spaces import ObservationBatch
+from rl_eval.recording.replay import compared, lease_of, rebuilt_runner, run_again
 from rl_eval.runners.batched.simulator import BatchSimulator, BatchStep, checked
 from rl_eval.runners.batched.vector_env import VectorEnvSimulator, _is_ale
 from rl_eval.scheduling.plan import EpisodePlan
@@ -88,6 +89,8 @@ def test_networks_and_sampling_are_the_same(deterministic: bool) -> None:
     configs = [batched(walks, width) for width in (1, 5, 40)] + [batched(Walk).runners(runner="vector")]
     found = {evaluate(one.policy(None, deterministic=deterministic), module).fingerprint for one in configs}
     assert len(found) == 1
+    together = evaluate(configs[1].policy(None, inference="batched"), module).provenance["numerics"]
+    assert together.items() >= {"guarantee": "conditions", "adapter": "SyncVectorEnv", "num_envs": 5}.items()
 
 
 @pytest.mark.parametrize("width", [4, 64])
@@ -358,6 +361,12 @@ class Broken(BatchSimulator):
         ({"terminated": np.array([2, 0])}, "terminated"),
         ({"truncated": [0.5, 0.5]}, "truncated"),
         ({"observations": np.zeros((2, 4), np.float32)}, "observation"),
+        ({"started": np.ones(2, bool)}, "started"),
+        ({"started": (np.ones(3, bool), np.zeros((3, 3)))}, "started"),
+        ({"values": lambda key: np.ones(2)}, "values"),
+        ({"values": lambda key: (np.ones(3), np.ones(3, bool))}, "values"),
+        ({"values": lambda key: (np.ones(2), [True, True])}, "values"),
+        ({"values": lambda key: (np.ones(2), np.ones(2))}, "values"),
     ],
 )
 def test_a_step_of_a_wrong_shape_is_named(mistake: dict[str, Any], key: str) -> None:
@@ -365,6 +374,7 @@ def test_a_step_of_a_wrong_shape_is_named(mistake: dict[str, Any], key: str) -> 
     with refused(EnvError, key):
         step = checked(simulator.step(None), 2)
         ObservationBatch(simulator.observation_space, 2).adopt(slice(0, 2), step.observations)
+        step.reported(["success"])
     result = evaluate(batched(partial(Broken, **mistake), 2, info_keys=[]))
     assert result.status == "failed"
     assert {fault.error_type for fault in result.faults} == {"EnvError"}
@@ -436,3 +446,68 @@ def test_rewards_of_atari_are_not_clipped() -> None:
     pytest.importorskip("ale_py")
     assert _is_ale("ale_py:ALE/Qbert-v5")
     assert not _is_ale("CartPole-v1")
+
+
+def test_the_guarantee_does_not_depend_on_the_simulator_in_use() -> None:
+    """After a fault, the last episodes run in another simulator, and new weights are probed before one is built."""
+    torch = pytest.importorskip("torch")
+
+    class Coupled(VectorEnvSimulator):
+        couples_slots = True
+
+    def make(num_envs: int) -> Any:
+        return Coupled(walks(num_envs, on_step=raise_in))
+
+    def raise_in(walk: Walk) -> None:
+        if walk.seed == seed_of(60):
+            raise RuntimeError("the simulator diverged")
+
+    module = torch.nn.Linear(3, 3)
+    with EvalRunnerGroup(batched(make).policy(None), module) as group:
+        for _ in range(2):
+            assert group.evaluate().guarantee == "conditions"
+            group.sync_weights(module)
+
+
+def test_the_note_of_the_trial_outlives_the_simulator() -> None:
+    def make(num_envs: int) -> Any:
+        return as_class(OwnClass, "NextStep", Fixed)(num_envs)
+
+    with EvalRunnerGroup(batched(make)) as group:
+        for _ in range(2):
+            notes = group.evaluate().notes
+            assert any("distinct" in note and "OwnClass" in note for note in notes)
+
+
+@pytest.mark.parametrize("call", ["step", "reset"])
+def test_a_fault_of_a_replay_costs_no_other_episode(call: str) -> None:
+    """Episodes that the runner gives back run again, and those that are only suspected do so alone."""
+    armed, struck = [False], seed_of(9)
+
+    class Struck(Walk):
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            if call == "reset" and armed[0] and seed == struck:
+                raise RuntimeError("the simulator diverged")
+            return super().reset(seed=seed, options=options)
+
+        def step(self, action: Any) -> Any:
+            if call == "step" and armed[0] and self.seed == struck:
+                raise RuntimeError("the simulator diverged")
+            return super().step(action)
+
+    config = batched(as_class(gym.vector.SyncVectorEnv, walk=Struck))
+    result = evaluate(config)
+    armed[0] = True
+    with rebuilt_runner(result, config) as runner:
+        leases = [lease_of(result, index) for index in range(16)]
+        again = [compared(result, report) for report in run_again(runner, leases, 14)]
+    assert [one.recorded.index for one in again if not one.identical] == [9]
+
+
+def test_a_factory_of_one_width_serves_the_determinism_check() -> None:
+    def make(num_envs: int) -> Any:
+        return walks(7)
+
+    result = evaluate(batched(make, 7))
+    same(result, single(Walk))
+    assert result.determinism.passed

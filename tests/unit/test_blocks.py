@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
+from typing_extensions import override
 
 from rl_eval import EvalConfig, EvalResult, compare, evaluate, replay
 from rl_eval.cli.simulator_checks import check_simulator
@@ -20,6 +22,8 @@ from rl_eval.runners.batched.simulator import BatchSimulator, BatchStep
 from rl_eval.scheduling import events
 from rl_eval.scheduling.blocks import BlockSchedule
 from rl_eval.scheduling.plan import EpisodePlan
+from rl_eval.supervision import flight_recorder
+from rl_eval.supervision.flight_recorder import FlightRecorder, Moment, read_moment
 from tests.refused import refused
 from tests.unit.vector_world import OneSeed, Walk, as_class, follow, walks
 
@@ -256,6 +260,21 @@ def test_no_history_of_blocks_breaks_a_law() -> None:
         Driver(seed).run()
 
 
+class WrongStart(NoRestart):
+    """Its slots start other episodes, whose first observations are not those of the space."""
+
+    @override
+    def step(self, actions: Any) -> BatchStep:
+        step = super().step(actions)
+        return replace(step, started=(step.terminated, np.zeros((self.num_envs, 5))))
+
+
+def test_first_observations_of_a_wrong_shape_are_a_fault_of_their_block() -> None:
+    result = evaluate(blocks(WrongStart, width=2, block=2).policy(lambda seen: [0] * len(seen)))
+    assert result.status == "failed"
+    assert {fault.error_type for fault in result.faults} == {"EnvError"}
+
+
 class NotRepeatable(TwoLengths):
     """Ignores its seed."""
 
@@ -267,3 +286,26 @@ class NotRepeatable(TwoLengths):
 def test_doctor_runs_a_block_twice(make: Any, level: str) -> None:
     (finding,) = check_simulator(blocks(make, 64, 2).build())
     assert finding.level == level
+
+
+@pytest.mark.parametrize("block", [None, 4])
+@pytest.mark.parametrize("width", [1, 3])
+def test_a_death_would_be_attributed(block: int | None, width: int, monkeypatch: Any, tmp_path: Path) -> None:
+    """A block is live even while all its slots are idle; a call convicts an episode only in a simulator of one slot."""
+    buffer, recording = bytearray(FlightRecorder.size(width)), tmp_path / "recording"
+    monkeypatch.setattr(flight_recorder, "_installed", FlightRecorder(width, buffer))
+    seen: list[Moment | None] = []
+
+    class Watched(Walk):
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            recording.write_bytes(buffer)
+            seen.append(read_moment(str(recording)))
+            return super().reset(seed=seed, options=options)
+
+    config = blocks(as_class(gym.vector.SyncVectorEnv, walk=Watched), width).runners(block=block)
+    evaluate(config.evaluation(num_episodes=20, determinism_check=0))
+    assert len(seen) >= 20
+    for moment in seen:
+        assert moment is not None
+        assert moment.shared == (width > 1)
+        assert any(lane.live for lane in moment.lanes)

@@ -26,6 +26,7 @@ from rl_eval.runners.batched.simulator import BatchSimulator, BatchStep
 from rl_eval.runners.batched.vector_env import VectorEnvSimulator
 from rl_eval.scheduling.conditions import Conditions, interleaved, make_conditions
 from rl_eval.scheduling.plan import EpisodePlan
+from rl_eval.testing import SimulatorContract
 from tests.refused import refused
 from tests.unit.cli_world import printed
 from tests.unit.test_doctor import examine
@@ -366,3 +367,7 @@ def test_a_table_of_many_conditions_has_the_lowest() -> None:
     shown = shown[shown.index("by condition") :]
     assert "friction=59,light=0" in shown
     assert "friction=0,light=0" not in shown
+
+
+class TestContractOfSleds(SimulatorContract):
+    config = EvalConfig().environment(Sleds).evaluation(conditions=GRID)

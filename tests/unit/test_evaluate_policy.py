@@ -74,6 +74,12 @@ def test_environments_of_every_kind_give_the_same_episodes(make):
     )
 
 
+def test_a_result_says_that_its_vector_environment_was_replaced():
+    found = evaluate_policy(zeros, gym.make_vec("CartPole-v1", num_envs=3)).result
+    assert any("CartPoleVectorEnv" in note for note in found.notes)
+    assert found.fingerprint == by_hand().fingerprint
+
+
 @pytest.mark.process
 def test_processes_are_not_replaced_by_one():
     env = gym.make_vec("CartPole-v1", num_envs=2, vectorization_mode="async", max_episode_steps=9)

@@ -7,7 +7,7 @@ from typing import Any
 import gymnasium as gym
 import pytest
 
-from rl_eval import EvalConfig, evaluate
+from rl_eval import EvalConfig, EvalRunnerGroup, evaluate
 from rl_eval.errors import ConfigError
 from tests.refused import refused
 from tests.unit.vector_world import Walk, follow, walks
@@ -61,3 +61,10 @@ def test_after_a_fault_the_object_is_reset(always: bool) -> None:
 def test_an_object_of_one_environment_is_rejected_as_before() -> None:
     with refused(ConfigError, "environment.env"):
         evaluate(config(gym.make("CartPole-v1"), runner="vector"))
+
+
+def test_an_object_has_one_simulator_for_all_episodes() -> None:
+    """In the mode Disabled, slots that ended in the determinism check must be reset before the next step."""
+    made = config(walks(5, mode="Disabled")).evaluation(num_episodes=2, seed=5)  # The second episode is the longer one.
+    with EvalRunnerGroup(made) as group:
+        assert not any(group.evaluate().faults for _ in range(2))

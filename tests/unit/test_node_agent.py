@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from waiting import eventually, gone
 
-from rl_eval.supervision.flight_recorder import LaneEntry, Moment
+from rl_eval.supervision.flight_recorder import ALL_LANES, LaneEntry, Moment
 from rl_eval.supervision.node_agent import Deadlines, NodeAgent
 from rl_eval.supervision.processes import ProcessInfo, process_status
 
@@ -305,6 +305,13 @@ def test_each_deadline_is_for_its_phase(deadlines: Deadlines, phase: str, second
     """Step and reset have their own limits, a runner one for all, an attempt one for its environment's calls."""
     passed = deadlines.passed(moment(phase, since=1000.0, started=1000.0), 1000.0 + seconds)
     assert (key in passed) if key else passed == ""
+
+
+def test_an_attempt_past_its_limit_ends_a_call_for_all_slots() -> None:
+    lanes = LaneEntry(True, 0, 0, 1, 900.0), LaneEntry(False, 1, 1, 1, 0.0)
+    shared = Moment("step", ALL_LANES, 0, 1000.0, lanes)
+    for passed, seconds in (False, 0.0), (True, 3.0):
+        assert bool(Deadlines(episode_s=100).passed(shared, 1000.0 + seconds)) == passed
 
 
 def test_an_attempt_past_its_limit_is_the_runners_business_between_steps() -> None:

@@ -103,11 +103,11 @@ class SweepLog:
         """Keep the episode of a slot, which is over.
 
         Args:
-            slot: Which.
-            row: Its record.
+            slot: Slot of the episode.
+            row: Record of the episode.
             rewards: Rewards of its steps; empty if :meth:`reward` wrote them.
             last: Observation after the last step.
-            recorders: Who wants it, by the names of their artifacts.
+            recorders: Observers that record the episode, by the names of their artifacts.
 
         Raises:
             TypeError: The last observation is not like the others.
@@ -124,7 +124,7 @@ class SweepLog:
         self._finished.append(_Finished(slot, start, self._count, row, told, recorders))
 
     def take(self) -> list[tuple[Mapping[str, SweepRecorder], Steps]]:
-        """Return the steps of episodes that have finished since the last call, with who wants them."""
+        """Return the steps of episodes that have finished since the last call, with the observers that record them."""
         self._cut_finished()
         cut, self._cut = self._cut, []
         return cut

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, final
 
-import numpy as np
-import numpy.typing as npt
 import tree
 
 from rl_eval.policies.inference.inference import RowInference
 from rl_eval.records.episode import EpisodeRecord, Lease
-from rl_eval.runners.batched.simulator import BatchStep
+from rl_eval.runners.batched.simulator import BatchStep, Reported
 from rl_eval.runners.observers import ObservedSlot
 
 
@@ -21,13 +19,11 @@ class ObservedBatch:
 
     Args:
         slots: Observers of each slot.
-        info_keys: Keys of the infos that observers see, in addition to the keys that a step names.
         inference: Inference, with the observations of the slots.
     """
 
-    def __init__(self, slots: Sequence[ObservedSlot], info_keys: Sequence[str], inference: RowInference) -> None:
+    def __init__(self, slots: Sequence[ObservedSlot], inference: RowInference) -> None:
         self._slots = slots
-        self._info_keys = info_keys
         self._inference = inference
         self._live: dict[int, ObservedSlot] = {}
         """Observers of the slots with an episode that is observed, by slot."""
@@ -48,20 +44,18 @@ class ObservedBatch:
         for slot, observed in self._told.items():
             observed.act(tree.map_structure(lambda leaf, slot=slot: leaf[slot], actions))
 
-    def step(self, step: BatchStep) -> None:
-        """Add a step to all live slots."""
+    def keys(self, step: BatchStep) -> Collection[str]:
+        """Return the keys of infos that observers see, besides those of success and ``evaluation.info_keys``."""
+        return step.keys if self._told else ()
+
+    def step(self, step: BatchStep, reported: Reported) -> None:
+        """Add a step, with the values and masks of its infos by key, to all live slots."""
         if (sweeps := self._inference.sweeps) is not None and sweeps.wanted:
             sweeps.reward(step.rewards)
-        reported = self._reported(step) if self._told else {}
         for slot, observed in self._told.items():
             info = {key: values[slot] for key, (values, mask) in reported.items() if mask[slot]}
             flags = bool(step.terminated[slot]), bool(step.truncated[slot])
             observed.step(self._inference.observations.row(slot), float(step.rewards[slot]), *flags, info)
-
-    def _reported(self, step: BatchStep) -> Mapping[str, tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]]:
-        """Return the values and masks of all infos of a step, by key."""
-        keys = dict.fromkeys((*self._info_keys, *step.keys))
-        return {key: found for key in keys if (found := step.values(key)) is not None}
 
     def complete(self, slot: int, row: tuple[Any, ...], record: Callable[[], EpisodeRecord]) -> dict[str, Any]:
         """Return the artifacts of a completed episode, by observer name."""

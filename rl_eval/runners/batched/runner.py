@@ -17,7 +17,6 @@ from typing_extensions import override
 
 from rl_eval.config.settings import EvalSettings, is_live_environment
 from rl_eval.errors import ConfigError, EnvError, UsageError, summary_of
-from rl_eval.policies.inference.device_arrays import numpy_of
 from rl_eval.policies.inference.device_observations import DeviceObservations
 from rl_eval.policies.inference.inference import RowInference
 from rl_eval.policies.inference.spaces import ObservationBatch, take_rows
@@ -35,7 +34,7 @@ from rl_eval.records.episode import (
 )
 from rl_eval.runners.batched.attempts import Attempts
 from rl_eval.runners.batched.observed import ObservedBatch
-from rl_eval.runners.batched.simulator import BatchSimulator, BatchStep
+from rl_eval.runners.batched.simulator import BatchSimulator, BatchStep, Reported
 from rl_eval.runners.batched.trial import try_block, try_out
 from rl_eval.runners.batched.vector_env import build_simulator
 from rl_eval.runners.core import RunnerCore
@@ -110,10 +109,12 @@ class BatchedEvalRunner(RunnerCore):
         self._attempts = Attempts(count, len(self._info_keys(settings)))
         self._step_clock = 0.0
         self._traces: dict[int, Trace] = {}
+        self._layout: dict[str, Any] = {}
+        """Part of the numerics key that the simulator adds, even while it must be built again."""
         self._own: BatchSimulator | None = None
         """Simulator of the configured width."""
         self._other: BatchSimulator | None = None
-        """New and narrower one, for episodes that need it; used until they have ended."""
+        """New and narrower one, if it can be built, for episodes that need it; used until they have ended."""
         self._stale = False
         """Whether the present simulator must not be used again."""
         self._blocks = settings.runners.block is not None
@@ -139,13 +140,7 @@ class BatchedEvalRunner(RunnerCore):
 
     @override
     def _bound_to(self) -> dict[str, Any]:
-        runners = self.settings.runners
-        if self._own is None or not (self._blocks or self._own.couples_slots):
-            return {}
-        key: dict[str, Any] = {"adapter": self._own.name, "num_envs": runners.lanes}
-        if self._blocks:
-            return key | {"guarantee": "layout", "block": runners.block}
-        return key | {"guarantee": "conditions"}
+        return self._layout
 
     @override
     def observe(self, factories: Mapping[str, Factory]) -> None:
@@ -160,7 +155,7 @@ class BatchedEvalRunner(RunnerCore):
     def foreach_env(self, function: Callable[[Any], Result]) -> list[Result]:
         """Call a function with the simulator of the configured width, if it is built; return the result in a list.
 
-        That of a vector environment is its attribute ``env``.
+        The attribute ``env`` of the simulator is the vector environment, if there is one.
         """
         return [function(self._own)] if self._own is not None else []
 
@@ -211,7 +206,7 @@ class BatchedEvalRunner(RunnerCore):
             return True
         if self._any_live or self._pending:
             return False
-        if self._stale and self._other is None:
+        if self._stale and self._other in (None, self._own):
             self._close("_own")
         self._close("_other")
         self._stale = False
@@ -220,13 +215,22 @@ class BatchedEvalRunner(RunnerCore):
     def _simulator_for(self, lease: Lease, num_slots: int) -> BatchSimulator:
         """Return the simulator for episodes that start; build it and its observers if necessary."""
         if lease.fresh or lease.alone:
-            simulator = self._other = self._other or self._build(num_slots)
+            simulator = self._other = self._other or self._another(num_slots)
         else:
             simulator = self._own = self._own or self._build(len(self._leases))
         if self._observers and self._watched is None:
             slots = [one for slot in range(simulator.num_envs) if (one := self._observed(slot, simulator)) is not None]
-            self._watched = ObservedBatch(slots, (*_SUCCESS, *self._pending.info_keys), self._inference)
+            self._watched = ObservedBatch(slots, self._inference)
         return simulator
+
+    def _another(self, num_slots: int) -> BatchSimulator:
+        """Build a narrower simulator, if it can be built; that of the caller's object is the only one."""
+        if self._borrowed and self._own is not None:
+            return self._own
+        try:
+            return self._build(num_slots)
+        except ConfigError:
+            return self._build(len(self._leases))  # Its factory has one width.
 
     @property
     def _borrowed(self) -> bool:
@@ -234,22 +238,31 @@ class BatchedEvalRunner(RunnerCore):
         return is_live_environment(self.settings.environment.env)
 
     def _build(self, num_envs: int) -> BatchSimulator:
-        self._recorder.enter(CONSTRUCT)
         num_envs = len(self._leases) if self._borrowed else num_envs
+        self._recorder.enter(CONSTRUCT, _lane(num_envs))
         started, section = perf_counter(), self.settings.environment
         runners = self.settings.runners.num_runners
         simulator = build_simulator(section, self.runner_index, runners, num_envs, blocks=self._blocks)
         self._pending.constructed(perf_counter() - started)
-        self._pending.standing_note = simulator.note
         return simulator
 
     @override
     def _first_spaces(self) -> tuple[gym.Space[Any], gym.Space[Any]]:
         self._own = self._first_built(partial(self._build, len(self._leases)))
+        self._pending.standing_note = self._own.note
+        self._layout = self._layout_of(self._own)
         check_condition_keys(self.settings.evaluation.conditions, self._own.condition_keys)
         if not self._own.trusted:
             self._try_out(self._own)
         return self._own.observation_space, self._own.action_space
+
+    def _layout_of(self, simulator: BatchSimulator) -> dict[str, Any]:
+        runners = self.settings.runners
+        key: dict[str, Any] = {"adapter": simulator.name, "num_envs": runners.lanes}
+        if self._blocks:
+            return key | {"guarantee": "layout", "block": runners.block}
+        weaker = simulator.couples_slots or self.settings.policy.inference == "batched"
+        return key | {"guarantee": "conditions"} if weaker else {}
 
     def _try_out(self, simulator: BatchSimulator) -> None:
         """Reject a simulator that breaks its contract; one that raises is built again for the first episode."""
@@ -301,7 +314,7 @@ class BatchedEvalRunner(RunnerCore):
         try:
             simulator = self._simulator_for(first, len(slots))
             phase, started = "reset", perf_counter()
-            self._recorder.enter(RESET, slots[0] if len(slots) == 1 else ALL_LANES)
+            self._recorder.enter(RESET, _lane(simulator.num_envs))
             specs, rows = [lease.spec for lease in leases], np.array(slots)
             self._inference.observations.adopt(rows, simulator.start(rows, specs))
         except UsageError:
@@ -341,12 +354,12 @@ class BatchedEvalRunner(RunnerCore):
         if self._block is not None or not self._queue or not self._may_start(self._queue[0]._replace(alone=False)):
             return
         block = self._block = _Block(self._queue.popleft()._replace(alone=False), perf_counter())
-        self._recorder.begin(0, block.lease.index, block.lease.seed, block.lease.attempt)
+        self._hold_lane(block.lease)
         phase: Phase = "construct"
         try:
             simulator = self._simulator_for(block.lease, len(self._leases))
             phase, started = "reset", perf_counter()
-            self._recorder.enter(RESET)
+            self._recorder.enter(RESET, _lane(simulator.num_envs))
             self._inference.observations.adopt(slice(0, simulator.num_envs), simulator.reset(block.lease.seed))
         except UsageError:
             raise
@@ -373,9 +386,13 @@ class BatchedEvalRunner(RunnerCore):
         if block is None:
             return
         if step.started is not None and not block.all_started:
-            mask, observations = numpy_of(step.started[0]), step.started[1]
+            mask, observations = step.started
             slots = np.flatnonzero(mask & ~self._attempts.live[: len(mask)])[: len(block.lease.block) - block.next]
-            self._inference.observations.adopt(slots, take_rows(observations, slots))
+            try:
+                self._inference.observations.adopt(slots, take_rows(observations, slots))
+            except survivable() as error:
+                self._fail_block("env", "step", error)
+                return
             for slot in slots.tolist():
                 self._begin_in_block(slot, block)
         block.idle_steps = 0 if self._any_live else block.idle_steps + 1
@@ -389,7 +406,18 @@ class BatchedEvalRunner(RunnerCore):
             for index, artifacts in block.artifacts.items():
                 self._pending.keep(index, artifacts)
             self._lifetime["episodes"] += len(block.rows)
-            self._block = None
+            self._end_block()
+
+    def _hold_lane(self, lease: Lease) -> None:
+        """Begin a block in lane 0, so that a death is attributed to it while no slot has an episode."""
+        self._recorder.begin(0, lease.index, lease.seed, lease.attempt)
+
+    def _end_block(self) -> _Block | None:
+        """Return the block, if there still is one; it is no longer running."""
+        block, self._block = self._block, None
+        if block is not None:
+            self._recorder.end(0)
+        return block
 
     # ------------------------------------------------------------------ steps
 
@@ -397,7 +425,7 @@ class BatchedEvalRunner(RunnerCore):
         """Choose actions for all live slots, and step the simulator."""
         started, live = perf_counter(), max(1, len(self._attempts.slots))
         self._recorder.enter(ACT)
-        actions, errors = self._inference.act_together()
+        actions, errors = self._inference.act_together() if self._any_live else (None, {})
         acted = perf_counter()
         self._pending.inference_seconds += acted - started
         self._inference_clock += (acted - started) / live
@@ -412,23 +440,25 @@ class BatchedEvalRunner(RunnerCore):
         digests = {slot: self._digest(actions, slot) for slot, trace in self._traces.items() if not trace.full}
         if self._watched is not None:
             self._watched.act(actions)
-        self._recorder.enter(STEP, int(acting[0]) if len(acting) == 1 else ALL_LANES)
+        self._recorder.enter(STEP, _lane(simulator.num_envs))
         try:
             step = simulator.advance(actions)
             self._inference.observations.adopt_step(step.observations, acting, simulator.num_envs)
+            observed = self._watched.keys(step) if self._watched is not None else ()
+            reported = step.reported(dict.fromkeys((*_SUCCESS, *self._pending.info_keys, *observed)))
         except survivable() as error:
             self._fail_together(acting.tolist(), "step", error)
             return
         self._step_clock += (perf_counter() - acted) / max(1, len(acting))
-        self._add(step, digests)
+        self._add(step, reported, digests)
         self._continue_block(step)
 
     @staticmethod
     def _digest(actions: Any, slot: int) -> int:
         return action_digest(tree.map_structure(lambda leaf: leaf[slot], actions))
 
-    def _add(self, step: BatchStep, digests: dict[int, int]) -> None:
-        """Add a step to the sums of the live slots, and finish the episodes that it ends."""
+    def _add(self, step: BatchStep, reported: Reported, digests: dict[int, int]) -> None:
+        """Add a step and its infos to the sums of the live slots, and finish the episodes that it ends."""
         attempts, width = self._attempts, len(step.rewards)
         attempts.steps += 1
         rewards = step.rewards
@@ -437,9 +467,10 @@ class BatchedEvalRunner(RunnerCore):
         if not math.isfinite(np.add.reduce(rewards)):
             rewards = self._without_nonfinite(rewards)
         attempts.add(rewards, self._gamma)
-        self._read_infos(step)
+        if reported:
+            self._read_infos(reported, len(rewards))
         if self._watched is not None:
-            self._watched.step(step)
+            self._watched.step(step, reported)
         for slot, digest in digests.items():
             if slot in self._traces:
                 content = self._inference.observations.row_content(slot)
@@ -461,12 +492,9 @@ class BatchedEvalRunner(RunnerCore):
             self._fault(slot, "env", "step", EnvError(text, key="reward", value=reward))
         return np.where(finite, rewards, 0.0)
 
-    def _read_infos(self, step: BatchStep) -> None:
-        """Record success and the configured scalars of the step's infos."""
-        found = {key: one for key in (*_SUCCESS, *self._pending.info_keys) if (one := step.values(key)) is not None}
-        if not found:
-            return
-        flags = np.full(len(step.rewards), -1, np.int64)
+    def _read_infos(self, found: Reported, width: int) -> None:
+        """Record success and the configured scalars of a step's infos."""
+        flags = np.full(width, -1, np.int64)
         for key in _SUCCESS:
             if key in found:
                 self._read_flags(key, *found[key], flags)
@@ -480,7 +508,7 @@ class BatchedEvalRunner(RunnerCore):
     ) -> None:
         """Write the reported flags of live slots."""
         wanted = mask & self._attempts.live[: len(mask)]
-        if values.dtype.kind == "b":
+        if values.dtype.kind == "b" and values.ndim == 1:
             flags[wanted] = values[wanted]
             return
         for slot in np.flatnonzero(wanted).tolist():
@@ -576,7 +604,7 @@ class BatchedEvalRunner(RunnerCore):
 
     def _fail_block(self, cause: FaultCause, phase: Phase, error: BaseException, slot: int | None = None) -> None:
         """Record the fault of the block, with the steps of the slot that caused it, if there still is a block."""
-        block, self._block = self._block, None
+        block = self._end_block()
         if block is None:
             return
         place = cause, phase, self._attempts.length(slot) if slot is not None else 0
@@ -594,7 +622,7 @@ class BatchedEvalRunner(RunnerCore):
             if lease is not None and self._block is None:
                 self._pending.returned.append(lease.index)
             self._free(slot)
-        self._block = None
+        self._end_block()
 
     def _free(self, slot: int) -> None:
         self._pending.count(self._attempts.length(slot), self._step_clock - float(self._attempts.step_clock[slot]))
@@ -604,6 +632,8 @@ class BatchedEvalRunner(RunnerCore):
         if self._watched is not None:
             self._watched.end(slot)
         self._recorder.end(slot)
+        if slot == 0 and self._block is not None:
+            self._hold_lane(self._block.lease)
         self._inference.end(slot)
 
     def _expire(self) -> None:
@@ -650,6 +680,11 @@ class BatchedEvalRunner(RunnerCore):
         self._lifetime["env_steps"] += report.env_steps
         inference.forget_notes()
         return report
+
+
+def _lane(num_envs: int) -> int:
+    """Return the lane of a call, for the flight recorder: a simulator of one slot has no slots without an episode."""
+    return 0 if num_envs == 1 else ALL_LANES
 
 
 def _alike(lease: Lease, first: Lease) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -12,12 +12,14 @@ import numpy as np
 import numpy.typing as npt
 
 from rl_eval.errors import ConfigError, EnvError
-from rl_eval.policies.inference.device_arrays import kind_of, numpy_of_all
+from rl_eval.policies.inference.device_arrays import kind_of, numpy_of, numpy_of_all
 from rl_eval.records.episode import EpisodeSpec
 
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
 Slots = npt.NDArray[np.int64]
+Reported = Mapping[str, tuple[npt.NDArray[Any], Flags]]
+"""Values of infos and the masks of the slots that reported them, by key."""
 _KINDS: Final = {"rewards": "iuf", "terminated": "biu", "truncated": "biu"}
 """Kinds of dtypes of a step's arrays, as numpy names them."""
 _DTYPES: Final = {"rewards": np.dtype(np.float64), "terminated": np.dtype(bool), "truncated": np.dtype(bool)}
@@ -50,16 +52,38 @@ class BatchStep:
     """Mask of the slots that started another episode by themselves, and observations of shape (num_envs, ...) with its
     first one in these slots; None if no slot did. Only blocks use it."""
 
+    def reported(self, keys: Iterable[str]) -> Reported:
+        """Return the checked :attr:`values` of those keys that any slot reported.
 
-def checked(step: Any, num_envs: int) -> BatchStep:
+        Raises:
+            EnvError: The values have a wrong type or shape.
+        """
+        found = {key: one for key in keys if (one := self.values(key)) is not None}
+        width = len(self.rewards)
+        for key, one in found.items():
+            shapes = [array.shape[:1] for array in one if isinstance(array, np.ndarray)]
+            if shapes != [(width,)] * 2 or one[1].dtype != bool or one[1].ndim != 1:
+                raise EnvError(
+                    f"values({key!r}) of the simulator returned no NumPy array of {width} values with a mask of bools",
+                    key="values",
+                    value=key,
+                    fix="Return the pair (values, mask), or None if no slot reported the key.",
+                )
+        return found
+
+
+def checked(returned: Any, num_envs: int) -> BatchStep:
     """Return a step with rewards in float64 and flags as bools.
 
     Raises:
-        EnvError: It is not a :class:`BatchStep`, or an array has a wrong shape or dtype.
+        EnvError: It is not a :class:`BatchStep`, or an array or :attr:`BatchStep.started` has a wrong shape or dtype.
     """
-    if not isinstance(step, BatchStep):
-        kind = type(step).__name__
+    if not isinstance(returned, BatchStep):
+        kind = type(returned).__name__
         raise EnvError(f"step() of the simulator returned a {kind}", key="step", value=kind, fix="Return a BatchStep.")
+    step = returned
+    if step.started is not None:
+        step = replace(step, started=_checked_start(step.started, num_envs))
     if all(_is_plain(getattr(step, name), name, num_envs) for name in _KINDS):
         return step
     arrays = [_array_of(step, name, num_envs) for name in _KINDS]
@@ -74,6 +98,22 @@ def checked(step: Any, num_envs: int) -> BatchStep:
         terminated=terminated.astype(bool, copy=False),
         truncated=truncated.astype(bool, copy=False),
     )
+
+
+def _checked_start(started: Any, num_envs: int) -> tuple[Flags, Any]:
+    """Return the mask of the slots that started another episode, as a NumPy array, and the observations.
+
+    Raises:
+        EnvError: It is not a pair, or the mask has a wrong shape or dtype.
+    """
+    mask = numpy_of(started[0]) if isinstance(started, tuple) and len(started) == 2 else None
+    if not isinstance(mask, np.ndarray) or mask.shape != (num_envs,) or mask.dtype != bool:
+        raise EnvError(
+            f"started of the simulator has no mask of {num_envs} bools",
+            key="started",
+            fix="Return the pair (mask, observations), or None if no slot started another episode.",
+        )
+    return mask, started[1]
 
 
 def _is_plain(array: Any, name: str, num_envs: int) -> bool:

@@ -17,8 +17,11 @@ from rl_eval.records.episode import EpisodeSpec
 from rl_eval.runners.batched.simulator import BatchSimulator
 from rl_eval.runners.batched.trial import try_out
 from rl_eval.runners.batched.vector_env import build_simulator
+from rl_eval.scheduling.plan import EpisodePlan
 from rl_eval.testing.contracts.suite import expect
 from rl_eval.testing.simulator_checks import EPISODES, Measured, measure
+
+Specs = list[EpisodeSpec]
 
 _MAX_STEPS = 1_000
 
@@ -49,15 +52,15 @@ class SimulatorContract:
     def test_a_slot_is_started_alone(self) -> None:
         """The first observation follows from the spec, and the other slots do not change."""
         for width in (1, 4, 7):
-            with_simulator(self._settings, width, _expect_trial)
+            _with_simulator(self._settings, width, _expect_trial)
 
     def test_arrays_have_the_shapes_and_dtypes_of_the_spaces(self) -> None:
         """Rewards and flags have shape (num_envs,), and observations fit the space."""
-        with_simulator(self._settings, 4, _expect_shapes)
+        _with_simulator(self._settings, 4, _expect_shapes)
 
     def test_a_slot_may_be_stepped_past_its_end(self) -> None:
         """While other episodes run, a slot that ended waits. The episode that then starts in it is as ever."""
-        with_simulator(self._settings, 4, _expect_start_after_end)
+        _with_simulator(self._settings, 4, _expect_start_after_end)
 
     @cached_property
     def _settings(self) -> EvalSettings:
@@ -68,40 +71,37 @@ class SimulatorContract:
         return measure(self._settings)
 
 
-def with_simulator(settings: EvalSettings, width: int, test: Callable[[BatchSimulator], None]) -> None:
-    """Build a simulator for one test, and close it."""
+def _with_simulator(settings: EvalSettings, width: int, test: Callable[[BatchSimulator, Specs], None]) -> None:
+    """Build a simulator for one test with a spec for each slot, and close it."""
     simulator = build_simulator(settings.environment, 0, 0, width)
+    plan = EpisodePlan(width, seed=1, conditions=settings.evaluation.conditions)
     try:
-        test(simulator)
+        test(simulator, [plan[slot] for slot in range(width)])
     finally:
         simulator.close()
 
 
-def _expect_trial(simulator: BatchSimulator) -> None:
+def _expect_trial(simulator: BatchSimulator, specs: Specs) -> None:
     try:
-        try_out(simulator, _specs(simulator))
+        try_out(simulator, specs)
     except EvalError as error:
         raise AssertionError(str(error)) from error
 
 
-def _specs(simulator: BatchSimulator) -> list[EpisodeSpec]:
-    return [EpisodeSpec(slot, slot + 1) for slot in range(simulator.num_envs)]
+def _start(simulator: BatchSimulator, specs: Specs) -> Any:
+    return simulator.start(np.arange(simulator.num_envs), specs)
 
 
-def _start(simulator: BatchSimulator) -> Any:
-    return simulator.start(np.arange(simulator.num_envs), _specs(simulator))
-
-
-def _expect_shapes(simulator: BatchSimulator) -> None:
+def _expect_shapes(simulator: BatchSimulator, specs: Specs) -> None:
     batch = ObservationBatch(simulator.observation_space, simulator.num_envs)
-    batch.adopt(slice(0, simulator.num_envs), _start(simulator))
+    batch.adopt(slice(0, simulator.num_envs), _start(simulator, specs))
     actions = gym.vector.utils.batch_space(simulator.action_space, simulator.num_envs)
     batch.adopt(slice(0, simulator.num_envs), simulator.advance(actions.sample()).observations)
 
 
-def _expect_start_after_end(simulator: BatchSimulator) -> None:
+def _expect_start_after_end(simulator: BatchSimulator, specs: Specs) -> None:
     width, batch = simulator.num_envs, ObservationBatch(simulator.observation_space, simulator.num_envs)
-    batch.adopt(slice(0, width), _start(simulator))
+    batch.adopt(slice(0, width), _start(simulator, specs))
     before = batch.row_content(0)
     actions = gym.vector.utils.batch_space(simulator.action_space, width)
     ended = np.zeros(width, bool)
@@ -110,5 +110,5 @@ def _expect_start_after_end(simulator: BatchSimulator) -> None:
         ended |= step.terminated | step.truncated
         if ended.all():
             break
-    batch.adopt([0], simulator.start(np.array([0]), [EpisodeSpec(0, 1)]))
+    batch.adopt([0], simulator.start(np.array([0]), specs[:1]))
     expect(batch.row_content(0), before, "first observation of a slot that was stepped past its end")
