@@ -33,7 +33,8 @@ class SimulatorContract:
         >>> class TestMySimulator(SimulatorContract):
         ...     config = EvalConfig().environment("my_pkg.simulators:make_simulator")
 
-    Actions are random. The suite builds simulators of 1, 4 and 7 slots in the process of the tests.
+    Actions are random. The suite builds simulators of 1, 4 and 7 slots in the process of the tests. A simulator whose
+    slots cannot be started alone fails it, also with ``runners.block``.
     """
 
     config: EvalConfig
@@ -64,7 +65,7 @@ class SimulatorContract:
 
     @cached_property
     def _settings(self) -> EvalSettings:
-        return self.config.copy().runners(runner="batched").build()
+        return self.config.copy().runners(runner="batched", block=None).build()
 
     @cached_property
     def _measured(self) -> Measured:
