@@ -71,6 +71,8 @@ def run(
         monitor.close()
         _print(result, quiet=quiet, as_json=as_json)
         code = _exit_code(result, ctx.obj)
+        if ctx.obj.number is not None:
+            print_note("interrupted; finished episodes are saved, and the same command continues")
         ctx.obj.conclude(code)
     if code:
         raise typer.Exit(code)
@@ -225,6 +227,9 @@ def _print(result: SuiteResult, *, quiet: bool, as_json: bool) -> None:
     elif quiet:
         done = sum(state.status == "complete" for state in result.cells)
         print_line(f"{done} of {counted(len(result.cells), 'cell')} complete")
+        for state in result.cells:
+            if state.reason:
+                print_note(f"{state.planned.cell} is {state.status}: {state.reason}")
     else:
         print_report(result)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -262,9 +263,16 @@ _ONE_SEED: Final = (
 )
 
 
+_PLACEHOLDERS: Final = ("task", "policy", "seed", "step")
+"""Names in ``checkpoints``."""
+
+
 def _wrong_placeholders(place: _Place, method: Method) -> Iterator[tuple[_Place, str]]:
     path = method.checkpoints
     texts = path or "", *_texts(method.section)
+    for name in re.findall(r"{(\w*)}", path or ""):
+        if name not in _PLACEHOLDERS:
+            yield (*place, "checkpoints"), f"unknown placeholder {{{name}}}: {nearest(name, _PLACEHOLDERS)}"
     if len(set(method.seeds)) < len(method.seeds):
         yield (*place, "seeds"), "a seed appears twice"
     if method.seeds and not any("{seed}" in text for text in texts):

@@ -230,8 +230,10 @@ class Ledger:
         there = self._claimed(planned)
         if there is None:
             return ""
-        now = self._described(planned, there.get("checkpoint"))
-        return "; ".join(f"{one.key} was {one.a!r} and is {one.b!r}" for one in differences(there, now))
+        found = list(differences(there, self._described(planned, there.get("checkpoint"))))
+        if any(one.key.startswith("checkpoint.") for one in found):
+            return f"the file {planned.checkpoint} has changed"
+        return "; ".join(f"{one.key.removeprefix('definition.')} was {one.a!r} and is {one.b!r}" for one in found)
 
     def _described(self, planned: PlannedCell, known: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return the content of ``cell.json``.

@@ -56,7 +56,9 @@ def test_chosen_cells_are_printed_alone_and_decide_the_exit_code() -> None:
     outcome = call("suite", "run", "suite.yaml", "--cell", "pole/push", "--json")
     assert outcome.exit_code == ExitCode.COMPLETE
     assert [cell["policy"] for cell in json.loads(outcome.stdout)["cells"]] == ["push"]
-    assert call("suite", "run", "suite.yaml", "--quiet").exit_code == ExitCode.PARTIAL
+    quiet = call("suite", "run", "suite.yaml", "--quiet")
+    assert quiet.exit_code == ExitCode.PARTIAL
+    assert "0.zip" in quiet.stderr
 
 
 def test_the_total_of_the_progress_is_the_chosen_cells_without_a_result() -> None:

@@ -92,6 +92,7 @@ class Watched(SuiteEvents):
         (changed("policies", "random", "seeds", to=[0, 1]), "policies.random.seeds", "seeds:"),
         (changed("policies", "random", "steps", to=[5]), "policies.random", "random:"),
         (changed("policies", "random", "checkpoints", to="a/{seed}"), "policies.random.seeds", "random:"),
+        (changed("policies", "random", "checkpoints", to="a/{tsk}"), "policies.random.checkpoints", "checkpoints:"),
         (changed("policies", "random", "steps", to={"frist": 1}), "policies.random.steps.frist", "frist:"),
         (changed("policies", "random", "policy", to="my:step_{step}"), "policies.random", "random:"),
         (
