@@ -39,7 +39,10 @@ class Difference(NamedTuple):
 
 
 def plain(value: Any) -> Any:
-    """Return a value as plain JSON: NaN becomes None, infinity and the unknown their texts, a set a sorted list."""
+    """Convert a value to plain JSON.
+
+    NaN becomes None; infinity and objects of other types become strings; a set becomes a sorted list.
+    """
     return convert(value, plain_leaf)
 
 

@@ -152,7 +152,8 @@ class Comparison(Printed):
     def unbounded(self) -> str:
         """Reason, besides :attr:`unanswerable`, why the interval cannot show a bound; empty if it can."""
         equal = self.difference.interval.note == FEW_EQUAL
-        return f"{self.num_pairs} pairs, all with one difference, say nothing of others: have {FEW}" if equal else ""
+        why = f"all {self.num_pairs} pairs have the same difference, so they do not show how other pairs vary"
+        return f"{why}: run at least {FEW} episodes" if equal else ""
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain JSON values; NaN becomes None."""

@@ -165,7 +165,7 @@ def test_policies_that_never_met_have_no_rating() -> None:
     for rating in rate(NAMES, units):
         assert math.isnan(rating.value)
         assert rating.interval.note == (
-            "'a' and 'b' never met 'c' and 'd', directly or through others: no number compares them"
+            "'a' and 'b' never played 'c' and 'd', directly or through other policies. Their ratings cannot be compared"
         )
 
 

@@ -112,7 +112,7 @@ def _never_met(policies: Sequence[str], total: npt.NDArray[np.float64]) -> str:
     if connected.all():
         return ""
     ours, theirs = (_listed(policies, side) for side in (connected, ~connected))
-    return f"{ours} never met {theirs}, directly or through others: no number compares them"
+    return f"{ours} never played {theirs}, directly or through other policies. Their ratings cannot be compared"
 
 
 def _one_sided(policies: Sequence[str], total: npt.NDArray[np.float64]) -> str:
