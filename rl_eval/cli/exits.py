@@ -38,6 +38,9 @@ class ExitCode(IntEnum):
     TERMINATED = 143
 
 
+CODES: Final = {"complete": ExitCode.COMPLETE, "partial": ExitCode.PARTIAL, "failed": ExitCode.FAILED}
+"""Codes of the statuses of a result."""
+
 EXIT_CODES: Final = (
     (ExitCode.COMPLETE, "run crossplay", "complete: every episode completed"),
     (ExitCode.COMPLETE, "watch", "complete: every checkpoint was evaluated, and all its episodes completed"),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 import typer
 
 from rl_eval.cli.evaluated import Evaluated, TrustPolicy, with_evaluated
-from rl_eval.cli.exits import ExitCode
+from rl_eval.cli.exits import CODES, ExitCode
 from rl_eval.cli.output import (
     Force,
     LogDir,
@@ -413,4 +413,4 @@ def exit_code_of(result: EvalResult, interruption: Interruption) -> int:
     """Return the exit code for a result."""
     if interruption.number is not None and result.stopped_early:
         return 128 + interruption.number
-    return {"complete": ExitCode.COMPLETE, "partial": ExitCode.PARTIAL, "failed": ExitCode.FAILED}[result.status]
+    return CODES[result.status]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rl_eval.cli.exits import ExitCode, explained
+from rl_eval.cli.exits import CODES, explained
 from rl_eval.cli.plan import run_pilot, span
 from rl_eval.cli.printing import AsJson, Quiet, counted, print_either, print_json, print_line, print_note, print_report
 from rl_eval.cli.settings import find_modules_here
@@ -239,6 +239,4 @@ def _print(result: SuiteResult, *, quiet: bool, as_json: bool) -> None:
 def _exit_code(result: SuiteResult, interruption: Interruption) -> int:
     if interruption.number is not None:
         return 128 + interruption.number
-    if result.complete:
-        return ExitCode.COMPLETE
-    return ExitCode.PARTIAL if any(state.score is not None for state in result.cells) else ExitCode.FAILED
+    return CODES[result.status]

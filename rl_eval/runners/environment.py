@@ -11,7 +11,7 @@ import inspect
 import math
 import re
 import reprlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final, final
@@ -23,7 +23,7 @@ from gymnasium.envs.registration import load_env_creator
 from rl_eval.adapters import Integration, integration_for, simulator_for
 from rl_eval.config.references import import_attribute, takes_observations
 from rl_eval.config.settings import LIVE_ENVIRONMENT, EnvironmentSection, copy_containers, is_live_environment
-from rl_eval.errors import ConfigError, EnvError
+from rl_eval.errors import ConfigError, EnvError, nearest
 from rl_eval.protocols import EnvContext
 from rl_eval.records.episode import first_seen
 
@@ -189,6 +189,21 @@ def _simulator(library: Integration, env: str, kwargs: dict[str, Any]) -> Any:
         )
     build = import_attribute("environment.env", library.simulator)
     return build(env.partition(":")[2], **kwargs)
+
+
+def check_id(env: str, library: str, known: Collection[str]) -> None:
+    """Check that a library has the simulator of an id ``LIBRARY:NAME``.
+
+    Raises:
+        ConfigError: It does not; the message suggests the nearest name.
+    """
+    name = env.partition(":")[2]
+    if name not in known:
+        raise ConfigError(
+            f"environment.env is {env!r}, which {library} does not know; {nearest(name, known)}",
+            key="environment.env",
+            value=env,
+        )
 
 
 def episode_hook(env: gym.Env[Any, Any]) -> Callable[[int, int, int], None] | None:

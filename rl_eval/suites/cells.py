@@ -44,6 +44,11 @@ class Cell:
         """Name of the cell's folder, 16 hexadecimal digits."""
         return hashlib.sha256(json.dumps([self.task, self.policy, self.seed, self.step]).encode()).hexdigest()[:16]
 
+    @property
+    def folder(self) -> str:
+        """Folder of the cell's evaluation log, relative to that of the suite."""
+        return f"cells/{self.digest}"
+
 
 @dataclass(frozen=True)
 class PlannedCell:

@@ -139,7 +139,7 @@ class Ledger:
 
     def log_dir(self, planned: PlannedCell) -> Path:
         """Return the folder of a cell's evaluation log."""
-        return self.folder / "cells" / planned.cell.digest
+        return self.folder / planned.cell.folder
 
     def claim(self, planned: PlannedCell) -> None:
         """Write the definition of a cell whose log this process owns, or check that the log has the same one.
@@ -179,7 +179,7 @@ class Ledger:
             return CellState(planned, "error", planned.problem)
         if writer_of(open_storage(self.log_dir(planned)), watch=watch) is not None:
             return CellState(planned, "running")
-        if (failed := self._read(f"cells/{planned.cell.digest}/{ERROR_FILE}")) is not None:
+        if (failed := self._read(f"{planned.cell.folder}/{ERROR_FILE}")) is not None:
             return CellState(planned, "error", str(failed.get("reason")), open=True)
         return CellState(planned, "missing", open=True)
 
@@ -188,7 +188,7 @@ class Ledger:
 
         A copy of another kind, or of a result that was not complete, is made again: its log may have changed.
         """
-        copy = self._read(f"cells/{planned.cell.digest}/{SCORE_FILE}")
+        copy = self._read(f"{planned.cell.folder}/{SCORE_FILE}")
         kind = self._suite.tasks[planned.cell.task].score
         if copy is None:
             return None
@@ -221,9 +221,8 @@ class Ledger:
 
     def _claimed(self, planned: PlannedCell) -> dict[str, Any] | None:
         """Return the definition of the cell's log; None without a log, as after an attempt that failed early."""
-        folder = f"cells/{planned.cell.digest}"
-        has_log = (self.folder / folder / MANIFEST_FILE).exists()
-        return self._read(f"{folder}/{CELL_FILE}") if has_log else None
+        has_log = (self.log_dir(planned) / MANIFEST_FILE).exists()
+        return self._read(f"{planned.cell.folder}/{CELL_FILE}") if has_log else None
 
     def _difference(self, planned: PlannedCell) -> str:
         """Return the differences between the definition of the log and that of the suite; empty without one."""

@@ -18,7 +18,6 @@ from rl_eval.reports.html import render_template
 from rl_eval.results.loading import load
 from rl_eval.suites.exports import marl_eval_json, rliable_json, scores_csv
 from rl_eval.suites.figures import interval_figure, line_figure, picture
-from rl_eval.suites.normalization import normalized
 from rl_eval.suites.result import TITLES, SuiteResult
 from rl_eval.suites.tables import Table
 
@@ -73,7 +72,7 @@ def record_cell_videos(result: SuiteResult, cells: Path, select: str) -> Iterato
     VideoSettings(select)  # A wrong selector is an error of the caller, not of a cell.
     for state in result.cells:
         if state.score is not None:
-            place = cells / "cells" / state.planned.cell.digest
+            place = cells / state.planned.cell.folder
             try:
                 videos = record_videos(load(place), select, video_folder(place), trust=True)
                 yield str(state.planned.cell), len(videos)
@@ -87,15 +86,14 @@ def _texts(result: SuiteResult) -> Iterator[tuple[str, bytes]]:
             yield f"{name}.csv", table.csv().encode()
             yield f"{name}.md", table.markdown().encode()
             yield f"{name}.tex", table.latex().encode()
-    suite, scales = result.definition, result.definition.scales
+    suite = result.definition
     unit, kinds = suite.aggregate.unit, {name: task.score for name, task in suite.tasks.items()}
     if not result.scores_by_step:
         return
     yield "scores.csv", scores_csv(result.scores).encode()
     if result.published is None and unit is not None:
         with suppress(UsageError):  # They need every run, and the page says which are missing.
-            scores = result.scores if scales is None else normalized(result.scores, scales)
-            yield "rliable.json", rliable_json(scores, unit).encode()
+            yield "rliable.json", rliable_json(result.normalized_scores, unit).encode()
             yield "marl_eval.json", marl_eval_json(result.scores_by_step, suite.suite, kinds).encode()
 
 
@@ -114,7 +112,7 @@ def _page(result: SuiteResult, drawn: Mapping[str, bytes], folder: Path, cells: 
 def _videos(result: SuiteResult, folder: Path, cells: Path) -> Iterator[tuple[str, int, str]]:
     """Yield cell, episode and link of each video."""
     for state in result.cells:
-        place = cells / "cells" / state.planned.cell.digest
+        place = cells / state.planned.cell.folder
         if state.score is not None and video_folder(place).is_dir():
             for index, path in videos_of(load(place), place).items():
                 yield str(state.planned.cell), index, quote(os.path.relpath(path.resolve(), folder.resolve()))

@@ -15,6 +15,7 @@ from rl_eval.records.plain import plain
 from rl_eval.reports.page import Line, Page
 from rl_eval.reports.page import Table as PageTable
 from rl_eval.reports.pages import page_of
+from rl_eval.results.result import Status
 from rl_eval.results.stats.aggregate import exact_mean
 from rl_eval.results.text import Printed, number
 from rl_eval.suites.aggregates import aggregate_scores, learning_curves, performance_profiles, task_means
@@ -57,6 +58,13 @@ class SuiteResult(Printed):
         """Whether every cell is complete."""
         return all(state.status == "complete" for state in self.cells)
 
+    @property
+    def status(self) -> Status:
+        """``complete``; otherwise ``partial``, or ``failed`` if no cell has a result."""
+        if self.complete:
+            return "complete"
+        return "partial" if any(state.score is not None for state in self.cells) else "failed"
+
     @cached_property
     def scores_by_step(self) -> dict[int, Scores]:
         """Scores of all cells with a result, by training step; cells without steps are at step 0."""
@@ -71,6 +79,12 @@ class SuiteResult(Printed):
         """
         ours = Scores({run: values for scores in self.scores_by_step.values() for run, values in scores.runs.items()})
         return ours if self.published is None else ours.with_baselines(self.published)
+
+    @cached_property
+    def normalized_scores(self) -> Scores:
+        """The scores on the scales of their tasks; the scores themselves if there are none."""
+        scales = self.definition.scales
+        return self.scores if scales is None else normalized(self.scores, scales)
 
     @cached_property
     def tables(self) -> dict[str, Table | UsageError]:
@@ -107,8 +121,8 @@ class SuiteResult(Printed):
         if scales is None:
             return makers
 
-        makers["aggregates"] = lambda: aggregate_scores(normalized(self.scores, scales), unit, aggregate.metrics)
-        makers["profiles"] = lambda: _profiles(normalized(self.scores, scales), unit)
+        makers["aggregates"] = lambda: aggregate_scores(self.normalized_scores, unit, aggregate.metrics)
+        makers["profiles"] = lambda: _profiles(self.normalized_scores, unit)
         with_steps = _scores_by_step(state for state in self.cells if state.planned.cell.step is not None)
         if len(with_steps) > 1:
             by_step = {step: normalized(scores, scales) for step, scores in with_steps.items()}
@@ -136,7 +150,6 @@ class SuiteResult(Printed):
 
     def _page(self, listed: Iterable[CellState]) -> Page:
         done = sum(state.status == "complete" for state in self.cells)
-        state = "complete" if self.complete else "partial" if any(one.score for one in self.cells) else "failed"
         line = Line("cells", f"{done:,}", f"of {len(self.cells):,} complete")
         shown = {name: table for name, table in self.tables.items() if isinstance(table, Table)}
         tables = [table.page_table(TITLES[name]) for name, table in shown.items() if name not in ("profiles", "curves")]
@@ -147,7 +160,7 @@ class SuiteResult(Printed):
         notes += dict.fromkeys([*self._older_steps, *(note for table in shown.values() for note in table.notes)])
         notes += self._missing_settings()
         name, version = self.definition.suite, f"version {self.definition.version}"
-        return Page(name, version, state, [[line], *tables, cells], notes)
+        return Page(name, version, self.status, [[line], *tables, cells], notes)
 
     def _missing_settings(self) -> list[str]:
         if self.definition.aggregate.unit is None:
@@ -162,7 +175,7 @@ class SuiteResult(Printed):
             {
                 "suite": self.definition.suite,
                 "version": self.definition.version,
-                "status": self.page.state,
+                "status": self.status,
                 "cells": [_described(state) for state in self.cells],
                 "skipped": [{"cell": str(cell), "why": why} for cell, why in self.skipped],
                 "tables": {name: _numbers(table) for name, table in self.tables.items()},
@@ -221,7 +234,7 @@ def _described(state: CellState) -> dict[str, Any]:
         "fingerprint": score and score.fingerprint,
         "guarantee": score and score.guarantee,
     }
-    return {**names, "folder": f"cells/{cell.digest}", "status": state.status, "reason": state.reason, **numbers}
+    return {**names, "folder": cell.folder, "status": state.status, "reason": state.reason, **numbers}
 
 
 def _numbers(table: Table | UsageError) -> Mapping[str, Any]:
