@@ -1,4 +1,4 @@
-"""Progress of a command on stderr: a live line on a terminal; otherwise a line at the start, every 30 s and at the end.
+"""Progress of a command on stderr: live rows on a terminal; otherwise a line at the start, every 30 s and at the end.
 
 A thread writes it, because the main thread is busy with imports, Ray and environments.
 """
@@ -9,9 +9,9 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final, final
+from typing import TYPE_CHECKING, Final, NamedTuple, final
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
@@ -31,6 +31,15 @@ _LONG_S: Final = 10.0
 """Time without a finished episode after which the line suggests a step limit."""
 
 
+class Row(NamedTuple):
+    """Row of the live display: a bar with a text."""
+
+    done: int
+    total: int | None
+    """None if it is unknown."""
+    text: str
+
+
 @final
 class Monitor:
     """Display of the progress of a command, until it is closed.
@@ -48,6 +57,7 @@ class Monitor:
         self._phase = "starting"
         self._source: Callable[[], EvalProgress] | None = None
         self._num_runners = 0
+        self._whole: Callable[[], Row] | None = None
         self._bar: Progress | None = None
         self._showing = threading.RLock()
         self._closing = threading.Event()
@@ -55,19 +65,27 @@ class Monitor:
             threading.Thread(target=self._run, name="rl_eval progress", daemon=True).start()
 
     def say(self, phase: str, *, at_once: bool = False) -> None:
-        """Set the phase to show; with ``at_once`` also write it as a line if there is no live line."""
-        self._phase, self._source = phase, None
+        """Set the phase to show; with ``at_once`` also write it as a line if there are no live rows."""
+        self._phase, self._source, self._whole = phase, None, None
         if at_once and not self._live:
             self._show()
 
     def announce(self, line: str) -> None:
-        """Write a line immediately, above the live line."""
+        """Write a line immediately, above the live rows."""
         with self._showing:
             self._console.print(line, soft_wrap=True, markup=False)
 
-    def follow(self, source: Callable[[], EvalProgress], num_runners: int = 0) -> None:
-        """Show the progress of an evaluation with this number of configured runners."""
-        self._source, self._num_runners = source, num_runners
+    def follow(
+        self, source: Callable[[], EvalProgress], num_runners: int = 0, whole: Callable[[], Row] | None = None
+    ) -> None:
+        """Show the progress of an evaluation.
+
+        Args:
+            source: Returns its progress.
+            num_runners: Configured number of Ray actors.
+            whole: Returns the progress of all evaluations of which it is one.
+        """
+        self._source, self._num_runners, self._whole = source, num_runners, whole
 
     @contextmanager
     def room(self, phase: str) -> Iterator[None]:
@@ -79,7 +97,7 @@ class Monitor:
             yield
 
     def close(self) -> None:
-        """Remove the live line; may be called again."""
+        """Remove the live rows; may be called again."""
         with self._showing:
             self._closing.set()
             self._hide()
@@ -95,9 +113,17 @@ class Monitor:
         phase = ended or (progress.phase if progress else self._phase)
         seconds = time.monotonic() - self._began
         line = progress_line(phase, seconds, progress, self._num_runners, ended=bool(ended))
-        if not self._live:
-            self.announce(line)
-            return
+        done, total = (progress.num_finished, progress.num_episodes) if progress else (0, None)
+        rows = [self._whole()] if self._whole else []
+        rows.append(Row(done, total, line))
+        if self._live:
+            self._draw(rows)
+        else:
+            self.announce("; ".join(row.text for row in rows))
+
+    def _draw(self, rows: Sequence[Row]) -> None:
+        if self._bar is not None and len(self._bar.task_ids) != len(rows):
+            self._hide()
         if self._bar is None:
             self._bar = Progress(
                 BarColumn(12),
@@ -108,10 +134,12 @@ class Monitor:
                 expand=True,
                 redirect_stdout=sys.stdout is sys.stderr,  # True in a command: its results have another stream.
             )
-            self._bar.add_task("")
+            for _ in rows:
+                self._bar.add_task("")
             self._bar.start()
-        done, total = (progress.num_finished, progress.num_episodes) if progress else (0, None)
-        self._bar.update(self._bar.task_ids[0], total=total, completed=done, description=line, refresh=True)
+        for task, row in zip(self._bar.task_ids, rows, strict=True):
+            self._bar.update(task, total=row.total, completed=row.done, description=row.text)
+        self._bar.refresh()
 
     def _hide(self) -> None:
         if self._bar is not None:

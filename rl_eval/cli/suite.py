@@ -53,6 +53,9 @@ def run(
     num_runners: Annotated[
         int | None, option("N", "Ray actors; 0 runs in this process, without Ray.", "--num-runners", "--runners", min=0)
     ] = None,
+    report: Annotated[
+        bool, option(None, "Also write the report of the whole suite, as rl-eval suite report does.", "--report")
+    ] = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
@@ -70,6 +73,9 @@ def run(
         result = opened.run(out, cells=cell or (), num_runners=num_runners, events=events)
         monitor.close()
         _print(result, quiet=quiet, as_json=as_json)
+        if report and ctx.obj.number is None:
+            files = _write(opened.result(out) if cell else result, opened.folder(out))
+            print_note(f"wrote {shown(str(files[-1]))}")
         code = _exit_code(result, ctx.obj)
         if ctx.obj.number is not None:
             print_note("interrupted; finished episodes are saved, and the same command continues")
@@ -157,7 +163,7 @@ def report(
     opened = _opened(suite)
     folder = opened.folder(out)
     from rl_eval.suites.ledger import SUITE_FILE
-    from rl_eval.suites.report import record_cell_videos, write_report
+    from rl_eval.suites.report import record_cell_videos
 
     if not (folder / SUITE_FILE).exists():
         fix = "Pass the folder of a suite, or run rl-eval suite run first."
@@ -167,10 +173,18 @@ def report(
     if videos is not None:
         for cell, found in record_cell_videos(result, folder, videos):
             print_note(f"{cell}: {counted(found, 'video') if isinstance(found, int) else found}")
+    files = _write(result, folder, output)
+    print_either(as_json, {"files": list(map(str, files))}, "\n".join(map(shown, map(str, files))))
+
+
+def _write(result: SuiteResult, folder: Path, output: Path | None = None) -> list[Path]:
+    """Write the report of a suite in a folder, and print what is missing; return its files, the page last."""
+    from rl_eval.suites.report import write_report
+
     files, notes = write_report(result, output or folder / "report", folder)
     for note in notes:
         print_note(note)
-    print_either(as_json, {"files": list(map(str, files))}, "\n".join(map(shown, map(str, files))))
+    return files
 
 
 def _opened(path: Path) -> Suite:
@@ -182,19 +196,20 @@ def _opened(path: Path) -> Suite:
 
 def _display(monitor: Monitor, interruption: Interruption) -> SuiteEvents:
     """Return events that show the progress of the suite and of its present cell."""
+    from rl_eval.cli.progress import Row
     from rl_eval.suites.running import SuiteEvents
 
     ended: Counter[str] = Counter()
     began, ran, total = time.monotonic(), 0, 0
 
-    def line() -> str:
+    def whole() -> Row:
         done = sum(ended.values())
         parts = [f"{done} of {total} cells"]
         if bad := done - ended["complete"]:
             parts.append(f"{bad} not complete")
         if ran and done < total:
             parts.append(f"about {(time.monotonic() - began) / ran * (total - done) / 60:.1f} min left")
-        return ", ".join(parts)
+        return Row(done, total, ", ".join(parts))
 
     class Shown(SuiteEvents):
         def on_begin(self, count: int) -> None:
@@ -204,14 +219,14 @@ def _display(monitor: Monitor, interruption: Interruption) -> SuiteEvents:
         def on_start(self, planned: PlannedCell, handle: EvalHandle) -> None:
             nonlocal ran
             ran += 1
-            monitor.follow(_with_phase(handle.progress, lambda: f"{line()}; {planned.cell}"))
+            monitor.follow(_with_phase(handle.progress, str(planned.cell)), whole=whole)
             interruption.defer(handle.flush, cancel=handle.cancel)
 
         def on_end(self, state: CellState) -> None:
             ended[state.status] += 1
             why = f": {state.reason}" if state.reason else ""
             score = "" if state.score is None else f", mean score {state.score.mean:.6g}"
-            monitor.announce(f"{state.planned.cell} is {state.status}{score}{why} ({line()})")
+            monitor.announce(f"{state.planned.cell} is {state.status}{score}{why} ({whole().text})")
 
         def stopping(self) -> bool:
             return interruption.number is not None
@@ -219,8 +234,8 @@ def _display(monitor: Monitor, interruption: Interruption) -> SuiteEvents:
     return Shown()
 
 
-def _with_phase(progress: Callable[[], EvalProgress], phase: Callable[[], str]) -> Callable[[], EvalProgress]:
-    return lambda: replace(progress(), phase=phase())
+def _with_phase(progress: Callable[[], EvalProgress], phase: str) -> Callable[[], EvalProgress]:
+    return lambda: replace(progress(), phase=phase)
 
 
 def _print(result: SuiteResult, *, quiet: bool, as_json: bool) -> None:

@@ -18,8 +18,12 @@ _STYLE: Final = {"svg.hashsalt": "rl_eval", "svg.fonttype": "none"}
 """Settings with which equal tables give equal files, and SVG files have their text as text."""
 
 
-def interval_figure(table: Table) -> Figure:
+def interval_figure(table: Table, reference: float | None = None) -> Figure:
     """Draw aggregates as points with intervals: one panel for each column, one line for each row.
+
+    Args:
+        table: The numbers.
+        reference: Value to mark in each panel; None for no mark.
 
     Raises:
         ConfigError: matplotlib is not installed.
@@ -35,7 +39,10 @@ def interval_figure(table: Table) -> Figure:
             value, interval = table.cells[row, column]
             axes.barh(place, interval.high - interval.low, 0.5, interval.low, color=f"C{place % 10}", alpha=0.4)
             axes.plot([value, value], [place - 0.3, place + 0.3], color=f"C{place % 10}")
+        if reference is not None:
+            axes.axvline(reference, color="gray", linestyle=":")
         axes.set_title(str(column))
+        axes.locator_params(axis="x", nbins=4)  # More tick labels could overlap.
         axes.grid(axis="x", alpha=0.25)
     panels[0].set(yticks=range(num_rows), yticklabels=table.rows, ylim=(num_rows - 0.5, -0.5))
     return figure

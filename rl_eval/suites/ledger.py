@@ -128,11 +128,17 @@ class Ledger:
         """Create the folder, or join the processes that work on it.
 
         Raises:
-            ConfigError: The folder cannot be written.
+            ConfigError: The folder cannot be written, or another suite has just begun in it.
         """
+        described = _text(self._described_suite).encode()
         try:
-            if self._read(SUITE_FILE) is None:
-                self._storage.write(SUITE_FILE, _text(self._described_suite).encode())
+            if self._storage.create(SUITE_FILE, described):
+                return
+            theirs = self._read(SUITE_FILE)
+            if theirs is None:  # A process that died wrote only a part of it.
+                self._storage.write(SUITE_FILE, described)
+            else:
+                _check_same(theirs, self._described_suite, self.folder)
         except OSError as error:
             problem = f"--out {self.folder} cannot be written: {error.strerror or error}"
             raise ConfigError(problem, key="--out", value=str(self.folder)) from error

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
 from rl_eval.atomic_write import write_bytes
@@ -20,6 +20,9 @@ from rl_eval.suites.exports import marl_eval_json, rliable_json, scores_csv
 from rl_eval.suites.figures import interval_figure, line_figure, picture
 from rl_eval.suites.result import TITLES, SuiteResult
 from rl_eval.suites.tables import Table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 PAGE: Final = "report.html"
 _LINES: Final = {"profiles": "fraction of scores above", "curves": "IQM"}
@@ -44,7 +47,7 @@ def write_report(result: SuiteResult, folder: Path, cells: Path) -> tuple[list[P
     for name, table in result.tables.items():
         if isinstance(table, Table):
             try:
-                figure = line_figure(table, _LINES[name]) if name in _LINES else interval_figure(table)
+                figure = _figure(name, table)
                 drawn[name] = picture(figure, "svg")
                 files += [(f"{name}.svg", drawn[name]), (f"{name}.png", picture(figure, "png"))]
             except ConfigError as error:
@@ -80,12 +83,19 @@ def record_cell_videos(result: SuiteResult, cells: Path, select: str) -> Iterato
                 yield str(state.planned.cell), summary_of(error)
 
 
+def _figure(name: str, table: Table) -> Figure:
+    if name in _LINES:
+        return line_figure(table, _LINES[name])
+    return interval_figure(table, reference=0.5 if name == "improvement" else None)
+
+
 def _texts(result: SuiteResult) -> Iterator[tuple[str, bytes]]:
     for name, table in result.tables.items():
         if isinstance(table, Table):
             yield f"{name}.csv", table.csv().encode()
-            yield f"{name}.md", table.markdown().encode()
-            yield f"{name}.tex", table.latex().encode()
+            if name != "profiles":  # A table of so many columns cannot be read.
+                yield f"{name}.md", table.markdown().encode()
+                yield f"{name}.tex", table.latex().encode()
     suite = result.definition
     unit, kinds = suite.aggregate.unit, {name: task.score for name, task in suite.tasks.items()}
     if not result.scores_by_step:

@@ -25,7 +25,7 @@ from rl_eval.cli import COMMANDS
 from rl_eval.cli.exits import ExitCode, code_of, reported
 from rl_eval.cli.output import new_folder
 from rl_eval.cli.printing import print_note
-from rl_eval.cli.progress import Monitor, headline, progress_line
+from rl_eval.cli.progress import Monitor, Row, headline, progress_line
 from rl_eval.cli.settings import read_settings
 from rl_eval.config.builder import EvalConfig
 from rl_eval.errors import (
@@ -461,6 +461,22 @@ def test_on_a_terminal_one_line_lives_below_all_others(monkeypatch):
     assert eventually(lambda: "stopping the runners" in terminal.lines[-1])
     monitor.close()
     assert terminal.lines == ["running in this process", "stopping", "the result"]
+
+
+def test_on_a_terminal_the_row_of_all_evaluations_stands_above_that_of_the_present_one(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "100")
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monitor = Monitor(quiet=False)
+    monitor.say("reading")
+    assert eventually(lambda: len(terminal.lines) == 1)
+    monitor.follow(lambda: progress(phase="pole/lean"), whole=lambda: Row(3, 8, "3 of 8 cells"))
+    assert eventually(lambda: "3 of 8 cells" in terminal.lines[0] and "pole/lean" in terminal.lines[1])
+    monitor.announce("pole/lean is complete")
+    assert eventually(lambda: "3 of 8 cells" in terminal.lines[1] and "pole/lean" in terminal.lines[2])
+    monitor.close()
+    assert terminal.lines == ["pole/lean is complete"]
 
 
 # Exit codes

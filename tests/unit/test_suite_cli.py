@@ -83,6 +83,15 @@ def test_failed_episodes_run_again_in_the_log_of_the_cell() -> None:
     assert (again["status"], again["count"]) == ("complete", 4)
 
 
+def test_one_command_runs_the_suite_and_writes_table_figures_and_page() -> None:
+    outcome = call("suite", "run", "suite.yaml", "--cell", "pole/push", "--report")
+    assert "pole/push" in outcome.stdout
+    page = Path("suites/small/report/report.html")
+    assert str(page) in outcome.stderr
+    assert all(cell in page.read_text() for cell in ("pole/push", "pole/net/2"))
+    assert page.with_name("scores.csv").exists()
+
+
 def test_a_report_needs_the_folder_of_a_suite() -> None:
     outcome = call("suite", "report", "suite.yaml", "--out", "wrong")
     assert outcome.exit_code == ExitCode.USAGE

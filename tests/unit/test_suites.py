@@ -319,6 +319,14 @@ def test_another_suite_or_version_does_not_share_a_folder(tmp_path: Path, other:
         Suite.from_dict({**BASE, **other}).run(tmp_path)
 
 
+def test_of_two_suites_that_begin_at_once_in_one_folder_one_is_refused(tmp_path: Path) -> None:
+    first, second = (Ledger(tmp_path, SuiteDefinition.from_dict({**BASE, "suite": name})) for name in ("one", "two"))
+    first.begin()
+    first.begin()
+    with refused(ConfigError, key="--out"):
+        second.begin()
+
+
 def test_a_cell_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
     values = changed("tasks", to={"gone": {"environment": {"env": "Gone-v0"}}, **BASE["tasks"]})
     values["policies"]["broken"] = {"policy": f"{__name__}:broken"}
