@@ -19,7 +19,6 @@ from rl_eval.adapters import integration_for
 from rl_eval.backends import Backend
 from rl_eval.backends.pickling import pickled
 from rl_eval.config.builder import EvalConfig, settings_of
-from rl_eval.config.runner_processes import check_processes
 from rl_eval.config.settings import EvalSettings, PolicySection, check_runner, with_values
 from rl_eval.errors import ConfigError, EvalError, checked_keywords
 from rl_eval.errors.redaction import learn
@@ -148,6 +147,8 @@ class EvalRunnerGroup:
             ConfigError: The configuration is invalid, or needs other processes; see
                 :func:`~rl_eval.config.runner_processes.shares_processes`.
         """
+        from rl_eval.config.runner_processes import check_processes
+
         settings, live = _checked(settings_of(config), policy)
         check_processes(self.settings, settings)
         weights = _initial_weights(settings.policy, live)

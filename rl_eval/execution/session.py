@@ -29,7 +29,6 @@ from rl_eval.execution.runner_pool import Member
 from rl_eval.records.episode import Fault, RunReport, charged_attempts, failed_row
 from rl_eval.results.provenance import manifest_of
 from rl_eval.scheduling import events
-from rl_eval.scheduling.blocks import BlockSchedule
 from rl_eval.scheduling.runner_failures import attribute_loss
 from rl_eval.scheduling.schedule import Schedule
 from rl_eval.supervision.flight_recorder import CrashReport
@@ -37,6 +36,7 @@ from rl_eval.weights import HeldWeights
 
 if TYPE_CHECKING:
     from rl_eval.log import LogContents, Manifest
+    from rl_eval.scheduling.blocks import BlockSchedule
 
 
 CALLS_IN_FLIGHT: Final = 2
@@ -318,7 +318,7 @@ class EpisodeSession(Phase):
 
     def __init__(self, outcome: EvalOutcome) -> None:
         super().__init__(outcome)
-        self._schedule = Schedule(outcome.plan)
+        self._schedule: Schedule | BlockSchedule = Schedule(outcome.plan)
         self._fail_fast: FailFast | None = None
         self._pool_size = 1
         self._unsent: defaultdict[int, Run] = defaultdict(Run)
@@ -340,8 +340,12 @@ class EpisodeSession(Phase):
             self._fail_fast = FailFast(self._pool_size * settings.runners.lanes)
         done, attempts = np.flatnonzero(table.filled).tolist(), charged_attempts(table)
         arguments = self._pool_size, done, attempts, faults.max_attempts_per_episode
-        size = settings.runners.block_size
-        self._schedule = BlockSchedule(outcome.plan, size, *arguments) if size else Schedule(outcome.plan, *arguments)
+        if size := settings.runners.block_size:
+            from rl_eval.scheduling.blocks import BlockSchedule
+
+            self._schedule = BlockSchedule(outcome.plan, size, *arguments)
+        else:
+            self._schedule = Schedule(outcome.plan, *arguments)
         # The first event gives up episodes that had no attempt left in the earlier session.
         self._obey(self._handle(events.PoolSized(self._pool_size), now), now)
         for member in self.pool.ready():

@@ -25,7 +25,6 @@ from rl_eval.records.determinism import Determinism
 from rl_eval.records.episode import EpisodeRecord, EpisodeTable, Fault, Outcome
 from rl_eval.records.guarantee import Guarantee, guarantee_of
 from rl_eval.records.plain import damage, plain, typed
-from rl_eval.results.conditions import ConditionNumbers, by_condition
 from rl_eval.results.files import (
     EPISODES_FILE,
     FORMAT,
@@ -46,6 +45,8 @@ from rl_eval.weights import HeldWeights, WeightsSnapshot
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from rl_eval.results.conditions import ConditionNumbers
 
 Status = Literal["complete", "partial", "failed"]
 
@@ -210,6 +211,10 @@ class EvalResult(Numbers, Printed):
 
         Empty without ``evaluation.conditions``.
         """
+        if self.plan.conditions is None:
+            return {}
+        from rl_eval.results.conditions import by_condition
+
         return by_condition(self, self.plan)
 
     # Identity

@@ -157,13 +157,9 @@ def guarded() -> Iterator[tuple[Machine, str]]:
     ("variables", "hint"),
     [
         ({}, "Set RAY_AUTH_MODE=token"),
-        pytest.param({"RAY_AUTH_MODE": "disabled"}, "Set RAY_AUTH_MODE=token", marks=pytest.mark.slow),
-        pytest.param({"RAY_AUTH_MODE": "token"}, "RAY_AUTH_MODE=token is set", marks=pytest.mark.slow),
-        pytest.param(
-            {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "fedcba9876543210" * 4},
-            "RAY_AUTH_TOKEN_PATH",
-            marks=pytest.mark.slow,
-        ),
+        ({"RAY_AUTH_MODE": "disabled"}, "Set RAY_AUTH_MODE=token"),
+        ({"RAY_AUTH_MODE": "token"}, "RAY_AUTH_MODE=token is set"),
+        ({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "fedcba9876543210" * 4}, "RAY_AUTH_TOKEN_PATH"),
     ],
     ids=["nothing", "disabled", "no token", "another token"],
 )
@@ -202,6 +198,7 @@ print(ray.is_initialized())
 """
 
 
+@pytest.mark.slow
 def test_to_connect_starts_no_other_interpreter(guarded: tuple[Machine, str]) -> None:
     """A process that has the token is let in at once, without another one that tries first."""
     machine, address = guarded

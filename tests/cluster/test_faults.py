@@ -87,6 +87,7 @@ def recovers(folder: Path, runner: str, kind: str, phase: str, **fault: Any) -> 
     return result
 
 
+@pytest.mark.slow
 def test_an_agent_that_is_killed_is_replaced(folder: Path) -> None:
     """The next one watches the runners that were there before, and ends the one that hangs."""
     with EvalRunnerGroup(config(kind="gil_sleep", phase="step", folder=str(folder))) as group:

@@ -144,6 +144,7 @@ def on_one_old_cpu(claim: Path) -> Callable[[], None]:
     return initialize
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.backends.cpu.get_cpu_capability() == "DEFAULT", reason="there is no older CPU to be")
 def test_runners_on_different_cpus_do_not_share_an_evaluation(ray_cluster: None, tmp_path: Path) -> None:
     """All records are of runners with one key, and a note names the key that the others have."""

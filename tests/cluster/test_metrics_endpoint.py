@@ -96,6 +96,7 @@ def test_every_number_is_at_the_endpoint(point, call):
     assert reads("first", twice | gauges | {"evaluated_step": 1500, "weights_version": 4, "weights_lag": 500})
 
 
+@pytest.mark.slow
 def test_lost_runners_and_progress_are_shown(point, call):
     """Evaluators of one cluster are told apart by their label."""
     point.result.provenance["runners_lost"] = 3

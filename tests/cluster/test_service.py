@@ -253,6 +253,7 @@ def test_what_a_client_submitted_is_evaluated_although_it_shut_down(gate: Gate) 
 # ------------------------------------------------------------------------------ many clients
 
 
+@pytest.mark.slow
 def test_clients_take_turns_and_have_room_of_their_own(gate: Gate) -> None:
     with reach("hasty", max_queue=3) as hasty, reach("modest", max_queue=1) as modest:
         handles = [hasty.submit(weights(step), step) for step in range(4)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -151,9 +152,14 @@ BEFORE: dict[str, Callable[[pytest.MonkeyPatch], dict[str, Any]]] = {
 """What a page takes for granted: it makes the files, and returns the names."""
 
 
-@pytest.mark.parametrize("page", pages("tests/integrations/test_pages.py"), ids=lambda page: page.stem)
+def needing(page: Path) -> Any:
+    """Return a page as a parameter; without its library the test is skipped before a cluster starts."""
+    library = NEEDS[page.stem]
+    return pytest.param(page, id=page.stem, marks=pytest.mark.skipif(not find_spec(library), reason=f"no {library}"))
+
+
+@pytest.mark.parametrize("page", [needing(page) for page in pages("tests/integrations/test_pages.py")])
 def test_a_page_can_be_followed(reader: Reader, page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All its Python runs, and its commands."""
-    pytest.importorskip(NEEDS[page.stem])
     reader.names |= BEFORE[page.stem](monkeypatch)
     reader.follow(page)
