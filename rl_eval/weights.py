@@ -223,7 +223,7 @@ def _read(path: Path) -> Any:
 
 
 def _explain_unreadable(path: Path, error: Exception) -> tuple[str, str]:
-    """Return why a file cannot be read, and the next step; torch's own message only helps by the class it rejects."""
+    """Return why a file cannot be read, and the next step; from torch's message, only the rejected class helps."""
     name = repr(str(path))
     refused = _PICKLED.search(str(error))
     if refused or (isinstance(error, pickle.UnpicklingError) and _was_pickled(path)):

@@ -272,7 +272,7 @@ class RayBackend(Backend):
 
 
 def _pickled(settings: EvalSettings, policy: Any) -> bytes:
-    """Pickle what a runner is built from; ``init_fn`` runs before this can be unpickled."""
+    """Pickle settings and policy without ``init_fn``, which must run before they are unpickled."""
     return pickled_settings(with_values(settings, runners={"init_fn": None}), policy, without_weights=True)
 
 

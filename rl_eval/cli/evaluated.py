@@ -26,7 +26,7 @@ TrustPolicy = Annotated[
 
 @dataclass(frozen=True)
 class Evaluated:
-    """Options of an evaluation; None for an option that is not given."""
+    """Options of an evaluation; None for an option that is not passed."""
 
     env: Annotated[str | None, option("ENV", "Environment: a gymnasium id or pkg.module:attr.")] = None
     policy: Annotated[
@@ -70,7 +70,7 @@ class Evaluated:
 
         Args:
             command: The command, for the message.
-            assignments: Values of ``--set``, which may name them as well.
+            assignments: Values of ``--set``, which may set them instead.
             takes_file: Whether the command takes a config file.
             needs_policy: Whether a policy is required; checkpoints may show their policy.
         """

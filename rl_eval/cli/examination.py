@@ -48,7 +48,7 @@ _EPISODES: Final = 4
 """Number of different episodes that one environment plays in turn; then it plays the first one again."""
 _CONDITIONS: Final = 8
 _ENDLESS_STEPS: Final = 1_000
-"""Steps after which an environment without a finished episode is endless; with fewer it may be slow."""
+"""Number of steps without a finished episode after which an environment counts as endless."""
 _PROCESS_S: Final = 120.0
 _HASH_SEEDS: Final = ("1", "2")
 _CALL: Final = "import sys, cloudpickle; cloudpickle.load(sys.stdin.buffer)(sys.argv[1])"
@@ -227,7 +227,7 @@ class _Examination:
         return problem(text, "restore all state in reset(), or set environment.env_reuse: episode")
 
     def _check_neighbours(self, reference: Trace) -> Finding:
-        """Compare the episode with one that is stepped in turn with another environment."""
+        """Compare an episode alone with the same episode in an environment that is stepped in turn with another one."""
         text = _difference(reference, self._play(self._new_runner(lanes=2)[0], *self._leases[:2])[0])
         if not text:
             return ok("environments in one process do not affect each other")

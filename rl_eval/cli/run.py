@@ -167,7 +167,7 @@ def _logger(tracker: _Tracker, name: str, folder: str = "") -> Logger:
 
 
 def _log_to(tracker: _Tracker, name: str, result: EvalResult, folder: str) -> None:
-    """Log a result as a run of its own; the training step is the version of the weights."""
+    """Log a result as a separate run; the training step is the version of the weights."""
     from rl_eval.results.result import EvalPoint
 
     versions = result.counted_rows["weights_version"]
@@ -181,7 +181,7 @@ def _log_to(tracker: _Tracker, name: str, result: EvalResult, folder: str) -> No
 
 
 def _check_options(ctx: typer.Context) -> None:
-    """Check that options which need another option have it, and that ``--retry`` has no option of its config.
+    """Check that no option lacks another option that it needs, and that ``--retry`` has no config options.
 
     Raises:
         ConfigError: An option is missing, or conflicts with ``--retry``.

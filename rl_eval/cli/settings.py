@@ -57,7 +57,7 @@ def read_config(
     """Read a config file, if given, and apply flags (by dotted key) and assignments.
 
     Raises:
-        ConfigError: The file cannot be read, a key is unknown, or there is a section without a file.
+        ConfigError: The file cannot be read, a key is unknown, or a section is passed without a file.
     """
     if path is None and section is not None:
         fix = "Pass CONFIG, or omit --section."

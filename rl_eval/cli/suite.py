@@ -107,7 +107,8 @@ def plan(
 
 
 _Row = tuple[str, int, int, int, int, float | None, str]
-"""Task, its cells, those to run, those that cannot run, episodes and minutes of those to run, the first problem."""
+"""Name of the task; numbers of all its cells, of cells to run, and of cells that cannot run; episodes and minutes of
+the cells to run; first problem."""
 
 
 def _planned(opened: Suite, states: Sequence[CellState], pilot: int) -> Iterator[_Row]:

@@ -1,7 +1,7 @@
 """Schemes of policy strings, such as ``torch:my_pkg.nets:make@net.pt``.
 
 The schemes of a library (:attr:`rl_eval.adapters.Integration.schemes`) are in a module that does not import the
-library: a command describes a policy before it loads anything.
+library, because a command describes a policy before it loads anything.
 """
 
 from __future__ import annotations

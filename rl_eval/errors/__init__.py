@@ -168,7 +168,7 @@ class NumericsMismatch(ClusterError):
 def nearest(word: str, known: Iterable[str]) -> str:
     """Return the end of a message about an unknown word: the nearest known words, or all of them.
 
-    A word that contains all parts is near: ``episode_return_mean`` for ``mean_return``.
+    A known word that contains all parts of the unknown word is near: ``episode_return_mean`` for ``mean_return``.
     """
     options, parts = sorted(known), {*word.casefold().split("_")}
     containing = [option for option in options if parts <= {*option.split("_")}]
@@ -200,7 +200,7 @@ def summary_of(error: BaseException) -> str:
 
 
 def message_of(error: BaseException) -> str:
-    """Return the text of an exception; without one, as for a bare ``assert``, the line that raised it."""
+    """Return the text of an exception; if it has none, as a bare ``assert``, the line that raised it."""
     name = type(error).__name__
     try:
         text = str(error)

@@ -137,12 +137,12 @@ def lease_of(result: EvalResult, index: int) -> Lease:
 def run_again(runner: Runner, leases: Iterable[Lease], at_once: int = 1) -> Iterator[RunReport]:
     """Run one attempt of each episode with an idle runner; yield a report of each, in order.
 
-    An episode that the runner gives back runs again. One that is only suspected of a fault then runs alone.
+    An episode that the runner gives back runs again. An episode that is only suspected of a fault then runs alone.
 
     Args:
         runner: The runner.
         leases: Episodes and attempts.
-        at_once: Most episodes that the runner holds at one time.
+        at_once: Maximum number of episodes that the runner has at one time.
 
     Yields:
         Report of one episode: its row and infos, also if the attempt failed; its fault, if any; and the other fields of

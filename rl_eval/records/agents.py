@@ -1,4 +1,4 @@
-"""Columns that a record has for each agent of its episode, and the rows that are read from them."""
+"""Columns of a record for each agent of its episode, and rows by agent that are read from them."""
 
 from __future__ import annotations
 

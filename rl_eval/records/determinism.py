@@ -55,7 +55,7 @@ class Determinism:
     first: FirstDifference | None = None
     """Place of the first difference in the mismatched episode of the lowest index."""
     env_reuse_helps: bool | None = None
-    """Whether the mismatched episodes agree with themselves in fresh environments; None if that was not tried."""
+    """Whether the mismatched episodes repeat in new environments; None if that was not tried."""
     remark: str = ""
     """Limit of the check, or the reason why nothing was checked."""
     likely_cause: str = ""
@@ -173,8 +173,8 @@ class TraceRecorder:
     """Wrapper of an environment's ``reset`` and ``step`` that keeps a trace.
 
     Args:
-        reset: The environment's.
-        step: The environment's.
+        reset: ``reset`` of the environment.
+        step: ``step`` of the environment.
         content: Returns the bytes of an observation that the policy receives.
     """
 

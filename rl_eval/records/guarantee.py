@@ -22,7 +22,7 @@ _ORDER: Final = get_args(Guarantee)
 
 
 def guarantee_of(numerics: Mapping[str, Any]) -> Guarantee:
-    """Return the weakest guarantee in a numerics key, which may have one for each policy; unknown is the weakest."""
+    """Return the weakest guarantee in a numerics key, which may have one per policy; unknown is the weakest."""
     found = {value for key, value in numerics.items() if key.rpartition("/")[2] == "guarantee"}
     known: list[Guarantee] = [one for one in _ORDER if one in found]
     return "layout" if found - {*_ORDER} else known[-1] if known else "exact"

@@ -1,8 +1,8 @@
 """Comparison of two results: checks that they can be compared, and statistics of their difference.
 
 Episodes are paired by index. Equal indices mean equal starts only when plan, environment and step limit are
-equal. Otherwise the error names the difference. A pair is an episode that completed
-on both sides, within the leading stretch that both sides finished.
+equal. Otherwise the error names the difference. A pair is an episode that completed on both sides, in the prefix of the
+plan that both sides finished.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _RECORDED: Final = ("identity", "weights", "python", "packages", "numerics")
 _OF_A_POLICY: Final = ("identity", "weights")
 """Parts that determine a policy's numerics."""
 _UNTOLD: Final = ("weights.version",)
-"""Settings whose difference means nothing."""
+"""Settings whose differences are not shown, because they have no meaning."""
 _LAYOUT: Final = ("guarantee", "adapter", "num_envs", "block")
 """Parts of the numerics key that determine the episodes if the guarantee is ``layout``."""
 _OUTPUTS: Final = "numerics.outputs"
@@ -63,7 +63,7 @@ class DifferentSetting:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One of the two results, as far as a comparison shows it."""
+    """Data of one of the two results in a comparison."""
 
     policy: str
     weights: str
@@ -236,7 +236,7 @@ def _check_plans(a: EvalResult, b: EvalResult) -> None:
 
 
 def _check_guarantees(a: EvalResult, b: EvalResult) -> None:
-    """Raise if the number of environments determines the episodes of a result and differs from that of the other."""
+    """Raise if a result depends on its number of environments, and the other result has another number."""
     if "layout" not in (a.guarantee, b.guarantee):
         return
     ours, theirs = (_mapping(side.provenance.get("numerics")) for side in (a, b))
@@ -382,7 +382,7 @@ def verdict_of(difference: PairedDifference, confidence: float, settings: Sequen
 
 
 def _undecided(difference: PairedDifference) -> str:
-    """Return the reason why interval and test say nothing about a difference; empty if one of them says something."""
+    """Return the reason why neither the interval nor the test is informative; empty if one of them is."""
     interval = difference.interval
     if not interval.exists and interval.note != FEW_EQUAL:
         return interval.note
@@ -390,9 +390,9 @@ def _undecided(difference: PairedDifference) -> str:
 
 
 def is_shown(difference: PairedDifference, confidence: float) -> bool:
-    """Whether the test rejects, and the interval at the same level leaves out 0; few equal differences have none.
+    """Whether a difference is shown: the test rejects, and the interval at the same level excludes 0.
 
-    Rounding is not shown, however one-sided it is.
+    A few equal differences have no interval. Differences by rounding are never shown.
     """
     interval = difference.interval
     leaves_out_0 = 0 not in interval if interval.exists else interval.note == FEW_EQUAL

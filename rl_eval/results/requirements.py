@@ -1,7 +1,7 @@
-"""Requirements on results: a small grammar that a script can rely on, parsed and never evaluated.
+"""Requirements on results, in a small grammar for scripts. They are parsed, and never run as code.
 
-- ``NAME OP NUMBER`` asks one result: ``episode_return_ci_low >= 475``;
-- ``b OP a [± NUMBER]`` asks a comparison: ``b >= a - 5``, b returns at most 5 less than a.
+- ``NAME OP NUMBER`` concerns one result: ``episode_return_ci_low >= 475``;
+- ``b OP a [± NUMBER]`` concerns a comparison: ``b >= a - 5``, b returns at most 5 less than a.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Story of one episode: everything that is known about it, in the order in which it happened.
+"""Story of one episode: all its recorded events, in order.
 
-A pure function of the result, so the same story comes from a live result, a saved one and the log of a run at work;
-while the evaluation's handle is there, its last events tell in addition which runner had the episode when.
+The story is a pure function of the result. It is the same for a new result, a saved one, and the log of a running
+evaluation. The handle of an evaluation in this process adds the runners of the episode, with times.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def story(result: EvalResult, index: int, moves: Sequence[Event] = ()) -> tuple[
     """Return the events of one episode, in order.
 
     Args:
-        result: Finished or not.
+        result: Finished or unfinished result.
         index: Index of the episode.
         moves: Events of the session about this episode: its runners and times.
 

@@ -117,11 +117,16 @@ def build_env(
     """Build one environment of any type, without wrappers.
 
     An id such as ``"CartPole-v1"`` or ``"my_pkg:MyEnv-v0"`` goes to ``gymnasium.make`` with the kwargs; with
-    ``num_envs``, which becomes one of the kwargs, to ``gymnasium.make_vec``. A callable
-    without a parameter for an :class:`EnvContext` is called with the kwargs. That parameter is annotated with it, or
-    comes first and is named ``config``, ``context`` or ``env_config``, or comes first, has no default and is not one of
-    the kwargs, which are without ``num_envs``. In a class of environments, it comes first, has such a name and no
-    default. A context in the first place comes with the kwargs that are keyword-only parameters.
+    ``num_envs``, which becomes one of the kwargs, to ``gymnasium.make_vec``.
+
+    A callable is called with the kwargs, or with an :class:`EnvContext` if it has a parameter for one. This parameter
+    is annotated ``EnvContext``. Without such an annotation, the first parameter counts in two cases:
+
+    - its name is ``config``, ``context`` or ``env_config``;
+    - it has no default, and neither it nor ``num_envs`` is one of the kwargs.
+
+    A class of environments must meet both. If the context is the first argument, the kwargs that are keyword-only
+    parameters are passed too.
 
     Raises:
         ConfigError: The id is unknown, or the path cannot be imported.
@@ -327,9 +332,9 @@ def _call(factory: Any, kwargs: dict[str, Any], context: EnvContext) -> Any:
 def _context_parameter(
     parameters: Iterable[inspect.Parameter], kwargs: dict[str, Any], *, is_class: bool
 ) -> inspect.Parameter | None:
-    """Return the parameter for the context, or None. A default of any other parameter is kept.
+    """Return the parameter for the context, or None. Any other parameter keeps its default.
 
-    A class of environments has its own arguments, so both the name and the missing default must show it.
+    A class of environments has its own arguments, so its first parameter needs both the name and no default.
     """
     annotated = [one for one in parameters if "EnvContext" in str(one.annotation)]
     first = next(iter(parameters), None)

@@ -3,8 +3,8 @@
 A plan is fixed before anything runs. The seed of an episode comes from its index alone: the index
 goes through a permutation of the 31-bit integers that is keyed by the root seed. A permutation
 cannot collide, so N episodes have N distinct seeds; two root seeds give unrelated permutations, so
-neighbouring roots do not share episodes as ``root + index`` would; and 31 bits fit every
-environment that squeezes its seed into an int32.
+neighbouring roots do not share episodes as ``root + index`` would; and 31 bits fit every environment that converts its
+seed to an int32.
 """
 
 from __future__ import annotations

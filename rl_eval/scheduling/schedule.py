@@ -21,10 +21,10 @@ paused while another one is still in its first attempt. When another runner comp
 *excluded*, and its failures use up no attempts. When the attempts of an episode are used up, the schedule gives it up:
 only this makes failed records.
 
-A lost runner uses up an attempt of an episode on evidence only, and so does a fault in a call for several episodes.
-Episodes that caused it, or may have, are *isolated* from then on (see :mod:`rl_eval.scheduling.runner_states`): they
-run on idle runners, separate from all other episodes, so that their crashes affect no other episode, and a crash of a
-single one is proof.
+The loss of a runner, or a fault in a call for several episodes, uses up an attempt of an episode only on evidence.
+Episodes that caused it, or may have caused it, are *isolated* from then on (see
+:mod:`rl_eval.scheduling.runner_states`). They run on idle runners, separate from all other episodes. So their crashes
+affect no other episode, and a crash with a single episode proves that this episode is the cause.
 """
 
 from __future__ import annotations
@@ -89,12 +89,12 @@ class Schedule:
         """Indices that were held and wait for a runner on which they have not failed, in order."""
         self._isolation = Isolation()
         self._num_isolated = 0
-        """Isolated episodes that are held."""
+        """Number of isolated episodes that runners hold."""
         self._holder: dict[int, int] = {}
         self._max_attempts = max_attempts
         self._attempts = {index: count for index, count in (attempts or {}).items() if not self._done[index]}
         self._uncharged: dict[int, int] = {}
-        """Number of these attempts that do not count, by index."""
+        """Number of failed attempts that do not count, by index."""
         self._failed_on: dict[int, list[int]] = {}
         """Runners on which an unfinished episode has failed."""
         self._given_up: set[int] = set()
@@ -318,7 +318,8 @@ class Schedule:
         return commands
 
     def _suspended(self, runner: int) -> bool:
-        """Whether a failing runner is paused until another one ends an attempt, to tell machine and episodes apart."""
+        """Whether a failing runner is paused until another one ends an attempt, to find out if its machine is
+        broken."""
         return runner in self._runners.failing and (self._awaited or self._runners.untried_beside(runner))
 
     def _may_retry(self, runner: int, index: int) -> bool:

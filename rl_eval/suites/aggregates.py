@@ -158,7 +158,7 @@ def task_means(scores: Scores, unit: Unit, *, confidence: float = 0.95) -> Table
 
     Args:
         scores: Scores in any unit.
-        unit: What the interval is about; see :func:`aggregate_scores`.
+        unit: Unit of the interval; see :func:`aggregate_scores`.
         confidence: Nominal coverage of the intervals.
 
     Raises:

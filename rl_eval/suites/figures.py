@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _STYLE: Final = {"svg.hashsalt": "rl_eval", "svg.fonttype": "none"}
-"""Settings with which equal tables give equal files, and SVG files have their text as text."""
+"""Settings for reproducible files, and for SVG files that contain text as text."""
 
 
 def interval_figure(table: Table, reference: float | None = None) -> Figure:

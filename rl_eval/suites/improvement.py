@@ -21,7 +21,7 @@ def probabilities_of_improvement(scores: Scores, unit: Unit, *, confidence: floa
 
     Args:
         scores: Scores of all policies; their scale has no effect.
-        unit: What is resampled, independently for each policy: ``"run"`` or ``"episode"``.
+        unit: Unit that is resampled, independently for each policy: ``"run"`` or ``"episode"``.
         confidence: Nominal coverage of the intervals.
 
     Raises:

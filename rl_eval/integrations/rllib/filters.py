@@ -94,7 +94,7 @@ class MeanStdFilter:
         return cls({path: Moments(count, mean, std**2 * (count - 1)) for path, (mean, std) in arrays.items()})
 
     def merge(self, other: MeanStdFilter) -> MeanStdFilter:
-        """Return a filter for the observations of both."""
+        """Return a filter for the observations of both filters."""
         ours = dict(self.moments)
         for path, theirs in other.moments.items():
             ours[path] = ours[path].merge(theirs) if path in ours else theirs

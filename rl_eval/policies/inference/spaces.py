@@ -17,7 +17,7 @@ from rl_eval.policies.inference.device_arrays import kind_of, numpy_of
 
 Array = npt.NDArray[Any]
 _FITTING_KINDS: Final = {"f": "biuf", "i": "biu", "u": "biu", "b": "b"}
-"""Kinds of numbers, as numpy names them, that an array of each kind may be given."""
+"""Kinds of numbers that may be written to an array of each kind, in numpy's letters."""
 _LOOK_EVERY: Final = 17
 """Batches between two checks of the bounds: a prime, so that checks do not follow the lengths of episodes."""
 _ROUNDING: Final = 1e-5
@@ -64,7 +64,7 @@ class ObservationBatch:
         self._boxes = {path for path, leaf in leaves if isinstance(leaf, gym.spaces.Box)}
         self._noted: set[tuple[Any, ...]] = set()
         self._inside = self._bounded
-        """Those that were not yet noted as outside."""
+        """Leaves without a note about values outside of their bounds."""
         self._batches = 0
         self._look_at_once = True
         self.rows = rows
@@ -75,7 +75,7 @@ class ObservationBatch:
         self._row_dtype = None if only is None else only.dtype
         self._row_shape = () if only is None else only.shape[1:]
         self.note: Callable[[int, str, str], None] = lambda *_: None
-        """Takes the row, what is odd about its observation, and what was seen."""
+        """Called with the row, a description of an unusual observation, and the value."""
 
     def adopt(self, rows: Any, observations: Any) -> None:
         """Copy the observations of some rows.
@@ -96,7 +96,7 @@ class ObservationBatch:
                 self._check_kept(path, array, array[rows], given)
 
     def adopt_step(self, observations: Any, live: npt.NDArray[np.int64], width: int) -> None:
-        """Copy the observations of live slots; the others may have anything.
+        """Copy the observations of live slots; those of other slots are ignored.
 
         Args:
             observations: Nested arrays, shape (width, ...).
@@ -196,12 +196,12 @@ class ObservationBatch:
         return b"".join(array.tobytes() for _, array in self._leaves)
 
     def clear(self, row: int) -> None:
-        """Zero a row whose observation must not be seen."""
+        """Set a row to zero, because the policy must not see its observation."""
         for _, array in self._leaves:
             array[row] = 0
 
     def nonfinite_rows(self, live: npt.NDArray[np.bool_]) -> list[int]:
-        """Return the live rows that hold a NaN or an infinity."""
+        """Return the live rows with a NaN or infinite value."""
         if all(np.logical_and.reduce(np.isfinite(array), axis=None) for _, array in self._floats):
             return []
         bad = np.zeros(len(live), bool)
@@ -216,7 +216,7 @@ class ObservationBatch:
         return f"the observation{_at(path)} has {what}"
 
     def look_outside(self, live: npt.NDArray[np.bool_]) -> None:
-        """Note each leaf that has a live row outside of its space's bounds, once; to be called for every batch.
+        """Add one note for each leaf with a live row outside of its bounds; called for every batch.
 
         It checks the first batch after :meth:`forget_notes`, and then one of :data:`_LOOK_EVERY`. That costs almost
         nothing, and detects an environment that leaves its space repeatedly.
@@ -240,7 +240,7 @@ class ObservationBatch:
                 self._inside = [other for other in self._inside if other is not leaf]
 
     def forget_notes(self) -> None:
-        """Note again what was noted before."""
+        """Allow notes that were already reported to be reported again."""
         self._noted.clear()
         self._inside = self._bounded
         self._look_at_once = True
@@ -275,7 +275,7 @@ def _due(array: Array) -> str:
 
 
 def _narrower(leaf: gym.Space[Any], dtype: np.dtype[Any]) -> tuple[Any, Any] | None:
-    """Return the least and the greatest value of a leaf; None if its dtype has no others."""
+    """Return the lowest and the highest value of a leaf; None if its dtype has no other values."""
     low, high = _range(leaf)
     kind = dtype.kind
     limits = (-np.inf, np.inf) if kind == "f" else (0, 1) if kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
@@ -283,7 +283,7 @@ def _narrower(leaf: gym.Space[Any], dtype: np.dtype[Any]) -> tuple[Any, Any] | N
 
 
 def _range(leaf: gym.Space[Any]) -> tuple[Any, Any]:
-    """Return the least and the greatest value of a leaf."""
+    """Return the lowest and the highest value of a leaf."""
     if isinstance(leaf, gym.spaces.Box):
         return leaf.low, leaf.high
     if isinstance(leaf, gym.spaces.MultiBinary):
@@ -311,7 +311,7 @@ class ActionReader:
         mode: For Box leaves: ``clip`` into the bounds, ``unsquash`` [-1, 1] onto them, or ``none``.
 
     Raises:
-        ConfigError: The space cannot be batched, or ``unsquash`` meets an unbounded space.
+        ConfigError: The space cannot be batched, or ``unsquash`` is set for an unbounded space.
     """
 
     def __init__(self, space: gym.Space[Any], mode: Literal["clip", "unsquash", "none"]) -> None:
@@ -468,6 +468,6 @@ def copy_batch(nested: Any) -> Any:
 
 
 def no_grad() -> contextlib.AbstractContextManager[Any]:
-    """Switch gradients off where torch is in use; a policy without torch does not make us import it."""
+    """Switch gradients off if torch is imported; do not import it for a policy without torch."""
     torch = sys.modules.get("torch")
     return torch.no_grad() if torch is not None else contextlib.nullcontext()

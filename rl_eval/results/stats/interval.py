@@ -97,8 +97,8 @@ def mean_interval(
         values: One value per completed episode, shape (n,).
         confidence: Nominal coverage.
         num_missing: Episodes that have no value because they failed.
-        bounds: Lowest and highest possible value. With missing episodes the interval starts where
-            it would if all of them were worst and ends where it would if all were best.
+        bounds: Lowest and highest possible value. With missing episodes, the lower end is that for all of them worst,
+            and the upper end that for all of them best.
 
     Returns:
         BCa from :data:`FEW` to :data:`BCA_MAX` values, Student t below and above, or the reason why no interval exists.
@@ -142,8 +142,8 @@ def success_interval(successes: int, trials: int, confidence: float = 0.95, *, n
         successes: Successful episodes.
         trials: Episodes whose success is known.
         confidence: Nominal coverage.
-        num_unknown: Episodes whose success is unknown. The interval starts where it would if all of
-            them had no success and ends where it would if all had.
+        num_unknown: Episodes whose success is unknown. The lower end is that for no success in any of them, and the
+            upper end that for success in all.
     """
     check_confidence(confidence)
     if trials < 1:

@@ -51,10 +51,11 @@ class PairedDifference:
     correlation: float | None
     """Pearson correlation of the two sides; None if a side does not vary."""
     episodes_saved: float | None
-    """Factor of unpaired episodes with the same precision: ``(var a + var b) / var(b - a)``.
+    """Factor by which an unpaired comparison needs more episodes for the same precision: ``(var a + var b) / var(b -
+    a)``.
 
-    Below 1, pairing cost precision. None if the difference does not vary, for one policy, and if all differences are
-    as small as those of rounding.
+    Below 1, pairing reduced the precision. None in three cases: the differences do not vary, both sides are one policy,
+    or all differences are as small as those of rounding.
     """
     rounding: bool
     """Whether the sides are one policy, and all their differences are as small as those of rounding."""

@@ -1,6 +1,6 @@
 """Runner of environments with several agents: slots, leases and faults as for one, and a policy for every agent.
 
-Which policy plays which agent is fixed for an episode before it begins.
+The policy of each agent is fixed before an episode begins.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class SeveralPolicies:
         """Return a module whose parts are those of some policies, by id.
 
         Raises:
-            WeightsError: One has none.
+            WeightsError: A policy has no module.
         """
         import torch
 
@@ -83,7 +83,7 @@ Spaces = tuple[gym.Space[Any], gym.Space[Any]]
 
 
 def sections_of(section: PolicySection) -> Mapping[str, PolicySection]:
-    """Return the policies by id: those of ``policy.policies``, else the one of the section."""
+    """Return the policies by id: those of ``policy.policies``, otherwise the policy of the section."""
     return section.policies or {DEFAULT_POLICY: section}
 
 
@@ -108,7 +108,7 @@ class PolicyMapping:
         self.owners: dict[Any, str] = {}
         """Agents in the order of seats, each with a policy that plays it at some time."""
         self.most_at_once = dict.fromkeys(self._names, 0)
-        """Most agents of each policy in one of the first episodes of the plan."""
+        """Maximum number of agents of each policy in one episode, over the first episodes of the plan."""
         self._seats: tuple[str, ...] = ()
         self._scan()
 

@@ -121,7 +121,7 @@ def curve_png(entries: Sequence[Entry], best: str | None, title: str) -> bytes:
 
 
 def _draw(axes: Axes, scores: Sequence[tuple[Any, Score | None]], label: str, **style: Any) -> None:
-    """Draw the mean returns that there are, with their intervals."""
+    """Draw the existing mean returns, with their intervals."""
     points = [(place, score.mean) for place, score in scores if score is not None and score.mean is not None]
     if points:
         axes.plot(*zip(*points, strict=True), label=label, **style)

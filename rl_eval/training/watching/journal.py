@@ -1,6 +1,6 @@
 """Journal of a watcher: the state of each checkpoint, and the best one.
 
-``watch.json`` is replaced atomically at every change. An entry without a score is pending: its evaluation log tells
+``watch.json`` is replaced atomically at every change. An entry without a score is pending: its evaluation log shows
 which episodes remain. An entry with a score is final. The entries are also the list of folders that the watcher made;
 it removes no other folder.
 """
