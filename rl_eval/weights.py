@@ -238,7 +238,7 @@ def _explain_unreadable(path: Path, error: Exception) -> tuple[str, str]:
     kind, other = ("safetensors", ".pt") if path.suffix == ".safetensors" else ("torch", ".safetensors")
     return (
         f"{name} is not a complete {kind} file of weights ({type(error).__name__})",
-        f"Rename it to end in {other} if that is its format, save a TorchScript archive's state_dict(), or save again.",
+        f"If it is a {other} file, rename it. For a TorchScript archive, save its state_dict(). Otherwise, save again.",
     )
 
 

@@ -45,8 +45,10 @@ class Reply:
 
 
 class Backend(Protocol):
-    """Runners by incarnation number: a replacement of a lost runner has another number. Calls of one runner run in
-    order; ``wait`` returns their replies."""
+    """Runners by incarnation number.
+
+    A replacement of a lost runner has another number. Calls of one runner run in order; ``wait`` returns their replies.
+    """
 
     payload: Any
     """Settings and policy of all later starts, from :meth:`pack`."""

@@ -233,7 +233,7 @@ class RayBackend(Backend):
         call = self._calls.pop(ref)
         try:
             answer = ray.get(ref)
-        except RayTaskError as error:  # What it returned cannot be pickled.
+        except RayTaskError as error:  # The return value cannot be pickled.
             return Reply(call, error=error.cause if isinstance(error.cause, Exception) else error)
         except _LOSSES as error:
             if getattr(error, "actor_init_failed", False):

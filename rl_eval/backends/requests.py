@@ -98,6 +98,6 @@ def _checked(runner: Runner, report: Any) -> RunReport:
             f"{type(runner).__name__}.run() returned {report!r}, not a RunReport",
             key=f"{type(runner).__name__}.run",
             value=report,
-            fix="End it with return self._report().",
+            fix="End run() with: return self._report().",
         )
     return report

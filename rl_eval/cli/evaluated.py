@@ -19,9 +19,7 @@ from rl_eval.config.references import dotted
 from rl_eval.errors import ConfigError
 from rl_eval.errors.redaction import redact_command
 
-TrustPolicy = Annotated[
-    bool, typer.Option("--trust", help="Load a pickle file, which can run any code, without asking.")
-]
+TrustPolicy = Annotated[bool, typer.Option("--trust", help="Load a pickle file without asking; it can run any code.")]
 
 
 @dataclass(frozen=True)
@@ -56,7 +54,7 @@ class Evaluated:
             "Step all environments in one call; --env is a vector environment or a batched simulator.",
         ),
     ] = False
-    device: Annotated[str | None, option("DEVICE", "Device of the policy: cpu, cuda, cuda:0.")] = None
+    device: Annotated[str | None, option("DEVICE", "Device of the policy, such as cpu, cuda or cuda:0.")] = None
     stochastic: Annotated[
         bool | None, option(None, "Sample actions, or use the most likely ones.", "--stochastic/--deterministic")
     ] = None
@@ -105,7 +103,7 @@ class Evaluated:
                 problem = f"--weights {self.weights}: --weights takes a local file only"
                 raise ConfigError(problem, key="--weights", value=str(self.weights), fix=fix)
             if named:
-                problem = f"--weights {self.weights}: --policy {self.policy} names a file too"
+                problem = f"--weights {self.weights}: --policy {self.policy} also names a file"
                 raise ConfigError(problem, key="--weights", value=str(self.weights), fix="Pass only one of them.")
             keys["policy.weights"] = absolute(self.weights)
         elif self.policy not in (None, "random") and not named and "policy.weights" not in _keys(assignments):

@@ -60,7 +60,7 @@ EXIT_CODES: Final = (
     (ExitCode.PARTIAL, "compare", "--require does not hold, or --fail-on shows a regression"),
     (ExitCode.USAGE, "compare", "usage error, or no answer: too few pairs, or pairs with a failed episode"),
     (ExitCode.USAGE, "plan", "usage error, or no answer: pilot episodes failed, or all have the same return"),
-    (ExitCode.USAGE, "ope", "usage error, or the data identify no estimate"),
+    (ExitCode.USAGE, "ope", "usage error, or the data do not identify any estimate"),
     (ExitCode.USAGE, "doctor", "usage error, or at least one problem"),
     (
         ExitCode.USAGE,

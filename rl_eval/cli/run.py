@@ -69,7 +69,7 @@ def run(
     section: Section = None,
     trust: TrustPolicy = False,
     episodes: Annotated[
-        str | None, episodes_option("Run this range of the plan; with --retry, these failed episodes.")
+        str | None, episodes_option("Episodes to run: a range of the plan; with --retry, failed episodes.")
     ] = None,
     log_dir: LogDir = None,
     retry: Annotated[str | None, option("DIR", "Run the failed episodes of DIR again.", parser=absolute_place)] = None,
@@ -86,8 +86,8 @@ def run(
         int,
         option(
             "N",
-            "Run in a child process. Restart the process when it dies. Stop after N restarts in a row in which no new "
-            "episode finishes.",
+            "Run in a child process. Restart the process when it dies. Stop after N consecutive restarts without a new "
+            "episode.",
             min=0,
         ),
     ] = 0,
@@ -96,10 +96,11 @@ def run(
     assignments: Assignments = None,
     logger: Annotated[
         _Tracker | None,
-        option(None, "Log the metrics as a run of this tracker; tensorboard writes into the folder of the run."),
+        option(None, "Log the metrics as a new run of this tracker; tensorboard writes into the run folder."),
     ] = None,
     require: Annotated[
-        list[str] | None, option("'METRIC >= X'", "Exit with 5 if this does not hold; may be repeated.")
+        list[str] | None,
+        option("'METRIC >= X'", "Requirement on a metric. Exit with 5 if it does not hold. May be repeated."),
     ] = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
@@ -223,7 +224,7 @@ def _put_aside(
     if others := set(chosen) - set(failed):
         those = f"{', '.join(map(str, failed[:_NAMED]))}{', ...' * (len(failed) > _NAMED)}"
         index, fix = min(others), f"Choose among the failed episodes: {those}." if failed else ""
-        problem = f"--episodes {episodes}: episode {index} did not fail{'' if failed else ', nor did any other'}"
+        problem = f"--episodes {episodes}: {f'episode {index} did not fail' if failed else 'no episode has failed'}"
         raise UsageError(problem, key="--episodes", value=episodes, episode=index, fix=fix)
     if read_manifest(open_storage(path)) is None:
         problem, fix = f"{shown(path)} has no evaluation log", "Evaluate again with --log-dir DIR."

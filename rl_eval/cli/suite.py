@@ -152,7 +152,8 @@ def report(
         Path | None, option("FOLDER", "Folder of the report. [default: DIR/report]", "--output", "-o")
     ] = None,
     published: Annotated[
-        Path | None, option("CSV", "Published scores to show beside those of the suite: policy,task,seed,score.")
+        Path | None,
+        option("CSV", "CSV file of published scores (policy,task,seed,score) to show beside those of the suite."),
     ] = None,
     videos: Annotated[
         str | None,

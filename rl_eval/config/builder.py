@@ -306,7 +306,7 @@ def _as_config(given: Any) -> EvalConfig:
     if isinstance(given, str) or callable(given):
         return EvalConfig().environment(given)
     raise ConfigError(
-        f"a {type(given).__name__} is neither a config nor a way to build environments",
+        f"a {type(given).__name__} is neither a config nor an environment",
         key="config",
         value=type(given).__name__,
         fix="Pass an EvalConfig, such as EvalConfig.from_yaml(FILE), a gymnasium id such as 'CartPole-v1', or a "

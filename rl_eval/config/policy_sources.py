@@ -193,7 +193,7 @@ def _expanded(section: Any, others: dict[str, Any]) -> Any:
     others |= {key: value for key, value in source.settings.items() if not key.startswith("policy.")}
     if "weights" in own and given.get("weights"):
         raise ConfigError(
-            f"policy.weights is {given['weights']!r}, but the policy {text!r} names a file too",
+            f"policy.weights is {given['weights']!r}, but the policy {text!r} also names a file",
             key="policy.weights",
             value=given["weights"],
             fix="Remove one of them.",

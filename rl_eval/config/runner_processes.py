@@ -29,7 +29,7 @@ def check_processes(present: EvalSettings, new: EvalSettings) -> None:
     for key in wanted | ours:
         if ours.get(key) != wanted.get(key):
             raise ConfigError(
-                f"{key} differs from that of the group, and its processes cannot change it",
+                f"{key} differs from that of the group, whose processes cannot change it",
                 key=key,
                 fix="Create another group, or set the same value.",
             )

@@ -537,8 +537,7 @@ def check_runner(settings: EvalSettings) -> None:
     if settings.evaluation.conditions is not None and (runners.block or not getattr(cls, "meets_conditions", False)):
         blocks = " with runners.block" if runners.block else ""
         raise ConfigError(
-            f"evaluation.conditions is set, but runners.runner {runners.runner!r}{blocks} gives no condition to an "
-            "episode",
+            f"evaluation.conditions is set, but runners.runner {runners.runner!r}{blocks} does not support them",
             key="evaluation.conditions",
             fix='Set runners.runner to "vector" or "subprocess".',
         )

@@ -176,7 +176,7 @@ def _learn_variables() -> None:
     learn(variables)
 
 
-# What is a secret
+# Recognition of secrets
 
 
 def _is_secret(path: Path, value: Any) -> bool:
@@ -299,7 +299,7 @@ def _spots(text: str) -> Iterator[tuple[int, int, str]]:
 
 
 def _gives_secret(name: str, value: str) -> bool:
-    # RAY_AUTH_MODE=token is what messages advise.
+    # Messages advise RAY_AUTH_MODE=token.
     plain = value.strip("\"'") or value
     return not (name.endswith("_MODE") or _SWITCH.fullmatch(plain.rstrip(",)]}"))) and _is_secret(
         (name,), 1 if value.isdecimal() else plain
@@ -322,7 +322,7 @@ def _redact_word(word: str, named: Path) -> str:
     return redact_text(word)
 
 
-# What is remembered
+# Remembered secrets
 
 
 def secrets_in(value: Any, *path: str) -> frozenset[str]:

@@ -270,7 +270,7 @@ class Reruns:
     def _lease(self, index: int, runner: int) -> Lease:
         origin = self._current.origins[index]
         row = origin.row[0]
-        # At the attempt of the record: earlier, failed attempts are not part of the episode that counts.
+        # With the attempt number of the record: earlier attempts failed, and are not part of the recorded episode.
         return Lease(index, int(row["seed"]), int(row["attempts"]), runner, not self._why, origin.trace is not None)
 
     def reported(self, runner: int, position: int, report: RunReport) -> None:

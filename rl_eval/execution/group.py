@@ -211,7 +211,7 @@ class EvalRunnerGroup:
         changes = _without_none({"num_episodes": num_episodes, "seed": seed, "first_index": first_index})
         if weights is None and version is not None:
             raise ConfigError(
-                f"version is {version}, but it is the number of new weights, and there are none",
+                f"version is {version}, but there are no new weights",
                 key="version",
                 value=version,
                 fix="Pass weights=..., or remove version.",
@@ -429,7 +429,7 @@ class EvalRunnerGroup:
         def remove(pool: RunnerPool, now: float) -> None:
             if count >= pool.expected():
                 raise ConfigError(
-                    f"remove_runners({count}): the group has {pool.expected()}, and keeps at least one",
+                    f"remove_runners({count}): the group has {pool.expected()} and must keep at least one",
                     key="count",
                     value=count,
                 )

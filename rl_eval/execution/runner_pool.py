@@ -172,7 +172,7 @@ class RunnerPool:
             if (most := self._backend.capacity()) is not None and most < self.expected():
                 return self._backend.shortage()
         if self.losses:
-            return f"the others were lost, the last one because: {self.last_loss}"
+            return f"the others were lost; last reason: {self.last_loss}"
         return "the evaluation ended before the others were ready"
 
     # ------------------------------------------------------------------ calls

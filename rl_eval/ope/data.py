@@ -147,7 +147,7 @@ def _arrays(columns: Mapping[str, npt.ArrayLike]) -> dict[str, Array]:
     for name in ("episode", "step"):
         whole = np.nan_to_num(steps[name]).astype(np.int64)
         if (bad := whole != steps[name]).any():
-            value, fix = float(steps[name][bad][0]), "Number episodes and steps with integers."
+            value, fix = float(steps[name][bad][0]), "Use integers for the numbers of episodes and steps."
             raise UsageError(f"column {name} has {value}", key=name, value=value, fix=fix)
         steps[name] = whole
     return steps
@@ -171,7 +171,7 @@ def _check(steps: Mapping[str, Array]) -> None:
         (
             "step",
             step != places_of(episode),
-            "step {step} is at the place of step {value}",
+            "expected step {value}, but found step {step}",
             "Sort the steps, and omit incomplete episodes.",
             places_of(episode),
         ),
@@ -180,7 +180,7 @@ def _check(steps: Mapping[str, Array]) -> None:
             "episode",
             over & ~last,
             "it continues after its end at step {step}",
-            "Number every episode differently.",
+            "Give every episode a different number.",
             step,
         ),
     ]

@@ -140,8 +140,9 @@ class OffPolicyEstimates:
                 why.setdefault(told + (one.reason or one.interval.note), []).append(one.name)
         notes = [f"{', '.join(names)} {reason}" for reason, names in why.items()]
         if any(one.verdict == "model" for one in self):
-            notes.append("The interval of fitted_q leaves out the error of the fit.")
-        data = f"{self.num_episodes:,} episodes of another, {self.num_steps:,} steps, at most {self.longest:,} each"
+            notes.append("The interval of fitted_q does not include the error of the fit.")
+        steps = f"{self.num_steps:,} steps, at most {self.longest:,} each"
+        data = f"{self.num_episodes:,} episodes of another policy, {steps}"
         table = Table("", headings, [[*_cells(one, simulated)] for one in self])
         return Page("Value of the target policy", f"from {data}; discount {self.gamma:g}", "", [table], notes)
 
@@ -234,7 +235,7 @@ def _objection(weights: WeightStatistics, *, finite: bool) -> str:
     if size < LEAST_SAMPLE_SIZE:
         return f"the effective sample size is {size:.1f}, below {LEAST_SAMPLE_SIZE:g}"
     if not finite:
-        return "the weights leave the range of floats"
+        return "the weights are too large for a float"
     if interval.exists and interval.high + _ROUNDING < 1:
         return (
             f"{mean}, below 1: support is missing, since the target policy takes actions that are not in the data, or "

@@ -36,7 +36,7 @@ class EpisodeNoise:
         elements = np.arange(self._used + 1, self._used + count + 1, dtype=np.uint64)
         self._used += count
         bits = mix(self._counters[:, None] + elements * _ELEMENT)
-        # 52 bits and a half: with 53 the highest number would round to 1.
+        # 52 bits plus a half step: with 53 bits, the highest number would round to 1.
         return np.asarray(((bits >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52, np.float64)
 
     def normal(self, count: int) -> npt.NDArray[np.float64]:

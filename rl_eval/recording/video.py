@@ -105,7 +105,7 @@ class Encoder:
         with _killed_after(self._patience_s, process):
             words = process.communicate()[1].decode(errors="replace").strip()
         if process.returncode < 0:
-            limit = f"rl_eval kills it after {self._patience_s:g} s for a frame"
+            limit = f"rl_eval kills it if a frame takes longer than {self._patience_s:g} s"
             problem = f"ffmpeg was killed by signal {-process.returncode}; {limit}"
             raise ClusterError(problem, key="ffmpeg", value=process.returncode)
         if process.returncode:

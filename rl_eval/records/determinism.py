@@ -115,9 +115,9 @@ class Determinism:
             why = self.likely_cause or "state between episodes, a generator of its own, or neighbours in its batch"
             return f"the policy chose another action for the same observation: {why}"
         if self.env_reuse_helps:
-            return "environment.env_reuse=episode gives each episode a new environment, in which these were identical"
+            return "with a new environment for each episode (environment.env_reuse=episode), these were identical"
         if self.env_reuse_helps is False:
-            return "a new environment for each episode (environment.env_reuse=episode) would not cure it"
+            return "a new environment for each episode (environment.env_reuse=episode) would not solve this"
         return ""
 
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 MUST_AGREE: Final = ("environment", "max_episode_steps")
 """Parts of ``provenance["identity"]`` that must be equal, so that equal seeds start equal episodes."""
 
-_UNTESTED: Final = "the sum of the differences leaves the range of floats"
+_UNTESTED: Final = "the sum of the differences is too large for a float"
 _SHOWN: Final = 5
 _LONGEST: Final = 40
 """Maximum number of characters of a value that are shown; a digest has 32."""
@@ -135,13 +135,11 @@ class Comparison(Printed):
         if self.num_dropped:
             total, sides = self.num_dropped + self.num_pairs, f"in a {self.a.num_failed}, in b {self.b.num_failed}"
             return (
-                f"{self.num_dropped} of {total} pairs lack a side that failed ({sides}); rl-eval run --retry DIR runs "
-                "them again where the run has a log (--log-dir)"
+                f"{self.num_dropped} of {total} pairs are incomplete, because a side failed ({sides}); for a run with "
+                "a log (--log-dir), rl-eval run --retry DIR runs its failed episodes again"
             )
         if self.num_unfinished:
-            return (
-                f"{self.num_unfinished} of {self.num_planned} episodes were not reached by both sides: continue the run"
-            )
+            return f"a side did not reach {self.num_unfinished} of {self.num_planned} episodes: continue its run"
         if why := _undecided(self.difference):
             return why
         least = 2.0 ** (1 - self.num_pairs)
@@ -375,9 +373,9 @@ def verdict_of(difference: PairedDifference, confidence: float, settings: Sequen
     if is_shown(difference, confidence):
         return f"b has a {'higher' if difference.mean > 0 else 'lower'} return than a at {level}: {facts}"
     if outside:
-        facts += "; the interval leaves out 0, but the sign-flip test does not reject"
+        facts += "; the interval excludes 0, but the sign-flip test does not reject"
     elif rejected:
-        facts += "; the sign-flip test rejects, but the interval holds 0"
+        facts += "; the sign-flip test rejects, but the interval contains 0"
     return f"no difference shown at {level}: {facts}"
 
 
@@ -403,13 +401,13 @@ def _notes(comparison: Comparison) -> Iterator[str]:
     a, b, dropped, unfinished = comparison.a, comparison.b, comparison.num_dropped, comparison.num_unfinished
     for name, side in (("a", a), ("b", b)):
         if side.deterministic is False:
-            yield f"{name} is not a function of its seeds: the difference may be one of the layouts"
+            yield f"{name} is not a function of its seeds: its number of runners may cause the difference"
     if dropped:
         failed = f"in a {a.num_failed}, in b {b.num_failed}"
         yield f"pairs dropped because a side failed: {dropped} ({failed}); the difference may be biased"
     if unfinished:
-        yield f"planned episodes that not both sides reached: {unfinished} of {comparison.num_planned}"
+        yield f"planned episodes that a side did not reach: {unfinished} of {comparison.num_planned}"
     if a.fingerprint == b.fingerprint:
-        yield "both results hold the same records"
+        yield "both results have the same records"
     if comparison.success and (silent := comparison.num_pairs - comparison.success.count):
-        yield f"pairs left out of the success test, as a side reports no success: {silent}"
+        yield f"pairs left out of the success test, because a side reports no success: {silent}"

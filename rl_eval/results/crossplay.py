@@ -370,7 +370,7 @@ def _check_returns(seats: tuple[str, ...], whole: npt.NDArray[np.int64], returns
         game, seat = absent[0]
         value = float(returns[game, seat])
         raise UsageError(
-            f"the return of agent {seats[seat]!r} in episode {whole[game]} is {value}, but every seat plays in a game",
+            f"the return of agent {seats[seat]!r} in episode {whole[game]} is {value}, but every seat needs a number",
             key=str(seats[seat]),
             value=value,
             episode=int(whole[game]),

@@ -214,7 +214,7 @@ def _read_episodes(path: Path, num_episodes: int) -> EpisodeTable:
 
     check_regular(path)
     if not path.exists():
-        raise UsageError(f"{path} does not exist; it contains the records of the result beside it", key=str(path))
+        raise UsageError(f"{path} does not exist, but the result beside it needs its records", key=str(path))
     try:
         with path.open("rb") as file:
             columns = ParquetColumns(file, path.stat().st_size, TEXTS)

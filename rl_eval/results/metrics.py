@@ -83,7 +83,7 @@ class Numbers:
     audit_mismatches: tuple[int, ...]
     determinism: Determinism
 
-    # Which episodes count
+    # Episodes of the numbers
 
     @property
     def stopped_early(self) -> bool:
@@ -246,7 +246,7 @@ def _scope_notes(numbers: Numbers) -> Iterator[str]:
     finished = int(numbers.table.filled.sum())
     if numbers.stopped_early:
         yield (
-            f"stopped early: the numbers go over episodes 0 to {scope - 1} of {len(numbers.table)} planned"
+            f"stopped early: the numbers are those of episodes 0 to {scope - 1} of {len(numbers.table)} planned"
             if scope
             else "stopped early, before episode 0 finished: there are no numbers"
         )
@@ -255,7 +255,7 @@ def _scope_notes(numbers: Numbers) -> Iterator[str]:
     if scope and not counted:
         yield "no episode completed: there are no numbers"
     elif counted < scope:
-        yield f"failed: {scope - counted} of {scope}; the numbers go over the {counted} that completed"
+        yield f"failed: {scope - counted} of {scope}; the numbers are those of the {counted} completed episodes"
 
 
 def value_notes(numbers: Numbers) -> Iterator[str]:
@@ -281,7 +281,7 @@ def value_notes(numbers: Numbers) -> Iterator[str]:
         yield f"not deterministic: two runs of the same episode differ, for episodes {shown}"
     if numbers.determinism.passed is False:
         advice = f"; {numbers.determinism.advice}" if numbers.determinism.advice else ""
-        yield f"{numbers.determinism}, so the numbers depend on the layout{advice}"
+        yield f"{numbers.determinism}, so the numbers depend on the number of runners and environments{advice}"
     told = numbers.provenance.get("notes")
     yield from map(str, told if isinstance(told, list) else ())
 

@@ -95,7 +95,7 @@ class DifferenceRequirement:
         if not interval.exists:
             return "the mean difference has no interval"
         return (
-            f"the interval of b - a, {interval.low:.4g} to {interval.high:.4g}, reaches to both sides of "
+            f"the interval of b - a, {interval.low:.4g} to {interval.high:.4g}, contains values on both sides of "
             f"{self.bound:g}: more episodes narrow it"
         )
 

@@ -230,7 +230,7 @@ class EvalResult(Numbers, Printed):
         numerics = self.provenance.get("numerics")
         return guarantee_of(numerics if isinstance(numerics, Mapping) else {})
 
-    # Ways out and back in
+    # Saving and loading
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything but the records as plain JSON values; NaN becomes None, infinity ``"inf"``."""

@@ -155,7 +155,7 @@ def _file(module: str) -> Path | None:
     parts = module.split(".")
     with suppress(ImportError, ValueError, AttributeError):
         spec = importlib.util.find_spec(parts[0])
-        for part in parts[1:]:  # By its last name: that of a folder without __init__.py asks for its imported parent.
+        for part in parts[1:]:  # Last names only: a full name may need the imported parent.
             locations = spec and spec.submodule_search_locations
             spec = PathFinder.find_spec(part, list(locations)) if locations else None
         if spec is not None and spec.origin is not None and Path(spec.origin).is_file():

@@ -90,7 +90,7 @@ def _attempt(event: Event) -> tuple[int, int | None]:
 
 def _fault_event(fault: Fault) -> Event:
     place = f"after {fault.step:,} steps" if fault.step else "before the first step"
-    counted = "" if fault.charged else "; not charged: the attempt is given again"
+    counted = "" if fault.charged else "; no attempt used up"
     text = f"{fault.cause} failed in {fault.phase} {place}: {fault.error_type}: {fault.message}{counted}"
     return Event("fault", text, fault.attempt, fault.runner, fault.seconds, fault)
 
@@ -101,7 +101,7 @@ def _end(result: EvalResult, index: int) -> Event:
     record = result.table.record(index)
     runner = record.runner if record.runner >= 0 else None
     if record.outcome == "failed":
-        return Event("failed", f"out of attempts after {record.attempts}", record.attempts, runner)
+        return Event("failed", f"given up after attempt {record.attempts}", record.attempts, runner)
     seconds = record.reset_seconds + record.step_seconds + record.inference_seconds
     return Event("completed", ", ".join(_outcome(result, record)), record.attempts, runner, seconds)
 
@@ -125,7 +125,7 @@ def _checks(result: EvalResult, index: int) -> Iterator[str]:
     if index in determinism.mismatched:
         first = determinism.first
         where = f", first in {first}" if first is not None and first.episode == index else ""
-        yield f"run again by the determinism check: came out differently{where}"
+        yield f"run again by the determinism check: different outcome{where}"
     if index in determinism.failed:
         why = f": {determinism.failure}" if index == determinism.failed[0] else ""
         yield f"run again by the determinism check: did not complete{why}"

@@ -238,7 +238,7 @@ class RunnerCore(abc.ABC):
             if self._has_random_weights:
                 self._pending.note(
                     f"{self.settings.policy.policy} draws the weights at random, so no other run can repeat this "
-                    "result. Pass weights (policy.weights, --weights), or seed them in the policy"
+                    "result. Pass weights (policy.weights, --weights), or seed torch in the policy's factory"
                 )
         self._queue.extend(leases)
         if reclaim:

@@ -44,10 +44,10 @@ _CONTEXTS: Final = ("config", "context", "env_config")
 """Names of a first parameter that is a context, also with a default or among the kwargs."""
 
 _NAMESPACE: Final = (
-    'Name the package that registers the id before it, as in "ale_py:ALE/Pong-v5", which needs '
+    'Put the package that registers the id before the id, as in "ale_py:ALE/Pong-v5", which needs '
     "pip install 'rl-eval[atari]'."
 )
-_BY_MODULE: Final = 'If a module registers the id, name it before the id, as in "my_module:MyEnv-v0".'
+_BY_MODULE: Final = 'If a module registers the id, put the module before the id, as in "my_module:MyEnv-v0".'
 _NOT_HERE: Final = (
     "Processes of runners do not know the ids that a script registers: pass the class, a function that builds it, or "
     '"my_module:MyEnv-v0" for an id that a module registers when it is imported.'
@@ -225,7 +225,7 @@ def attribute_of(env: Any, name: str) -> Any:
 
 
 def check_condition_keys(conditions: Conditions | None, declared: Sequence[str] | None) -> None:
-    """Check that an environment honours the keys of all conditions.
+    """Check that an environment supports the keys of all conditions.
 
     Args:
         conditions: The conditions; None without conditions.
@@ -242,7 +242,7 @@ def check_condition_keys(conditions: Conditions | None, declared: Sequence[str] 
         key="evaluation.conditions",
         value=unknown[0],
         fix="Give the environment or a wrapper an attribute condition_keys: the names of the options that its reset() "
-        f"honours, such as condition_keys = {conditions.keys!r}.",
+        f"supports, such as condition_keys = {conditions.keys!r}.",
     )
 
 

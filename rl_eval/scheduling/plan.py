@@ -201,8 +201,8 @@ def _check_turns(num_episodes: int, first_index: int, matchups: Matchups) -> Non
     ):
         if (whole := matchups.next_turn(position)) != position:
             raise ConfigError(
-                f"evaluation.{key} is {position - start}, which separates episodes that share a seed under all orders "
-                "of their seats",
+                f"evaluation.{key} is {position - start}, which splits a group of episodes with the same seed, one for "
+                "each order of the seats",
                 key=f"evaluation.{key}",
                 value=position - start,
                 fix=f"Set it to {whole - start}.",

@@ -318,8 +318,7 @@ class Schedule:
         return commands
 
     def _suspended(self, runner: int) -> bool:
-        """Whether a failing runner is paused until another one ends an attempt, to find out if its machine is
-        broken."""
+        """Whether a failing runner is paused until another one ends an attempt, to find out if its machine works."""
         return runner in self._runners.failing and (self._awaited or self._runners.untried_beside(runner))
 
     def _may_retry(self, runner: int, index: int) -> bool:

@@ -99,7 +99,7 @@ class SuiteRun:
                 return False
             except ClusterDied:
                 raise
-            except Exception as error:  # Environments and policies are of users, and the other cells must run.
+            except Exception as error:  # An error of a user's code must not stop the other cells.
                 self._stop_group()
                 state = self._ledger.fail(planned, summary_of(error))
         if state.status in ("missing", "running"):

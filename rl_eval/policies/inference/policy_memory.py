@@ -86,7 +86,7 @@ def likely_cause(probe: Probe) -> str:
     kept = changes(before.values, after.values) or changes(after.values, last.values)
     if kept and not causes:  # Values that depend on random numbers change as well.
         causes.append(
-            f"acting changes {_listed(kept)}, which the policy keeps between calls: freeze it, or declare it by "
+            f"acting changes {_listed(kept)}, which the policy keeps between calls: freeze it, or declare it with "
             "initial_state()"
         )
     return "; ".join(causes)

@@ -166,11 +166,11 @@ class Probe:
     def _unprobed(self, error: Exception) -> Finding:
         try:
             self._demand_repeats()
-            repeats = "a row alone repeats"
+            repeats = "a row alone gives equal results in repeated calls"
         except _Unrepeatable as seen:
             return self._unrepeatable(str(seen))
         except Exception:
-            repeats = "it is not known whether it repeats itself"
+            repeats = "it is not known whether a row gives equal results in repeated calls"
         brief = summary_of(error).partition("\n")[0][:200]
         note = (
             f"the policy could not be probed: it failed on generated observations ({brief}). Every row is computed "

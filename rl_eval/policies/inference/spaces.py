@@ -69,7 +69,7 @@ class ObservationBatch:
         self._look_at_once = True
         self.rows = rows
         self.row_bytes = sum(array[:1].nbytes for _, array in self._leaves)
-        # Of a space without parts, kept here because they are needed at every step.
+        # For a space without parts. They are stored, because every step needs them.
         only = self._leaves[0][1] if self._leaves and not self._leaves[0][0] else None
         self._row_views = [] if only is None else [only[row, ...] for row in range(rows)]
         self._row_dtype = None if only is None else only.dtype
@@ -178,7 +178,7 @@ class ObservationBatch:
         if has_dtype and path in self._boxes and path not in self._noted:
             self._noted.add(path)
             if not np.can_cast(given.dtype, array.dtype):
-                what = f"observation{_at(path)} has another dtype than its space, {array.dtype}, and is converted"
+                what = f"observation{_at(path)} has another dtype than its space ({array.dtype}), and is converted"
                 self.note(row, what, str(given.dtype))
 
     def content(self, observation: Any) -> bytes:
@@ -298,7 +298,7 @@ def _sample_leaf(leaf: gym.Space[Any], rows: int, rng: np.random.Generator, scal
     if leaf.dtype.kind != "f":
         return rng.integers(low, high, shape, dtype=leaf.dtype, endpoint=True)
     drawn = np.empty(shape, leaf.dtype)
-    for row in range(rows):  # One by one, for they are drawn in float64, and an image has millions of numbers.
+    for row in range(rows):  # One by one, because they are drawn in float64, and an image has millions of numbers.
         drawn[row] = np.clip(rng.standard_normal(leaf.shape) * scale, low, high)
     return drawn
 

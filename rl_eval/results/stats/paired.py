@@ -174,12 +174,12 @@ def _correlation(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) -> floa
         return None
     with np.errstate(all="ignore"):
         correlation = float(np.corrcoef(a, b)[0, 1])
-    return correlation if math.isfinite(correlation) else None  # The squares may leave the range of floats.
+    return correlation if math.isfinite(correlation) else None  # The squares may overflow.
 
 
 def _episodes_saved(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64], difference_std: float) -> float | None:
     spread = math.hypot(aggregate(a).std, aggregate(b).std)
-    # Differences that are equal up to rounding leave a spread that means nothing.
+    # The spread of differences that are equal up to rounding has no meaning.
     if not math.isfinite(spread) or not 1e-9 * spread < difference_std < math.inf:
         return None
     return (spread / difference_std) ** 2

@@ -149,7 +149,7 @@ class BatchedEvalRunner(RunnerCore):
 
     @override
     def _sweep_log(self) -> SweepLog | None:
-        # A block that fails takes its finished episodes back; the log does not.
+        # A block that fails withdraws its finished episodes; the log of sweeps cannot do that.
         return None if self._blocks else super()._sweep_log()
 
     def foreach_env(self, function: Callable[[Any], Result]) -> list[Result]:
@@ -435,7 +435,7 @@ class BatchedEvalRunner(RunnerCore):
         acting, simulator = self._attempts.slots, self._current
         if simulator is None or not (len(acting) or self._block is not None):
             return
-        # If all slots of a block restart in this step, any valid actions do.
+        # If all slots of a block restart in this step, any valid actions are sufficient.
         actions = _filled(actions, acting, simulator.num_envs) if len(acting) else _idle_actions(simulator)
         digests = {slot: self._digest(actions, slot) for slot, trace in self._traces.items() if not trace.full}
         if self._watched is not None:

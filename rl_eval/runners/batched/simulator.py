@@ -109,7 +109,7 @@ def _checked_start(started: Any, num_envs: int) -> tuple[Flags, Any]:
     mask = numpy_of(started[0]) if isinstance(started, tuple) and len(started) == 2 else None
     if not isinstance(mask, np.ndarray) or mask.shape != (num_envs,) or mask.dtype != bool:
         raise EnvError(
-            f"started of the simulator has no mask of {num_envs} bools",
+            f"BatchStep.started of the simulator has no mask of {num_envs} bools",
             key="started",
             fix="Return the pair (mask, observations), or None if no slot started another episode.",
         )
@@ -168,7 +168,7 @@ class BatchSimulator(abc.ABC):
     trusted: bool = False
     """Whether the class is known to start slots alone, so that the trial before the first episode is skipped."""
     condition_keys: Sequence[str] = ()
-    """Keys of :attr:`EpisodeSpec.condition` that :meth:`restart` honours."""
+    """Keys of :attr:`EpisodeSpec.condition` that :meth:`restart` supports."""
     note: str = ""
     """Note for readers of the result, such as settings of the simulator that change the returns."""
 

@@ -262,7 +262,7 @@ def build_simulator(
             f"environment.env is {section.env!r}, which built {built.num_envs} slots instead of {num_envs}",
             key="environment.env",
             value=built.num_envs,
-            fix="Build as many slots as num_envs says, which may be fewer than runners.num_envs_per_runner.",
+            fix="Build num_envs slots, which may be fewer than runners.num_envs_per_runner.",
         )
     if isinstance(built, BatchSimulator):
         return built

@@ -124,7 +124,7 @@ class PolicyMapping:
             ConfigError: An agent has no policy, or one that plays agents with other spaces.
         """
         seats = tuple([self._policy_of(agent, seat, spec) for seat, agent in enumerate(self.agents)])
-        if seats != self._seats:  # Most episodes are seated as the one before.
+        if seats != self._seats:  # Most episodes have the same seats as the previous one.
             self._seats = seats
             for agent, name in zip(self.agents, seats, strict=True):
                 self._admit(agent, name)
@@ -239,7 +239,7 @@ class MultiAgentEvalRunner(VectorEvalRunner):
 
     def __init__(self, settings: EvalSettings, runner_index: int, policy: Any = None) -> None:
         super().__init__(settings, runner_index, policy)
-        # Only the environment, which the base has just built, tells which agents there are.
+        # Only the environment, which the base class has just built, lists the agents.
         pending = self._pending
         pending.info_keys = (*settings.evaluation.info_keys, *agent_columns(self._mapping.agents))
         self._values = ValueReader(settings.evaluation.info_keys, pending.note)

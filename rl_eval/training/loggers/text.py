@@ -169,7 +169,7 @@ class ConsoleLogger(Logger):
 
     @cached_property
     def _console(self) -> Console:
-        # Not before it is used: a console cannot travel to another process, and this logger can.
+        # Built at the first use: a console cannot be pickled, but this logger can.
         return self._given or Console(highlight=False)
 
     @override

@@ -35,18 +35,18 @@ _COUNTERS: Final = {
     "episodes_done": "Episodes that completed.",
     "episodes_failed": "Episodes that ran out of attempts.",
     "episodes_retried": "Episodes that took more than one attempt.",
-    "env_steps": "Environment steps, those of wasted attempts included.",
+    "env_steps": "Environment steps, including those of failed attempts.",
     "faults": "Faults of environments, policies and runners.",
-    "runner_restarts": "Runners lost during evaluations; each is replaced while the budget of restarts lasts.",
+    "runner_restarts": "Runners lost during evaluations; each is replaced within the restart budget.",
     "evaluations": "Evaluations that ended.",
 }
 _GAUGES: Final = {
     "mean_return": "Mean return of the last evaluation that has one.",
     "evaluated_step": "Training step of the last evaluation.",
     "weights_version": "Weights version of the last evaluation.",
-    "weights_lag": "Steps that training has gone on since the weights of the last evaluation.",
-    "running_episodes_finished": "Finished episodes of the evaluation under way.",
-    "runners": "Runners that are up.",
+    "weights_lag": "Training steps since the weights of the last evaluation.",
+    "running_episodes_finished": "Finished episodes of the running evaluation.",
+    "runners": "Ready runners.",
 }
 
 
@@ -149,7 +149,7 @@ class TensorBoardLogger(Logger):
 
         prefix = prefix_of(point)
         name = prefix.strip("/") or "eval"
-        # A purge hides every tag of its folder from that step on, and training is ahead of its evaluation.
+        # A purge hides all tags of its folder from this step on. Training, which is ahead, needs another folder.
         writer = self._writer = SummaryWriter(os.path.join(self._log_dir, name), purge_step=point.step)  # noqa: PTH118 - a URL too.
         band = [f"{prefix}episode_return_{end}" for end in ("mean", "ci_low", "ci_high")]
         writer.add_custom_scalars({name: {"episode return": ["Margin", band]}})

@@ -74,9 +74,8 @@ def describe(best: Entry, checkpoint: str) -> dict[str, Any]:
         best: The best checkpoint.
         checkpoint: Path of its copy, relative to the output folder.
     """
-    worth = (
-        "depends on the layout, do not quote it" if best.held_out and best.held_out.determinism else "quote this one"
-    )
+    repeats = best.held_out is None or not best.held_out.determinism
+    worth = "quote this one" if repeats else "depends on the number of runners and environments, do not quote it"
     return {
         "checkpoint": checkpoint,
         "name": best.info.name,

@@ -29,7 +29,7 @@ from rl_eval.training.watching.checkpoints import Checkpoint
 JOURNAL_FILE: Final = "watch.json"
 _LOCK_FILE: Final = ".lock"
 _locks: Final[weakref.WeakSet[IO[str]]] = weakref.WeakSet()
-# A fork has every open file of its parent, and would keep the lock for as long as it lives.
+# A fork has every open file of its parent, and would keep the lock until it ends.
 os.register_at_fork(after_in_child=lambda: [lock.close() for lock in _locks])
 
 PENDING: Final = "pending"

@@ -160,7 +160,7 @@ class Watcher:
             if self._folder.found and len(self.journal.curve) == before and not self.unfinished:
                 self._log(f"nothing new: {before} checkpoints are in {self._output / 'curve.csv'}")
             for name in self._folder.unstable:
-                self._log(f"{name} has just changed: left for the next call")
+                self._log(f"{name} has just changed: the next call evaluates it")
 
     def close(self) -> None:
         """Stop the runners, and unlock the output folder."""
@@ -285,7 +285,7 @@ class Watcher:
             return
         self._check_stop()
         if not self._has_copy(candidate):
-            self._log_once(f"the copy of {candidate.info.name} in {self._output} is gone: it cannot be the best")
+            self._log_once(f"the copy of {candidate.info.name} in {self._output} is missing: it cannot become the best")
             return
         if candidate.held_out is None and self._held_out["num_episodes"]:
             candidate = replace(candidate, held_out=self._evaluate(candidate, "held_out", self._held_out))
