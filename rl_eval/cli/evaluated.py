@@ -19,7 +19,7 @@ from rl_eval.config.references import dotted
 from rl_eval.errors import ConfigError
 from rl_eval.errors.redaction import redact_command
 
-TrustPolicy = Annotated[bool, typer.Option("--trust", help="Load a pickle file without asking; it can run any code.")]
+TrustPolicy = Annotated[bool, typer.Option("--trust", help="Load pickle files without asking. They can run any code.")]
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,7 @@ EXIT_CODES: Final = (
     (
         ExitCode.USAGE,
         "run crossplay",
-        "usage error; or the log belongs to another run, or another process is writing it",
+        "usage error, or the log belongs to another run or is being written by another process",
     ),
     (ExitCode.USAGE, "", "usage error in an option, a config, weights, a file or a folder; the message names it"),
     (

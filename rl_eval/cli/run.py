@@ -77,7 +77,7 @@ def run(
         int | None, option("N", "Additional attempts per episode for --retry. [default: from the config]", min=1)
     ] = None,
     accept_code_change: Annotated[
-        bool, option(None, "Continue although the code of the environment or policy has changed.")
+        bool, option(None, "Continue a log even if the code of the environment or policy has changed.")
     ] = False,
     fresh: Annotated[
         bool, option(None, "Start a new run in DIR-2, DIR-3, ... if the folder of --log-dir already contains a run.")

@@ -89,7 +89,7 @@ def plan(
     suite: SuiteFile,
     out: Out = None,
     cells: Annotated[
-        bool, option(None, "Print one cell per line, as --cell expects it, and run nothing.", "--cells")
+        bool, option(None, "Print one cell per line in the form of --cell, and run nothing.", "--cells")
     ] = False,
     pilot: Annotated[
         int, typer.Option(metavar="N", min=1, help="Episodes of the pilot of each task.", show_default=True)

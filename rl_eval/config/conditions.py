@@ -40,7 +40,7 @@ def load_conditions(given: Any) -> Conditions | None:
     found = make_conditions(rows=rows, axes=named.get("axes"), counts=named.get("counts"))
     if (recorded := named.get("sha256", found.digest)) != found.digest:
         problem = f"{KEY}.sha256 is {recorded!r}, but the rows have {found.digest!r}"
-        fix = "Restore the rows, or remove sha256 for other conditions."
+        fix = "Restore the rows, or remove sha256 to use other conditions."
         raise ConfigError(problem, key=f"{KEY}.sha256", value=recorded, fix=fix)
     return found
 

@@ -89,7 +89,7 @@ def _ended(event: events.Event, index: int, runner: int, attempt: int) -> Iterat
             if (index, attempt) in (*event.failed_attempts, *event.suspects):
                 yield "fault", "failed", runner, attempt
             elif index in event.returned:
-                yield "returned", "given back before it started", runner, attempt
+                yield "returned", "returned before it started", runner, attempt
             elif index in event.finished:
                 yield "completed", "reported", runner, attempt
         case events.RunnerLost(lost) if lost == runner:
@@ -105,7 +105,7 @@ def _decided(
     for command in commands:
         match command:
             case _Granted(receiver, attempts) if index in attempts:
-                yield "granted", "given to the runner", receiver, attempts[index]
+                yield "granted", "assigned to the runner", receiver, attempts[index]
             case events.Reclaim(holder, indices) if holder == runner and index in indices:
                 yield "reclaimed", "reclaimed, to run on another runner", runner, attempt
             case events.Exclude(excluded) if excluded == runner:

@@ -93,7 +93,7 @@ def replay(
         config: Config of the run, if it contained Python objects; by default the recorded one.
         policy: Policy object, if the run had one.
         trust: Whether this process may import and call code that the result names. Not needed for code that this
-            process has evaluated, nor with ``config``.
+            process has evaluated, or with ``config``.
 
     Raises:
         UsageError: The episode has no record, or the config differs from that of the run.

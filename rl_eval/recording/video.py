@@ -288,7 +288,7 @@ class Video:
     """Whether the episode had more frames than ``max_frames``."""
     fps: float
     width: int
-    """Width of a rendered frame, in pixels; ``height`` likewise."""
+    """Width of a rendered frame, in pixels; ``height`` is in pixels too."""
     height: int
     content: bytes = field(repr=False)
     """The MP4 file."""

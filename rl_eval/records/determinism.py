@@ -112,7 +112,7 @@ class Determinism:
         if not self.mismatched:
             return ""
         if self.first is not None and self.first.cause == "policy":
-            why = self.likely_cause or "state between episodes, a generator of its own, or neighbours in its batch"
+            why = self.likely_cause or "perhaps state between episodes, its own random generator, or its batch"
             return f"the policy chose another action for the same observation: {why}"
         if self.env_reuse_helps:
             return "with a new environment for each episode (environment.env_reuse=episode), these were identical"

@@ -180,7 +180,7 @@ def _storable(value: Any) -> Any:
 
 
 def _decode(name: str, stored: npt.NDArray[Any]) -> pa.Array:
-    """Return a column as it is written: codes become text or booleans, null for "none"."""
+    """Return a column in the form of the file: codes become text or booleans, null for "none"."""
     import pyarrow as pa
 
     codes = COLUMNS[name].codes

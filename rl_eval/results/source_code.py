@@ -1,10 +1,11 @@
 """Digests of the code behind an evaluation: source files of environment and policy, versions of their packages.
 
 A name such as ``"my_project.envs:make"`` is looked up without importing it, since only a runner's process may import a
-user's code. For a file of an installed package, the version of the package is recorded. Every other file has a digest,
-and so has each file that it imports, or names in a string such as ``entry_point="my_project.envs:Env"``. The same holds
-for the file that defines an object, unless that file is the started script. A script also sets the number of runners,
-so only the object's own source and the script's imports have digests.
+user's code. For a file of an installed package, the version of the package is recorded. Every other file has a digest.
+The files that it imports also have digests, and files that it names in a string such as
+``entry_point="my_project.envs:Env"``. The same holds for the file that defines an object, unless that file is the
+started script. A script also sets the number of runners, so only the object's own source and the script's imports have
+digests.
 
 Imports resolved at run time, data files, compiled libraries, and code only on another machine are not found.
 """

@@ -114,7 +114,7 @@ def _outcome(result: EvalResult, record: EpisodeRecord) -> Iterator[str]:
     yield from (f"{key} {value:g}" for key, value in record.info.items() if not math.isnan(value))
     yield f"weights version {record.weights_version}"
     if not result.counted[record.index]:
-        yield "not counted, as an episode before it did not finish"
+        yield "not counted, because an earlier episode did not finish"
 
 
 def _checks(result: EvalResult, index: int) -> Iterator[str]:

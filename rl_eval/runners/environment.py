@@ -459,7 +459,7 @@ class ValueReader:
         """Return a reported success; None, with a note, if it is neither true nor false."""
         flag = self._flag(field, value)
         if flag is None:
-            text = f"{field} is neither true nor false; such steps count as steps without a report of success"
+            text = f"{field} is neither true nor false; these steps count as steps without a report of success"
             self._note(first_seen(text, index, step, _shown(value)))
         return flag
 

@@ -43,8 +43,8 @@ def _round_keys(seed: int) -> npt.NDArray[np.uint64]:
 def episode_seeds(seed: int, indices: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
     """Permute indices into seeds.
 
-    Each round adds a key, multiplies by an odd key and folds the high half into the low one: all
-    three are bijections on 31 bits, and so is their composition.
+    Each round adds a key, multiplies by an odd key and folds the high half into the low one: all three are bijections
+    on 31 bits, so their composition is a bijection too.
 
     Args:
         seed: Root seed of the evaluation, 0 <= seed < 2**64.

@@ -69,7 +69,7 @@ def _means_above(counts: Counts, units: Units, thresholds: Floats) -> Floats:
 
 
 _PROFILES: Final = {"score": (_scores_above, "{unit}s"), "average score": (_means_above, "task means")}
-"""Performance profiles: the function of each, and what it counts."""
+"""Performance profiles: the function of each, and the unit that it counts."""
 
 
 def aggregate_scores(

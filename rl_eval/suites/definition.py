@@ -145,7 +145,7 @@ class SuiteDefinition(_Part):
     skip: tuple[Skip, ...] = ()
     """Cells to leave out."""
     conditions: Any = None
-    """Initial conditions of the tasks without ``evaluation.conditions`` of their own."""
+    """Initial conditions of the tasks that have no ``evaluation.conditions``."""
     aggregate: Aggregate = Aggregate()
     """Aggregates of the report."""
     compare: Compare | None = None

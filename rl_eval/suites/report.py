@@ -40,7 +40,7 @@ def write_report(result: SuiteResult, folder: Path, cells: Path) -> tuple[list[P
         cells: Folder of the suite; its videos are linked.
 
     Returns:
-        The files, and notes on what is missing.
+        The files, and notes on missing parts.
     """
     files: list[tuple[str, bytes]] = list(_texts(result))
     notes, drawn = [], dict[str, bytes]()

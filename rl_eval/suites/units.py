@@ -3,8 +3,8 @@
 ``run``: the runs of a task are resampled. The interval is about the training method: other seeds could have been drawn.
 ``episode``: the episodes of each run are resampled. The interval is about these trained policies, and no others.
 
-Each stratum draws from a generator of its own, seeded by its name. So equal scores give equal intervals, in any order,
-and another policy or task does not change the draws of the existing ones.
+Each stratum has its own generator, seeded by its name. So equal scores give equal intervals, in any order, and another
+policy or task does not change the draws of the existing ones.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Drop-in for ``torchrl.collectors.distributed.RayCollector`` on top of :meth:`rl_eval.EvalRunnerGroup.sample`.
 
 The signature and the layout of batches are TorchRL's, so only the import line changes. The data are rl_eval's: the
-exact number of frames, from a plan of episodes, in its order. They do not depend on the number of workers, nor on
+exact number of frames, from a plan of episodes, in its order. They do not depend on the number of workers or on
 crashes. An argument without a meaning here raises an error that names it.
 """
 

@@ -526,8 +526,8 @@ class BatchedEvalRunner(RunnerCore):
             self._attempts.infos[: len(mask), column][wanted] = values[wanted]
             if values.dtype.kind in "iu":
                 self._pending.note(
-                    f"info {key!r} is an array of integers for all slots; gymnasium cuts decimals off if its first "
-                    "value was an integer"
+                    f"info {key!r} is an array of integers for all slots; gymnasium cuts off decimals if the "
+                    "first value was an integer"
                 )
             return
         for slot in np.flatnonzero(wanted).tolist():
@@ -738,7 +738,7 @@ def _check_supported(settings: EvalSettings) -> None:
             )
     if "num_envs" in environment.env_kwargs:
         raise ConfigError(
-            "environment.env_kwargs has num_envs, which is runners.num_envs_per_runner",
+            "environment.env_kwargs has num_envs, which runners.num_envs_per_runner sets",
             key="environment.env_kwargs.num_envs",
             value=environment.env_kwargs["num_envs"],
             fix="Set runners.num_envs_per_runner instead.",

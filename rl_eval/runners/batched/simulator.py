@@ -64,7 +64,7 @@ class BatchStep:
             shapes = [array.shape[:1] for array in one if isinstance(array, np.ndarray)]
             if shapes != [(width,)] * 2 or one[1].dtype != bool or one[1].ndim != 1:
                 raise EnvError(
-                    f"values({key!r}) of the simulator returned no NumPy array of {width} values with a mask of bools",
+                    f"values({key!r}) did not return a NumPy array of {width} values with a mask of bools",
                     key="values",
                     value=key,
                     fix="Return the pair (values, mask), or None if no slot reported the key.",

@@ -44,7 +44,7 @@ class VectorEnvSimulator(BatchSimulator):
         blocks: Whether it is only reset as a whole, and its slots restart by themselves.
 
     Raises:
-        ConfigError: Its slots cannot be reset alone with a seed of their own.
+        ConfigError: Its slots cannot be reset alone, each with its own seed.
     """
 
     def __init__(self, env: VectorEnv[Any, Any, Any], *, blocks: bool = False) -> None:

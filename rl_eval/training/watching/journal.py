@@ -47,7 +47,7 @@ class Score:
     first_index: int = 0
     """Index of the first episode."""
     mean: float | None = None
-    """Mean return; None if there is none, likewise the ends of its interval."""
+    """Mean return; None if there is none. The same holds for the ends of its interval."""
     low: float | None = None
     high: float | None = None
     num_episodes: int = 0

@@ -137,7 +137,7 @@ class Watcher:
 
         Args:
             poll_s: Seconds between two scans.
-            once: Return after the second scan, which shows what is complete.
+            once: Return after the second scan, which shows the complete checkpoints.
 
         Raises:
             ConfigError: The config cannot work, or ``once`` finds nothing.
