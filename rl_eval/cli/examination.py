@@ -295,8 +295,8 @@ class _Examination:
         if text := _difference(ours, theirs):
             return problem(
                 f"two processes play different episodes: they differ in {text}",
-                "search for uses of set order, hash(), id(), the clock or files; rl-eval and its runners start with "
-                "PYTHONHASHSEED=0, but a script that evaluates in its own process may start without it",
+                "search for code that depends on set order, hash(), id(), the clock or files. rl-eval and its runners "
+                "start with PYTHONHASHSEED=0, but a script that evaluates in its own process may start without it",
             )
         return ok(f"two processes with other hash seeds play equal episodes ({len(ours) - 1:,} steps compared)")
 
@@ -334,7 +334,7 @@ def _difference(ours: Trace, theirs: Trace) -> str:
 def _check_contract(env: Any) -> Iterator[Finding]:
     """Run gymnasium's ``check_env``: a few resets and steps, up to the first error."""
     if not isinstance(env, gym.Env) or isinstance(env, ActionMasks):
-        yield note("gymnasium's check_env is skipped: it takes a gymnasium.Env without action masks")
+        yield note("gymnasium's check_env is skipped: it only supports a gymnasium.Env without action masks")
         return
     texts = []
     with warnings.catch_warnings(record=True) as caught:

@@ -88,7 +88,7 @@ class ControlLoop:
             self._run(until=job)
 
     def forget(self, members: list[Member]) -> None:
-        """Report to the jobs that members left on request; call in the loop."""
+        """Report to the jobs that members left on request; call this in the loop's thread."""
         for member in members:
             self._report_lost(member, None)
 

@@ -57,7 +57,7 @@ class ModulePolicy:
                 f"policy.policy is an nn.Module, whose outputs cannot be read as actions of {action_space}",
                 key="policy.policy",
                 value=type(module).__name__,
-                fix="Implement rl_eval.Policy, whose act() returns actions itself.",
+                fix="Implement rl_eval.Policy: its act() returns actions.",
             )
         self.module = module.to(device).eval()
         self._space = action_space

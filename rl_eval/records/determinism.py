@@ -108,7 +108,7 @@ class Determinism:
 
     @property
     def advice(self) -> str:
-        """Advice after a failed check, as far as remedies were tried; empty otherwise."""
+        """Advice after a failed check, from the remedies that were tried; empty otherwise."""
         if not self.mismatched:
             return ""
         if self.first is not None and self.first.cause == "policy":

@@ -244,7 +244,7 @@ def _check_guarantees(a: EvalResult, b: EvalResult) -> None:
     ]
     if found:
         fix = "Evaluate both with the same simulator and number of environments."
-        raise _different("the guarantee is layout, so equal indices are not equal episodes", found, fix)
+        raise _different("the guarantee is layout, so equal indices do not mean equal episodes", found, fix)
 
 
 def _check_determinism(a: EvalResult, b: EvalResult) -> None:

@@ -1,6 +1,6 @@
 """Files of a result: ``result.json`` for the summary, ``episodes.parquet`` for the records.
 
-The Parquet file has text for outcomes and null for "not reported". It loses nothing: a table read back has the same
+The Parquet file has text for outcomes and null for "not reported". The file loses nothing: a loaded table has the same
 bits. The JSON file is strict JSON and contains every fault, including those of episodes that never finished. A reader
 sees the old file or the new one, never a partial one.
 """

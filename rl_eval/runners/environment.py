@@ -49,8 +49,8 @@ _NAMESPACE: Final = (
 )
 _BY_MODULE: Final = 'If a module registers the id, put the module before the id, as in "my_module:MyEnv-v0".'
 _NOT_HERE: Final = (
-    "Processes of runners do not know the ids that a script registers: pass the class, a function that builds it, or "
-    '"my_module:MyEnv-v0" for an id that a module registers when it is imported.'
+    "Runner processes do not know ids that a script registers. Pass the class, or a function that builds the "
+    'environment. If my_module registers the id on import, pass "my_module:MyEnv-v0".'
 )
 _MUJOCO: Final = (
     'Its version affects the episodes: pip install -c constraints.txt ".[mujoco]" installs the version of our tests.'
@@ -85,7 +85,8 @@ def construct_env(
             f"environment.env {section.env!r} built a {type(env).__name__}, which is an environment of several agents",
             key="environment.env",
             value=section.env,
-            fix='Name their policies in policy.policies, or set runners.runner to "multi_agent" for one policy of all.',
+            fix="Name their policies in policy.policies. For one policy that plays all agents, set runners.runner to "
+            '"multi_agent".',
         )
     if isinstance(env, gym.vector.VectorEnv):
         raise ConfigError(

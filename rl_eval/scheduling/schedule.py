@@ -1,20 +1,20 @@
 """Assignment of episodes to runners: order, retries and isolation, as a pure state machine.
 
-Two rules make the result independent of the layout:
+Two rules make the result independent of the number of runners and lanes:
 
-1. **An episode is chosen by its index, before it runs.** Leases are granted in index order, and every granted episode
-   is finished: by its holder or, when the holder is lost or fails, by another runner. The time of finishing never
-   selects an episode.
-2. **The record is exactly once.** Execution is at least once, since runners die. A record counts only if its runner
-   still holds the lease; any other is audited: compared with the record that counts, never averaged in.
+1. **An episode is chosen by its index, before it runs.** Leases are granted in index order. Every granted episode is
+   finished: by the runner with the lease or, if that runner is lost or fails, by another one. The time of finishing
+   never selects an episode.
+2. **Each episode has exactly one record.** It may run more than once, since runners die. A record counts only if its
+   runner still has the lease. Any other record is only compared with the one that counts.
 
-The schedule is a pure state machine: events in, commands out, through :meth:`Schedule.handle`. It knows neither Ray nor
-time, threads or randomness, so a test can drive it through thousands of histories in a second, and a run can be
-replayed from its events.
+The schedule is a pure state machine: :meth:`Schedule.handle` turns events into commands. It uses no Ray, time, threads
+or randomness. So a test can drive it through thousands of histories in a second, and a run can be replayed from its
+events.
 
-Runners pull work. Each runner holds about one lease per lane beyond its lanes, more if its episodes are so short that a
-report empties the queue. When fresh episodes run out, the schedule *reclaims* leases that a busy runner has not
-started, for idle runners. It never takes live episodes from a live runner.
+Runners pull work. Each runner has about one lease per lane in addition to its running episodes, or more if its episodes
+are so short that a report empties the queue. When fresh episodes run out, the schedule *reclaims* leases that a busy
+runner has not started, for idle runners. It never takes live episodes from a live runner.
 
 A failed attempt uses up an attempt of its episode, which runs again on another runner. A runner with only failures is
 paused while another one is still in its first attempt. When another runner completes episodes, the failing one is

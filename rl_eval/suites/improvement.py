@@ -51,7 +51,7 @@ def _improvement(ours: Units, theirs: Units, confidence: float) -> Estimate:
 
 
 def _wins(ours: Units, theirs: Units) -> list[tuple[slice, slice, Floats]]:
-    """Return for each task its units of both policies, and which of ours beat which of theirs, as 1, 1/2 or 0."""
+    """Return, for each task, the units of both policies and the wins of ours over theirs: 1, 1/2 or 0."""
     return [
         (one, other, (1 + np.sign(ours.values[one][:, None] - theirs.values[other])) / 2)
         for one, other in zip(ours.slices, theirs.slices, strict=True)

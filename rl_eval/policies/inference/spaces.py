@@ -323,7 +323,7 @@ class ActionReader:
         leaves = tree.flatten(self.structure)
         if not leaves:
             raise ConfigError(
-                f"the environment's action_space is {space}, without any part",
+                f"the environment's action_space is {space}, which has no parts",
                 key="action_space",
                 value=str(space),
                 fix="Wrap the environment so that it has an action, such as Discrete(1).",

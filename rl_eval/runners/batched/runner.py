@@ -409,7 +409,7 @@ class BatchedEvalRunner(RunnerCore):
             self._end_block()
 
     def _hold_lane(self, lease: Lease) -> None:
-        """Begin a block in lane 0, so that a death is attributed to it while no slot has an episode."""
+        """Begin a block in lane 0, so that a death is attributed to the block while no slot has an episode."""
         self._recorder.begin(0, lease.index, lease.seed, lease.attempt)
 
     def _end_block(self) -> _Block | None:

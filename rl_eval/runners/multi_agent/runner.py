@@ -155,7 +155,7 @@ class PolicyMapping:
             if first != again:
                 raise ConfigError(
                     f"policy.policy_mapping_fn returned {first!r} for agent {agent!r} of episode {spec.index}, then "
-                    f"{again!r}. It is called wherever the episode runs, so it must depend only on agent and spec",
+                    f"{again!r}. Each process that runs the episode calls it, so it must depend only on agent and spec",
                     key="policy.policy_mapping_fn",
                     value=str(again),
                     episode=spec.index,

@@ -200,7 +200,7 @@ class Journal:
 def claim_output(folder: Path, output: Path) -> IO[str]:
     """Return a lock on an output folder; it ends when it is closed and when the process ends, even by SIGKILL.
 
-    Forks of the process do not have it.
+    Forks of the process do not have the lock.
 
     Args:
         folder: The watched folder, resolved.
