@@ -57,7 +57,7 @@ class Backend(Protocol):
         """Return settings and a policy object, or None, in the form that runners get.
 
         Raises:
-            ConfigError: They cannot be pickled.
+            ConfigError: The settings or the policy cannot be pickled.
         """
 
     def spawn(self, runner: int, index: int, weights: Any) -> None:

@@ -25,7 +25,7 @@ def pickled(value: Any, what: str, without_weights_of: Any = None) -> bytes:
 
     Args:
         value: The value.
-        what: Its name, for the error.
+        what: Name of the value, for the error.
         without_weights_of: Policy, or several by id, to pickle without weights; for :func:`unpickle_with_weights`.
 
     Raises:

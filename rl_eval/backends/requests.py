@@ -91,7 +91,7 @@ def _checked(runner: Runner, report: Any) -> RunReport:
     """Return a report of ``run`` unchanged.
 
     Raises:
-        ConfigError: It is not a report.
+        ConfigError: The value is not a report.
     """
     if not isinstance(report, RunReport):
         raise ConfigError(

@@ -63,7 +63,7 @@ def _read(path: Path) -> Any:
     """Return the rows of a file.
 
     Raises:
-        ConfigError: It is missing or damaged, or has another format.
+        ConfigError: The file is missing or damaged, or has another format.
     """
     import pyarrow as pa
     from pyarrow import csv, parquet

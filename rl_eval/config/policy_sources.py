@@ -223,7 +223,7 @@ def file_digests(factory: Any, kwargs: Mapping[str, Any]) -> dict[str, str]:
 
     Args:
         factory: ``"module:attr"``; anything else takes no arguments.
-        kwargs: Its arguments.
+        kwargs: Arguments of the factory.
     """
     texts = {name: os.fspath(value) for name, value in kwargs.items() if isinstance(value, (str, os.PathLike))}
     shown = redact(texts, "policy", "policy_kwargs")

@@ -226,7 +226,7 @@ class RunnersSection(_Section):
         """Class of the runners; imports it.
 
         Raises:
-            ConfigError: It does not exist.
+            ConfigError: The class does not exist.
         """
         return import_attribute("runners.runner", "rl_eval.runners:runner_class")(self.runner)
 
@@ -501,7 +501,7 @@ def check_runner(settings: EvalSettings) -> None:
     """Check settings against the class of their runners.
 
     Raises:
-        ConfigError: They contradict it, or there is no such class.
+        ConfigError: The settings contradict the class, or the class does not exist.
     """
     runners, policies = settings.runners, settings.policy.policies
     cls = runners.runner_class

@@ -42,9 +42,9 @@ class EvalError(Exception):
     """Base of every error that rl_eval raises on purpose. Its text and its fields contain no secrets.
 
     Args:
-        problem: What happened, in one or more sentences.
+        problem: Description of the problem, in one or more sentences.
         key: Setting, argument, option, file or field with the problem, such as ``"runners.num_runners"``.
-        value: Its value; stored as its ``repr`` unless it is a string, a number, a bool or None.
+        value: Value of the setting or argument; stored as its ``repr`` unless it is a string, a number, a bool or None.
         episode: Index of the episode.
         runner: Index of the runner.
         fix: Next step of the user, as a sentence; the text of the error ends with it.

@@ -64,7 +64,7 @@ class Numerics(Aspect):
         """Compare the key of a runner with the reference key.
 
         Raises:
-            NumericsMismatch: They differ, so the runner's floats could differ too.
+            NumericsMismatch: The keys differ, so the runner's floats could differ too.
             ConfigError: The runner built its policy with other weights than the others.
         """
         if not report.numerics:

@@ -253,7 +253,7 @@ class Reruns:
 
         Args:
             runner: Incarnation of the runner.
-            position: Its position in the group.
+            position: Position of the runner in the group.
             lanes: Number of its lanes.
             positions: Positions of all ready runners; with several, a runner does not check its own episodes.
         """

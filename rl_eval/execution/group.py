@@ -351,7 +351,7 @@ class EvalRunnerGroup:
             The version.
 
         Raises:
-            WeightsError: They do not fit the policy, which keeps its present weights.
+            WeightsError: The weights do not fit the policy, which keeps its present ones.
         """
         with self._post_lock:
             job = self._weights_job(weights, version)
@@ -577,7 +577,7 @@ def _checked(settings: EvalSettings, policy: Any) -> tuple[EvalSettings, Any]:
     """Return checked settings, and their policy for runners: an object, several by id, or a string.
 
     Raises:
-        ConfigError: They are invalid.
+        ConfigError: The settings are invalid.
     """
     if policy is not None:
         settings = with_live(settings, policy)

@@ -85,8 +85,8 @@ class EvalOutcome:
     """State and result of one evaluation.
 
     Args:
-        settings: Its settings.
-        plan: Its episodes.
+        settings: Settings of the evaluation.
+        plan: Episodes of the evaluation.
         log: Open evaluation log, or None.
         follow_up: Returns the jobs that follow, for a result.
         aspects: Builders of its aspects.

@@ -111,7 +111,7 @@ class RecordStore:
 
         Args:
             runner: Position of the runner.
-            attempts: As (index, attempt); by default all on this runner, except those of failed episodes.
+            attempts: Pairs (index, attempt); by default all on this runner, except those of failed episodes.
         """
         if attempts is None:
             failed = self.table.rows["outcome"] == Outcome.FAILED

@@ -435,7 +435,7 @@ class EpisodeSession(Phase):
             commands: In order.
             now: The time.
             member: Runner that reported, if the event was a report.
-            report: Its report.
+            report: Report of this runner.
             faults: Uncharged faults by (index, attempt); those that a command charges are replaced.
         """
         outcome = self._outcome

@@ -246,7 +246,7 @@ def load_episodes(source: Any) -> LoggedEpisodes:
             a TensorDict in TorchRL's layout, or the folder of one on disk; a Minari dataset, or ``"minari:ID"``.
 
     Raises:
-        UsageError: It cannot be read, or is not valid; the message names the episode.
+        UsageError: The source cannot be read, or is not valid; the message names the episode.
     """
     if isinstance(source, str) and source.startswith(_MINARI):
         source = _minari_dataset(source.removeprefix(_MINARI))

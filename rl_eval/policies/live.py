@@ -19,7 +19,7 @@ def check_policies(section: PolicySection) -> None:
     """Check that the section has one policy, or several by id.
 
     Raises:
-        ConfigError: It has both forms, or a policy is missing.
+        ConfigError: The section has both forms, or a policy is missing.
     """
     if not section.policies and section.policy_mapping_fn is not None:
         raise ConfigError(

@@ -37,7 +37,7 @@ def agent_rows(
 
     Args:
         indices: Indices of episodes, shape (n,).
-        infos: Their columns, shape (n, len(columns)).
+        infos: Columns of the episodes, shape (n, len(columns)).
         columns: Names of the columns.
         policies: Ids that the numbers in the columns ``policy/<agent>`` stand for.
         versions: Versions of these policies' weights.

@@ -170,11 +170,11 @@ class Column:
     """Storage of one field of a record: in a row, in a file, and in the row of an episode that failed."""
 
     dtype: str
-    """Its type in :data:`ROW`."""
+    """Type of the field in :data:`ROW`."""
     outcome: bool = False
-    """Whether it is part of the fingerprint, and so must not depend on the number of runners and environments."""
+    """Whether the field is part of the fingerprint, so that it must not depend on runners and environments."""
     failed: float = 0
-    """Its value in the row of an episode that failed."""
+    """Value of the field in the row of an episode that failed."""
     codes: Mapping[Any, int] | None = None
     """Code in a row for each value, without gaps; None if the row contains the value itself."""
 
@@ -202,7 +202,7 @@ class EpisodeRecord:
     success_once: Annotated[bool | None, Column("i1", outcome=True, failed=-1, codes=_SUCCESS)]
     """Whether ``info["is_success"]`` (or ``info["success"]``) was true at any step; None if never reported."""
     success_at_end: Annotated[bool | None, Column("i1", outcome=True, failed=-1, codes=_SUCCESS)]
-    """Its value at the last step that reported it; None if never reported."""
+    """Success at the last step that reported it; None if never reported."""
     outcome: Annotated[Literal["completed", "failed"], Column("u1", failed=Outcome.FAILED, codes=_OUTCOMES)]
     """``completed`` if an attempt completed, ``failed`` if all attempts were used up."""
     attempts: Annotated[int, Column("<u2")]
@@ -299,7 +299,7 @@ class Batch:
     rows: npt.NDArray[np.void]
     """Array of :data:`ROW`, shape (n,)."""
     infos: npt.NDArray[np.float64]
-    """Their info scalars, shape (n, k)."""
+    """Info scalars of the rows, shape (n, k)."""
     faults: tuple[Fault, ...] = ()
     totals: dict[str, float] = field(default_factory=dict)
     """Steps and seconds spent since the previous batch, by name."""
@@ -371,7 +371,7 @@ class EpisodeTable:
 
         Args:
             rows: Array of :data:`ROW`, shape (n,).
-            infos: Their info scalars, shape (n, len(info_keys)).
+            infos: Info scalars of the rows, shape (n, len(info_keys)).
             faults: Faults, also of episodes that have no row yet.
         """
         positions = rows["index"]
@@ -478,7 +478,7 @@ def outcomes_of(
 
     Args:
         rows: Array of :data:`ROW`, shape (n,).
-        infos: Their info scalars, shape (n, len(info_keys)).
+        infos: Info scalars of the rows, shape (n, len(info_keys)).
         info_keys: Names of these, those of agents among them.
     """
     agents = agent_columns(agents_in(info_keys))

@@ -122,7 +122,7 @@ def parse_json(text: str | bytes) -> Any:
     """Parse JSON.
 
     Raises:
-        ValueError: It is not JSON, or it is nested too deeply.
+        ValueError: The text is not JSON, or is nested too deeply.
     """
     try:
         level = [value := json.loads(text)]
@@ -140,7 +140,7 @@ def typed(kind: type[Value], value: Any) -> Value:
     """Return parsed JSON as a value of a type. Unknown keys of a dataclass are left out.
 
     Raises:
-        ValueError: It does not fit.
+        ValueError: The value does not fit the type.
     """
     try:
         found: Value = _adapter(kind).validate_python(value)  # type: ignore[arg-type]

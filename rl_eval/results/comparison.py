@@ -169,7 +169,7 @@ def compare(a: EvalResult, b: EvalResult, confidence: float = 0.95, *, force: bo
         force: Compare also results that failed the determinism check; a note says so.
 
     Raises:
-        UsageError: One of them is not a result.
+        UsageError: ``a`` or ``b`` is not a result.
         ComparisonError: The results have different episodes or settings, no episode completed in both, or one of
             them failed the determinism check; the message names the difference.
     """

@@ -78,7 +78,7 @@ def check_ours(folder: Path) -> None:
     """Check that the files in a folder that a result would replace belong to a result.
 
     Raises:
-        UsageError: One of them is another file.
+        UsageError: A file does not belong to a result.
     """
     for path, is_ours in ((folder / RESULT_FILE, _is_summary), (folder / EPISODES_FILE, _is_episodes)):
         if path.exists() and not is_ours(path):
@@ -189,7 +189,7 @@ def read_summary(path: Path) -> dict[str, Any]:
     """Read ``result.json``.
 
     Raises:
-        UsageError: It is missing or damaged.
+        UsageError: The file is missing or damaged.
     """
     check_regular(path)
     try:

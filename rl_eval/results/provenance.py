@@ -62,7 +62,7 @@ def check_trust(provenance: Mapping[str, Any]) -> None:
     """Check that the code that a result names was named by an evaluation of this process too.
 
     Raises:
-        UntrustedError: It was not; the message lists the code.
+        UntrustedError: No evaluation of this process named the code; the message lists it.
     """
     if (names := _named_code(provenance.get("config"))) not in _evaluated:
         raise UntrustedError(

@@ -104,7 +104,7 @@ def parse_metric(text: str) -> MetricRequirement:
     """Read ``NAME OP NUMBER``.
 
     Raises:
-        ConfigError: It is something else.
+        ConfigError: The text has another form.
     """
     found = _METRIC.fullmatch(text)
     if found is None:
@@ -121,7 +121,7 @@ def parse_difference(text: str) -> DifferenceRequirement:
     """Read ``b >= a``, ``b >= a - 5``, ``a <= b + 5`` and the like.
 
     Raises:
-        ConfigError: It is something else.
+        ConfigError: The text has another form.
     """
     found = _DIFFERENCE.fullmatch(text)
     if found is None or found[1] == found[3]:

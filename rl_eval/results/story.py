@@ -29,9 +29,9 @@ class Event:
     text: str
     """Description, in a few words."""
     attempt: int = 0
-    """Its attempt, from 1; 0 without one."""
+    """Number of the attempt, from 1; 0 without one."""
     runner: int | None = None
-    """Index of its runner; None without one."""
+    """Index of the runner; None without one."""
     seconds: float | None = None
     """Duration: age of the attempt at a fault, time inside the environment and the policy at the end."""
     fault: Fault | None = None

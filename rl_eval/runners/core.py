@@ -263,7 +263,7 @@ class RunnerCore(abc.ABC):
         """Return the result of ``build``; if it raises, try again, up to the maximum attempts of an episode.
 
         Raises:
-            ConfigError: It cannot be built as configured.
+            ConfigError: The environment or the policy cannot be built as configured.
             EnvError: Every attempt raised.
         """
         attempts, section = self.settings.fault_tolerance.max_attempts_per_episode, self.settings.environment

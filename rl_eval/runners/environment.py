@@ -201,7 +201,7 @@ def check_id(env: str, library: str, known: Collection[str]) -> None:
     """Check that a library has the simulator of an id ``LIBRARY:NAME``.
 
     Raises:
-        ConfigError: It does not; the message suggests the nearest name.
+        ConfigError: The library does not have it; the message suggests the nearest name.
     """
     name = env.partition(":")[2]
     if name not in known:
@@ -233,7 +233,7 @@ def check_condition_keys(conditions: Conditions | None, declared: Sequence[str] 
         declared: Keys that the environment declares; None without a declaration.
 
     Raises:
-        ConfigError: It does not declare one of them.
+        ConfigError: The environment does not declare one of the keys.
     """
     if conditions is None or not (unknown := [key for key in conditions.keys if key not in (declared or ())]):
         return
@@ -399,7 +399,7 @@ class ValueReader:
         """Return the reward of a lane's last step.
 
         Raises:
-            EnvError: It is not a finite number.
+            EnvError: The reward is not a finite number.
         """
         number = float(value) if isinstance(value, float) else self._scalar("reward", value)
         if number is None:
@@ -421,7 +421,7 @@ class ValueReader:
         """Return ``terminated`` or ``truncated``.
 
         Raises:
-            EnvError: It is not true or false.
+            EnvError: The flag is not true or false.
         """
         flag = bool(value) if isinstance(value, _BOOLS) else self._flag(field, value)
         if flag is None:
@@ -468,7 +468,7 @@ class ValueReader:
         """Return a configured scalar of an info.
 
         Raises:
-            EnvError: It is not a number.
+            EnvError: The scalar is not a number.
         """
         number = self._scalar(f"info[{key!r}]", value)
         if number is None:

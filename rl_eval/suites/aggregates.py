@@ -110,7 +110,7 @@ def performance_profiles(
 
     Args:
         scores: Normalized scores.
-        unit: What is resampled; see :func:`aggregate_scores`.
+        unit: Unit that is resampled; see :func:`aggregate_scores`.
         thresholds: Thresholds of the scores.
         distribution: ``"score"``: fraction of runs, or of episodes. ``"average score"``: fraction of task means.
         confidence: Nominal coverage of the interval at each single threshold.
@@ -135,7 +135,7 @@ def learning_curves(
 
     Args:
         scores_by_step: Scores of the checkpoints of each training step.
-        unit: What is resampled; see :func:`aggregate_scores`.
+        unit: Unit that is resampled; see :func:`aggregate_scores`.
         metric: The aggregate.
         confidence: Nominal coverage of the interval at each single step.
 

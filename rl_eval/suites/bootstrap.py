@@ -57,7 +57,7 @@ def estimates(
         scores: Scores of all policies.
         unit: Unit that is resampled.
         statistic: The numbers, shape (batch, columns).
-        columns: Their names.
+        columns: Names of the columns.
         confidence: Nominal coverage of the intervals.
 
     Raises:

@@ -210,7 +210,7 @@ class SuiteDefinition(_Part):
         """Build a suite from nested values.
 
         Args:
-            values: As in the file.
+            values: Values, nested as in the file.
             folder: Folder where relative paths begin.
             where: Beginning of messages, such as the name of the file.
             marks: Line and column of each key.

@@ -52,7 +52,7 @@ def line_figure(table: Table, ylabel: str) -> Figure:
     """Draw each row as a line over the columns, with its intervals as a band: learning curves or profiles.
 
     Args:
-        table: Its columns are numbers.
+        table: Table whose columns are numbers.
         ylabel: Label of the vertical axis.
 
     Raises:

@@ -47,7 +47,7 @@ class SuiteRun:
 
     Args:
         suite: The suite.
-        ledger: Its folder.
+        ledger: Folder of the suite.
         cells: The cells to run.
         runners: Values that replace those of the section ``runners``.
         events: Receives the events of the run.

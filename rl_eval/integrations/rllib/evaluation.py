@@ -110,8 +110,8 @@ class EvaluationSession:
         """Wait for the running evaluation and return it; None if there is none.
 
         Raises:
-            TimeoutError: It takes longer than ``timeout_s`` seconds; it continues.
-            EvalError: It could not run, and there is no ``on_error``.
+            TimeoutError: The evaluation takes longer than ``timeout_s`` seconds, and continues.
+            EvalError: The evaluation could not run, and there is no ``on_error``.
         """
         if self._handle is None:
             return None

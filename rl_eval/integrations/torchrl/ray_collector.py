@@ -259,8 +259,8 @@ class RayCollector:
 
         Args:
             policy_or_weights: A policy, a state dict or a ``TensorDict``; by default ``policy`` as it is now.
-            weights: The same.
-            policy: The same.
+            weights: As ``policy_or_weights``.
+            policy: As ``policy_or_weights``.
             worker_ids: All workers, because a batch has one version of the weights.
             model_id: Only ``"policy"``.
             weights_dict: Several models: ``"policy"``, and transforms of the environment as ``"env.transform[0]"``.

@@ -98,7 +98,7 @@ class Probe:
 
         Raises:
             ConfigError: The policy cannot act as configured, or does not repeat itself.
-            PolicyError: Its actions do not fit the action space, on any observation.
+            PolicyError: The actions do not fit the action space, on any observation.
         """
         self.check_shapes()
         with no_grad(), buffers_kept(self.policy):
@@ -122,7 +122,7 @@ class Probe:
 
         Raises:
             ConfigError: The policy cannot act as configured.
-            PolicyError: Its actions do not fit the action space.
+            PolicyError: The actions do not fit the action space.
         """
         with no_grad(), buffers_kept(self.policy):
             self._check_shapes()

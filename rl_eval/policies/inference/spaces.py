@@ -85,7 +85,7 @@ class ObservationBatch:
             observations: Nested arrays, shape (k, ...).
 
         Raises:
-            EnvError: Their structure or a shape differs from the space's.
+            EnvError: The structure or a shape of the observations differs from the space's.
         """
         count = rows.stop if isinstance(rows, slice) else len(rows)
         for path, array in self._leaves:
@@ -104,7 +104,7 @@ class ObservationBatch:
             width: Number of slots.
 
         Raises:
-            EnvError: Their structure or a shape differs from the space's.
+            EnvError: The structure or a shape of the observations differs from the space's.
         """
         if len(live) == width:
             self.adopt(slice(0, width), observations)
@@ -139,7 +139,7 @@ class ObservationBatch:
         """Copy one observation into its row.
 
         Raises:
-            EnvError: Its structure or a shape differs from the space's.
+            EnvError: The structure or a shape of the observation differs from the space's.
         """
         if (
             type(observation) is np.ndarray
@@ -185,7 +185,7 @@ class ObservationBatch:
         """Return the content of a row for an observation: only the space's parts, in its dtypes.
 
         Raises:
-            EnvError: Its structure or a shape differs from the space's.
+            EnvError: The structure or a shape of the observation differs from the space's.
         """
         self._scratch = self._scratch or ObservationBatch(self._space, 1)
         self._scratch.write(0, observation)
@@ -254,7 +254,7 @@ def leaf_of(observation: Any, path: tuple[Any, ...]) -> Any:
     """Return a part of an observation, or of a batch of them.
 
     Raises:
-        EnvError: It is missing.
+        EnvError: The part is missing.
     """
     value = observation
     try:

@@ -49,7 +49,7 @@ def rate(policies: Sequence[str], points: npt.NDArray[np.float64], confidence: f
     """Rate policies by games against each other.
 
     Args:
-        policies: Their names, k of them.
+        policies: Names of the policies, k of them.
         points: Points of i against j in the games of each seed, shape (seeds, k, k): 1 for each win, 1/2 for each draw.
             The diagonal is ignored. The order of the seeds does not matter.
         confidence: Nominal coverage of the intervals.

@@ -720,7 +720,7 @@ def _check_supported(settings: EvalSettings) -> None:
     """Raise for settings of single environments.
 
     Raises:
-        ConfigError: One is set.
+        ConfigError: A setting of single environments is set.
     """
     environment = settings.environment
     unsupported = {

@@ -23,7 +23,7 @@ Reported = Mapping[str, tuple[npt.NDArray[Any], Flags]]
 _KINDS: Final = {"rewards": "iuf", "terminated": "biu", "truncated": "biu"}
 """Kinds of dtypes of a step's arrays, as numpy names them."""
 _DTYPES: Final = {"rewards": np.dtype(np.float64), "terminated": np.dtype(bool), "truncated": np.dtype(bool)}
-"""Their dtypes in the runner."""
+"""Dtypes of these arrays in the runner."""
 
 
 def _no_values(key: str) -> None:
@@ -76,7 +76,7 @@ def checked(returned: Any, num_envs: int) -> BatchStep:
     """Return a step with rewards in float64 and flags as bools.
 
     Raises:
-        EnvError: It is not a :class:`BatchStep`, or an array or :attr:`BatchStep.started` has a wrong shape or dtype.
+        EnvError: This is not a :class:`BatchStep`, or an array or :attr:`BatchStep.started` has a wrong shape or dtype.
     """
     if not isinstance(returned, BatchStep):
         kind = type(returned).__name__
@@ -104,7 +104,7 @@ def _checked_start(started: Any, num_envs: int) -> tuple[Flags, Any]:
     """Return the mask of the slots that started another episode, as a NumPy array, and the observations.
 
     Raises:
-        EnvError: It is not a pair, or the mask has a wrong shape or dtype.
+        EnvError: The value is not a pair, or the mask has a wrong shape or dtype.
     """
     mask = numpy_of(started[0]) if isinstance(started, tuple) and len(started) == 2 else None
     if not isinstance(mask, np.ndarray) or mask.shape != (num_envs,) or mask.dtype != bool:
@@ -125,7 +125,7 @@ def _array_of(step: BatchStep, name: str, num_envs: int) -> Any:
     """Return an array of a step, in the library of the simulator.
 
     Raises:
-        EnvError: It has a wrong shape or dtype.
+        EnvError: The array has a wrong shape or dtype.
     """
     given = getattr(step, name)
     array = given if hasattr(given, "dtype") else np.asarray(given)

@@ -253,7 +253,7 @@ class MultiAgentEvalRunner(VectorEvalRunner):
         Build and close the environment for it, unless ``environment.agents`` is set.
 
         Raises:
-            EnvError: It cannot be built here.
+            EnvError: The environment cannot be built here.
         """
         return (*settings.evaluation.info_keys, *agent_columns(agents_of(settings)))
 

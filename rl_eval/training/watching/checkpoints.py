@@ -125,7 +125,7 @@ def copy_checkpoint(path: Path, checkpoint: Checkpoint, companions: Mapping[str,
 
     Args:
         path: The checkpoint.
-        checkpoint: Its state at the last scan.
+        checkpoint: State of the checkpoint at the last scan.
         companions: Files that belong to it, by name of an argument.
         target: The folder; removed if it exists.
 

@@ -240,7 +240,7 @@ def _read(path: Path) -> _State:
     """Read a journal; an absent one is empty.
 
     Raises:
-        ConfigError: It is damaged, or was not written by a watcher.
+        ConfigError: The file is damaged, or a watcher did not write it.
     """
     if not path.exists():
         return _State("rl_eval watch", 2)

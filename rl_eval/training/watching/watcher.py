@@ -322,7 +322,7 @@ class Watcher:
             _BadCheckpoint: The checkpoint cannot be loaded.
             _Stopped: It was cancelled; its log has the finished episodes.
             UsageError: The config cannot work, or the code has changed.
-            ClusterError: It cannot run, but not because of the checkpoint.
+            ClusterError: The evaluation cannot run, but not because of the checkpoint.
         """
         self.journal.check(self._task())
         try:
