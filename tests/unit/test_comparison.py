@@ -175,8 +175,8 @@ def test_few_equal_differences_bound_nothing(count: int) -> None:
     ("p_value", "low", "verdict"),
     [
         (0.009, 0.5, "b has a higher return than a at 99 %"),
-        (0.011, 0.5, "no difference shown at 99 %.*the interval leaves out 0, but the sign-flip test does not reject"),
-        (0.009, -0.5, "no difference shown at 99 %.*the sign-flip test rejects, but the interval holds 0"),
+        (0.011, 0.5, "no difference shown at 99 %.*the interval excludes 0, but the sign-flip test does not reject"),
+        (0.009, -0.5, "no difference shown at 99 %.*the sign-flip test rejects, but the interval contains 0"),
         (0.011, -0.5, "no difference shown at 99 %.*p = 0.011$"),
     ],
 )
