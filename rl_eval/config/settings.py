@@ -242,20 +242,20 @@ class EvaluationSection(_Section):
     """Index of the plan's first episode in the sequence of this root seed; the plan ends with index
     ``first_index + num_episodes - 1``. Plans over ranges that do not overlap have no episode in common."""
     matchups: Any = None
-    """Policies of the seats, for several policies: ``self`` (one policy in all seats), ``round_robin`` (different
-    policies, in every order), ``{focal: [a], background: [b, c]}`` (each focal policy with each background policy;
-    ``focal_seats: [0, 1]`` lists the seats of the focal policy, by default the first), or a list of seatings, such as
+    """Policies of the seats, for several policies. ``self``: one policy in all seats. ``round_robin``: different
+    policies, in every order. ``{focal: [a], background: [b, c]}``: each focal policy with each background policy;
+    ``focal_seats: [0, 1]`` lists the seats of the focal policy, by default the first. Or a list of seatings, such as
     ``[[a, b], [b, a]]``, which may also contain the other forms. The number of seats is that of ``environment.agents``,
     otherwise of the seatings, otherwise two."""
     symmetric: bool = False
     """Play every seed of a matchup in all orders of its seats, in consecutive episodes, so that the advantage of a seat
     cancels. Needs ``evaluation.matchups``."""
     conditions: Annotated[Any, BeforeValidator(load_conditions)] = None
-    """Initial conditions of the episodes, which take turns: a Parquet, CSV or JSON file, a list of rows with an ``id``
-    each, or a mapping with ``file``, ``rows`` or ``axes`` (``{axes: {friction: [0.5, 1.0], light: [a, b]}}``: all
-    combinations) and ``counts`` (episodes of an id in one round; 1 if missing). ``env.reset`` receives the other
-    columns of a row as ``options``. The environment declares them in an attribute ``condition_keys``. A relative path
-    in a config file is relative to that file."""
+    """Initial conditions of the episodes, which take turns. A Parquet, CSV or JSON file, a list of rows with an ``id``
+    each, or a mapping with ``file``, ``rows`` or ``axes``. ``{axes: {friction: [0.5, 1.0], light: [a, b]}}`` gives all
+    combinations. A mapping may also have ``counts``: episodes of an id in one round, 1 if missing. ``env.reset``
+    receives the other columns of a row as ``options``. The environment declares them in an attribute
+    ``condition_keys``. A relative path in a config file is relative to that file."""
     max_episode_steps: PositiveInt | None = None
     """Step limit of an episode; a longer episode is truncated and marked as truncated by rl_eval. The environment's own
     limit still applies. If it is lower, the result has a note."""

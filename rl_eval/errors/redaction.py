@@ -1,10 +1,10 @@
 """Redaction of secrets in all output of the process: files, printed lines, messages.
 
-A secret is recognized by its name (``api_key``, ``password``, ...; in a string also before ``=`` and ``:`` and after
-``--``), by its place (a value of ``runtime_env.env_vars``, the user and the query of a URI) and by its form
-(``sk-...``, ``Bearer ...``, a PEM block). In messages, tracebacks and notes it is also recognized by its value: secrets
-of the configuration and of this process's environment variables are masked everywhere. Variables that only configure
-libraries (``OMP_NUM_THREADS``) are not secrets.
+A secret is recognized by its name, its place or its form. Names are ``api_key``, ``password`` and others; in a string
+they stand before ``=`` or ``:``, or after ``--``. Places are values of ``runtime_env.env_vars``, and the user and the
+query of a URI. Forms are ``sk-...``, ``Bearer ...`` or a PEM block. In messages, tracebacks and notes it is also
+recognized by its value: secrets of the configuration and of this process's environment variables are masked everywhere.
+Variables that only configure libraries (``OMP_NUM_THREADS``) are not secrets.
 
 Masking changes the identity of a run and prevents its replay, so a name has to be unmistakable: ``pass_rate``,
 ``tokenizer`` and ``obs_key`` are not secrets.

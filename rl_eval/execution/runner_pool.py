@@ -3,8 +3,8 @@
 Each position in the group (``index``) has one *incarnation* of a runner after another. A lost incarnation is replaced
 after a back-off that doubles with each consecutive loss. A finished episode of any runner resets the back-off. After
 ``max_runner_restarts`` losses in a row the position stays empty. A loss caused by an episode or by a pre-empted node
-does not count. If incarnations of a position cannot start, raise, or fail all their episodes, only a finished episode
-at this position resets its count, because other positions may be on other machines.
+does not count. If incarnations of a position cannot start, raise, or fail all their episodes, other positions do not
+matter, since they may be on other machines. Then only a finished episode at this position resets its count.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Random numbers of sampling policies: a function of (episode seed, step, element).
 
-A counter-based stream has no state that can be lost: an episode that is retried, moved to another lane or
-resumed draws the same numbers, and no global generator is used. Each number is three rounds of SplitMix64
-over the three counters.
+A counter-based stream has no state that can be lost. So an episode draws the same numbers if it is retried, moved to
+another lane or resumed. No global generator is used. Each number is three rounds of SplitMix64 over the three counters.
 """
 
 from __future__ import annotations

@@ -44,8 +44,8 @@ def agent_rows(
 
     Returns:
         Structured array with the fields ``index``, ``seat``, ``agent``, ``policy``, ``weights_version``, ``return``,
-        ``length``, ``terminated`` and ``truncated``, and ``outcome``: 1 for the highest return of the episode, -1 for
-        a lower one, and 0 if several agents have the highest, or no other agent appeared.
+        ``length``, ``terminated``, ``truncated`` and ``outcome``. The outcome is 1 for the highest return of the
+        episode, -1 for a lower one, and 0 if several agents have the highest, or if no other agent appeared.
     """
     agents = agents_in(columns)
     place_of = {name: place for place, name in enumerate(columns)}

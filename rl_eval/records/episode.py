@@ -1,9 +1,9 @@
 """Values of an episode before, during and after its run: specs, leases, faults, records.
 
 A *spec* is one line of the plan. A *lease* is the permission to run it once. A *record* is the
-outcome. Records cross processes in batches, as rows of one structured array (:data:`ROW`), and are stored
-in this form: a million finished episodes are a million rows of under 100 bytes each. The objects that a user
-reads (:class:`EpisodeRecord`) are built on access.
+outcome. Records cross processes in batches, as rows of one structured array (:data:`ROW`), and are stored in this form.
+A row has less than 100 bytes, so a million finished episodes take less than 100 MB. The objects that a user reads
+(:class:`EpisodeRecord`) are built on access.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 Data from other programs are parsed and checked against a type. An error describes the damage in one line.
 
 The digest is canonical: equal values have equal digests, in every process. The bytes of a pickle are not canonical:
-they contain addresses of tensors, the hash order of sets, the insertion order of a mapping, and whether two parts were
-one object. Here a value is a tree, hashed from its leaves up. Mappings and sets have no order. Arrays and tensors are
-dtype, shape and bytes. Any other object is hashed by the parts from which ``pickle`` rebuilds it.
+they depend on addresses of tensors, on the order of sets and mappings, and on whether two parts are one object. Here a
+value is a tree, hashed from its leaves up. Mappings and sets have no order. Arrays and tensors are dtype, shape and
+bytes. Any other object is hashed by the parts from which ``pickle`` rebuilds it.
 """
 
 from __future__ import annotations

@@ -384,7 +384,7 @@ def openskill_matches(games: Games) -> list[dict[str, Any]]:
     """Return the games as keyword arguments of ``rate`` of openskill's models, with names instead of ratings.
 
     Each seat is a team of one, and ``scores`` are returns: the higher one wins. openskill updates its ratings match by
-    match, so they depend on the order of the games, which is that of the plan.
+    match, so they depend on the order of the games. The games are in the order of the plan.
     """
     return [
         {"teams": [[games.policies[policy]] for policy in seating], "scores": scores}

@@ -1,10 +1,10 @@
 """Numbers of a table of records: their episodes, names and notes.
 
-The numbers of a run that finished its plan are computed from all completed episodes. The numbers of a run that was
-stopped early are computed from the completed episodes in the longest prefix of the plan without unfinished episodes:
-short episodes finish first, so a mean over all finished episodes would be biased. Failed episodes are always reported.
-They widen the interval if the return bounds are known; otherwise, there is no interval. Metrics have RLlib's names if
-RLlib has the same metric, so that its dashboards and stopping rules work.
+If a run finished its plan, its numbers are computed from all completed episodes. If a run was stopped early, its
+numbers are computed from the completed episodes in the longest prefix of the plan without unfinished episodes. Short
+episodes finish first, so a mean over all finished episodes would be biased. Failed episodes are always reported. They
+widen the interval if the return bounds are known; otherwise, there is no interval. Metrics have RLlib's names if RLlib
+has the same metric, so that its dashboards and stopping rules work.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Plan of an evaluation: its episodes, and the seed of each.
 
 A plan is fixed before anything runs. The seed of an episode comes from its index alone: the index
-goes through a permutation of the 31-bit integers that is keyed by the root seed. A permutation
-cannot collide, so N episodes have N distinct seeds; two root seeds give unrelated permutations, so
-neighbouring roots do not share episodes as ``root + index`` would; and 31 bits fit every environment that converts its
-seed to an int32.
+goes through a permutation of the 31-bit integers that is keyed by the root seed. A permutation cannot collide, so N
+episodes have N distinct seeds. Two root seeds give unrelated permutations, so neighbouring root seeds do not share
+episodes, as they would with ``root + index``. 31 bits fit every environment that converts its seed to an int32.
 """
 
 from __future__ import annotations
@@ -69,8 +68,8 @@ class EpisodePlan:
         num_episodes: Number of episodes, at least 1.
         seed: Root seed, at least 0.
         first_index: Index of the first episode in the permutation of the root seed. Episode i has the seed of episode
-            ``first_index + i`` of a plan from 0 on, so plans over ranges that do not overlap have no seed in common:
-            use one range to choose a policy, and another, held out, to evaluate the chosen one.
+            ``first_index + i`` of a plan from 0 on. So plans over ranges that do not overlap have no seed in common.
+            Use one range to choose a policy, and another, held-out range to evaluate the chosen policy.
         matchups: Seatings, by the index in the permutation; None without seats. Seatings of one turn share a seed, so a
             plan must contain whole turns.
         conditions: Initial conditions, by the index in the permutation; None without conditions.

@@ -110,9 +110,9 @@ def paired_difference(
 def sign_flip_test(differences: npt.NDArray[np.float64]) -> tuple[float, TestKind]:
     """Return the two-sided p-value of the mean under random signs, and how it was computed.
 
-    If the sides are exchangeable, each difference is as likely with the opposite sign. The p-value
-    is the fraction of sign patterns whose sum is at least as far from 0 as the observed one; sampled
-    patterns count the observed one as well, so that it is never 0 (Phipson & Smyth 2010).
+    If the sides are exchangeable, each difference is as likely with the opposite sign. The p-value is the fraction of
+    sign patterns whose sum is at least as far from 0 as the observed sum. Sampled patterns include the observed one, so
+    the p-value is never 0 (Phipson & Smyth 2010).
 
     Args:
         differences: Shape (n,). Zeros have no sign and drop out.

@@ -1,9 +1,9 @@
 """Loop of the watcher: evaluate new checkpoints, write the curve, and test the best one again.
 
-Every turn takes the complete checkpoints without a score in the order of training, copies each, evaluates the copy into
-its own evaluation log, and puts the score into the journal. Then the candidate for the best is evaluated on held-out
-episodes. After a ``kill -9`` the next watcher repeats the interrupted step: a copy is renamed into place, an evaluation
-continues its log, and the files for people follow from the journal.
+Every turn takes the complete checkpoints without a score, in the order of training. It copies each one, evaluates the
+copy with a separate evaluation log, and writes the score to the journal. Then the candidate for the best is evaluated
+on held-out episodes. After a ``kill -9``, the next watcher repeats the interrupted step. This is safe: a copy is
+renamed when it is complete, an evaluation continues its log, and all other files are written from the journal.
 """
 
 from __future__ import annotations
