@@ -317,8 +317,7 @@ def _placement(section: RunnersSection) -> Any:
     group = ray.util.get_current_placement_group()
     if group is None:
         raise ConfigError(
-            "runners.in_placement_group is true, but this process is not in a placement group; it needs a Ray task or "
-            "actor that has one, such as a Tune trial",
+            "runners.in_placement_group is true, but this process is not in a placement group, as a Tune trial would be",
             key="runners.in_placement_group",
             value=True,
             fix="Remove it.",

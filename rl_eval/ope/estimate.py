@@ -238,7 +238,7 @@ def _objection(weights: WeightStatistics, *, finite: bool) -> str:
         return "the weights are too large for a float"
     if interval.exists and interval.high + _ROUNDING < 1:
         return (
-            f"{mean}, below 1: support is missing, since the target policy takes actions that are not in the data, or "
+            f"{mean}, below 1: the target policy takes actions that are not in the data, or "
             "the stored log-probabilities are not those of the policy that acted"
         )
     if interval.exists and interval.low - _ROUNDING > 1:

@@ -271,7 +271,7 @@ class RunReport:
     returned: tuple[int, ...]
     """Indices returned to the group on request, because their episodes had not started."""
     env_steps: int
-    """Environment steps executed, wasted attempts included."""
+    """Environment steps executed, including those of failed attempts."""
     reset_seconds: float
     step_seconds: float
     inference_seconds: float
