@@ -317,10 +317,10 @@ def _placement(section: RunnersSection) -> Any:
     group = ray.util.get_current_placement_group()
     if group is None:
         raise ConfigError(
-            "runners.in_placement_group is true, but this process is not in a placement group, as a Tune trial would be",
+            "runners.in_placement_group is true, but this process is not in a placement group",
             key="runners.in_placement_group",
             value=True,
-            fix="Remove it.",
+            fix="Remove it, or evaluate in a Ray task or actor with a placement group, such as a Tune trial.",
         )
     return PlacementGroupSchedulingStrategy(group)
 
