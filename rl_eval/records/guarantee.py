@@ -13,7 +13,7 @@ Guarantee = Literal["exact", "conditions", "layout"]
 
 MEANINGS: Final[Mapping[Guarantee, str]] = {
     "exact": "the same records for any number of runners and environments, and after faults",
-    "conditions": "the same starts and random draws; the last bits of a step depend on its batch",
+    "conditions": "the same starts and random draws; the bits of a step may depend on the other episodes of its batch",
     "layout": "exactly N episodes, without bias; records repeat only with the same number of environments",
 }
 """Meaning of each guarantee, the strongest first."""
