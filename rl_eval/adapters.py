@@ -10,7 +10,7 @@ An adapter is a module with some of these functions:
 - ``as_policies(value, names)``: the policies by id, for an object with several;
 - ``as_weights(value)``: the weights, for :func:`rl_eval.weights.snapshot_weights`;
 - ``for_environment(value, env)``: the policy with the observation statistics of an environment object;
-- ``as_env(value)``: the :class:`gymnasium.Env` of an environment of the library;
+- ``as_env(value)``: an environment of the library as a :class:`gymnasium.Env`;
 - ``as_agents_env(value)``: the environment of several agents, or None.
 """
 
@@ -35,16 +35,17 @@ class Integration:
     name: str
     """Name of the library, and of the scheme of its models."""
     packages: tuple[str, ...] = ()
-    """Packages of its classes. The adapter handles objects with a class or base class from one of them."""
+    """Packages of the library's classes. The adapter handles an object if its class or a base class is in one of
+    them."""
     adapter: str = ""
     """Module with the functions above."""
     schemes: str = ""
     """``"module:attr"`` of a mapping of names to :class:`rl_eval.config.policy_sources.PolicyScheme`."""
     loaders: tuple[str, ...] = ()
-    """Modules with factories that load models. A result records the digests of the files passed to such a factory. If a
-    file changes before the evaluation, the evaluation raises."""
+    """Modules with factories that load models. A result records the digest of each file that a factory gets. An
+    evaluation raises an error if a file changed after it was configured."""
     endings: tuple[str, ...] = ("",)
-    """Endings that its factories add to a path."""
+    """Suffixes that the factories add to a path."""
     folders: bool = False
     """Whether its factories take folders. The digest covers the whole folder."""
     companions: str = ""
@@ -57,12 +58,13 @@ class Integration:
     """``"module:attr"`` of a function ``(name, num_envs, **env_kwargs)`` that builds the
     :class:`rl_eval.runners.batched.simulator.BatchSimulator` of ``environment.env="NAME_OF_LIBRARY:name"``."""
     watching_wrappers: tuple[str, ...] = ()
-    """Prefixes of ``"module:Class"`` of environment wrappers that do not change episodes."""
+    """Environment wrappers that do not change episodes, as prefixes of ``"module:Class"``."""
     modelled_wrappers: tuple[str, ...] = ()
-    """Prefixes of ``"module:Class"`` of wrappers that ``for_environment`` replaces by preprocessing of observations."""
+    """Wrappers that ``for_environment`` replaces with preprocessing of observations, as prefixes of
+    ``"module:Class"``."""
     advice: Mapping[str, str] = field(default_factory=dict)
-    """Advice for a policy that cannot act, keyed by a method that it has or an argument that it needs. ``{}`` is
-    replaced by the policy's name."""
+    """Advice for a policy that cannot act. A key is a method of the policy, or an argument that the policy needs.
+    ``{}`` is replaced with the policy's name."""
 
 
 @functools.cache

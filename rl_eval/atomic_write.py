@@ -1,9 +1,9 @@
-"""Atomic writing of local files: a reader sees the old file or the new one, whole, after a power cut too.
+"""Atomic writing of local files: a reader sees the complete old or new file, even after a power cut.
 
-The content goes to a temporary file in the same folder, is forced to disk, and takes its name by one rename. The
-temporary name carries a mark of this package and chance, so two writers, on two hosts of a shared disk too, never meet
-in it, and what a killed writer left can be told from everybody else's files: :func:`sweep` removes it. A writer that
-lives holds a lock on its file, which ends with its process; a file with such a lock is left alone.
+The content is written to a temporary file in the same folder, forced to disk, and renamed. The temporary name contains
+a mark of this package and random characters. So two writers never use the same temporary file, even on two hosts with a
+shared disk. :func:`sweep` recognises the files that killed writers left, and removes them. A running writer holds a
+lock on its file, and the lock ends with the process. :func:`sweep` skips locked files.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from typing import Final
 _MARK: Final = ".rl_eval-tmp"
 _TEMPORARY: Final = re.compile(re.escape(_MARK) + r"\.[0-9a-f]{16}\..*", re.DOTALL)
 _LONGEST: Final = 200
-"""Bytes of the real name that a temporary one repeats: file systems end names at 255 bytes."""
+"""Maximum number of bytes of the real name in a temporary name: file systems limit names to 255 bytes."""
 
 
 def temporary_name(name: str) -> str:
-    """Return a new temporary name for a file; it ends as the file's own does, for writers that look at the suffix."""
+    """Return a new temporary name with the suffix of the file, because some writers read the suffix."""
     return f"{_MARK}.{secrets.token_hex(8)}.{os.fsdecode(os.fsencode(name)[-_LONGEST:])}"
 
 
@@ -35,11 +35,11 @@ def is_temporary(name: str) -> bool:
 
 
 def write_atomically(path: str | os.PathLike[str], write: Callable[[Path], object]) -> None:
-    """Write a file that appears whole or not at all, over an older one; missing folders are made.
+    """Write a file atomically; replace an older one, and create missing folders.
 
     Args:
         path: The file.
-        write: Called with the path of an empty temporary file, which it fills. What it raises is passed on.
+        write: Fills the empty temporary file at the path that it gets. Its errors are raised unchanged.
     """
     target = Path(path)
     make_folder(target.parent)
@@ -57,17 +57,17 @@ def write_atomically(path: str | os.PathLike[str], write: Callable[[Path], objec
 
 
 def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
-    """Write bytes to a file that appears whole or not at all."""
+    """Write bytes to a file atomically."""
     write_atomically(path, lambda temporary: temporary.write_bytes(data))
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
-    """Write UTF-8 text to a file that appears whole or not at all."""
+    """Write UTF-8 text to a file atomically."""
     write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
 def sweep(folder: str | os.PathLike[str]) -> None:
-    """Remove the temporary files that killed writers left in a folder; nothing else, and nothing below it."""
+    """Remove the temporary files of killed writers from a folder, but not from its subfolders."""
     with suppress(FileNotFoundError, NotADirectoryError):
         for path in Path(folder).iterdir():
             if is_temporary(path.name) and path.is_file() and not path.is_symlink():
@@ -75,7 +75,7 @@ def sweep(folder: str | os.PathLike[str]) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder and those above it so that they survive a power cut."""
+    """Create a folder and its missing parents, and force them to disk."""
     missing = []
     while not folder.is_dir():
         missing.append(folder)
@@ -89,7 +89,7 @@ def make_folder(folder: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Force the names in a folder to disk."""
+    """Force the entries of a folder to disk."""
     _sync(folder)
 
 
@@ -98,7 +98,7 @@ def _sync(path: Path) -> None:
     try:
         os.fsync(descriptor)
     except OSError as error:
-        # Some network and user-space file systems cannot do this, to folders above all; they have no other way either.
+        # Some network and user-space file systems do not support fsync, above all of folders.
         if error.errno not in (errno.EINVAL, errno.ENOTSUP):
             raise
     finally:
@@ -106,13 +106,13 @@ def _sync(path: Path) -> None:
 
 
 def _lock(descriptor: int) -> None:
-    # Where a file system has no locks, sweep cannot lock either and leaves the file alone.
+    # On a file system without locks, sweep cannot lock the file either, and skips it.
     with suppress(OSError):
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def _remove_unlocked(path: Path) -> None:
-    with suppress(OSError):  # Another's file, a writer that lives, or one that was quicker.
+    with suppress(OSError):  # The file of another user, of a running writer, or one that was just removed.
         descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -67,7 +67,7 @@ class Policy(Protocol):
 
         Raises:
             PolicyUnavailable: The policy cannot act for now. The runner ends, and no episode uses up an attempt. Any
-                other exception is attributed to the episodes on whose rows it is raised.
+                other exception uses up an attempt of the episodes whose rows cause it.
         """
 
 
@@ -84,7 +84,7 @@ class Probeable(Protocol):
     """Policy that shows the numbers from which it chooses actions."""
 
     def probe_outputs(self, observations: Any) -> list[Any]:
-        """Return arrays such as logits, with a leading batch dimension: an argmax hides last bits from the probe."""
+        """Return arrays such as logits, with a leading batch dimension; the probe needs bits that an argmax hides."""
 
 
 class TakesDeviceArrays(Protocol):

@@ -223,7 +223,7 @@ def _read(path: Path) -> Any:
 
 
 def _explain_unreadable(path: Path, error: Exception) -> tuple[str, str]:
-    """Return why a file cannot be read, and the next step; torch's own message only helps by the class it rejects."""
+    """Return why a file cannot be read, and the next step; from torch's message, only the rejected class helps."""
     name = repr(str(path))
     refused = _PICKLED.search(str(error))
     if refused or (isinstance(error, pickle.UnpicklingError) and _was_pickled(path)):
@@ -238,7 +238,7 @@ def _explain_unreadable(path: Path, error: Exception) -> tuple[str, str]:
     kind, other = ("safetensors", ".pt") if path.suffix == ".safetensors" else ("torch", ".safetensors")
     return (
         f"{name} is not a complete {kind} file of weights ({type(error).__name__})",
-        f"Rename it to end in {other} if that is its format, save a TorchScript archive's state_dict(), or save again.",
+        f"If it is a {other} file, rename it. For a TorchScript archive, save its state_dict(). Otherwise, save again.",
     )
 
 

@@ -1,7 +1,7 @@
 """Backends: they run runners and deliver requests to them.
 
-The reference backend runs them in this process, the other one as Ray actors. The only folder of the core that imports
-Ray. Imported by ``results/`` (to replay) and ``execution/``.
+The reference backend runs them in this process, the other backend as Ray actors. In the core, only this folder imports
+Ray.
 """
 
 from __future__ import annotations
@@ -45,7 +45,10 @@ class Reply:
 
 
 class Backend(Protocol):
-    """Runners by incarnation number. Calls of one runner run in order; ``wait`` returns their replies."""
+    """Runners by incarnation number.
+
+    A replacement of a lost runner has another number. Calls of one runner run in order; ``wait`` returns their replies.
+    """
 
     payload: Any
     """Settings and policy of all later starts, from :meth:`pack`."""
@@ -54,13 +57,13 @@ class Backend(Protocol):
         """Return settings and a policy object, or None, in the form that runners get.
 
         Raises:
-            ConfigError: They cannot be pickled.
+            ConfigError: The settings or the policy cannot be pickled.
         """
 
     def spawn(self, runner: int, index: int, weights: Any) -> None:
-        """Start a runner at a position of the group; a reply to :class:`Start` follows.
+        """Start a runner; its reply to :class:`Start` follows.
 
-        A runner with this number stops first, and the new one uses its process.
+        If there is a runner with this number, it stops first, and the new one uses its process.
 
         Args:
             runner: Incarnation.
@@ -97,7 +100,7 @@ class Backend(Protocol):
         """Return the activity of runners that are not ready yet, in a few words."""
 
     def leave(self) -> None:
-        """Release the resources of the calling thread, once, when that thread ends."""
+        """Release the resources of the calling thread; called once, at the end of that thread."""
 
     def stop(self) -> None:
         """Terminate all runners and helper processes, within a time limit; may be called again."""

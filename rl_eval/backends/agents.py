@@ -18,7 +18,7 @@ from rl_eval.supervision.processes import ProcessInfo, end_runner, erase_recordi
 
 _MAX_AGENTS_PER_NODE: Final = 10
 _CONCURRENCY: Final = 64
-"""Deaths examined at the same time; each takes up to half a second."""
+"""Maximum number of deaths examined at the same time; each takes up to half a second."""
 
 
 @final

@@ -57,12 +57,12 @@ class Connection:
 
     @property
     def lost(self) -> bool:
-        """Whether ``ray.shutdown()`` was called: any call of Ray would now connect again, perhaps elsewhere."""
+        """Whether ``ray.shutdown()`` was called. Ray's next call would connect again, perhaps to another cluster."""
         return not ray.is_initialized() or _identity() != self._identity
 
     @property
     def node_id(self) -> str:
-        """Ray's identifier of this machine, kept here: a later call of Ray could start a cluster."""
+        """Ray's identifier of this machine. It is stored, because a later call of Ray could start a cluster."""
         return self._identity[-1]
 
     @property
@@ -102,7 +102,7 @@ def _identity() -> tuple[str, ...]:
 
 
 def _raylet_of_this_process() -> subprocess.Popen[bytes] | None:
-    """Return the raylet that this process started, in :class:`Connection` or before; None if another process did."""
+    """Return the raylet that this process started, in :class:`Connection` or earlier; None if it started none."""
     node = ray._private.worker._global_node  # noqa: SLF001 -- Ray has no public name for it.
     raylets = [] if node is None else node.all_processes.get("raylet", [])
     return raylets[0].process if raylets else None
@@ -160,7 +160,7 @@ def _process_kept() -> Iterator[None]:
     """Undo side effects of ``ray.init`` and ``ray.shutdown`` on this process, which may be a trainer.
 
     Ray draws from ``random``, sets environment variables and replaces the handlers of SIGTERM and of crashes. If there
-    was no handler of SIGTERM, Ray's stays: it ends the daemons of a local cluster with this process.
+    was no handler of SIGTERM, Ray's handler stays, because it ends the daemons of a local cluster with this process.
     """
     state, variables, handler = random.getstate(), dict(os.environ), signal.getsignal(signal.SIGTERM)
     try:

@@ -1,4 +1,4 @@
-"""Runners in this process, one call at a time: the reference backend, and the one for debuggers."""
+"""Runners in this process, one call at a time: the reference backend, which also suits debuggers."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Pickles for runners: settings, functions, and a policy without its weights, which are sent in a snapshot.
 
-A pickled policy of 2 GB would need twice that memory again: for the bytes, and while they are written.
+To pickle a policy of 2 GB with its weights would need another 4 GB of memory: for the bytes, and while they are
+written.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ def pickled(value: Any, what: str, without_weights_of: Any = None) -> bytes:
 
     Args:
         value: The value.
-        what: Its name, for the error.
+        what: Name of the value, for the error.
         without_weights_of: Policy, or several by id, to pickle without weights; for :func:`unpickle_with_weights`.
 
     Raises:
@@ -85,7 +86,7 @@ def unpickle_with_weights(data: bytes, weights: WeightsSnapshot | None) -> Any:
 
     Args:
         data: The pickle.
-        weights: Weights that the runner gets before its first episode. A tensor that they lack is zero.
+        weights: Weights that the runner gets before its first episode. Tensors that are not in them become zero.
     """
     return _Unpickler(data, weights).load()
 

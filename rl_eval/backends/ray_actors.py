@@ -233,7 +233,7 @@ class RayBackend(Backend):
         call = self._calls.pop(ref)
         try:
             answer = ray.get(ref)
-        except RayTaskError as error:  # What it returned cannot be pickled.
+        except RayTaskError as error:  # The return value cannot be pickled.
             return Reply(call, error=error.cause if isinstance(error.cause, Exception) else error)
         except _LOSSES as error:
             if getattr(error, "actor_init_failed", False):
@@ -272,7 +272,7 @@ class RayBackend(Backend):
 
 
 def _pickled(settings: EvalSettings, policy: Any) -> bytes:
-    """Pickle what a runner is built from; ``init_fn`` runs before this can be unpickled."""
+    """Pickle settings and policy without ``init_fn``, which must run before they are unpickled."""
     return pickled_settings(with_values(settings, runners={"init_fn": None}), policy, without_weights=True)
 
 
@@ -317,11 +317,10 @@ def _placement(section: RunnersSection) -> Any:
     group = ray.util.get_current_placement_group()
     if group is None:
         raise ConfigError(
-            "runners.in_placement_group is true, but this process is not in a placement group; it needs a Ray task or "
-            "actor that has one, such as a Tune trial",
+            "runners.in_placement_group is true, but this process is not in a placement group",
             key="runners.in_placement_group",
             value=True,
-            fix="Remove it.",
+            fix="Remove it, or evaluate in a Ray task or actor with a placement group, such as a Tune trial.",
         )
     return PlacementGroupSchedulingStrategy(group)
 

@@ -91,13 +91,13 @@ def _checked(runner: Runner, report: Any) -> RunReport:
     """Return a report of ``run`` unchanged.
 
     Raises:
-        ConfigError: It is not a report.
+        ConfigError: The value is not a report.
     """
     if not isinstance(report, RunReport):
         raise ConfigError(
             f"{type(runner).__name__}.run() returned {report!r}, not a RunReport",
             key=f"{type(runner).__name__}.run",
             value=report,
-            fix="End it with return self._report().",
+            fix="End run() with: return self._report().",
         )
     return report

@@ -124,7 +124,7 @@ class RunnerActor:
         self._runner = runner_class(settings.runners.runner)(settings, index, policy)
 
     def _end_runner(self) -> None:
-        """Stop the runner, if there is one, and remove the traces of any start before."""
+        """Stop the runner, if there is one, and remove the traces of earlier starts."""
         former, self._runner = self._runner, None
         if former is not None:
             former.stop()

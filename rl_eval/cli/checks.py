@@ -84,7 +84,7 @@ def check_address(settings: EvalSettings) -> Iterator[Finding]:
     address = runners.address or os.environ.get("RAY_ADDRESS", "")
     found = re.fullmatch(r"(?:ray://)?(\[[^]]+\]|[^:/]+):(\d+)", address)
     if not found:
-        where = f"the cluster {address!r}" if address else "a local cluster that lives as long as the evaluation"
+        where = f"the cluster {address!r}" if address else "a local cluster, which stops after the evaluation"
         yield note(f"{runners.num_runners} runners on {where}: not checked; pass --ray to check")
         return
     try:
@@ -124,10 +124,10 @@ def check_cluster(settings: EvalSettings) -> Iterator[Finding]:
     with EvalRunnerGroup(without_deadline.model_copy(update={"runners": inline}), threaded=False) as group:
         here = group.evaluate()
     if there.fingerprint == here.fingerprint:
-        yield ok("Ray gives the same records as this process")
+        yield ok("episodes on Ray have the same records as in this process")
     else:
         yield problem(
-            f"Ray gives other records ({there.fingerprint[:16]}) than this process ({here.fingerprint[:16]})",
+            f"episodes on Ray have other records ({there.fingerprint[:16]}) than here ({here.fingerprint[:16]})",
             "search for package versions, files or environment variables that differ between the machines",
         )
 
@@ -226,7 +226,7 @@ def _act(settings: EvalSettings, runner: RunnerCore) -> Iterator[Finding]:
             elif fault.attempt < most:
                 yield warning(f"an {subject} failed: {text}", "fix the environment")
             else:
-                yield problem(f"every {subject} failed; the last: {text}")
+                yield problem(f"every {subject} failed; last error: {text}")
 
 
 def _describe_inference(inference: RowInference, lanes: int) -> Finding:

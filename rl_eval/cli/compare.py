@@ -15,7 +15,8 @@ def compare(
     b: Annotated[str, argument("B", "Output folder, run folder or URI; compared as B minus A.")],
     force: Annotated[bool, typer.Option("--force", help="Compare even if a determinism check failed.")] = False,
     require: Annotated[
-        list[str] | None, option("'b >= a - 5'", "Exit with 1 if the whole interval contradicts it.")
+        list[str] | None,
+        option("'b >= a - 5'", "Requirement on the mean difference. Exit with 1 if the whole interval contradicts it."),
     ] = None,
     fail_on: Annotated[
         Literal["regression"] | None,
@@ -36,7 +37,7 @@ def compare(
         answers.append(Answer.FAILS if comparison.regressed else Answer.OPEN if unknown else Answer.HOLDS)
         shown = "is" if comparison.regressed else "is not"
         print_note(
-            f"whether b has a lower return than a {Answer.OPEN.value}: {unknown}"
+            f"--fail-on regression {Answer.OPEN.value}: {unknown}"
             if answers[-1] is Answer.OPEN
             else f"b {shown} shown to have a lower return than a"
         )

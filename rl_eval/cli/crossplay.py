@@ -42,7 +42,7 @@ def crossplay(
         keys = {} if num_episodes is None else {"evaluation.num_episodes": num_episodes}
         settings = read_settings(config, section, assignments, keys)
         if len(settings.policy.policies) < 2 or settings.evaluation.matchups is None:
-            fix = "Set at least two policy.policies, and evaluation.matchups: round_robin."
+            fix = "Set at least two policies in policy.policies, and evaluation.matchups: round_robin."
             key = "evaluation.matchups" if settings.evaluation.matchups is None else "policy.policies"
             raise ConfigError("cross-play needs several policies and matchups", key=key, fix=fix)
         find_modules_here()

@@ -19,14 +19,12 @@ from rl_eval.config.references import dotted
 from rl_eval.errors import ConfigError
 from rl_eval.errors.redaction import redact_command
 
-TrustPolicy = Annotated[
-    bool, typer.Option("--trust", help="Load a pickle file, which can run any code, without asking.")
-]
+TrustPolicy = Annotated[bool, typer.Option("--trust", help="Load pickle files without asking. They can run any code.")]
 
 
 @dataclass(frozen=True)
 class Evaluated:
-    """Options of an evaluation; None for an option that is not given."""
+    """Options of an evaluation; None for an option that is not passed."""
 
     env: Annotated[str | None, option("ENV", "Environment: a gymnasium id or pkg.module:attr.")] = None
     policy: Annotated[
@@ -56,7 +54,7 @@ class Evaluated:
             "Step all environments in one call; --env is a vector environment or a batched simulator.",
         ),
     ] = False
-    device: Annotated[str | None, option("DEVICE", "Device of the policy: cpu, cuda, cuda:0.")] = None
+    device: Annotated[str | None, option("DEVICE", "Device of the policy, such as cpu, cuda or cuda:0.")] = None
     stochastic: Annotated[
         bool | None, option(None, "Sample actions, or use the most likely ones.", "--stochastic/--deterministic")
     ] = None
@@ -70,7 +68,7 @@ class Evaluated:
 
         Args:
             command: The command, for the message.
-            assignments: Values of ``--set``, which may name them as well.
+            assignments: Values of ``--set``, which may set them instead.
             takes_file: Whether the command takes a config file.
             needs_policy: Whether a policy is required; checkpoints may show their policy.
         """
@@ -105,11 +103,11 @@ class Evaluated:
                 problem = f"--weights {self.weights}: --weights takes a local file only"
                 raise ConfigError(problem, key="--weights", value=str(self.weights), fix=fix)
             if named:
-                problem = f"--weights {self.weights}: --policy {self.policy} names a file too"
+                problem = f"--weights {self.weights}: --policy {self.policy} also names a file"
                 raise ConfigError(problem, key="--weights", value=str(self.weights), fix="Pass only one of them.")
             keys["policy.weights"] = absolute(self.weights)
         elif self.policy not in (None, "random") and not named and "policy.weights" not in _keys(assignments):
-            say(f"policy: no --weights, so it keeps the weights that {keys['policy.policy']} sets, if any")
+            say(f"policy: no --weights, so the policy keeps the weights that {keys['policy.policy']} sets, if any")
         flags = {
             "policy.deterministic": None if self.stochastic is None else not self.stochastic,
             "runners.runner": "batched" if self.batched else None,

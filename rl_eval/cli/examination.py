@@ -48,7 +48,7 @@ _EPISODES: Final = 4
 """Number of different episodes that one environment plays in turn; then it plays the first one again."""
 _CONDITIONS: Final = 8
 _ENDLESS_STEPS: Final = 1_000
-"""Steps after which an environment without a finished episode is endless; with fewer it may be slow."""
+"""Number of steps without a finished episode after which an environment counts as endless."""
 _PROCESS_S: Final = 120.0
 _HASH_SEEDS: Final = ("1", "2")
 _CALL: Final = "import sys, cloudpickle; cloudpickle.load(sys.stdin.buffer)(sys.argv[1])"
@@ -155,13 +155,13 @@ class _Examination:
         faults = self._fit_steps()
         if len(faults) == self._attempts:
             yield problem(
-                f"every attempt of an episode failed; the last: {faults[-1]}",
+                f"every attempt of an episode failed; last error: {faults[-1]}",
                 "fix the environment; an evaluation would record this episode as failed",
             )
             return
         if faults:
             yield warning(
-                f"failed attempts before one that did not fail: {len(faults)}; the last: {faults[-1]}",
+                f"{len(faults)} attempts failed before one succeeded; last error: {faults[-1]}",
                 "fix the environment, or rely on retries; the result counts these faults",
             )
         first, watch = self._new_runner()
@@ -172,8 +172,8 @@ class _Examination:
         if text := _difference(reference, *self._play(second, self._leases[0])):
             yield problem(
                 f"equal seeds and actions give different episodes, first in {text}",
-                "begin reset() with super().reset(seed=seed), which seeds self.np_random, and draw every random number "
-                "from self.np_random; until then evaluations differ, and the checks that depend on this are skipped",
+                "begin reset() with super().reset(seed=seed), which seeds self.np_random. Draw every random number "
+                "from self.np_random. Until then, evaluations differ, and the checks that depend on this are skipped",
             )
         else:
             yield ok(f"equal seeds and actions give equal episodes ({len(reference) - 1:,} steps compared)")
@@ -227,7 +227,7 @@ class _Examination:
         return problem(text, "restore all state in reset(), or set environment.env_reuse: episode")
 
     def _check_neighbours(self, reference: Trace) -> Finding:
-        """Compare the episode with one that is stepped in turn with another environment."""
+        """Compare an episode alone with the same episode in an environment that is stepped in turn with another one."""
         text = _difference(reference, self._play(self._new_runner(lanes=2)[0], *self._leases[:2])[0])
         if not text:
             return ok("environments in one process do not affect each other")
@@ -242,7 +242,7 @@ class _Examination:
         leases = [self._leases[0]._replace(condition=row) for row in rows]
         starts = {int(self._play(runner, lease)[0]["observation"][0]) for lease in leases}
         if len(starts) == 1 < len(rows):
-            text = f"{len(rows)} conditions with one seed gave one first observation"
+            text = f"{len(rows)} conditions with one seed gave the same first observation"
             yield note(f"{text}: reset() ignores them, or they change only later steps")
         elif rows:
             yield ok(f"{len(rows)} conditions with one seed gave {len(starts)} different first observations")
@@ -261,7 +261,7 @@ class _Examination:
             had = ", ".join(sorted(map(str, seen))) or "nothing"
             yield warning(
                 f"evaluation.info_keys: no info contained {', '.join(map(repr, missed))}; keys found: {had}",
-                "correct the name, unless such infos are rare",
+                "correct the name, or ignore this if the key is rare",
             )
         yield note(
             f"checked {_EPISODES} episodes up to step {rows['length'].max():,}, with random actions; later steps and "
@@ -278,7 +278,7 @@ class _Examination:
         if len(lengths := rows["length"][rows["truncated_by"] != Truncation.MAX_EPISODE_STEPS]):
             return ok(f"episodes end by themselves, here after {lengths.min():,} to {lengths.max():,} steps")
         timeout = self._settings.fault_tolerance.episode_timeout_s
-        stop = f"only fault_tolerance.episode_timeout_s={timeout:g} ends them" if timeout else "nothing ends them"
+        stop = f"only fault_tolerance.episode_timeout_s={timeout:g} ends them" if timeout else "there is no limit"
         return (problem if self._steps >= _ENDLESS_STEPS else warning)(
             f"no episode ended in {self._steps:,} steps or {MAX_SECONDS:g} s; {stop}",
             "set evaluation.max_episode_steps",
@@ -295,8 +295,8 @@ class _Examination:
         if text := _difference(ours, theirs):
             return problem(
                 f"two processes play different episodes: they differ in {text}",
-                "search for uses of set order, hash(), id(), the clock or files; rl-eval and its runners start with "
-                "PYTHONHASHSEED=0, but a script that evaluates in its own process may start without it",
+                "search for code that depends on set order, hash(), id(), the clock or files. rl-eval and its runners "
+                "start with PYTHONHASHSEED=0, but a script that evaluates in its own process may start without it",
             )
         return ok(f"two processes with other hash seeds play equal episodes ({len(ours) - 1:,} steps compared)")
 
@@ -334,7 +334,7 @@ def _difference(ours: Trace, theirs: Trace) -> str:
 def _check_contract(env: Any) -> Iterator[Finding]:
     """Run gymnasium's ``check_env``: a few resets and steps, up to the first error."""
     if not isinstance(env, gym.Env) or isinstance(env, ActionMasks):
-        yield note("gymnasium's check_env is skipped: it takes a gymnasium.Env without action masks")
+        yield note("gymnasium's check_env is skipped: it only supports a gymnasium.Env without action masks")
         return
     texts = []
     with warnings.catch_warnings(record=True) as caught:

@@ -60,12 +60,12 @@ EXIT_CODES: Final = (
     (ExitCode.PARTIAL, "compare", "--require does not hold, or --fail-on shows a regression"),
     (ExitCode.USAGE, "compare", "usage error, or no answer: too few pairs, or pairs with a failed episode"),
     (ExitCode.USAGE, "plan", "usage error, or no answer: pilot episodes failed, or all have the same return"),
-    (ExitCode.USAGE, "ope", "usage error, or the data identify no estimate"),
+    (ExitCode.USAGE, "ope", "usage error, or the data do not identify any estimate"),
     (ExitCode.USAGE, "doctor", "usage error, or at least one problem"),
     (
         ExitCode.USAGE,
         "run crossplay",
-        "usage error; or the log belongs to another run, or another process is writing it",
+        "usage error, or the log belongs to another run or is being written by another process",
     ),
     (ExitCode.USAGE, "", "usage error in an option, a config, weights, a file or a folder; the message names it"),
     (

@@ -32,7 +32,7 @@ def export(
         typer.Option(
             "--to",
             show_default=False,
-            help="Format; the last three rerun episodes and write every step. [default: suffix of --output]",
+            help="Format; minari, npz and tensordict rerun episodes to write every step. [default: suffix of --output]",
         ),
     ] = None,
     output: Annotated[
@@ -61,7 +61,7 @@ def export(
 
         if output is None or force:
             fix = "Pass a new --output, without --force."
-            raise ConfigError(f"--to {kind} writes to a new --output only", key="--output", value=output, fix=fix)
+            raise ConfigError(f"--to {kind} only writes to a new --output", key="--output", value=output, fix=fix)
         result = load_to_run(path, trust)
         indices = None if episodes is None else parse_episodes(episodes, len(result.plan))
         done = export_trajectories(result, kind, output, indices, trust=True)

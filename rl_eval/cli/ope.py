@@ -13,7 +13,9 @@ from rl_eval.cli.shared import argument, option
 
 
 def ope(
-    data: Annotated[str, argument("DATA", "npz file, TensorDict folder or minari:ID with log_probs.")],
+    data: Annotated[
+        str, argument("DATA", "Logged episodes with log-probabilities: npz file, TensorDict folder or minari:ID.")
+    ],
     config: ConfigPath,
     section: Section = None,
     gamma: Annotated[float | None, option("G", "Discount factor. [default: evaluation.gamma]", "--gamma")] = None,
@@ -21,7 +23,7 @@ def ope(
         bool, typer.Option(help="Also run the policy, and show its mean return beside the estimates.")
     ] = True,
     fit: Annotated[
-        bool, typer.Option(help="Fit action values to the data, as the doubly robust estimators and fitted Q need.")
+        bool, typer.Option(help="Fit action values to the data, for the doubly robust estimators and fitted Q.")
     ] = True,
     assignments: Assignments = None,
     as_json: AsJson = False,

@@ -32,7 +32,8 @@ LogDir = Annotated[
     str | None,
     option(
         "DIR",
-        "Folder or URI of the log. A run in it is resumed. [default: runs/TIME-NAME; runs/latest links to it]",
+        "Folder or URI of the log. If it contains a run, the run is resumed. [default: runs/TIME-NAME, linked as "
+        "runs/latest]",
         "--log-dir",
         parser=absolute_place,
     ),
@@ -176,7 +177,9 @@ def _lead_to(folder: Path) -> Path:
         if os.path.lexists(link):
             target = str(link.readlink())  # Raises if it is not a link.
             if not _OUR_TARGET.fullmatch(target):
-                print_note(f"{RUNS / LATEST} points to {target}, which rl-eval did not create; it is left unchanged")
+                print_note(
+                    f"{RUNS / LATEST} points to {target}, which rl-eval did not create; the link does not change"
+                )
                 return former
             former = folder.with_name(target)
         if folder.exists():

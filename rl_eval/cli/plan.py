@@ -27,7 +27,7 @@ _FEWEST: Final = 5
 """Smallest number of pilot episodes for a standard deviation."""
 _NO_SPREAD: Final = (
     "all pilot episodes have the same return, so the smallest detectable difference cannot be computed. Try a longer "
-    "--pilot. It will not help if the policy always reaches the highest possible return"
+    "--pilot. A longer pilot will not help if the policy always reaches the highest possible return"
 )
 
 

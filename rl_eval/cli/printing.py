@@ -84,7 +84,7 @@ def flush_results() -> None:
 
 @contextmanager
 def written(path: str | Path = "stdout") -> Iterator[None]:
-    """Raise a usage error if a file cannot be written, such as on a full disk; a broken pipe is raised as it is."""
+    """Raise a usage error if a file cannot be written, such as on a full disk; leave a broken pipe unchanged."""
     try:
         yield
     except BrokenPipeError:

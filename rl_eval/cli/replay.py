@@ -27,7 +27,8 @@ def replay(
     select: Annotated[
         str | None,
         option(
-            "SELECTORS", "Select by rule instead: first:K, every:N, best:K, worst:K, failed:K. [default: worst,best]"
+            "SELECTORS",
+            "Select episodes by rule instead: first:K, every:N, best:K, worst:K, failed:K. [default: worst,best]",
         ),
     ] = None,
     max_episodes: Annotated[int, typer.Option(metavar="N", min=1, help="Maximum number of episodes for --select.")] = 8,

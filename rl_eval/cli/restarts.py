@@ -56,7 +56,7 @@ def run_with_restarts(log_dir: str | None, max_restarts: int, *, fresh: bool) ->
 def repeated(
     command: Sequence[str], progress: Callable[[], Progress], max_restarts: int, first_delay_s: float = 1.0
 ) -> int:
-    """Run a command until its result is final, or restarts in a row finish no new episode; return its exit code.
+    """Run a command until its result is final or ``max_restarts`` is reached; return its exit code.
 
     A signal to this process is forwarded to the command, which is then not restarted.
 

@@ -69,7 +69,7 @@ def run(
     section: Section = None,
     trust: TrustPolicy = False,
     episodes: Annotated[
-        str | None, episodes_option("Run this range of the plan; with --retry, these failed episodes.")
+        str | None, episodes_option("Episodes to run: a range of the plan; with --retry, failed episodes.")
     ] = None,
     log_dir: LogDir = None,
     retry: Annotated[str | None, option("DIR", "Run the failed episodes of DIR again.", parser=absolute_place)] = None,
@@ -77,7 +77,7 @@ def run(
         int | None, option("N", "Additional attempts per episode for --retry. [default: from the config]", min=1)
     ] = None,
     accept_code_change: Annotated[
-        bool, option(None, "Continue although the code of the environment or policy has changed.")
+        bool, option(None, "Continue a log even if the code of the environment or policy has changed.")
     ] = False,
     fresh: Annotated[
         bool, option(None, "Start a new run in DIR-2, DIR-3, ... if the folder of --log-dir already contains a run.")
@@ -86,8 +86,8 @@ def run(
         int,
         option(
             "N",
-            "Run in a child process. Restart the process when it dies. Stop after N restarts in a row in which no new "
-            "episode finishes.",
+            "Run in a child process. Restart the process when it dies. Stop after N consecutive restarts without a new "
+            "episode.",
             min=0,
         ),
     ] = 0,
@@ -96,10 +96,11 @@ def run(
     assignments: Assignments = None,
     logger: Annotated[
         _Tracker | None,
-        option(None, "Log the metrics as a run of this tracker; tensorboard writes into the folder of the run."),
+        option(None, "Log the metrics as a new run of this tracker; tensorboard writes into the run folder."),
     ] = None,
     require: Annotated[
-        list[str] | None, option("'METRIC >= X'", "Exit with 5 if this does not hold; may be repeated.")
+        list[str] | None,
+        option("'METRIC >= X'", "Requirement on a metric. Exit with 5 if it does not hold. May be repeated."),
     ] = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
@@ -167,7 +168,7 @@ def _logger(tracker: _Tracker, name: str, folder: str = "") -> Logger:
 
 
 def _log_to(tracker: _Tracker, name: str, result: EvalResult, folder: str) -> None:
-    """Log a result as a run of its own; the training step is the version of the weights."""
+    """Log a result as a separate run; the training step is the version of the weights."""
     from rl_eval.results.result import EvalPoint
 
     versions = result.counted_rows["weights_version"]
@@ -181,7 +182,7 @@ def _log_to(tracker: _Tracker, name: str, result: EvalResult, folder: str) -> No
 
 
 def _check_options(ctx: typer.Context) -> None:
-    """Check that options which need another option have it, and that ``--retry`` has no option of its config.
+    """Check that no option lacks another option that it needs, and that ``--retry`` has no config options.
 
     Raises:
         ConfigError: An option is missing, or conflicts with ``--retry``.
@@ -223,7 +224,7 @@ def _put_aside(
     if others := set(chosen) - set(failed):
         those = f"{', '.join(map(str, failed[:_NAMED]))}{', ...' * (len(failed) > _NAMED)}"
         index, fix = min(others), f"Choose among the failed episodes: {those}." if failed else ""
-        problem = f"--episodes {episodes}: episode {index} did not fail{'' if failed else ', nor did any other'}"
+        problem = f"--episodes {episodes}: {f'episode {index} did not fail' if failed else 'no episode has failed'}"
         raise UsageError(problem, key="--episodes", value=episodes, episode=index, fix=fix)
     if read_manifest(open_storage(path)) is None:
         problem, fix = f"{shown(path)} has no evaluation log", "Evaluate again with --log-dir DIR."

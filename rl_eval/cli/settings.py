@@ -57,7 +57,7 @@ def read_config(
     """Read a config file, if given, and apply flags (by dotted key) and assignments.
 
     Raises:
-        ConfigError: The file cannot be read, a key is unknown, or there is a section without a file.
+        ConfigError: The file cannot be read, a key is unknown, or a section is passed without a file.
     """
     if path is None and section is not None:
         fix = "Pass CONFIG, or omit --section."
@@ -89,7 +89,7 @@ def _assign(config: EvalConfig, assignment: str) -> None:
     key, equals, text = assignment.partition("=")
     if not equals:
         fix = "Pass KEY=VALUE, such as evaluation.num_episodes=50."
-        raise ConfigError(f"--set {assignment}: no = and value", key="--set", value=assignment, fix=fix)
+        raise ConfigError(f"--set {assignment}: = and a value are missing", key="--set", value=assignment, fix=fix)
     try:
         value = read_yaml(text)
     except yaml.YAMLError:
@@ -143,7 +143,7 @@ def with_episodes(settings: EvalSettings, text: str) -> EvalSettings:
     first, count = indices[0], len(indices)
     if indices[-1] - first >= count:
         whole = f"{first}-{indices[-1]}"
-        problem, fix = "an evaluation runs one range of the plan", f"Pass one range, such as {whole}."
+        problem, fix = "an evaluation runs a single range of the plan", f"Pass one range, such as {whole}."
         raise UsageError(f"--episodes {text}: {problem}", key="--episodes", value=text, fix=fix)
     return with_values(settings, evaluation={"first_index": section.first_index + first, "num_episodes": count})
 

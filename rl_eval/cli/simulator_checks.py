@@ -27,8 +27,8 @@ def _check_slots(settings: EvalSettings) -> Iterator[Finding]:
         yield problem(
             f"an episode depends on the number of slots or on its neighbours: {measured.broken}. The simulator "
             f"declares {measured.promised}, but the guarantee is {measured.guarantee}",
-            "seed every slot alone in restart() and draw its random numbers from a generator of its own; set "
-            "couples_slots in a simulator whose steps mix the slots; or set runners.block",
+            "seed each slot separately in restart(), and draw its random numbers from its own generator. If the steps "
+            "of the simulator mix the slots, set couples_slots. Or set runners.block",
         )
     elif measured.promised == "exact":
         yield ok(f"exact: {EPISODES} episodes are equal in {widths}")

@@ -89,7 +89,7 @@ def plan(
     suite: SuiteFile,
     out: Out = None,
     cells: Annotated[
-        bool, option(None, "Print one cell per line, as --cell expects it, and run nothing.", "--cells")
+        bool, option(None, "Print one cell per line in the form of --cell, and run nothing.", "--cells")
     ] = False,
     pilot: Annotated[
         int, typer.Option(metavar="N", min=1, help="Episodes of the pilot of each task.", show_default=True)
@@ -107,7 +107,8 @@ def plan(
 
 
 _Row = tuple[str, int, int, int, int, float | None, str]
-"""Task, its cells, those to run, those that cannot run, episodes and minutes of those to run, the first problem."""
+"""Name of the task; numbers of all its cells, of cells to run, and of cells that cannot run; episodes and minutes of
+the cells to run; first problem."""
 
 
 def _planned(opened: Suite, states: Sequence[CellState], pilot: int) -> Iterator[_Row]:
@@ -151,7 +152,8 @@ def report(
         Path | None, option("FOLDER", "Folder of the report. [default: DIR/report]", "--output", "-o")
     ] = None,
     published: Annotated[
-        Path | None, option("CSV", "Published scores to show beside those of the suite: policy,task,seed,score.")
+        Path | None,
+        option("CSV", "CSV file of published scores (policy,task,seed,score) to show beside those of the suite."),
     ] = None,
     videos: Annotated[
         str | None,

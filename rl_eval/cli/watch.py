@@ -58,7 +58,7 @@ def watch(
         int | None,
         option(
             "N",
-            "Number of held-out episodes on which the best checkpoint is evaluated again. "
+            "Number of held-out episodes for a second evaluation of the best checkpoint. "
             "[default: as many as --num-episodes]",
             min=0,
         ),
@@ -82,7 +82,7 @@ def watch(
     interruption: Interruption = ctx.obj
     config, folder, pattern = _places(config, checkpoints or [])
     if evaluated.weights is not None:
-        weights, problem = str(evaluated.weights), "the checkpoints are the weights"
+        weights, problem = str(evaluated.weights), "watch takes the weights from the checkpoints"
         raise ConfigError(f"--weights {weights}: {problem}", key="--weights", value=weights, fix="Omit --weights.")
     look_s, tell = None if once else poll_s, partial(_tell, err=as_json)
     if config is None:
@@ -175,7 +175,7 @@ def _first_policy(folder: Path, pattern: str, poll_s: float | None, tell: Callab
         why = f"nothing in {str(folder.resolve())!r} matches {pattern!r} yet{gone}"
         for path in sorted(folder.glob(pattern)):
             try:
-                print_note(f"policy: {policy_source(str(path)).said}; the same for other checkpoints")
+                print_note(f"policy: {policy_source(str(path)).said}; other checkpoints are loaded in the same way")
                 found.append(str(path))
             except ConfigError as error:  # noqa: PERF203 - few files
                 why = str(error)

@@ -27,9 +27,9 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 def _section(method: _Method) -> _Method:
-    """Make the method of a section store the passed keywords; add the documentation of its keys.
+    """Decorate the method of a section, so that it stores its keywords and documents the keys.
 
-    The defaults in its signature are those of the section; they are shown, and not stored.
+    Its signature shows the defaults of the section. They are not stored.
     """
     name, signature = method.__name__, inspect.signature(method)
 
@@ -165,8 +165,8 @@ class EvalConfig:
 
         Args:
             values: Values by section and key.
-            folder: Folder where relative paths of weights, policies with a scheme and conditions begin; by default the
-                working directory.
+            folder: Base folder of relative paths of weights, of conditions, and of policies with a scheme; by default
+                the working directory.
 
         Raises:
             ConfigError: A section or key is unknown; the message suggests the nearest.
@@ -306,7 +306,7 @@ def _as_config(given: Any) -> EvalConfig:
     if isinstance(given, str) or callable(given):
         return EvalConfig().environment(given)
     raise ConfigError(
-        f"a {type(given).__name__} is neither a config nor a way to build environments",
+        f"a {type(given).__name__} is neither a config nor an environment",
         key="config",
         value=type(given).__name__,
         fix="Pass an EvalConfig, such as EvalConfig.from_yaml(FILE), a gymnasium id such as 'CartPole-v1', or a "

@@ -13,7 +13,7 @@ from rl_eval.scheduling.conditions import ID, KEY, Conditions, make_conditions
 
 _SOURCES: Final = ("file", "rows", "axes")
 _OTHERS: Final = ("counts", "sha256")
-"""Further keys; a config that a result recorded has the digest, and the rows must have the same one."""
+"""Further keys. The config in a result has ``sha256``, the digest that the rows must have."""
 _FIX: Final = (
     "Pass a file, a list of rows, or a mapping with file, rows or axes, such as {axes: {friction: [0.5, 1.0]}}, and "
     "optionally counts."
@@ -40,13 +40,13 @@ def load_conditions(given: Any) -> Conditions | None:
     found = make_conditions(rows=rows, axes=named.get("axes"), counts=named.get("counts"))
     if (recorded := named.get("sha256", found.digest)) != found.digest:
         problem = f"{KEY}.sha256 is {recorded!r}, but the rows have {found.digest!r}"
-        fix = "Restore the rows, or remove sha256 for other conditions."
+        fix = "Restore the rows, or remove sha256 to use other conditions."
         raise ConfigError(problem, key=f"{KEY}.sha256", value=recorded, fix=fix)
     return found
 
 
 def anchored_conditions(given: Any, folder: Path) -> Any:
-    """Return conditions with a path of their file that begins at a folder, if it is relative."""
+    """Return conditions; a relative path of their file now begins at a folder."""
     named = _as_mapping(given)
     if not isinstance(file := named.get("file"), str):
         return given
@@ -63,7 +63,7 @@ def _read(path: Path) -> Any:
     """Return the rows of a file.
 
     Raises:
-        ConfigError: It is missing or damaged, or has another format.
+        ConfigError: The file is missing or damaged, or has another format.
     """
     import pyarrow as pa
     from pyarrow import csv, parquet

@@ -1,7 +1,7 @@
 """Schemes of policy strings, such as ``torch:my_pkg.nets:make@net.pt``.
 
 The schemes of a library (:attr:`rl_eval.adapters.Integration.schemes`) are in a module that does not import the
-library: a command describes a policy before it loads anything.
+library, because a command describes a policy before it loads anything.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ def _expanded(section: Any, others: dict[str, Any]) -> Any:
     others |= {key: value for key, value in source.settings.items() if not key.startswith("policy.")}
     if "weights" in own and given.get("weights"):
         raise ConfigError(
-            f"policy.weights is {given['weights']!r}, but the policy {text!r} names a file too",
+            f"policy.weights is {given['weights']!r}, but the policy {text!r} also names a file",
             key="policy.weights",
             value=given["weights"],
             fix="Remove one of them.",
@@ -223,7 +223,7 @@ def file_digests(factory: Any, kwargs: Mapping[str, Any]) -> dict[str, str]:
 
     Args:
         factory: ``"module:attr"``; anything else takes no arguments.
-        kwargs: Its arguments.
+        kwargs: Arguments of the factory.
     """
     texts = {name: os.fspath(value) for name, value in kwargs.items() if isinstance(value, (str, os.PathLike))}
     shown = redact(texts, "policy", "policy_kwargs")

@@ -13,7 +13,7 @@ from rl_eval.adapters import integrations
 from rl_eval.errors import ConfigError
 
 _OBSERVATIONS: Final = ("obs", "observation", "observations")
-"""Parameter names of functions that act; a function with another parameter is a factory."""
+"""Parameter names of functions that act. A function whose parameter has another name is a factory."""
 
 
 def dotted(path: str) -> str:
@@ -26,7 +26,7 @@ def import_attribute(key: str, path: str) -> Any:
     """Import ``"module:attr"`` (attr may be dotted).
 
     Raises:
-        ConfigError: The string has no colon, or the module or attribute does not exist; it names the key.
+        ConfigError: The string has no colon, or the module or attribute does not exist; the message names the key.
     """
     module_name, _, attribute = path.partition(":")
     if not module_name or not attribute:
@@ -52,7 +52,7 @@ def import_attribute(key: str, path: str) -> Any:
 
 
 def takes_observations(function: Any) -> bool:
-    """Whether the only required parameter of a function is named like observations: the function is a policy."""
+    """Whether a function is a policy: its only required parameter is named like observations."""
     if not inspect.isfunction(function):
         return False
     names = required(inspect.signature(function).parameters)

@@ -8,7 +8,8 @@ from rl_eval.config.settings import EvalSettings, RunnersSection
 from rl_eval.errors import ConfigError
 
 _OF_EACH_START: Final = {"runner", "block", "runner_start_timeout_s", "num_envs_per_runner"}
-"""Keys of the runners that are not of their processes. The number of lanes is compared instead of the last one."""
+"""Keys of the section ``runners`` that do not concern the processes. For the last one, the number of lanes is
+compared."""
 _DEADLINES: Final = ("episode_timeout_s", "reset_timeout_s", "step_timeout_s", "runner_timeout_s")
 """Keys of the deadlines that node agents were started with."""
 
@@ -28,14 +29,14 @@ def check_processes(present: EvalSettings, new: EvalSettings) -> None:
     for key in wanted | ours:
         if ours.get(key) != wanted.get(key):
             raise ConfigError(
-                f"{key} differs from that of the group, and its processes cannot change it",
+                f"{key} differs from that of the group, whose processes cannot change it",
                 key=key,
                 fix="Create another group, or set the same value.",
             )
 
 
 def _fixed(settings: EvalSettings) -> dict[str, Any]:
-    """Return the settings of the processes by key; runners in this process have no others."""
+    """Return the settings of the processes by key; for runners in this process, only their number."""
     runners, faults = settings.runners, settings.fault_tolerance
     number = {"runners.num_runners": runners.num_runners}
     if not runners.num_runners:

@@ -68,10 +68,10 @@ class EnvironmentSection(_Section):
     """The environment, and the lifetime of its instances."""
 
     env: Any = None
-    """A gymnasium id, ``"module:attr"``, or a callable. A parameter annotated ``EnvContext`` receives one. Without an
-    annotation, the first parameter receives it, if it is named ``config``, ``context`` or ``env_config``, or if it has
-    no default and is not in ``env_kwargs``; in a class, both must hold. Multi-agent runners also take PettingZoo ids,
-    such as ``aec:classic/tictactoe-v3`` and ``parallel:classic/rps-v2``."""
+    """A gymnasium id, ``"module:attr"``, or a callable. A parameter annotated ``EnvContext`` receives one. Without this
+    annotation, the first parameter receives it in two cases: its name is ``config``, ``context`` or ``env_config``, or
+    it has no default and is not in ``env_kwargs``. For a class, both must hold. Multi-agent runners also take
+    PettingZoo ids, such as ``aec:classic/tictactoe-v3`` and ``parallel:classic/rps-v2``."""
     env_kwargs: dict[str, Any] = {}
     """Keyword arguments of the environment."""
     wrappers: tuple[Any, ...] = ()
@@ -184,8 +184,9 @@ class RunnersSection(_Section):
     simulator for all environments), or the ``"module:Class"`` of a runner. With ``policy.policies`` the default is
     ``multi_agent``."""
     block: PositiveInt | None = None
-    """With ``batched``, for a simulator that cannot restart single slots: episodes per slot that run from one full
-    reset, such as 64. The result is then bound to ``num_envs_per_runner`` and ``block`` (the guarantee ``layout``)."""
+    """With ``batched``, for a simulator that cannot restart single slots: number of episodes that each slot runs after
+    a full reset, such as 64. The result then depends on ``num_envs_per_runner`` and ``block`` (guarantee
+    ``layout``)."""
     num_cpus_per_runner: Fraction = 1.0
     """CPUs that Ray reserves for each runner."""
     num_gpus_per_runner: Annotated[Fraction, Processes] = 0.0
@@ -203,7 +204,7 @@ class RunnersSection(_Section):
     runtime_env: Annotated[dict[str, Any], Processes] = {}
     """Ray runtime environment of the runners; its keys override those of rl_eval."""
     address: Annotated[str | None, Processes] = None
-    """Address of the Ray cluster. By default that of ``RAY_ADDRESS``, otherwise a local cluster that stops with the
+    """Address of the Ray cluster. Default: ``RAY_ADDRESS``; if it is not set, a local cluster that stops with the
     group."""
     runner_start_timeout_s: PositiveFloat = 120.0
     """Time limit for the start of the first runner, in seconds."""
@@ -225,7 +226,7 @@ class RunnersSection(_Section):
         """Class of the runners; imports it.
 
         Raises:
-            ConfigError: It does not exist.
+            ConfigError: The class does not exist.
         """
         return import_attribute("runners.runner", "rl_eval.runners:runner_class")(self.runner)
 
@@ -241,27 +242,28 @@ class EvaluationSection(_Section):
     """Index of the plan's first episode in the sequence of this root seed; the plan ends with index
     ``first_index + num_episodes - 1``. Plans over ranges that do not overlap have no episode in common."""
     matchups: Any = None
-    """Policies of the seats, for several policies: ``self`` (one policy in all seats), ``round_robin`` (different
-    policies, in every order), ``{focal: [a], background: [b, c]}`` (each focal policy with each background policy;
-    ``focal_seats: [0, 1]`` lists the seats of the focal policy, by default the first), or a list of seatings, such as
-    ``[[a, b], [b, a]]``, and of the other forms. The number of seats is that of ``environment.agents``, otherwise of
-    the seatings, otherwise two."""
+    """Policies of the seats, for several policies. ``self``: one policy in all seats. ``round_robin``: different
+    policies, in every order. ``{focal: [a], background: [b, c]}``: each focal policy with each background policy;
+    ``focal_seats: [0, 1]`` lists the seats of the focal policy, by default the first. Or a list of seatings, such as
+    ``[[a, b], [b, a]]``, which may also contain the other forms. The number of seats is that of ``environment.agents``,
+    otherwise of the seatings, otherwise two."""
     symmetric: bool = False
     """Play every seed of a matchup in all orders of its seats, in consecutive episodes, so that the advantage of a seat
     cancels. Needs ``evaluation.matchups``."""
     conditions: Annotated[Any, BeforeValidator(load_conditions)] = None
-    """Initial conditions of the episodes, which take turns: a Parquet, CSV or JSON file, a list of rows with an ``id``
-    each, or a mapping with ``file``, ``rows`` or ``axes`` (``{axes: {friction: [0.5, 1.0], light: [a, b]}}``: all
-    combinations) and ``counts`` (episodes of an id in one round; 1 if missing). ``env.reset`` receives the other
-    columns of a row as ``options``. The environment declares them in an attribute ``condition_keys``. A relative path
-    in a config file is relative to that file."""
+    """Initial conditions of the episodes, which take turns. A Parquet, CSV or JSON file, a list of rows with an ``id``
+    each, or a mapping with ``file``, ``rows`` or ``axes``. ``{axes: {friction: [0.5, 1.0], light: [a, b]}}`` gives all
+    combinations. A mapping may also have ``counts``: episodes of an id in one round, 1 if missing. ``env.reset``
+    receives the other columns of a row as ``options``. The environment declares them in an attribute
+    ``condition_keys``. A relative path in a config file is relative to that file."""
     max_episode_steps: PositiveInt | None = None
     """Step limit of an episode; a longer episode is truncated and marked as truncated by rl_eval. The environment's own
     limit still applies. If it is lower, the result has a note."""
     gamma: Annotated[float, Field(ge=0, le=1)] = 1.0
     """Discount factor of ``discounted_return``."""
     info_keys: tuple[str, ...] = ()
-    """Scalars of the step ``info`` to record; the record has the value of the last step that contains the key."""
+    """Keys of scalars in the step ``info`` to record. The record has the value of the last step whose ``info`` has the
+    key."""
     return_bounds: tuple[float, float] | None = None
     """Lowest and highest possible return. The result uses them as worst and best case of failed episodes."""
     observers: tuple[Any, ...] = ()
@@ -410,7 +412,7 @@ def _with_width(settings: EvalSettings) -> EvalSettings:
     """Return settings with the number of slots of a vector environment or simulator object.
 
     Raises:
-        ConfigError: The runner steps single environments, or has another number of them.
+        ConfigError: The runner steps single environments, or ``num_envs_per_runner`` differs from this number.
     """
     env, runners = settings.environment.env, settings.runners
     width = getattr(env, "num_envs", None) if is_live_environment(env) else None
@@ -499,7 +501,7 @@ def check_runner(settings: EvalSettings) -> None:
     """Check settings against the class of their runners.
 
     Raises:
-        ConfigError: They contradict it, or there is no such class.
+        ConfigError: The settings contradict the class, or the class does not exist.
     """
     runners, policies = settings.runners, settings.policy.policies
     cls = runners.runner_class
@@ -535,8 +537,7 @@ def check_runner(settings: EvalSettings) -> None:
     if settings.evaluation.conditions is not None and (runners.block or not getattr(cls, "meets_conditions", False)):
         blocks = " with runners.block" if runners.block else ""
         raise ConfigError(
-            f"evaluation.conditions is set, but runners.runner {runners.runner!r}{blocks} gives no condition to an "
-            "episode",
+            f"evaluation.conditions is set, but runners.runner {runners.runner!r}{blocks} does not support them",
             key="evaluation.conditions",
             fix='Set runners.runner to "vector" or "subprocess".',
         )

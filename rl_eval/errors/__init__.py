@@ -42,9 +42,9 @@ class EvalError(Exception):
     """Base of every error that rl_eval raises on purpose. Its text and its fields contain no secrets.
 
     Args:
-        problem: What happened, in one or more sentences.
+        problem: Description of the problem, in one or more sentences.
         key: Setting, argument, option, file or field with the problem, such as ``"runners.num_runners"``.
-        value: Its value; stored as its ``repr`` unless it is a string, a number, a bool or None.
+        value: Value of the setting or argument; stored as its ``repr`` unless it is a string, a number, a bool or None.
         episode: Index of the episode.
         runner: Index of the runner.
         fix: Next step of the user, as a sentence; the text of the error ends with it.
@@ -168,7 +168,7 @@ class NumericsMismatch(ClusterError):
 def nearest(word: str, known: Iterable[str]) -> str:
     """Return the end of a message about an unknown word: the nearest known words, or all of them.
 
-    A word that contains all parts is near: ``episode_return_mean`` for ``mean_return``.
+    A known word that contains all parts of the unknown word is near: ``episode_return_mean`` for ``mean_return``.
     """
     options, parts = sorted(known), {*word.casefold().split("_")}
     containing = [option for option in options if parts <= {*option.split("_")}]
@@ -200,7 +200,7 @@ def summary_of(error: BaseException) -> str:
 
 
 def message_of(error: BaseException) -> str:
-    """Return the text of an exception; without one, as for a bare ``assert``, the line that raised it."""
+    """Return the text of an exception; if it has none, as a bare ``assert``, the line that raised it."""
     name = type(error).__name__
     try:
         text = str(error)

@@ -1,10 +1,10 @@
 """Redaction of secrets in all output of the process: files, printed lines, messages.
 
-A secret is recognized by its name (``api_key``, ``password``, ...; in a string also before ``=`` and ``:`` and after
-``--``), by its place (a value of ``runtime_env.env_vars``, the user and the query of a URI) and by its form
-(``sk-...``, ``Bearer ...``, a PEM block). In messages, tracebacks and notes it is also recognized by its value: secrets
-of the configuration and of this process's environment variables are masked everywhere. Variables that only configure
-libraries (``OMP_NUM_THREADS``) are not secrets.
+A secret is recognized by its name, its place or its form. Names are ``api_key``, ``password`` and others; in a string
+they stand before ``=`` or ``:``, or after ``--``. Places are values of ``runtime_env.env_vars``, and the user and the
+query of a URI. Forms are ``sk-...``, ``Bearer ...`` or a PEM block. In messages, tracebacks and notes it is also
+recognized by its value: secrets of the configuration and of this process's environment variables are masked everywhere.
+Variables that only configure libraries (``OMP_NUM_THREADS``) are not secrets.
 
 Masking changes the identity of a run and prevents its replay, so a name has to be unmistakable: ``pass_rate``,
 ``tokenizer`` and ``obs_key`` are not secrets.
@@ -35,31 +35,31 @@ _SECRET: Final = frozenset(
     )
 )
 _SECRET_NUMBER: Final = frozenset(("apikey", "passcode", "passphrase", "passwd", "password", "pwd", "secret"))
-"""Words of names under which a number is a secret, too; a number of tokens is not."""
+"""Words of a name that mark even a number as secret. ``tokens`` is not one of them, since it may be a count."""
 _VOCABULARY: Final = re.compile(r"(bos|cls|end|eos|image|mask|pad|sep|special|start|stop|unk)_?tokens?", re.IGNORECASE)
 """Names of tokens that a tokenizer knows."""
 _PASS: Final = re.compile(r"pass|(.*[_\W])?(admin|db|login|my|root|smtp|sql|user)[_-]?pass", re.IGNORECASE)
-"""Other names with this word are about passing, such as ``low_pass`` and ``pass_rate``."""
+"""Names in which ``pass`` means a password. In other names, such as ``pass_rate`` and ``low_pass``, it does not."""
 _KEYS: Final = frozenset(
     (
         *("access", "account", "activation", "api", "auth", "encryption", "licence", "license", "master", "private"),
         *("product", "secret", "service", "signing", "ssh", "storage", "subscription"),
     )
 )
-"""Words that make a secret of the word ``key`` after them."""
+"""Words that mark a secret if ``key`` follows, as in ``api_key``."""
 _RANDOM: Final = re.compile(r"(?=.*[0-9])(?=.*[A-Za-z])[\w+/=.~-]{16,}")
 """Form of a secret, for values whose whole name is ``key``."""
 _COMPOUND: Final = re.compile(
     rf"[a-z]+?(passwords?|passwd|passphrase|passcode|secrets?|tokens?|credentials?)|({'|'.join(_KEYS)})(keys?)"
 )
-"""Several words in one, such as ``dbpassword`` and ``accesskey``."""
+"""Words joined without a separator, such as ``dbpassword`` and ``accesskey``."""
 _WORD: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 
 _STEERING: Final = re.compile(
     r"(CUDA|EGL|JAX|MKL|MUJOCO|NCCL|NUMEXPR|NVIDIA|OMP|OPENBLAS|PYOPENGL|PYTHON|RAY|RL_EVAL|SDL|TORCH|XLA)_?.*"
     r"|DISPLAY|LANG|LC_.*|TZ|.*_(DEVICES|DIR|HOME|PATH|THREADS)",
 )
-"""Environment variables that are no secrets, unless their names say so."""
+"""Environment variables that are not secrets, unless their names mark a secret."""
 _PLACES: Final = ("env_vars", "runtime_env")
 
 _SHORTEST: Final = 6
@@ -95,7 +95,7 @@ _MARKS: Final = (
     *("uthorization", "ookie:", "Bearer", "Basic", "sk-", "ghp_", "gho_", "ghr_", "ghs_", "ghu_", "github_pat_", "hf_"),
     *("AKIA", "ASIA", "-----BEGIN"),
 )
-"""Parts of all of them, for a quick check: most strings have none."""
+"""Strings for a quick check: a secret of this form contains at least one of them, and most strings contain none."""
 _SWITCH: Final = re.compile(r"true|false|none|null|~", re.IGNORECASE)
 """Values that are not secrets in formats where every value is a string."""
 _OPEN_QUERY: Final = frozenset(
@@ -122,7 +122,7 @@ _num_variables = 0
 def redact(value: Any, *path: str) -> Any:
     """Return plain data without its secrets, recognized by name, place and form.
 
-    Secrets of other configurations in this process do not change it.
+    Secrets of other configurations in this process do not change the result.
 
     Args:
         value: Nested mappings, lists and scalars.
@@ -141,7 +141,7 @@ def digest_secrets(value: Any, *path: str) -> Any:
 
 
 def redact_text(text: str) -> str:
-    """Return a string without known secrets, and without those that its own names, URIs and forms mark."""
+    """Return a string without known secrets, and without secrets that its names, URIs and forms reveal."""
     if len(os.environ) != _num_variables:
         _learn_variables()
     return _redact_inside(text if _pattern is None else _pattern.sub(MASK, text))
@@ -176,7 +176,7 @@ def _learn_variables() -> None:
     learn(variables)
 
 
-# What is a secret
+# Recognition of secrets
 
 
 def _is_secret(path: Path, value: Any) -> bool:
@@ -299,7 +299,7 @@ def _spots(text: str) -> Iterator[tuple[int, int, str]]:
 
 
 def _gives_secret(name: str, value: str) -> bool:
-    # RAY_AUTH_MODE=token is what messages advise.
+    # Messages advise RAY_AUTH_MODE=token.
     plain = value.strip("\"'") or value
     return not (name.endswith("_MODE") or _SWITCH.fullmatch(plain.rstrip(",)]}"))) and _is_secret(
         (name,), 1 if value.isdecimal() else plain
@@ -322,7 +322,7 @@ def _redact_word(word: str, named: Path) -> str:
     return redact_text(word)
 
 
-# What is remembered
+# Remembered secrets
 
 
 def secrets_in(value: Any, *path: str) -> frozenset[str]:

@@ -1,7 +1,7 @@
 """Aspects of an evaluation: provenance, checks and notes that do not change its records, in one list.
 
-The story of an evaluation (group, loop, session, schedule, runner, record store, outcome, result) calls the hooks of
-:class:`~rl_eval.execution.outcome.Aspect`. It does not know an aspect by name. Without an aspect, the records are the
+The other modules of an evaluation (group, loop, session, schedule, runner, record store, outcome, result) call the
+hooks of :class:`~rl_eval.execution.outcome.Aspect`. They know no aspect by name. Without an aspect, the records are the
 same.
 """
 
@@ -51,8 +51,8 @@ class Provenance(Aspect):
 class Numerics(Aspect):
     """Agreement of all runners on one numerics key: the facts besides the weights that floats depend on.
 
-    Until the first record, the most frequent key counts. Records cannot be taken back, so from then on their key
-    counts, even if more runners have another one.
+    Until the first record, the most frequent key is the reference. Records cannot be withdrawn, so from then on their
+    key is the reference, even if more runners have another one.
     """
 
     def __init__(self, outcome: EvalOutcome) -> None:
@@ -61,10 +61,10 @@ class Numerics(Aspect):
         """Key of each runner, and digest of the weights that its policy was built with, by incarnation."""
 
     def reported(self, member: Member, report: RunReport) -> None:
-        """Compare the key of a runner with the one that counts.
+        """Compare the key of a runner with the reference key.
 
         Raises:
-            NumericsMismatch: They differ, so the runner's floats could differ too.
+            NumericsMismatch: The keys differ, so the runner's floats could differ too.
             ConfigError: The runner built its policy with other weights than the others.
         """
         if not report.numerics:
@@ -108,7 +108,7 @@ class Numerics(Aspect):
         return max(keys, key=keys.count, default={})
 
     def _built_others(self, built: str) -> bool:
-        """Whether no runner with the key that counts built its policy with these weights."""
+        """Whether no runner with the reference key built its policy with these weights."""
         theirs = {weights for key, weights in self._reported.values() if key == self.outcome.store.numerics}
         return not built or built not in theirs
 
@@ -161,7 +161,7 @@ class Attendance(Aspect):
             self._losses.append(f"runner {member.index}: {crash_report}")
 
     def finish(self) -> None:
-        """Note why runners are missing, unless a refused runner is already noted."""
+        """Note why runners are missing, unless a rejected runner is already noted."""
         pool, asked = self._pool, self.outcome.asked
         if pool is None or pool.hopeless or self.outcome.refusals or not 0 < self._most_ready < asked:
             return

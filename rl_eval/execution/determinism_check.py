@@ -3,9 +3,9 @@
 If an environment leaks state into the next episode, or a policy uses its own random generator, the result depends on
 the number of runners and environments. The sample is chosen before any episode runs, from the second half of the plan,
 where most environments have already run other episodes. It is traced during its first run. Traces show the first
-difference: another action for equal observations is caused by the policy, any other difference by the environment. If
-the environment is the cause, the episodes run a third time, to compare new environments with each other. If the policy
-is the cause, a runner searches for the reason.
+difference: the policy causes another action for equal observations, the environment any other difference. If the
+environment is the cause, the episodes run a third time, to compare new environments with each other. If the policy is
+the cause, a runner searches for the reason.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _EPISODES: Final = 4
 """Number of episodes that ``auto`` runs again."""
 _FREE_SECONDS: Final = 2.0
 _FREE_SHARE: Final = 0.02
-"""Time limit of ``auto``, the longer one of the two: seconds, and fraction of the run's time."""
+"""Time limit of ``auto``: these seconds, or this fraction of the run's time if that is longer."""
 
 
 class Choice(NamedTuple):
@@ -141,12 +141,12 @@ def candidates(num_episodes: int, share: Share, seed: int) -> list[int]:
 
     Args:
         num_episodes: Episodes of the plan.
-        share: Share of the plan, at least one episode; ``auto`` is six of the second half, or the last five of a plan
-            that has less, of which four run again.
+        share: Fraction of the plan; at least one episode is chosen. With ``auto``, up to six episodes of the second
+            half, or of the last five in a short plan; at most four of them run again.
         seed: Root seed of the plan.
 
     Returns:
-        Their indices, in random order; empty for a share of 0.
+        Their indices, in random order; empty for a fraction of 0.
     """
     if not share:
         return []
@@ -204,7 +204,7 @@ class _Pass:
         return [index for index, again in sorted(self.again.items()) if not _equal(self.origins[index], again)]
 
     def put_back(self, index: int, why: str) -> None:
-        """Retry an episode, a few times."""
+        """Queue an episode again, up to the maximum number of tries."""
         if self.tries[index] < _MAX_TRIES:
             self.waiting[index] = None
         else:
@@ -253,7 +253,7 @@ class Reruns:
 
         Args:
             runner: Incarnation of the runner.
-            position: Its position in the group.
+            position: Position of the runner in the group.
             lanes: Number of its lanes.
             positions: Positions of all ready runners; with several, a runner does not check its own episodes.
         """
@@ -270,7 +270,7 @@ class Reruns:
     def _lease(self, index: int, runner: int) -> Lease:
         origin = self._current.origins[index]
         row = origin.row[0]
-        # At the attempt of the record: earlier, failed attempts are not part of the episode that counts.
+        # With the attempt number of the record: earlier attempts failed, and are not part of the recorded episode.
         return Lease(index, int(row["seed"]), int(row["attempts"]), runner, not self._why, origin.trace is not None)
 
     def reported(self, runner: int, position: int, report: RunReport) -> None:
@@ -402,7 +402,7 @@ class DeterminismCheck(Phase):
         return False
 
     def replied(self, member: Member, value: Any, now: float) -> None:
-        """Take a report, or the likely cause; the errors are those of :meth:`EvalOutcome.check_report`."""
+        """Process a report or the likely cause; raise as :meth:`EvalOutcome.check_report`."""
         if isinstance(value, str):
             self._likely_cause, self._asking = value, False
         elif not self._over:

@@ -126,7 +126,7 @@ def evaluate_policy(
 
 
 def _evaluated(config: EvalConfig, policy: Any, env: Any) -> EvalResult:
-    """Evaluate in a vector environment if ``env`` is one that ``make_vec`` built, else in single environments."""
+    """Evaluate in a vector environment if ``make_vec`` built ``env``, otherwise in single environments."""
     mode = env.spec.kwargs.get("vectorization_mode") if isinstance(env, gym.vector.VectorEnv) and env.spec else None
     section = config.build().environment
     if mode in _VECTOR_MODES and not section.wrappers:

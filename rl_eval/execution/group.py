@@ -137,7 +137,7 @@ class EvalRunnerGroup:
         Wait for the end of running evaluations. Then the runners close their environments, drop their policy, and build
         the new ones. This saves the start of processes and the imports. Results are those of a new group, unless code
         of an environment or a policy leaves state in its module or in a library. Weights that were sent before are
-        dropped, and versions start at 0 again. A group whose runners could not be built works again.
+        dropped, and versions start at 0 again. Call this also to repair a group whose runners could not be built.
 
         Args:
             config: As for the constructor.
@@ -193,8 +193,8 @@ class EvalRunnerGroup:
                 episodes run. The handle fails with ``LogMismatch`` if the log belongs to another plan, policy,
                 environment or code. A relative path is relative to the working directory; with environments in a thread
                 of this process, to the working directory at the construction of the group.
-            first_index: Index of the plan's first episode; by default as configured. Episodes from ``num_episodes`` on
-                are held out: an evaluation of the episodes before does not use them.
+            first_index: Index of the plan's first episode; by default as configured. Episodes from index
+                ``num_episodes`` on are held out: an evaluation from index 0 does not use them.
             weights: Weights to evaluate, as for :meth:`sync_weights`; by default those that were sent last.
             version: Number in the records; by default one more than the last.
             follow_up: Work for one runner directly after the evaluation, before other weights or evaluations.
@@ -212,7 +212,7 @@ class EvalRunnerGroup:
         changes = _without_none({"num_episodes": num_episodes, "seed": seed, "first_index": first_index})
         if weights is None and version is not None:
             raise ConfigError(
-                f"version is {version}, but it is the number of new weights, and there are none",
+                f"version is {version}, but there are no new weights",
                 key="version",
                 value=version,
                 fix="Pass weights=..., or remove version.",
@@ -352,7 +352,7 @@ class EvalRunnerGroup:
             The version.
 
         Raises:
-            WeightsError: They do not fit the policy, which keeps its present weights.
+            WeightsError: The weights do not fit the policy, which keeps its present ones.
         """
         with self._post_lock:
             job = self._weights_job(weights, version)
@@ -430,7 +430,7 @@ class EvalRunnerGroup:
         def remove(pool: RunnerPool, now: float) -> None:
             if count >= pool.expected():
                 raise ConfigError(
-                    f"remove_runners({count}): the group has {pool.expected()}, and keeps at least one",
+                    f"remove_runners({count}): the group has {pool.expected()} and must keep at least one",
                     key="count",
                     value=count,
                 )
@@ -439,7 +439,7 @@ class EvalRunnerGroup:
         self._wait(Do(remove))
 
     def get_metrics(self) -> dict[str, float]:
-        """Return lifetime counters of the group, and the sums over its runners, with the last report of lost ones."""
+        """Return lifetime counters of the group, and sums over its runners, including lost runners."""
         totals: dict[str, float] = {"num_healthy_runners": 0, "num_runner_restarts": self._pool.restarts}
         totals |= self._pool.reported
         for metrics in self.foreach_runner(lambda runner: runner.metrics()):
@@ -578,7 +578,7 @@ def _checked(settings: EvalSettings, policy: Any) -> tuple[EvalSettings, Any]:
     """Return checked settings, and their policy for runners: an object, several by id, or a string.
 
     Raises:
-        ConfigError: They are invalid.
+        ConfigError: The settings are invalid.
     """
     if policy is not None:
         settings = with_live(settings, policy)

@@ -1,4 +1,4 @@
-"""Handle of a running evaluation: a future with progress and cancellation, and the last moves of its episodes."""
+"""Handle of a running evaluation: a future with progress, cancellation, and the latest events of each episode."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _CAPACITY: Final = 10_000
 
 
 class _Granted(NamedTuple):
-    """Grant without its leases, to save thousands of objects for the garbage collector."""
+    """Grant without its leases, because thousands of lease objects slow down the garbage collector."""
 
     runner: int
     attempts: dict[int, int]
@@ -61,7 +61,7 @@ class EventRing:
     def moves(self, index: int) -> list[Event]:
         """Return the kept events of one episode, in order; may be called from any thread.
 
-        A failed attempt has its time and place here; its fault is in the table of records.
+        These events have the time and the runner of a failed attempt. The table of records has its fault.
         """
         from rl_eval.results.story import Event
 
@@ -83,13 +83,13 @@ def _kept(command: events.Command) -> events.Command | _Granted:
 
 
 def _ended(event: events.Event, index: int, runner: int, attempt: int) -> Iterator[tuple[Kind, str, int, int]]:
-    """Yield the end of a runner's attempt, if the event is one."""
+    """Yield the end of an attempt on a runner, if the event reports it."""
     match event:
         case events.RunnerReported(reporter) if reporter == runner:
             if (index, attempt) in (*event.failed_attempts, *event.suspects):
                 yield "fault", "failed", runner, attempt
             elif index in event.returned:
-                yield "returned", "given back before it started", runner, attempt
+                yield "returned", "returned before it started", runner, attempt
             elif index in event.finished:
                 yield "completed", "reported", runner, attempt
         case events.RunnerLost(lost) if lost == runner:
@@ -105,7 +105,7 @@ def _decided(
     for command in commands:
         match command:
             case _Granted(receiver, attempts) if index in attempts:
-                yield "granted", "given to the runner", receiver, attempts[index]
+                yield "granted", "assigned to the runner", receiver, attempts[index]
             case events.Reclaim(holder, indices) if holder == runner and index in indices:
                 yield "reclaimed", "reclaimed, to run on another runner", runner, attempt
             case events.Exclude(excluded) if excluded == runner:
@@ -123,7 +123,7 @@ class EvalProgress:
     num_failed: int
     num_faults: int
     num_prefix: int
-    """Length of the finished index prefix, the episodes of mean and interval."""
+    """Number of episodes in the finished index prefix. Mean and interval are computed from them."""
     mean_return: float
     """Mean return of the completed episodes in the prefix; NaN without any."""
     half_width: float
@@ -274,8 +274,7 @@ class EvalHandle:
     def story(self, index: int) -> tuple[Event, ...]:
         """Return the events of one episode so far, in order.
 
-        In addition to the result's events, it has the time and runner of each assignment, if among the last 10 000 such
-        events.
+        In addition to the result's events, it has the time and the runner of each assignment among the last 10 000.
 
         Args:
             index: Index of the episode.

@@ -29,18 +29,18 @@ Result = TypeVar("Result")
 class Job(abc.ABC):
     """Request to a group.
 
-    The control loop's thread calls every method, all except :meth:`tick` and :meth:`fail` after :meth:`start`.
+    The control loop's thread calls every method. It calls only :meth:`tick` and :meth:`fail` before :meth:`start`.
     """
 
     exclusive: ClassVar[bool]
-    """Whether no other exclusive job may run beside it."""
+    """Whether no other exclusive job may run at the same time."""
     renews = False
-    """Whether a group that failed works again from this job on."""
+    """Whether this job repairs a group that failed."""
     waits_for_disk = False
     """Whether it is waiting for a read or write."""
 
     pool: RunnerPool
-    """Runners; set by the control loop, like the next two."""
+    """Runners. The control loop sets this attribute and the next two."""
     tag: int
     """Tag of its calls and their replies."""
     started = False
@@ -102,7 +102,7 @@ class Awaited(Job, Generic[Result]):
 
 
 class Do(Awaited[None]):
-    """Job that calls a function in the control loop's thread, between two turns, where it may change the pool."""
+    """Job that calls a function in the control loop's thread between two turns, when it may change the pool."""
 
     exclusive = False
 
@@ -186,8 +186,8 @@ class WeightsSync(_Broadcast):
         self.weights = weights
         self._former: PublishedWeights | None = None
         self.superseded: Callable[[], bool] = lambda: False
-        """Whether the evaluation of these weights has ended, so that other weights directly after make it
-        unnecessary."""
+        """Whether the evaluation of these weights has ended. This job is then needless if other weights follow
+        directly."""
 
     def start(self, now: float) -> None:
         """Send the weights."""

@@ -1,7 +1,7 @@
-"""Control loop: the only owner of time. It delivers replies to jobs and acts on verdicts about failures.
+"""Control loop: the only code that reads the time. It delivers replies to jobs and acts on failures.
 
 A turn reads all available replies before it checks timeouts, so a busy loop does not terminate a runner that has
-already answered. :mod:`rl_eval.scheduling.runner_failures` judges failures.
+already answered. :mod:`rl_eval.scheduling.runner_failures` decides the consequences of a failure.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class ControlLoop:
             self._run(until=job)
 
     def forget(self, members: list[Member]) -> None:
-        """Report to the jobs that members left on request; call in the loop."""
+        """Report to the jobs that members left on request; call this in the loop's thread."""
         for member in members:
             self._report_lost(member, None)
 
@@ -308,7 +308,7 @@ class ControlLoop:
         return any(verdicts)
 
     def _die(self, error: BaseException) -> None:
-        """Fail the active jobs now, and the others at their turn, up to one that renews the group."""
+        """Fail the active jobs now, and each waiting job at its turn, until a job renews the group."""
         self._fatal = self._fatal or error
         self._retire()
         active, self._active = self._active, {}

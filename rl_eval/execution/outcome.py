@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 _LAST_FLUSH_S: Final = 5.0
-"""Time limit of the last flush of a failed evaluation: its group may have to stop within ten seconds."""
+"""Time limit of the last flush of a failed evaluation, in seconds. Its group may have to stop within ten seconds."""
 
 
 class Aspect:
@@ -85,8 +85,8 @@ class EvalOutcome:
     """State and result of one evaluation.
 
     Args:
-        settings: Its settings.
-        plan: Its episodes.
+        settings: Settings of the evaluation.
+        plan: Episodes of the evaluation.
         log: Open evaluation log, or None.
         follow_up: Returns the jobs that follow, for a result.
         aspects: Builders of its aspects.
@@ -109,7 +109,7 @@ class EvalOutcome:
         self.exclusions: list[str] = []
         """Excluded runners, with reasons."""
         self.refusals: list[str] = []
-        """Refused runners, with reasons."""
+        """Rejected runners, with reasons."""
         self.asked = 1
         """Highest number of expected runners."""
         self.started = 0.0
@@ -139,7 +139,7 @@ class EvalOutcome:
     # ------------------------------------------------------------------ what happens
 
     def take(self) -> bool:
-        """Claim the right to start the evaluation or to cancel it before; return False if it is already claimed."""
+        """Claim the right to start the evaluation or to cancel it first; return False if it is already claimed."""
         return self._taken.acquire(blocking=False)
 
     def take_weights(self, pool: RunnerPool) -> None:
@@ -200,7 +200,7 @@ class EvalOutcome:
             aspect.reported(member, report)
 
     def counted(self, report: RunReport, indices: set[int]) -> None:
-        """Take the artifacts of the rows that count."""
+        """Store the artifacts of recorded rows."""
         for name, kept in report.artifacts:
             for index in indices & kept.keys():
                 self.artifacts.setdefault(index, {})[name] = kept[index]
@@ -272,7 +272,7 @@ class EvalOutcome:
             self.cancelled = reason
 
     def _withdraw(self, reason: str) -> None:
-        """End the evaluation before its start, in the calling thread, since many cancellations could block the loop."""
+        """End the evaluation before its start, in the calling thread: many cancellations could block the loop."""
         try:
             for job in self.conclude(reason):
                 job.fail(EvalError(reason))

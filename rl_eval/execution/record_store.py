@@ -82,7 +82,7 @@ class RecordStore:
         self._mismatches.update(found.mismatches)
 
     def note(self, text: str) -> None:
-        """Add a note, unless an equal one exists for another place; the log gets it with the next rows."""
+        """Add a note, unless a note differs from it only in the place; the log gets it with the next rows."""
         text = redact_text(text)
         if without_place(text) not in map(without_place, self.notes):
             self.notes[text] = None
@@ -111,7 +111,7 @@ class RecordStore:
 
         Args:
             runner: Position of the runner.
-            attempts: As (index, attempt); by default all on this runner, except those of failed episodes.
+            attempts: Pairs (index, attempt); by default all on this runner, except those of failed episodes.
         """
         if attempts is None:
             failed = self.table.rows["outcome"] == Outcome.FAILED
@@ -139,7 +139,7 @@ class RecordStore:
             self._log.append(Batch(*nothing, notes=notes, determinism=found, num_runners=self.num_runners))
 
     def audit(self, rows: npt.NDArray[np.void], infos: npt.NDArray[np.float64]) -> None:
-        """Add rows that do not count, to compare them with those that do."""
+        """Add duplicate rows, to compare them with the recorded ones."""
         self._late.append((rows, infos))
 
     def settle(self) -> None:
@@ -156,7 +156,7 @@ class RecordStore:
                 self._commit(batch)
 
     def hurry(self) -> None:
-        """Start to commit everything in another thread; :meth:`is_settled` returns True when it is done."""
+        """Start to commit everything in another thread; :meth:`is_settled` returns True when that is done."""
         if self._log is not None:
             self._log.hurry()
 

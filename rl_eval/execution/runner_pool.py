@@ -1,10 +1,10 @@
 """Pool of runners: their states, and the back-off before a lost runner is replaced.
 
-A position in the group (``index``) is filled by one *incarnation* after another. A lost incarnation is replaced after a
-back-off that doubles with each consecutive loss; a finished episode of any runner resets it. After
+Each position in the group (``index``) has one *incarnation* of a runner after another. A lost incarnation is replaced
+after a back-off that doubles with each consecutive loss. A finished episode of any runner resets the back-off. After
 ``max_runner_restarts`` losses in a row the position stays empty. A loss caused by an episode or by a pre-empted node
-does not count. If incarnations of a position cannot start, raise, or fail all their episodes, only a finished episode
-at this position resets its count: other positions are no evidence about its machine.
+does not count. If incarnations of a position cannot start, raise, or fail all their episodes, other positions do not
+matter, since they may be on other machines. Then only a finished episode at this position resets its count.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _logger: Final = logging.getLogger(__name__)
 _FIRST_BACKOFF_S: Final = 0.25
 _LONGEST_BACKOFF_S: Final = 10.0
 _LONG_START_S: Final = 15.0
-"""Waiting time for the first runner before a warning, once: longer than imports take."""
+"""Waiting time for the first runner before a single warning; imports take less."""
 
 
 @dataclass(slots=True)
@@ -41,18 +41,19 @@ class Member:
     index: int
     spawned: float
     starts: int = 1
-    """Unanswered starts: a start with other settings may follow before the answer."""
+    """Number of unanswered starts. Another start, with other settings, may come before the first answer."""
     ready: bool = False
     terminated: bool = False
     """Whether it is being terminated, until its death is reported."""
     broken: bool = False
-    """Whether it could not start, a call raised, or all its episodes failed while those of others completed."""
+    """Whether it could not start, a call raised, or all its episodes failed although other runners completed theirs."""
     heard: float = 0.0
     """Time of its last answer, or of a call while idle."""
     pending: deque[tuple[int, RunnerRequest]] = field(default_factory=deque)
-    """Unanswered requests, each with the tag of its job; the present one is first."""
+    """Unanswered requests, each with the tag of its job; the running one is first."""
     probed: bool = False
-    """Whether it has answered a :class:`Run` with its present weights: the first one also probes the policy."""
+    """Whether it has answered a :class:`Run` with its present weights; the first :class:`Run` also probes the
+    policy."""
     reported: Counter[str] = field(default_factory=Counter)
     """Sums of its reports, by the names of the runner's counters."""
 
@@ -83,7 +84,7 @@ class RunnerPool:
         self._next_incarnation = 0
         self._next_index = 0
         self._positions: set[int] = set()
-        """Positions to fill, with those that stay empty after too many losses."""
+        """All positions, including those that stay empty after too many losses."""
         self._consecutive: Counter[int] = Counter()
         """Losses of each position since an episode finished anywhere."""
         self._broken: Counter[int] = Counter()
@@ -116,7 +117,7 @@ class RunnerPool:
         return gone
 
     def reconfigure(self, settings: EvalSettings, payload: Any, weights: GroupWeights, now: float) -> None:
-        """Start all runners again with other settings, in their processes if they live, as a new pool would.
+        """Start all runners again with other settings, if possible in their processes; reset all counts of losses.
 
         Args:
             settings: The settings.
@@ -171,7 +172,7 @@ class RunnerPool:
             if (most := self._backend.capacity()) is not None and most < self.expected():
                 return self._backend.shortage()
         if self.losses:
-            return f"the others were lost, the last one because: {self.last_loss}"
+            return f"the others were lost; last reason: {self.last_loss}"
         return "the evaluation ended before the others were ready"
 
     # ------------------------------------------------------------------ calls
@@ -218,7 +219,7 @@ class RunnerPool:
     # ------------------------------------------------------------------ losses
 
     def raised(self, member: Member) -> bool:
-        """Note that a start or a call raised; return whether it did on every remaining position."""
+        """Record that a start or a call raised; return whether the latest one of every remaining position did."""
         member.broken = True
         self._failing.add(member.index)
         positions = {*(other.index for other in self.members.values()), *(index for _, index in self._due)}
@@ -408,5 +409,5 @@ class GroupWeights:
                 self.posted = former
 
     def drop(self) -> None:
-        """Drop all weights, since reference cycles keep the group until the garbage collector runs."""
+        """Drop all weights. Reference cycles keep the group in memory until the garbage collector runs."""
         self.sent = self.posted = None

@@ -439,7 +439,7 @@ class EpisodeSession(Phase):
             commands: In order.
             now: The time.
             member: Runner that reported, if the event was a report.
-            report: Its report.
+            report: Report of this runner.
             faults: Uncharged faults by (index, attempt); those that a command charges are replaced.
         """
         outcome = self._outcome
@@ -506,7 +506,7 @@ class EpisodeSession(Phase):
         why = f"all of the last {failures} attempts failed on it, while others completed episodes"
         if faults:
             last = faults[-1]
-            why += f"; the last on {last.node} in {last.phase}: {last.error_type}: {last.message}"
+            why += f"; last failure on {last.node} in {last.phase}: {last.error_type}: {last.message}"
         text = f"runner {member.index} was excluded, and its failures do not use up attempts of episodes: {why}"
         outcome.exclusions.append(text)
         self._excluded.add(member.index)

@@ -1,6 +1,6 @@
 """Integrations of RLlib, TorchRL, SB3, CleanRL and Tianshou: their policies, weights, environments, training loops.
 
-This module has the table of integrations and imports no library. ``adapters.py`` imports a module by name when it meets
+This module has the table of integrations and imports no library. ``adapters.py`` imports a module by name when it finds
 an object, a string or a factory of its library.
 """
 

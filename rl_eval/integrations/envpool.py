@@ -63,8 +63,8 @@ class EnvPoolSimulator(BatchSimulator):
     """Simulator of a task of EnvPool.
 
     Only the first episode of an environment of EnvPool is a function of its seed. So the slots that restart together
-    get new environments, and an environment is not stepped after its episode. A new pool costs time, and so does a step
-    of many small ones: slots are restarted only when half of them are free.
+    get new environments, and an environment is not stepped after its episode. A new pool takes time to build, and many
+    small pools take long to step. So slots are restarted only when half of them are free.
 
     Args:
         task: Id, such as ``"Pong-v5"``.

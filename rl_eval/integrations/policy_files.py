@@ -117,7 +117,7 @@ def _check(form: str, reference: str, path: Path | None) -> None:
         )
     if path is not None and not reference:
         raise ConfigError(
-            f"the policy {str(path)!r} has weights only",
+            f"the policy {str(path)!r} contains only weights",
             key="policy.policy",
             value=str(path),
             fix=f"Name the factory of their module, as in {form.replace('FILE', str(path))}.",

@@ -38,7 +38,7 @@ _SEGMENTS: Final = "segments"
 _DAMAGED: Final = "damaged"
 _NUMBERED: Final = re.compile(r"\d{6,}-\d{8,}-")
 _MOST_MISSING: Final = 100_000
-"""Most missing segments to list: a claim from elsewhere may contain any number."""
+"""Maximum number of missing segments to list: a claim from elsewhere may contain any number."""
 _READERS: Final = 8
 """Segments read at once: on an object store each costs a round trip."""
 
@@ -70,7 +70,7 @@ class LogContents:
     damaged: tuple[str, ...]
     """Segments that were set aside, now or earlier. Their episodes are in the rows only if they ran again."""
     num_runners: int | None
-    """Most runner processes at one time, in any session; None if unknown."""
+    """Highest number of runner processes at one time, in any session; None if unknown."""
     retried: tuple[int, ...] = ()
     """Indices of failed records that a retry set aside."""
 

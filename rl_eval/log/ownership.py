@@ -124,7 +124,7 @@ class Ownership:
     def _fenced(self, owner: Claim | None) -> LogFenced:
         return LogFenced(
             f"{self._storage.label} was taken over by {owner or 'another driver'}, because this driver (process "
-            f"{self._claim.pid} on {self._claim.host}) was silent. It writes no more records",
+            f"{self._claim.pid} on {self._claim.host}) was silent. This process writes no more records",
             key="log_dir",
             value=self._storage.label,
         )

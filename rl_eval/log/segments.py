@@ -40,7 +40,7 @@ Kind = Literal["episodes", "faults"]
 
 _METADATA: Final = b"rl_eval"
 _MOST_FAULTS: Final = 1_000_000
-"""Most faults to read from a segment: one flush has far fewer, and each becomes some hundred bytes."""
+"""Maximum number of faults to read from a segment: one flush has far fewer, and each becomes some hundred bytes."""
 _NAME: Final = re.compile(r"(\d{6,})-(\d{8,})-(episodes|faults)-([0-9a-f]{32})\.parquet")
 
 
@@ -76,7 +76,7 @@ class Header:
     determinism: dict[str, Any] = field(default_factory=dict)
     """Finding of the determinism check, if it has ended."""
     num_runners: int | None = None
-    """Most runner processes at one time so far; None if unknown."""
+    """Highest number of runner processes at one time so far; None if unknown."""
 
 
 @dataclass(frozen=True)

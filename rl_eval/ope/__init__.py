@@ -1,7 +1,7 @@
 """Off-policy evaluation: the value of a policy, estimated from episodes that another policy ran.
 
-``data`` is what was logged, ``target`` the policy in question, ``estimators`` the sums of weighted returns,
-``fitted_q`` a model of them, ``estimate`` the numbers with intervals and verdicts. Imported by the command line. See
+``data`` reads logged episodes. ``target`` builds the target policy. ``estimators`` has the sums of weighted returns,
+and ``fitted_q`` a model of action values. ``estimate`` computes the estimates with intervals and verdicts. See
 ``docs/off_policy.md``.
 """
 

@@ -27,10 +27,10 @@ _COLUMNS: Final = (
 """Required columns."""
 
 _BEHAVIOURS: Final = ("behaviour", "weights_version")
-"""Optional columns that name the policy of a step: all steps must have the same."""
+"""Optional columns that identify the policy of a step. All steps must have the same value."""
 
 _ROUNDING: Final = 1e-5
-"""Highest log-probability of a certain action, in float32."""
+"""Highest log-probability of an action with probability 1, after rounding to float32."""
 
 _MISSING: Final = (
     "Estimates need the log-probability of each action from the policy that acted: record episodes of a policy with "
@@ -42,7 +42,7 @@ _MISSING: Final = (
 @final
 @dataclass(frozen=True, eq=False)
 class LoggedEpisodes:
-    r"""Finished episodes of one behaviour policy: flat arrays of steps, one episode after the other, not writeable."""
+    r"""Finished episodes of one behaviour policy, as read-only arrays of steps, one episode after the other."""
 
     observations: Array
     """Observations before each action, shape (steps, \\*observation_shape)."""
@@ -69,7 +69,8 @@ class LoggedEpisodes:
         Args:
             columns: ``episode`` and ``step`` (integers; the steps of an episode follow one another from 0 on),
                 ``observation``, ``action``, ``reward``, ``terminated``, ``truncated`` and ``action_log_prob``, each of
-                shape (steps, ...). If ``behaviour`` or ``weights_version`` is given, all its entries must be equal.
+                shape (steps, ...). If there is a column ``behaviour`` or ``weights_version``, all its entries must be
+                equal.
 
         Raises:
             UsageError: A column is missing, or an episode is unfinished, out of order, of another policy, or has
@@ -146,7 +147,7 @@ def _arrays(columns: Mapping[str, npt.ArrayLike]) -> dict[str, Array]:
     for name in ("episode", "step"):
         whole = np.nan_to_num(steps[name]).astype(np.int64)
         if (bad := whole != steps[name]).any():
-            value, fix = float(steps[name][bad][0]), "Number episodes and steps with integers."
+            value, fix = float(steps[name][bad][0]), "Use integers for the numbers of episodes and steps."
             raise UsageError(f"column {name} has {value}", key=name, value=value, fix=fix)
         steps[name] = whole
     return steps
@@ -170,7 +171,7 @@ def _check(steps: Mapping[str, Array]) -> None:
         (
             "step",
             step != places_of(episode),
-            "step {step} is at the place of step {value}",
+            "expected step {value}, but found step {step}",
             "Sort the steps, and omit incomplete episodes.",
             places_of(episode),
         ),
@@ -179,7 +180,7 @@ def _check(steps: Mapping[str, Array]) -> None:
             "episode",
             over & ~last,
             "it continues after its end at step {step}",
-            "Number every episode differently.",
+            "Give every episode a different number.",
             step,
         ),
     ]
@@ -233,8 +234,8 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
     "behaviour": ("behaviour",),
     "mask": ("collector.mask", "mask"),
 }
-"""Names of a column: ours, and TorchRL's joined with dots. The first that exists counts: TorchRL's flags outside of
-``next`` are of the step before."""
+"""Names of each column: ours, and TorchRL's keys joined with dots. The first name that exists is used. TorchRL's flags
+under ``next`` come first, because the others belong to the previous step."""
 
 
 def load_episodes(source: Any) -> LoggedEpisodes:
@@ -245,7 +246,7 @@ def load_episodes(source: Any) -> LoggedEpisodes:
             a TensorDict in TorchRL's layout, or the folder of one on disk; a Minari dataset, or ``"minari:ID"``.
 
     Raises:
-        UsageError: It cannot be read, or is not valid; the message names the episode.
+        UsageError: The source cannot be read, or is not valid; the message names the episode.
     """
     if isinstance(source, str) and source.startswith(_MINARI):
         source = _minari_dataset(source.removeprefix(_MINARI))
@@ -301,7 +302,7 @@ def _steps(arrays: Mapping[str, Any]) -> dict[str, Array]:
 
 
 def _positions(episode: Array, observation: Array, following: Array) -> Array:
-    """Number the steps of each episode in the order in which they stand.
+    """Number the steps of each episode, in their order in the data.
 
     Raises:
         UsageError: A step does not start with the next observation of the step before it.

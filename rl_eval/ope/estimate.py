@@ -1,8 +1,8 @@
 """Estimates of a target policy's value, each with an interval, statistics of its weights, and a verdict.
 
-An estimate has a number only if the data identify it. They do not if the target policy's actions are not in the data,
-if the effective sample size is below 10, or if the mean weight is not 1: then the weights are not those of the two
-policies.
+An estimate has a value only if the data identify it. They do not identify it if the target policy's actions are not in
+the data, or if the effective sample size is below 10. They do not identify it either if the mean weight is not 1, since
+the log-probabilities are then not those of the two policies.
 """
 
 from __future__ import annotations
@@ -48,10 +48,12 @@ LEAST_SAMPLE_SIZE: Final = 10.0
 """Lowest effective sample size for an estimate."""
 
 _SURE: Final = 0.999
-"""Coverage of the interval in which the mean weight must be 1: a refusal is rarely chance."""
+"""Coverage of the interval for the mean weight, which must contain 1. It is high, so that chance rarely rejects good
+data."""
 
 _ROUNDING: Final = 1e-3
-"""How far that interval may be from 1: stored log-probabilities are float32, and errors add up over an episode."""
+"""Accepted distance of that interval from 1: stored log-probabilities are float32, and errors add up over an
+episode."""
 
 
 @final
@@ -60,8 +62,8 @@ class WeightStatistics:
     """Statistics of the importance weights of an estimate."""
 
     effective_sample_size: float
-    """``sum(w)**2 / sum(w**2)``: number of episodes of the target policy itself that would be as good. For estimators
-    with a weight at each step, the lowest over the steps."""
+    """``sum(w)**2 / sum(w**2)``: number of episodes of the target policy itself that would give the same precision. For
+    an estimator with a weight at each step, it is the lowest over the steps."""
     largest_share: float
     """Highest fraction of one episode in the sum of the weights, at any step."""
     mean_weight: float
@@ -81,7 +83,7 @@ class Estimate:
     interval: Interval
     verdict: Verdict
     """``identified``, ``not identified``, ``model`` (only as good as the fit, whose error is not in the interval), or
-    ``measured`` (a mean of episodes that the policy in question ran itself)."""
+    ``measured`` (a mean over episodes of the policy itself)."""
     reason: str = ""
     """Reason why it is not identified."""
     weights: WeightStatistics | None = None
@@ -138,8 +140,9 @@ class OffPolicyEstimates:
                 why.setdefault(told + (one.reason or one.interval.note), []).append(one.name)
         notes = [f"{', '.join(names)} {reason}" for reason, names in why.items()]
         if any(one.verdict == "model" for one in self):
-            notes.append("The interval of fitted_q leaves out the error of the fit.")
-        data = f"{self.num_episodes:,} episodes of another, {self.num_steps:,} steps, at most {self.longest:,} each"
+            notes.append("The interval of fitted_q does not include the error of the fit.")
+        steps = f"{self.num_steps:,} steps, at most {self.longest:,} each"
+        data = f"{self.num_episodes:,} episodes of another policy, {steps}"
         table = Table("", headings, [[*_cells(one, simulated)] for one in self])
         return Page("Value of the target policy", f"from {data}; discount {self.gamma:g}", "", [table], notes)
 
@@ -160,13 +163,13 @@ def estimate(
         policy: The target policy: a :class:`~rl_eval.protocols.ActionLogProb`, or an ``nn.Module`` that returns logits
             or ``(mean, log_std)``, from which actions are sampled.
         gamma: Discount of the returns, in [0, 1].
-        values: Action values for the doubly robust estimators: given, fitted to the data with
-            :func:`~rl_eval.ope.fitted_q.fitted_action_values`, or None to leave these estimators out.
+        values: Action values for the doubly robust estimators. ``fitted`` fits them to the data with
+            :func:`~rl_eval.ope.fitted_q.fitted_action_values`; None leaves these estimators out.
         simulation: Evaluation of the same policy with the same discount, shown beside the estimates.
         confidence: Nominal coverage of the intervals.
 
     Raises:
-        UsageError: The policy gives no log-probabilities, or an argument is out of range.
+        UsageError: The policy has no log-probabilities, or an argument is out of range.
     """
     if not 0 <= gamma <= 1:
         raise UsageError(f"gamma is {gamma}", key="gamma", value=gamma, fix="Pass a discount factor from 0 to 1.")
@@ -199,7 +202,7 @@ def estimate(
 
 
 def _fitted(episodes: LoggedEpisodes, policy: Any, gamma: float) -> ActionValues | None:
-    """Fit action values; return None for a single episode, which has no half to fit to."""
+    """Fit action values; return None for a single episode, which cannot be split into halves."""
     if len(episodes) < 2:
         return None
     if not isinstance(policy, Policy):
@@ -232,10 +235,10 @@ def _objection(weights: WeightStatistics, *, finite: bool) -> str:
     if size < LEAST_SAMPLE_SIZE:
         return f"the effective sample size is {size:.1f}, below {LEAST_SAMPLE_SIZE:g}"
     if not finite:
-        return "the weights leave the range of floats"
+        return "the weights are too large for a float"
     if interval.exists and interval.high + _ROUNDING < 1:
         return (
-            f"{mean}, below 1: support is missing, since the target policy takes actions that are not in the data, or "
+            f"{mean}, below 1: the target policy takes actions that are not in the data, or "
             "the stored log-probabilities are not those of the policy that acted"
         )
     if interval.exists and interval.low - _ROUNDING > 1:

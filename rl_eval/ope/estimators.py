@@ -1,17 +1,17 @@
 """Importance weights, and estimators of a policy's value: sums over steps of ratios of means over episodes.
 
-Weights are products of probability ratios along an episode, kept as logarithms. After its end an episode keeps its
-weight: without it, sums would go over the episodes that still run.
+A weight is the product of probability ratios along an episode, stored as a logarithm. An episode keeps its weight after
+its end. Otherwise, sums over later steps would include only the longer episodes.
 
-With ``w`` the product of ratios up to and with step t, ``v`` that before it, ``r`` the reward times the discount to the
-power of t, and ``Q`` and ``V`` the values of a model, discounted alike:
+In the table, ``w`` is the product of ratios up to and including step t, and ``v`` the product before step t. ``r`` is
+the reward times the discount to the power of t. ``Q`` and ``V`` are the values of a model with the same discount.
 
 ==============================  ======================================================================
 trajectory importance sampling  ``mean(w_end * sum(r))``
 weighted importance sampling    the same, divided by ``mean(w_end)``
 per-decision                    ``mean(sum(w * r))`` (Precup, Sutton & Singh 2000)
 weighted per-decision           ``sum(mean(w * r) / mean(w))``, means over all episodes at every step,
-                                also those that are over (Thomas 2015)
+                                including ended ones (Thomas 2015)
 doubly robust                   ``mean(sum(w * (r - Q) + v * V))`` (Jiang & Li 2016)
 weighted doubly robust          the same with ``w`` and ``v`` divided by their means at each step
                                 (Thomas & Brunskill 2016)
@@ -34,7 +34,7 @@ Matrix = npt.NDArray[np.float64]
 
 
 class ActionValues(NamedTuple):
-    """Values of a model, undiscounted to the start of the episode, at each logged step."""
+    """Values of a model at each logged step, not discounted to the start of the episode."""
 
     q: npt.NDArray[np.float64]
     """Value of the stored action under the target policy, shape (steps,)."""
@@ -59,8 +59,8 @@ class RatioSum:
     def influences(self) -> npt.NDArray[np.float64]:
         """Return the value plus each episode's influence on it, shape (episodes,).
 
-        Their mean is the value, and their spread is its spread to first order (the infinitesimal jackknife, Efron
-        1982). With denominators of 1 they are the contributions of the episodes.
+        Their mean is the value. To first order, the standard error of their mean is that of the value (infinitesimal
+        jackknife, Efron 1982). With denominators of 1, they are the contributions of the episodes.
         """
         top, bottom = self.numerators.mean(0), self.denominators.mean(0)
         influences = ((self.numerators - top / bottom * self.denominators) / bottom).sum(1)
@@ -73,9 +73,9 @@ class Inputs:
     """Inputs of the estimators: matrices of shape (episodes, longest)."""
 
     logarithms: Matrix
-    """Logarithms of the weights up to and with each step."""
+    """Logarithms of the weights up to and including each step."""
     rewards: Matrix
-    """Discounted, as the next two, and 0 after the end of each episode."""
+    """Discounted rewards, 0 after the end of each episode. The next two matrices are discounted in the same way."""
     q: Matrix
     v: Matrix
 
@@ -113,19 +113,19 @@ class Inputs:
 
     @property
     def after(self) -> Matrix:
-        """Weights up to and with each step; infinite where they leave float64."""
+        """Weights up to and including each step; infinite if they exceed float64."""
         with np.errstate(over="ignore"):
             return np.exp(self.logarithms)
 
 
 def effective_sample_size(logarithms: Matrix) -> float:
-    """Return ``sum(w)**2 / sum(w**2)`` (Kish 1965), the least over columns; 0 where all weights of a column are 0."""
+    """Return ``sum(w)**2 / sum(w**2)`` (Kish 1965), the lowest over columns; 0 if all weights of a column are 0."""
     shares = _shares(logarithms)
     return 0.0 if shares is None else float((1 / (shares**2).sum(0)).min())
 
 
 def largest_share(logarithms: Matrix) -> float:
-    """Return the greatest weight's share of the sum, the greatest over columns; NaN where a column has no weight."""
+    """Return the highest fraction of one weight in the sum of its column; NaN if all weights of a column are 0."""
     shares = _shares(logarithms)
     return math.nan if shares is None else float(shares.max())
 
@@ -145,7 +145,7 @@ WITH_MODEL: Final = ("doubly_robust", "weighted_doubly_robust")
 """Names of the estimators that use the values of a model."""
 
 WHOLE_EPISODES: Final = ("trajectory_is", "weighted_is")
-"""Names of the estimators in which an episode has one weight, that of its end."""
+"""Names of the estimators with one weight per episode, which is the weight at its end."""
 
 
 def ratio_sums(inputs: Inputs) -> dict[str, RatioSum]:

@@ -1,8 +1,9 @@
 """Fitted Q evaluation: action values of the target policy, learned from logged episodes (Le, Voloshin & Yue 2019).
 
-Values are those of the rest of the episode, time limit included, so the number of the step is an input and nothing
-follows the last step. Each half of the episodes is predicted by a network that was fitted to the other half: values
-that have seen the rewards of an episode would bias its doubly robust estimate.
+A value is the discounted return of the rest of the episode, which ends at the time limit at the latest. So the number
+of the step is an input, and the value after the last step is 0. The values of each half of the episodes come from a
+network that was fitted to the other half: values that were fitted to the rewards of an episode would bias its doubly
+robust estimate.
 """
 
 from __future__ import annotations
@@ -24,17 +25,18 @@ from rl_eval.protocols import Policy
 Array = npt.NDArray[Any]
 
 _DRAWS: Final = 8
-"""Actions of the target policy that stand for its distribution at a step."""
+"""Number of drawn actions that represent the distribution of the target policy at a step."""
 _FOLDS: Final = 2
 _BATCH: Final = 256
 _HIDDEN: Final = 64
 _AVERAGING: Final = 0.1
-"""Share of the network that its slow copy, which gives the targets, takes over at each update."""
+"""Weight of the network in each update of its slow copy, which computes the targets."""
 _LEAST_UPDATES: Final = 2_000
 _UPDATES_PER_STEP: Final = 20
-"""Of the longest episode: the value of a step reaches the one before it within ten updates."""
+"""Number of updates per step of the longest episode. The value of a step reaches the step before it within ten
+updates."""
 _MANY: Final = 1_000
-"""Integers above this are numbers rather than classes."""
+"""Integers with a range from this on count as numbers, not as classes."""
 
 
 def fitted_action_values(
@@ -43,11 +45,12 @@ def fitted_action_values(
     """Fit action values, and return them at the logged steps.
 
     Args:
-        episodes: At least two.
+        episodes: Logged episodes, at least two.
         policy: The target policy; at each step some of its actions are drawn.
         gamma: Discount.
-        updates: Gradient steps for each half of the episodes; by default 20 per step of the longest, at least 2 000.
-        seed: Of the networks and the batches. No global generator is touched.
+        updates: Gradient steps for each half of the episodes; by default 20 per step of the longest episode, at least 2
+            000.
+        seed: Seed of the networks and the batches. Global generators do not change.
     """
     if updates is None:
         updates = max(_LEAST_UPDATES, _UPDATES_PER_STEP * int(episodes.lengths.max()))
@@ -92,7 +95,7 @@ class _Inputs:
         self.goes_on = torch.from_numpy(~last)
 
     def scale_of(self, rows: torch.Tensor) -> float:
-        """Return about the size of the values, so that the network's outputs are about 1."""
+        """Return the approximate size of the values, so that the network's outputs are about 1."""
         return float(self.rewards[rows].abs().mean() * len(rows) / (~self.goes_on[rows]).sum()) or 1.0
 
     def taken(self, rows: torch.Tensor) -> torch.Tensor:
@@ -106,7 +109,7 @@ class _Inputs:
 
 
 def _features(values: Array) -> torch.Tensor:
-    """Return the classes of single integers as indicators, and anything else as numbers of mean 0 and spread 1."""
+    """Return single integers as one-hot classes, and other values scaled to mean 0 and standard deviation 1."""
     flat = values.reshape(len(values), -1)
     if values.dtype.kind in "iub" and flat.shape[1] == 1 and np.ptp(flat.astype(np.int64)) < _MANY:
         _, codes = np.unique(flat[:, 0], return_inverse=True)

@@ -1,4 +1,4 @@
-"""Target policy: the one whose value is estimated, and its log-probabilities of actions that another one took."""
+"""Target policy, whose value is estimated, and its log-probabilities of logged actions."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def target_policy(settings: EvalSettings, episodes: LoggedEpisodes) -> Policy:
     """Build the policy of a configuration in this process, with its weights.
 
     Args:
-        settings: One environment of it is built for its spaces.
-        episodes: What the policy's value is to be estimated from.
+        settings: Settings of the evaluation. One environment is built for its spaces.
+        episodes: Logged episodes for the estimate.
 
     Raises:
         ConfigError: Policy or environment cannot be built.
@@ -51,15 +51,15 @@ def target_policy(settings: EvalSettings, episodes: LoggedEpisodes) -> Policy:
 
 
 def check_unchanged_actions(episodes: LoggedEpisodes, action_space: gym.Space[Any], handling: str) -> None:
-    """Refuse continuous actions that ``policy.actions`` made fit their space, since their log-probability is unknown.
+    """Reject continuous actions that ``policy.actions`` changed, because their log-probability is unknown.
 
     Args:
-        episodes: Whose actions are those that the environment was given.
-        action_space: That of the environment.
-        handling: ``policy.actions``, taken to be that of the behaviour policy as well.
+        episodes: Logged episodes, with the actions that the environment received.
+        action_space: Action space of the environment.
+        handling: ``policy.actions``, which must have been the same for the behaviour policy.
 
     Raises:
-        UsageError: They were.
+        UsageError: An action was or may have been changed.
     """
     if not isinstance(action_space, gym.spaces.Box) or handling == "none":
         return
@@ -75,12 +75,12 @@ def check_unchanged_actions(episodes: LoggedEpisodes, action_space: gym.Space[An
 
 
 def with_log_probs(policy: Any, episodes: LoggedEpisodes) -> Any:
-    """Return a policy that samples from a copy of an ``nn.Module``; any other policy as it is.
+    """Return a policy that samples from a copy of an ``nn.Module``; return any other policy unchanged.
 
     The action space is that of the logged actions: Box if they are floats, Discrete from 0 if they are single integers.
 
     Raises:
-        UsageError: The actions are several integers each, so their space is unknown.
+        UsageError: Each action consists of several integers, so its space is unknown.
     """
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(policy, torch.nn.Module) or isinstance(policy, ActionLogProb):
@@ -107,7 +107,7 @@ def target_log_probs(policy: Any, episodes: LoggedEpisodes) -> npt.NDArray[np.fl
     """Return the log-probability of each stored action under a policy, shape (steps,).
 
     Raises:
-        UsageError: The policy cannot say it, or says it for another number of actions.
+        UsageError: The policy has no ``log_prob``, is recurrent, or returns a wrong number of values.
     """
     if not isinstance(policy, ActionLogProb):
         name = type(policy).__name__
@@ -138,7 +138,7 @@ def target_log_probs(policy: Any, episodes: LoggedEpisodes) -> npt.NDArray[np.fl
 
 
 def _answer(name: str, function: Callable[..., Any], *arrays: npt.NDArray[Any]) -> Any:
-    """Call a function with copies of arrays, since a tensor must not share memory that cannot be written to."""
+    """Call a function with copies of arrays, because a tensor must not share read-only memory."""
     try:
         with no_grad():
             return function(*(array.copy() for array in arrays))

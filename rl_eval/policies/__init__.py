@@ -1,6 +1,6 @@
 """Policies: adapters of users' objects to :class:`rl_eval.Policy`, and noise that depends on the episode alone.
 
-The only folder that imports torch at module level. Imported by runners, integrations and watching.
+In the core, only this folder imports torch at module level.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rl_eval.protocols import NoiseSource, Policy
 from rl_eval.weights import module_of
 
 _FROM_FACTORY: Final = "_rl_eval_from_policy_factory"
-"""Attribute of an error from a factory: it keeps its type, and pickles keep the attributes of errors."""
+"""Attribute that marks an error of a factory. So the error keeps its type, and a pickled error keeps the mark."""
 _RANDOM_WEIGHTS: Final = "_rl_eval_random_weights"
 """Attribute of a module whose factory drew its weights at random."""
 _MAKES: Final = (
@@ -259,9 +259,9 @@ def has_random_weights(policy: Policy) -> bool:
 
 
 def check_files(section: PolicySection) -> None:
-    """Raise if a model file changed after the settings were made: other runners may have loaded the old one.
+    """Raise if a model file changed after the settings were built, since other runners may have loaded the old one.
 
-    Other factories are not checked: their arguments may be files that they write.
+    Only factories that load models are checked. The arguments of others may be files that they write.
     """
     if loader_of(section.policy) is None:
         return
@@ -276,7 +276,7 @@ def check_files(section: PolicySection) -> None:
 
 
 def came_from_factory(error: BaseException) -> bool:
-    """Return whether the factory of a policy raised an error, also after its way from a runner."""
+    """Return whether the factory of a policy raised an error, even if the error came from a runner."""
     return getattr(error, _FROM_FACTORY, False)
 
 

@@ -1,4 +1,4 @@
-"""Policy objects of a config: where they are, and the settings without them, which can be sent to any process."""
+"""Policy objects of a config, and settings without them, which can be sent to any process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def check_policies(section: PolicySection) -> None:
     """Check that the section has one policy, or several by id.
 
     Raises:
-        ConfigError: It has both, or one is missing.
+        ConfigError: The section has both forms, or a policy is missing.
     """
     if not section.policies and section.policy_mapping_fn is not None:
         raise ConfigError(
@@ -50,10 +50,10 @@ def live_policies(section: PolicySection) -> dict[str, Any]:
 
 
 def configured_weights(section: PolicySection, live: Any = None, version: int = 0) -> WeightsSnapshot | None:
-    """Return the weights of the configured file, else those of the policy object; None without either.
+    """Return the weights of the configured file, otherwise those of the policy object; None without either.
 
     Args:
-        section: One policy, or several. Several have the weights of those with a file or with a module object.
+        section: One policy, or several by id. Of several, only those with a file or a module object have weights.
         live: The policy object, or a mapping of policy objects by id.
         version: Version of the weights.
 
@@ -77,10 +77,10 @@ def _weights_of_each(section: PolicySection, live: Mapping[str, Any]) -> Weights
 
 
 def with_live(settings: EvalSettings, policy: Any) -> EvalSettings:
-    """Return settings with a policy object, or a named policy, instead of the configured one, or with several by id.
+    """Return settings with other policies than the configured ones: an object, a named policy, or several by id.
 
     Raises:
-        ConfigError: Policies are configured by id, but these are not a mapping of such ids.
+        ConfigError: Policies are configured by id, but ``policy`` is not a mapping with these ids.
     """
     section = settings.policy
     if isinstance(policy, str) and not section.policies:

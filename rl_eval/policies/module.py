@@ -1,4 +1,4 @@
-"""Policy around an ``nn.Module``, whose outputs the action space interprets.
+"""Policy around an ``nn.Module``; the action space defines the meaning of its outputs.
 
 =================  =============================  ==========================================
 action space       module output per row          action
@@ -38,7 +38,7 @@ class ModulePolicy:
 
     Args:
         module: Called with a batch of observation tensors in the structure of the observation space.
-        action_space: Space that interprets its outputs.
+        action_space: Space that defines the meaning of the outputs.
         deterministic: Take the mode instead of sampling.
         device: Torch device to run on.
 
@@ -57,7 +57,7 @@ class ModulePolicy:
                 f"policy.policy is an nn.Module, whose outputs cannot be read as actions of {action_space}",
                 key="policy.policy",
                 value=type(module).__name__,
-                fix="Implement rl_eval.Policy, whose act() returns actions itself.",
+                fix="Implement rl_eval.Policy: its act() returns actions.",
             )
         self.module = module.to(device).eval()
         self._space = action_space
@@ -209,7 +209,7 @@ def _expect(output: Array, shape: tuple[int, ...], what: str, space: gym.Space[A
 
 
 def _check_actions(actions: Array, batch: int, space: gym.Space[Any]) -> None:
-    """Raise for actions of another space: a logit at a wrong index would be read for them."""
+    """Raise for actions of another space, because logits at wrong indices would be read."""
     if actions.shape != (batch, *(space.shape or ())):
         raise PolicyError(
             f"actions of shape {actions.shape} are not {batch} actions of {space}",

@@ -1,8 +1,7 @@
 """Random numbers of sampling policies: a function of (episode seed, step, element).
 
-A counter-based stream has no state that can be lost: an episode that is retried, moved to another lane or
-resumed draws the same numbers, and no global generator is used. Each number is three rounds of SplitMix64
-over the three counters.
+A counter-based stream has no state that can be lost. So an episode draws the same numbers if it is retried, moved to
+another lane or resumed. No global generator is used. Each number is three rounds of SplitMix64 over the three counters.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ class EpisodeNoise:
         elements = np.arange(self._used + 1, self._used + count + 1, dtype=np.uint64)
         self._used += count
         bits = mix(self._counters[:, None] + elements * _ELEMENT)
-        # 52 bits and a half: with 53 the highest number would round to 1.
+        # 52 bits plus a half step: with 53 bits, the highest number would round to 1.
         return np.asarray(((bits >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52, np.float64)
 
     def normal(self, count: int) -> npt.NDArray[np.float64]:

@@ -16,7 +16,7 @@ Array = npt.NDArray[Any]
 
 
 def categorical(logits: Array, live: npt.NDArray[np.bool_], noise: NoiseSource | None) -> npt.NDArray[np.int64]:
-    """Index per row: the first highest logit, or the place at which the CDF passes a uniform number."""
+    """Return an index per row: the first highest logit, or the first index where the CDF reaches a uniform number."""
     if noise is None:
         return np.asarray(logits.argmax(1), np.int64)
     wide = logits.astype(np.float64)
@@ -40,7 +40,7 @@ def refuse_nan(numbers: Array, live: npt.NDArray[np.bool_], what: str) -> None:
 
 
 def bernoulli(logits: Array, noise: NoiseSource | None) -> npt.NDArray[np.int8]:
-    """0 or 1 per logit: whether it is positive, or whether a uniform number is below its sigmoid."""
+    """Return 0 or 1 per logit: whether it is positive, or whether a uniform number is below its sigmoid."""
     if noise is None:
         return (logits > 0).astype(np.int8)
     with np.errstate(over="ignore"):
@@ -49,7 +49,7 @@ def bernoulli(logits: Array, noise: NoiseSource | None) -> npt.NDArray[np.int8]:
 
 
 def gaussian(mean: Array, std: Array, noise: NoiseSource) -> npt.NDArray[np.float64]:
-    """Draw of a diagonal Gaussian per row, in float64, with the shape of ``mean``."""
+    """Return a draw of a diagonal Gaussian per row, in float64, with the shape of ``mean``."""
     draws = noise.normal(mean.size // len(mean)).reshape(mean.shape)
     return np.asarray(mean.astype(np.float64) + std.astype(np.float64) * draws, np.float64)
 

@@ -362,7 +362,7 @@ def _proved(result: EvalResult, report: RunReport) -> Trajectory:
     found = compared(result, report)
     index = found.again.index
     if report.faults:
-        problem = f"the record of episode {index} is complete, but the episode failed again: {report.faults[0]}"
+        problem = f"the record of episode {index} is complete, but the episode now failed: {report.faults[0]}"
         raise EvalError(problem, episode=index)
     if found.differences:
         raise EvalError(

@@ -93,7 +93,7 @@ def replay(
         config: Config of the run, if it contained Python objects; by default the recorded one.
         policy: Policy object, if the run had one.
         trust: Whether this process may import and call code that the result names. Not needed for code that this
-            process has evaluated, nor with ``config``.
+            process has evaluated, or with ``config``.
 
     Raises:
         UsageError: The episode has no record, or the config differs from that of the run.
@@ -137,12 +137,12 @@ def lease_of(result: EvalResult, index: int) -> Lease:
 def run_again(runner: Runner, leases: Iterable[Lease], at_once: int = 1) -> Iterator[RunReport]:
     """Run one attempt of each episode with an idle runner; yield a report of each, in order.
 
-    An episode that the runner gives back runs again. One that is only suspected of a fault then runs alone.
+    An episode that the runner gives back runs again. An episode that is only suspected of a fault then runs alone.
 
     Args:
         runner: The runner.
         leases: Episodes and attempts.
-        at_once: Most episodes that the runner holds at one time.
+        at_once: Maximum number of episodes that the runner has at one time.
 
     Yields:
         Report of one episode: its row and infos, also if the attempt failed; its fault, if any; and the other fields of

@@ -274,7 +274,7 @@ class Sampler:
             raise EvalError(
                 f"episode {index} failed on all attempts and has no trajectory: {failure.why}",
                 episode=index,
-                fix="Call again to continue without it, or skip such episodes with skip_failed=True.",
+                fix="Call again to continue without this episode, or skip failed episodes with skip_failed=True.",
             )
 
     def _advance(self, fragments: list[Fragment]) -> None:

@@ -186,8 +186,8 @@ class Trajectory:
     def told(self) -> dict[Key, Array]:
         """Outputs with keys that are free in a batch; an ``action`` is in the policy's own form.
 
-        A recurrent state, with values before and after each step, replaces an observation of its name, because an
-        environment that declares it has zeros there.
+        A recurrent state has values before and after each step. It replaces an observation with the same name: an
+        environment that declares the state has only zeros in this observation.
         """
         taken = _RESERVED - {"action", *ACTION_LOG_PROB}
         states = {key for key in self.outputs if ("next", *key) in self.outputs}

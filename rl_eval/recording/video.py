@@ -48,8 +48,8 @@ _PATIENCE_S: Final = 120.0
 class Encoder:
     """Encoder of frames as H.264, in an ffmpeg process with one thread.
 
-    This class does not use ``imageio_ffmpeg.write_frames``. It hides the process, so rl_eval could not kill it, nor
-    read its exit code and error messages.
+    This class does not use ``imageio_ffmpeg.write_frames``, because that function hides the process: rl_eval could not
+    kill it or read its exit code and error messages.
 
     Args:
         path: The file to write.
@@ -105,7 +105,7 @@ class Encoder:
         with _killed_after(self._patience_s, process):
             words = process.communicate()[1].decode(errors="replace").strip()
         if process.returncode < 0:
-            limit = f"rl_eval kills it after {self._patience_s:g} s for a frame"
+            limit = f"rl_eval kills it if a frame takes longer than {self._patience_s:g} s"
             problem = f"ffmpeg was killed by signal {-process.returncode}; {limit}"
             raise ClusterError(problem, key="ffmpeg", value=process.returncode)
         if process.returncode:
@@ -137,7 +137,7 @@ def gif(content: bytes, *, fps: float = 10.0) -> bytes:
 
     Args:
         content: The MP4 file.
-        fps: Most frames per second.
+        fps: Maximum number of frames per second.
 
     Raises:
         ConfigError: imageio-ffmpeg is not installed.
@@ -288,7 +288,7 @@ class Video:
     """Whether the episode had more frames than ``max_frames``."""
     fps: float
     width: int
-    """Width of a rendered frame, in pixels; ``height`` likewise."""
+    """Width of a rendered frame, in pixels; ``height`` is in pixels too."""
     height: int
     content: bytes = field(repr=False)
     """The MP4 file."""
@@ -326,9 +326,9 @@ def record_episode(
     Args:
         runner: Runner with the policy, between two of its calls.
         recorded: The episode's record, array of ``ROW``, shape (1,).
-        spec: Its line of the plan.
-        fps: Frames per second; by default those of the environment's metadata, else 30.
-        max_frames: Most frames of the video.
+        spec: Line of the plan for the episode.
+        fps: Frames per second; by default those of the environment's metadata, otherwise 30.
+        max_frames: Maximum number of frames of the video.
         timeout_s: Longest time between reset and end, in seconds.
 
     Raises:
@@ -479,7 +479,7 @@ def record_with_group(
 def saved(
     videos: Iterable[Callable[[], Video]], folder: Path, on_error: Callable[[Exception], object] | None
 ) -> Iterator[Video]:
-    """Save videos; continue after one that failed.
+    """Save videos; an error of one video does not stop the others.
 
     Args:
         videos: Functions that make a video or wait for it.
@@ -523,9 +523,9 @@ def record_videos(
         folder: Folder of the MP4 files.
         config: Config of the run, if it contained Python objects; by default the recorded one.
         policy: Policy object, if the run had one.
-        max_videos: Most videos.
+        max_videos: Maximum number of videos.
         fps: Frames per second.
-        max_frames: Most frames of one video.
+        max_frames: Maximum number of frames of one video.
         timeout_s: Longest time that one video may take, in seconds.
         trust: Whether this process may import and call code that the result names; see :func:`rl_eval.replay`.
 

@@ -44,9 +44,9 @@ class VideoSettings:
     Args:
         select: Selectors of this module's table, as a string with commas or a sequence.
         folder: Folder of the MP4 files, with one subfolder per training step.
-        max_videos: Most videos of one evaluation.
-        fps: Frames per second; by default those of the environment's metadata, else 30.
-        max_frames: Most frames of one video; the rest of the episode is not recorded.
+        max_videos: Maximum number of videos of one evaluation.
+        fps: Frames per second; by default those of the environment's metadata, otherwise 30.
+        max_frames: Maximum number of frames of one video; the rest of the episode is not recorded.
         timeout_s: Longest time that one video may take, in seconds.
 
     Raises:
@@ -163,7 +163,7 @@ def video_folder(path: str | os.PathLike[str]) -> Path:
 
 
 def video_files(path: str | os.PathLike[str]) -> dict[str, Path]:
-    """Return the files in a run's video folder with the name of a video, by name; ignore links."""
+    """Return the video files in a run's video folder, by name; ignore links and other files."""
     place = video_folder(path)
     if place.is_symlink() or not place.is_dir():
         return {}
@@ -185,7 +185,7 @@ def videos_of(result: EvalResult, path: str | os.PathLike[str]) -> dict[int, Pat
 
 
 def _index(name: str, result: EvalResult) -> int | None:
-    """Return the index of the episode of a file name; None if the name does not match its record."""
+    """Return the index of the episode in a file name; None if the name does not match the episode's record."""
     matched = _NAME.fullmatch(name)
     index = int(matched[1]) if matched else -1
     if not (0 <= index < len(result.table) and result.table.filled[index]):

@@ -1,4 +1,4 @@
-"""Columns that a record has for each agent of its episode, and the rows that are read from them."""
+"""Columns of a record for each agent of its episode, and rows by agent that are read from them."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ def agent_rows(
 
     Args:
         indices: Indices of episodes, shape (n,).
-        infos: Their columns, shape (n, len(columns)).
+        infos: Columns of the episodes, shape (n, len(columns)).
         columns: Names of the columns.
         policies: Ids that the numbers in the columns ``policy/<agent>`` stand for.
         versions: Versions of these policies' weights.
 
     Returns:
         Structured array with the fields ``index``, ``seat``, ``agent``, ``policy``, ``weights_version``, ``return``,
-        ``length``, ``terminated`` and ``truncated``, and ``outcome``: 1 for the highest return of the episode, -1 for
-        a lower one, and 0 if several agents have the highest, or no other agent appeared.
+        ``length``, ``terminated``, ``truncated`` and ``outcome``. The outcome is 1 for the highest return of the
+        episode, -1 for a lower one, and 0 if several agents have the highest, or if no other agent appeared.
     """
     agents = agents_in(columns)
     place_of = {name: place for place, name in enumerate(columns)}

@@ -55,7 +55,7 @@ class Determinism:
     first: FirstDifference | None = None
     """Place of the first difference in the mismatched episode of the lowest index."""
     env_reuse_helps: bool | None = None
-    """Whether the mismatched episodes agree with themselves in fresh environments; None if that was not tried."""
+    """Whether the mismatched episodes repeat in new environments; None if that was not tried."""
     remark: str = ""
     """Limit of the check, or the reason why nothing was checked."""
     likely_cause: str = ""
@@ -108,16 +108,16 @@ class Determinism:
 
     @property
     def advice(self) -> str:
-        """Advice after a failed check, as far as remedies were tried; empty otherwise."""
+        """Advice after a failed check, from the remedies that were tried; empty otherwise."""
         if not self.mismatched:
             return ""
         if self.first is not None and self.first.cause == "policy":
-            why = self.likely_cause or "state between episodes, a generator of its own, or neighbours in its batch"
+            why = self.likely_cause or "perhaps state between episodes, its own random generator, or its batch"
             return f"the policy chose another action for the same observation: {why}"
         if self.env_reuse_helps:
-            return "environment.env_reuse=episode gives each episode a new environment, in which these were identical"
+            return "with a new environment for each episode (environment.env_reuse=episode), these were identical"
         if self.env_reuse_helps is False:
-            return "a new environment for each episode (environment.env_reuse=episode) would not cure it"
+            return "a new environment for each episode (environment.env_reuse=episode) would not solve this"
         return ""
 
 
@@ -173,8 +173,8 @@ class TraceRecorder:
     """Wrapper of an environment's ``reset`` and ``step`` that keeps a trace.
 
     Args:
-        reset: The environment's.
-        step: The environment's.
+        reset: ``reset`` of the environment.
+        step: ``step`` of the environment.
         content: Returns the bytes of an observation that the policy receives.
     """
 

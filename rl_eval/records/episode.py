@@ -1,9 +1,9 @@
 """Values of an episode before, during and after its run: specs, leases, faults, records.
 
 A *spec* is one line of the plan. A *lease* is the permission to run it once. A *record* is the
-outcome. Records cross processes in batches, as rows of one structured array (:data:`ROW`), and are stored
-in this form: a million finished episodes are a million rows of under 100 bytes each. The objects that a user
-reads (:class:`EpisodeRecord`) are built on access.
+outcome. Records cross processes in batches, as rows of one structured array (:data:`ROW`), and are stored in this form.
+A row has less than 100 bytes, so a million finished episodes take less than 100 MB. The objects that a user reads
+(:class:`EpisodeRecord`) are built on access.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Outcome(IntEnum):
 
 
 class Truncation(IntEnum):
-    """Limit that cut the episode short. When both limits fall on one step, the environment's flag wins."""
+    """Limit that cut the episode short. If both limits apply at one step, it is the environment's."""
 
     NONE = 0
     ENVIRONMENT = 1
@@ -81,12 +81,11 @@ class EpisodeSpec(NamedTuple):
 class Lease(NamedTuple):
     """Permission for one runner to run one episode, from its given attempt on.
 
-    ``attempt`` counts from 1; earlier attempts were charged to other runners. ``runner`` is the
-    incarnation that holds the lease: a replaced runner is another incarnation. ``fresh`` asks for an
-    environment that has served no other episode, ``traced`` for a trace in the report; ``seating`` and ``condition``
-    are those of the episode's spec. ``alone`` asks for a simulator without other slots, so that a fault is certainly
-    its own. ``block`` has the seeds of consecutive episodes, this one included, that run together; it is empty for an
-    episode of its own.
+    ``attempt`` is the number of the attempt, from 1; earlier attempts are used up. ``runner`` is the incarnation number
+    of the runner with the lease; a replacement of the runner has another number. ``fresh`` requests a new environment,
+    and ``traced`` a trace in the report. ``seating`` and ``condition`` are those of the episode's spec. ``alone``
+    requests a simulator without other slots, so that no other episode can cause a fault. ``block`` has the seeds of the
+    consecutive episodes that run together, including this one. It is empty for an episode that runs separately.
     """
 
     index: int  # type: ignore[assignment]
@@ -122,7 +121,7 @@ class Fault:
     index: int
     """Index of the episode."""
     seed: int
-    """Seed that the episode was reset with."""
+    """Seed of the reset of the episode."""
     attempt: int
     """Attempt that this fault ended, from 1."""
     cause: FaultCause
@@ -134,7 +133,7 @@ class Fault:
     error_type: str
     """Class name of the original exception."""
     message: str
-    """Text of the original exception; of one without a text, the line that raised it."""
+    """Text of the original exception; if it has none, the line that raised it."""
     traceback: str
     """End of the original traceback."""
     runner: int
@@ -144,8 +143,8 @@ class Fault:
     seconds: float
     """Wall-clock age of the attempt."""
     charged: bool = True
-    """Whether it used up the attempt. A lost runner is charged to an episode only on evidence. In a report, False means
-    *suspected*: one of the report's episodes with such a fault caused it, in a call that they shared."""
+    """Whether it used up the attempt. The loss of a runner uses up an attempt of an episode only on evidence. In a
+    report, False means *suspected*: several episodes shared the call that failed, and one of them caused the fault."""
 
     @staticmethod
     def describe(error: BaseException) -> tuple[str, str, str]:
@@ -171,13 +170,13 @@ class Column:
     """Storage of one field of a record: in a row, in a file, and in the row of an episode that failed."""
 
     dtype: str
-    """Its type in :data:`ROW`."""
+    """Type of the field in :data:`ROW`."""
     outcome: bool = False
-    """Whether it is part of the fingerprint, and so must not depend on the number of runners and environments."""
+    """Whether the field is part of the fingerprint, so that it must not depend on runners and environments."""
     failed: float = 0
-    """Its value in the row of an episode that failed."""
+    """Value of the field in the row of an episode that failed."""
     codes: Mapping[Any, int] | None = None
-    """Codes in a row by the values that they stand for, without gaps; None if the row contains the value itself."""
+    """Code in a row for each value, without gaps; None if the row contains the value itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +186,7 @@ class EpisodeRecord:
     index: Annotated[int, Column("<i8", outcome=True)]
     """Position in the plan, from 0."""
     seed: Annotated[int, Column("<i8", outcome=True)]
-    """The int given to ``env.reset(seed=...)``: a plain loop replays the episode."""
+    """The int passed to ``env.reset(seed=...)``; with it, a plain loop repeats the episode."""
     episode_return: Annotated[float, Column("<f8", outcome=True, failed=math.nan)]
     """Undiscounted sum of ``float(reward)`` in step order, in float64; NaN when failed."""
     discounted_return: Annotated[float, Column("<f8", failed=math.nan)]
@@ -203,7 +202,7 @@ class EpisodeRecord:
     success_once: Annotated[bool | None, Column("i1", outcome=True, failed=-1, codes=_SUCCESS)]
     """Whether ``info["is_success"]`` (or ``info["success"]``) was true at any step; None if never reported."""
     success_at_end: Annotated[bool | None, Column("i1", outcome=True, failed=-1, codes=_SUCCESS)]
-    """Its value at the last step that reported it; None if never reported."""
+    """Success at the last step that reported it; None if never reported."""
     outcome: Annotated[Literal["completed", "failed"], Column("u1", failed=Outcome.FAILED, codes=_OUTCOMES)]
     """``completed`` if an attempt completed, ``failed`` if all attempts were used up."""
     attempts: Annotated[int, Column("<u2")]
@@ -219,11 +218,11 @@ class EpisodeRecord:
     inference_seconds: Annotated[float, Column("<f4")]
     """Wall-clock time in the policy while the episode ran, shared with the other episodes of the batch."""
     faults: tuple[Fault, ...]
-    """Faults that ended its earlier attempts; also that of the last attempt if the episode failed."""
+    """Faults that ended its earlier attempts; also the fault of the last attempt if the episode failed."""
     info: dict[str, float]
     """Last value of each requested ``info`` scalar; NaN if it was never reported."""
     condition: str | None = None
-    """Id of its row of ``evaluation.conditions``, which the plan determines; None without conditions."""
+    """Id of the row of ``evaluation.conditions`` that the plan assigns to it; None without conditions."""
 
 
 COLUMNS: Final[Mapping[str, Column]] = {
@@ -266,13 +265,13 @@ class RunReport:
     infos: npt.NDArray[np.float64]
     """Requested info scalars, shape (finished, len(info_keys))."""
     faults: tuple[Fault, ...]
-    """Every fault since the last report; those of a call for several episodes are not charged."""
+    """Every fault since the last report; a fault of a call for several episodes is not charged."""
     progress: npt.NDArray[np.void]
     """Live attempts: array of :data:`PROGRESS`, shape (live,)."""
     returned: tuple[int, ...]
-    """Indices given back because the group asked for them and they had not started."""
+    """Indices returned to the group on request, because their episodes had not started."""
     env_steps: int
-    """Environment steps executed, wasted attempts included."""
+    """Environment steps executed, including those of failed attempts."""
     reset_seconds: float
     step_seconds: float
     inference_seconds: float
@@ -290,7 +289,7 @@ class RunReport:
     """Artifacts that observers returned for the finished episodes: names of observers, each with artifacts by index.
     A name may appear more than once."""
     built_weights: str = ""
-    """Digest of the weights that the policy was built with; empty if they were sent, or if it has none."""
+    """Digest of the weights with which the policy was built; empty if weights were sent, or if the policy has none."""
 
 
 @dataclass(frozen=True)
@@ -300,7 +299,7 @@ class Batch:
     rows: npt.NDArray[np.void]
     """Array of :data:`ROW`, shape (n,)."""
     infos: npt.NDArray[np.float64]
-    """Their info scalars, shape (n, k)."""
+    """Info scalars of the rows, shape (n, k)."""
     faults: tuple[Fault, ...] = ()
     totals: dict[str, float] = field(default_factory=dict)
     """Steps and seconds spent since the previous batch, by name."""
@@ -318,7 +317,7 @@ _FIRST_SEEN: Final = "; first seen in "
 
 
 def first_seen(text: str, index: int, step: int, shown: str) -> str:
-    """Return a note on a finding in possibly many episodes, with the first place of it.
+    """Return a note on a finding that may concern many episodes, with its first place.
 
     Args:
         text: The finding, in the same words for every place.
@@ -344,9 +343,10 @@ class EpisodeTable:
         self.infos: npt.NDArray[np.float64] = np.full((num_episodes, len(self.info_keys)), np.nan)
         self.faults: dict[int, list[Fault]] = {}
         self.conditions: Sequence[str] = ()
-        """Id of the condition of each episode; empty without conditions. A result sets them: its plan has them."""
+        """Id of the condition of each episode; empty without conditions. A result sets them from its plan."""
         self._charged: dict[Fault, int] = {}
-        """Position of each charged fault in the list of its episode. A foreign file may have any number of them."""
+        """Position of each charged fault in the list of its episode. A file from another program may have any number of
+        faults."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -371,7 +371,7 @@ class EpisodeTable:
 
         Args:
             rows: Array of :data:`ROW`, shape (n,).
-            infos: Their info scalars, shape (n, len(info_keys)).
+            infos: Info scalars of the rows, shape (n, len(info_keys)).
             faults: Faults, also of episodes that have no row yet.
         """
         positions = rows["index"]
@@ -390,7 +390,7 @@ class EpisodeTable:
         return copied
 
     def add_fault(self, fault: Fault) -> None:
-        """Add a fault to its episode. A fault that is no longer charged replaces its charged form."""
+        """Add a fault to its episode. If it is no longer charged, it replaces its charged form."""
         faults = self.faults.setdefault(fault.index, [])
         place = None if fault.charged else self._charged.pop(replace(fault, charged=True), None)
         if place is not None:
@@ -462,7 +462,7 @@ class EpisodeTable:
 def record_of(
     row: tuple[Any, ...], info: dict[str, float], faults: Sequence[Fault] = (), condition: str | None = None
 ) -> EpisodeRecord:
-    """Build the record of one row, from the values of a scalar of :data:`ROW` or from unrounded ones."""
+    """Build the record of a row; the values may be those of :data:`ROW`, or not yet rounded to its dtypes."""
     values = dict(zip(COLUMNS, row, strict=True))
     for name, meanings in _MEANINGS.items():
         values[name] = meanings[int(values[name])]
@@ -478,7 +478,7 @@ def outcomes_of(
 
     Args:
         rows: Array of :data:`ROW`, shape (n,).
-        infos: Their info scalars, shape (n, len(info_keys)).
+        infos: Info scalars of the rows, shape (n, len(info_keys)).
         info_keys: Names of these, those of agents among them.
     """
     agents = agent_columns(agents_in(info_keys))

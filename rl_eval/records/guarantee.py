@@ -13,7 +13,7 @@ Guarantee = Literal["exact", "conditions", "layout"]
 
 MEANINGS: Final[Mapping[Guarantee, str]] = {
     "exact": "the same records for any number of runners and environments, and after faults",
-    "conditions": "the same starts and draws; bits of a step depend on the other observations in its batch",
+    "conditions": "the same starts and random draws; the bits of a step may depend on the other episodes of its batch",
     "layout": "exactly N episodes, without bias; records repeat only with the same number of environments",
 }
 """Meaning of each guarantee, the strongest first."""
@@ -22,7 +22,7 @@ _ORDER: Final = get_args(Guarantee)
 
 
 def guarantee_of(numerics: Mapping[str, Any]) -> Guarantee:
-    """Return the weakest guarantee in a numerics key, which may have one for each policy; unknown is the weakest."""
+    """Return the weakest guarantee in a numerics key, which may have one per policy; unknown is the weakest."""
     found = {value for key, value in numerics.items() if key.rpartition("/")[2] == "guarantee"}
     known: list[Guarantee] = [one for one in _ORDER if one in found]
     return "layout" if found - {*_ORDER} else known[-1] if known else "exact"

@@ -34,7 +34,7 @@ class ParquetColumns:
 
     Args:
         source: The file, as pyarrow takes it.
-        size: Its size in bytes.
+        size: Size of the file, in bytes.
         texts: Columns of text. They are read as codes of their different values: a long text may be in every row.
 
     Raises:
@@ -59,7 +59,7 @@ class ParquetColumns:
         """Read some columns.
 
         Raises:
-            ValueError: One is missing or of another type, or the file claims more rows than its bytes can contain.
+            ValueError: A column is missing or has another type, or the file claims more rows than possible.
             OSError, pyarrow.ArrowException: They are damaged.
         """
         self._check_kinds(names)
@@ -112,7 +112,7 @@ def episode_columns(
 
     Args:
         rows: Array of :data:`~rl_eval.records.episode.ROW`, shape (n,).
-        infos: Their info scalars, shape (n, len(info_keys)).
+        infos: Info scalars of the rows, shape (n, len(info_keys)).
         info_keys: Names of the info scalars; they become columns ``info_<key>``.
     """
     import pyarrow as pa
@@ -180,7 +180,7 @@ def _storable(value: Any) -> Any:
 
 
 def _decode(name: str, stored: npt.NDArray[Any]) -> pa.Array:
-    """Return a column as it is written: codes become text or booleans, null for "none"."""
+    """Return a column in the form of the file: codes become text or booleans, null for "none"."""
     import pyarrow as pa
 
     codes = COLUMNS[name].codes

@@ -3,9 +3,9 @@
 Data from other programs are parsed and checked against a type. An error describes the damage in one line.
 
 The digest is canonical: equal values have equal digests, in every process. The bytes of a pickle are not canonical:
-they contain addresses of tensors, the hash order of sets, the insertion order of a mapping, and whether two parts were
-one object. Here a value is a tree, hashed from its leaves up. Mappings and sets have no order. Arrays and tensors are
-dtype, shape and bytes. Any other object is hashed by the parts from which ``pickle`` rebuilds it.
+they depend on addresses of tensors, on the order of sets and mappings, and on whether two parts are one object. Here a
+value is a tree, hashed from its leaves up. Mappings and sets have no order. Arrays and tensors are dtype, shape and
+bytes. Any other object is hashed by the parts from which ``pickle`` rebuilds it.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def parse_json(text: str | bytes) -> Any:
     """Parse JSON.
 
     Raises:
-        ValueError: It is not JSON, or it is nested too deeply.
+        ValueError: The text is not JSON, or is nested too deeply.
     """
     try:
         level = [value := json.loads(text)]
@@ -140,7 +140,7 @@ def typed(kind: type[Value], value: Any) -> Value:
     """Return parsed JSON as a value of a type. Unknown keys of a dataclass are left out.
 
     Raises:
-        ValueError: It does not fit.
+        ValueError: The value does not fit the type.
     """
     try:
         found: Value = _adapter(kind).validate_python(value)  # type: ignore[arg-type]

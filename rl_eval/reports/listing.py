@@ -31,7 +31,7 @@ _LONGEST: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class ListedRun:
-    """One run: its result in short, or why it cannot be read."""
+    """One run: a summary of its result, or the reason why it cannot be read."""
 
     path: str
     """Folder of the run, relative to the listed folder."""
@@ -49,7 +49,7 @@ class ListedRun:
     when: str = ""
     """ISO time of the end of the run; for a log, of its start."""
     problem: str = ""
-    """Why a broken run cannot be read."""
+    """Reason why a broken run cannot be read."""
     deterministic: bool | None = None
     """Whether the determinism check passed; None without a check."""
 

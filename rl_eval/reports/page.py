@@ -1,7 +1,8 @@
 """Page as data, and its renderings for a terminal, as plain text and for a notebook.
 
-Text from files is shown on one line and without unprintable characters: a line break in a name could imitate a line of
-the page, a terminal executes control characters, and a lone surrogate, as JSON may contain, cannot be encoded.
+Text from files is shown on one line and without unprintable characters. Otherwise, a line break in a name could imitate
+a line of the page, and a terminal would execute control characters. A lone surrogate, which JSON may contain, cannot be
+encoded.
 """
 
 from __future__ import annotations

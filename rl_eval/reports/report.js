@@ -191,7 +191,7 @@
 
     detail(i) {
       const index = this.columns.index[i], parts = [];
-      const counted = this.columns.counted[i] ? "" : " It does not count: it failed, or an episode before it did not finish.";
+      const counted = this.columns.counted[i] ? "" : " The episode does not count, because it failed or an earlier episode did not finish.";
       parts.push(element("p", `Episode ${index}, seed ${this.columns.seed[i]}: ${ENDS[this.columns.end[i]]}.${counted}`));
       parts.push(this.command(`rl-eval replay ${this.run.path} --episodes ${index}`));
       parts.push(this.command(`rl-eval show ${this.run.path} --episodes ${index} --faults`));

@@ -86,11 +86,11 @@ def _meaning(result: EvalResult) -> str:
         return f"All {result.aggregates.count:,} episodes have the same return. Other seeds may give other returns."
     doubt = " The evaluation was stopped before its plan was complete." if result.stopped_early else ""
     if result.determinism.passed is False:
-        doubt = " It depends on the number of runners and environments, because seeds do not determine the episodes."
+        doubt = " The mean depends on the number of runners and environments: seeds do not determine the episodes."
     return (
         f"The policy's true mean return in this environment is plausibly {_ends(interval, places)}. An interval built "
-        f"like this contains it in {100 * interval.confidence:g} of 100 evaluations on other seeds. It applies to this "
-        f"policy with these weights, not to other training runs.{doubt}"
+        f"like this contains the true mean in {100 * interval.confidence:g} of 100 evaluations on other seeds. It "
+        f"applies to this policy with these weights, not to other training runs.{doubt}"
     )
 
 

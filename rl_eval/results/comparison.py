@@ -1,8 +1,8 @@
 """Comparison of two results: checks that they can be compared, and statistics of their difference.
 
 Episodes are paired by index. Equal indices mean equal starts only when plan, environment and step limit are
-equal. Otherwise the error names the difference. A pair is an episode that completed
-on both sides, within the leading stretch that both sides finished.
+equal. Otherwise the error names the difference. A pair is an episode that completed on both sides, in the prefix of the
+plan that both sides finished.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 MUST_AGREE: Final = ("environment", "max_episode_steps")
 """Parts of ``provenance["identity"]`` that must be equal, so that equal seeds start equal episodes."""
 
-_UNTESTED: Final = "the sum of the differences leaves the range of floats"
+_UNTESTED: Final = "the sum of the differences is too large for a float"
 _SHOWN: Final = 5
 _LONGEST: Final = 40
 """Maximum number of characters of a value that are shown; a digest has 32."""
@@ -40,7 +40,7 @@ _RECORDED: Final = ("identity", "weights", "python", "packages", "numerics")
 _OF_A_POLICY: Final = ("identity", "weights")
 """Parts that determine a policy's numerics."""
 _UNTOLD: Final = ("weights.version",)
-"""Settings whose difference means nothing."""
+"""Settings whose differences are not shown, because they have no meaning."""
 _LAYOUT: Final = ("guarantee", "adapter", "num_envs", "block")
 """Parts of the numerics key that determine the episodes if the guarantee is ``layout``."""
 _OUTPUTS: Final = "numerics.outputs"
@@ -63,7 +63,7 @@ class DifferentSetting:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One of the two results, as far as a comparison shows it."""
+    """Data of one of the two results in a comparison."""
 
     policy: str
     weights: str
@@ -135,13 +135,11 @@ class Comparison(Printed):
         if self.num_dropped:
             total, sides = self.num_dropped + self.num_pairs, f"in a {self.a.num_failed}, in b {self.b.num_failed}"
             return (
-                f"{self.num_dropped} of {total} pairs lack a side that failed ({sides}); rl-eval run --retry DIR runs "
-                "them again where the run has a log (--log-dir)"
+                f"{self.num_dropped} of {total} pairs are incomplete, because a side failed ({sides}); for a run with "
+                "a log (--log-dir), rl-eval run --retry DIR runs its failed episodes again"
             )
         if self.num_unfinished:
-            return (
-                f"{self.num_unfinished} of {self.num_planned} episodes were not reached by both sides: continue the run"
-            )
+            return f"a side did not reach {self.num_unfinished} of {self.num_planned} episodes: continue its run"
         if why := _undecided(self.difference):
             return why
         least = 2.0 ** (1 - self.num_pairs)
@@ -171,7 +169,7 @@ def compare(a: EvalResult, b: EvalResult, confidence: float = 0.95, *, force: bo
         force: Compare also results that failed the determinism check; a note says so.
 
     Raises:
-        UsageError: One of them is not a result.
+        UsageError: ``a`` or ``b`` is not a result.
         ComparisonError: The results have different episodes or settings, no episode completed in both, or one of
             them failed the determinism check; the message names the difference.
     """
@@ -236,7 +234,7 @@ def _check_plans(a: EvalResult, b: EvalResult) -> None:
 
 
 def _check_guarantees(a: EvalResult, b: EvalResult) -> None:
-    """Raise if the number of environments determines the episodes of a result and differs from that of the other."""
+    """Raise if a result depends on its number of environments, and the other result has another number."""
     if "layout" not in (a.guarantee, b.guarantee):
         return
     ours, theirs = (_mapping(side.provenance.get("numerics")) for side in (a, b))
@@ -246,7 +244,7 @@ def _check_guarantees(a: EvalResult, b: EvalResult) -> None:
     ]
     if found:
         fix = "Evaluate both with the same simulator and number of environments."
-        raise _different("the guarantee is layout, so equal indices are not equal episodes", found, fix)
+        raise _different("the guarantee is layout, so equal indices do not mean equal episodes", found, fix)
 
 
 def _check_determinism(a: EvalResult, b: EvalResult) -> None:
@@ -375,14 +373,14 @@ def verdict_of(difference: PairedDifference, confidence: float, settings: Sequen
     if is_shown(difference, confidence):
         return f"b has a {'higher' if difference.mean > 0 else 'lower'} return than a at {level}: {facts}"
     if outside:
-        facts += "; the interval leaves out 0, but the sign-flip test does not reject"
+        facts += "; the interval excludes 0, but the sign-flip test does not reject"
     elif rejected:
-        facts += "; the sign-flip test rejects, but the interval holds 0"
+        facts += "; the sign-flip test rejects, but the interval contains 0"
     return f"no difference shown at {level}: {facts}"
 
 
 def _undecided(difference: PairedDifference) -> str:
-    """Return the reason why interval and test say nothing about a difference; empty if one of them says something."""
+    """Return the reason why neither the interval nor the test is informative; empty if one of them is."""
     interval = difference.interval
     if not interval.exists and interval.note != FEW_EQUAL:
         return interval.note
@@ -390,9 +388,9 @@ def _undecided(difference: PairedDifference) -> str:
 
 
 def is_shown(difference: PairedDifference, confidence: float) -> bool:
-    """Whether the test rejects, and the interval at the same level leaves out 0; few equal differences have none.
+    """Whether a difference is shown: the test rejects, and the interval at the same level excludes 0.
 
-    Rounding is not shown, however one-sided it is.
+    A few equal differences have no interval. Differences by rounding are never shown.
     """
     interval = difference.interval
     leaves_out_0 = 0 not in interval if interval.exists else interval.note == FEW_EQUAL
@@ -403,13 +401,13 @@ def _notes(comparison: Comparison) -> Iterator[str]:
     a, b, dropped, unfinished = comparison.a, comparison.b, comparison.num_dropped, comparison.num_unfinished
     for name, side in (("a", a), ("b", b)):
         if side.deterministic is False:
-            yield f"{name} is not a function of its seeds: the difference may be one of the layouts"
+            yield f"{name} is not a function of its seeds: its number of runners may cause the difference"
     if dropped:
         failed = f"in a {a.num_failed}, in b {b.num_failed}"
         yield f"pairs dropped because a side failed: {dropped} ({failed}); the difference may be biased"
     if unfinished:
-        yield f"planned episodes that not both sides reached: {unfinished} of {comparison.num_planned}"
+        yield f"planned episodes that a side did not reach: {unfinished} of {comparison.num_planned}"
     if a.fingerprint == b.fingerprint:
-        yield "both results hold the same records"
+        yield "both results have the same records"
     if comparison.success and (silent := comparison.num_pairs - comparison.success.count):
-        yield f"pairs left out of the success test, as a side reports no success: {silent}"
+        yield f"pairs left out of the success test, because a side reports no success: {silent}"

@@ -78,14 +78,14 @@ class Standing:
     policy: str
     rating: Rating
     outcomes: Outcomes
-    """Of its seats against those of other policies; NaN when it met none."""
+    """Outcomes of its seats against seats of other policies; NaN if there were no such games."""
     mean_return: Estimate
     """Return per capita in all of its games: the mean over its seats."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """One seat, of whichever policy."""
+    """Numbers of one seat, over all policies."""
 
     seat: str
     outcomes: Outcomes
@@ -95,10 +95,10 @@ class Seat:
 
 @dataclass(frozen=True, slots=True)
 class LineUp:
-    """Policies together in a game, in any order of seats."""
+    """Policies that play together in a game, in any order of seats."""
 
     policies: tuple[str, ...]
-    """One for each seat, sorted."""
+    """Policy of each seat, sorted."""
     num_games: int
     num_seeds: int
     team: Estimate
@@ -124,7 +124,7 @@ class CrossPlay(Printed):
     seats: tuple[Seat, ...]
     line_ups: tuple[LineUp, ...]
     standings: tuple[Standing, ...]
-    """In the order of the policies."""
+    """Numbers of each policy against all others, in the order of the policies."""
 
     def cell(self, row: str, column: str) -> Cell | None:
         """Return one policy against another; None if they never met."""
@@ -150,7 +150,7 @@ def crossplay(games: Games, confidence: float = 0.95) -> CrossPlay:
     """Compute the numbers of cross-play.
 
     Args:
-        games: Of at least two policies. Their order does not matter.
+        games: Games of at least two policies, in any order.
         confidence: Nominal coverage of the intervals.
 
     Raises:
@@ -178,7 +178,7 @@ def crossplay(games: Games, confidence: float = 0.95) -> CrossPlay:
 
 
 class _Meetings(NamedTuple):
-    """Every seat of every game against every other seat of it, one row each."""
+    """Seats of every game against each other: one row for each ordered pair of seats in a game."""
 
     games: npt.NDArray[np.int64]
     seeds: npt.NDArray[np.int64]
@@ -370,7 +370,7 @@ def _check_returns(seats: tuple[str, ...], whole: npt.NDArray[np.int64], returns
         game, seat = absent[0]
         value = float(returns[game, seat])
         raise UsageError(
-            f"the return of agent {seats[seat]!r} in episode {whole[game]} is {value}, but every seat plays in a game",
+            f"the return of agent {seats[seat]!r} in episode {whole[game]} is {value}, but every seat needs a number",
             key=str(seats[seat]),
             value=value,
             episode=int(whole[game]),
@@ -383,8 +383,8 @@ def _check_returns(seats: tuple[str, ...], whole: npt.NDArray[np.int64], returns
 def openskill_matches(games: Games) -> list[dict[str, Any]]:
     """Return the games as keyword arguments of ``rate`` of openskill's models, with names instead of ratings.
 
-    Each seat is a team of one, and ``scores`` are returns, of which the higher wins. openskill updates its ratings
-    match by match, so they depend on the order of the games, which is that of the plan.
+    Each seat is a team of one, and ``scores`` are returns: the higher one wins. openskill updates its ratings match by
+    match, so they depend on the order of the games. The games are in the order of the plan.
     """
     return [
         {"teams": [[games.policies[policy]] for policy in seating], "scores": scores}

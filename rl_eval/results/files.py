@@ -1,6 +1,6 @@
 """Files of a result: ``result.json`` for the summary, ``episodes.parquet`` for the records.
 
-The Parquet file has text for outcomes and null for "not reported". It loses nothing: a table read back has the same
+The Parquet file has text for outcomes and null for "not reported". The file loses nothing: a loaded table has the same
 bits. The JSON file is strict JSON and contains every fault, including those of episodes that never finished. A reader
 sees the old file or the new one, never a partial one.
 """
@@ -78,7 +78,7 @@ def check_ours(folder: Path) -> None:
     """Check that the files in a folder that a result would replace belong to a result.
 
     Raises:
-        UsageError: One of them is another file.
+        UsageError: A file does not belong to a result.
     """
     for path, is_ours in ((folder / RESULT_FILE, _is_summary), (folder / EPISODES_FILE, _is_episodes)):
         if path.exists() and not is_ours(path):
@@ -189,7 +189,7 @@ def read_summary(path: Path) -> dict[str, Any]:
     """Read ``result.json``.
 
     Raises:
-        UsageError: It is missing or damaged.
+        UsageError: The file is missing or damaged.
     """
     check_regular(path)
     try:
@@ -214,7 +214,7 @@ def _read_episodes(path: Path, num_episodes: int) -> EpisodeTable:
 
     check_regular(path)
     if not path.exists():
-        raise UsageError(f"{path} does not exist; it contains the records of the result beside it", key=str(path))
+        raise UsageError(f"{path} does not exist, but the result beside it needs its records", key=str(path))
     try:
         with path.open("rb") as file:
             columns = ParquetColumns(file, path.stat().st_size, TEXTS)

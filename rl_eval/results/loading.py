@@ -58,7 +58,7 @@ def result_of_log(contents: LogContents, log_dir: str) -> EvalResult:
     """Build the result of a log.
 
     Raises:
-        UsageError: Its records do not fit its plan, or contradict the result that was saved beside it.
+        UsageError: The records do not fit the plan, or contradict the result that was saved beside the log.
     """
     try:
         return _result(contents, log_dir)

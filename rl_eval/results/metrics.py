@@ -1,10 +1,10 @@
 """Numbers of a table of records: their episodes, names and notes.
 
-The rule: a run that went through its plan reports over the episodes that completed; a run that was
-stopped early reports over those of the leading stretch of the plan in which every episode finished,
-because which episodes finish first depends on their length. Failed episodes are never dropped in
-silence: they are counted, and they widen the interval or, without known return bounds, remove it.
-Names follow RLlib where it has one, so that dashboards and stopping rules written for it keep working.
+If a run finished its plan, its numbers are computed from all completed episodes. If a run was stopped early, its
+numbers are computed from the completed episodes in the longest prefix of the plan without unfinished episodes. Short
+episodes finish first, so a mean over all finished episodes would be biased. Failed episodes are always reported. They
+widen the interval if the return bounds are known; otherwise, there is no interval. Metrics have RLlib's names if RLlib
+has the same metric, so that its dashboards and stopping rules work.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class Timing:
     """Time that the parts of one evaluation took."""
 
     wall_seconds: float
-    """From the first lease to the last record, on the driver's clock."""
+    """Time from the first lease to the last record, on the driver's clock."""
     env_steps: Annotated[int, Field(ge=0, lt=2**63)]
     """Environment steps executed, including those of failed attempts."""
     reset_seconds: float
-    """Inside ``env.reset``, summed over runners; so are the next two."""
+    """Time inside ``env.reset``, summed over runners. The next two are summed in the same way."""
     step_seconds: float
     inference_seconds: float
     num_runners: Annotated[int, Field(ge=0, lt=2**31)]
@@ -47,7 +47,7 @@ class Timing:
 
     @classmethod
     def of_totals(cls, totals: Mapping[str, float], num_runners: int) -> Timing:
-        """Build it from sums by field name; missing ones are 0."""
+        """Build it from sums by field name; missing sums are 0."""
         times = {name: totals.get(name, 0.0) for name in _TIMES}
         return cls(env_steps=int(totals.get("env_steps", 0)), num_runners=num_runners, **times)
 
@@ -83,7 +83,7 @@ class Numbers:
     audit_mismatches: tuple[int, ...]
     determinism: Determinism
 
-    # Which episodes count
+    # Episodes of the numbers
 
     @property
     def stopped_early(self) -> bool:
@@ -94,7 +94,7 @@ class Numbers:
     def scope(self) -> npt.NDArray[np.bool_]:
         """Mask of the rows in scope of the numbers, shape (num_episodes,).
 
-        All rows, or the leading stretch of finished ones when the run was stopped early.
+        All rows; if the run was stopped early, the finished prefix of the plan.
         """
         return np.arange(len(self.table)) < self.table.prefix()
 
@@ -110,7 +110,7 @@ class Numbers:
 
     @cached_property
     def agents(self) -> npt.NDArray[np.void]:
-        """One row per completed episode and agent that appeared in it; empty where episodes have a single agent.
+        """One row per completed episode and agent that appeared in it; empty if episodes have a single agent.
 
         A structured array with the fields ``index``, ``seat``, ``agent``, ``policy``, ``weights_version``
         (of that policy), ``return``, ``length`` (actions of the agent), ``terminated``, ``truncated`` and ``outcome``:
@@ -147,7 +147,7 @@ class Numbers:
 
     @cached_property
     def mean_return_bounds(self) -> tuple[float, float] | None:
-        """Mean return if the failed episodes in scope were all worst and all best; None if unknown."""
+        """Mean return if all failed episodes in scope had the lowest or highest possible return; None if unknown."""
         if not self.num_missing:
             return self.mean_return, self.mean_return
         if self.return_bounds is None or self.num_outside_bounds or not self.counted.any():
@@ -246,7 +246,7 @@ def _scope_notes(numbers: Numbers) -> Iterator[str]:
     finished = int(numbers.table.filled.sum())
     if numbers.stopped_early:
         yield (
-            f"stopped early: the numbers go over episodes 0 to {scope - 1} of {len(numbers.table)} planned"
+            f"stopped early: the numbers are those of episodes 0 to {scope - 1} of {len(numbers.table)} planned"
             if scope
             else "stopped early, before episode 0 finished: there are no numbers"
         )
@@ -255,11 +255,11 @@ def _scope_notes(numbers: Numbers) -> Iterator[str]:
     if scope and not counted:
         yield "no episode completed: there are no numbers"
     elif counted < scope:
-        yield f"failed: {scope - counted} of {scope}; the numbers go over the {counted} that completed"
+        yield f"failed: {scope - counted} of {scope}; the numbers are those of the {counted} completed episodes"
 
 
 def value_notes(numbers: Numbers) -> Iterator[str]:
-    """Yield the notes on the numbers themselves, whichever episodes they go over."""
+    """Yield the notes on the numbers that do not concern their scope."""
     if numbers.num_outside_bounds:
         yield f"returns outside return_bounds {numbers.return_bounds}: {numbers.num_outside_bounds}"
     _, reporting = success_counts(numbers.counted_rows["success_at_end"])
@@ -281,7 +281,7 @@ def value_notes(numbers: Numbers) -> Iterator[str]:
         yield f"not deterministic: two runs of the same episode differ, for episodes {shown}"
     if numbers.determinism.passed is False:
         advice = f"; {numbers.determinism.advice}" if numbers.determinism.advice else ""
-        yield f"{numbers.determinism}, so the numbers depend on the layout{advice}"
+        yield f"{numbers.determinism}, so the numbers depend on the number of runners and environments{advice}"
     told = numbers.provenance.get("notes")
     yield from map(str, told if isinstance(told, list) else ())
 

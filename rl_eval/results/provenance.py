@@ -62,7 +62,7 @@ def check_trust(provenance: Mapping[str, Any]) -> None:
     """Check that the code that a result names was named by an evaluation of this process too.
 
     Raises:
-        UntrustedError: It was not; the message lists the code.
+        UntrustedError: No evaluation of this process named the code; the message lists it.
     """
     if (names := _named_code(provenance.get("config"))) not in _evaluated:
         raise UntrustedError(
@@ -109,9 +109,10 @@ def manifest_of(settings: EvalSettings, plan: EpisodePlan, weights: WeightsSnaps
 
 @functools.cache
 def _git_commit() -> str | None:
-    """Commit of the working directory, with a ``+`` when files differ from it, as of the first evaluation.
+    """Return the commit of the working directory at the first call, with a ``+`` if files differ from it.
 
-    The imported code of this process does not change with the folder, and an evaluation during training must be cheap.
+    It is read once, because the imported code does not change with the folder, and an evaluation during training must
+    be cheap.
     """
     try:
         described = subprocess.run(

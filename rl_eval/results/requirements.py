@@ -1,7 +1,7 @@
-"""Requirements on results: a small grammar that a script can rely on, parsed and never evaluated.
+"""Requirements on results, in a small grammar for scripts. They are parsed, and never run as code.
 
-- ``NAME OP NUMBER`` asks one result: ``episode_return_ci_low >= 475``;
-- ``b OP a [± NUMBER]`` asks a comparison: ``b >= a - 5``, b returns at most 5 less than a.
+- ``NAME OP NUMBER`` concerns one result: ``episode_return_ci_low >= 475``;
+- ``b OP a [± NUMBER]`` concerns a comparison: ``b >= a - 5``, b returns at most 5 less than a.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class DifferenceRequirement:
         if not interval.exists:
             return "the mean difference has no interval"
         return (
-            f"the interval of b - a, {interval.low:.4g} to {interval.high:.4g}, reaches to both sides of "
+            f"the interval of b - a, {interval.low:.4g} to {interval.high:.4g}, contains values on both sides of "
             f"{self.bound:g}: more episodes narrow it"
         )
 
@@ -104,7 +104,7 @@ def parse_metric(text: str) -> MetricRequirement:
     """Read ``NAME OP NUMBER``.
 
     Raises:
-        ConfigError: It is something else.
+        ConfigError: The text has another form.
     """
     found = _METRIC.fullmatch(text)
     if found is None:
@@ -121,7 +121,7 @@ def parse_difference(text: str) -> DifferenceRequirement:
     """Read ``b >= a``, ``b >= a - 5``, ``a <= b + 5`` and the like.
 
     Raises:
-        ConfigError: It is something else.
+        ConfigError: The text has another form.
     """
     found = _DIFFERENCE.fullmatch(text)
     if found is None or found[1] == found[3]:

@@ -1,4 +1,4 @@
-"""Result of one evaluation: its episodes, its status, its provenance, and its ways to disk and back.
+"""Result of one evaluation: episodes, status, provenance, and saving and loading.
 
 Its numbers are those of :class:`rl_eval.results.metrics.Numbers`.
 """
@@ -54,7 +54,7 @@ _UNCHECKED: Final = Determinism(remark="no episode was run again")
 
 
 def decide_status(table: EpisodeTable, limit: float | None, reason: str) -> tuple[Status, str]:
-    """Decide between complete, partial and failed, and say why.
+    """Return the status, and the reason if it is not ``complete``.
 
     Args:
         table: Every record.
@@ -197,7 +197,7 @@ class EvalResult(Numbers, Printed):
 
     @property
     def faults(self) -> list[Fault]:
-        """All faults, in the order of their episodes, and of an episode in the order in which it had them."""
+        """All faults, in the order of the episodes; those of one episode in the order of time."""
         return [fault for index in sorted(self.table.faults) for fault in self.table.faults[index]]
 
     @property
@@ -221,7 +221,7 @@ class EvalResult(Numbers, Printed):
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 of the outcomes: equal for equal records, whatever ran them."""
+        """SHA-256 of the outcomes: equal for equal records, on any runners."""
         return self.table.fingerprint()
 
     @property
@@ -235,7 +235,7 @@ class EvalResult(Numbers, Printed):
         numerics = self.provenance.get("numerics")
         return guarantee_of(numerics if isinstance(numerics, Mapping) else {})
 
-    # Ways out and back in
+    # Saving and loading
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything but the records as plain JSON values; NaN becomes None, infinity ``"inf"``."""
@@ -287,7 +287,7 @@ class EvalResult(Numbers, Printed):
         return episode_frame(self.table)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write ``episodes.parquet`` and then ``result.json``, each whole or not at all; replaces an earlier result.
+        """Write ``episodes.parquet`` and then ``result.json``, each atomically; replace an earlier result.
 
         Raises:
             UsageError: A file of that name is not part of a result, or the folder has the log of another plan.
@@ -310,7 +310,7 @@ class EvalResult(Numbers, Printed):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> EvalResult:
-        """Read the files of :meth:`save`, compute every number anew and check the fingerprint.
+        """Read the files of :meth:`save`, compute every number again and check the fingerprint.
 
         Args:
             path: The folder, or the ``result.json`` in it.
@@ -354,7 +354,7 @@ class EvalPoint:
     """A finished evaluation, with the training step that it belongs to."""
 
     step: int
-    """Training step given to ``submit``."""
+    """Training step passed to ``submit``."""
     weights_version: int
     """Version of the weights that were evaluated."""
     result: EvalResult
@@ -365,8 +365,8 @@ class EvalPoint:
 
     @property
     def weights(self) -> WeightsSnapshot | None:
-        """Weights that were evaluated, for as long as the point is given to callbacks and loggers.
+        """Evaluated weights, while callbacks and loggers handle the point.
 
-        None for a policy without weights, for a service that was asked without sending any, and afterwards.
+        None afterwards, for a policy without weights, and for a request to a service that sent no weights.
         """
         return self.held.snapshot

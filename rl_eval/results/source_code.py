@@ -1,10 +1,11 @@
 """Digests of the code behind an evaluation: source files of environment and policy, versions of their packages.
 
 A name such as ``"my_project.envs:make"`` is looked up without importing it, since only a runner's process may import a
-user's code. A file of an installed package stands for the package's version; other files are followed through all their
-imports, and through strings such as ``entry_point="my_project.envs:Env"``. The file that defines an object is looked up
-the same way, except for the script that was started: only the object's own source and the script's imports count,
-because a script also sets the number of runners.
+user's code. For a file of an installed package, the version of the package is recorded. Every other file has a digest.
+The files that it imports also have digests, and files that it names in a string such as
+``entry_point="my_project.envs:Env"``. The same holds for the file that defines an object, unless that file is the
+started script. A script also sets the number of runners, so only the object's own source and the script's imports have
+digests.
 
 Imports resolved at run time, data files, compiled libraries, and code only on another machine are not found.
 """
@@ -155,7 +156,7 @@ def _file(module: str) -> Path | None:
     parts = module.split(".")
     with suppress(ImportError, ValueError, AttributeError):
         spec = importlib.util.find_spec(parts[0])
-        for part in parts[1:]:  # By its last name: that of a folder without __init__.py asks for its imported parent.
+        for part in parts[1:]:  # Last names only: a full name may need the imported parent.
             locations = spec and spec.submodule_search_locations
             spec = PathFinder.find_spec(part, list(locations)) if locations else None
         if spec is not None and spec.origin is not None and Path(spec.origin).is_file():

@@ -1,7 +1,7 @@
-"""Story of one episode: everything that is known about it, in the order in which it happened.
+"""Story of one episode: all its recorded events, in order.
 
-A pure function of the result, so the same story comes from a live result, a saved one and the log of a run at work;
-while the evaluation's handle is there, its last events tell in addition which runner had the episode when.
+The story is a pure function of the result. It is the same for a new result, a saved one, and the log of a running
+evaluation. The handle of an evaluation in this process adds the runners of the episode, with times.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class Event:
     text: str
     """Description, in a few words."""
     attempt: int = 0
-    """Its attempt, from 1; 0 without one."""
+    """Number of the attempt, from 1; 0 without one."""
     runner: int | None = None
-    """Index of its runner; None without one."""
+    """Index of the runner; None without one."""
     seconds: float | None = None
     """Duration: age of the attempt at a fault, time inside the environment and the policy at the end."""
     fault: Fault | None = None
@@ -55,7 +55,7 @@ def story(result: EvalResult, index: int, moves: Sequence[Event] = ()) -> tuple[
     """Return the events of one episode, in order.
 
     Args:
-        result: Finished or not.
+        result: Finished or unfinished result.
         index: Index of the episode.
         moves: Events of the session about this episode: its runners and times.
 
@@ -90,7 +90,7 @@ def _attempt(event: Event) -> tuple[int, int | None]:
 
 def _fault_event(fault: Fault) -> Event:
     place = f"after {fault.step:,} steps" if fault.step else "before the first step"
-    counted = "" if fault.charged else "; not charged: the attempt is given again"
+    counted = "" if fault.charged else "; no attempt used up"
     text = f"{fault.cause} failed in {fault.phase} {place}: {fault.error_type}: {fault.message}{counted}"
     return Event("fault", text, fault.attempt, fault.runner, fault.seconds, fault)
 
@@ -101,7 +101,7 @@ def _end(result: EvalResult, index: int) -> Event:
     record = result.table.record(index)
     runner = record.runner if record.runner >= 0 else None
     if record.outcome == "failed":
-        return Event("failed", f"out of attempts after {record.attempts}", record.attempts, runner)
+        return Event("failed", f"given up after attempt {record.attempts}", record.attempts, runner)
     seconds = record.reset_seconds + record.step_seconds + record.inference_seconds
     return Event("completed", ", ".join(_outcome(result, record)), record.attempts, runner, seconds)
 
@@ -114,7 +114,7 @@ def _outcome(result: EvalResult, record: EpisodeRecord) -> Iterator[str]:
     yield from (f"{key} {value:g}" for key, value in record.info.items() if not math.isnan(value))
     yield f"weights version {record.weights_version}"
     if not result.counted[record.index]:
-        yield "not counted, as an episode before it did not finish"
+        yield "not counted, because an earlier episode did not finish"
 
 
 def _checks(result: EvalResult, index: int) -> Iterator[str]:
@@ -125,7 +125,7 @@ def _checks(result: EvalResult, index: int) -> Iterator[str]:
     if index in determinism.mismatched:
         first = determinism.first
         where = f", first in {first}" if first is not None and first.episode == index else ""
-        yield f"run again by the determinism check: came out differently{where}"
+        yield f"run again by the determinism check: different outcome{where}"
     if index in determinism.failed:
         why = f": {determinism.failure}" if index == determinism.failed[0] else ""
         yield f"run again by the determinism check: did not complete{why}"

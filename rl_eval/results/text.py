@@ -130,8 +130,8 @@ def weights_name(provenance: Mapping[str, Any], version: float) -> str:
     """Return digests and version of the weights, as far as they are known.
 
     Args:
-        provenance: Of the result.
-        version: Of the records; NaN without one.
+        provenance: Provenance of the result.
+        version: Version of the weights in the records; NaN without one.
     """
     digest, recorded = lookup(provenance, "weights", "digest"), provenance.get("weights")
     files = recorded.get("files") if isinstance(recorded, Mapping) else None

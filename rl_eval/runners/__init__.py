@@ -36,9 +36,9 @@ class Runner(Protocol):
     """Worker that turns leases into rows, in slices of time.
 
     A runner is built in the process in which it works, as ``cls(settings, runner_index, policy)``, and called by one
-    thread. It guarantees three things: every lease becomes one row or one fault, or is given back; the row depends
-    only on the lease, the environment and the policy; and no call takes much longer than its budget.
-    :class:`~rl_eval.testing.EvalRunnerContract` tests them. A failure of an episode is a
+    thread. It guarantees that every lease becomes one row or one fault, or is returned. A row depends only on the
+    lease, the environment and the policy. No call takes much longer than its budget.
+    :class:`~rl_eval.testing.EvalRunnerContract` tests these guarantees. A failure of an episode is a
     :class:`~rl_eval.records.episode.Fault` in the report; an exception of a method is a failure of the runner.
     """
 

@@ -97,7 +97,6 @@ class EvalRunner(RunnerCore):
 
     @override
     def stop(self) -> None:
-        """Close all environments, and drop the policy."""
         for lane in self._lanes:
             while lane.env is not None or lane.spare is not None:
                 self._close(lane)

@@ -40,7 +40,7 @@ Result = TypeVar("Result")
 class RunnerCore(abc.ABC):
     """Policy, queue of leases and next report of a runner.
 
-    A subclass owns the environments. It says which episodes are live, and drops them.
+    A subclass owns the environments, reports whether episodes are live, and drops them.
 
     Args:
         settings: Settings of the evaluation.
@@ -135,7 +135,7 @@ class RunnerCore(abc.ABC):
         return adapt_policy(section, self._observation_space, self._action_space)
 
     def make_inference(self) -> Inference:
-        """Build what applies the policy to all live lanes."""
+        """Build the inference, which applies the policy to all live lanes."""
         spaces = self._observation_space, self._action_space
         return RowInference(self._policy, *spaces, self.settings.runners.lanes, self.settings.policy)
 
@@ -238,7 +238,7 @@ class RunnerCore(abc.ABC):
             if self._has_random_weights:
                 self._pending.note(
                     f"{self.settings.policy.policy} draws the weights at random, so no other run can repeat this "
-                    "result. Pass weights (policy.weights, --weights), or seed them in the policy"
+                    "result. Pass weights (policy.weights, --weights), or seed torch in the policy's factory"
                 )
         self._queue.extend(leases)
         if reclaim:
@@ -260,10 +260,10 @@ class RunnerCore(abc.ABC):
         return ""
 
     def _first_built(self, build: Callable[[], Result]) -> Result:
-        """Return the result of ``build``, which is tried as often as an episode.
+        """Return the result of ``build``; if it raises, try again, up to the maximum attempts of an episode.
 
         Raises:
-            ConfigError: It cannot be built as configured.
+            ConfigError: The environment or the policy cannot be built as configured.
             EnvError: Every attempt raised.
         """
         attempts, section = self.settings.fault_tolerance.max_attempts_per_episode, self.settings.environment

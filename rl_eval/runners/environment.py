@@ -44,13 +44,13 @@ _CONTEXTS: Final = ("config", "context", "env_config")
 """Names of a first parameter that is a context, also with a default or among the kwargs."""
 
 _NAMESPACE: Final = (
-    'Name the package that registers the id before it, as in "ale_py:ALE/Pong-v5", which needs '
+    'Put the package that registers the id before the id, as in "ale_py:ALE/Pong-v5", which needs '
     "pip install 'rl-eval[atari]'."
 )
-_BY_MODULE: Final = 'If a module registers the id, name it before the id, as in "my_module:MyEnv-v0".'
+_BY_MODULE: Final = 'If a module registers the id, put the module before the id, as in "my_module:MyEnv-v0".'
 _NOT_HERE: Final = (
-    "Processes of runners do not know the ids that a script registers: pass the class, a function that builds it, or "
-    '"my_module:MyEnv-v0" for an id that a module registers when it is imported.'
+    "Runner processes do not know ids that a script registers. Pass the class, or a function that builds the "
+    'environment. If my_module registers the id on import, pass "my_module:MyEnv-v0".'
 )
 _MUJOCO: Final = (
     'Its version affects the episodes: pip install -c constraints.txt ".[mujoco]" installs the version of our tests.'
@@ -85,7 +85,8 @@ def construct_env(
             f"environment.env {section.env!r} built a {type(env).__name__}, which is an environment of several agents",
             key="environment.env",
             value=section.env,
-            fix='Name their policies in policy.policies, or set runners.runner to "multi_agent" for one policy of all.',
+            fix="Name their policies in policy.policies. For one policy that plays all agents, set runners.runner to "
+            '"multi_agent".',
         )
     if isinstance(env, gym.vector.VectorEnv):
         raise ConfigError(
@@ -117,11 +118,16 @@ def build_env(
     """Build one environment of any type, without wrappers.
 
     An id such as ``"CartPole-v1"`` or ``"my_pkg:MyEnv-v0"`` goes to ``gymnasium.make`` with the kwargs; with
-    ``num_envs``, which becomes one of the kwargs, to ``gymnasium.make_vec``. A callable
-    without a parameter for an :class:`EnvContext` is called with the kwargs. That parameter is annotated with it, or
-    comes first and is named ``config``, ``context`` or ``env_config``, or comes first, has no default and is not one of
-    the kwargs, which are without ``num_envs``. In a class of environments, it comes first, has such a name and no
-    default. A context in the first place comes with the kwargs that are keyword-only parameters.
+    ``num_envs``, which becomes one of the kwargs, to ``gymnasium.make_vec``.
+
+    A callable is called with the kwargs, or with an :class:`EnvContext` if it has a parameter for one. This parameter
+    is annotated ``EnvContext``. Without such an annotation, the first parameter counts in two cases:
+
+    - its name is ``config``, ``context`` or ``env_config``;
+    - it has no default, and neither it nor ``num_envs`` is one of the kwargs.
+
+    A class of environments must meet both. If the context is the first argument, the kwargs that are keyword-only
+    parameters are passed too.
 
     Raises:
         ConfigError: The id is unknown, or the path cannot be imported.
@@ -195,7 +201,7 @@ def check_id(env: str, library: str, known: Collection[str]) -> None:
     """Check that a library has the simulator of an id ``LIBRARY:NAME``.
 
     Raises:
-        ConfigError: It does not; the message suggests the nearest name.
+        ConfigError: The library does not have it; the message suggests the nearest name.
     """
     name = env.partition(":")[2]
     if name not in known:
@@ -220,14 +226,14 @@ def attribute_of(env: Any, name: str) -> Any:
 
 
 def check_condition_keys(conditions: Conditions | None, declared: Sequence[str] | None) -> None:
-    """Check that an environment honours the keys of all conditions.
+    """Check that an environment supports the keys of all conditions.
 
     Args:
         conditions: The conditions; None without conditions.
         declared: Keys that the environment declares; None without a declaration.
 
     Raises:
-        ConfigError: It does not declare one of them.
+        ConfigError: The environment does not declare one of the keys.
     """
     if conditions is None or not (unknown := [key for key in conditions.keys if key not in (declared or ())]):
         return
@@ -237,7 +243,7 @@ def check_condition_keys(conditions: Conditions | None, declared: Sequence[str] 
         key="evaluation.conditions",
         value=unknown[0],
         fix="Give the environment or a wrapper an attribute condition_keys: the names of the options that its reset() "
-        f"honours, such as condition_keys = {conditions.keys!r}.",
+        f"supports, such as condition_keys = {conditions.keys!r}.",
     )
 
 
@@ -327,9 +333,9 @@ def _call(factory: Any, kwargs: dict[str, Any], context: EnvContext) -> Any:
 def _context_parameter(
     parameters: Iterable[inspect.Parameter], kwargs: dict[str, Any], *, is_class: bool
 ) -> inspect.Parameter | None:
-    """Return the parameter for the context, or None. A default of any other parameter is kept.
+    """Return the parameter for the context, or None. Any other parameter keeps its default.
 
-    A class of environments has its own arguments, so both the name and the missing default must show it.
+    A class of environments has its own arguments, so its first parameter needs both the name and no default.
     """
     annotated = [one for one in parameters if "EnvContext" in str(one.annotation)]
     first = next(iter(parameters), None)
@@ -393,7 +399,7 @@ class ValueReader:
         """Return the reward of a lane's last step.
 
         Raises:
-            EnvError: It is not a finite number.
+            EnvError: The reward is not a finite number.
         """
         number = float(value) if isinstance(value, float) else self._scalar("reward", value)
         if number is None:
@@ -415,7 +421,7 @@ class ValueReader:
         """Return ``terminated`` or ``truncated``.
 
         Raises:
-            EnvError: It is not true or false.
+            EnvError: The flag is not true or false.
         """
         flag = bool(value) if isinstance(value, _BOOLS) else self._flag(field, value)
         if flag is None:
@@ -454,7 +460,7 @@ class ValueReader:
         """Return a reported success; None, with a note, if it is neither true nor false."""
         flag = self._flag(field, value)
         if flag is None:
-            text = f"{field} is neither true nor false; such steps count as steps without a report of success"
+            text = f"{field} is neither true nor false; these steps count as steps without a report of success"
             self._note(first_seen(text, index, step, _shown(value)))
         return flag
 
@@ -462,7 +468,7 @@ class ValueReader:
         """Return a configured scalar of an info.
 
         Raises:
-            EnvError: It is not a number.
+            EnvError: The scalar is not a number.
         """
         number = self._scalar(f"info[{key!r}]", value)
         if number is None:

@@ -80,7 +80,7 @@ def observer_factories(configured: Sequence[Any]) -> dict[str, Factory]:
         name = given if isinstance(given, str) else getattr(given, "__qualname__", type(given).__qualname__)
         if name in found:
             raise ConfigError(
-                f"evaluation.observers has {name!r} twice: outputs have the names of factories, so these must differ",
+                f"evaluation.observers has {name!r} twice: outputs are named after factories, so the names must differ",
                 key="evaluation.observers",
                 value=name,
                 fix="Remove one, or rename it.",
@@ -217,7 +217,7 @@ class ObservedSlot:
 
     def _attribute(self, name: str, where: str, error: Exception) -> None:
         self._broken.add(name)
-        text = f"observer {name} raised in {where}. It keeps nothing of the episode; the record is not affected"
+        text = f"observer {name} raised in {where}. It has no artifact of the episode; the record is not affected"
         self._note(first_seen(text, self._index, self._steps, summary_of(error)))
 
 

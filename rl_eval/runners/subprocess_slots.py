@@ -1,4 +1,4 @@
-"""Runner with one process per environment. It steps each as soon as it is ready, so a slow one delays no other."""
+"""Runner with one process per environment. A slow environment does not delay the others."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ class VectorEvalRunner(EvalRunner):
         self._sweep = None
 
     def _starving(self) -> bool:
-        """Whether to report early: half the lanes are idle, without leases or until the next report."""
+        """Whether to report early: half the lanes are idle, because no lease is left or until the next report."""
         if self._queue:
             return 2 * self._spent >= len(self._lanes)
         return bool(self._pending) and 2 * sum(lane.lease is None for lane in self._lanes) >= len(self._lanes)

@@ -1,4 +1,4 @@
 """Scheduling of episodes: plan, schedule, verdicts on failures, attribution of losses.
 
-Pure: events in, commands out; no clock, randomness, process or disk. Imported by everything from ``config/`` up.
+All code here is pure: it turns events into commands, and uses no clock, randomness, process or disk.
 """

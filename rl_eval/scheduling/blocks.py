@@ -47,7 +47,8 @@ class BlockSchedule(Schedule):
         plan: Episodes to run.
         size: Episodes of a block; the last one may have fewer.
         expected_runners: Runners that should join.
-        done: Indices that are already finished, in a resumed run. A block counts as done if all its episodes do.
+        done: Indices that are already finished, in a resumed run. A block counts as done if all its episodes are
+            finished.
         attempts: Used attempts, by the index of any episode of a block.
         max_attempts: Maximum attempts of a block.
     """

@@ -152,7 +152,7 @@ def _named(rows: Any) -> dict[str, dict[str, Any]]:
         raise _invalid("a row has no id", fix="Add a column id with a different value in each row.")
     repeated = [name for name, count in Counter(str(row[ID]) for row in rows).items() if count > 1]
     if repeated:
-        fix = "Give each row an id of its own; to run a condition more often, set its number in counts."
+        fix = "Give each row a different id; to run a condition more often, set its number in counts."
         raise _invalid(f"two rows have the id {repeated[0]!r}", repeated[0], fix)
     named = {str(row[ID]): {str(key): _plain(key, row) for key in row if key != ID} for row in rows}
     keys = {key for values in named.values() for key in values}

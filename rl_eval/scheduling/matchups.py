@@ -89,9 +89,10 @@ def make_matchups(
 
     Args:
         design: ``"self"``: one policy in all seats, for each. ``"round_robin"``: different policies in all seats, every
-            choice and, unless ``symmetric``, every order of them as a matchup of its own. ``{"focal": [...],
+            choice and, unless ``symmetric``, every order of them as a separate matchup. ``{"focal": [...],
             "background": [...], "focal_seats": [0]}``: each focal policy in the focal seats, each background policy in
-            all others. Or a list, of seatings (lists of names) and of the former. What comes twice counts once.
+            all others. Or a list of seatings (lists of names), which may also contain the other forms. Duplicates are
+            removed.
         policies: Names of all policies.
         symmetric: Whether to play each seed of a matchup in all orders of its seating. Orders that only swap seats
             of one policy are one.

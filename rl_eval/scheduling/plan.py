@@ -1,10 +1,9 @@
 """Plan of an evaluation: its episodes, and the seed of each.
 
 A plan is fixed before anything runs. The seed of an episode comes from its index alone: the index
-goes through a permutation of the 31-bit integers that is keyed by the root seed. A permutation
-cannot collide, so N episodes have N distinct seeds; two root seeds give unrelated permutations, so
-neighbouring roots do not share episodes as ``root + index`` would; and 31 bits fit every
-environment that squeezes its seed into an int32.
+goes through a permutation of the 31-bit integers that is keyed by the root seed. A permutation cannot collide, so N
+episodes have N distinct seeds. Two root seeds give unrelated permutations, so neighbouring root seeds do not share
+episodes, as they would with ``root + index``. 31 bits fit every environment that converts its seed to an int32.
 """
 
 from __future__ import annotations
@@ -43,8 +42,8 @@ def _round_keys(seed: int) -> npt.NDArray[np.uint64]:
 def episode_seeds(seed: int, indices: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
     """Permute indices into seeds.
 
-    Each round adds a key, multiplies by an odd key and folds the high half into the low one: all
-    three are bijections on 31 bits, and so is their composition.
+    Each round adds a key, multiplies by an odd key and folds the high half into the low one: all three are bijections
+    on 31 bits, so their composition is a bijection too.
 
     Args:
         seed: Root seed of the evaluation, 0 <= seed < 2**64.
@@ -69,8 +68,8 @@ class EpisodePlan:
         num_episodes: Number of episodes, at least 1.
         seed: Root seed, at least 0.
         first_index: Index of the first episode in the permutation of the root seed. Episode i has the seed of episode
-            ``first_index + i`` of a plan from 0 on, so plans over ranges that do not overlap have no seed in common:
-            use one range to choose a policy, and another, held out, to evaluate the chosen one.
+            ``first_index + i`` of a plan from 0 on. So plans over ranges that do not overlap have no seed in common.
+            Use one range to choose a policy, and another, held-out range to evaluate the chosen policy.
         matchups: Seatings, by the index in the permutation; None without seats. Seatings of one turn share a seed, so a
             plan must contain whole turns.
         conditions: Initial conditions, by the index in the permutation; None without conditions.
@@ -201,8 +200,8 @@ def _check_turns(num_episodes: int, first_index: int, matchups: Matchups) -> Non
     ):
         if (whole := matchups.next_turn(position)) != position:
             raise ConfigError(
-                f"evaluation.{key} is {position - start}, which separates episodes that share a seed under all orders "
-                "of their seats",
+                f"evaluation.{key} is {position - start}, which splits a group of episodes with the same seed, one for "
+                "each order of the seats",
                 key=f"evaluation.{key}",
                 value=position - start,
                 fix=f"Set it to {whole - start}.",

@@ -45,7 +45,7 @@ class Verdict(Enum):
     REPLACE = "replace"
     """Another runner replaces it after a back-off, within the restart budget of the position."""
     EXCLUDE = "exclude"
-    """Its position stays empty."""
+    """The position of the runner stays empty."""
     END = "end"
     """The caller of the call gets the error; without a caller, all users of the group do."""
 

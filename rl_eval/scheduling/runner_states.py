@@ -55,7 +55,7 @@ class RunnerState:
 
 @final
 class RunnerStates(dict[int, RunnerState]):
-    """States by runner; :meth:`note` is called whenever one of them changed."""
+    """States by runner. The caller calls :meth:`note` after each change of a state."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,30 +1,30 @@
 """Assignment of episodes to runners: order, retries and isolation, as a pure state machine.
 
-Two rules make the result independent of the layout:
+Two rules make the result independent of the number of runners and lanes:
 
-1. **An episode is chosen by its index, before it runs.** Leases are granted in index order, and every granted episode
-   is finished: by its holder or, when the holder is lost or fails, by another runner. The time of finishing never
-   selects an episode.
-2. **The record is exactly once.** Execution is at least once, since runners die. A record counts only if its runner
-   still holds the lease; any other is audited: compared with the record that counts, never averaged in.
+1. **An episode is chosen by its index, before it runs.** Leases are granted in index order. Every granted episode is
+   finished: by the runner with the lease or, if that runner is lost or fails, by another one. The time of finishing
+   never selects an episode.
+2. **Each episode has exactly one record.** It may run more than once, since runners die. A record counts only if its
+   runner still has the lease. Any other record is only compared with the one that counts.
 
-The schedule is a pure state machine: events in, commands out, through :meth:`Schedule.handle`. It knows neither Ray nor
-time, threads or randomness, so a test can drive it through thousands of histories in a second, and a run can be
-replayed from its events.
+The schedule is a pure state machine: :meth:`Schedule.handle` turns events into commands. It uses no Ray, time, threads
+or randomness. So a test can drive it through thousands of histories in a second, and a run can be replayed from its
+events.
 
-Runners pull work. Each runner holds about one lease per lane beyond its lanes, more if its episodes are so short that a
-report empties the queue. When fresh episodes run out, the schedule *reclaims* leases that a busy runner has not
-started, for idle runners. It never takes live episodes from a live runner.
+Runners pull work. Each runner has about one lease per lane in addition to its running episodes, or more if its episodes
+are so short that a report empties the queue. When fresh episodes run out, the schedule *reclaims* leases that a busy
+runner has not started, for idle runners. It never takes live episodes from a live runner.
 
 A failed attempt uses up an attempt of its episode, which runs again on another runner. A runner with only failures is
 paused while another one is still in its first attempt. When another runner completes episodes, the failing one is
 *excluded*, and its failures use up no attempts. When the attempts of an episode are used up, the schedule gives it up:
 only this makes failed records.
 
-A lost runner uses up an attempt of an episode on evidence only, and so does a fault in a call for several episodes.
-Episodes that caused it, or may have, are *isolated* from then on (see :mod:`rl_eval.scheduling.runner_states`): they
-run on idle runners, separate from all other episodes, so that their crashes affect no other episode, and a crash of a
-single one is proof.
+The loss of a runner, or a fault in a call for several episodes, uses up an attempt of an episode only on evidence.
+Episodes that caused it, or may have caused it, are *isolated* from then on (see
+:mod:`rl_eval.scheduling.runner_states`). They run on idle runners, separate from all other episodes. So their crashes
+affect no other episode, and a crash with a single episode proves that this episode is the cause.
 """
 
 from __future__ import annotations
@@ -89,12 +89,12 @@ class Schedule:
         """Indices that were held and wait for a runner on which they have not failed, in order."""
         self._isolation = Isolation()
         self._num_isolated = 0
-        """Isolated episodes that are held."""
+        """Number of isolated episodes that runners hold."""
         self._holder: dict[int, int] = {}
         self._max_attempts = max_attempts
         self._attempts = {index: count for index, count in (attempts or {}).items() if not self._done[index]}
         self._uncharged: dict[int, int] = {}
-        """Number of these attempts that do not count, by index."""
+        """Number of failed attempts that do not count, by index."""
         self._failed_on: dict[int, list[int]] = {}
         """Runners on which an unfinished episode has failed."""
         self._given_up: set[int] = set()
@@ -318,7 +318,7 @@ class Schedule:
         return commands
 
     def _suspended(self, runner: int) -> bool:
-        """Whether a failing runner is paused until another one ends an attempt, to tell machine and episodes apart."""
+        """Whether a failing runner is paused until another one ends an attempt, to find out if its machine works."""
         return runner in self._runners.failing and (self._awaited or self._runners.untried_beside(runner))
 
     def _may_retry(self, runner: int, index: int) -> bool:

@@ -69,7 +69,7 @@ def _means_above(counts: Counts, units: Units, thresholds: Floats) -> Floats:
 
 
 _PROFILES: Final = {"score": (_scores_above, "{unit}s"), "average score": (_means_above, "task means")}
-"""Performance profiles: the function of each, and what it counts."""
+"""Performance profiles: the function of each, and the unit that it counts."""
 
 
 def aggregate_scores(
@@ -110,7 +110,7 @@ def performance_profiles(
 
     Args:
         scores: Normalized scores.
-        unit: What is resampled; see :func:`aggregate_scores`.
+        unit: Unit that is resampled; see :func:`aggregate_scores`.
         thresholds: Thresholds of the scores.
         distribution: ``"score"``: fraction of runs, or of episodes. ``"average score"``: fraction of task means.
         confidence: Nominal coverage of the interval at each single threshold.
@@ -135,7 +135,7 @@ def learning_curves(
 
     Args:
         scores_by_step: Scores of the checkpoints of each training step.
-        unit: What is resampled; see :func:`aggregate_scores`.
+        unit: Unit that is resampled; see :func:`aggregate_scores`.
         metric: The aggregate.
         confidence: Nominal coverage of the interval at each single step.
 
@@ -158,7 +158,7 @@ def task_means(scores: Scores, unit: Unit, *, confidence: float = 0.95) -> Table
 
     Args:
         scores: Scores in any unit.
-        unit: What the interval is about; see :func:`aggregate_scores`.
+        unit: Unit of the interval; see :func:`aggregate_scores`.
         confidence: Nominal coverage of the intervals.
 
     Raises:

@@ -26,7 +26,7 @@ _ALONE: Final = {
     ),
     "episode": ("aggregate.unit is episode, but no run has two episodes", "Run more episodes of each cell."),
 }
-"""What is wrong without two units, and the next step."""
+"""Problem of a unit that is not available twice, and the next step."""
 
 
 def method(unit: Unit, confidence: float) -> str:
@@ -55,9 +55,9 @@ def estimates(
 
     Args:
         scores: Scores of all policies.
-        unit: What is resampled.
+        unit: Unit that is resampled.
         statistic: The numbers, shape (batch, columns).
-        columns: Their names.
+        columns: Names of the columns.
         confidence: Nominal coverage of the intervals.
 
     Raises:

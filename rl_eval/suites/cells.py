@@ -52,7 +52,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class PlannedCell:
-    """A cell with its checkpoint, as it is found on disk."""
+    """A cell with its checkpoint on disk."""
 
     cell: Cell
     checkpoint: Path | None = None

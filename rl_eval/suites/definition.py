@@ -145,7 +145,7 @@ class SuiteDefinition(_Part):
     skip: tuple[Skip, ...] = ()
     """Cells to leave out."""
     conditions: Any = None
-    """Initial conditions of the tasks without ``evaluation.conditions`` of their own."""
+    """Initial conditions of the tasks that have no ``evaluation.conditions``."""
     aggregate: Aggregate = Aggregate()
     """Aggregates of the report."""
     compare: Compare | None = None
@@ -210,7 +210,7 @@ class SuiteDefinition(_Part):
         """Build a suite from nested values.
 
         Args:
-            values: As in the file.
+            values: Values, nested as in the file.
             folder: Folder where relative paths begin.
             where: Beginning of messages, such as the name of the file.
             marks: Line and column of each key.

@@ -76,7 +76,7 @@ def matrices(scores: Scores, unit: Unit) -> dict[str, npt.NDArray[np.float64]]:
 
     Args:
         scores: Scores with the same runs on every task.
-        unit: What a row is: ``"run"``, by seed, or ``"episode"``, by seed and position.
+        unit: Meaning of a row: ``"run"``, by seed, or ``"episode"``, by seed and position.
 
     Returns:
         Arrays of shape (units, tasks), dtype float64, with the tasks in the order of the scores.

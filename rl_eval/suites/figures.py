@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _STYLE: Final = {"svg.hashsalt": "rl_eval", "svg.fonttype": "none"}
-"""Settings with which equal tables give equal files, and SVG files have their text as text."""
+"""Settings for reproducible files, and for SVG files that contain text as text."""
 
 
 def interval_figure(table: Table, reference: float | None = None) -> Figure:
@@ -52,7 +52,7 @@ def line_figure(table: Table, ylabel: str) -> Figure:
     """Draw each row as a line over the columns, with its intervals as a band: learning curves or profiles.
 
     Args:
-        table: Its columns are numbers.
+        table: Table whose columns are numbers.
         ylabel: Label of the vertical axis.
 
     Raises:

@@ -21,7 +21,7 @@ def probabilities_of_improvement(scores: Scores, unit: Unit, *, confidence: floa
 
     Args:
         scores: Scores of all policies; their scale has no effect.
-        unit: What is resampled, independently for each policy: ``"run"`` or ``"episode"``.
+        unit: Unit that is resampled, independently for each policy: ``"run"`` or ``"episode"``.
         confidence: Nominal coverage of the intervals.
 
     Raises:
@@ -33,7 +33,7 @@ def probabilities_of_improvement(scores: Scores, unit: Unit, *, confidence: floa
         found[row, column] = estimate = _improvement(units[row], units[column], confidence)
         found[column, row] = _reversed(estimate)
     cells: Cells = {pair: found[pair] for pair in itertools.permutations(scores.policies, 2)}
-    what = f"Probability that a {unit} of the row has a higher score than one of the column, averaged over tasks."
+    what = f"Probability that a {unit} of the row has a higher score than a {unit} of the column, averaged over tasks."
     return Table(f"{what} {method(unit, confidence)}", "policy", "other policy", cells)
 
 
@@ -51,7 +51,7 @@ def _improvement(ours: Units, theirs: Units, confidence: float) -> Estimate:
 
 
 def _wins(ours: Units, theirs: Units) -> list[tuple[slice, slice, Floats]]:
-    """Return for each task its units of both policies, and which of ours beat which of theirs, as 1, 1/2 or 0."""
+    """Return, for each task, the units of both policies and the wins of ours over theirs: 1, 1/2 or 0."""
     return [
         (one, other, (1 + np.sign(ours.values[one][:, None] - theirs.values[other])) / 2)
         for one, other in zip(ours.slices, theirs.slices, strict=True)

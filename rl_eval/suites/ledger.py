@@ -1,7 +1,7 @@
 """Folder of a suite: one subfolder for each cell, with its definition, its evaluation log and its score.
 
-Nothing is shared between cells but the name of the suite, so any number of processes may work on one folder. The
-evaluation log of a cell decides who runs it. Its score is a copy of numbers from the log, and can be made again.
+Cells share only the name of the suite, so any number of processes may work on one folder. The evaluation log of a cell
+decides who runs it. Its score is a copy of numbers from the log, and can be made again.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from rl_eval.suites.cells import PlannedCell, definition_of
 from rl_eval.suites.definition import ScoreKind, SuiteDefinition
 
 CellStatus = Literal["complete", "partial", "failed", "error", "running", "missing"]
-"""Status of the result; ``error`` if there can be none or the last attempt raised, ``missing`` if there is none yet."""
+"""Status of the result; ``error`` if no result is possible or the last attempt raised, ``missing`` if there is none
+yet."""
 SUITE_FILE: Final = "suite.json"
 CELL_FILE: Final = "cell.json"
 SCORE_FILE: Final = "score.json"

@@ -40,7 +40,7 @@ def write_report(result: SuiteResult, folder: Path, cells: Path) -> tuple[list[P
         cells: Folder of the suite; its videos are linked.
 
     Returns:
-        The files, and notes on what is missing.
+        The files, and notes on missing parts.
     """
     files: list[tuple[str, bytes]] = list(_texts(result))
     notes, drawn = [], dict[str, bytes]()
@@ -79,7 +79,7 @@ def record_cell_videos(result: SuiteResult, cells: Path, select: str) -> Iterato
             try:
                 videos = record_videos(load(place), select, video_folder(place), trust=True)
                 yield str(state.planned.cell), len(videos)
-            except Exception as error:  # Environments are of users, and one that cannot render must not end the report.
+            except Exception as error:  # A user's environment that cannot render must not end the report.
                 yield str(state.planned.cell), summary_of(error)
 
 
@@ -102,7 +102,7 @@ def _texts(result: SuiteResult) -> Iterator[tuple[str, bytes]]:
         return
     yield "scores.csv", scores_csv(result.scores).encode()
     if result.published is None and unit is not None:
-        with suppress(UsageError):  # They need every run, and the page says which are missing.
+        with suppress(UsageError):  # They need every run, and the page lists the missing runs.
             yield "rliable.json", rliable_json(result.normalized_scores, unit).encode()
             yield "marl_eval.json", marl_eval_json(result.scores_by_step, suite.suite, kinds).encode()
 

@@ -21,11 +21,11 @@ from rl_eval.suites.ledger import CellState, Ledger
 
 _POLL_S: Final = 0.2
 _OTHERS_S: Final = 2.0
-"""Seconds between two looks at the cells that other processes run."""
+"""Seconds between two checks of the cells that other processes run."""
 
 
 class SuiteEvents:
-    """Base class for displays of a run: what happens in it."""
+    """Base class for displays of a run, with one method per event."""
 
     def on_begin(self, count: int) -> None:
         """Handle the number of cells without a result, before the first one starts."""
@@ -43,14 +43,14 @@ class SuiteEvents:
 
 @final
 class SuiteRun:
-    """One process's share of a suite.
+    """Run of a suite by one process.
 
     Args:
         suite: The suite.
-        ledger: Its folder.
+        ledger: Folder of the suite.
         cells: The cells to run.
         runners: Values that replace those of the section ``runners``.
-        events: Receives what happens.
+        events: Receives the events of the run.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class SuiteRun:
                 return False
             except ClusterDied:
                 raise
-            except Exception as error:  # Environments and policies are of users, and the other cells must run.
+            except Exception as error:  # An error of a user's code must not stop the other cells.
                 self._stop_group()
                 state = self._ledger.fail(planned, summary_of(error))
         if state.status in ("missing", "running"):

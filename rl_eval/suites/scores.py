@@ -21,7 +21,7 @@ class Run(NamedTuple):
     policy: str
     task: str
     seed: int
-    """Training seed, which only tells runs apart."""
+    """Training seed; only distinguishes the runs."""
 
 
 @final

@@ -74,7 +74,7 @@ class Suite:
             out: Folder of the suite; by default ``suites/NAME``.
             cells: Cells to choose, such as ``hopper/ppo/0/1000`` or ``hopper/*``; by default all.
             num_runners: Replaces ``runners.num_runners``.
-            events: Receives what happens.
+            events: Receives the events of the run.
 
         Raises:
             ConfigError: No cell matches, or the folder belongs to another suite.

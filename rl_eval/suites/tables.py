@@ -31,7 +31,7 @@ class Table:
     """Estimates by row and column; a pair may be absent."""
 
     caption: str
-    """What the numbers are, as sentences."""
+    """Description of the numbers, in sentences."""
     rows_are: str
     """Heading of the rows, such as ``"policy"``."""
     columns_are: str

@@ -3,8 +3,8 @@
 ``run``: the runs of a task are resampled. The interval is about the training method: other seeds could have been drawn.
 ``episode``: the episodes of each run are resampled. The interval is about these trained policies, and no others.
 
-Each stratum draws from a generator of its own, seeded by its name. So equal scores give equal intervals, in any order,
-and another policy or task changes no draw of those that are there.
+Each stratum has its own generator, seeded by its name. So equal scores give equal intervals, in any order, and another
+policy or task does not change the draws of the existing ones.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Counts: TypeAlias = npt.NDArray[np.float64]
 RESAMPLES: Final = 2_000
 
 WITHIN: Final[Mapping[Unit, str]] = {"run": "task", "episode": "run"}
-"""What a stratum is, by unit."""
+"""Meaning of a stratum, by unit."""
 
 _BATCH_ELEMENTS: Final = 2**22
 """Number of values that are drawn at a time. It bounds the memory, and does not change the draws."""
@@ -105,7 +105,7 @@ class Units:
 
     @property
     def notes(self) -> list[str]:
-        """Reservations about an interval, without an end: single units and missing runs."""
+        """Notes on the limits of an interval, without a full stop: single units and missing runs."""
         single, notes = self.sizes.count(1), []
         if single:
             of_all = f"{single} of {len(self.strata)} {WITHIN[self.unit]}s"
@@ -139,7 +139,7 @@ def units_of(scores: Scores, policy: str, unit: Unit) -> Units:
     Args:
         scores: Scores of all policies.
         policy: Name of the policy.
-        unit: What is resampled.
+        unit: Unit that is resampled.
     """
     strata = {"run": _of_runs, "episode": _of_episodes}[unit](scores.of(policy))
     return Units(policy, unit, tuple(strata), scores.missing(policy))

@@ -96,7 +96,7 @@ class CrashReport:
     """A passed deadline; stopped (SIGSTOP) at a passed deadline; a recorded fatal signal; or an end without a
     record."""
     moment: Moment | None
-    """Its last activity; None if it recorded none."""
+    """Last activity of the runner; None if it recorded none."""
     seconds: float
     """Duration of that activity."""
     detail: str

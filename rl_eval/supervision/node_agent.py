@@ -95,8 +95,8 @@ class NodeAgent:
         """Watch a runner from now on; terminate it if :meth:`stop` was called.
 
         Args:
-            runner: Its number.
-            process_info: Its process.
+            runner: Number of the runner.
+            process_info: Process of the runner.
             end_by_ray: Asks Ray to end the process.
         """
         self._reaper.learn(process_info)

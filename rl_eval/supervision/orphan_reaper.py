@@ -1,8 +1,8 @@
 """Reaper of the child processes of dead runners, in case their node agent died too.
 
-If the evaluating process is killed, Ray ends its runners and agents, but not the simulators of runners, nor a stopped
-runner. This small separate process survives its agent. It reads the runners from a pipe. When the pipe breaks, it waits
-until each runner dies, and cleans up after it.
+If the evaluating process is killed, Ray ends its runners and agents, but not the simulators of runners, and not a
+stopped runner. This small separate process survives its agent. It reads the runners from a pipe. When the pipe breaks,
+it waits until each runner dies, and cleans up after it.
 
 Run as ``python -m rl_eval.supervision.orphan_reaper SECONDS``, with the seconds between checks, and one JSON line per
 runner on standard input.

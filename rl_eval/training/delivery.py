@@ -191,7 +191,7 @@ class Delivery:
         """Wait until no request is open; return False if that takes longer than ``timeout_s``.
 
         Raises:
-            UsageError: It was called in a callback, or in a fork of the process with the delivery thread.
+            UsageError: The call was made in a callback, or in a fork of the process with the delivery thread.
         """
         self._check_thread()
         if threading.current_thread() is self._delivering:

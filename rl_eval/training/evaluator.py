@@ -258,7 +258,7 @@ class Evaluator:
         """Wait until nothing is :attr:`pending`; return False if that takes longer.
 
         Raises:
-            UsageError: It was called in a callback, or in a fork of the process that created this evaluator.
+            UsageError: The call was made in a callback, or in a fork of the process that created this evaluator.
         """
         return self._delivery.drain(timeout_s)
 

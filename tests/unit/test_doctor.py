@@ -237,7 +237,7 @@ def test_a_setting_takes_the_harm_out_of_memory_and_of_disturbance():
 def test_an_error_of_every_episode_is_a_problem_in_the_words_of_an_evaluation(env):
     sections = {"evaluation": {"info_keys": ["distance"], "num_episodes": 1}}
     fault = evaluate(settings_of(env, policy={"policy": zeros}, **sections)).faults[-1]
-    assert worst(examine(env, **sections)).endswith(f"the last: {fault.error_type}: {fault.message}")
+    assert worst(examine(env, **sections)).endswith(f"{fault.error_type}: {fault.message}")
     assert f"{fault.error_type}: {fault.message}" in worst(examine_policy(zeros, env, **sections))
 
 

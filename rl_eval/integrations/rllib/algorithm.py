@@ -32,7 +32,7 @@ _PREFIX: Final = f"{FILTERS}."
 
 
 class VersionedWeights(NamedTuple):
-    """Weights of one moment, and RLlib's number for it."""
+    """Weights at one moment, and RLlib's number for them."""
 
     tensors: dict[str, Any]
     """Copies by name in :attr:`RLModulePolicy.module`; with several agents, one such dict per policy."""

@@ -110,8 +110,8 @@ class EvaluationSession:
         """Wait for the running evaluation and return it; None if there is none.
 
         Raises:
-            TimeoutError: It takes longer than ``timeout_s`` seconds; it continues.
-            EvalError: It could not run, and there is no ``on_error``.
+            TimeoutError: The evaluation takes longer than ``timeout_s`` seconds, and continues.
+            EvalError: The evaluation could not run, and there is no ``on_error``.
         """
         if self._handle is None:
             return None
@@ -171,7 +171,8 @@ def evaluation_function(
         loggers: Additional loggers of results; closed by ``Algorithm.stop()``. If RLlib pickles its config, it pickles
             loggers and callbacks too.
         videos: Episodes to record after each evaluation, and their folder.
-        final_timeout_s: Longest that ``Algorithm.stop()`` waits for each of the running and the final evaluation.
+        final_timeout_s: Longest wait of ``Algorithm.stop()`` for the running evaluation, and again for the final one,
+            in seconds.
 
     Raises:
         ConfigError: ``policy.actions`` is "unsquash", but the connectors unsquash already; or the config has a policy
@@ -247,7 +248,7 @@ class EvaluationFunction:
 def report(session: EvaluationSession, is_new: bool) -> dict[str, Any]:
     """Return the values under ``evaluation/env_runners``.
 
-    They are RLlib's keys, the additional keys of rl_eval, and how old the numbers are.
+    They are RLlib's keys, the additional keys of rl_eval, and the age of the numbers.
     """
     point = session.last
     numbers: dict[str, Any] = {

@@ -71,7 +71,7 @@ class MeanStdFilter:
     """Filter that maps each number x of a Box to ``(x - mean) / (std + 1e-8)``, as RLlib's does.
 
     The result is computed in float64. It has the dtype of the observation, or float32 if that is not a float. Other
-    parts of an observation stay as they are.
+    parts of an observation do not change.
 
     Args:
         moments: Statistics of each Box of the observation space by path. The path is ``""`` if the space is a Box,
@@ -94,7 +94,7 @@ class MeanStdFilter:
         return cls({path: Moments(count, mean, std**2 * (count - 1)) for path, (mean, std) in arrays.items()})
 
     def merge(self, other: MeanStdFilter) -> MeanStdFilter:
-        """Return a filter for the observations of both."""
+        """Return a filter for the observations of both filters."""
         ours = dict(self.moments)
         for path, theirs in other.moments.items():
             ours[path] = ours[path].merge(theirs) if path in ours else theirs

@@ -334,7 +334,7 @@ def check_separate(kind: type) -> None:
     """Check that the modules of a MultiRLModule are independent.
 
     Raises:
-        ConfigError: It is a subclass, which may have shared parts, such as an encoder.
+        ConfigError: The module is of a subclass, which may have shared parts, such as an encoder.
     """
     if kind is not MultiRLModule:
         raise ConfigError(

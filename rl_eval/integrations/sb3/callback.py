@@ -117,7 +117,7 @@ class EvalCallback(EventCallback):  # type: ignore[misc]
 
     Args:
         eval_env: Environment, as for :func:`rl_eval.evaluate_policy`, or a config of the evaluation. An
-            :class:`~rl_eval.Evaluator` is used as it is and left open; training waits while it is busy.
+            :class:`~rl_eval.Evaluator` is used without changes and left open; training waits while it is busy.
         callback_on_new_best: Triggered after a new best mean, which is in ``callback.parent.best_mean_reward``. The
             model has trained further since the evaluation was submitted.
         callback_after_eval: Triggered after every evaluation. The model has trained further here, too.

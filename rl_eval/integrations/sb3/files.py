@@ -101,7 +101,7 @@ def normalizer_of(model: Path) -> tuple[bool | None, Path | None]:
     possible = own or [path for path in found if not _is_of_another(_name_of(path), model)]
     if trained and found and not possible:
         raise ConfigError(
-            f"the policy: by its name, {found[0].name} normalizes another model than {model.name}",
+            f"the policy: the name of {found[0].name} belongs to another model than {model.name}",
             key=_KEY,
             value=found[0].name,
             fix=f"Set {_KEY} to the file of this model, or to false if it was trained without a VecNormalize.",
@@ -114,8 +114,8 @@ def unknown(name: str) -> str:
     """Return the note for a model that may lack its statistics; log it once per process."""
     note = (
         f"{name} does not show whether it was trained with a VecNormalize, and there are no statistics next to it. Its "
-        f"observations are not normalized. If it was, set {_KEY} to the file of venv.save(); otherwise set it "
-        "to false"
+        f"observations are not normalized. If it was trained with one, set {_KEY} to the file of venv.save(); "
+        "otherwise set it to false"
     )
     _logger.warning(note)
     return note

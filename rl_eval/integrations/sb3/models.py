@@ -67,7 +67,7 @@ def portable(value: BaseAlgorithm | BasePolicy) -> BasePolicy:
     if trained is None:
         note = (
             f"the {name} does not show whether it was trained with a VecNormalize, and has none. Its observations are "
-            f"not normalized. If it was, load it with {_LOAD}; otherwise pass model.policy"
+            f"not normalized. If it was trained with one, load it with {_LOAD}; otherwise pass model.policy"
         )
         _logger.warning(note)
         setattr(copied, NOTES, (note,))

@@ -101,7 +101,7 @@ def normalizers_of(wrapper: VecNormalize | None) -> nn.ModuleList:
     while inner is not None:
         if isinstance(inner, VecNormalize) and inner.norm_obs:
             raise ConfigError(
-                "the training environment has a VecNormalize around another one", key="policy", fix="Remove one."
+                "the training environment has a VecNormalize inside a VecNormalize", key="policy", fix="Remove one."
             )
         inner = getattr(inner, "venv", None)
     statistics = wrapper.obs_rms if isinstance(wrapper.obs_rms, dict) else {None: wrapper.obs_rms}

@@ -99,7 +99,7 @@ class TorchRLAgents(AgentsEnv):
 
     @override
     def step(self, actions: Mapping[str, Any]) -> Turn:
-        assert self._current is not None, "reset() comes before step()"
+        assert self._current is not None, "step() was called before reset()"
         for group in self._groups:
             # Agents without an action get zeros, which the environment does not read.
             self._current.set((group, "action"), self.env.full_action_spec[group, "action"].zero())

@@ -146,7 +146,7 @@ class TorchRLEnv(gym.Env[Any, Any]):
     @override
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
         """Step once. After the last step of an episode, the caller resets the environment."""
-        assert self._current is not None, "reset() comes before step()"
+        assert self._current is not None, "step() was called before reset()"
         written = self._write_action(action)
         self._current.update(written if self._action_key is None else {self._action_key: written})
         with torch.no_grad():

@@ -256,7 +256,7 @@ def _action_keys(outputs: list[Key], space: gym.Space[Any]) -> list[tuple[tuple[
     if not outputs or "action" in candidates:
         candidates = ["action"]
     if len(candidates) != 1:
-        fix = "Exactly one must be 'action' or end with it."
+        fix = "Exactly one of them must be 'action' or end with 'action'."
         raise ConfigError(f"the policy has the out_keys {outputs}", key="policy", value=outputs, fix=fix)
     return [((), candidates[0], space)]
 

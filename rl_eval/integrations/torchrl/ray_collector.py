@@ -1,7 +1,7 @@
 """Drop-in for ``torchrl.collectors.distributed.RayCollector`` on top of :meth:`rl_eval.EvalRunnerGroup.sample`.
 
 The signature and the layout of batches are TorchRL's, so only the import line changes. The data are rl_eval's: the
-exact number of frames, from a plan of episodes, in its order. They do not depend on the number of workers, nor on
+exact number of frames, from a plan of episodes, in its order. They do not depend on the number of workers or on
 crashes. An argument without a meaning here raises an error that names it.
 """
 
@@ -259,8 +259,8 @@ class RayCollector:
 
         Args:
             policy_or_weights: A policy, a state dict or a ``TensorDict``; by default ``policy`` as it is now.
-            weights: The same.
-            policy: The same.
+            weights: As ``policy_or_weights``.
+            policy: As ``policy_or_weights``.
             worker_ids: All workers, because a batch has one version of the weights.
             model_id: Only ``"policy"``.
             weights_dict: Several models: ``"policy"``, and transforms of the environment as ``"env.transform[0]"``.

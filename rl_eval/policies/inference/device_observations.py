@@ -78,7 +78,7 @@ class DeviceObservations(ObservationBatch):
         """Return the parts of observations that the space has, shape (count, ...); lists get its dtypes.
 
         Raises:
-            EnvError: Their structure or a shape differs from the space's.
+            EnvError: The structure or a shape of the observations differs from the space's.
         """
         given = []
         for path, array in self._leaves:

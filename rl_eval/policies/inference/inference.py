@@ -1,11 +1,11 @@
 """Inference in batches: rows share a forward pass only if a row's result does not depend on its neighbours.
 
-A matrix product may give a row other last bits at another batch size or position. The result of a row is
-therefore *defined* as that of a block of :data:`BLOCK` rows, provided that blocks are position-invariant on
-this machine, and as that of a batch of one otherwise. Before its first episode a runner probes which holds,
-and whether one pass over all lanes gives the same bits as blocks do; if not, it computes by blocks.
-What the probe found, with a digest of the outputs, is the runner's *numerics key*: runners whose keys differ
-do not work on one evaluation.
+The last bits of a row in a matrix product may depend on the size of the batch and on the row's position. So the result
+of a row is *defined* as its result in a block of :data:`BLOCK` rows, if its position in the block makes no difference
+on this machine. Otherwise it is defined as its result in a batch of one. Before its first episode, a runner probes
+which definition applies. It also probes whether one pass over all lanes gives the same bits as blocks; if not, it
+computes by blocks. The findings of the probe, with a digest of the outputs, are the runner's *numerics key*. Runners
+with different keys do not work on the same evaluation.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 
 _BATCHED: Final = (
-    "policy.inference is batched: each forward pass has the rows that are live, so the last bits of an action may "
-    "depend on the number of runners and lanes and on faults"
+    "policy.inference is batched, so the last bits of an action may depend on the number of runners and lanes, and on "
+    "faults"
 )
 _CLIPPED: Final = {
     "clip": "the policy returned actions outside of the bounds of the action space, which were clipped into them; with "
@@ -52,7 +52,7 @@ _CLIPPED: Final = {
     "unsquash": "the policy returned actions outside of [-1, 1], which is mapped onto the bounds of the action space: "
     "they were clipped",
 }
-"""By ``policy.actions``."""
+"""Note on clipped actions, by value of ``policy.actions``."""
 _ALL: Final = slice(None)
 
 
@@ -128,7 +128,7 @@ class RowInference:
         """Choose an action for every live lane.
 
         Returns:
-            Actions indexable by lane, and the error of each lane on whose row the policy failed.
+            Actions indexable by lane, and the error of each lane for which the policy failed.
         """
         actions, errors = self.act_together()
         return self._reader.split(actions), errors
@@ -153,7 +153,7 @@ class RowInference:
     def act_on(self, ready: npt.NDArray[np.bool_]) -> tuple[Any, dict[int, Exception]]:
         """Choose an action for some of the live lanes; the episodes of the others do not advance.
 
-        A row does not depend on its neighbours, so each gets what it would have got in a pass over all.
+        A row does not depend on its neighbours, so its action is the same as in a pass over all lanes.
         """
         others, live, former = np.flatnonzero(~ready), self.live, copy_batch(self._state)
         self.live = ready
@@ -191,7 +191,7 @@ class RowInference:
         return self.sweeps
 
     def _act_in_parts(self) -> Any:
-        """One forward pass for each part of the rows that has a live one; state changes only if all succeed."""
+        """Run one forward pass per part of the rows with a live lane; change the state only if all succeed."""
         if self._chunk == self._rows:
             actions, state = self._forward(_ALL, self.live)
             self._keep_state(_ALL, state)
@@ -209,10 +209,10 @@ class RowInference:
         return self._gather([(rows, actions) for rows, actions, _ in done])
 
     def _act_alone(self) -> tuple[Any, dict[int, Exception]]:
-        """Find the rows on which the policy fails: one pass per live lane, over copies of its row.
+        """Find the rows on which the policy fails, with one pass per live lane over copies of its row.
 
-        The others get the same actions as otherwise, since a row does not depend on its neighbours; so one
-        bad observation costs one episode an attempt, in every layout.
+        The other rows get the same actions as in a common pass, since a row does not depend on its neighbours. So one
+        bad observation uses up an attempt of one episode, for any number of lanes.
         """
         self._computed = []
         errors: dict[int, Exception] = {}
@@ -240,7 +240,7 @@ class RowInference:
         return batch
 
     def _forward(self, rows: Any, live: npt.NDArray[np.bool_]) -> tuple[Any, Any]:
-        """Act for some rows (a slice or indices), of which those of ``live`` count."""
+        """Act for some rows (a slice or indices); ``live`` marks those with an episode."""
         observations = self.observations.arrays if rows is _ALL else take_rows(self.observations.arrays, rows)
         if self._overwrites:
             # If it fails afterwards, each row is computed again, from the environment's observations.
@@ -304,7 +304,7 @@ class RowInference:
         )
 
     def _machine(self) -> dict[str, Any]:
-        """Return version, settings and device of the library behind the policy: torch for a module, else numpy."""
+        """Return version, settings and device of the library behind the policy: torch for a module, otherwise numpy."""
         if module_of(self._policy) is None:
             return {"numpy": np.__version__, "device": self._device}
         torch = sys.modules["torch"]

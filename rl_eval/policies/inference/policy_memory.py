@@ -1,9 +1,9 @@
 """Memory of a policy between its calls: random generators, tensors, counters.
 
-A policy whose actions depend on such things is not a function of its observations. ``rl-eval doctor``, and a
-determinism check that failed, compare them before and after the policy acts, and name the difference. The search goes
-through attributes, closures, containers and the globals that a function uses, nearest first and up to a limit, and
-calls nothing of the policy's. Nothing else imports this module.
+A policy whose actions depend on this state is not a function of its observations. ``rl-eval doctor`` and a failed
+determinism check compare the state before and after the policy acts, and name the difference. The search goes through
+attributes, closures, containers and the globals of functions, nearest first and up to a limit. It calls no code of the
+policy.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MOST_BYTES: Final = 2**20
 _CONTAINERS: Final = (list, tuple, set, frozenset, deque)
 _ENTRY_POINTS: Final = ("act", "forward", "__call__")
 _TRAINED: Final = ("Dropout", "BatchNorm")
-"""Prefixes of the names of layers, or their bases, that compute something else in training mode."""
+"""Prefixes of the class names of layers that give other results in training mode."""
 _SCALARS: Final = (bool, int, float, complex, str, bytes, np.generic, type(None))
 
 
@@ -38,17 +38,17 @@ class Memory(NamedTuple):
     """Hashes of the state that a policy keeps, by name, at one moment."""
 
     generators: Mapping[str, int]
-    """The process's own generators are always among them."""
+    """Random generators, including those of the process."""
     values: Mapping[str, int]
 
 
 def changes(before: Mapping[str, int], after: Mapping[str, int]) -> list[str]:
-    """Return the names whose hash changed; a name that is new may be a cache."""
+    """Return the names whose hash changed; new names are ignored, because they may be caches."""
     return [name for name, content in before.items() if name in after and after[name] != content]
 
 
 def remembered(policy: Any) -> Memory:
-    """Return hashes of the state that a policy keeps; of None, those of the process's generators."""
+    """Return hashes of the state that a policy keeps; for None, only those of the process's generators."""
     generators, values = {name: hash(state) for name, state in _global_generators()}, {}
     for name, part in _parts(policy):
         with contextlib.suppress(Exception):  # Some objects cannot be inspected.
@@ -60,7 +60,7 @@ def remembered(policy: Any) -> Memory:
 
 
 def likely_cause_at(runner: Any) -> str:
-    """Return the likely reason why a runner's policy does not repeat itself; empty if it cannot be searched for."""
+    """Return the likely reason why a runner's policy does not repeat itself; empty if the search is not possible."""
     try:
         return likely_cause(runner.inference.new_probe())
     except Exception:  # Not every runner has one policy that can be inspected.
@@ -68,7 +68,7 @@ def likely_cause_at(runner: Any) -> str:
 
 
 def likely_cause(probe: Probe) -> str:
-    """Return the likely reason why a policy does not repeat itself; empty if nothing that it keeps shows one."""
+    """Return the likely reason why a policy does not repeat itself; empty if its state shows none."""
     policy, causes = probe.policy, []
     with buffers_kept(policy):
         probe.act_once()  # Effects of a first call, such as a cache, change only once.
@@ -86,7 +86,7 @@ def likely_cause(probe: Probe) -> str:
     kept = changes(before.values, after.values) or changes(after.values, last.values)
     if kept and not causes:  # Values that depend on random numbers change as well.
         causes.append(
-            f"acting changes {_listed(kept)}, which the policy keeps between calls: freeze it, or declare it by "
+            f"acting changes {_listed(kept)}, which the policy keeps between calls: freeze it, or declare it with "
             "initial_state()"
         )
     return "; ".join(causes)
@@ -97,7 +97,7 @@ def _listed(names: list[str]) -> str:
 
 
 def _training_layers(policy: Any) -> list[str]:
-    """Return the layers in training mode that then compute something else: dropout and batch norm."""
+    """Return the layers in training mode that give other results in it: dropout and batch norm."""
     found = []
     for name, part in _parts(policy):
         if _is(part, "nn", "Module") and part.training:
@@ -168,7 +168,7 @@ def _children_of_function(function: types.FunctionType) -> Iterator[tuple[str, A
 
 
 def _attributes(part: Any) -> Iterator[tuple[str, Any]]:
-    """Yield an object's attributes, and of its methods those that make it act."""
+    """Yield an object's attributes, and its methods that act."""
     own: Mapping[str, Any] = getattr(part, "__dict__", {})
     if _is(part, "Tensor"):
         return
@@ -186,7 +186,7 @@ def _attributes(part: Any) -> Iterator[tuple[str, Any]]:
 
 @functools.cache
 def _framework_keys() -> frozenset[str]:
-    """Return the attributes that every module has; a compiled one keeps its compiler in ``forward``."""
+    """Return the attributes that every module has, and those in which a compiled module keeps its compiler."""
     return frozenset(vars(sys.modules["torch"].nn.Module())) | {"forward", "dynamo_ctx", "_c", "_concrete_type"}
 
 

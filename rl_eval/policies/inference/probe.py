@@ -1,9 +1,9 @@
 """Probe of a policy before its first episode: which rows may share a forward pass, and whether it repeats its results.
 
-Made-up observations are computed in blocks, then at other positions amid garbage. A row whose bits change either
-depends on its batch, or the policy gives other results each time it is asked. The same calls once more tell which:
-a policy that does not repeat is not a function of its observations, and nothing can make its episodes repeat.
-The reason is searched for by ``rl-eval doctor``, not here.
+The probe acts on generated observations in blocks, and then at other positions among other rows. If the bits of a row
+change, either the row depends on its batch, or the policy gives other results in every call. To find out, the probe
+repeats the same calls. A policy that does not repeat its results is not a function of its observations, and its
+episodes cannot repeat. ``rl-eval doctor`` searches for the reason.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ _POOL_BYTES: Final = 2**26
 _FEW: Final = 4
 _FEW_ROUNDS: Final = 2
 _WARM_UP: Final = 1
-"""Calls before the first that counts, besides the one that checks shapes: compilers and autotuners finish in them."""
+"""Number of calls before the first compared call, in addition to the one that checks shapes. Compilers and autotuners
+finish in them."""
 
 Verdict = Literal["whole", "block", "row"]
 
@@ -62,11 +63,11 @@ class Probe:
 
     Args:
         policy: Maps batches to batches.
-        observations: Tells what observations look like, and how many rows a batch of the runner has.
+        observations: Batch of the runner, for the form of observations and the number of rows.
         reader: Reads actions.
-        fresh_state: Recurrent state of fresh episodes, for that many rows; None without.
-        deterministic: Give the policy no noise.
-        allow_nondeterministic: Note that a policy does not repeat itself, instead of refusing it.
+        fresh_state: Recurrent state of new episodes, for this number of rows; None without a state.
+        deterministic: Whether the policy acts without noise.
+        allow_nondeterministic: Whether a policy that does not repeat itself gets a note, instead of an error.
     """
 
     def __init__(
@@ -97,7 +98,7 @@ class Probe:
 
         Raises:
             ConfigError: The policy cannot act as configured, or does not repeat itself.
-            PolicyError: Its actions do not fit the action space, on any observation.
+            PolicyError: The actions do not fit the action space, on any observation.
         """
         self.check_shapes()
         with no_grad(), buffers_kept(self.policy):
@@ -108,7 +109,7 @@ class Probe:
             except _Unrepeatable as seen:
                 return self._unrepeatable(str(seen))
             except Exception as error:
-                # A policy may reject made-up observations. Alone in its batch, a row depends on nothing else.
+                # A policy may reject generated observations. A row alone in its batch cannot depend on other rows.
                 return self._unprobed(error)
 
     def act_once(self, *, other: bool = False) -> None:
@@ -121,7 +122,7 @@ class Probe:
 
         Raises:
             ConfigError: The policy cannot act as configured.
-            PolicyError: Its actions do not fit the action space.
+            PolicyError: The actions do not fit the action space.
         """
         with no_grad(), buffers_kept(self.policy):
             self._check_shapes()
@@ -165,11 +166,11 @@ class Probe:
     def _unprobed(self, error: Exception) -> Finding:
         try:
             self._demand_repeats()
-            repeats = "a row alone repeats"
+            repeats = "a row alone gives equal results in repeated calls"
         except _Unrepeatable as seen:
             return self._unrepeatable(str(seen))
         except Exception:
-            repeats = "it is not known whether it repeats itself"
+            repeats = "it is not known whether a row gives equal results in repeated calls"
         brief = summary_of(error).partition("\n")[0][:200]
         note = (
             f"the policy could not be probed: it failed on generated observations ({brief}). Every row is computed "
@@ -202,7 +203,7 @@ class Probe:
         return True
 
     def _demand_repeats(self) -> None:
-        """Compute single rows again, after themselves and after others."""
+        """Check that single rows repeat, directly and after other rows."""
         rows = range(min(self._pool, BLOCK))
         for _ in range(_WARM_UP):
             self._alone(0)
@@ -213,7 +214,7 @@ class Probe:
                 raise _Unrepeatable("an observation alone in its batch")
 
     def _reference(self) -> list[bytes]:
-        """Bytes of every pool row, computed in blocks; rows repeat if the pool is smaller than a block."""
+        """Return the bytes of every pool row, computed in blocks; rows repeat if the pool is smaller than a block."""
         rows: list[bytes] = []
         for start in range(0, self._pool, BLOCK):
             rows += self._outputs(self._observations, self._block(start), range(BLOCK), watch=True)
@@ -223,10 +224,10 @@ class Probe:
         return np.arange(start, start + BLOCK) % self._pool
 
     def _mismatch(self, reference: list[bytes], size: int) -> tuple[int, int, bytes] | None:
-        """Find a pool row that gives other bytes than in its reference, at other positions of a batch, amid garbage.
+        """Find a pool row whose bytes differ from its reference, at other positions of a batch, among other rows.
 
         Returns:
-            The first one's batch, position and bytes; None if there is none.
+            Number of the batch, position and bytes of the first such row; None if there is none.
         """
         rng = np.random.default_rng(size)
         for number in range(self._rounds):
@@ -292,7 +293,7 @@ class Probe:
         actions, state = self.policy.act(batch, self._state(size), live, noise)
         computed = [actions, state]
         if isinstance(self.policy, Probeable):
-            # An argmax hides last bits, so the probe looks at what it is taken of.
+            # An argmax hides last bits, so the probe compares its input too.
             computed.append(self.policy.probe_outputs(batch))
         leaves = [
             np.asarray(leaf.cpu() if hasattr(leaf, "cpu") else leaf)
@@ -302,7 +303,7 @@ class Probe:
         return [b"".join(leaf[row].tobytes() for leaf in leaves if leaf.ndim and len(leaf) == size) for row in wanted]
 
     def _state(self, size: int) -> Any:
-        """Fresh state that the policy may change."""
+        """Return a new state that the policy may change."""
         return copy_batch(take_rows(self._fresh_state, slice(0, size)))
 
 

@@ -1,4 +1,4 @@
-"""Protocol of inference: members by which a runner applies a policy, or several, to all its live lanes."""
+"""Protocol of inference: members with which a runner applies one or more policies to all its live lanes."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ class Observations(Protocol):
     """Observations of all lanes."""
 
     note: Callable[[int, str, str], None]
-    """Takes the lane, what is odd about its observation, and what was seen."""
+    """Called with the lane, a description of an unusual observation, and the value."""
 
     def write(self, lane: int, observation: Any) -> None:
         """Copy the observation of a lane.
 
         Raises:
-            EnvError: It does not fit the observation space.
+            EnvError: The observation does not fit its space.
         """
 
     def content(self, observation: Any) -> bytes:
@@ -38,7 +38,7 @@ class Observations(Protocol):
         """Note live observations outside of the space's bounds."""
 
     def forget_notes(self) -> None:
-        """Note again what was noted before."""
+        """Allow notes that were already reported to be reported again."""
 
 
 class Inference(Protocol):

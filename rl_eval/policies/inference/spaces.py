@@ -17,7 +17,7 @@ from rl_eval.policies.inference.device_arrays import kind_of, numpy_of
 
 Array = npt.NDArray[Any]
 _FITTING_KINDS: Final = {"f": "biuf", "i": "biu", "u": "biu", "b": "b"}
-"""Kinds of numbers, as numpy names them, that an array of each kind may be given."""
+"""Kinds of numbers that may be written to an array of each kind, in numpy's letters."""
 _LOOK_EVERY: Final = 17
 """Batches between two checks of the bounds: a prime, so that checks do not follow the lengths of episodes."""
 _ROUNDING: Final = 1e-5
@@ -64,18 +64,18 @@ class ObservationBatch:
         self._boxes = {path for path, leaf in leaves if isinstance(leaf, gym.spaces.Box)}
         self._noted: set[tuple[Any, ...]] = set()
         self._inside = self._bounded
-        """Those that were not yet noted as outside."""
+        """Leaves without a note about values outside of their bounds."""
         self._batches = 0
         self._look_at_once = True
         self.rows = rows
         self.row_bytes = sum(array[:1].nbytes for _, array in self._leaves)
-        # Of a space without parts, kept here because they are needed at every step.
+        # For a space without parts. They are stored, because every step needs them.
         only = self._leaves[0][1] if self._leaves and not self._leaves[0][0] else None
         self._row_views = [] if only is None else [only[row, ...] for row in range(rows)]
         self._row_dtype = None if only is None else only.dtype
         self._row_shape = () if only is None else only.shape[1:]
         self.note: Callable[[int, str, str], None] = lambda *_: None
-        """Takes the row, what is odd about its observation, and what was seen."""
+        """Called with the row, a description of an unusual observation, and the value."""
 
     def adopt(self, rows: Any, observations: Any) -> None:
         """Copy the observations of some rows.
@@ -85,7 +85,7 @@ class ObservationBatch:
             observations: Nested arrays, shape (k, ...).
 
         Raises:
-            EnvError: Their structure or a shape differs from the space's.
+            EnvError: The structure or a shape of the observations differs from the space's.
         """
         count = rows.stop if isinstance(rows, slice) else len(rows)
         for path, array in self._leaves:
@@ -96,7 +96,7 @@ class ObservationBatch:
                 self._check_kept(path, array, array[rows], given)
 
     def adopt_step(self, observations: Any, live: npt.NDArray[np.int64], width: int) -> None:
-        """Copy the observations of live slots; the others may have anything.
+        """Copy the observations of live slots; those of other slots are ignored.
 
         Args:
             observations: Nested arrays, shape (width, ...).
@@ -104,7 +104,7 @@ class ObservationBatch:
             width: Number of slots.
 
         Raises:
-            EnvError: Their structure or a shape differs from the space's.
+            EnvError: The structure or a shape of the observations differs from the space's.
         """
         if len(live) == width:
             self.adopt(slice(0, width), observations)
@@ -139,7 +139,7 @@ class ObservationBatch:
         """Copy one observation into its row.
 
         Raises:
-            EnvError: Its structure or a shape differs from the space's.
+            EnvError: The structure or a shape of the observation differs from the space's.
         """
         if (
             type(observation) is np.ndarray
@@ -178,14 +178,14 @@ class ObservationBatch:
         if has_dtype and path in self._boxes and path not in self._noted:
             self._noted.add(path)
             if not np.can_cast(given.dtype, array.dtype):
-                what = f"observation{_at(path)} has another dtype than its space, {array.dtype}, and is converted"
+                what = f"observation{_at(path)} has another dtype than its space ({array.dtype}), and is converted"
                 self.note(row, what, str(given.dtype))
 
     def content(self, observation: Any) -> bytes:
         """Return the content of a row for an observation: only the space's parts, in its dtypes.
 
         Raises:
-            EnvError: Its structure or a shape differs from the space's.
+            EnvError: The structure or a shape of the observation differs from the space's.
         """
         self._scratch = self._scratch or ObservationBatch(self._space, 1)
         self._scratch.write(0, observation)
@@ -196,12 +196,12 @@ class ObservationBatch:
         return b"".join(array.tobytes() for _, array in self._leaves)
 
     def clear(self, row: int) -> None:
-        """Zero a row whose observation must not be seen."""
+        """Set a row to zero, because the policy must not see its observation."""
         for _, array in self._leaves:
             array[row] = 0
 
     def nonfinite_rows(self, live: npt.NDArray[np.bool_]) -> list[int]:
-        """Return the live rows that hold a NaN or an infinity."""
+        """Return the live rows with a NaN or infinite value."""
         if all(np.logical_and.reduce(np.isfinite(array), axis=None) for _, array in self._floats):
             return []
         bad = np.zeros(len(live), bool)
@@ -216,7 +216,7 @@ class ObservationBatch:
         return f"the observation{_at(path)} has {what}"
 
     def look_outside(self, live: npt.NDArray[np.bool_]) -> None:
-        """Note each leaf that has a live row outside of its space's bounds, once; to be called for every batch.
+        """Add one note for each leaf with a live row outside of its bounds; called for every batch.
 
         It checks the first batch after :meth:`forget_notes`, and then one of :data:`_LOOK_EVERY`. That costs almost
         nothing, and detects an environment that leaves its space repeatedly.
@@ -240,7 +240,7 @@ class ObservationBatch:
                 self._inside = [other for other in self._inside if other is not leaf]
 
     def forget_notes(self) -> None:
-        """Note again what was noted before."""
+        """Allow notes that were already reported to be reported again."""
         self._noted.clear()
         self._inside = self._bounded
         self._look_at_once = True
@@ -254,7 +254,7 @@ def leaf_of(observation: Any, path: tuple[Any, ...]) -> Any:
     """Return a part of an observation, or of a batch of them.
 
     Raises:
-        EnvError: It is missing.
+        EnvError: The part is missing.
     """
     value = observation
     try:
@@ -275,7 +275,7 @@ def _due(array: Array) -> str:
 
 
 def _narrower(leaf: gym.Space[Any], dtype: np.dtype[Any]) -> tuple[Any, Any] | None:
-    """Return the least and the greatest value of a leaf; None if its dtype has no others."""
+    """Return the lowest and the highest value of a leaf; None if its dtype has no other values."""
     low, high = _range(leaf)
     kind = dtype.kind
     limits = (-np.inf, np.inf) if kind == "f" else (0, 1) if kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
@@ -283,7 +283,7 @@ def _narrower(leaf: gym.Space[Any], dtype: np.dtype[Any]) -> tuple[Any, Any] | N
 
 
 def _range(leaf: gym.Space[Any]) -> tuple[Any, Any]:
-    """Return the least and the greatest value of a leaf."""
+    """Return the lowest and the highest value of a leaf."""
     if isinstance(leaf, gym.spaces.Box):
         return leaf.low, leaf.high
     if isinstance(leaf, gym.spaces.MultiBinary):
@@ -298,7 +298,7 @@ def _sample_leaf(leaf: gym.Space[Any], rows: int, rng: np.random.Generator, scal
     if leaf.dtype.kind != "f":
         return rng.integers(low, high, shape, dtype=leaf.dtype, endpoint=True)
     drawn = np.empty(shape, leaf.dtype)
-    for row in range(rows):  # One by one, for they are drawn in float64, and an image has millions of numbers.
+    for row in range(rows):  # One by one, because they are drawn in float64, and an image has millions of numbers.
         drawn[row] = np.clip(rng.standard_normal(leaf.shape) * scale, low, high)
     return drawn
 
@@ -311,7 +311,7 @@ class ActionReader:
         mode: For Box leaves: ``clip`` into the bounds, ``unsquash`` [-1, 1] onto them, or ``none``.
 
     Raises:
-        ConfigError: The space cannot be batched, or ``unsquash`` meets an unbounded space.
+        ConfigError: The space cannot be batched, or ``unsquash`` is set for an unbounded space.
     """
 
     def __init__(self, space: gym.Space[Any], mode: Literal["clip", "unsquash", "none"]) -> None:
@@ -323,7 +323,7 @@ class ActionReader:
         leaves = tree.flatten(self.structure)
         if not leaves:
             raise ConfigError(
-                f"the environment's action_space is {space}, without any part",
+                f"the environment's action_space is {space}, which has no parts",
                 key="action_space",
                 value=str(space),
                 fix="Wrap the environment so that it has an action, such as Discrete(1).",
@@ -468,6 +468,6 @@ def copy_batch(nested: Any) -> Any:
 
 
 def no_grad() -> contextlib.AbstractContextManager[Any]:
-    """Switch gradients off where torch is in use; a policy without torch does not make us import it."""
+    """Switch gradients off if torch is imported; do not import it for a policy without torch."""
     torch = sys.modules.get("torch")
     return torch.no_grad() if torch is not None else contextlib.nullcontext()

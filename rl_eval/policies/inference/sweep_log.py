@@ -21,14 +21,14 @@ _SWEEPS: Final = 64
 
 
 class Steps(NamedTuple):
-    """Steps of finished episodes, one episode after the other, in arrays of their own."""
+    """Steps of finished episodes, one episode after the other, in separate arrays."""
 
     rows: Sequence[tuple[Any, ...]]
-    """The episodes' records, as of :data:`rl_eval.records.episode.ROW`."""
+    """Records of the episodes, in the form of :data:`rl_eval.records.episode.ROW`."""
     lengths: npt.NDArray[np.int64]
     """Number of steps of each episode."""
     observations: Array
-    r"""Observations of the policy, and after each episode's steps its last one, shape (steps + episodes, \*shape)."""
+    r"""Observations of the policy; the last one of an episode follows its steps. Shape (steps + episodes, \*shape)."""
     actions: Array
     r"""Actions passed to environments, shape (steps, \*shape)."""
     rewards: npt.NDArray[np.float64]
@@ -56,7 +56,7 @@ class _Finished(NamedTuple):
     stop: int
     row: tuple[Any, ...]
     told: tuple[str, ...]
-    """Outputs that were told at every step."""
+    """Names of the outputs that have a value at every step."""
     recorders: Mapping[str, SweepRecorder]
 
 
@@ -71,12 +71,12 @@ class SweepLog:
         self._starts: dict[int, int] = {}
         """First sweep of the episodes that are recorded, by slot."""
         self._told_since: dict[str, int] = {}
-        """First sweep from which on a policy's output has a value in each."""
+        """First sweep since which an output of the policy has a value in every sweep."""
         self._first = self._count = 0
-        """Number of the first sweep that is held, and of all sweeps so far."""
+        """Number of the first stored sweep, and count of all sweeps so far."""
         self._finished: list[_Finished] = []
         self._lasts = np.empty((_SWEEPS, *observations.shape[1:]), observations.dtype)
-        """The last observation of each, and room for more."""
+        """Last observation of each finished episode, with spare capacity."""
         self._cut: list[tuple[Mapping[str, SweepRecorder], Steps]] = []
 
     @property
@@ -85,7 +85,7 @@ class SweepLog:
         return bool(self._starts)
 
     def begin(self, slot: int) -> None:
-        """Record the episode that begins with the next sweep; it is to act in every sweep until its end."""
+        """Record the episode that begins with the next sweep; it must act in every sweep until its end."""
         self._starts[slot] = self._count
 
     def end(self, slot: int) -> None:
@@ -100,7 +100,7 @@ class SweepLog:
         last: Any,
         recorders: Mapping[str, SweepRecorder],
     ) -> None:
-        """Keep the episode of a slot, which is over.
+        """Store the finished episode of a slot.
 
         Args:
             slot: Slot of the episode.
@@ -110,8 +110,8 @@ class SweepLog:
             recorders: Observers that record the episode, by the names of their artifacts.
 
         Raises:
-            TypeError: The last observation is not like the others.
-            ValueError: Likewise.
+            TypeError: The last observation has another form than the others.
+            ValueError: The same.
         """
         place = len(self._finished)
         if place == len(self._lasts):
@@ -133,9 +133,9 @@ class SweepLog:
         """Copy a sweep.
 
         Args:
-            observations: Rows that the policy saw.
-            actions: Rows that environments are given.
-            outputs: Rows of each forward pass, and what it computed for them besides actions: a dict of arrays.
+            observations: Rows that the policy received.
+            actions: Rows that environments receive.
+            outputs: Rows of each forward pass, and a dict of its outputs besides actions.
         """
         self._make_room()
         sweep = self._count - self._first
@@ -168,7 +168,7 @@ class SweepLog:
         return np.empty((room, self._rows, *batch.shape[1:]), batch.dtype)
 
     def _make_room(self) -> None:
-        """Drop sweeps that no episode needs; double the capacity if less than half of it is free then."""
+        """Drop sweeps that no episode needs; then double the capacity if less than half of it is free."""
         room, held = len(self._columns["actions"]), self._count - self._first
         if held < room:
             return
@@ -217,7 +217,7 @@ class SweepLog:
 def _places(
     starts: npt.NDArray[np.int64], slots: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], rows: int
 ) -> npt.NDArray[np.int64]:
-    """Return where the steps of episodes are among all rows of all sweeps, one episode after the other.
+    """Return the positions of the steps of episodes among the rows of all sweeps, one episode after the other.
 
     Args:
         starts: Sweep of the first step of each, shape (episodes,).

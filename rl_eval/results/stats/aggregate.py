@@ -2,8 +2,8 @@
 
 Everything is computed from the values themselves, once: never a mean of means, a window or a moving
 average. Sums are correctly rounded (:func:`math.fsum`), so they do not depend on the order of
-the values. Undefined numbers are NaN: every number of an empty sample, the spread of a single
-value, and whatever a NaN among the values touches.
+the values. Undefined numbers are NaN: every number of an empty sample, the spread of a single value, and every number
+that depends on a NaN.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _QUANTILES: Final = (0.05, 0.25, 0.5, 0.75, 0.95)
 _MOST_BINS: Final = 60
 _LEAST_BINS: Final = 8
 _EXACT: Final = 2.0**53
-"""Range beyond which floats do not hold every whole number."""
+"""Limit up to which floats represent every whole number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Aggregates:
 def exact_mean(values: npt.ArrayLike) -> float:
     """Return the mean of values, shape (n,): correctly rounded sum over n; NaN when there are none.
 
-    Equal values have exactly their own value as mean, which two roundings alone would not ensure.
+    The mean of equal values is exactly this value. Two roundings alone would not ensure that.
     """
     sample = np.asarray(values, dtype=np.float64)
     if not sample.size:
@@ -132,8 +132,9 @@ def aggregate(values: npt.ArrayLike) -> Aggregates:
 def histogram_edges(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """Return the ends of bins, about 60 at most, in ascending order, by the rule of Freedman & Diaconis (1981).
 
-    Bins of whole numbers have equally many possible values, or a smooth distribution would show modes: their width is
-    whole, and a multiple of the greatest common divisor of the differences if that is smaller.
+    All bins of whole numbers have the same number of possible values; otherwise, a smooth distribution would show false
+    modes. So their width is a whole number, and a multiple of the greatest common divisor of the differences if that is
+    smaller.
 
     Args:
         values: Finite, shape (n,), n at least 1.

@@ -27,13 +27,13 @@ FEW: Final = 20
 """Minimum size of a bootstrapped sample. For fewer values, Student t covers the mean more often, but not often enough
 if they are skewed; its note reports that."""
 
-FEW_EQUAL: Final = f"fewer than {FEW} values, all equal: they say nothing of others"
+FEW_EQUAL: Final = f"fewer than {FEW} values, all equal: other values may differ"
 """Note instead of an interval for few equal returns."""
 
 ALL_EQUAL: Final = "all equal"
 """Note of the interval of equal values, which is a single value."""
 
-_TOO_WIDE: Final = "the spread of the values leaves the range of floats"
+_TOO_WIDE: Final = "the spread of the values is too large for a float"
 
 _RESAMPLES: Final = 9_999
 _SEED: Final = 0x5EED
@@ -97,8 +97,8 @@ def mean_interval(
         values: One value per completed episode, shape (n,).
         confidence: Nominal coverage.
         num_missing: Episodes that have no value because they failed.
-        bounds: Lowest and highest possible value. With missing episodes the interval starts where
-            it would if all of them were worst and ends where it would if all were best.
+        bounds: Lowest and highest possible value. With missing episodes, the lower end is that for all of them worst,
+            and the upper end that for all of them best.
 
     Returns:
         BCa from :data:`FEW` to :data:`BCA_MAX` values, Student t below and above, or the reason why no interval exists.
@@ -111,7 +111,7 @@ def mean_interval(
     if not sample.size:
         return no_interval(confidence, "no episode completed")
     if bounds is None:
-        return no_interval(confidence, f"{failed} and their return is unknown: give return_bounds for an interval")
+        return no_interval(confidence, f"{failed} and their return is unknown: set return_bounds to get an interval")
     worst, best = (_sample_interval(np.append(sample, [bound] * num_missing), confidence) for bound in bounds)
     if not (worst.exists and best.exists):
         return worst
@@ -142,8 +142,8 @@ def success_interval(successes: int, trials: int, confidence: float = 0.95, *, n
         successes: Successful episodes.
         trials: Episodes whose success is known.
         confidence: Nominal coverage.
-        num_unknown: Episodes whose success is unknown. The interval starts where it would if all of
-            them had no success and ends where it would if all had.
+        num_unknown: Episodes whose success is unknown. The lower end is that for no success in any of them, and the
+            upper end that for success in all.
     """
     check_confidence(confidence)
     if trials < 1:
@@ -222,5 +222,5 @@ def _wilson(successes: int, trials: int, confidence: float) -> tuple[float, floa
     rate, weight = successes / trials, z**2 / trials
     middle = (rate + weight / 2) / (1 + weight)
     half = z / (1 + weight) * math.sqrt(rate * (1 - rate) / trials + weight / (4 * trials))
-    # At the ends of the scale the formula gives 0 or 1 exactly, but for rounding.
+    # Without rounding, the formula gives exactly 0 or 1 at the ends of the scale.
     return (0.0 if successes == 0 else middle - half), (1.0 if successes == trials else middle + half)

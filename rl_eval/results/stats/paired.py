@@ -51,10 +51,11 @@ class PairedDifference:
     correlation: float | None
     """Pearson correlation of the two sides; None if a side does not vary."""
     episodes_saved: float | None
-    """Factor of unpaired episodes with the same precision: ``(var a + var b) / var(b - a)``.
+    """Factor by which an unpaired comparison needs more episodes for the same precision: ``(var a + var b) / var(b -
+    a)``.
 
-    Below 1, pairing cost precision. None if the difference does not vary, for one policy, and if all differences are
-    as small as those of rounding.
+    Below 1, pairing reduced the precision. None in three cases: the differences do not vary, both sides are one policy,
+    or all differences are as small as those of rounding.
     """
     rounding: bool
     """Whether the sides are one policy, and all their differences are as small as those of rounding."""
@@ -109,9 +110,9 @@ def paired_difference(
 def sign_flip_test(differences: npt.NDArray[np.float64]) -> tuple[float, TestKind]:
     """Return the two-sided p-value of the mean under random signs, and how it was computed.
 
-    If the sides are exchangeable, each difference is as likely with the opposite sign. The p-value
-    is the fraction of sign patterns whose sum is at least as far from 0 as the observed one; sampled
-    patterns count the observed one as well, so that it is never 0 (Phipson & Smyth 2010).
+    If the sides are exchangeable, each difference is as likely with the opposite sign. The p-value is the fraction of
+    sign patterns whose sum is at least as far from 0 as the observed sum. Sampled patterns include the observed one, so
+    the p-value is never 0 (Phipson & Smyth 2010).
 
     Args:
         differences: Shape (n,). Zeros have no sign and drop out.
@@ -173,12 +174,12 @@ def _correlation(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) -> floa
         return None
     with np.errstate(all="ignore"):
         correlation = float(np.corrcoef(a, b)[0, 1])
-    return correlation if math.isfinite(correlation) else None  # The squares may leave the range of floats.
+    return correlation if math.isfinite(correlation) else None  # The squares may overflow.
 
 
 def _episodes_saved(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64], difference_std: float) -> float | None:
     spread = math.hypot(aggregate(a).std, aggregate(b).std)
-    # Differences that are equal up to rounding leave a spread that means nothing.
+    # The spread of differences that are equal up to rounding has no meaning.
     if not math.isfinite(spread) or not 1e-9 * spread < difference_std < math.inf:
         return None
     return (spread / difference_std) ** 2

@@ -37,8 +37,8 @@ class Spread:
 
         Args:
             difference: True difference of the means, not 0.
-            correlation: Of the returns of both policies on equal seeds, for a paired comparison; None for an unpaired
-                one.
+            correlation: Correlation of the returns of both policies on equal seeds, for a paired comparison; None for
+                an unpaired one.
         """
         wanted = self._variance(correlation) * (self._quantile() / difference) ** 2 + _correction(correlation)
         return max(2, math.ceil(wanted))
@@ -63,7 +63,7 @@ class Spread:
         """Return the smallest number of episodes with at most this :meth:`half_width`.
 
         Args:
-            half_width: Above 0.
+            half_width: Half width of the interval, above 0.
         """
         least = (_normal((1 + CONFIDENCE) / 2) * self.std / half_width) ** 2  # Student's t is wider by a few episodes.
         return next(n for n in itertools.count(max(2, math.ceil(least))) if self.half_width(n) <= half_width)
@@ -84,10 +84,10 @@ def episodes_for_rates(a: float, b: float) -> int:
 
     Args:
         a: True rate of one policy, within [0, 1].
-        b: Of the other one.
+        b: True rate of the other policy.
 
     Raises:
-        UsageError: They are equal.
+        UsageError: The rates are equal.
     """
     if a == b:
         raise UsageError(f"both rates are {a:g}: no number of episodes can show a difference", key="rates", value=a)

@@ -49,9 +49,9 @@ def rate(policies: Sequence[str], points: npt.NDArray[np.float64], confidence: f
     """Rate policies by games against each other.
 
     Args:
-        policies: Their names, k of them.
+        policies: Names of the policies, k of them.
         points: Points of i against j in the games of each seed, shape (seeds, k, k): 1 for each win, 1/2 for each draw.
-            The diagonal is not looked at. The order of the seeds does not matter.
+            The diagonal is ignored. The order of the seeds does not matter.
         confidence: Nominal coverage of the intervals.
 
     Returns:
@@ -74,8 +74,8 @@ def strengths(points: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     which is chosen so that the mean is 0.
 
     Args:
-        points: Points of i against j over all games, shape (..., k, k). Everybody met everybody, directly or through
-            others.
+        points: Points of i against j over all games, shape (..., k, k). Every policy played every other one, directly
+            or through others.
 
     Returns:
         Strengths, shape (..., k).
@@ -125,12 +125,12 @@ def _one_sided(policies: Sequence[str], total: npt.NDArray[np.float64]) -> str:
     above = beats[top] & beats[:, top]
     return (
         f"{_listed(policies, above)} won every game against {_listed(policies, ~above)}, so the gap between them has "
-        "no upper limit; it is shown as if one game of each pairing more had been drawn"
+        "no upper limit; the ratings assume one more drawn game for each pairing"
     )
 
 
 def _closure(edges: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """Return who is reached from whom along edges, in any number of steps, none included."""
+    """Return the pairs that edges connect in any number of steps, including none."""
     reached = edges | np.eye(len(edges), dtype=bool)
     for _ in range(len(edges).bit_length()):
         reached = reached @ reached
@@ -158,9 +158,9 @@ def _intervals(
 
 
 def _resampled(points: npt.NDArray[np.float64]) -> tuple[int, npt.NDArray[np.float64]]:
-    """Draw seeds with replacement, as many for each matchup as it has.
+    """Draw seeds with replacement, for each matchup as many as it has.
 
-    Seeds that went alike are drawn together, so that neither their number nor their order matters.
+    Seeds with equal points are drawn together, so the result does not depend on their order.
 
     Returns:
         The seeds of the matchup that has the fewest, and points of i against j, shape (resamples, k, k).

@@ -24,7 +24,7 @@ of several rows, so that one slot alone would have other episodes."""
 
 @functools.lru_cache(maxsize=8)
 def _compiled(init: Init, step: Step) -> tuple[Any, Any]:
-    """Return both functions for all rows; simulators of the same environment share what was compiled.
+    """Return both functions for all rows; simulators of the same environment share the compiled functions.
 
     The first one takes seeds instead of keys.
     """

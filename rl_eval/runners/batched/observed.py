@@ -28,7 +28,7 @@ class ObservedBatch:
         self._live: dict[int, ObservedSlot] = {}
         """Observers of the slots with an episode that is observed, by slot."""
         self._told: dict[int, ObservedSlot] = {}
-        """Those of them that receive every step."""
+        """Live observers that receive every step, by slot."""
 
     def start(self, slot: int, lease: Lease) -> None:
         """Start an attempt; those of the determinism check are not observed."""

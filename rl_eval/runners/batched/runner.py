@@ -149,7 +149,7 @@ class BatchedEvalRunner(RunnerCore):
 
     @override
     def _sweep_log(self) -> SweepLog | None:
-        # A block that fails takes its finished episodes back; the log does not.
+        # A block that fails withdraws its finished episodes; the log of sweeps cannot do that.
         return None if self._blocks else super()._sweep_log()
 
     def foreach_env(self, function: Callable[[Any], Result]) -> list[Result]:
@@ -409,7 +409,7 @@ class BatchedEvalRunner(RunnerCore):
             self._end_block()
 
     def _hold_lane(self, lease: Lease) -> None:
-        """Begin a block in lane 0, so that a death is attributed to it while no slot has an episode."""
+        """Begin a block in lane 0, so that a death is attributed to the block while no slot has an episode."""
         self._recorder.begin(0, lease.index, lease.seed, lease.attempt)
 
     def _end_block(self) -> _Block | None:
@@ -435,7 +435,7 @@ class BatchedEvalRunner(RunnerCore):
         acting, simulator = self._attempts.slots, self._current
         if simulator is None or not (len(acting) or self._block is not None):
             return
-        # If all slots of a block restart in this step, any valid actions do.
+        # If all slots of a block restart in this step, any valid actions are sufficient.
         actions = _filled(actions, acting, simulator.num_envs) if len(acting) else _idle_actions(simulator)
         digests = {slot: self._digest(actions, slot) for slot, trace in self._traces.items() if not trace.full}
         if self._watched is not None:
@@ -526,8 +526,8 @@ class BatchedEvalRunner(RunnerCore):
             self._attempts.infos[: len(mask), column][wanted] = values[wanted]
             if values.dtype.kind in "iu":
                 self._pending.note(
-                    f"info {key!r} is an array of integers for all slots; gymnasium cuts decimals off if its first "
-                    "value was an integer"
+                    f"info {key!r} is an array of integers for all slots; gymnasium cuts off decimals if the "
+                    "first value was an integer"
                 )
             return
         for slot in np.flatnonzero(wanted).tolist():
@@ -720,7 +720,7 @@ def _check_supported(settings: EvalSettings) -> None:
     """Raise for settings of single environments.
 
     Raises:
-        ConfigError: One is set.
+        ConfigError: A setting of single environments is set.
     """
     environment = settings.environment
     unsupported = {
@@ -738,7 +738,7 @@ def _check_supported(settings: EvalSettings) -> None:
             )
     if "num_envs" in environment.env_kwargs:
         raise ConfigError(
-            "environment.env_kwargs has num_envs, which is runners.num_envs_per_runner",
+            "environment.env_kwargs has num_envs, which runners.num_envs_per_runner sets",
             key="environment.env_kwargs.num_envs",
             value=environment.env_kwargs["num_envs"],
             fix="Set runners.num_envs_per_runner instead.",

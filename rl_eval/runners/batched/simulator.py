@@ -23,7 +23,7 @@ Reported = Mapping[str, tuple[npt.NDArray[Any], Flags]]
 _KINDS: Final = {"rewards": "iuf", "terminated": "biu", "truncated": "biu"}
 """Kinds of dtypes of a step's arrays, as numpy names them."""
 _DTYPES: Final = {"rewards": np.dtype(np.float64), "terminated": np.dtype(bool), "truncated": np.dtype(bool)}
-"""Their dtypes in the runner."""
+"""Dtypes of these arrays in the runner."""
 
 
 def _no_values(key: str) -> None:
@@ -64,7 +64,7 @@ class BatchStep:
             shapes = [array.shape[:1] for array in one if isinstance(array, np.ndarray)]
             if shapes != [(width,)] * 2 or one[1].dtype != bool or one[1].ndim != 1:
                 raise EnvError(
-                    f"values({key!r}) of the simulator returned no NumPy array of {width} values with a mask of bools",
+                    f"values({key!r}) did not return a NumPy array of {width} values with a mask of bools",
                     key="values",
                     value=key,
                     fix="Return the pair (values, mask), or None if no slot reported the key.",
@@ -76,7 +76,7 @@ def checked(returned: Any, num_envs: int) -> BatchStep:
     """Return a step with rewards in float64 and flags as bools.
 
     Raises:
-        EnvError: It is not a :class:`BatchStep`, or an array or :attr:`BatchStep.started` has a wrong shape or dtype.
+        EnvError: This is not a :class:`BatchStep`, or an array or :attr:`BatchStep.started` has a wrong shape or dtype.
     """
     if not isinstance(returned, BatchStep):
         kind = type(returned).__name__
@@ -104,12 +104,12 @@ def _checked_start(started: Any, num_envs: int) -> tuple[Flags, Any]:
     """Return the mask of the slots that started another episode, as a NumPy array, and the observations.
 
     Raises:
-        EnvError: It is not a pair, or the mask has a wrong shape or dtype.
+        EnvError: The value is not a pair, or the mask has a wrong shape or dtype.
     """
     mask = numpy_of(started[0]) if isinstance(started, tuple) and len(started) == 2 else None
     if not isinstance(mask, np.ndarray) or mask.shape != (num_envs,) or mask.dtype != bool:
         raise EnvError(
-            f"started of the simulator has no mask of {num_envs} bools",
+            f"BatchStep.started of the simulator has no mask of {num_envs} bools",
             key="started",
             fix="Return the pair (mask, observations), or None if no slot started another episode.",
         )
@@ -125,7 +125,7 @@ def _array_of(step: BatchStep, name: str, num_envs: int) -> Any:
     """Return an array of a step, in the library of the simulator.
 
     Raises:
-        EnvError: It has a wrong shape or dtype.
+        EnvError: The array has a wrong shape or dtype.
     """
     given = getattr(step, name)
     array = given if hasattr(given, "dtype") else np.asarray(given)
@@ -168,7 +168,7 @@ class BatchSimulator(abc.ABC):
     trusted: bool = False
     """Whether the class is known to start slots alone, so that the trial before the first episode is skipped."""
     condition_keys: Sequence[str] = ()
-    """Keys of :attr:`EpisodeSpec.condition` that :meth:`restart` honours."""
+    """Keys of :attr:`EpisodeSpec.condition` that :meth:`restart` supports."""
     note: str = ""
     """Note for readers of the result, such as settings of the simulator that change the returns."""
 

@@ -1,4 +1,4 @@
-"""Trial of a simulator before its first episode: a slot that starts alone must leave the others as they are."""
+"""Trial of a simulator before its first episode: a slot that starts alone must not change the others."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WITHOUT_RESTARTS: Final = (
     "Set runners.block: 64 for episodes that are bound to the number of environments, runners.runner: vector for "
     "single environments, or for an id env_kwargs: {vectorization_mode: sync}."
 )
-"""What to do with a simulator that cannot start slots alone."""
+"""Next step for a simulator that cannot start slots alone."""
 _STEPS: Final = 4
 
 

@@ -44,7 +44,7 @@ class VectorEnvSimulator(BatchSimulator):
         blocks: Whether it is only reset as a whole, and its slots restart by themselves.
 
     Raises:
-        ConfigError: Its slots cannot be reset alone with a seed of their own.
+        ConfigError: The slots cannot be reset alone, each with its own seed.
     """
 
     def __init__(self, env: VectorEnv[Any, Any, Any], *, blocks: bool = False) -> None:
@@ -262,7 +262,7 @@ def build_simulator(
             f"environment.env is {section.env!r}, which built {built.num_envs} slots instead of {num_envs}",
             key="environment.env",
             value=built.num_envs,
-            fix="Build as many slots as num_envs says, which may be fewer than runners.num_envs_per_runner.",
+            fix="Build num_envs slots, which may be fewer than runners.num_envs_per_runner.",
         )
     if isinstance(built, BatchSimulator):
         return built
@@ -283,7 +283,7 @@ def _autoreset_mode(env: VectorEnv[Any, Any, Any]) -> AutoresetMode:
     """Return the mode of an environment: its attribute, or its own metadata, but not those that all classes share.
 
     Raises:
-        ConfigError: It has neither.
+        ConfigError: The environment has neither.
     """
     mode = getattr(env, "autoreset_mode", None)
     if mode is None and env.metadata is not VectorEnv.metadata:

@@ -1,6 +1,6 @@
 """Runner of environments with several agents: slots, leases and faults as for one, and a policy for every agent.
 
-Which policy plays which agent is fixed for an episode before it begins.
+The policy of each agent is fixed before an episode begins.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class SeveralPolicies:
         """Return a module whose parts are those of some policies, by id.
 
         Raises:
-            WeightsError: One has none.
+            WeightsError: A policy has no module.
         """
         import torch
 
@@ -83,7 +83,7 @@ Spaces = tuple[gym.Space[Any], gym.Space[Any]]
 
 
 def sections_of(section: PolicySection) -> Mapping[str, PolicySection]:
-    """Return the policies by id: those of ``policy.policies``, else the one of the section."""
+    """Return the policies by id: those of ``policy.policies``, otherwise the policy of the section."""
     return section.policies or {DEFAULT_POLICY: section}
 
 
@@ -108,7 +108,7 @@ class PolicyMapping:
         self.owners: dict[Any, str] = {}
         """Agents in the order of seats, each with a policy that plays it at some time."""
         self.most_at_once = dict.fromkeys(self._names, 0)
-        """Most agents of each policy in one of the first episodes of the plan."""
+        """Maximum number of agents of each policy in one episode, over the first episodes of the plan."""
         self._seats: tuple[str, ...] = ()
         self._scan()
 
@@ -124,7 +124,7 @@ class PolicyMapping:
             ConfigError: An agent has no policy, or one that plays agents with other spaces.
         """
         seats = tuple([self._policy_of(agent, seat, spec) for seat, agent in enumerate(self.agents)])
-        if seats != self._seats:  # Most episodes are seated as the one before.
+        if seats != self._seats:  # Most episodes have the same seats as the previous one.
             self._seats = seats
             for agent, name in zip(self.agents, seats, strict=True):
                 self._admit(agent, name)
@@ -155,7 +155,7 @@ class PolicyMapping:
             if first != again:
                 raise ConfigError(
                     f"policy.policy_mapping_fn returned {first!r} for agent {agent!r} of episode {spec.index}, then "
-                    f"{again!r}. It is called wherever the episode runs, so it must depend only on agent and spec",
+                    f"{again!r}. Each process that runs the episode calls it, so it must depend only on agent and spec",
                     key="policy.policy_mapping_fn",
                     value=str(again),
                     episode=spec.index,
@@ -239,7 +239,7 @@ class MultiAgentEvalRunner(VectorEvalRunner):
 
     def __init__(self, settings: EvalSettings, runner_index: int, policy: Any = None) -> None:
         super().__init__(settings, runner_index, policy)
-        # Only the environment, which the base has just built, tells which agents there are.
+        # Only the environment, which the base class has just built, lists the agents.
         pending = self._pending
         pending.info_keys = (*settings.evaluation.info_keys, *agent_columns(self._mapping.agents))
         self._values = ValueReader(settings.evaluation.info_keys, pending.note)
@@ -253,7 +253,7 @@ class MultiAgentEvalRunner(VectorEvalRunner):
         Build and close the environment for it, unless ``environment.agents`` is set.
 
         Raises:
-            EnvError: It cannot be built here.
+            EnvError: The environment cannot be built here.
         """
         return (*settings.evaluation.info_keys, *agent_columns(agents_of(settings)))
 

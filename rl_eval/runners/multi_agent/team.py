@@ -1,8 +1,8 @@
 """Multi-agent environments as one episode: turns of any API, the team's reward, and an end when all agents are done.
 
 PettingZoo's two APIs are recognized by their methods: Parallel, in which all agents act at once, and AEC, in which one
-acts at a time. PettingZoo itself is not imported. Return, length and ending of every agent are counted in addition to
-the team's, so the runner's base class, which steps an environment and sums rewards, serves any number of agents.
+acts at a time. PettingZoo itself is not imported. Return, length and ending of every agent are recorded in addition to
+the team's. So the runner's base class, which steps an environment and sums rewards, works for any number of agents.
 """
 
 from __future__ import annotations

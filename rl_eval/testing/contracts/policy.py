@@ -65,14 +65,14 @@ class PolicyContract:
             self._expect_alone(range(size), self._act(range(size)), f"in a batch of {size}")
 
     def test_a_row_does_not_depend_on_its_position(self) -> None:
-        """It does not depend on the other rows either."""
+        """An action does not depend on the other rows either."""
         for size in self.batch_sizes:
             for seed in range(3):
                 episodes = np.random.default_rng(seed).permutation(_EPISODES)[:size].tolist()
                 self._expect_alone(episodes, self._act(episodes), f"at another position in a batch of {size}")
 
     def test_rows_of_dead_lanes_do_not_matter(self) -> None:
-        """Such rows contain data of earlier episodes."""
+        """Rows of dead lanes contain data of earlier episodes."""
         for size in self.batch_sizes:
             live = np.arange(size) % 2 == 0
             self._expect_alone(range(size), self._act(range(size), live), "among dead rows", live)

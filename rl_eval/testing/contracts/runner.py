@@ -167,14 +167,14 @@ class EvalRunnerContract(ObserverContract):
                 expect(got, [(lease.index, lease.seed) for lease in leases], f"(index, seed) of rows, {lanes} lanes")
 
     def test_rows_are_those_of_the_reference_loop(self) -> None:
-        """They are bitwise equal for every number of lanes and every order of leases."""
+        """Rows are bitwise equal for every number of lanes and every order of leases."""
         leases = leases_of(self.num_episodes)
         for order in (leases, leases[::-1], leases[::2] + leases[1::2]):
             for lanes, runner in self.runners():
                 self.expect_reference(play(runner, order).rows, f"{lanes} lanes")
 
     def test_any_number_of_slots_gives_the_same_rows(self) -> None:
-        """This includes more slots than episodes, and calls of one step. No more episodes than slots are live."""
+        """Tested with more slots than episodes, and with calls of one step. No more episodes than slots are live."""
         cls = runner_class(self.runner)
         most = self.num_episodes + 3 if cls.max_lanes is None else min(cls.max_lanes, self.num_episodes + 3)
         if not 1 <= cls.default_lanes <= (cls.max_lanes or cls.default_lanes):
@@ -223,7 +223,7 @@ class EvalRunnerContract(ObserverContract):
                 expect(reported, due, f"faults, {what}")
 
     def test_a_nan_observation_is_the_environments_fault(self) -> None:
-        """The policy never gets it, and it uses up an attempt."""
+        """The policy never gets the observation, and the fault uses up an attempt."""
         for phase in ("reset", "step"):
             for lanes, runner in self.runners(
                 {"kind": "nan_observation", "phase": phase, "episodes": [0, 2], "attempts": [1]}
@@ -234,7 +234,7 @@ class EvalRunnerContract(ObserverContract):
                 expect(reported, [(0, 1, "env"), (2, 1, "env")], f"faults, {what}")
 
     def test_a_failed_attempt_is_reported_and_frees_its_lane(self) -> None:
-        """It has a fault and no row, since the group decides on another attempt. The other episodes complete."""
+        """The attempt has a fault and no row; the group decides on another attempt. Other episodes complete."""
         for lanes, runner in self.runners({"kind": "raise", "episodes": [1]}):
             played = play(runner, leases_of(self.num_episodes))
             expect(1 in played.rows["index"], False, f"a row of the episode that fails, {lanes} lanes")
@@ -318,7 +318,7 @@ class EvalRunnerContract(ObserverContract):
             expect(type(error), EvalError, "error of set_weights() while an episode is live")
 
     def test_rows_carry_the_version_of_the_weights(self) -> None:
-        """It is the version that was set before the first lease."""
+        """Rows have the version that was set before the first lease."""
         for _, runner in self.runners():
             if self.weights is None:
                 break
@@ -328,7 +328,7 @@ class EvalRunnerContract(ObserverContract):
             expect(runner.weights_version, 7, "weights_version")
 
     def test_stop_closes_every_environment(self) -> None:
-        """This includes environments after a fault, and environments of live episodes."""
+        """Environments after a fault and environments of live episodes are closed too."""
         open_envs: list[_Counted] = []
         fault = {"kind": "raise", "episodes": [0, 2], "attempts": [1]}
         for lanes, runner in self.runners(fault, wrapper=functools.partial(_Counted, open_envs)):

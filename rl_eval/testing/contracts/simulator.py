@@ -60,7 +60,7 @@ class SimulatorContract:
         _with_simulator(self._settings, 4, _expect_shapes)
 
     def test_a_slot_may_be_stepped_past_its_end(self) -> None:
-        """While other episodes run, a slot that ended waits. The episode that then starts in it is as ever."""
+        """While other episodes run, a slot that ended waits. The next episode in this slot is not affected."""
         _with_simulator(self._settings, 4, _expect_start_after_end)
 
     @cached_property

@@ -1,6 +1,6 @@
 """Loggers of learning curves: console, files, TensorBoard, Weights & Biases, MLflow, Ray metrics.
 
-No logger imports another's packages: each imports its own when it is made or used. Imported by ``training/`` and above.
+A logger imports its packages only when it is built or used.
 """
 
 from rl_eval.training.loggers.base import Logger

@@ -18,25 +18,25 @@ if TYPE_CHECKING:
 class Logger(abc.ABC):
     """Receiver of the points of one learning curve, in the order in which they are evaluated.
 
-    Its methods are called by one thread at a time. An error that it raises is reported, and ends neither the
-    evaluation nor the training.
+    Its methods are called by one thread at a time. An error in a logger is reported, and does not end the evaluation or
+    the training.
     """
 
     @abc.abstractmethod
     def log(self, point: EvalPoint) -> None:
-        """Write a point. It replaces an earlier one of the same step, where the medium can."""
+        """Write a point. If possible, it replaces an earlier point of the same step."""
 
     def log_video(self, video: Video, point: EvalPoint) -> None:  # noqa: B027  # Optional.
         """Write a video of one of the episodes of a point, after the point."""
 
     def progress(self, progress: EvalProgress) -> None:  # noqa: B027  # Optional.
-        """Receive the progress of the evaluation under way."""
+        """Receive the progress of the running evaluation."""
 
     def reached(self, step: int) -> None:  # noqa: B027  # Optional.
-        """Receive the step that training has reached; points that are logged later belong to it or to earlier steps."""
+        """Receive the current training step. Later points belong to this step or to an earlier one."""
 
     def close(self) -> None:  # noqa: B027  # Optional.
-        """Write what is left, and release files and processes; may be called again."""
+        """Write remaining data, and release files and processes; may be called again."""
 
     def __enter__(self) -> Self:
         return self
@@ -59,7 +59,7 @@ def row_of(point: EvalPoint) -> dict[str, Any]:
 
 
 def finite_metrics(point: EvalPoint) -> dict[str, float]:
-    """Return the metrics of a point that are finite numbers: others have no place on an axis."""
+    """Return the metrics of a point that are finite numbers; others cannot be plotted."""
     return {name: float(value) for name, value in point.metrics.items() if math.isfinite(value)}
 
 

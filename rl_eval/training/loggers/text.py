@@ -1,7 +1,7 @@
 """Loggers of text: lines on a console, and files with one line per step, which a resumed training continues.
 
-Every point writes its whole file anew, atomically: a kill or a full disk leaves it as it was. Only a file that begins
-with the names that every point begins with is continued; any other is refused and stays as it is.
+Each point rewrites the whole file atomically, so a kill or a full disk leaves the old file. An existing file is
+continued only if it begins with the names that every row begins with. Any other file is rejected and does not change.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class _StepFile(Logger):
         """Write the row of a point; it replaces the row of the same step.
 
         Raises:
-            UsageError: The file has become something else.
-            OSError: The point cannot be written; the file is as it was.
+            UsageError: The file is no longer a file of this logger.
+            OSError: The point cannot be written; the file has not changed.
         """
         sweep(self.path.parent)
         names, rows = self._read()
@@ -78,7 +78,7 @@ class _StepFile(Logger):
 
     @abc.abstractmethod
     def _format(self, names: list[Any], rows: list[Row]) -> str:
-        """Return the text of a file, which began with these names before."""
+        """Return the text of a file with these rows; ``names`` are the names that it began with."""
 
     def _read(self) -> tuple[list[Any], dict[int, Row]]:
         """Return the names that the file begins with, and its rows by step."""
@@ -121,8 +121,8 @@ class JSONLinesLogger(_StepFile):
 class CSVLogger(_StepFile):
     """Table with one line per step under a header; NaN is an empty cell, and infinity ``inf``.
 
-    A metric that comes up later gets a column at the right, which is empty in earlier lines; one that is missing
-    leaves its cell empty.
+    A metric that appears later gets a new column at the right, which is empty in earlier lines. A missing metric has an
+    empty cell.
 
     Args:
         path: The file; an existing one is continued. It does not change before the first point.
@@ -158,10 +158,10 @@ def _check_mark(names: list[Any]) -> None:
 
 @final
 class ConsoleLogger(Logger):
-    """Printer of one line per point: mean return with its interval, what went wrong, and what ``metrics_fn`` added.
+    """Printer of one line per point: mean return with its interval, problems, and metrics of ``metrics_fn``.
 
     Args:
-        console: Where; by default stdout.
+        console: Console for the lines; by default stdout.
     """
 
     def __init__(self, console: Console | None = None) -> None:
@@ -169,7 +169,7 @@ class ConsoleLogger(Logger):
 
     @cached_property
     def _console(self) -> Console:
-        # Not before it is used: a console cannot travel to another process, and this logger can.
+        # Built at the first use: a console cannot be pickled, but this logger can.
         return self._given or Console(highlight=False)
 
     @override

@@ -1,4 +1,4 @@
-"""Loggers of other programs: TensorBoard, Weights & Biases, MLflow, and the Prometheus endpoint of every Ray node."""
+"""Loggers for other programs: TensorBoard, Weights & Biases, MLflow, and the Prometheus endpoint of every Ray node."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ if TYPE_CHECKING:
 
 
 _REFUSED: Final = re.compile(r"[^\w.\-/ ]", re.ASCII)
-"""Characters that MLflow has in no name of a metric."""
+"""Characters that MLflow does not allow in the name of a metric."""
 _COUNTERS: Final = {
     "episodes_done": "Episodes that completed.",
     "episodes_failed": "Episodes that ran out of attempts.",
     "episodes_retried": "Episodes that took more than one attempt.",
-    "env_steps": "Environment steps, those of wasted attempts included.",
+    "env_steps": "Environment steps, including those of failed attempts.",
     "faults": "Faults of environments, policies and runners.",
-    "runner_restarts": "Runners lost during evaluations; each is replaced while the budget of restarts lasts.",
+    "runner_restarts": "Runners lost during evaluations; each is replaced within the restart budget.",
     "evaluations": "Evaluations that ended.",
 }
 _GAUGES: Final = {
     "mean_return": "Mean return of the last evaluation that has one.",
     "evaluated_step": "Training step of the last evaluation.",
     "weights_version": "Weights version of the last evaluation.",
-    "weights_lag": "Steps that training has gone on since the weights of the last evaluation.",
-    "running_episodes_finished": "Finished episodes of the evaluation under way.",
-    "runners": "Runners that are up.",
+    "weights_lag": "Training steps since the weights of the last evaluation.",
+    "running_episodes_finished": "Finished episodes of the running evaluation.",
+    "runners": "Ready runners.",
 }
 
 
@@ -64,7 +64,7 @@ def _check_run(logger: Logger, run: Any, *of_a_new_one: Any) -> None:
 
 @contextmanager
 def _file_of(video: Video) -> Iterator[Path]:
-    """A file with a video, for as long as the context lasts."""
+    """Yield a file with a video; it exists while the context lasts."""
     with tempfile.TemporaryDirectory(prefix="rl_eval-") as folder:
         path = video.path or video.save(Path(folder)).path
         assert path is not None
@@ -73,28 +73,29 @@ def _file_of(video: Video) -> Iterator[Path]:
 
 @final
 class TensorBoardLogger(Logger):
-    """Writer of event files, in a folder of their own inside ``log_dir``.
+    """Writer of event files in a separate folder inside ``log_dir``.
 
-    It is named after the metrics' prefix (``log_dir/eval``), so TensorBoard shows evaluation as a run beside that of
-    the training which writes to ``log_dir``.
+    The folder has the name of the metrics' prefix (``log_dir/eval``). So TensorBoard shows the evaluation as a separate
+    run, next to the training that writes to ``log_dir``.
 
     Each finite metric is a scalar; the mean return and its interval also form one chart with a band, under "Custom
-    Scalars". Videos become animated pictures, since TensorBoard shows no other.
+    Scalars". Videos become animated GIFs, because TensorBoard shows no other format.
 
-    A step that is not greater than the last one, as when a training goes on from an earlier checkpoint, hides what was
-    written from that step on. So does the first point of a logger that continues a folder. This concerns the folder of
-    evaluation alone, and with it every logger that has the same ``log_dir`` and prefix: have one.
+    If training continues from an earlier checkpoint, the step of a point may not exceed the last one. TensorBoard then
+    hides all earlier points from this step on. The first point of a new logger on an existing folder has the same
+    effect. Only the evaluation's folder is affected. Use one logger per ``log_dir`` and prefix, because a second one
+    would hide points of the first.
 
-    A ``writer`` that is there already is written to as it is, under names with the prefix, and flushed, but never
-    closed. What it wrote before stays: a step that is evaluated again is a second value. The chart with the band is
-    left out, since a folder has one layout of such charts, and it may be the trainer's.
+    With ``writer``, points are written to this existing writer, under names with the prefix. The logger flushes it, but
+    never closes it. Earlier values stay: a step that is evaluated again has two values. The chart with the band is
+    omitted, because a folder has only one layout of these charts, which may be the trainer's.
 
     Args:
-        log_dir: The folder that TensorBoard is started with, or one inside it; the trainer may write there too.
+        log_dir: Folder that TensorBoard is started with, or a folder inside it; the trainer may write there too.
         writer: A ``SummaryWriter`` of torch or of tensorboardX, instead of ``log_dir``. It cannot be pickled.
 
     Raises:
-        ConfigError: tensorboard is not installed, or not exactly one of ``log_dir`` and ``writer`` is given.
+        ConfigError: tensorboard is not installed, or not exactly one of ``log_dir`` and ``writer`` is passed.
     """
 
     def __init__(self, log_dir: str | os.PathLike[str] | None = None, *, writer: Any = None) -> None:
@@ -148,7 +149,7 @@ class TensorBoardLogger(Logger):
 
         prefix = prefix_of(point)
         name = prefix.strip("/") or "eval"
-        # A purge hides every tag of its folder from that step on, and training is ahead of its evaluation.
+        # A purge hides all tags of its folder from this step on. Training, which is ahead, needs another folder.
         writer = self._writer = SummaryWriter(os.path.join(self._log_dir, name), purge_step=point.step)  # noqa: PTH118 - a URL too.
         band = [f"{prefix}episode_return_{end}" for end in ("mean", "ci_low", "ci_high")]
         writer.add_custom_scalars({name: {"episode return": ["Margin", band]}})
@@ -156,7 +157,7 @@ class TensorBoardLogger(Logger):
 
 
 def _messages_of(writer: Any) -> Any:
-    """Return the class of the protocol buffers that a writer takes: tensorboardX has its own."""
+    """Return the class of the protocol buffers for a writer, since tensorboardX has its own."""
     own = any(base.__module__.startswith("tensorboardX.") for base in type(writer).__mro__)
     package = "tensorboardX.proto" if own else "tensorboard.compat.proto"
     return importlib.import_module(f"{package}.summary_pb2").Summary
@@ -164,20 +165,20 @@ def _messages_of(writer: Any) -> Any:
 
 @final
 class WandbLogger(Logger):
-    """Writer to a run of its own, or to the one that training logs to.
+    """Writer to a separate run, or to the run of the training.
 
-    Everything is drawn over ``<log_prefix>/step``, and not over W&B's own counter, which must not go back: evaluations
-    report steps that training has left behind. W&B's history cannot be rewritten, so a step that is evaluated again is
-    a second row.
+    The horizontal axis is ``<log_prefix>/step``. W&B's own counter cannot go back, but training has passed the step of
+    an evaluation when its point is logged. W&B's history cannot be rewritten, so a step that is evaluated again has two
+    rows.
 
     Args:
         project: Project of the new run.
-        mode: ``online``, ``offline`` or ``disabled``; by default as W&B's environment variables say.
-        run: A live run to log to; it is not finished by :meth:`close`.
+        mode: ``online``, ``offline`` or ``disabled``; by default as W&B's environment variables set it.
+        run: An active run to log to; :meth:`close` does not finish it.
         **settings: More arguments of ``wandb.init``, such as ``name``, ``dir``, ``id``, ``group``.
 
     Raises:
-        ConfigError: wandb is not installed, or ``run`` is given together with what is for a new one.
+        ConfigError: wandb is not installed, or ``run`` is passed together with arguments of a new run.
     """
 
     def __init__(
@@ -230,21 +231,21 @@ class WandbLogger(Logger):
 
 @final
 class MLflowLogger(Logger):
-    """Writer to a run of its own, or to the one that training logs to.
+    """Writer to a separate run, or to the run of the training.
 
-    It uses a client of its own, so the active run of ``mlflow.start_run`` is neither used nor changed. MLflow keeps
-    every value of a metric, so a step that is evaluated again is a second value. Characters that MLflow refuses in
-    names become ``_``.
+    It uses a separate client, so it neither uses nor changes the active run of ``mlflow.start_run``. MLflow keeps every
+    value of a metric, so a step that is evaluated again has two values. Characters that MLflow rejects in names become
+    ``_``.
 
     Args:
-        experiment: Name of the experiment of the new run, which is made if it is missing; by default
+        experiment: Name of the experiment of the new run; created if it does not exist. By default
             ``$MLFLOW_EXPERIMENT_NAME``, or MLflow's ``Default``.
-        run: A run to log to, such as ``mlflow.active_run()``, or its id; it is not ended by :meth:`close`.
-        tracking_uri: Server or store; by default as ``mlflow.set_tracking_uri`` and ``$MLFLOW_TRACKING_URI`` say.
+        run: A run to log to, such as ``mlflow.active_run()``, or its id; :meth:`close` does not end it.
+        tracking_uri: Server or store; by default as ``mlflow.set_tracking_uri`` or ``$MLFLOW_TRACKING_URI`` set it.
         **settings: More arguments of ``MlflowClient.create_run``: ``run_name``, ``tags``, ``start_time``.
 
     Raises:
-        ConfigError: mlflow is not installed, or ``run`` is given together with what is for a new one.
+        ConfigError: mlflow is not installed, or ``run`` is passed together with arguments of a new run.
     """
 
     def __init__(
@@ -287,7 +288,7 @@ class MLflowLogger(Logger):
         return MlflowClient(self._tracking_uri)
 
     def _run(self, client: Any) -> str:
-        """Return the id of the run, which is made for the first point."""
+        """Return the id of the run; create the run for the first point."""
         if self._run_id is None:
             name = self._experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME") or "Default"
             found = client.get_experiment_by_name(name)

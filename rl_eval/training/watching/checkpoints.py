@@ -97,7 +97,7 @@ class CheckpointFolder:
         if not self.folder.is_dir():
             return f"there is no folder {str(self.folder)!r} yet"
         others = sorted({f"*{path.suffix}" for path in self.folder.iterdir() if path.is_file() and path.suffix})
-        hint = f": for {' or '.join(others)} give a glob in quotes" if others and self._pattern not in others else ""
+        hint = f"; for {' or '.join(others)}, pass a glob in quotes" if others and self._pattern not in others else ""
         return f"nothing in {str(self.folder)!r} matches {self._pattern!r}{hint}"
 
     def scan(self) -> list[Checkpoint]:
@@ -108,7 +108,7 @@ class CheckpointFolder:
         return sorted(stable, key=lambda one: one.order)
 
     def _find(self) -> Iterator[Checkpoint]:
-        # Unlike Path.glob, it goes on where the trainer removes a folder during the search.
+        # Unlike Path.glob, it continues if the trainer removes a folder during the search.
         for name in map(Path, glob.glob(self._pattern, root_dir=self.folder, recursive=True)):  # noqa: PTH207
             path = self.folder / name
             if path.is_relative_to(self._exclude):
@@ -125,7 +125,7 @@ def copy_checkpoint(path: Path, checkpoint: Checkpoint, companions: Mapping[str,
 
     Args:
         path: The checkpoint.
-        checkpoint: Its state at the last scan.
+        checkpoint: State of the checkpoint at the last scan.
         companions: Files that belong to it, by name of an argument.
         target: The folder; removed if it exists.
 

@@ -74,9 +74,8 @@ def describe(best: Entry, checkpoint: str) -> dict[str, Any]:
         best: The best checkpoint.
         checkpoint: Path of its copy, relative to the output folder.
     """
-    worth = (
-        "depends on the layout, do not quote it" if best.held_out and best.held_out.determinism else "quote this one"
-    )
+    repeats = best.held_out is None or not best.held_out.determinism
+    worth = "quote this one" if repeats else "depends on the number of runners and environments, do not quote it"
     return {
         "checkpoint": checkpoint,
         "name": best.info.name,
@@ -121,7 +120,7 @@ def curve_png(entries: Sequence[Entry], best: str | None, title: str) -> bytes:
 
 
 def _draw(axes: Axes, scores: Sequence[tuple[Any, Score | None]], label: str, **style: Any) -> None:
-    """Draw the mean returns that there are, with their intervals."""
+    """Draw the existing mean returns, with their intervals."""
     points = [(place, score.mean) for place, score in scores if score is not None and score.mean is not None]
     if points:
         axes.plot(*zip(*points, strict=True), label=label, **style)

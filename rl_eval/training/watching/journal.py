@@ -1,6 +1,6 @@
 """Journal of a watcher: the state of each checkpoint, and the best one.
 
-``watch.json`` is replaced atomically at every change. An entry without a score is pending: its evaluation log tells
+``watch.json`` is replaced atomically at every change. An entry without a score is pending: its evaluation log shows
 which episodes remain. An entry with a score is final. The entries are also the list of folders that the watcher made;
 it removes no other folder.
 """
@@ -29,7 +29,7 @@ from rl_eval.training.watching.checkpoints import Checkpoint
 JOURNAL_FILE: Final = "watch.json"
 _LOCK_FILE: Final = ".lock"
 _locks: Final[weakref.WeakSet[IO[str]]] = weakref.WeakSet()
-# A fork has every open file of its parent, and would keep the lock for as long as it lives.
+# A fork has every open file of its parent, and would keep the lock until it ends.
 os.register_at_fork(after_in_child=lambda: [lock.close() for lock in _locks])
 
 PENDING: Final = "pending"
@@ -47,7 +47,7 @@ class Score:
     first_index: int = 0
     """Index of the first episode."""
     mean: float | None = None
-    """Mean return; None if there is none, likewise the ends of its interval."""
+    """Mean return; None if there is none. The same holds for the ends of its interval."""
     low: float | None = None
     high: float | None = None
     num_episodes: int = 0
@@ -200,7 +200,7 @@ class Journal:
 def claim_output(folder: Path, output: Path) -> IO[str]:
     """Return a lock on an output folder; it ends when it is closed and when the process ends, even by SIGKILL.
 
-    Forks of the process do not have it.
+    Forks of the process do not have the lock.
 
     Args:
         folder: The watched folder, resolved.
@@ -240,7 +240,7 @@ def _read(path: Path) -> _State:
     """Read a journal; an absent one is empty.
 
     Raises:
-        ConfigError: It is damaged, or was not written by a watcher.
+        ConfigError: The file is damaged, or a watcher did not write it.
     """
     if not path.exists():
         return _State("rl_eval watch", 2)

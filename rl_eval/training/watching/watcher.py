@@ -1,9 +1,9 @@
 """Loop of the watcher: evaluate new checkpoints, write the curve, and test the best one again.
 
-Every turn takes the complete checkpoints without a score in the order of training, copies each, evaluates the copy into
-its own evaluation log, and puts the score into the journal. Then the candidate for the best is evaluated on held-out
-episodes. After a ``kill -9`` the next watcher repeats the interrupted step: a copy is renamed into place, an evaluation
-continues its log, and the files for people follow from the journal.
+Every turn takes the complete checkpoints without a score, in the order of training. It copies each one, evaluates the
+copy with a separate evaluation log, and writes the score to the journal. Then the candidate for the best is evaluated
+on held-out episodes. After a ``kill -9``, the next watcher repeats the interrupted step. This is safe: a copy is
+renamed when it is complete, an evaluation continues its log, and all other files are written from the journal.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class Watcher:
 
         Args:
             poll_s: Seconds between two scans.
-            once: Return after the second scan, which shows what is complete.
+            once: Return after the second scan, which shows the complete checkpoints.
 
         Raises:
             ConfigError: The config cannot work, or ``once`` finds nothing.
@@ -160,7 +160,7 @@ class Watcher:
             if self._folder.found and len(self.journal.curve) == before and not self.unfinished:
                 self._log(f"nothing new: {before} checkpoints are in {self._output / 'curve.csv'}")
             for name in self._folder.unstable:
-                self._log(f"{name} has just changed: left for the next call")
+                self._log(f"{name} has just changed: the next call evaluates it")
 
     def close(self) -> None:
         """Stop the runners, and unlock the output folder."""
@@ -285,7 +285,7 @@ class Watcher:
             return
         self._check_stop()
         if not self._has_copy(candidate):
-            self._log_once(f"the copy of {candidate.info.name} in {self._output} is gone: it cannot be the best")
+            self._log_once(f"the copy of {candidate.info.name} in {self._output} is missing: it cannot become the best")
             return
         if candidate.held_out is None and self._held_out["num_episodes"]:
             candidate = replace(candidate, held_out=self._evaluate(candidate, "held_out", self._held_out))
@@ -322,7 +322,7 @@ class Watcher:
             _BadCheckpoint: The checkpoint cannot be loaded.
             _Stopped: It was cancelled; its log has the finished episodes.
             UsageError: The config cannot work, or the code has changed.
-            ClusterError: It cannot run, but not because of the checkpoint.
+            ClusterError: The evaluation cannot run, but not because of the checkpoint.
         """
         self.journal.check(self._task())
         try:
