@@ -157,7 +157,8 @@ class SuiteResult(Printed):
         notes = [f"{TITLES[name]}: {error}" for name, error in self.tables.items() if isinstance(error, UsageError)]
         notes += [f"{one.planned.cell}: {one.reason}" for one in self.cells if one.reason]
         notes += [f"{cell} is skipped: {why}" for cell, why in self.skipped]
-        notes += dict.fromkeys([*self._older_steps, *(note for table in shown.values() for note in table.notes)])
+        notes += dict.fromkeys([*self._older_steps, *(note for table in shown.values() for note in table.own_notes)])
+        notes += [f"{TITLES[name]}: {note}" for name, table in shown.items() for note in table.interval_notes]
         notes += self._missing_settings()
         name, version = self.definition.suite, f"version {self.definition.version}"
         return Page(name, version, self.status, [[line], *tables, cells], notes)

@@ -51,10 +51,14 @@ class Table:
         return tuple(dict.fromkeys(column for _, column in self.cells))
 
     @property
+    def interval_notes(self) -> tuple[str, ...]:
+        """Different notes of the intervals, in the order of the cells."""
+        return tuple(dict.fromkeys(cell.interval.note for cell in self.cells.values() if cell.interval.note))
+
+    @property
     def notes(self) -> tuple[str, ...]:
-        """Notes about the table, and different notes of the intervals in the order of the cells."""
-        of_cells = dict.fromkeys(cell.interval.note for cell in self.cells.values() if cell.interval.note)
-        return (*self.own_notes, *of_cells)
+        """Notes about the table, and those of its intervals."""
+        return (*self.own_notes, *self.interval_notes)
 
     def page_table(self, title: str) -> PageTable:
         """Return the table for a page."""
