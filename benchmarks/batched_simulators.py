@@ -21,7 +21,8 @@ import torch
 from rl_eval import EvalConfig, EvalRunnerGroup
 
 Policy = Callable[[Any], Any]
-Sweep = Callable[[], None]
+Sweep = Callable[[], tuple[Any, Any]]
+"""Takes one step of all slots; returns the rewards, and the mask of the slots that ended."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Contest:
     slots: int
     make_policy: Callable[[], Policy]
     make_loop: Callable[[int, Policy], Sweep]
-    """Returns a function that takes one step of all slots, whose episodes restart by themselves."""
+    """Returns the own loop; its episodes restart by themselves."""
     env_kwargs: Mapping[str, Any] = field(default_factory=dict)
     block: int | None = None
     episodes: int = 4_000
@@ -114,10 +115,10 @@ def snake_loop(slots: int, policy: Policy) -> Sweep:
     step = jax.jit(env.step)
     state, now = jax.jit(env.reset)(jax.random.split(jax.random.PRNGKey(0), slots))
 
-    def sweep() -> None:
+    def sweep() -> tuple[Any, Any]:
         nonlocal state, now
         state, now = step(state, policy(now.observation._asdict()).astype(np.int32))
-        np.asarray(now.reward), np.asarray(now.last())
+        return np.asarray(now.reward), np.asarray(now.last())
 
     return sweep
 
@@ -126,11 +127,27 @@ def stepped(env: Any, policy: Policy, **reset: Any) -> Sweep:
     """Return the plain loop of a vector environment of gymnasium's interface."""
     seen, _ = env.reset(**reset)
 
-    def sweep() -> None:
+    def sweep() -> tuple[Any, Any]:
         nonlocal seen
-        seen, *_ = env.step(policy(seen))
+        seen, rewards, terminated, truncated, _ = env.step(policy(seen))
+        return rewards, terminated | truncated
 
     return sweep
+
+
+def summed(sweep: Sweep, slots: int) -> Sweep:
+    """Return a loop that also sums rewards and collects the returns, as every evaluation must."""
+    sums, returns = np.zeros(slots), list[float]()
+
+    def step() -> tuple[Any, Any]:
+        rewards, ended = sweep()
+        np.add(sums, rewards, sums)
+        if ended.any():
+            returns.extend(sums[ended].tolist())
+            sums[ended] = 0
+        return rewards, ended
+
+    return step
 
 
 def gymnasium_loop(name: str, **kwargs: Any) -> Callable[[int, Policy], Sweep]:
@@ -207,8 +224,9 @@ def main() -> None:
 def measure(contest: Contest, turns: int) -> dict[str, list[float]]:
     """Return the steps per CPU second of each turn, by contender."""
     policy = contest.make_policy()
-    sweep = contest.make_loop(contest.slots, policy)
-    rates: dict[str, list[float]] = {"own": [], "ours": []}
+    loops = {"own": contest.make_loop(contest.slots, policy)}
+    loops["own with returns"] = summed(loops["own"], contest.slots)
+    rates: dict[str, list[float]] = {**{name: [] for name in loops}, "ours": []}
     with ExitStack() as stack:
         groups = {"ours": EvalRunnerGroup(_config(contest, policy), threaded=False)}
         if contest.single is not None:
@@ -216,12 +234,14 @@ def measure(contest: Contest, turns: int) -> dict[str, list[float]]:
         for group in groups.values():
             stack.enter_context(group)
             group.evaluate(num_episodes=contest.slots)
-        sweep()
+        for sweep in loops.values():
+            sweep()
         for _ in range(turns):
-            started = time.process_time()
-            for _ in range(contest.steps):
-                sweep()
-            rates["own"].append(contest.steps * contest.slots / (time.process_time() - started))
+            for name, sweep in loops.items():
+                started = time.process_time()
+                for _ in range(contest.steps):
+                    sweep()
+                rates[name].append(contest.steps * contest.slots / (time.process_time() - started))
             for name, group in groups.items():
                 started = time.process_time()
                 steps = int(group.evaluate().table.rows["length"].sum())

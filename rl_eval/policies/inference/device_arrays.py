@@ -21,6 +21,8 @@ def kind_of(array: Any) -> str:
 
 def numpy_of(array: Any) -> npt.NDArray[Any]:
     """Return an array in NumPy, copied from its device if it is on another."""
+    if type(array) is np.ndarray:
+        return array
     return np.asarray(array.detach().cpu() if hasattr(array, "detach") else array)
 
 

@@ -450,21 +450,23 @@ def assign_rows(target: Any, rows: Any, values: Any) -> None:
 
 def take_rows(nested: Any, rows: Any) -> Any:
     """Return some rows of every leaf: views for a slice, copies for indices; None stays None."""
-    return None if nested is None else tree.map_structure(lambda leaf: leaf[rows], nested)
+    if nested is None or type(nested) is np.ndarray:
+        return None if nested is None else nested[rows]
+    return tree.map_structure(lambda leaf: leaf[rows], nested)
 
 
 def _copy(leaf: Any) -> Any:
     if hasattr(leaf, "clone"):
-        return leaf.clone()
+        with no_grad():
+            return leaf.clone()
     return leaf.copy() if hasattr(leaf, "copy") else np.array(leaf)
 
 
 def copy_batch(nested: Any) -> Any:
     """Copy every leaf; None stays None."""
-    if nested is None:
-        return None
-    with no_grad():
-        return tree.map_structure(_copy, nested)
+    if nested is None or type(nested) is np.ndarray:
+        return None if nested is None else nested.copy()
+    return tree.map_structure(_copy, nested)
 
 
 def no_grad() -> contextlib.AbstractContextManager[Any]:

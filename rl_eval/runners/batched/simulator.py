@@ -22,8 +22,8 @@ Reported = Mapping[str, tuple[npt.NDArray[Any], Flags]]
 """Values of infos and the masks of the slots that reported them, by key."""
 _KINDS: Final = {"rewards": "iuf", "terminated": "biu", "truncated": "biu"}
 """Kinds of dtypes of a step's arrays, as numpy names them."""
-_DTYPES: Final = {"rewards": np.dtype(np.float64), "terminated": np.dtype(bool), "truncated": np.dtype(bool)}
-"""Dtypes of these arrays in the runner."""
+_DIRECT: Final = {"rewards": "f", "terminated": "b", "truncated": "b"}
+"""Kinds of dtypes of NumPy arrays that need no further check."""
 
 
 def _no_values(key: str) -> None:
@@ -84,8 +84,8 @@ def checked(returned: Any, num_envs: int) -> BatchStep:
     step = returned
     if step.started is not None:
         step = replace(step, started=_checked_start(step.started, num_envs))
-    if all(_is_plain(getattr(step, name), name, num_envs) for name in _KINDS):
-        return step
+    if all(_is_direct(getattr(step, name), kind, num_envs) for name, kind in _DIRECT.items()):
+        return step if step.rewards.dtype == np.float64 else replace(step, rewards=step.rewards.astype(np.float64))
     arrays = [_array_of(step, name, num_envs) for name in _KINDS]
     on_host = arrays if all(isinstance(array, np.ndarray) for array in arrays) else numpy_of_all(arrays)
     for name, array, values in zip(_KINDS, arrays, on_host, strict=True):
@@ -116,9 +116,9 @@ def _checked_start(started: Any, num_envs: int) -> tuple[Flags, Any]:
     return mask, started[1]
 
 
-def _is_plain(array: Any, name: str, num_envs: int) -> bool:
-    """Whether an array is as the runner uses it."""
-    return type(array) is np.ndarray and array.dtype == _DTYPES[name] and array.shape == (num_envs,)
+def _is_direct(array: Any, kind: str, num_envs: int) -> bool:
+    """Whether an array is a NumPy array of the expected shape, and of a kind of dtype that needs no further check."""
+    return type(array) is np.ndarray and array.dtype.kind == kind and array.shape == (num_envs,)
 
 
 def _array_of(step: BatchStep, name: str, num_envs: int) -> Any:

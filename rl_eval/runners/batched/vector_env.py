@@ -172,7 +172,7 @@ def _ale_seed(seed: int) -> int:
 
 def _flags(given: Any) -> Flags:
     """Return flags by slot, copied from their device."""
-    return numpy_of(given).astype(bool)
+    return numpy_of(given).astype(bool, copy=False)
 
 
 class _Values:
