@@ -26,6 +26,7 @@ from rl_eval.config.settings import LIVE_ENVIRONMENT, EnvironmentSection, copy_c
 from rl_eval.errors import ConfigError, EnvError, nearest
 from rl_eval.protocols import EnvContext
 from rl_eval.records.episode import first_seen
+from rl_eval.runners.batched.simulator import BatchSimulator
 
 if TYPE_CHECKING:
     from rl_eval.runners.lane import Lane
@@ -52,6 +53,7 @@ _NOT_HERE: Final = (
     "Runner processes do not know ids that a script registers. Pass the class, or a function that builds the "
     'environment. If my_module registers the id on import, pass "my_module:MyEnv-v0".'
 )
+_BATCHED: Final = "Set runners.runner: batched (--batched), or build single environments."
 _MUJOCO: Final = (
     'Its version affects the episodes: pip install -c constraints.txt ".[mujoco]" installs the version of our tests.'
 )
@@ -88,13 +90,13 @@ def construct_env(
             fix="Name their policies in policy.policies. For one policy that plays all agents, set runners.runner to "
             '"multi_agent".',
         )
-    if isinstance(env, gym.vector.VectorEnv):
+    if isinstance(env, (gym.vector.VectorEnv, BatchSimulator)):
         raise ConfigError(
             f"environment.env {section.env!r} built a {type(env).__name__}, which steps {env.num_envs} environments in "
             "one call",
             key="environment.env",
             value=type(env).__name__,
-            fix="Set runners.runner: batched (--batched), or build single environments.",
+            fix=_BATCHED,
         )
     _check_members(env, f"environment.env {section.env!r}")
     _check_seed(env, f"environment.env {section.env!r}")
@@ -320,6 +322,15 @@ def _call(factory: Any, kwargs: dict[str, Any], context: EnvContext) -> Any:
     except (TypeError, ValueError):  # Some callables hide their signature.
         return factory(**kwargs) if _is_env_class(factory) else factory(context)
     parameters = signature.parameters
+    wide = parameters.get("num_envs")
+    if wide is not None and wide.default is wide.empty and "num_envs" not in kwargs:
+        name = getattr(factory, "__name__", repr(factory))
+        raise ConfigError(
+            f"environment.env is {name}, which needs num_envs to build many environments that are stepped in one call",
+            key="environment.env",
+            value=name,
+            fix=_BATCHED,
+        )
     receiver = _context_parameter(parameters.values(), kwargs, is_class=_is_env_class(factory))
     if receiver is None:
         _check_arguments(factory, signature, kwargs)
@@ -358,7 +369,8 @@ def _check_arguments(made: Any, signature: inspect.Signature, kwargs: dict[str, 
                 f"environment.env is {name}, which has no parameter num_envs",
                 key="environment.env",
                 value=name,
-                fix="For runners.runner: batched, add the parameter num_envs, and build as many slots.",
+                fix="For runners.runner: batched, add the parameter num_envs, and build as many slots. For single "
+                "environments, set runners.runner: vector (without --batched).",
             ) from error
         hint = "" if inspect.isclass(made) else "A parameter context: EnvContext receives all of env_kwargs."
         raise ConfigError(

@@ -139,6 +139,32 @@ def test_one_row_that_is_not_finite_is_the_fault_of_its_episode(part: str) -> No
     assert {fault.index for fault in result.faults} == {10}
 
 
+@pytest.mark.parametrize("part", ["reward", "observation"])
+@pytest.mark.parametrize("width", [4, 32])
+@pytest.mark.parametrize("heals", [True, False])
+def test_a_broken_slot_fails_no_episode(reference: EvalResult, part: str, width: int, heals: bool) -> None:
+    """Its episodes complete alone in a simulator of one slot. After two faults, the simulator is built again."""
+
+    class Flawed(Walk):
+        def step(self, action: Any) -> Any:
+            observation, reward, *rest = super().step(action)
+            observation, reward = (observation, np.nan) if part == "reward" else (observation * np.nan, reward)
+            return observation, reward, *rest
+
+    def make(num_envs: int) -> Any:
+        built.append(num_envs)
+        broken = not heals or len(built) == 1
+        return gym.vector.SyncVectorEnv([Flawed if broken and slot == 2 else Walk for slot in range(num_envs)])
+
+    built: list[int] = []
+    result = evaluate(batched(make, width))
+    same(result, reference)
+    assert {record.attempts for record in result.episodes} == {1}
+    assert {(fault.error_type, fault.charged) for fault in result.faults} == {("EnvError", False)}
+    assert len(result.faults) == 2 or not heals
+    assert 1 in built
+
+
 def test_an_environment_with_a_memory_is_found_out() -> None:
     class Remembers(Walk):
         episodes = 0
@@ -406,6 +432,31 @@ class SaysNoMode(gym.vector.SyncVectorEnv):
 def test_what_cannot_be_known_is_rejected(make: Any, key: str) -> None:
     with refused(ConfigError, key):
         evaluate(batched(make))
+
+
+@pytest.mark.parametrize("make", [walks, lambda num_envs=3: walks(num_envs), Broken, lambda num_envs=3: Broken(num_envs)])
+def test_a_simulator_of_many_slots_needs_the_batched_runner(make: Any) -> None:
+    """The error is the same with and without a default number of slots."""
+    with refused(ConfigError, "environment.env") as caught:
+        evaluate(batched(make).runners(runner="vector"))
+    assert "--batched" in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda opened, num_envs: opened(num_envs + 1), lambda opened, num_envs: opened(num_envs, SaysNoMode)],
+    ids=["another width", "no mode"],
+)
+def test_a_rejected_environment_is_closed(make: Any) -> None:
+    built: list[gym.vector.VectorEnv[Any, Any, Any]] = []
+
+    def opened(num_envs: int, cls: type[gym.vector.SyncVectorEnv] = gym.vector.SyncVectorEnv) -> Any:
+        built.append(cls([Walk] * num_envs))
+        return built[-1]
+
+    with refused(ConfigError, "environment.env"):
+        evaluate(batched(partial(make, opened)))
+    assert [env.closed for env in built] == [True]
 
 
 def test_the_width_has_one_name() -> None:

@@ -18,6 +18,8 @@ class Attempts:
     def __init__(self, slots: int, num_keys: int) -> None:
         self.live = np.zeros(slots, bool)
         self._live_slots: npt.NDArray[np.int64] | None = None
+        self.faulty: set[int] = set()
+        """Slots with an invalid value since the simulator was built."""
         self.indices, self.numbers = np.zeros(slots, np.int64), np.zeros(slots, np.int64)
         """Episode of each slot, and number of its attempt, from 1."""
         self.steps = 0

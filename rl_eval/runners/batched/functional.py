@@ -66,7 +66,7 @@ class FunctionalSimulator(BatchSimulator):
         action_space: gym.Space[Any],
         name: str = "FunctionalSimulator",
     ) -> None:
-        self._name = name
+        self.name = name
         self.num_envs, self.observation_space, self.action_space = num_envs, observation_space, action_space
         self.note = f"all slots are stepped by JAX {jax.__version__} on {jax.default_backend()}"
         rows = -(-num_envs // _ROWS) * _ROWS
@@ -74,11 +74,6 @@ class FunctionalSimulator(BatchSimulator):
         self._state: Any = None
         """State of all rows; None before the first restart."""
         self._init, self._step = _compiled(init, step)
-
-    @property
-    @override
-    def name(self) -> str:
-        return self._name
 
     @override
     def restart(self, slots: Slots, specs: Sequence[EpisodeSpec]) -> Any:

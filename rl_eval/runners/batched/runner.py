@@ -92,7 +92,8 @@ class BatchedEvalRunner(RunnerCore):
 
     The quota is by first started: a free slot gets the next lease, and is restarted with its seed. A slot without a
     lease is masked: its steps are never counted. But the simulator steps it, so an exception of a call is *suspected*
-    for all live slots, and certain only in a simulator of one slot. The simulator is then built again.
+    for all live slots, and certain only in a simulator of one slot. The simulator is then built again. An invalid value
+    of one slot is suspected for its episode.
 
     With ``runners.block``, a lease is a block: one full reset seeds all its episodes, and a slot that restarts by
     itself runs the next one. A fault fails the block.
@@ -210,6 +211,7 @@ class BatchedEvalRunner(RunnerCore):
             self._close("_own")
         self._close("_other")
         self._stale = False
+        self._attempts.faulty.clear()
         return True
 
     def _simulator_for(self, lease: Lease, num_slots: int) -> BatchSimulator:
@@ -489,7 +491,7 @@ class BatchedEvalRunner(RunnerCore):
         for slot in np.flatnonzero(~finite).tolist():
             step, reward = self._attempts.length(slot), float(rewards[slot])
             text = f"the reward of step {step} is {reward}, which is not a finite number"
-            self._fault(slot, "env", "step", EnvError(text, key="reward", value=reward))
+            self._fault_of_row(slot, "step", EnvError(text, key="reward", value=reward))
         return np.where(finite, rewards, 0.0)
 
     def _read_infos(self, found: Reported, width: int) -> None:
@@ -536,7 +538,7 @@ class BatchedEvalRunner(RunnerCore):
             try:
                 self._attempts.infos[slot, column] = self._values.info_scalar(key, values[slot])
             except EnvError as error:
-                self._fault(slot, "env", "step", error)
+                self._fault_of_row(slot, "step", error)
 
     def _finish(self, slot: int, terminated: bool, truncated: bool) -> None:
         """Write the row of a completed episode, and free its slot."""
@@ -545,7 +547,7 @@ class BatchedEvalRunner(RunnerCore):
         total = float(sums.returns[slot])
         if not np.isfinite(total):
             text = f"the sum of the rewards is {total}: they are too large for a float"
-            self._fault(slot, "env", "step", EnvError(text, key="reward", value=total))
+            self._fault_of_row(slot, "step", EnvError(text, key="reward", value=total))
             return
         cut = Truncation.ENVIRONMENT if truncated else Truncation.NONE
         if not (terminated or truncated):
@@ -588,6 +590,20 @@ class BatchedEvalRunner(RunnerCore):
         self._add_fault(lease, (cause, phase, self._attempts.length(slot)), error, seconds, charged=charged)
         self._free(slot)
 
+    def _fault_of_row(self, slot: int, phase: Phase, error: EnvError) -> None:
+        """Record the fault of an episode with an invalid value, or of its slot: then the episode completes elsewhere.
+
+        After a second fault in a slot, the simulator is not used again.
+        """
+        self._stale = self._stale or slot in self._attempts.faulty
+        self._attempts.faulty.add(slot)
+        self._fault(slot, "env", phase, error, charged=self._one_slot)
+
+    @property
+    def _one_slot(self) -> bool:
+        """Whether a fault is certainly that of the live episode."""
+        return self._current is None or self._current.num_envs == 1
+
     def _fail_together(self, slots: list[int], phase: Phase, error: BaseException) -> None:
         """Record the fault of a call for some slots, give back the other episodes, and drop the simulator.
 
@@ -596,7 +612,7 @@ class BatchedEvalRunner(RunnerCore):
         if self._blocks:
             self._fail_block("env", phase, error)
             return
-        certain = len(slots) == 1 and (self._current is None or self._current.num_envs == 1)
+        certain = len(slots) == 1 and self._one_slot
         for slot in slots:
             self._fault(slot, "env", phase, error, charged=certain)
         self._drop_live()
@@ -655,7 +671,7 @@ class BatchedEvalRunner(RunnerCore):
             observations.clear(slot)
             if self._attempts.live[slot]:
                 phase: Phase = "step" if self._attempts.length(slot) else "reset"
-                self._fault(slot, "env", phase, EnvError(text, key="observation"))
+                self._fault_of_row(slot, phase, EnvError(text, key="observation"))
         observations.look_outside(self._inference.live)
 
     # ------------------------------------------------------------------ the report

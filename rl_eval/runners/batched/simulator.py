@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Final
 
 import gymnasium as gym
@@ -172,7 +173,7 @@ class BatchSimulator(abc.ABC):
     note: str = ""
     """Note for readers of the result, such as settings of the simulator that change the returns."""
 
-    @property
+    @cached_property
     def name(self) -> str:
         """Name of the simulator, which is part of the numerics key below the guarantee ``exact``."""
         return type(self).__name__

@@ -14,7 +14,7 @@ import tree
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from typing_extensions import override
 
-from rl_eval.config.settings import EnvironmentSection
+from rl_eval.config.settings import EnvironmentSection, is_live_environment
 from rl_eval.errors import ConfigError, EnvError
 from rl_eval.policies.inference.device_arrays import like, numpy_of, with_rows
 from rl_eval.records.episode import EpisodeSpec
@@ -49,7 +49,7 @@ class VectorEnvSimulator(BatchSimulator):
 
     def __init__(self, env: VectorEnv[Any, Any, Any], *, blocks: bool = False) -> None:
         self.env = env
-        self.num_envs = env.num_envs
+        self.num_envs, self.name = env.num_envs, type(env).__name__
         self.observation_space, self.action_space = env.single_observation_space, env.single_action_space
         first: Any = next(iter(getattr(env, "envs", ())), env)
         self.condition_keys = getattr(env, "condition_keys", None) or attribute_of(first, "condition_keys") or ()
@@ -81,11 +81,6 @@ class VectorEnvSimulator(BatchSimulator):
             )
         if not (blocks or self.trusted):
             self._check_seeds()
-
-    @property
-    @override
-    def name(self) -> str:
-        return type(self.env).__name__
 
     @override
     def restart(self, slots: Slots, specs: Sequence[EpisodeSpec]) -> Any:
@@ -257,6 +252,21 @@ def build_simulator(
     if _is_ale(section.env):
         section = section.model_copy(update={"env_kwargs": {"reward_clipping": False} | dict(section.env_kwargs)})
     built = build_env(section, runner_index, 0, num_runners, num_envs=num_envs)
+    try:
+        return _adapted(built, section, num_envs, blocks=blocks)
+    except ConfigError:
+        if not is_live_environment(section.env):
+            with suppress(Exception):  # The rejection is the error to raise.
+                built.close()
+        raise
+
+
+def _adapted(built: Any, section: EnvironmentSection, num_envs: int, *, blocks: bool) -> BatchSimulator:
+    """Return what was built as a simulator.
+
+    Raises:
+        ConfigError: It does not step ``num_envs`` slots, or cannot restart them one by one.
+    """
     if getattr(built, "num_envs", num_envs) != num_envs:
         raise ConfigError(
             f"environment.env is {section.env!r}, which built {built.num_envs} slots instead of {num_envs}",
