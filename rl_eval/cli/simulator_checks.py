@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from rl_eval.cli.checks import Finding, note, ok, problem, raised, warning
 from rl_eval.config.settings import EvalSettings
-from rl_eval.testing.simulator_checks import EPISODES, WIDTHS, block_repeats, measure
+from rl_eval.testing.simulator_checks import EPISODES, WIDTHS, block_difference, measure
 
 
 def check_simulator(settings: EvalSettings) -> Iterator[Finding]:
@@ -40,9 +40,9 @@ def _check_slots(settings: EvalSettings) -> Iterator[Finding]:
 
 def _check_block(settings: EvalSettings) -> Finding:
     size = settings.runners.block_size
-    if block_repeats(settings):
+    if not (difference := block_difference(settings)):
         return ok(f"layout, repeatable: a block of {size} episodes has equal records when it runs again")
     return warning(
-        f"layout, not repeatable: a block of {size} episodes has other records when it runs again",
+        f"layout, not repeatable: a block of {size} episodes has other records when it runs again: {difference}",
         "make reset(seed=...) seed every generator of the simulator; until then no run can be repeated",
     )

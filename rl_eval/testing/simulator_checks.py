@@ -5,10 +5,11 @@ Both ``rl-eval doctor`` and the contract suite of simulators use it.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from rl_eval.config.policy_sources import RANDOM
 from rl_eval.config.settings import EvalSettings, PolicySection, with_values
 from rl_eval.errors import EnvError
 from rl_eval.records.determinism import FirstDifference, first_difference
-from rl_eval.records.episode import Lease, RunReport, different_columns, outcomes_of
+from rl_eval.records.episode import EpisodeRecord, EpisodeSpec, Lease, RunReport, different_columns, outcomes_of
 from rl_eval.records.guarantee import Guarantee, guarantee_of
 from rl_eval.runners.batched.runner import BatchedEvalRunner
 from rl_eval.scheduling.plan import EpisodePlan
@@ -26,6 +27,8 @@ WIDTHS: Final = (1, 4, 7)
 """Fewer slots than episodes, so that slots are restarted while others run."""
 _MAX_STEPS: Final = 1_000
 _CALL_S: Final = 0.5
+_SLOT: Final = "slot"
+"""Name of the artifact of :class:`_Slot`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,20 +67,21 @@ def measure(settings: EvalSettings) -> Measured:
     first = play(settings, WIDTHS[0], leases)
     episode = start = ""
     for width, order in [*((width, leases) for width in WIDTHS[1:]), (WIDTHS[-1], leases[::-1])]:
-        layout = f"in {width} slots" + (", in another order" if order is not leases else "")
         again = play(settings, width, order)
         for index in range(EPISODES):
+            places = f"slot {_slot(again[index], index)} of {width} and slot 0 of {WIDTHS[0]}"
+            where = f"(seed {plan[index].seed}) differs between {places}"
             found = _difference(first[index], again[index], index, settings.evaluation.info_keys)
             if found is not None:
-                episode = episode or f"{found} is different {layout}"
+                episode = episode or f"{found} {where}"
             if not start and _start(first[index], index) != _start(again[index], index):
-                start = f"the first observation of episode {index} is different {layout}"
+                start = f"the first observation of episode {index} {where}"
     starts = {_start(report, index) for index, report in first.items()}
     return Measured(guarantee_of(first[0].numerics), len(starts), episode, start)
 
 
-def block_repeats(settings: EvalSettings) -> bool:
-    """Run a block twice, each time in a new simulator; return whether its records are equal.
+def block_difference(settings: EvalSettings) -> str:
+    """Run a block twice, each time in a new simulator; return the first difference, empty if the records are equal.
 
     Raises:
         ConfigError: The simulator is rejected.
@@ -85,9 +89,13 @@ def block_repeats(settings: EvalSettings) -> bool:
     """
     plan = EpisodePlan(settings.runners.block_size, settings.evaluation.seed)
     lease = Lease(0, plan[0].seed, 1, 0, block=tuple(plan.seeds.tolist()))
-    first, second = (play(settings, settings.runners.lanes, [lease])[0].rows for _ in range(2))
-    names = ("index", "episode_return", "length", "terminated", "truncated")
-    return all(np.array_equal(first[name], second[name]) for name in names)
+    report, again = (play(settings, settings.runners.lanes, [lease])[0] for _ in range(2))
+    for one, other in zip(*(np.sort(each.rows, order="index") for each in (report, again)), strict=True):
+        for name in ("episode_return", "length", "terminated", "truncated"):
+            if one[name] != other[name]:
+                place = f"episode {one['index']} (seed {one['seed']}, slot {_slot(report, int(one['index']))})"
+                return f"the {name} of {place} is {one[name]}, and then {other[name]}"
+    return ""
 
 
 def play(settings: EvalSettings, width: int, leases: Sequence[Lease]) -> dict[int, RunReport]:
@@ -108,6 +116,8 @@ def play(settings: EvalSettings, width: int, leases: Sequence[Lease]) -> dict[in
     with ExitStack() as stack:
         runner = BatchedEvalRunner(made_up, 0)
         stack.callback(runner.stop)
+        slots = itertools.count()
+        runner.observe({_SLOT: lambda _: _Slot(next(slots))})
         runner.run((), 0.0)  # The first call probes the policy.
         report = runner.run(leases, _CALL_S)
         while not all(lease.index in found for lease in leases):
@@ -116,6 +126,28 @@ def play(settings: EvalSettings, width: int, leases: Sequence[Lease]) -> dict[in
             found |= dict.fromkeys(report.rows["index"].tolist(), report)
             report = runner.run((), _CALL_S)
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Slot:
+    """Observer whose artifact is the number of its slot."""
+
+    number: int
+
+    def on_episode_start(self, spec: EpisodeSpec, attempt: int, observation: Any) -> None:
+        """Do nothing; see :class:`EpisodeObserver`."""
+
+    def on_step(self, *step: Any) -> None:
+        """Do nothing; see :class:`EpisodeObserver`."""
+
+    def on_episode_end(self, record: EpisodeRecord) -> int:
+        """Return the slot."""
+        return self.number
+
+
+def _slot(report: RunReport, index: int) -> int:
+    """Return the slot of an episode."""
+    return int(dict(report.artifacts)[_SLOT][index])
 
 
 def _start(report: RunReport, index: int) -> int:

@@ -18,13 +18,15 @@ from rl_eval.recording.replay import compared, lease_of, rebuilt_runner, run_aga
 from rl_eval.runners.batched.simulator import BatchSimulator, BatchStep, checked
 from rl_eval.runners.batched.vector_env import VectorEnvSimulator, _is_ale
 from rl_eval.scheduling.plan import EpisodePlan
-from tests.refused import refused
+from tests.refused import refused, untold
 from tests.unit.vector_world import (
     IgnoresMask,
     LosesFinalObservations,
     OneSeed,
     OwnClass,
     Parts,
+    StartsOther,
+    Unseeded,
     Walk,
     as_class,
     follow,
@@ -270,6 +272,30 @@ def test_doctor_names_a_simulator_that_cannot_restart_its_slots() -> None:
     assert last.level == "problem"
 
 
+def test_doctor_names_slot_and_seed_of_the_first_difference() -> None:
+    class Second(Walk):
+        """Pays more in slot 1."""
+
+        def step(self, action: Any) -> Any:
+            observation, reward, *rest = super().step(action)
+            return observation, reward + 1, *rest
+
+    def make(num_envs: int) -> Any:
+        return gym.vector.SyncVectorEnv([Second if slot == 1 else Walk for slot in range(num_envs)])
+
+    (found, *_) = check_simulator(batched(make).build())
+    assert not untold(found.text, "reward", "step 1", "episode 1", f"seed {seed_of(1)}", "slot 1 of 4", "slot 0 of 1")
+
+
+@pytest.mark.parametrize(
+    ("cls", "slot"), [(Unseeded, 0), (IgnoresMask, 0), (StartsOther, 6)], ids=["starts", "neighbours", "alone"]
+)
+def test_a_rejected_simulator_is_told_slot_and_seed(cls: type[gym.vector.SyncVectorEnv], slot: int) -> None:
+    with refused(ConfigError, "environment.env") as caught:
+        evaluate(batched(as_class(cls)))
+    assert not untold(str(caught.value), f"slot {slot}", f"seed {EpisodePlan(7, seed=1)[slot].seed}")
+
+
 # ------------------------------------------------------------------------------ slots without an episode, and traps
 
 
@@ -434,7 +460,9 @@ def test_what_cannot_be_known_is_rejected(make: Any, key: str) -> None:
         evaluate(batched(make))
 
 
-@pytest.mark.parametrize("make", [walks, lambda num_envs=3: walks(num_envs), Broken, lambda num_envs=3: Broken(num_envs)])
+@pytest.mark.parametrize(
+    "make", [walks, lambda num_envs=3: walks(num_envs), Broken, lambda num_envs=3: Broken(num_envs)]
+)
 def test_a_simulator_of_many_slots_needs_the_batched_runner(make: Any) -> None:
     """The error is the same with and without a default number of slots."""
     with refused(ConfigError, "environment.env") as caught:

@@ -24,7 +24,7 @@ from rl_eval.scheduling.blocks import BlockSchedule
 from rl_eval.scheduling.plan import EpisodePlan
 from rl_eval.supervision import flight_recorder
 from rl_eval.supervision.flight_recorder import FlightRecorder, Moment, read_moment
-from tests.refused import refused
+from tests.refused import refused, untold
 from tests.unit.vector_world import OneSeed, Walk, as_class, follow, walks
 
 EPISODES = 150
@@ -286,6 +286,7 @@ class NotRepeatable(TwoLengths):
 def test_doctor_runs_a_block_twice(make: Any, level: str) -> None:
     (finding,) = check_simulator(blocks(make, 64, 2).build())
     assert finding.level == level
+    assert bool(untold(finding.text, "episode", "seed", "slot")) == (level == "ok")
 
 
 @pytest.mark.parametrize("block", [None, 4])

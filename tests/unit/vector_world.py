@@ -71,6 +71,21 @@ class IgnoresMask(SyncVectorEnv):
         return super().reset(seed=seed)
 
 
+class Unseeded(SyncVectorEnv):
+    """Ignores all seeds."""
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        return super().reset(seed=[None] * self.num_envs, options=options)
+
+
+class StartsOther(SyncVectorEnv):
+    """Adds one to the seed of a slot that starts alone."""
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        alone = int(options["reset_mask"].sum() == 1)
+        return super().reset(seed=[one if one is None else one + alone for one in seed], options=options)
+
+
 class OneSeed(SyncVectorEnv):
     """Takes one seed for all slots."""
 

@@ -54,13 +54,14 @@ def try_out(simulator: BatchSimulator, specs: Sequence[EpisodeSpec]) -> str:
         ConfigError: Equal specs do not start equal episodes, or the restart changes other slots.
     """
     whole, disturbed = _play(simulator, specs), _play(simulator, specs, restart=True)
-    if not _equal(whole.starts, disturbed.starts):
-        raise _rejected(simulator, "does not start the same episode from the same seed")
-    if not _equal(_rows(whole.starts, [-1]), disturbed.alone):
-        raise _rejected(simulator, "starts another episode if a slot is started alone")
-    if not simulator.couples_slots and (changed := _changed(whole, disturbed)):
-        raise _rejected(simulator, f"changes {changed} of other slots if a slot is started alone")
     count = simulator.num_envs
+    if (slot := _different(whole.starts, disturbed.starts)) is not None:
+        raise _rejected(simulator, "does not start the same episode from the same seed", slot, specs)
+    if _different(_rows(whole.starts, [-1]), disturbed.alone) is not None:
+        raise _rejected(simulator, "starts another episode if a slot is started alone", count - 1, specs)
+    if not simulator.couples_slots and (changed := _changed(whole, disturbed)) is not None:
+        part, slot = changed
+        raise _rejected(simulator, f"changes {part} of other slots if a slot is started alone", slot, specs)
     same = _equal(whole.starts, _rows(whole.starts, [0] * count))
     return f"{count} seeds gave 1 distinct first observation" if same and count > 1 else ""
 
@@ -99,19 +100,20 @@ def _play(
     return course
 
 
-def _changed(one: _Course, other: _Course) -> str:
-    """Return the part of a step that differs in other slots than the last; empty if none does."""
+def _changed(one: _Course, other: _Course) -> tuple[str, int] | None:
+    """Return the part of a step that differs in other slots than the last, and the first of these; None without one."""
     for (rewards, observations), (rewards_2, observations_2), ended in zip(
         one.steps, other.steps, one.ends, strict=True
     ):
-        going, last = np.flatnonzero(~ended[:-1]), np.flatnonzero(ended[:-1])
-        if not _equal(_rows(rewards, slice(-1)), _rows(rewards_2, slice(-1))):
-            return "the reward"
-        if not _equal(_rows(observations, going), _rows(observations_2, going)):
-            return "the observation"
-        if not _equal(_rows(observations, last), _rows(observations_2, last)):
-            return "the last observation"
-    return ""
+        others, ended = np.arange(len(ended) - 1), ended[:-1]
+        for part, ours, theirs, slots in (
+            ("the reward", rewards, rewards_2, others),
+            ("the observation", observations, observations_2, others[~ended]),
+            ("the last observation", observations, observations_2, others[ended]),
+        ):
+            if (place := _different(_rows(ours, slots), _rows(theirs, slots))) is not None:
+                return part, int(slots[place])
+    return None
 
 
 def _rows(leaves: Leaves, rows: Any) -> Leaves:
@@ -122,14 +124,21 @@ def _copied(values: Any) -> Leaves:
     return [np.array(numpy_of(leaf)) for leaf in tree.flatten(values)]
 
 
+def _different(one: Leaves, other: Leaves) -> int | None:
+    """Return the first row that differs; None if all are equal. NaN equals NaN."""
+    rows = range(len(one[0]))
+    return next((row for row in rows if not _equal(_rows(one, row), _rows(other, row))), None)
+
+
 def _equal(one: Leaves, other: Leaves) -> bool:
     """Whether arrays are equal; NaN equals NaN."""
     return all(np.array_equal(a, b, equal_nan=a.dtype.kind == "f") for a, b in zip(one, other, strict=True))
 
 
-def _rejected(simulator: BatchSimulator, what: str) -> ConfigError:
+def _rejected(simulator: BatchSimulator, what: str, slot: int, specs: Sequence[EpisodeSpec]) -> ConfigError:
     return ConfigError(
-        f"{simulator.name} {what}, so an episode would depend on its neighbours",
+        f"{simulator.name} {what}, first in slot {slot} (seed {specs[slot].seed}), so an episode would depend on its "
+        "neighbours",
         key="environment.env",
         value=simulator.name,
         fix=WITHOUT_RESTARTS,
