@@ -102,18 +102,21 @@ class DeterminismSample(Aspect):
             runners: Number of ready runners, at least 1.
         """
         settings, store = self.outcome.settings, self.outcome.store
-        completed = [index for index in self._candidates if store.table.completed[index]]
+        size = settings.runners.block_size or 1
+        firsts = dict.fromkeys(index - index % size for index in self._candidates)
+        completed = [first for first in firsts if store.table.completed[first : first + size].all()]
         if not completed:
             off = "switched off by evaluation.determinism_check=0"
             return Choice({}, "no episode completed" if self._candidates else off, 0.0)
         rows = store.table.rows
-        if (promised := guarantee_of(store.numerics)) != "exact":
+        if (promised := guarantee_of(store.numerics)) != "exact" and not settings.runners.block_size:
             return Choice({}, f"the guarantee is {promised}", 0.0)
-        alone = store.numerics.get("reference") == "row"
+        alone = store.numerics.get("reference") == "row" or settings.runners.block_size
         sharing = 1 if alone else min(settings.runners.lanes, math.ceil(len(rows) / runners))
         reset, step, policy = (rows[f"{name}_seconds"].astype(np.float64) for name in ("reset", "step", "inference"))
-        # A re-run episode does not share its forward passes with others.
+        # A re-run episode does not share its forward passes with others, except those of its block.
         seconds = reset + step + sharing * policy
+        seconds[::size] = np.add.reduceat(seconds, np.arange(0, len(seconds), size))
         build = self._construct_seconds if math.isfinite(self._construct_seconds) else 0.0
         chosen, remark = completed, ""
         if settings.evaluation.determinism_check == "auto":
@@ -123,11 +126,13 @@ class DeterminismSample(Aspect):
                 chosen = _fitting(completed, seconds, budget, runners)
                 remark = f"in used environments, since a new one takes {build:.1f} s"
             if not chosen:
+                unit = f"block of {size} episodes" if settings.runners.block_size else "episode"
                 remark = (
-                    f"one more episode would take {min(seconds[completed]) + build:.1f} s, longer than "
+                    f"one more {unit} would take {min(seconds[completed]) + build:.1f} s, longer than "
                     f"{budget:.1f} s; evaluation.determinism_check=0.01 runs 1 % of the episodes again"
                 )
-        origins = {index: self._origin(index) for index in chosen}
+        again = (index for first in chosen for index in range(first, min(first + size, len(rows))))
+        origins = {index: self._origin(index) for index in again}
         return Choice(origins, remark, float((seconds + build)[chosen].sum()))
 
     def _origin(self, index: int) -> Origin:
@@ -222,6 +227,7 @@ class Reruns:
         remark: Why no episode runs again, or why episodes run in used environments; empty to build new ones. Used
             environments have another history than in the first run, so they show differences too.
         info_keys: Names of the info scalars of a row.
+        block: Episodes of a block, which run again together; 0 without blocks.
     """
 
     def __init__(
@@ -231,13 +237,19 @@ class Reruns:
         num_runners: int,
         remark: str = "",
         info_keys: Sequence[str] = (),
+        block: int = 0,
     ) -> None:
         self._try_env_reuse = try_env_reuse and not remark
         self._num_runners = num_runners
         self._why = remark
         self._info_keys = info_keys
+        self._block = block
         self._cut = ""
-        self._first = self._current = _Pass(origins, dict.fromkeys(sorted(origins)))
+        self._first = self._current = _Pass(origins, dict.fromkeys(map(self._first_of, sorted(origins))))
+
+    def _first_of(self, index: int) -> int:
+        """Return the first episode of a block; an episode of its own is the only one."""
+        return index - index % (self._block or 1)
 
     @property
     def done(self) -> bool:
@@ -249,7 +261,7 @@ class Reruns:
         return bool(self._current.held.get(runner))
 
     def take(self, runner: int, position: int, lanes: int, positions: Collection[int]) -> tuple[Lease, ...]:
-        """Assign one episode to each free slot of a runner; return the leases.
+        """Assign one episode to each free slot of a runner, or one block; return the leases.
 
         Args:
             runner: Incarnation of the runner.
@@ -260,7 +272,7 @@ class Reruns:
         now, others = self._current, set(positions) - {position}
         held = now.held.setdefault(runner, set())
         fit = [index for index in now.waiting if now.origins[index].position != position or not others]
-        taken = fit[: max(0, lanes - len(held))]
+        taken = fit[: max(0, (1 if self._block else lanes) - len(held))]
         for index in taken:
             del now.waiting[index]
             held.add(index)
@@ -268,21 +280,24 @@ class Reruns:
         return tuple(self._lease(index, runner) for index in taken)
 
     def _lease(self, index: int, runner: int) -> Lease:
-        origin = self._current.origins[index]
-        row = origin.row[0]
+        origins = self._current.origins
+        row, traced = origins[index].row[0], origins[index].trace is not None
+        together = [origins[one].row[0] for one in range(index, index + self._block) if one in origins]
         # With the attempt number of the record: earlier attempts failed, and are not part of the recorded episode.
-        return Lease(index, int(row["seed"]), int(row["attempts"]), runner, not self._why, origin.trace is not None)
+        lease = Lease(index, int(row["seed"]), int(row["attempts"]), runner, not self._why, traced)
+        return lease._replace(block=tuple(int(one["seed"]) for one in together))
 
     def reported(self, runner: int, position: int, report: RunReport) -> None:
         """Take the finished episodes of a runner."""
         now = self._current
         held = now.held.get(runner, set())
-        for place, index in enumerate(report.rows["index"].tolist()):
-            if index in held:
-                held.remove(index)
+        indices = report.rows["index"].tolist()
+        for place, index in enumerate(indices):
+            if self._first_of(index) in held:
                 row, infos = report.rows[place : place + 1], report.infos[place : place + 1]
                 outcome = outcomes_of(row, infos, self._info_keys)
                 now.again[index] = Origin(row, outcome, position, report.traces.get(index))
+        held.difference_update(map(self._first_of, indices))
         for fault in report.faults:
             if fault.index in held:
                 held.remove(fault.index)
@@ -381,7 +396,8 @@ class DeterminismCheck(Phase):
         run_seconds = now - outcome.started if outcome.started else 0.0
         choice = self._sample.choose(run_seconds, max(1, len(self.pool.ready())))
         reused, keys = settings.environment.env_reuse == "lane", outcome.store.table.info_keys
-        self._reruns = Reruns(choice.origins, reused, settings.runners.num_runners, choice.remark, keys)
+        block, runners = settings.runners.block_size, settings.runners.num_runners
+        self._reruns = Reruns(choice.origins, reused and not block, runners, choice.remark, keys, block)
         self._patience_s = max(_LEAST_PATIENCE_S, _PATIENCE * choice.seconds)
         self._ends = now + self._patience_s
         if choice.origins:

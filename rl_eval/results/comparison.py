@@ -251,8 +251,7 @@ def _check_determinism(a: EvalResult, b: EvalResult) -> None:
     for name, side in (("a", a), ("b", b)):
         if side.determinism.passed is False:
             raise ComparisonError(
-                f"result {name} is {side.determinism}; a difference between such results can come from the number of "
-                "runners and environments",
+                f"result {name} is {side.determinism}; their difference may not come from the policies",
                 key="determinism",
                 value=name,
                 fix="Repair the cause and evaluate again, or compare anyway with force=True (--force).",

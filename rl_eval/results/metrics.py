@@ -281,7 +281,7 @@ def value_notes(numbers: Numbers) -> Iterator[str]:
         yield f"not deterministic: two runs of the same episode differ, for episodes {shown}"
     if numbers.determinism.passed is False:
         advice = f"; {numbers.determinism.advice}" if numbers.determinism.advice else ""
-        yield f"{numbers.determinism}, so the numbers depend on the number of runners and environments{advice}"
+        yield f"{numbers.determinism}, so another run may have other numbers{advice}"
     told = numbers.provenance.get("notes")
     yield from map(str, told if isinstance(told, list) else ())
 

@@ -15,9 +15,10 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from typing_extensions import override
 
-from rl_eval import EvalConfig, EvalResult, compare, evaluate, replay
+from rl_eval import EvalConfig, EvalResult, compare, evaluate, load, replay
 from rl_eval.cli.simulator_checks import check_simulator
 from rl_eval.errors import ComparisonError, ConfigError, UsageError
+from rl_eval.execution import determinism_check
 from rl_eval.runners.batched.simulator import BatchSimulator, BatchStep
 from rl_eval.scheduling import events
 from rl_eval.scheduling.blocks import BlockSchedule
@@ -68,7 +69,7 @@ def test_records_are_those_of_a_plain_loop(width: int, block: int) -> None:
     result = evaluate(blocks(walks, width, block))
     assert (result.status, result.guarantee) == ("complete", "layout")
     assert outcomes(result) == plain_loop(width, block)
-    assert result.determinism.checked == 0
+    assert result.determinism.passed
     # Without a dead step, slots restart a step earlier, so others may come first.
     same_step = evaluate(blocks(partial(walks, mode="SameStep"), width, block))
     assert outcomes(same_step)[:width] == outcomes(result)[:width]
@@ -273,6 +274,54 @@ def test_first_observations_of_a_wrong_shape_are_a_fault_of_their_block() -> Non
     result = evaluate(blocks(WrongStart, width=2, block=2).policy(lambda seen: [0] * len(seen)))
     assert result.status == "failed"
     assert {fault.error_type for fault in result.faults} == {"EnvError"}
+
+
+class Forgets(TwoLengths):
+    """Seeds only the episodes that start in a reset."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        first = super().reset(seed=seed)
+        self.rng = np.random.default_rng()
+        return first
+
+
+def test_a_block_runs_again_in_the_determinism_check(tmp_path: Path) -> None:
+    """The trial of a few steps does not see later episodes. Results that do not repeat are not compared."""
+    repeats, differs = evaluate(blocks(TwoLengths, 8, 8)), evaluate(blocks(Forgets, 8, 8), log_dir=tmp_path)
+    assert (repeats.determinism.passed, repeats.determinism.checked) == (True, EPISODES - 64)
+    found = differs.determinism
+    assert (differs.guarantee, found.passed, found.checked) == ("layout", False, EPISODES - 64)
+    assert found.first is not None
+    assert found.first.episode >= 64 + 8  # One of the second half of the plan, and not one that a reset starts.
+    assert load(tmp_path).determinism == found
+    with refused(ComparisonError, "determinism", value="a"):
+        compare(differs, differs)
+    assert evaluate(blocks(TwoLengths, 8, 8, determinism_check=0)).determinism.checked == 0
+    assert evaluate(blocks(TwoLengths, 8, 8, determinism_check=1.0)).determinism.checked == EPISODES
+
+
+def test_a_block_that_takes_too_long_is_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(determinism_check, "_FREE_SECONDS", 0.0)
+    found = evaluate(blocks(TwoLengths, 8, 8)).determinism
+    assert (found.passed, found.checked) == (None, 0)
+    assert not untold(found.remark, "block", 64)
+
+
+def test_a_block_that_fails_when_it_runs_again_is_a_finding() -> None:
+    class Fails(TwoLengths):
+        def step(self, action: Any) -> Any:
+            if len(built) > 1:
+                raise RuntimeError("the simulator diverged")
+            return super().step(action)
+
+    def make(num_envs: int) -> Any:
+        built.append(num_envs)
+        return Fails(num_envs)
+
+    built: list[int] = []
+    found = evaluate(blocks(make, 8, 8).evaluation(num_episodes=64)).determinism
+    assert (found.passed, found.checked, found.failed) == (False, 0, (0,))
+    assert built == [8] * 4
 
 
 class NotRepeatable(TwoLengths):
