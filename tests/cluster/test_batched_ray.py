@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import os
 import signal
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.vector import SyncVectorEnv
 
-from rl_eval import EvalConfig, evaluate
+from rl_eval import EvalConfig, EvalResult, evaluate
 from rl_eval.scheduling.plan import EpisodePlan
+from tests import struck_simulator
 from tests.gpu_simulator import GpuAdapter
+from tests.struck_simulator import Fault
 
 pytestmark = [pytest.mark.usefixtures("ray_cluster"), pytest.mark.slow]
 
@@ -80,3 +83,26 @@ def test_a_simulator_that_dies_or_hangs_in_one_episode_fails_only_that(trap: str
     plan.runners(runner="batched", num_runners=1, num_envs_per_runner=3)
     result = evaluate(plan.fault_tolerance(max_attempts_per_episode=1, step_timeout_s=5))
     assert [record.index for record in result.episodes if record.outcome == "failed"] == [4]
+
+
+@cache
+def undisturbed(name: str) -> EvalResult:
+    return evaluate(struck_simulator.config(name, 1))
+
+
+@pytest.mark.parametrize(
+    ("runners", "fault"), [(0, ""), (0, "raises"), *((count, fault) for count in (1, 2) for fault in get_args(Fault))]
+)
+@pytest.mark.parametrize("width", struck_simulator.WIDTHS)
+@pytest.mark.parametrize("name", ["CartPole", "Pong"])
+def test_no_width_and_no_fault_changes_a_record(
+    name: str, width: int, runners: int, fault: Fault, tmp_path: Path
+) -> None:
+    """Half of the first attempts raise, or a runner is killed; the actions of Pong are sticky."""
+    result = evaluate(struck_simulator.config(name, width, fault, tmp_path).runners(num_runners=runners))
+    assert (result.status, result.guarantee) == ("complete", "exact")
+    assert result.fingerprint == undisturbed(name).fingerprint
+    assert len(list(tmp_path.iterdir())) == {"": 0, "raises": len(result.plan) // 2, "kills": 1}[fault]
+    assert result.provenance["runners_lost"] == (fault == "kills")
+    struck = {one.index for one in result.faults if one.charged}
+    assert all(index == 5 if fault == "kills" else index % 2 == 0 for index in struck)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar
 
 import gymnasium as gym
@@ -18,6 +19,7 @@ from rl_eval.recording.replay import compared, lease_of, rebuilt_runner, run_aga
 from rl_eval.runners.batched.simulator import BatchSimulator, BatchStep, checked
 from rl_eval.runners.batched.vector_env import VectorEnvSimulator, _is_ale
 from rl_eval.scheduling.plan import EpisodePlan
+from tests import struck_simulator
 from tests.refused import refused, untold
 from tests.unit.vector_world import (
     IgnoresMask,
@@ -73,10 +75,41 @@ def test_records_are_those_of_single_environments(reference: EvalResult, mode: s
     assert result.determinism.passed
 
 
-def test_observations_with_parts_and_a_step_limit() -> None:
-    for limit in (None, 5):
-        reference = single(lambda: Parts(Walk()), max_episode_steps=limit)
-        same(evaluate(batched(partial(walks, wrap=Parts), max_episode_steps=limit)), reference)
+@pytest.mark.parametrize("limit", [None, 5])
+def test_observations_with_parts_and_a_step_limit(limit: int | None) -> None:
+    reference = single(lambda: Parts(Walk()), max_episode_steps=limit)
+    for width in struck_simulator.WIDTHS:
+        same(evaluate(batched(partial(walks, wrap=Parts), width, max_episode_steps=limit)), reference)
+
+
+def test_numbers_of_hopper_are_those_of_single_environments() -> None:
+    """A solver in floats, truncated episodes, and infos."""
+    pytest.importorskip("mujoco")
+
+    def make(num_envs: int) -> Any:
+        return gym.vector.SyncVectorEnv([lambda: gym.make("Hopper-v5")] * num_envs)
+
+    made = EvalConfig().policy(lambda observations: (-3 * observations[:, 8:11]).clip(-1, 1))
+    made.evaluation(num_episodes=40, max_episode_steps=75, info_keys=["x_position"], determinism_check=0)
+    reference = evaluate(made.copy().environment("Hopper-v5"))
+    assert {record.truncated for record in reference.episodes} == {True, False}
+    for width in struck_simulator.WIDTHS:
+        one = made.copy().environment(make).runners(runner="batched", num_envs_per_runner=width)
+        same(evaluate(one), reference)
+
+
+@pytest.mark.parametrize("fault", ["", "raises"])
+@pytest.mark.parametrize("width", struck_simulator.WIDTHS)
+def test_numbers_of_cartpole_are_those_of_single_environments(
+    width: int, fault: struck_simulator.Fault, tmp_path: Path
+) -> None:
+    """Also if half of the first attempts raise; ``tests/cluster/test_batched_ray.py`` adds Atari and processes."""
+    result = evaluate(struck_simulator.config("CartPole", width, fault, tmp_path))
+    alone = EvalConfig().environment("CartPole-v1").policy(struck_simulator.act)
+    same(result, evaluate(alone.evaluation(num_episodes=len(result.plan), determinism_check=0)))
+    assert result.guarantee == "exact"
+    assert bool(result.faults) == bool(fault)
+    assert all(fault.index % 2 == 0 for fault in result.faults if fault.charged), "only the struck half"
 
 
 def test_a_class_that_is_not_known_is_tried_first(reference: EvalResult) -> None:
