@@ -16,6 +16,7 @@ from rl_eval.errors import ConfigError, NumericsMismatch
 from rl_eval.errors.redaction import redact_text
 from rl_eval.execution.determinism_check import DeterminismSample
 from rl_eval.execution.outcome import Aspect, EvalOutcome
+from rl_eval.records.guarantee import is_of_guarantee
 from rl_eval.results.provenance import provenance
 
 if TYPE_CHECKING:
@@ -76,7 +77,9 @@ class Numerics(Aspect):
                 return
             store.numerics = self._most_frequent()
         known, key = store.numerics, report.numerics
-        different = [name for name in known if known[name] != key.get(name)]
+        # An older log may lack other facts.
+        named = dict.fromkeys([*known, *filter(is_of_guarantee, key)])
+        different = [name for name in named if known.get(name) != key.get(name)]
         if not different:
             return
         if different == ["outputs"] and self.outcome.weights is None and self._built_others(report.built_weights):
@@ -87,7 +90,7 @@ class Numerics(Aspect):
                 runner=member.index,
                 fix="Set policy.weights, or call sync_weights before the evaluation.",
             )
-        shown = ", ".join(f"{name} is {key.get(name)!r}, not {known[name]!r}" for name in different)
+        shown = ", ".join(f"{name} is {key.get(name)!r}, not {known.get(name)!r}" for name in different)
         others = "the records in the log" if store.durable else "its group"
         why = f"runner {member.index} would compute different floats from {others}: {shown}"
         self.outcome.refusals.append(why)

@@ -19,6 +19,12 @@ MEANINGS: Final[Mapping[Guarantee, str]] = {
 """Meaning of each guarantee, the strongest first."""
 
 _ORDER: Final = get_args(Guarantee)
+_PARTS: Final = ("guarantee", "adapter", "num_envs", "block")
+
+
+def is_of_guarantee(key: str) -> bool:
+    """Whether a part of a numerics key is the guarantee, or a fact on which records then depend."""
+    return key.rpartition("/")[2] in _PARTS
 
 
 def guarantee_of(numerics: Mapping[str, Any]) -> Guarantee:

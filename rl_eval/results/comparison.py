@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from rl_eval.errors import ComparisonError, UsageError, checked_keywords
+from rl_eval.records.guarantee import is_of_guarantee
 from rl_eval.records.plain import ABSENT, Difference, differences, plain
 from rl_eval.results.conditions import condition_masks
 from rl_eval.results.stats.aggregate import exact_mean
@@ -41,8 +42,6 @@ _OF_A_POLICY: Final = ("identity", "weights")
 """Parts that determine a policy's numerics."""
 _UNTOLD: Final = ("weights.version",)
 """Settings whose differences are not shown, because they have no meaning."""
-_LAYOUT: Final = ("guarantee", "adapter", "num_envs", "block")
-"""Parts of the numerics key that determine the episodes if the guarantee is ``layout``."""
 _OUTPUTS: Final = "numerics.outputs"
 """Digest of a policy's outputs, which differs between policies."""
 _OF_FLOATS: Final = ("numerics", "packages", "python")
@@ -238,7 +237,7 @@ def _check_guarantees(a: EvalResult, b: EvalResult) -> None:
     if "layout" not in (a.guarantee, b.guarantee):
         return
     ours, theirs = (_mapping(side.provenance.get("numerics")) for side in (a, b))
-    keys = [key for key in dict.fromkeys([*ours, *theirs]) if key.rpartition("/")[2] in _LAYOUT]
+    keys = [key for key in dict.fromkeys([*ours, *theirs]) if is_of_guarantee(key)]
     found = [
         leaf for key in keys for leaf in differences(ours.get(key, ABSENT), theirs.get(key, ABSENT), f"numerics.{key}")
     ]

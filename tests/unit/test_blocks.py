@@ -19,6 +19,7 @@ from rl_eval import EvalConfig, EvalResult, compare, evaluate, load, replay
 from rl_eval.cli.simulator_checks import check_simulator
 from rl_eval.errors import ComparisonError, ConfigError, UsageError
 from rl_eval.execution import determinism_check
+from rl_eval.log import read_log
 from rl_eval.runners.batched.simulator import BatchSimulator, BatchStep
 from rl_eval.scheduling import events
 from rl_eval.scheduling.blocks import BlockSchedule
@@ -26,6 +27,7 @@ from rl_eval.scheduling.plan import EpisodePlan
 from rl_eval.supervision import flight_recorder
 from rl_eval.supervision.flight_recorder import FlightRecorder, Moment, read_moment
 from tests.refused import refused, untold
+from tests.unit.log_world import cut
 from tests.unit.vector_world import OneSeed, Walk, as_class, follow, walks
 
 EPISODES = 150
@@ -179,6 +181,16 @@ def test_a_log_continues_and_widths_are_not_compared(tmp_path: Path) -> None:
         compare(result, evaluate(blocks(walks, 8)))
     with refused(UsageError, "runners.block", episode=3):
         replay(result, 3, config=blocks(walks))
+
+
+def test_a_log_of_single_environments_is_not_continued_with_blocks(tmp_path: Path) -> None:
+    """CartPole's vector environment has the same id, but other episodes."""
+    made = blocks("CartPole-v1", 4, 2).policy(lambda seen: (seen[:, 2] > 0).astype(np.int64))
+    lanes = evaluate(made.copy().runners(runner="vector", block=None), log_dir=tmp_path / "whole")
+    partial_log = cut(tmp_path / "whole", tmp_path / "part", 10)
+    assert (evaluate(made, log_dir=partial_log).status, len(read_log(partial_log).rows)) == ("partial", 10)
+    again = evaluate(made.copy().runners(runner="vector", block=None), log_dir=partial_log)
+    assert (again.fingerprint, again.guarantee) == (lanes.fingerprint, "exact")
 
 
 @pytest.mark.parametrize(

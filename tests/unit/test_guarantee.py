@@ -67,6 +67,16 @@ def test_a_replay_promises_what_the_run_did() -> None:
     assert not replay(evaluate(config("batched")), 3, policy=balance).comparable
 
 
+def test_lanes_and_a_simulator_are_compared_below_exact() -> None:
+    """They have the same starts; the class of the simulator is shown as a difference, since bits may depend on it."""
+    made = EvalConfig().environment("Acrobot-v1").policy(lambda seen: (seen[:, 4] > 0) * 2, inference="batched")
+    made.evaluation(num_episodes=6, max_episode_steps=20).runners(num_envs_per_runner=3)
+    lanes, simulator = evaluate(made), evaluate(made.copy().runners(runner="batched"))
+    compared = compare(lanes, simulator)
+    assert compared.num_pairs == 6
+    assert [one.key for one in compared.different_settings] == ["numerics.adapter"]
+
+
 def test_pairs_need_equal_starts() -> None:
     """Equal indices are equal starts, unless the number of environments determines the episodes."""
     wide, narrow = (with_numerics(guarantee="layout", num_envs=count, block=64) for count in (64, 8))

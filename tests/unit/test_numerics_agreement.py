@@ -1,8 +1,11 @@
 """Which numerics key an evaluation has: that of most runners while nothing is recorded, then that of the records."""
 
+from contextlib import nullcontext
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
+import pytest
 
 from rl_eval.errors import NumericsMismatch
 from rl_eval.execution.session import EpisodeSession
@@ -67,6 +70,28 @@ def test_what_is_recorded_decides() -> None:
     with refused(NumericsMismatch, "cpu_capability", runner=2):
         tell(world, 2, NEW)
     assert world.outcome.store.table.filled.sum() == 1
+
+
+@pytest.mark.parametrize(
+    ("first", "later", "different"),
+    [
+        ({}, {"guarantee": "layout", "block": 4}, "guarantee"),
+        (
+            {"guarantee": "conditions", "num_envs": 4},
+            {"guarantee": "conditions", "num_envs": 4, "adapter": "Sim"},
+            "adapter",
+        ),
+        ({}, {"cuda": "13"}, ""),
+    ],
+    ids=["weaker guarantee", "simulator", "a fact that older versions do not record"],
+)
+def test_a_weaker_guarantee_is_another_key(first: dict[str, Any], later: dict[str, Any], different: str) -> None:
+    """Episodes of blocks do not join records that are exact, which have no guarantee in their key."""
+    world = world_of(2)
+    mine = world.given(0)
+    tell(world, 0, OLD | first, *mine[:1])
+    with refused(NumericsMismatch, different, runner=1) if different else nullcontext():
+        tell(world, 1, OLD | later)
 
 
 def test_a_lost_runner_has_no_vote() -> None:
