@@ -12,8 +12,9 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.vector import SyncVectorEnv
+from waiting import eventually
 
-from rl_eval import EvalConfig, EvalResult, evaluate
+from rl_eval import EvalConfig, EvalResult, EvalRunnerGroup, evaluate
 from rl_eval.scheduling.plan import EpisodePlan
 from tests import struck_simulator
 from tests.gpu_simulator import GpuAdapter
@@ -83,6 +84,13 @@ def test_a_simulator_that_dies_or_hangs_in_one_episode_fails_only_that(trap: str
     plan.runners(runner="batched", num_runners=1, num_envs_per_runner=3)
     result = evaluate(plan.fault_tolerance(max_attempts_per_episode=1, step_timeout_s=5))
     assert [record.index for record in result.episodes if record.outcome == "failed"] == [4]
+
+
+def test_a_block_runs_again_in_another_process() -> None:
+    with EvalRunnerGroup(config(2).runners(block=2)) as group:
+        assert eventually(lambda: group.healthy_runner_ids == [0, 1])
+        found = group.evaluate().determinism
+    assert (found.passed, found.elsewhere, found.failed) == (True, found.checked, ())
 
 
 @cache
