@@ -41,7 +41,7 @@ def line(found: Mapping[str, Any]) -> str:
     where = f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gb']} GB, {machine['system']}"
     ours, *others = _distinct([found["versions"], *(row["versions"] for row in found["rows"] if "versions" in row)])
     parts = [f"Measured on {found['started'][:10]} at commit `{found['commit']}`{changed}", where, _named(ours)]
-    parts += [f"peers with {_named(other)}" for other in others]
+    parts += [f"other contenders ran with {_named(other)}" for other in others]
     return "; ".join(parts) + "."
 
 

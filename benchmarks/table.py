@@ -141,7 +141,7 @@ def _scaling_cells(row: Row, one: float | None) -> list[str]:
 def correctness(rows: Sequence[Row]) -> list[Table]:
     """Mean return and episodes per cell; bold with its distance where it is outside three standard errors."""
     columns = list(dict.fromkeys(row["column"] for row in rows))
-    title = f"correctness: true mean {TRUE_MEAN}; ! marks more than {_STANDARD_ERRORS:g} standard errors away"
+    title = f"correctness: true mean {TRUE_MEAN}; a mean with ! differs by more than {_STANDARD_ERRORS:g} standard errors"
     table = _table(title, "contender", *columns)
     for label in dict.fromkeys(row["label"] for row in rows):
         found = {row["column"]: row for row in rows if row["label"] == label}

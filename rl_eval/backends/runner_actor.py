@@ -90,7 +90,7 @@ class RunnerActor:
         self._process_info: ProcessInfo | None = None
 
     def settle(self) -> ProcessInfo:
-        """Start the flight recorder before the user's code is loaded; return the process."""
+        """Start the flight recorder, before the user's code is loaded; return a description of this process."""
         import ray
 
         expect_no_ctrl_c()

@@ -55,7 +55,7 @@ EXIT_CODES: Final = (
         "watch",
         "partial: some checkpoints cannot be loaded, were not evaluated to the end, or have failed episodes",
     ),
-    (ExitCode.PARTIAL, "suite", "partial: some cells have no result, or failed episodes"),
+    (ExitCode.PARTIAL, "suite", "partial: some cells have failed episodes, or no result"),
     (ExitCode.PARTIAL, "replay", "some episodes differ from their records"),
     (ExitCode.PARTIAL, "compare", "--require does not hold, or --fail-on shows a regression"),
     (ExitCode.USAGE, "compare", "usage error, or no answer: too few pairs, or pairs with a failed episode"),

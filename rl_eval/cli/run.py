@@ -69,7 +69,7 @@ def run(
     section: Section = None,
     trust: TrustPolicy = False,
     episodes: Annotated[
-        str | None, episodes_option("Episodes to run: a range of the plan; with --retry, failed episodes.")
+        str | None, episodes_option("Range of the plan to run. With --retry: which failed episodes run again.")
     ] = None,
     log_dir: LogDir = None,
     retry: Annotated[str | None, option("DIR", "Run the failed episodes of DIR again.", parser=absolute_place)] = None,

@@ -70,7 +70,7 @@ def watch(
         typer.Option(
             metavar="S",
             min=0.0,
-            help="If a checkpoint cannot be read, retry until this many seconds after its last change.",
+            help="Seconds to keep trying to read a checkpoint, from its last change.",
         ),
     ] = 60.0,
     retry_unreadable: Annotated[

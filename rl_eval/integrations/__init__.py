@@ -84,7 +84,7 @@ INTEGRATIONS: Final = (
 
 
 def lazy_names(package: str, modules: Mapping[str, tuple[str, ...]]) -> Callable[[str], Any]:
-    """Return a ``__getattr__`` for a package that imports a module on first use of one of its names.
+    """Return a ``__getattr__`` for a package: it imports a module when one of the names of this module is first used.
 
     Args:
         package: Name of the package.

@@ -33,8 +33,7 @@ _ROUNDING: Final = 1e-5
 """Highest log-probability of an action with probability 1, after rounding to float32."""
 
 _MISSING: Final = (
-    "Estimates need the log-probability of each action from the policy that acted: record episodes of a policy with "
-    "log_prob."
+    "Record episodes of a policy that has a method log_prob: estimates need the log-probability of each recorded action."
 )
 """Advice for data without log-probabilities."""
 

@@ -97,7 +97,7 @@ def replay(
 
     Raises:
         UsageError: The episode has no record, or the config differs from that of the run.
-        UntrustedError: The result names code that no evaluation of this process named.
+        UntrustedError: The result needs code that this process has not evaluated, and ``trust`` is false.
         WeightsError: The weights are not those of the run.
         ConfigError: The recorded config cannot be used again.
     """

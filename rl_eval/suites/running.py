@@ -72,7 +72,7 @@ class SuiteRun:
         A cell that fails does not end the run.
 
         Raises:
-            ClusterDied: The Ray cluster died; the same call continues.
+            ClusterDied: The Ray cluster died. Call this method again to continue.
         """
         self._ledger.begin()
         left = [one for one in self._cells if self._ledger.state(one).score is None]

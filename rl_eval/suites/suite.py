@@ -78,7 +78,7 @@ class Suite:
 
         Raises:
             ConfigError: No cell matches, or the folder belongs to another suite.
-            ClusterDied: The Ray cluster died; the same call continues.
+            ClusterDied: The Ray cluster died. Call this method again to continue.
         """
         ledger = Ledger(self.folder(out), self.definition)
         wanted = chosen(self.cells, cells) if cells else self.cells

@@ -214,5 +214,5 @@ class _Mapping:
 
 _NO_EPISODE: Final = NoEpisode(
     "RLlib's policy_mapping_fn",
-    "Set a policy_mapping_fn(agent_id, spec), which may read spec.index, with .policy(...) on rl_eval's config.",
+    "Call .policy(policy_mapping_fn=function) on rl_eval's config. The function gets agent_id and spec, and may read spec.index.",
 )

@@ -188,7 +188,7 @@ class FilteredPolicy:
 
     @property
     def outputs(self) -> Any:
-        """Outputs of the policy's last call besides actions; None for a policy without any."""
+        """Outputs of the policy's last call, without the actions; None if the policy has no other outputs."""
         return getattr(self.policy, "outputs", None)
 
     @property

@@ -122,7 +122,7 @@ def config_of(
     """Build a config from an environment and a policy in the form of TorchRL's classes; copy both.
 
     Args:
-        env: A callable that builds an environment, or one to copy.
+        env: An environment, which is copied, or a callable that builds one.
         policy: Policy.
         policy_factory: Factory of the policy, instead of ``policy``.
         mode: Mode of the policy; see :class:`PolicySource`.

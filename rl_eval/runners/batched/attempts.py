@@ -75,7 +75,11 @@ class Attempts:
             self.discount *= gamma
 
     def report_success(self, flags: npt.NDArray[np.int64]) -> None:
-        """Record reports of success, shape (width,): 0 or 1, and -1 in slots without a report."""
+        """Record success in slots that report it.
+
+        Args:
+            flags: Shape (width,): 0 or 1, and -1 in slots without a report.
+        """
         width, reported = len(flags), flags >= 0
         self.success_at_end[:width][reported] = flags[reported]
         self.success_once[:width][reported] = np.maximum(self.success_once[:width][reported], flags[reported])

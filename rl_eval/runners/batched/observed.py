@@ -49,7 +49,7 @@ class ObservedBatch:
         return step.keys if self._told else ()
 
     def step(self, step: BatchStep, reported: Reported) -> None:
-        """Add a step, with the values and masks of its infos by key, to all live slots."""
+        """Add a step to all live slots; ``reported`` has the values and masks of its infos, by key."""
         if (sweeps := self._inference.sweeps) is not None and sweeps.wanted:
             sweeps.reward(step.rewards)
         for slot, observed in self._told.items():

@@ -19,8 +19,8 @@ from rl_eval.runners.batched.simulator import BatchSimulator, Flags
 Leaves = list[npt.NDArray[Any]]
 
 WITHOUT_RESTARTS: Final = (
-    "Set runners.block: 64 for episodes that are bound to the number of environments, runners.runner: vector for "
-    "single environments, or for an id env_kwargs: {vectorization_mode: sync}."
+    "Use one of three settings. runners.block: 64 runs episodes that depend on the number of environments. "
+    "runners.runner: vector runs single environments. For an id, env_kwargs: {vectorization_mode: sync} can help."
 )
 """Next step for a simulator that cannot start slots alone."""
 _STEPS: Final = 4
