@@ -120,18 +120,18 @@ class CrossPlay(Printed):
     """Policies without a game that counts, and so without numbers."""
     confidence: float
     cells: tuple[Cell, ...]
-    """Cells of all policies that met, row by row."""
+    """Cells of all pairs that played each other, row by row."""
     seats: tuple[Seat, ...]
     line_ups: tuple[LineUp, ...]
     standings: tuple[Standing, ...]
     """Numbers of each policy against all others, in the order of the policies."""
 
     def cell(self, row: str, column: str) -> Cell | None:
-        """Return one policy against another; None if they never met."""
+        """Return one policy against another; None if they did not play each other."""
         return next((cell for cell in self.cells if (cell.row, cell.column) == (row, column)), None)
 
     def matrix(self, number: str = "score") -> npt.NDArray[np.float64]:
-        """Return one number of all cells, shape (policies, policies); NaN where two never met.
+        """Return one number of all cells, shape (policies, policies); NaN if two did not play each other.
 
         Args:
             number: ``"score"``, ``"mean_return"`` or ``"difference"``.

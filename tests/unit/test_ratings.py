@@ -158,7 +158,7 @@ def test_the_order_of_policies_does_not_matter() -> None:
 # ------------------------------------------------------------------------------ what is not known
 
 
-def test_policies_that_never_met_have_no_rating() -> None:
+def test_policies_that_no_games_connect_have_no_rating() -> None:
     """No number compares two islands, and the reason names them."""
     units = np.zeros((30, 4, 4))
     units[:, 0, 1] = units[:, 1, 0] = units[:, 2, 3] = units[:, 3, 2] = 1

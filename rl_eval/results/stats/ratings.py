@@ -41,7 +41,7 @@ class Rating:
 
     policy: str
     value: float
-    """NaN when the policies fall into groups that never met."""
+    """NaN if games do not connect all policies, directly or through other policies."""
     interval: Interval
 
 
@@ -60,7 +60,7 @@ def rate(policies: Sequence[str], points: npt.NDArray[np.float64], confidence: f
     check_confidence(confidence)
     points = points * ~np.eye(len(policies), dtype=bool)
     total = points.sum(axis=0)
-    if apart := _never_met(policies, total):
+    if apart := _unconnected(policies, total):
         return tuple(Rating(name, math.nan, no_interval(confidence, apart)) for name in policies)
     values = ELO * strengths(total)
     intervals = _intervals(policies, points, total, confidence)
@@ -106,8 +106,8 @@ def _newton_step(
     return np.asarray(np.linalg.solve(curvature, gradient[..., None])[..., 0])
 
 
-def _never_met(policies: Sequence[str], total: npt.NDArray[np.float64]) -> str:
-    """Return a note on policies that never met the others, directly or through others; empty if all did."""
+def _unconnected(policies: Sequence[str], total: npt.NDArray[np.float64]) -> str:
+    """Return a note on policies that no games connect with the others; empty if games connect all policies."""
     connected = _closure(total + total.T > 0)[0]
     if connected.all():
         return ""
