@@ -156,8 +156,8 @@ def _layout_note(rows: Sequence[Row]) -> str | None:
     if len(prints) < 2:
         return None
     same = all(other == prints[0] for other in prints)
-    verdict = "the same fingerprint" if same else "NOT the same fingerprint"
-    return f"rl_eval: each of its {len(prints[0])} evaluations has {verdict} in all {len(prints)} columns"
+    verdict = "are equal" if same else "are NOT equal"
+    return f"rl_eval: the fingerprints in the {len(prints)} columns {verdict}, for each of the {len(prints[0])} evaluations"
 
 
 def _mean_cell(row: Row) -> str:
