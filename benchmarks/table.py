@@ -141,7 +141,9 @@ def _scaling_cells(row: Row, one: float | None) -> list[str]:
 def correctness(rows: Sequence[Row]) -> list[Table]:
     """Mean return and episodes per cell; bold with its distance where it is outside three standard errors."""
     columns = list(dict.fromkeys(row["column"] for row in rows))
-    title = f"correctness: true mean {TRUE_MEAN}; a mean with ! differs by more than {_STANDARD_ERRORS:g} standard errors"
+    title = (
+        f"correctness: true mean {TRUE_MEAN}; a mean with ! differs by more than {_STANDARD_ERRORS:g} standard errors"
+    )
     table = _table(title, "contender", *columns)
     for label in dict.fromkeys(row["label"] for row in rows):
         found = {row["column"]: row for row in rows if row["label"] == label}
@@ -157,7 +159,8 @@ def _layout_note(rows: Sequence[Row]) -> str | None:
         return None
     same = all(other == prints[0] for other in prints)
     verdict = "are equal" if same else "are NOT equal"
-    return f"rl_eval: the fingerprints in the {len(prints)} columns {verdict}, for each of the {len(prints[0])} evaluations"
+    where = f"the {len(prints)} columns"
+    return f"rl_eval: the fingerprints in {where} {verdict}, for each of the {len(prints[0])} evaluations"
 
 
 def _mean_cell(row: Row) -> str:

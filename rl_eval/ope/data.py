@@ -32,9 +32,7 @@ _BEHAVIOURS: Final = ("behaviour", "weights_version")
 _ROUNDING: Final = 1e-5
 """Highest log-probability of an action with probability 1, after rounding to float32."""
 
-_MISSING: Final = (
-    "Record episodes of a policy that has a method log_prob: estimates need the log-probability of each recorded action."
-)
+_MISSING: Final = "Record episodes of a policy with log_prob: estimates need log-probabilities of recorded actions."
 """Advice for data without log-probabilities."""
 
 

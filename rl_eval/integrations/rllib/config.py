@@ -214,5 +214,6 @@ class _Mapping:
 
 _NO_EPISODE: Final = NoEpisode(
     "RLlib's policy_mapping_fn",
-    "Call .policy(policy_mapping_fn=function) on rl_eval's config. The function gets agent_id and spec, and may read spec.index.",
+    "Call .policy(policy_mapping_fn=function) on rl_eval's config. The function gets agent_id and spec, which has "
+    "the episode's index.",
 )

@@ -209,8 +209,8 @@ def _beside(file: Path) -> tuple[Path | None, tuple[str, ...]]:
         raise ConfigError(
             f"policy_kwargs.vecnormalize is missing: {str(file)!r} {LACKS_STATISTICS}",
             key="policy.policy_kwargs.vecnormalize",
-            fix="Pass --set policy.policy_kwargs.vecnormalize=FILE, with the file that venv.save() wrote. In files of SB3's "
-            "callbacks and of its zoo, the name contains vecnormalize. If only rewards were normalized, pass False.",
+            fix="Pass --set policy.policy_kwargs.vecnormalize=FILE, the file that venv.save() wrote. The callbacks and "
+            "the zoo of SB3 put vecnormalize into its name. If only rewards were normalized, pass False.",
         )
     return None, (unknown(file.name),) if trained is None else ()
 
