@@ -19,6 +19,8 @@ from rl_eval.errors import ConfigError
 from rl_eval.records.plain import convert, plain_leaf
 from rl_eval.suites.definition import Keys, Method, Skip, Steps, SuiteDefinition
 
+EvaluatedSteps = Mapping[str, Mapping[int, str]]
+"""Checkpoints that were evaluated, relative to the suite's file, by name of the training run and by step."""
 _CHECKPOINT: Final = "{checkpoint}"
 
 
@@ -38,6 +40,11 @@ class Cell:
     def parts(self) -> tuple[str, ...]:
         """Texts of the four parts, ``-`` for a missing one."""
         return tuple("-" if part is None else str(part) for part in (self.task, self.policy, self.seed, self.step))
+
+    @property
+    def run(self) -> str:
+        """Name of the training run: the cell's without the step."""
+        return "/".join(self.parts[:3])
 
     @property
     def digest(self) -> str:
@@ -70,15 +77,15 @@ class Matrix:
     """Skipped cells, with the reason."""
 
 
-def matrix(suite: SuiteDefinition) -> Matrix:
-    """Find all cells of a suite, with the checkpoints that are on disk now.
+def matrix(suite: SuiteDefinition, evaluated: EvaluatedSteps) -> Matrix:
+    """Find all cells of a suite, with the checkpoints that are on disk now, or were when they were evaluated.
 
     Raises:
         ConfigError: Every cell is skipped.
     """
     cells: list[PlannedCell] = []
     skipped: list[tuple[Cell, str]] = []
-    for planned in _all(suite):
+    for planned in _all(suite, evaluated):
         cell = planned.cell
         if (skip := _skip_of(suite.skip, cell)) is None:
             cells.append(planned)
@@ -206,14 +213,15 @@ def _filled(value: Any, names: Mapping[str, Any]) -> Any:
     return value
 
 
-def _all(suite: SuiteDefinition) -> Iterator[PlannedCell]:
+def _all(suite: SuiteDefinition, evaluated: EvaluatedSteps) -> Iterator[PlannedCell]:
     for task in suite.tasks:
         for policy, method in suite.policies.items():
             for seed in method.seeds or (None,):
-                yield from _of_run(suite.folder, method, Cell(task, policy, seed))
+                cell = Cell(task, policy, seed)
+                yield from _of_run(suite.folder, method, cell, evaluated.get(cell.run, {}))
 
 
-def _of_run(folder: Path, method: Method, cell: Cell) -> Iterator[PlannedCell]:
+def _of_run(folder: Path, method: Method, cell: Cell, evaluated: Mapping[int, str]) -> Iterator[PlannedCell]:
     """Find the cells of one training run, one for each step."""
     if method.checkpoints is None:
         yield PlannedCell(cell)
@@ -224,14 +232,14 @@ def _of_run(folder: Path, method: Method, cell: Cell) -> Iterator[PlannedCell]:
         path = Path(template)
         yield PlannedCell(cell, path, "" if path.exists() else f"there is no checkpoint {path}")
         return
-    there = _steps_on_disk(template)
+    there = {step: folder / path for step, path in evaluated.items()} | _steps_on_disk(template)
     wanted = _wanted(method, sorted(there))
     if not wanted:
         on_disk = f"the steps on disk are {min(there)} to {max(there)}" if there else "there is none on disk"
         yield PlannedCell(cell, None, f"no checkpoint {template} has a wanted step; {on_disk}")
     for step in wanted:
         path = there.get(step, Path(template.replace("{step}", str(step))))
-        missing = "" if step in there else f"there is no checkpoint {path}"
+        missing = "" if path.exists() else f"there is no checkpoint {path}"
         yield PlannedCell(Cell(cell.task, cell.policy, cell.seed, step), path, missing)
 
 

@@ -26,7 +26,7 @@ from rl_eval.log.storage import open_storage
 from rl_eval.records.plain import differences, parse_json, typed
 from rl_eval.results.loading import load
 from rl_eval.results.result import EvalResult
-from rl_eval.suites.cells import PlannedCell, definition_of
+from rl_eval.suites.cells import EvaluatedSteps, PlannedCell, definition_of
 from rl_eval.suites.definition import ScoreKind, SuiteDefinition
 
 CellStatus = Literal["complete", "partial", "failed", "error", "running", "missing"]
@@ -143,6 +143,18 @@ class Ledger:
         except OSError as error:
             problem = f"--out {self.folder} cannot be written: {error.strerror or error}"
             raise ConfigError(problem, key="--out", value=str(self.folder)) from error
+
+    def evaluated(self) -> EvaluatedSteps:
+        """Return the checkpoints of the cells with a score."""
+        found: dict[str, dict[int, str]] = {}
+        for digest in self._storage.names("cells"):
+            described = self._read(f"cells/{digest}/{CELL_FILE}")
+            if described is not None and (self.folder / "cells" / digest / SCORE_FILE).exists():
+                run, _, step = described["cell"].rpartition("/")
+                checkpoint = described["definition"]["policy"]["checkpoint"]
+                if checkpoint is not None and step.isdecimal():
+                    found.setdefault(run, {})[int(step)] = checkpoint
+        return found
 
     def log_dir(self, planned: PlannedCell) -> Path:
         """Return the folder of a cell's evaluation log."""

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, final
 
-from rl_eval.suites.cells import Matrix, PlannedCell, chosen, matrix
+from rl_eval.suites.cells import PlannedCell, chosen, matrix
 from rl_eval.suites.definition import SuiteDefinition
 from rl_eval.suites.exports import read_scores
 from rl_eval.suites.ledger import Ledger
@@ -52,11 +52,7 @@ class Suite:
     @cached_property
     def cells(self) -> tuple[PlannedCell, ...]:
         """Cells, without the skipped ones, with the checkpoints that were on disk at the first access."""
-        return self._matrix.cells
-
-    @cached_property
-    def _matrix(self) -> Matrix:
-        return matrix(self.definition)
+        return matrix(self.definition, {}).cells
 
     def run(
         self,
@@ -81,10 +77,11 @@ class Suite:
             ClusterDied: The Ray cluster died. Call this method again to continue.
         """
         ledger = Ledger(self.folder(out), self.definition)
-        wanted = chosen(self.cells, cells) if cells else self.cells
+        planned = matrix(self.definition, ledger.evaluated())
+        wanted = chosen(planned.cells, cells) if cells else planned.cells
         runners = {} if num_runners is None else {"num_runners": num_runners}
         SuiteRun(self.definition, ledger, wanted, runners, events or SuiteEvents()).run()
-        return SuiteResult(self.definition, tuple(map(ledger.state, wanted)), () if cells else self._matrix.skipped)
+        return SuiteResult(self.definition, tuple(map(ledger.state, wanted)), () if cells else planned.skipped)
 
     def result(
         self, out: str | os.PathLike[str] | None = None, published: str | os.PathLike[str] | None = None
@@ -98,8 +95,9 @@ class Suite:
         Raises:
             ConfigError: The folder belongs to another suite, or the file cannot be read.
         """
-        states = map(Ledger(self.folder(out), self.definition).state, self.cells)
-        found = SuiteResult(self.definition, tuple(states), self._matrix.skipped)
+        ledger = Ledger(self.folder(out), self.definition)
+        planned = matrix(self.definition, ledger.evaluated())
+        found = SuiteResult(self.definition, tuple(map(ledger.state, planned.cells)), planned.skipped)
         return found if published is None else replace(found, published=read_scores(published))
 
     def folder(self, out: str | os.PathLike[str] | None) -> Path:

@@ -269,6 +269,21 @@ def test_a_cell_is_never_changed(tmp_path: Path, values: dict[str, Any]) -> None
     assert table(Suite.from_dict(BASE).run(tmp_path)) == table(first)
 
 
+@pytest.mark.parametrize("steps", ["all", "last", {"first": 5}])
+def test_a_result_stays_when_its_checkpoint_is_deleted(tmp_path: Path, steps: Any) -> None:
+    """As where a training keeps only its last checkpoints."""
+    for step in ("05", "10"):
+        (tmp_path / f"pole_{step}").write_text("0")
+    policy = {"policy": f"{__name__}:constant", "policy_kwargs": {"path": "{checkpoint}"}, "steps": steps}
+    values = changed("policies", to={"ppo": {**policy, "checkpoints": "{task}_{step}"}})
+    values["tasks"] = {"pole": values["tasks"]["pole"]}
+    before = Suite.from_dict(values, tmp_path).run(tmp_path / "out")
+    assert before.complete
+    (tmp_path / "pole_10").unlink()
+    after = Suite.from_dict(values, tmp_path).run(tmp_path / "out")
+    assert after.to_dict() == before.to_dict()
+
+
 def test_a_checkpoint_that_changed_is_an_error_of_its_cell(tmp_path: Path) -> None:
     values = changed("policies", to={"net": {"policy": f"{__name__}:constant", "checkpoints": "{task}.txt"}})
     values["policies"]["net"] |= {"policy_kwargs": {"path": "{checkpoint}"}}
