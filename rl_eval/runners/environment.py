@@ -26,7 +26,6 @@ from rl_eval.config.settings import LIVE_ENVIRONMENT, EnvironmentSection, copy_c
 from rl_eval.errors import ConfigError, EnvError, nearest
 from rl_eval.protocols import EnvContext
 from rl_eval.records.episode import first_seen
-from rl_eval.runners.batched.simulator import BatchSimulator
 
 if TYPE_CHECKING:
     from rl_eval.runners.lane import Lane
@@ -90,7 +89,7 @@ def construct_env(
             fix="Name their policies in policy.policies. For one policy that plays all agents, set runners.runner to "
             '"multi_agent".',
         )
-    if isinstance(env, (gym.vector.VectorEnv, BatchSimulator)):
+    if isinstance(env, gym.vector.VectorEnv) or (hasattr(env, "num_envs") and not isinstance(env, gym.Env)):
         raise ConfigError(
             f"environment.env {section.env!r} built a {type(env).__name__}, which steps {env.num_envs} environments in "
             "one call",
