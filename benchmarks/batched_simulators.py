@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import Any, Final
 
 import gymnasium as gym
@@ -44,6 +45,8 @@ class Contest:
     max_episode_steps: int | None = None
     single: Callable[[], Any] | None = None
     """Builds a single environment with the same preprocessing, for our lanes."""
+    rllib: bool = False
+    """Whether RLlib's environment runner can step it. TorchRL rejects environments that restart in the next step."""
 
 
 def network(inputs: int, actions: int) -> torch.nn.Sequential:
@@ -166,6 +169,20 @@ def envpool_loop(task: str, **kwargs: Any) -> Callable[[int, Policy], Sweep]:
     return make
 
 
+def rllib_runner(env: str, slots: int) -> Callable[[int], None]:
+    """Return a function that samples a number of steps of each slot with RLlib's environment runner.
+
+    Its module has the layers of our policy, and a head for values.
+    """
+    from ray.rllib.algorithms.ppo import PPOConfig
+    from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
+
+    config = PPOConfig().environment(env).rl_module(model_config={"fcnet_hiddens": [64, 64]})
+    config.env_runners(num_envs_per_env_runner=slots, gym_env_vectorize_mode="vector_entry_point")
+    runner = SingleAgentEnvRunner(config=config)
+    return lambda steps: runner.sample(num_timesteps=steps * slots, explore=False)
+
+
 def single_pong() -> Any:
     """Return Pong with the preprocessing of ALE's vector environment."""
     env = gym.make("ale_py:ALE/Pong-v5", frameskip=1)
@@ -178,7 +195,7 @@ _UPRIGHT: Final = {**_ONE, "terminate_when_unhealthy": False}
 _ALE: Final = {**_ONE, "noop_max": 0, "use_fire_reset": False}
 CONTESTS: Final = {
     "cartpole": Contest(
-        "CartPole-v1", 1024, balancing, gymnasium_loop("CartPole-v1"), block=4, episodes=4096, steps=800
+        "CartPole-v1", 1024, balancing, gymnasium_loop("CartPole-v1"), block=4, episodes=4096, steps=800, rllib=True
     ),
     "jumanji": Contest("jumanji:Snake-v1", 256, snake_policy, snake_loop, max_episode_steps=1_000),
     "envpool_cartpole": Contest(
@@ -227,6 +244,9 @@ def measure(contest: Contest, turns: int) -> dict[str, list[float]]:
     loops = {"own": contest.make_loop(contest.slots, policy)}
     loops["own with returns"] = summed(loops["own"], contest.slots)
     rates: dict[str, list[float]] = {**{name: [] for name in loops}, "ours": []}
+    sample = None
+    if contest.rllib and find_spec("ormsgpack"):  # Of RLlib's own requirements.
+        sample, rates["RLlib"] = rllib_runner(contest.env, contest.slots), []
     with ExitStack() as stack:
         groups = {"ours": EvalRunnerGroup(_config(contest, policy), threaded=False)}
         if contest.single is not None:
@@ -242,6 +262,10 @@ def measure(contest: Contest, turns: int) -> dict[str, list[float]]:
                 for _ in range(contest.steps):
                     sweep()
                 rates[name].append(contest.steps * contest.slots / (time.process_time() - started))
+            if sample is not None:
+                started = time.process_time()
+                sample(contest.steps // 20)
+                rates["RLlib"].append(contest.steps // 20 * contest.slots / (time.process_time() - started))
             for name, group in groups.items():
                 started = time.process_time()
                 steps = int(group.evaluate().table.rows["length"].sum())
