@@ -210,7 +210,7 @@ def _display(monitor: Monitor, interruption: Interruption) -> SuiteEvents:
         if bad := done - ended["complete"]:
             parts.append(f"{bad} not complete")
         if ran and done < total:
-            parts.append(f"about {(time.monotonic() - began) / ran * (total - done) / 60:.1f} min left")
+            parts.append(f"about {span((time.monotonic() - began) / ran * (total - done) / 60)} left")
         return Row(done, total, ", ".join(parts))
 
     class Shown(SuiteEvents):

@@ -154,7 +154,8 @@ def _table(table: Table) -> Iterator[RenderableType]:
 
     laid_out = Grid(box=None, pad_edge=False, padding=(0, _GAP, 0, 0))
     for place, heading in enumerate(table.headings):
-        laid_out.add_column(_text(heading), justify="right" if place else "left", no_wrap=True)
+        # On a narrow terminal, numbers wrap before the names of the rows are cut.
+        laid_out.add_column(_text(heading), justify="right" if place else "left", no_wrap=not place, overflow="fold")
     for row in table.rows:
         laid_out.add_row(*("\n".join(map(one_line, cell.split("\n"))) for cell in row))
     yield from (_text(table.title, "dim"), laid_out)

@@ -170,7 +170,7 @@ class Ledger:
             raise ConfigError(
                 f"{planned.cell} was evaluated with another definition: {difference}",
                 key=str(planned.cell),
-                fix="Undo the change, give the new one another name, or raise the version and use another --out.",
+                fix=f"Undo the change, use another name, or remove {self.log_dir(planned)} to evaluate the cell again.",
             )
         if self._claimed(planned) is None:
             write_text(self.log_dir(planned) / CELL_FILE, _text(self._described(planned)))
@@ -184,7 +184,8 @@ class Ledger:
             watch: Wait for heartbeats of a process on another machine, which may be dead.
         """
         if difference := self._difference(planned):
-            return CellState(planned, "error", f"it was evaluated with another definition: {difference}")
+            why = f"it was evaluated with another definition: {difference}; to evaluate it again, remove "
+            return CellState(planned, "error", f"{why}{self.log_dir(planned)}")
         try:
             score = self._score(planned)
         except EvalError as error:

@@ -86,6 +86,8 @@ def record_cell_videos(result: SuiteResult, cells: Path, select: str) -> Iterato
 def _figure(name: str, table: Table) -> Figure:
     if name in _LINES:
         return line_figure(table, _LINES[name])
+    if name == "tasks":
+        return interval_figure(table.transposed())  # Tasks have different scales.
     return interval_figure(table, reference=0.5 if name == "improvement" else None)
 
 

@@ -72,12 +72,12 @@ class SuiteResult(Printed):
 
     @cached_property
     def scores(self) -> Scores:
-        """Scores of the last step of each run, with the published ones.
+        """Scores of the last step of each run, with the published ones; a run whose last step has none is left out.
 
         Raises:
             UsageError: No cell has a score, or published scores are of other tasks.
         """
-        ours = Scores({run: values for scores in self.scores_by_step.values() for run, values in scores.runs.items()})
+        ours = _scores(state for run in self._runs.values() for state in run[-1:])
         return ours if self.published is None else ours.with_baselines(self.published)
 
     @cached_property
@@ -91,24 +91,41 @@ class SuiteResult(Printed):
         """Tables of the numbers by their names in :data:`TITLES`; an error if a table cannot be computed."""
         makers, lacking = self._makers(), sum(state.status != "complete" for state in self.cells)
         notes = (f"{lacking:,} of {len(self.cells):,} cells have no complete result",) if lacking else ()
-        notes_of = {"curves": notes}
+        scale = () if self.definition.scales is None else ("scores are normalized: low is 0, and high is 1",)
+        notes_of = {"tasks": (*notes, *self._ends), "improvement": (*notes, *self._ends), "curves": (*scale, *notes)}
         return {
-            name: _made(makers[name], notes_of.get(name, (*notes, *self._older_steps)))
+            name: _made(makers[name], notes_of.get(name, (*scale, *notes, *self._ends)))
             for name in TITLES
             if name in makers
         }
 
     @cached_property
-    def _older_steps(self) -> list[str]:
-        """Notes on runs that are represented by an earlier step than their last."""
-        last, scored = dict[Run, Cell](), dict[Run, Cell]()
+    def _runs(self) -> dict[Run, list[CellState]]:
+        """States of the steps of each run, in ascending order."""
+        found: dict[Run, list[CellState]] = {}
         for state in self.cells:
-            cell = state.planned.cell
-            last[_run(cell)] = cell
-            if state.score is not None and state.score.values:
-                scored[_run(cell)] = cell
-        older = [(cell, last[run]) for run, cell in scored.items() if last[run] != cell]
-        return [f"{end} has no score, so its run is represented by step {cell.step}" for cell, end in older]
+            found.setdefault(_run(state.planned.cell), []).append(state)
+        return {run: sorted(states, key=lambda state: state.planned.cell.step or 0) for run, states in found.items()}
+
+    @cached_property
+    def _ends(self) -> list[str]:
+        """Notes on runs without a score of their last step, and on runs of a policy that end at different steps."""
+        lasts = {run: states[-1] for run, states in self._runs.items()}
+        earlier = {run for run, states in self._runs.items() if any(map(_has_score, states[:-1]))}
+        notes = [
+            f"{last.planned.cell} has no score, so its run is left out"
+            for run, last in lasts.items()
+            if run in earlier and not _has_score(last)
+        ]
+        steps: dict[str, set[int]] = {}
+        for run, last in lasts.items():
+            if last.planned.cell.step is not None:
+                steps.setdefault(f"{run.task}/{run.policy}", set()).add(last.planned.cell.step)
+        uneven = {name: sorted(found) for name, found in steps.items() if len(found) > 1}
+        return notes + [
+            f"the training seeds of {name} are compared at different steps: {', '.join(map(str, found))}"
+            for name, found in uneven.items()
+        ]
 
     def _makers(self) -> dict[str, Callable[[], Table]]:
         aggregate = self.definition.aggregate
@@ -124,7 +141,7 @@ class SuiteResult(Printed):
         makers["aggregates"] = lambda: aggregate_scores(self.normalized_scores, unit, aggregate.metrics)
         makers["profiles"] = lambda: _profiles(self.normalized_scores, unit)
         with_steps = _scores_by_step(state for state in self.cells if state.planned.cell.step is not None)
-        if len(with_steps) > 1:
+        if max(map(len, self._runs.values())) > 1:
             by_step = {step: normalized(scores, scales) for step, scores in with_steps.items()}
             makers["curves"] = lambda: learning_curves(by_step, unit)
         return makers
@@ -157,7 +174,7 @@ class SuiteResult(Printed):
         notes = [f"{TITLES[name]}: {error}" for name, error in self.tables.items() if isinstance(error, UsageError)]
         notes += [f"{one.planned.cell}: {one.reason}" for one in self.cells if one.reason]
         notes += [f"{cell} is skipped: {why}" for cell, why in self.skipped]
-        notes += dict.fromkeys([*self._older_steps, *(note for table in shown.values() for note in table.own_notes)])
+        notes += dict.fromkeys([*self._ends, *(note for table in shown.values() for note in table.own_notes)])
         notes += [f"{TITLES[name]}: {note}" for name, table in shown.items() for note in table.interval_notes]
         notes += self._missing_settings()
         name, version = self.definition.suite, f"version {self.definition.version}"
@@ -188,13 +205,20 @@ class SuiteResult(Printed):
 _HEADINGS: Final = ("cell", "status", "episodes", "mean score", "guarantee")
 
 
+def _has_score(state: CellState) -> bool:
+    return state.score is not None and bool(state.score.values)
+
+
+def _scores(cells: Iterable[CellState]) -> Scores:
+    found = ((_run(state.planned.cell), state.score) for state in cells)
+    return Scores({run: np.array(score.values) for run, score in found if score is not None and score.values})
+
+
 def _scores_by_step(cells: Iterable[CellState]) -> dict[int, Scores]:
-    found: dict[int, dict[Run, Any]] = {}
-    for state in cells:
-        if state.score is not None and state.score.values:
-            run = _run(state.planned.cell)
-            found.setdefault(state.planned.cell.step or 0, {})[run] = np.array(state.score.values)
-    return {step: Scores(runs) for step, runs in sorted(found.items())}
+    found: dict[int, list[CellState]] = {}
+    for state in filter(_has_score, cells):
+        found.setdefault(state.planned.cell.step or 0, []).append(state)
+    return {step: _scores(states) for step, states in sorted(found.items())}
 
 
 def _made(make: Callable[[], Table], notes: tuple[str, ...]) -> Table | UsageError:

@@ -6,7 +6,7 @@ import csv
 import io
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple, final
 
 from rl_eval.reports.page import Table as PageTable
@@ -59,6 +59,13 @@ class Table:
     def notes(self) -> tuple[str, ...]:
         """Notes about the table, and those of its intervals."""
         return (*self.own_notes, *self.interval_notes)
+
+    def transposed(self) -> Table:
+        """Return the table with its columns as rows."""
+        cells: dict[tuple[str, str | float], Estimate] = {
+            (str(column), row): cell for (row, column), cell in self.cells.items()
+        }
+        return replace(self, rows_are=self.columns_are, columns_are=self.rows_are, cells=cells)
 
     def page_table(self, title: str) -> PageTable:
         """Return the table for a page."""

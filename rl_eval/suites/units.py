@@ -29,6 +29,8 @@ Counts: TypeAlias = npt.NDArray[np.float64]
 
 RESAMPLES: Final = 2_000
 
+_FEW: Final = 10
+"""Number of runs from which the bias of a percentile interval's width is at most 5 %."""
 WITHIN: Final[Mapping[Unit, str]] = {"run": "task", "episode": "run"}
 """Meaning of a stratum, by unit."""
 
@@ -105,11 +107,13 @@ class Units:
 
     @property
     def notes(self) -> list[str]:
-        """Notes on the limits of an interval, without a full stop: single units and missing runs."""
+        """Notes on the limits of an interval, without a full stop: few units and missing runs."""
         single, notes = self.sizes.count(1), []
         if single:
             of_all = f"{single} of {len(self.strata)} {WITHIN[self.unit]}s"
             notes.append(f"{self.policy} has one {self.unit} in {of_all}, which has no spread")
+        elif self.unit == "run" and min(self.sizes) < _FEW:
+            notes.append(f"a percentile interval of fewer than {_FEW} training seeds is too narrow")
         if self.missing:
             one, also = self.missing[0], f" and {len(self.missing) - 1} more" if self.missing[1:] else ""
             notes.append(f"{self.policy} lacks runs: {one.task} with seed {one.seed}{also}")

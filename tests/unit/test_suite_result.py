@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from dataclasses import asdict
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+from rich.console import Console
 
 from rl_eval.errors import ConfigError
 from rl_eval.suites.definition import SuiteDefinition
@@ -138,6 +140,39 @@ def test_a_run_without_its_last_step_and_an_incomplete_suite_are_marked_in_every
         for text in (table.csv(), table.markdown(), table.latex()):
             assert "1 of 8 cells have no complete result" in text
             assert ("t0/p1/0/2000 has no score" in text) == (name != "curves")
+
+
+def test_seeds_that_end_at_different_steps_are_named(tmp_path: Path) -> None:
+    """As where the last checkpoint of a training is missing: the numbers are of the steps that are there."""
+    method = {"policy": "my:make", "checkpoints": "{policy}/{seed}-{step}", "seeds": [0, 1]}
+    values = {
+        "suite": "made",
+        "tasks": {"t0": {"environment": {"env": "my:Env"}, "low": 0, "high": 1}},
+        "policies": {"p0": method},
+        "aggregate": {"unit": "run"},
+    }
+    (tmp_path / "p0").mkdir()
+    for name in ("0-1000", "0-2000", "1-1000"):
+        (tmp_path / "p0" / name).touch()
+    suite = Suite.from_dict(values, tmp_path)
+    for planned in suite.cells:
+        place = tmp_path / "made" / planned.cell.folder / SCORE_FILE
+        place.parent.mkdir(parents=True)
+        place.write_text(json.dumps(asdict(Score("return", "complete", "", "f", "exact", 2, (0.0, 1.0), 1.0))))
+    result = suite.result(tmp_path / "made")
+    assert set(result.tables) == {"aggregates", "profiles", "tasks"}
+    for table in result.tables.values():
+        assert isinstance(table, Table)
+        assert untold(" ".join(table.own_notes), "t0/p0", "1000", "2000") == []
+
+
+def test_on_a_narrow_terminal_the_names_of_the_rows_stay(tmp_path: Path) -> None:
+    console = Console(width=60, file=io.StringIO())
+    console.print(suite_of(tmp_path, 2, 2, 3).result(tmp_path))
+    assert isinstance(console.file, io.StringIO)
+    lines = [line.split() for line in console.file.getvalue().splitlines()]
+    assert sum(line[:1] == ["p0"] for line in lines) >= 2
+    assert sum(line[:1] == ["t1/p1/2"] for line in lines) == 1
 
 
 def test_curves_are_those_of_the_policies_with_steps(tmp_path: Path) -> None:

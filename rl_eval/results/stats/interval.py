@@ -164,7 +164,7 @@ def _sample_interval(sample: npt.NDArray[np.float64], confidence: float) -> Inte
         method: Method = "bca" if FEW <= len(sample) <= BCA_MAX else "student_t"
         return Interval(float(sample[0]), float(sample[0]), confidence, method, ALL_EQUAL)
     if len(sample) < FEW:
-        return _student_t(sample, confidence, f"fewer than {FEW} values: too narrow if they are skewed")
+        return _student_t(sample, confidence, f"interval of fewer than {FEW} values: too narrow if they are skewed")
     if len(sample) > BCA_MAX:
         return _student_t(sample, confidence, "")
     return _bca(sample, confidence)
