@@ -82,7 +82,7 @@ def percentiles(several: Sequence[Units], resampled: Floats, confidence: float) 
         resampled: The number of each resample, shape (resamples,).
         confidence: Nominal coverage.
     """
-    notes = [note for units in several for note in units.notes]
+    notes = list(dict.fromkeys(note for units in several for note in units.notes))
     if all(max(units.sizes) == 1 for units in several):
         return no_interval(confidence, "; ".join(notes))
     if not any(units.vary for units in several):

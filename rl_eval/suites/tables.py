@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple, final
 
@@ -14,6 +14,7 @@ from rl_eval.results.stats.interval import Interval
 from rl_eval.results.text import interval_places, number
 
 _ESCAPES: Final = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+_MINUS: Final = re.compile(r"(?<![\w.-])-(?=\d)")
 _SPECIAL: Final = re.compile(r"[\\~^&%$#_{}]")
 
 
@@ -91,12 +92,13 @@ class Table:
 
     def latex(self) -> str:
         r"""Return a LaTeX table with a caption; needs ``\usepackage{booktabs}``."""
-        heading, *body = (f"{' & '.join(cells)} \\\\" for cells in self._grid(_latex))
+        heading, *body = (f"{' & '.join(_with_minus(cells))} \\\\" for cells in self._grid(_latex))
+        notes = f" Notes: {'; '.join(self.notes)}." if self.notes else ""
         return "\n".join(
             [
                 r"\begin{table}",
                 r"\centering",
-                rf"\caption{{{_latex(' '.join([self.caption, *(f'{note}.' for note in self.notes)]))}}}",
+                rf"\caption{{{_latex(self.caption + notes)}}}",
                 rf"\begin{{tabular}}{{l{'r' * len(self.columns)}}}",
                 *(r"\toprule", heading, r"\midrule", *body, r"\bottomrule"),
                 r"\end{tabular}",
@@ -116,6 +118,11 @@ class Table:
         places = interval_places(interval, value)
         ends = f" [{number(interval.low, places)}, {number(interval.high, places)}]" if interval.exists else ""
         return number(value, places) + ends
+
+
+def _with_minus(cells: Sequence[str]) -> list[str]:
+    """Return a row of a LaTeX table, with minus signs in its numbers."""
+    return [cells[0], *(_MINUS.sub("$-$", cell) for cell in cells[1:])]
 
 
 def _latex(text: str) -> str:
