@@ -13,7 +13,7 @@ from typing import Final, Literal
 import numpy as np
 
 from rl_eval.results.stats.aggregate import exact_mean
-from rl_eval.results.stats.interval import return_interval
+from rl_eval.results.stats.interval import FEW, return_interval
 from rl_eval.suites.bootstrap import Cells, Floats, Statistic, check_units, estimates, method, percentiles
 from rl_eval.suites.scores import Scores
 from rl_eval.suites.tables import Estimate, Table
@@ -171,7 +171,8 @@ def task_means(scores: Scores, unit: Unit, *, confidence: float = 0.95) -> Table
         for task in units.tasks:
             found[task, policy] = _task_mean(units.on([task]), confidence)
     cells: Cells = {pair: found[pair] for pair in itertools.product(scores.tasks, scores.policies) if pair in found}
-    return Table(f"Mean score on each task; {100 * confidence:g} % intervals over {unit}s.", "task", "policy", cells)
+    how = f"{100 * confidence:g} % intervals over {unit}s, Student t for fewer than {FEW}"
+    return Table(f"Mean score on each task; {how}.", "task", "policy", cells)
 
 
 def _task_mean(units: Units, confidence: float) -> Estimate:

@@ -235,8 +235,11 @@ def _of_run(folder: Path, method: Method, cell: Cell, evaluated: Mapping[int, st
     there = {step: folder / path for step, path in evaluated.items()} | _steps_on_disk(template)
     wanted = _wanted(method, sorted(there))
     if not wanted:
-        on_disk = f"the steps on disk are {min(there)} to {max(there)}" if there else "there is none on disk"
-        yield PlannedCell(cell, None, f"no checkpoint {template} has a wanted step; {on_disk}")
+        absent = f"no file matches {template.replace('{step}', '*')}"
+        unwanted = (
+            f"the steps on disk are {min(there, default=0)} to {max(there, default=0)}, and none of them is wanted"
+        )
+        yield PlannedCell(cell, None, unwanted if there else absent)
     for step in wanted:
         path = there.get(step, Path(template.replace("{step}", str(step))))
         missing = "" if path.exists() else f"there is no checkpoint {path}"

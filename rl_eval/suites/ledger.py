@@ -11,7 +11,7 @@ import math
 import os
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal, final
 
@@ -64,6 +64,8 @@ class Score:
     """Score of each completed episode, in the order of the plan."""
     seconds: float
     """Time of the evaluation."""
+    code: dict[str, str] = field(default_factory=dict)
+    """SHA-256 of the files of environment and policy, by module."""
 
     @property
     def mean(self) -> float:
@@ -88,6 +90,7 @@ class Score:
             len(result.plan),
             tuple(values.tolist()),
             result.timing.wall_seconds,
+            {name: file["sha256"] for name, file in result.provenance.get("code", {}).get("files", {}).items()},
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final, final
@@ -39,6 +39,9 @@ TITLES: Final = {
     "curves": "Learning curves",
 }
 """Titles of the tables, by their names."""
+_UNSCALED: Final = ("improvement", "tasks")
+"""Tables of the scores as they are."""
+_SCALED: Final = "Scores are normalized: low is 0, and high is 1."
 
 
 @final
@@ -90,11 +93,10 @@ class SuiteResult(Printed):
     def tables(self) -> dict[str, Table | UsageError]:
         """Tables of the numbers by their names in :data:`TITLES`; an error if a table cannot be computed."""
         makers, lacking = self._makers(), sum(state.status != "complete" for state in self.cells)
-        notes = (f"{lacking:,} of {len(self.cells):,} cells have no complete result",) if lacking else ()
-        scale = () if self.definition.scales is None else ("scores are normalized: low is 0, and high is 1",)
-        notes_of = {"tasks": (*notes, *self._ends), "improvement": (*notes, *self._ends), "curves": (*scale, *notes)}
+        notes = (f"cells without a complete result: {lacking:,} of {len(self.cells):,}",) if lacking else ()
+        notes_of = {"curves": notes}
         return {
-            name: _made(makers[name], notes_of.get(name, (*scale, *notes, *self._ends)))
+            name: _made(makers[name], notes_of.get(name, (*notes, *self._ends)), scaled=name not in _UNSCALED)
             for name in TITLES
             if name in makers
         }
@@ -175,10 +177,26 @@ class SuiteResult(Printed):
         notes += [f"{one.planned.cell}: {one.reason}" for one in self.cells if one.reason]
         notes += [f"{cell} is skipped: {why}" for cell, why in self.skipped]
         notes += dict.fromkeys([*self._ends, *(note for table in shown.values() for note in table.own_notes)])
-        notes += [f"{TITLES[name]}: {note}" for name, table in shown.items() for note in table.interval_notes]
-        notes += self._missing_settings()
+        limits: dict[str, list[str]] = {}
+        for name, table in shown.items():
+            for note in table.interval_notes:
+                limits.setdefault(note, []).append(TITLES[name])
+        notes += [f"{', '.join(titles)}: {note}" for note, titles in limits.items()]
+        notes += [*self._code_changes(), *self._missing_settings()]
         name, version = self.definition.suite, f"version {self.definition.version}"
         return Page(name, version, self.status, [[line], *tables, cells], notes)
+
+    def _code_changes(self) -> Iterator[str]:
+        """Yield a note on each module that changed between two cells."""
+        first: dict[str, tuple[str, Cell]] = {}
+        changed = dict[str, tuple[Cell, Cell]]()
+        for cell, score in ((one.planned.cell, one.score) for one in self.cells if one.score is not None):
+            for module, digest in score.code.items():
+                known, other = first.setdefault(module, (digest, cell))
+                if known != digest:
+                    changed.setdefault(module, (other, cell))
+        for module, (one, other) in changed.items():
+            yield f"{one} and {other} were evaluated with different code of {module}"
 
     def _missing_settings(self) -> list[str]:
         if self.definition.aggregate.unit is None:
@@ -221,14 +239,14 @@ def _scores_by_step(cells: Iterable[CellState]) -> dict[int, Scores]:
     return {step: _scores(states) for step, states in sorted(found.items())}
 
 
-def _made(make: Callable[[], Table], notes: tuple[str, ...]) -> Table | UsageError:
+def _made(make: Callable[[], Table], notes: tuple[str, ...], *, scaled: bool) -> Table | UsageError:
     try:
         table = make()
     except UsageError as error:
         return error
     if not table.cells:
         return UsageError("it is empty: too few cells have a result", key="cells", fix="Finish the suite.")
-    return replace(table, own_notes=notes)
+    return replace(table, own_notes=notes, caption=f"{table.caption} {_SCALED}" if scaled else table.caption)
 
 
 def _profiles(scores: Scores, unit: Unit) -> Table:

