@@ -171,8 +171,9 @@ def task_means(scores: Scores, unit: Unit, *, confidence: float = 0.95) -> Table
         for task in units.tasks:
             found[task, policy] = _task_mean(units.on([task]), confidence)
     cells: Cells = {pair: found[pair] for pair in itertools.product(scores.tasks, scores.policies) if pair in found}
-    how = f"{100 * confidence:g} % intervals over {unit}s, Student t for fewer than {FEW}"
-    return Table(f"Mean score on each task; {how}.", "task", "policy", cells)
+    few = f", Student t for fewer than {FEW}" if unit == "run" else ""
+    caption = f"Mean score on each task; {100 * confidence:g} % intervals over {unit}s{few}."
+    return Table(caption, "task", "policy", cells)
 
 
 def _task_mean(units: Units, confidence: float) -> Estimate:

@@ -235,11 +235,10 @@ def _of_run(folder: Path, method: Method, cell: Cell, evaluated: Mapping[int, st
     there = {step: folder / path for step, path in evaluated.items()} | _steps_on_disk(template)
     wanted = _wanted(method, sorted(there))
     if not wanted:
-        absent = f"no file matches {template.replace('{step}', '*')}"
-        unwanted = (
-            f"the steps on disk are {min(there, default=0)} to {max(there, default=0)}, and none of them is wanted"
-        )
-        yield PlannedCell(cell, None, unwanted if there else absent)
+        problem = f"no file matches {template.replace('{step}', '*')}"
+        if there:
+            problem = f"none of the steps on disk is wanted; they are {min(there)} to {max(there)}"
+        yield PlannedCell(cell, None, problem)
     for step in wanted:
         path = there.get(step, Path(template.replace("{step}", str(step))))
         missing = "" if path.exists() else f"there is no checkpoint {path}"
