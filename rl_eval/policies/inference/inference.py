@@ -197,15 +197,16 @@ class RowInference:
             self._keep_state(_ALL, state)
             return actions
         if self._batched:
-            parts: list[Any] = [self._every_lane if self.live[self._every_lane].all() else np.flatnonzero(self.live)]
-        else:
-            chunks = [slice(start, start + self._chunk) for start in range(0, self._rows, self._chunk)]
-            parts = [chunk for chunk in chunks if self.live[chunk].any()]
+            every = np.count_nonzero(self.live) == self._lanes
+            rows = self._every_lane if every else np.flatnonzero(self.live)
+            actions, state = self._forward(rows, self.live[rows])
+            self._keep_state(rows, state)
+            return actions if every else self._gather([(rows, actions)])
+        chunks = [slice(start, start + self._chunk) for start in range(0, self._rows, self._chunk)]
+        parts = [chunk for chunk in chunks if self.live[chunk].any()]
         done = [(rows, *self._forward(rows, self.live[rows])) for rows in parts]
         for rows, _, state in done:
             self._keep_state(rows, state)
-        if len(parts) == 1 and parts[0] is self._every_lane:
-            return done[0][1]
         return self._gather([(rows, actions) for rows, actions, _ in done])
 
     def _act_alone(self) -> tuple[Any, dict[int, Exception]]:

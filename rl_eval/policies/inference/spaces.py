@@ -90,9 +90,12 @@ class ObservationBatch:
         count = rows.stop if isinstance(rows, slice) else len(rows)
         for path, array in self._leaves:
             given = numpy_of(leaf_of(observations, path))
+            if given.dtype is array.dtype and given.shape == (count, *array.shape[1:]):
+                array[rows] = given
+                continue
             self._check_batch(path, array, given, count)
             array[rows] = given
-            if given.dtype != array.dtype and array.dtype.kind in "iu":
+            if array.dtype.kind in "iu":
                 self._check_kept(path, array, array[rows], given)
 
     def adopt_step(self, observations: Any, live: npt.NDArray[np.int64], width: int) -> None:
@@ -202,7 +205,10 @@ class ObservationBatch:
 
     def nonfinite_rows(self, live: npt.NDArray[np.bool_]) -> list[int]:
         """Return the live rows with a NaN or infinite value."""
-        if all(np.logical_and.reduce(np.isfinite(array), axis=None) for _, array in self._floats):
+        for _, array in self._floats:
+            if not np.isfinite(array).all():
+                break
+        else:
             return []
         bad = np.zeros(len(live), bool)
         for _, array in self._floats:
@@ -320,6 +326,8 @@ class ActionReader:
         """Whether a live row exceeded the bounds by more than rounding. The code that notes it resets it."""
         self.mode = mode
         self._single = not isinstance(self.structure, (dict, tuple))
+        self._choices = space if isinstance(space, gym.spaces.Discrete) else None
+        """The space, if actions are single choices."""
         leaves = tree.flatten(self.structure)
         if not leaves:
             raise ConfigError(
@@ -343,6 +351,8 @@ class ActionReader:
         Raises:
             PolicyError: Structure, shape, dtype or a live row's value does not fit.
         """
+        if self._choices is not None and _are_choices(actions, self._choices, len(live)):
+            return actions
         return self._read((), self.structure, actions, live)
 
     def split(self, actions: Any) -> Sequence[Any]:
@@ -412,6 +422,13 @@ class ActionReader:
                 width = np.where(np.isfinite(leaf.high) & np.isfinite(leaf.low), leaf.high - leaf.low, 1.0)
                 self.clipped = bool((np.abs(array - given) > _ROUNDING * width)[live].any())
         return array.astype(leaf.dtype, copy=False)
+
+
+def _are_choices(actions: Any, space: gym.spaces.Discrete, rows: int) -> bool:
+    """Whether actions are an array of choices of a space, one for each row, in its dtype; rows are not tested alone."""
+    if type(actions) is not np.ndarray or actions.dtype is not space.dtype or actions.shape != (rows,) or not rows:
+        return False
+    return bool(np.minimum.reduce(actions) >= space.start and np.maximum.reduce(actions) < space.start + space.n)
 
 
 def _other_structure(path: tuple[Any, ...], structure: Any, actions: Any) -> PolicyError:

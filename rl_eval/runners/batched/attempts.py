@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from time import perf_counter
-from typing import final
+from typing import Any, final
 
 import numpy as np
 import numpy.typing as npt
@@ -20,32 +21,29 @@ class Attempts:
         self._live_slots: npt.NDArray[np.int64] | None = None
         self.faulty: set[int] = set()
         """Slots with an invalid value since the simulator was built."""
-        self.indices, self.numbers = np.zeros(slots, np.int64), np.zeros(slots, np.int64)
-        """Episode of each slot, and number of its attempt, from 1."""
         self.steps = 0
         """Steps of the runner; every live slot takes part in each."""
-        self.began = np.zeros(slots, np.int64)
-        """Number of them when the attempts started."""
-        self.returns, self.discounted, self.discount = np.zeros(slots), np.zeros(slots), np.ones(slots)
-        self.success_once = np.full(slots, -1, np.int64)
-        self.success_at_end = np.full(slots, -1, np.int64)
-        self.infos = np.full((slots, num_keys), np.nan)
-        self.started, self.reset_seconds = np.zeros(slots), np.zeros(slots)
-        self.inference_clock, self.step_clock = np.zeros(slots), np.zeros(slots)
+        self._integers = np.zeros((5, slots), np.int64)
+        self.indices, self.numbers, self.began, self.success_once, self.success_at_end = self._integers
+        """Episode of each slot, number of its attempt (from 1), :attr:`steps` at its start, and reports of success."""
+        self._floats = np.zeros((7, slots))
+        self.returns, self.discounted, self.discount, self.started, self.reset_seconds = self._floats[:5]
+        self.inference_clock, self.step_clock = self._floats[5:]
         """Readings of the runner's clocks when the attempts started."""
+        self.infos = np.full((slots, num_keys), np.nan)
 
-    def begin(self, slot: int, lease: Lease, inference_clock: float, step_clock: float) -> None:
-        """Start an attempt in a slot, with all sums at zero."""
-        self.indices[slot], self.numbers[slot] = lease.index, lease.attempt
-        self.live[slot], self._live_slots = True, None
-        self.began[slot], self.returns[slot], self.discounted[slot], self.discount[slot] = self.steps, 0.0, 0.0, 1.0
-        self.success_once[slot] = self.success_at_end[slot] = -1
-        self.infos[slot], self.reset_seconds[slot], self.started[slot] = np.nan, 0.0, perf_counter()
-        self.inference_clock[slot], self.step_clock[slot] = inference_clock, step_clock
+    def begin(self, slots: Sequence[int], leases: Sequence[Lease], inference_clock: float, step_clock: float) -> None:
+        """Start attempts in some slots, with all sums at zero."""
+        begun = [(lease.index, lease.attempt, self.steps, -1, -1) for lease in leases]
+        self._integers[:, slots] = np.array(begun, np.int64).T
+        zeros = 0.0, 0.0, 1.0, perf_counter(), 0.0, inference_clock, step_clock
+        self._floats[:, slots] = np.array(zeros)[:, np.newaxis]
+        self.infos[slots] = np.nan
+        self.live[slots], self._live_slots = True, None
 
-    def end(self, slot: int) -> None:
-        """Free a slot."""
-        self.live[slot], self._live_slots = False, None
+    def end(self, slots: Sequence[int]) -> None:
+        """Free some slots."""
+        self.live[slots], self._live_slots = False, None
 
     @property
     def slots(self) -> npt.NDArray[np.int64]:
@@ -66,10 +64,24 @@ class Attempts:
         """Return the number of steps of a live attempt."""
         return self.steps - int(self.began[slot])
 
+    def sums(self, slots: Sequence[int]) -> list[tuple[Any, ...]]:
+        """Return length, return, discounted return, success once and at the end, reset seconds and the readings.
+
+        Args:
+            slots: Slots with a live attempt.
+
+        Returns:
+            A tuple for each of them.
+        """
+        began, once, at_end = self._integers[2:, slots].tolist()
+        returns, discounted, _, _, resets, *clocks = self._floats[:, slots].tolist()
+        return list(zip([self.steps - step for step in began], returns, discounted, once, at_end, resets, *clocks))
+
     def add(self, rewards: npt.NDArray[np.float64], gamma: float) -> None:
         """Add the rewards of the last step, shape (width,); those of slots without an attempt are 0."""
         width = len(rewards)
-        self.returns[:width] += rewards
+        returns = self.returns[:width]
+        returns += rewards
         if gamma != 1.0:
             self.discounted[:width] += self.discount[:width] * rewards
             self.discount *= gamma

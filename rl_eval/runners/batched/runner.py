@@ -75,10 +75,11 @@ class _Block:
         """Keep the artifacts of an episode, by observer name."""
         self.artifacts[index] = artifacts
 
-    def take(self) -> Lease:
-        """Return the lease of the next episode."""
-        offset, self.next = self.next, self.next + 1
-        return self.lease._replace(index=self.lease.index + offset, seed=self.lease.block[offset], block=())
+    def take(self, count: int) -> list[Lease]:
+        """Return the leases of the next episodes, at most ``count``."""
+        first, seeds = self.next + self.lease.index, self.lease.block[self.next : self.next + count]
+        self.next += len(seeds)
+        return [self.lease._replace(index=first + at, seed=seed, block=()) for at, seed in enumerate(seeds)]
 
     @property
     def all_started(self) -> bool:
@@ -310,8 +311,9 @@ class BatchedEvalRunner(RunnerCore):
         if not leases:
             return
         slots = slots[: len(leases)]
+        self._begin(slots, leases)
         for slot, lease in zip(slots, leases, strict=True):
-            self._begin(slot, lease)
+            self._recorder.begin(slot, lease.index, lease.seed, lease.attempt)
         phase: Phase = "construct"
         try:
             simulator = self._simulator_for(first, len(slots))
@@ -343,11 +345,11 @@ class BatchedEvalRunner(RunnerCore):
         # Episodes that run again get other neighbours than before, even if the plan has only a few.
         return free[: (len(self._queue) + 1) // 2] if first.fresh else free
 
-    def _begin(self, slot: int, lease: Lease) -> None:
-        """Give a slot to an episode, with all sums at zero."""
-        self._leases[slot] = lease
-        self._attempts.begin(slot, lease, self._inference_clock, self._step_clock)
-        self._recorder.begin(slot, lease.index, lease.seed, lease.attempt)
+    def _begin(self, slots: list[int], leases: list[Lease]) -> None:
+        """Give slots to episodes, with all sums at zero."""
+        for slot, lease in zip(slots, leases, strict=True):
+            self._leases[slot] = lease
+        self._attempts.begin(slots, leases, self._inference_clock, self._step_clock)
 
     # ------------------------------------------------------------------ blocks
 
@@ -369,18 +371,18 @@ class BatchedEvalRunner(RunnerCore):
             self._fail_block("env", phase, error)
             return
         self._pending.reset_seconds += perf_counter() - started
-        for slot in range(min(simulator.num_envs, len(block.lease.block))):
-            self._begin_in_block(slot, block)
+        self._begin_in_block(list(range(simulator.num_envs)), block)
 
-    def _begin_in_block(self, slot: int, block: _Block) -> None:
-        """Start the next episode of a block in a slot that has restarted."""
-        lease = block.take()
-        self._begin(slot, lease)
-        self._inference.begin(slot, lease.seed)
-        # If the process dies, the block is lost.
-        self._recorder.begin(slot, block.lease.index, block.lease.seed, block.lease.attempt)
-        if self._watched is not None:
-            self._watched.start(slot, lease)
+    def _begin_in_block(self, slots: list[int], block: _Block) -> None:
+        """Start the next episodes of a block in slots that have restarted, as long as it has any."""
+        leases, held = block.take(len(slots)), block.lease
+        slots = slots[: len(leases)]
+        self._begin(slots, leases)
+        for slot, lease in zip(slots, leases, strict=True):
+            self._inference.begin(slot, lease.seed)
+            self._recorder.begin(slot, held.index, held.seed, held.attempt)  # If the process dies, the block is lost.
+            if self._watched is not None:
+                self._watched.start(slot, lease)
 
     def _continue_block(self, step: BatchStep) -> None:
         """Start episodes in slots that have restarted; report the block when all its episodes have ended."""
@@ -395,8 +397,7 @@ class BatchedEvalRunner(RunnerCore):
             except survivable() as error:
                 self._fail_block("env", "step", error)
                 return
-            for slot in slots.tolist():
-                self._begin_in_block(slot, block)
+            self._begin_in_block(slots.tolist(), block)
         block.idle_steps = 0 if self._any_live else block.idle_steps + 1
         if block.idle_steps > _MAX_IDLE_STEPS and not block.all_started:
             text = f"no slot started another episode in {_MAX_IDLE_STEPS} steps after all had ended"
@@ -481,9 +482,20 @@ class BatchedEvalRunner(RunnerCore):
         ended_now = step.terminated | step.truncated
         if self._max_steps < math.inf:
             ended_now |= attempts.steps - attempts.began[:width] >= self._max_steps
-        for slot in ended_now.nonzero()[0].tolist():
-            if attempts.live[slot]:  # Otherwise it has no episode, or its block has failed.
-                self._finish(slot, bool(step.terminated[slot]), bool(step.truncated[slot]))
+        if np.logical_or.reduce(ended_now):
+            self._end_attempts(ended_now, step)
+
+    def _end_attempts(self, ended: npt.NDArray[np.bool_], step: BatchStep) -> None:
+        """Finish the live episodes that a step ends; a return that is too large for a float is a fault."""
+        attempts, width = self._attempts, len(ended)
+        for slot in np.flatnonzero(ended & attempts.live[:width] & ~np.isfinite(attempts.returns[:width])).tolist():
+            if attempts.live[slot]:  # Otherwise its block has failed.
+                total = float(attempts.returns[slot])
+                text = f"the sum of the rewards is {total}: they are too large for a float"
+                self._fault_of_row(slot, "step", EnvError(text, key="reward", value=total))
+        slots = np.flatnonzero(ended & attempts.live[:width]).tolist()
+        if slots:
+            self._finish(slots, step)
 
     def _without_nonfinite(self, rewards: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         """Record a fault for each NaN or infinite reward; return the rewards with 0 in these slots."""
@@ -540,42 +552,37 @@ class BatchedEvalRunner(RunnerCore):
             except EnvError as error:
                 self._fault_of_row(slot, "step", error)
 
-    def _finish(self, slot: int, terminated: bool, truncated: bool) -> None:
-        """Write the row of a completed episode, and free its slot."""
-        lease, sums = self._leases[slot], self._attempts
-        assert lease is not None
-        total = float(sums.returns[slot])
-        if not np.isfinite(total):
-            text = f"the sum of the rewards is {total}: they are too large for a float"
-            self._fault_of_row(slot, "step", EnvError(text, key="reward", value=total))
-            return
-        cut = Truncation.ENVIRONMENT if truncated else Truncation.NONE
-        if not (terminated or truncated):
-            cut = Truncation.MAX_EPISODE_STEPS
-        discounted = float(sums.discounted[slot]) if self._discounting else total
-        success = int(sums.success_once[slot]), int(sums.success_at_end[slot])
-        seconds = (
-            float(sums.reset_seconds[slot]),
-            self._step_clock - float(sums.step_clock[slot]),
-            self._inference_clock - float(sums.inference_clock[slot]),
-        )
-        row = (
-            *(lease.index, lease.seed, total, discounted, sums.length(slot), terminated, bool(cut), cut),
-            *(*success, Outcome.COMPLETED, lease.attempt, self.runner_index, self._weights_version, *seconds),
-        )
+    def _finish(self, slots: list[int], step: BatchStep) -> None:
+        """Write the rows of completed episodes, and free their slots."""
         into: _Block | PendingReport = self._block or self._pending
-        infos = sums.infos[slot].tolist()
-        into.rows.append(row)
-        into.infos.append(infos)
-        if self._watched is not None:
-            named = dict(zip(self._pending.info_keys, infos, strict=True))
-            record = partial(record_of, row, named, condition=lease.condition_id)
-            into.keep(lease.index, self._watched.complete(slot, row, record))
-        if slot in self._traces:
-            self._pending.traces[lease.index] = self._traces[slot].rows
+        flags = zip(step.terminated[slots].tolist(), step.truncated[slots].tolist(), strict=True)
+        infos = self._attempts.infos[slots].tolist()
+        for slot, (terminated, truncated), info, sums in zip(
+            slots, flags, infos, self._attempts.sums(slots), strict=True
+        ):
+            lease = self._leases[slot]
+            assert lease is not None
+            length, total, discounted, once, at_end, reset_seconds, inference_clock, step_clock = sums
+            cut = Truncation.ENVIRONMENT if truncated else Truncation.NONE
+            if not (terminated or truncated):
+                cut = Truncation.MAX_EPISODE_STEPS
+            seconds = reset_seconds, self._step_clock - step_clock, self._inference_clock - inference_clock
+            row = (
+                *(lease.index, lease.seed, total, discounted if self._discounting else total, length),
+                *(terminated, bool(cut), cut, once, at_end, Outcome.COMPLETED, lease.attempt),
+                *(self.runner_index, self._weights_version, *seconds),
+            )
+            into.rows.append(row)
+            if self._watched is not None:
+                named = dict(zip(self._pending.info_keys, info, strict=True))
+                record = partial(record_of, row, named, condition=lease.condition_id)
+                into.keep(lease.index, self._watched.complete(slot, row, record))
+            if slot in self._traces:
+                self._pending.traces[lease.index] = self._traces[slot].rows
+        into.infos += infos
         if self._block is None:
-            self._lifetime["episodes"] += 1
-        self._free(slot)
+            self._lifetime["episodes"] += len(slots)
+        self._free(slots)
 
     # ------------------------------------------------------------------ faults
 
@@ -588,7 +595,7 @@ class BatchedEvalRunner(RunnerCore):
         assert lease is not None
         seconds = perf_counter() - float(self._attempts.started[slot])
         self._add_fault(lease, (cause, phase, self._attempts.length(slot)), error, seconds, charged=charged)
-        self._free(slot)
+        self._free([slot])
 
     def _fault_of_row(self, slot: int, phase: Phase, error: EnvError) -> None:
         """Record the fault of an episode with an invalid value, or of its slot: then the episode completes elsewhere.
@@ -625,32 +632,32 @@ class BatchedEvalRunner(RunnerCore):
             return
         place = cause, phase, self._attempts.length(slot) if slot is not None else 0
         self._add_fault(block.lease, place, error, perf_counter() - block.started)
-        for other in self._attempts.slots.tolist():
-            self._free(other)
+        self._free(self._attempts.slots.tolist())
         self._stale = self._stale or cause != "policy"
 
     @override
     def _drop_live(self) -> None:
         if self._block is not None:
             self._pending.returned.append(self._block.lease.index)
-        for slot in self._attempts.slots.tolist():
-            lease = self._leases[slot]
-            if lease is not None and self._block is None:
-                self._pending.returned.append(lease.index)
-            self._free(slot)
+        slots = self._attempts.slots.tolist()
+        if self._block is None:
+            self._pending.returned += [lease.index for slot in slots if (lease := self._leases[slot]) is not None]
+        self._free(slots)
         self._end_block()
 
-    def _free(self, slot: int) -> None:
-        self._pending.count(self._attempts.length(slot), self._step_clock - float(self._attempts.step_clock[slot]))
-        self._leases[slot] = None
-        self._attempts.end(slot)
-        self._traces.pop(slot, None)
-        if self._watched is not None:
-            self._watched.end(slot)
-        self._recorder.end(slot)
-        if slot == 0 and self._block is not None:
-            self._hold_lane(self._block.lease)
-        self._inference.end(slot)
+    def _free(self, slots: list[int]) -> None:
+        steps = len(slots) * self._attempts.steps - int(self._attempts.began[slots].sum())
+        self._pending.count(steps, float((self._step_clock - self._attempts.step_clock[slots]).sum()))
+        self._attempts.end(slots)
+        for slot in slots:
+            self._leases[slot] = None
+            self._traces.pop(slot, None)
+            if self._watched is not None:
+                self._watched.end(slot)
+            self._recorder.end(slot)
+            if slot == 0 and self._block is not None:
+                self._hold_lane(self._block.lease)
+            self._inference.end(slot)
 
     def _expire(self) -> None:
         """End attempts that exceed their wall-clock limit. Check ten times a second, between steps."""

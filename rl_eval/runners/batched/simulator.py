@@ -23,8 +23,7 @@ Reported = Mapping[str, tuple[npt.NDArray[Any], Flags]]
 """Values of infos and the masks of the slots that reported them, by key."""
 _KINDS: Final = {"rewards": "iuf", "terminated": "biu", "truncated": "biu"}
 """Kinds of dtypes of a step's arrays, as numpy names them."""
-_DIRECT: Final = {"rewards": "f", "terminated": "b", "truncated": "b"}
-"""Kinds of dtypes of NumPy arrays that need no further check."""
+_FLOAT, _BOOL = np.dtype(np.float64), np.dtype(np.bool_)
 
 
 def _no_values(key: str) -> None:
@@ -59,6 +58,8 @@ class BatchStep:
         Raises:
             EnvError: The values have a wrong type or shape.
         """
+        if self.values is _no_values:
+            return {}
         found = {key: one for key in keys if (one := self.values(key)) is not None}
         width = len(self.rewards)
         for key, one in found.items():
@@ -82,11 +83,15 @@ def checked(returned: Any, num_envs: int) -> BatchStep:
     if not isinstance(returned, BatchStep):
         kind = type(returned).__name__
         raise EnvError(f"step() of the simulator returned a {kind}", key="step", value=kind, fix="Return a BatchStep.")
-    step = returned
-    if step.started is not None:
-        step = replace(step, started=_checked_start(step.started, num_envs))
-    if all(_is_direct(getattr(step, name), kind, num_envs) for name, kind in _DIRECT.items()):
-        return step if step.rewards.dtype == np.float64 else replace(step, rewards=step.rewards.astype(np.float64))
+    step, shape = returned, (num_envs,)
+    if step.started is not None and (started := _checked_start(step.started, num_envs))[0] is not step.started[0]:
+        step = replace(step, started=started)
+    if (
+        _is_direct(step.rewards, _FLOAT, shape)
+        and _is_direct(step.terminated, _BOOL, shape)
+        and _is_direct(step.truncated, _BOOL, shape)
+    ):
+        return step
     arrays = [_array_of(step, name, num_envs) for name in _KINDS]
     on_host = arrays if all(isinstance(array, np.ndarray) for array in arrays) else numpy_of_all(arrays)
     for name, array, values in zip(_KINDS, arrays, on_host, strict=True):
@@ -117,9 +122,9 @@ def _checked_start(started: Any, num_envs: int) -> tuple[Flags, Any]:
     return mask, started[1]
 
 
-def _is_direct(array: Any, kind: str, num_envs: int) -> bool:
-    """Whether an array is a NumPy array of the expected shape, and of a kind of dtype that needs no further check."""
-    return type(array) is np.ndarray and array.dtype.kind == kind and array.shape == (num_envs,)
+def _is_direct(array: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> bool:
+    """Whether an array is a NumPy array that needs neither a further check nor a conversion."""
+    return type(array) is np.ndarray and array.dtype is dtype and array.shape == shape
 
 
 def _array_of(step: BatchStep, name: str, num_envs: int) -> Any:
@@ -218,17 +223,18 @@ class BatchSimulator(abc.ABC):
         """Release the simulator."""
 
     _idle: Flags | None = None
-    """Mask of the slots that have ended, or never started; None while no slot was started alone."""
+    """With :attr:`restarts_idle`: mask of the slots that have ended, or never started; None before the first start."""
     _spare: EpisodeSpec
     """Spec of slots that must run without an episode: one of the last start."""
 
     def start(self, slots: Slots, specs: Sequence[EpisodeSpec]) -> Any:
         """Start episodes as :meth:`restart` does; the runner calls this method."""
         observations = self.restart(slots, specs)
-        if self._idle is None:
-            self._idle = np.ones(self.num_envs, bool)
-        self._idle[slots] = False
-        self._spare = specs[0]
+        if self.restarts_idle:
+            if self._idle is None:
+                self._idle = np.ones(self.num_envs, bool)
+            self._idle[slots] = False
+            self._spare = specs[0]
         return observations
 
     def advance(self, actions: Any) -> BatchStep:
@@ -237,7 +243,7 @@ class BatchSimulator(abc.ABC):
         Raises:
             EnvError: An array of the step has a wrong shape or dtype.
         """
-        if self.restarts_idle and self._idle is not None and self._idle.any():
+        if self._idle is not None and self._idle.any():
             slots = np.flatnonzero(self._idle)
             self.restart(slots, [self._spare] * len(slots))
         step = checked(self.step(actions), self.num_envs)

@@ -70,7 +70,7 @@ class VectorEnvSimulator(BatchSimulator):
                 value=type(first).__name__,
                 fix="Set runners.runner: vector.",
             )
-        self._started = False
+        self._started, self._blocks = False, blocks
         self._ended: Flags = np.zeros(self.num_envs, bool)
         """Slots that ended and were not restarted."""
         if blocks and self._mode is AutoresetMode.DISABLED:
@@ -115,25 +115,28 @@ class VectorEnvSimulator(BatchSimulator):
 
     @override
     def step(self, actions: Any) -> BatchStep:
-        same_step, restarting = self._mode is AutoresetMode.SAME_STEP, self._ended
         result = self.env.step(actions)
         observations, rewards, terminated, truncated = result[:4]
         infos: Mapping[str, Any] = result[4]
-        if not same_step and ("final_obs" in infos or "final_info" in infos):
+        same_step, restarting = self._mode is AutoresetMode.SAME_STEP, self._ended
+        if infos and not same_step and ("final_obs" in infos or "final_info" in infos):
             raise EnvError(
                 f"{self.name} has final observations in its infos, but its autoreset mode is {self._mode.value}",
                 key="autoreset_mode",
                 value=self._mode.value,
                 fix="Set its attribute autoreset_mode to AutoresetMode.SAME_STEP.",
             )
-        ended = _flags(terminated) | _flags(truncated)
-        started = (ended if same_step else restarting), observations
-        self._ended = ended
+        ended = self._ended = _flags(terminated) | _flags(truncated)
+        restarted = ended if same_step else restarting
+        started = (restarted, observations) if self._blocks and restarted.any() else None
         if same_step and ended.any():
             observations, infos = _before_autoreset(observations, infos, ended)
+        if type(rewards) is np.ndarray and rewards.dtype.kind == "f":
+            rewards = rewards.astype(np.float64, copy=False)
+        if not infos:
+            return BatchStep(observations, rewards, terminated, truncated, started=started)
         values = _Values(infos, self.num_envs)
-        restarted = started if started[0].any() else None
-        return BatchStep(observations, rewards, terminated, truncated, values, values.keys, restarted)
+        return BatchStep(observations, rewards, terminated, truncated, values, values.keys, started)
 
     @override
     def close(self) -> None:
