@@ -75,7 +75,8 @@ class Attempts:
         """
         began, once, at_end = self._integers[2:, slots].tolist()
         returns, discounted, _, _, resets, *clocks = self._floats[:, slots].tolist()
-        return list(zip([self.steps - step for step in began], returns, discounted, once, at_end, resets, *clocks))
+        lengths = [self.steps - step for step in began]
+        return list(zip(lengths, returns, discounted, once, at_end, resets, *clocks, strict=True))
 
     def add(self, rewards: npt.NDArray[np.float64], gamma: float) -> None:
         """Add the rewards of the last step, shape (width,); those of slots without an attempt are 0."""
