@@ -143,7 +143,7 @@ class SuiteResult(Printed):
         makers["aggregates"] = lambda: aggregate_scores(self.normalized_scores, unit, aggregate.metrics)
         makers["profiles"] = lambda: _profiles(self.normalized_scores, unit)
         with_steps = _scores_by_step(state for state in self.cells if state.planned.cell.step is not None)
-        if max(map(len, self._runs.values())) > 1:
+        if with_steps and max(map(len, self._runs.values())) > 1:
             by_step = {step: normalized(scores, scales) for step, scores in with_steps.items()}
             makers["curves"] = lambda: learning_curves(by_step, unit)
         return makers

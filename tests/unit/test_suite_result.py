@@ -166,6 +166,13 @@ def test_seeds_that_end_at_different_steps_are_named(tmp_path: Path) -> None:
         assert untold(" ".join(table.own_notes), "t0/p0", "1000", "2000") == []
 
 
+def test_a_suite_with_steps_and_without_a_result_has_a_page(tmp_path: Path) -> None:
+    suite = suite_of(tmp_path, 1, 1, 2, steps=2)
+    result = without(tmp_path, suite, *(str(planned.cell) for planned in suite.cells))
+    assert result.status == "failed"
+    assert PAGE in {path.name for path in write_report(result, tmp_path / "report", tmp_path)[0]}
+
+
 def test_cells_of_different_code_are_named(tmp_path: Path) -> None:
     suite = suite_of(tmp_path, 2, 1, 2)
     for planned, digest in zip(suite.cells, "aaba", strict=True):
