@@ -90,12 +90,9 @@ class ObservationBatch:
         count = rows.stop if isinstance(rows, slice) else len(rows)
         for path, array in self._leaves:
             given = numpy_of(leaf_of(observations, path))
-            if given.dtype is array.dtype and given.shape == (count, *array.shape[1:]):
-                array[rows] = given
-                continue
             self._check_batch(path, array, given, count)
             array[rows] = given
-            if array.dtype.kind in "iu":
+            if given.dtype != array.dtype and array.dtype.kind in "iu":
                 self._check_kept(path, array, array[rows], given)
 
     def adopt_step(self, observations: Any, live: npt.NDArray[np.int64], width: int) -> None:
@@ -205,10 +202,7 @@ class ObservationBatch:
 
     def nonfinite_rows(self, live: npt.NDArray[np.bool_]) -> list[int]:
         """Return the live rows with a NaN or infinite value."""
-        for _, array in self._floats:
-            if not np.isfinite(array).all():
-                break
-        else:
+        if all(np.logical_and.reduce(np.isfinite(array), axis=None) for _, array in self._floats):
             return []
         bad = np.zeros(len(live), bool)
         for _, array in self._floats:
@@ -326,8 +320,6 @@ class ActionReader:
         """Whether a live row exceeded the bounds by more than rounding. The code that notes it resets it."""
         self.mode = mode
         self._single = not isinstance(self.structure, (dict, tuple))
-        self._choices = space if isinstance(space, gym.spaces.Discrete) else None
-        """The space, if actions are single choices."""
         leaves = tree.flatten(self.structure)
         if not leaves:
             raise ConfigError(
@@ -351,8 +343,6 @@ class ActionReader:
         Raises:
             PolicyError: Structure, shape, dtype or a live row's value does not fit.
         """
-        if self._choices is not None and _are_choices(actions, self._choices, len(live)):
-            return actions
         return self._read((), self.structure, actions, live)
 
     def split(self, actions: Any) -> Sequence[Any]:
@@ -424,13 +414,6 @@ class ActionReader:
         return array.astype(leaf.dtype, copy=False)
 
 
-def _are_choices(actions: Any, space: gym.spaces.Discrete, rows: int) -> bool:
-    """Whether actions are an array of choices of a space, one for each row, in its dtype; rows are not tested alone."""
-    if type(actions) is not np.ndarray or actions.dtype is not space.dtype or actions.shape != (rows,) or not rows:
-        return False
-    return bool(np.minimum.reduce(actions) >= space.start and np.maximum.reduce(actions) < space.start + space.n)
-
-
 def _other_structure(path: tuple[Any, ...], structure: Any, actions: Any) -> PolicyError:
     given, due = _outline(actions), _outline(structure)
     return PolicyError(
@@ -467,9 +450,9 @@ def assign_rows(target: Any, rows: Any, values: Any) -> None:
 
 def take_rows(nested: Any, rows: Any) -> Any:
     """Return some rows of every leaf: views for a slice, copies for indices; None stays None."""
-    if nested is None or type(nested) is np.ndarray:
-        return None if nested is None else nested[rows]
-    return tree.map_structure(lambda leaf: leaf[rows], nested)
+    if type(nested) is np.ndarray:  # Much faster than a tree of one leaf.
+        return nested[rows]
+    return None if nested is None else tree.map_structure(lambda leaf: leaf[rows], nested)
 
 
 def _copy(leaf: Any) -> Any:
@@ -481,9 +464,9 @@ def _copy(leaf: Any) -> Any:
 
 def copy_batch(nested: Any) -> Any:
     """Copy every leaf; None stays None."""
-    if nested is None or type(nested) is np.ndarray:
-        return None if nested is None else nested.copy()
-    return tree.map_structure(_copy, nested)
+    if type(nested) is np.ndarray:  # Much faster than a tree of one leaf.
+        return nested.copy()
+    return None if nested is None else tree.map_structure(_copy, nested)
 
 
 def no_grad() -> contextlib.AbstractContextManager[Any]:

@@ -81,8 +81,7 @@ class Attempts:
     def add(self, rewards: npt.NDArray[np.float64], gamma: float) -> None:
         """Add the rewards of the last step, shape (width,); those of slots without an attempt are 0."""
         width = len(rewards)
-        returns = self.returns[:width]
-        returns += rewards
+        self.returns[:width] += rewards
         if gamma != 1.0:
             self.discounted[:width] += self.discount[:width] * rewards
             self.discount *= gamma

@@ -23,7 +23,8 @@ Reported = Mapping[str, tuple[npt.NDArray[Any], Flags]]
 """Values of infos and the masks of the slots that reported them, by key."""
 _KINDS: Final = {"rewards": "iuf", "terminated": "biu", "truncated": "biu"}
 """Kinds of dtypes of a step's arrays, as numpy names them."""
-_FLOAT, _BOOL = np.dtype(np.float64), np.dtype(np.bool_)
+_DIRECT: Final = {"rewards": "f", "terminated": "b", "truncated": "b"}
+"""Kinds of dtypes of NumPy arrays that need no further check."""
 
 
 def _no_values(key: str) -> None:
@@ -58,8 +59,6 @@ class BatchStep:
         Raises:
             EnvError: The values have a wrong type or shape.
         """
-        if self.values is _no_values:
-            return {}
         found = {key: one for key in keys if (one := self.values(key)) is not None}
         width = len(self.rewards)
         for key, one in found.items():
@@ -83,15 +82,11 @@ def checked(returned: Any, num_envs: int) -> BatchStep:
     if not isinstance(returned, BatchStep):
         kind = type(returned).__name__
         raise EnvError(f"step() of the simulator returned a {kind}", key="step", value=kind, fix="Return a BatchStep.")
-    step, shape = returned, (num_envs,)
-    if step.started is not None and (started := _checked_start(step.started, num_envs))[0] is not step.started[0]:
-        step = replace(step, started=started)
-    if (
-        _is_direct(step.rewards, _FLOAT, shape)
-        and _is_direct(step.terminated, _BOOL, shape)
-        and _is_direct(step.truncated, _BOOL, shape)
-    ):
-        return step
+    step = returned
+    if step.started is not None:
+        step = replace(step, started=_checked_start(step.started, num_envs))
+    if all(_is_direct(getattr(step, name), kind, num_envs) for name, kind in _DIRECT.items()):
+        return step if step.rewards.dtype == np.float64 else replace(step, rewards=step.rewards.astype(np.float64))
     arrays = [_array_of(step, name, num_envs) for name in _KINDS]
     on_host = arrays if all(isinstance(array, np.ndarray) for array in arrays) else numpy_of_all(arrays)
     for name, array, values in zip(_KINDS, arrays, on_host, strict=True):
@@ -122,9 +117,9 @@ def _checked_start(started: Any, num_envs: int) -> tuple[Flags, Any]:
     return mask, started[1]
 
 
-def _is_direct(array: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> bool:
-    """Whether an array is a NumPy array that needs neither a further check nor a conversion."""
-    return type(array) is np.ndarray and array.dtype is dtype and array.shape == shape
+def _is_direct(array: Any, kind: str, num_envs: int) -> bool:
+    """Whether an array is a NumPy array of the expected shape, and of a kind of dtype that needs no further check."""
+    return type(array) is np.ndarray and array.dtype.kind == kind and array.shape == (num_envs,)
 
 
 def _array_of(step: BatchStep, name: str, num_envs: int) -> Any:

@@ -119,7 +119,7 @@ class VectorEnvSimulator(BatchSimulator):
         observations, rewards, terminated, truncated = result[:4]
         infos: Mapping[str, Any] = result[4]
         same_step, restarting = self._mode is AutoresetMode.SAME_STEP, self._ended
-        if infos and not same_step and ("final_obs" in infos or "final_info" in infos):
+        if not same_step and ("final_obs" in infos or "final_info" in infos):
             raise EnvError(
                 f"{self.name} has final observations in its infos, but its autoreset mode is {self._mode.value}",
                 key="autoreset_mode",
@@ -131,10 +131,6 @@ class VectorEnvSimulator(BatchSimulator):
         started = (restarted, observations) if self._blocks and restarted.any() else None
         if same_step and ended.any():
             observations, infos = _before_autoreset(observations, infos, ended)
-        if type(rewards) is np.ndarray and rewards.dtype.kind == "f":
-            rewards = rewards.astype(np.float64, copy=False)
-        if not infos:
-            return BatchStep(observations, rewards, terminated, truncated, started=started)
         values = _Values(infos, self.num_envs)
         return BatchStep(observations, rewards, terminated, truncated, values, values.keys, started)
 
@@ -265,7 +261,7 @@ def build_simulator(
 
 
 def _adapted(built: Any, section: EnvironmentSection, num_envs: int, *, blocks: bool) -> BatchSimulator:
-    """Return what was built as a simulator.
+    """Return an object that a factory built as a simulator.
 
     Raises:
         ConfigError: It does not step ``num_envs`` slots, or cannot restart them one by one.
