@@ -100,7 +100,7 @@ def _texts(result: SuiteResult) -> Iterator[tuple[str, bytes]]:
                 yield f"{name}.tex", table.latex().encode()
     suite = result.definition
     unit, kinds = suite.aggregate.unit, {name: task.score for name, task in suite.tasks.items()}
-    if not result.scores_by_step:
+    if not result.has_scores:
         return
     yield "scores.csv", scores_csv(result.scores).encode()
     if result.published is None and unit is not None:

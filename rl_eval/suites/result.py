@@ -73,6 +73,11 @@ class SuiteResult(Printed):
         """Scores of all cells with a result, by training step; cells without steps are at step 0."""
         return _scores_by_step(self.cells)
 
+    @property
+    def has_scores(self) -> bool:
+        """Whether the last step of a run has a score."""
+        return any(_has_score(states[-1]) for states in self._runs.values())
+
     @cached_property
     def scores(self) -> Scores:
         """Scores of the last step of each run, with the published ones; a run whose last step has none is left out.
@@ -80,7 +85,7 @@ class SuiteResult(Printed):
         Raises:
             UsageError: No cell has a score, or published scores are of other tasks.
         """
-        ours = _scores(state for run in self._runs.values() for state in run[-1:])
+        ours = _scores(states[-1] for states in self._runs.values())
         return ours if self.published is None else ours.with_baselines(self.published)
 
     @cached_property
@@ -234,9 +239,9 @@ def _scores(cells: Iterable[CellState]) -> Scores:
 
 def _scores_by_step(cells: Iterable[CellState]) -> dict[int, Scores]:
     found: dict[int, list[CellState]] = {}
-    for state in filter(_has_score, cells):
+    for state in cells:
         found.setdefault(state.planned.cell.step or 0, []).append(state)
-    return {step: _scores(states) for step, states in sorted(found.items())}
+    return {step: _scores(states) for step, states in sorted(found.items()) if any(map(_has_score, states))}
 
 
 def _made(make: Callable[[], Table], notes: tuple[str, ...], *, scaled: bool) -> Table | UsageError:
