@@ -414,6 +414,15 @@ class Terminal(io.TextIOWrapper):
         return [line.rstrip() for line in screen.display if line.strip()]
 
 
+def stderr_on_a_terminal(monkeypatch):
+    """Return the terminal; a fixture would come before pytest replaces the streams."""
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "100")
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    return terminal
+
+
 def test_without_a_terminal_lines_come_at_the_start_now_and_then_and_at_the_end(capfd):
     """Also while Ray starts and stops; nothing is written while the result is printed."""
     monitor = Monitor(quiet=False, interval_s=0.05)
@@ -444,10 +453,7 @@ def test_without_a_terminal_lines_come_at_the_start_now_and_then_and_at_the_end(
 
 def test_on_a_terminal_one_line_lives_below_all_others(monkeypatch):
     """It makes room for the result, and leaves nothing behind."""
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "100")
-    terminal = Terminal()
-    monkeypatch.setattr(sys, "stderr", terminal)
+    terminal = stderr_on_a_terminal(monkeypatch)
     monitor = Monitor(quiet=False)
     monitor.follow(lambda: progress(num_runners=1))
     assert eventually(lambda: any(untold(line, 120, 200) == [] for line in terminal.lines))
@@ -464,10 +470,7 @@ def test_on_a_terminal_one_line_lives_below_all_others(monkeypatch):
 
 
 def test_on_a_terminal_the_row_of_all_evaluations_stands_above_that_of_the_present_one(monkeypatch):
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "100")
-    terminal = Terminal()
-    monkeypatch.setattr(sys, "stderr", terminal)
+    terminal = stderr_on_a_terminal(monkeypatch)
     monitor = Monitor(quiet=False)
     monitor.say("reading")
     assert eventually(lambda: len(terminal.lines) == 1)
