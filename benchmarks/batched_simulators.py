@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.util import find_spec
 from typing import Any, Final
 
@@ -169,8 +170,8 @@ def envpool_loop(task: str, **kwargs: Any) -> Callable[[int, Policy], Sweep]:
     return make
 
 
-def rllib_runner(env: str, slots: int) -> Callable[[int], None]:
-    """Return a function that samples a number of steps of each slot with RLlib's environment runner.
+def rllib_runner(env: str, slots: int) -> Callable[[int], int]:
+    """Return a function that samples steps of each slot with RLlib's environment runner, and returns their number.
 
     Its module has the layers of our policy, and a head for values.
     """
@@ -180,7 +181,12 @@ def rllib_runner(env: str, slots: int) -> Callable[[int], None]:
     config = PPOConfig().environment(env).rl_module(model_config={"fcnet_hiddens": [64, 64]})
     config.env_runners(num_envs_per_env_runner=slots, gym_env_vectorize_mode="vector_entry_point")
     runner = SingleAgentEnvRunner(config=config)
-    return lambda steps: runner.sample(num_timesteps=steps * slots, explore=False)
+
+    def sample(steps: int) -> int:
+        runner.sample(num_timesteps=steps * slots, explore=False)
+        return steps * slots
+
+    return sample
 
 
 def single_pong() -> Any:
@@ -240,37 +246,44 @@ def main() -> None:
 
 def measure(contest: Contest, turns: int) -> dict[str, list[float]]:
     """Return the steps per CPU second of each turn, by contender."""
-    policy = contest.make_policy()
-    loops = {"own": contest.make_loop(contest.slots, policy)}
-    loops["own with returns"] = summed(loops["own"], contest.slots)
-    rates: dict[str, list[float]] = {**{name: [] for name in loops}, "ours": []}
-    sample = None
-    if contest.rllib and find_spec("ormsgpack"):  # Of RLlib's own requirements.
-        sample, rates["RLlib"] = rllib_runner(contest.env, contest.slots), []
+    rates: dict[str, list[float]] = {}
     with ExitStack() as stack:
-        groups = {"ours": EvalRunnerGroup(_config(contest, policy), threaded=False)}
-        if contest.single is not None:
-            groups["lanes"], rates["lanes"] = EvalRunnerGroup(_lanes(contest, policy), threaded=False), []
-        for group in groups.values():
-            stack.enter_context(group)
-            group.evaluate(num_episodes=contest.slots)
-        for sweep in loops.values():
-            sweep()
+        contenders = _contenders(contest, stack)
         for _ in range(turns):
-            for name, sweep in loops.items():
+            for name, turn in contenders.items():
                 started = time.process_time()
-                for _ in range(contest.steps):
-                    sweep()
-                rates[name].append(contest.steps * contest.slots / (time.process_time() - started))
-            if sample is not None:
-                started = time.process_time()
-                sample(contest.steps // 20)
-                rates["RLlib"].append(contest.steps // 20 * contest.slots / (time.process_time() - started))
-            for name, group in groups.items():
-                started = time.process_time()
-                steps = int(group.evaluate().table.rows["length"].sum())
-                rates[name].append(steps / (time.process_time() - started))
+                steps = turn()
+                rates.setdefault(name, []).append(steps / (time.process_time() - started))
     return rates
+
+
+def _contenders(contest: Contest, stack: ExitStack) -> dict[str, Callable[[], int]]:
+    """Return a function of each contender that takes the steps of a turn, and returns their number."""
+    policy = contest.make_policy()
+    own = contest.make_loop(contest.slots, policy)
+    own()  # It may compile.
+    found = {"own": _turn(own, contest), "own with returns": _turn(summed(own, contest.slots), contest)}
+    if contest.rllib and find_spec("ormsgpack"):  # Of RLlib's own requirements.
+        found["RLlib"] = partial(rllib_runner(contest.env, contest.slots), contest.steps // 20)
+    found["ours"] = _evaluations(_config(contest, policy), stack)
+    if contest.single is not None:
+        found["lanes"] = _evaluations(_lanes(contest, policy), stack)
+    return found
+
+
+def _turn(sweep: Sweep, contest: Contest) -> Callable[[], int]:
+    def turn() -> int:
+        for _ in range(contest.steps):
+            sweep()
+        return contest.steps * contest.slots
+
+    return turn
+
+
+def _evaluations(config: EvalConfig, stack: ExitStack) -> Callable[[], int]:
+    group = stack.enter_context(EvalRunnerGroup(config, threaded=False))
+    group.evaluate(num_episodes=group.settings.runners.lanes)
+    return lambda: int(group.evaluate().table.rows["length"].sum())
 
 
 def _config(contest: Contest, policy: Policy) -> EvalConfig:
