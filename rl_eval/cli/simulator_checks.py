@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from rl_eval.cli.checks import Finding, note, ok, problem, raised, warning
 from rl_eval.config.settings import EvalSettings
-from rl_eval.testing.simulator_checks import EPISODES, WIDTHS, block_difference, measure
+from rl_eval.testing.simulator_checks import EPISODES, block_difference, measure, widths_of
 
 
 def check_simulator(settings: EvalSettings) -> Iterator[Finding]:
@@ -22,7 +22,8 @@ def check_simulator(settings: EvalSettings) -> Iterator[Finding]:
 
 def _check_slots(settings: EvalSettings) -> Iterator[Finding]:
     measured = measure(settings)
-    widths = f"{', '.join(map(str, WIDTHS[:-1]))} and {WIDTHS[-1]} slots, and in other slots"
+    *narrower, widest = widths_of(settings)
+    widths = f"{', '.join(map(str, narrower))} and {widest} slots, and in other slots"
     if measured.broken:
         yield problem(
             f"an episode depends on the number of slots or on its neighbours: {measured.broken}. The simulator "

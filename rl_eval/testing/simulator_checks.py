@@ -55,8 +55,13 @@ class Measured:
         return self.start if self.promised == "conditions" else self.episode
 
 
+def widths_of(settings: EvalSettings) -> list[int]:
+    """Return the widths to compare: :data:`WIDTHS` and the configured one, at which rounding may differ."""
+    return sorted({*WIDTHS, settings.runners.lanes})
+
+
 def measure(settings: EvalSettings) -> Measured:
-    """Run the same episodes with random actions at each width, and in another order of slots.
+    """Run the same episodes with random actions at each of :func:`widths_of`, and in another order of slots.
 
     Raises:
         ConfigError: The simulator is rejected.
@@ -66,7 +71,7 @@ def measure(settings: EvalSettings) -> Measured:
     leases = [plan[index].lease(1)._replace(traced=True) for index in range(EPISODES)]
     first = play(settings, WIDTHS[0], leases)
     episode = start = ""
-    for width, order in [*((width, leases) for width in WIDTHS[1:]), (WIDTHS[-1], leases[::-1])]:
+    for width, order in [*((width, leases) for width in widths_of(settings)[1:]), (WIDTHS[-1], leases[::-1])]:
         again = play(settings, width, order)
         for index in range(EPISODES):
             places = f"slot {_slot(again[index], index)} of {width} and slot 0 of {WIDTHS[0]}"

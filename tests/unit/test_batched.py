@@ -215,7 +215,8 @@ def test_an_environment_with_a_memory_is_found_out() -> None:
     def make(num_envs: int) -> Any:
         return gym.vector.SyncVectorEnv([Remembers] * num_envs)
 
-    assert evaluate(batched(make)).determinism.passed is False
+    found = evaluate(batched(make)).determinism
+    assert (found.passed, found.env_reuse_helps) == (False, None)  # The setting that may help is an error here.
 
 
 def test_a_group_is_reused_and_cancelled(reference: EvalResult) -> None:
@@ -298,6 +299,26 @@ def test_doctor_compares_widths_and_slots(walk: type[Walk], levels: list[str]) -
         return gym.vector.SyncVectorEnv([walk] * num_envs)
 
     assert [finding.level for finding in check_simulator(batched(make).build())] == levels
+
+
+def test_doctor_measures_at_the_configured_width_too() -> None:
+    """A compiler may round differently with more slots."""
+
+    class Rounded(Walk):
+        extra = 0.0
+
+        def step(self, action: Any) -> Any:
+            observation, reward, *rest = super().step(action)
+            return observation, reward + self.extra, *rest
+
+    class Wide(Rounded):
+        extra = 1e-9
+
+    def make(num_envs: int) -> Any:
+        return gym.vector.SyncVectorEnv([Wide if num_envs > 8 else Rounded] * num_envs)
+
+    for width, level in ((8, "ok"), (16, "problem")):
+        assert [finding.level for finding in check_simulator(batched(make, width).build())] == [level]
 
 
 def test_doctor_names_a_simulator_that_cannot_restart_its_slots() -> None:

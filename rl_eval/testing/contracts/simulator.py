@@ -33,7 +33,8 @@ class SimulatorContract:
         >>> class TestMySimulator(SimulatorContract):
         ...     config = EvalConfig().environment("my_pkg.simulators:make_simulator")
 
-    Actions are random. The suite builds simulators of 1, 4 and 7 slots in the process of the tests. A simulator whose
+    Actions are random. The suite builds simulators of 1, 4, 7 and ``num_envs_per_runner`` slots
+    in the process of the tests. A simulator whose
     slots cannot be started alone fails it, also with ``runners.block``.
     """
 
@@ -43,7 +44,7 @@ class SimulatorContract:
     """Number of different first observations of eight seeds; 1 if all episodes start equally."""
 
     def test_episodes_are_the_same_in_every_layout(self) -> None:
-        """Eight episodes are equal in 1, 4 and 7 slots, in any order; with ``couples_slots`` they start equally."""
+        """Eight episodes are equal at every width, in any order; with ``couples_slots`` they start equally."""
         expect(self._measured.broken, "", f"difference that the guarantee {self._measured.promised} excludes")
 
     def test_seeds_give_different_starts(self) -> None:
