@@ -492,7 +492,7 @@ def policies_of(snapshot: WeightsSnapshot, names: Iterable[str]) -> set[str]:
 
 
 def add_missing(snapshot: WeightsSnapshot, former: WeightsSnapshot | None, names: Iterable[str]) -> WeightsSnapshot:
-    """Return a snapshot of several policies, completed with the former weights and versions of missing ones."""
+    """Return a snapshot of several policies; those that it lacks keep the weights and versions of ``former``."""
     given = policies_of(snapshot, names)
     versions = dict.fromkeys(given, snapshot.version)
     if former is None:

@@ -16,7 +16,7 @@ def compare(
     force: Annotated[bool, typer.Option("--force", help="Compare even if a determinism check failed.")] = False,
     require: Annotated[
         list[str] | None,
-        option("'b >= a - 5'", "Requirement on the mean difference. Exit with 1 if the whole interval contradicts it."),
+        option("'b >= a - 5'", "Requirement on the mean difference. Exit with 1 if its whole interval violates it."),
     ] = None,
     fail_on: Annotated[
         Literal["regression"] | None,

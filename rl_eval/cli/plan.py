@@ -44,11 +44,11 @@ def plan(
         float | None, option("W", "Compute the number of episodes for an interval of ± W around the mean return.")
     ] = None,
     rates: Annotated[
-        tuple[str, str] | None, option("A B", "Compare two success rates instead, such as 17/20 14/20.")
+        tuple[str, str] | None, option("A B", "Only compare two success rates, such as 17/20 14/20.")
     ] = None,
     pilot: Annotated[int, typer.Option(metavar="N", min=_FEWEST, help="Number of pilot episodes.")] = 20,
     correlation: Annotated[
-        float, typer.Option(metavar="R", min=-1.0, max=0.99, help="Assumed correlation of returns on equal seeds.")
+        float, typer.Option(metavar="R", min=-1.0, max=0.99, help="Assumed correlation of both policies' returns.")
     ] = 0.5,
     assignments: Assignments = None,
     as_json: AsJson = False,

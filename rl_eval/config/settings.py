@@ -134,7 +134,7 @@ class PolicySection(_Section):
 
     @property
     def file_digests(self) -> dict[str, str]:
-        """Digests of the files in ``policy_kwargs``, by argument; for several policies by ``policy.argument``."""
+        """Digests of the files in ``policy_kwargs`` by argument, with several policies by ``policy.argument``."""
         taken = self._digests.items()
         own = {name: digest for name, (path, digest) in taken if self.policy_kwargs.get(name) == path}
         return own | {

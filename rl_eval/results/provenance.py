@@ -59,7 +59,7 @@ def provenance(settings: EvalSettings, weights: WeightsSnapshot | None, numerics
 
 
 def check_trust(provenance: Mapping[str, Any]) -> None:
-    """Check that the code that a result names was named by an evaluation of this process too.
+    """Check that this process has evaluated a config that names the same code as a result.
 
     Raises:
         UntrustedError: No evaluation of this process named the code; the message lists it.

@@ -226,7 +226,7 @@ class Delivery:
             delivered.wait(timeout_s)
 
     def end(self, timeout_s: float) -> None:
-        """Deliver finished results, close the loggers, and release all threads that wait for other results."""
+        """Deliver finished results, close the loggers, and release all threads that still wait for a result."""
         self._ended = True
         self._post(self._close_loggers)
         if self._thread is not None:

@@ -407,7 +407,7 @@ def _devices(env_device: Any, collector_kwargs: Any, **devices: Any) -> dict[str
     default = same("device", devices["device"]) or "cpu"
     where = {name: torch.device(same(name, given) or default) for name, given in devices.items()}
     for name, given in (same("collector_kwargs", collector_kwargs) or {}).items():
-        refuse(f"collector_kwargs[{name!r}]", given, "runners step the environments", unless=where.get(name))
+        refuse(f"collector_kwargs[{name!r}]", given, "runners of rl_eval step the environments", unless=where.get(name))
     return where
 
 

@@ -348,4 +348,4 @@ def _unpinned() -> str:
     """Return the usual cause of different last bits, if it applies: a process without an MKL mode."""
     if os.environ.get("MKL_CBWR"):
         return ""
-    return " (perhaps only in the last bits: MKL_CBWR is not set in this process; the command line sets it)"
+    return " (perhaps only in the last bits, because MKL_CBWR is not set in this process; `rl-eval` sets it)"

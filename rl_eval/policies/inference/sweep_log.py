@@ -38,7 +38,7 @@ class Steps(NamedTuple):
 
 
 class SweepRecorder(Protocol):
-    """Observer that makes artifacts of many finished episodes at once, and receives no calls while they run."""
+    """Observer that builds the artifacts of finished episodes from the log of sweeps, without a call per step."""
 
     @property
     def reads_sweeps(self) -> bool:
@@ -150,7 +150,7 @@ class SweepLog:
         self._count += 1
 
     def reward(self, rewards: npt.NDArray[np.float64]) -> None:
-        """Write the rewards of the first slots in the last sweep, shape (slots,)."""
+        """Write rewards, shape (n,), into the last sweep, for its first n slots."""
         self._columns["rewards"][self._count - 1 - self._first, : len(rewards)] = rewards
 
     def _told(self, name: str, values: Array) -> Array:

@@ -50,7 +50,8 @@ class Aggregates:
 def exact_mean(values: npt.ArrayLike) -> float:
     """Return the mean of values, shape (n,): correctly rounded sum over n; NaN when there are none.
 
-    The mean of equal values is exactly this value. Two roundings alone would not ensure that.
+    The sum and the division each round, so the result is clipped to the range of the values: the mean of equal
+    values is exactly this value.
     """
     sample = np.asarray(values, dtype=np.float64)
     if not sample.size:

@@ -158,7 +158,7 @@ def _check_mark(names: list[Any]) -> None:
 
 @final
 class ConsoleLogger(Logger):
-    """Printer of one line per point: mean return with its interval, problems, and metrics of ``metrics_fn``.
+    """Logger that prints one line per evaluation: mean return with interval, problems, values of ``metrics_fn``.
 
     Args:
         console: Console for the lines; by default stdout.

@@ -160,7 +160,7 @@ class Watcher:
             if self._folder.found and len(self.journal.curve) == before and not self.unfinished:
                 self._log(f"nothing new: {before} checkpoints are in {self._output / 'curve.csv'}")
             for name in self._folder.unstable:
-                self._log(f"{name} has just changed: the next call evaluates it")
+                self._log(f"{name} is new or has just changed; the next `rl-eval watch` evaluates it")
 
     def close(self) -> None:
         """Stop the runners, and unlock the output folder."""
