@@ -230,6 +230,11 @@ class RunnersSection(_Section):
         """
         return import_attribute("runners.runner", "rl_eval.runners:runner_class")(self.runner)
 
+    @property
+    def runs_blocks(self) -> bool:
+        """Whether a runner steps one simulator of many slots, which can run blocks."""
+        return getattr(self.runner_class, "runs_blocks", False)
+
 
 class EvaluationSection(_Section):
     """The episodes, and the data recorded about them."""
@@ -418,7 +423,7 @@ def _with_width(settings: EvalSettings) -> EvalSettings:
     width = getattr(env, "num_envs", None) if is_live_environment(env) else None
     if width is None:
         return settings
-    if not getattr(runners.runner_class, "runs_blocks", False):
+    if not runners.runs_blocks:
         raise ConfigError(
             f"environment.env is a {type(env).__name__} object that steps {width} environments in one call, but "
             f"runners.runner {runners.runner!r} steps single ones",
@@ -527,7 +532,7 @@ def check_runner(settings: EvalSettings) -> None:
             value=runners.lanes,
             fix='Remove it, or set runners.runner to "vector".',
         )
-    if runners.block is not None and not getattr(cls, "runs_blocks", False):
+    if runners.block is not None and not runners.runs_blocks:
         raise ConfigError(
             f"runners.block is {runners.block}, but runners.runner {runners.runner!r} runs single episodes",
             key="runners.block",

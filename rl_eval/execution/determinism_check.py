@@ -395,9 +395,9 @@ class DeterminismCheck(Phase):
         outcome, settings = self._outcome, self._outcome.settings
         run_seconds = now - outcome.started if outcome.started else 0.0
         choice = self._sample.choose(run_seconds, max(1, len(self.pool.ready())))
-        # Simulators of many slots are never built for each episode.
-        single = not getattr(settings.runners.runner_class, "runs_blocks", False)
-        reused, keys = single and settings.environment.env_reuse == "lane", outcome.store.table.info_keys
+        # A simulator of many slots cannot be built for each episode.
+        reused = settings.environment.env_reuse == "lane" and not settings.runners.runs_blocks
+        keys = outcome.store.table.info_keys
         block, runners = settings.runners.block_size, settings.runners.num_runners
         self._reruns = Reruns(choice.origins, reused, runners, choice.remark, keys, block)
         self._patience_s = max(_LEAST_PATIENCE_S, _PATIENCE * choice.seconds)

@@ -19,7 +19,7 @@ from rl_eval.runners.batched.trial import try_out
 from rl_eval.runners.batched.vector_env import build_simulator
 from rl_eval.scheduling.plan import EpisodePlan
 from rl_eval.testing.contracts.suite import expect
-from rl_eval.testing.simulator_checks import EPISODES, Measured, measure
+from rl_eval.testing.simulator_checks import EPISODES, WIDTHS, Measured, measure
 
 Specs = list[EpisodeSpec]
 
@@ -33,9 +33,8 @@ class SimulatorContract:
         >>> class TestMySimulator(SimulatorContract):
         ...     config = EvalConfig().environment("my_pkg.simulators:make_simulator")
 
-    Actions are random. The suite builds simulators of 1, 4, 7 and ``num_envs_per_runner`` slots
-    in the process of the tests. A simulator whose
-    slots cannot be started alone fails it, also with ``runners.block``.
+    Actions are random. The suite builds simulators of 1, 4, 7 and ``num_envs_per_runner`` slots in the process of the
+    tests. A simulator whose slots cannot be started alone fails it, also with ``runners.block``.
     """
 
     config: EvalConfig
@@ -53,7 +52,7 @@ class SimulatorContract:
 
     def test_a_slot_is_started_alone(self) -> None:
         """The first observation follows from the spec, and the other slots do not change."""
-        for width in (1, 4, 7):
+        for width in WIDTHS:
             _with_simulator(self._settings, width, _expect_trial)
 
     def test_arrays_have_the_shapes_and_dtypes_of_the_spaces(self) -> None:
