@@ -202,11 +202,10 @@ def tensors_of(snapshot: WeightsSnapshot, advice: str = "") -> dict[str, torch.T
 
     contents = _contents_of(snapshot)
     if odd := [name for name, value in contents.items() if not isinstance(value, torch.Tensor)]:
-        raise WeightsError(
-            f"the weights have extra state that is not a tensor, {_some(odd)}; a safetensors file cannot contain it",
-            key=odd[0],
-            fix=advice,
+        problem = (
+            f"the weights have extra state that is not a tensor, {_some(odd)}; a safetensors file cannot contain it"
         )
+        raise WeightsError(problem, key=odd[0], fix=advice)
     return contents
 
 
@@ -257,11 +256,8 @@ def _select(loaded: Any, key: str, path: Path) -> Any:
         found = inner.get(part, within)
         if isinstance(found, Mapping) and not found:
             there = _contents(inner or loaded)
-            raise ConfigError(
-                f"policy.weights_key is {key!r}, but there is no {part!r} in {str(path)!r}: {there}",
-                key="policy.weights_key",
-                value=key,
-            )
+            problem = f"policy.weights_key is {key!r}, but there is no {part!r} in {str(path)!r}: {there}"
+            raise ConfigError(problem, key="policy.weights_key", value=key)
     return found
 
 
@@ -331,12 +327,11 @@ def _flatten(value: Any, prefix: str) -> Iterator[tuple[str, Any]]:
     elif prefix:
         yield prefix.removesuffix("."), value
     else:
-        raise WeightsError(
+        problem = (
             f"weights must be an nn.Module, a state dict, a TensorDict or a mapping of names to these, "
-            f"not {type(value).__name__}",
-            key="weights",
-            value=type(value).__name__,
+            f"not {type(value).__name__}"
         )
+        raise WeightsError(problem, key="weights", value=type(value).__name__)
 
 
 def _bare(module: torch.nn.Module) -> torch.nn.Module:
@@ -483,11 +478,8 @@ def policies_of(snapshot: WeightsSnapshot, names: Iterable[str]) -> set[str]:
     held = [entry.name for entry in snapshot.entries] + list(pickle.loads(snapshot.extra_state))
     owners = {name: owner for name in held for owner in names if name.startswith(f"{owner}.")}
     if strangers := [name for name in held if name not in owners]:
-        raise WeightsError(
-            f"weights have {_some(strangers)}, which do not belong to any of the policies {_some(sorted(names))}",
-            key=strangers[0],
-            fix="Pass a mapping from policy ids to weights.",
-        )
+        problem = f"weights have {_some(strangers)}, which do not belong to any of the policies {_some(sorted(names))}"
+        raise WeightsError(problem, key=strangers[0], fix="Pass a mapping from policy ids to weights.")
     return set(owners.values())
 
 

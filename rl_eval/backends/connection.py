@@ -131,22 +131,16 @@ def _connect(section: RunnersSection, address: str | None) -> None:
         raise
     except Exception as error:
         if runtime_env and isinstance(error, (TypeError, ValueError)):
-            raise ConfigError(
-                f"runners.runtime_env: Ray rejected it: {summarize(error)}",
-                key="runners.runtime_env",
-                value=runtime_env,
-            ) from error
+            problem = f"runners.runtime_env: Ray rejected it: {summarize(error)}"
+            raise ConfigError(problem, key="runners.runtime_env", value=runtime_env) from error
         if not address:
             problem = f"Ray cannot start a cluster on this machine: {summarize(error)}"
             raise RunnerStartError(problem, key="runners.address") from error
         if type(error).__name__ == "AuthenticationError":  # Older versions of Ray have no such class.
             raise _token_needed(address) from error
-        raise RunnerStartError(
-            f"no Ray cluster answers at runners.address={address!r}: {summarize(error)}{_cause(error)}",
-            key="runners.address",
-            value=address,
-            fix="Start one with `ray start --head`, correct the address, or remove it to run on a local cluster.",
-        ) from error
+        problem = f"no Ray cluster answers at runners.address={address!r}: {summarize(error)}{_cause(error)}"
+        fix = "Start one with `ray start --head`, correct the address, or remove it to run on a local cluster."
+        raise RunnerStartError(problem, key="runners.address", value=address, fix=fix) from error
 
 
 def summarize(error: BaseException) -> str:
@@ -198,19 +192,13 @@ def _crash_handlers_kept() -> Iterator[None]:
 def _check_connection(section: RunnersSection) -> None:
     connected = ray.get_runtime_context().gcs_address
     if section.address not in (None, "auto", connected) and not _is_same(section.address, connected):
-        raise ConfigError(
-            f"runners.address is {section.address!r}, but this process is already connected to {connected!r}",
-            key="runners.address",
-            value=section.address,
-            fix="Remove the address, or call ray.shutdown() first.",
-        )
+        problem = f"runners.address is {section.address!r}, but this process is already connected to {connected!r}"
+        fix = "Remove the address, or call ray.shutdown() first."
+        raise ConfigError(problem, key="runners.address", value=section.address, fix=fix)
     if _HOOK in section.runtime_env:
-        raise ConfigError(
-            f"runners.runtime_env.{_HOOK}: Ray would ignore it, since this process is already connected",
-            key=f"runners.runtime_env.{_HOOK}",
-            value=section.runtime_env[_HOOK],
-            fix="Pass it to ray.init(runtime_env=...), or call ray.shutdown() first.",
-        )
+        problem = f"runners.runtime_env.{_HOOK}: Ray would ignore it, since this process is already connected"
+        fix = "Pass it to ray.init(runtime_env=...), or call ray.shutdown() first."
+        raise ConfigError(problem, key=f"runners.runtime_env.{_HOOK}", value=section.runtime_env[_HOOK], fix=fix)
 
 
 def _is_same(address: str, connected: str) -> bool:

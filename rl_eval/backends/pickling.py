@@ -34,11 +34,9 @@ def pickled(value: Any, what: str, without_weights_of: Any = None) -> bytes:
     try:
         return pickle_without_weights(value, without_weights_of)
     except Exception as error:
-        raise ConfigError(
-            f"{what} cannot be sent to a runner, because pickling failed: {error}",
-            key=what,
-            fix='Pass it as "module:attr", or remove open files, locks and generators from it.',
-        ) from error
+        problem = f"{what} cannot be sent to a runner, because pickling failed: {error}"
+        fix = 'Pass it as "module:attr", or remove open files, locks and generators from it.'
+        raise ConfigError(problem, key=what, fix=fix) from error
 
 
 def pickled_settings(settings: EvalSettings, policy: Any, *more: Any, without_weights: bool = False) -> bytes:

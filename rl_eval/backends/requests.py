@@ -94,10 +94,7 @@ def _checked(runner: Runner, report: Any) -> RunReport:
         ConfigError: The value is not a report.
     """
     if not isinstance(report, RunReport):
-        raise ConfigError(
-            f"{type(runner).__name__}.run() returned {report!r}, not a RunReport",
-            key=f"{type(runner).__name__}.run",
-            value=report,
-            fix="End run() with: return self._report().",
-        )
+        problem = f"{type(runner).__name__}.run() returned {report!r}, not a RunReport"
+        fix = "End run() with: return self._report()."
+        raise ConfigError(problem, key=f"{type(runner).__name__}.run", value=report, fix=fix)
     return report

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from rl_eval.adapters import integrations
-from rl_eval.errors import ConfigError
+from rl_eval.errors import ConfigError, needs_extra
 
 _SCHEME: Final = "hf://"
 _FORM: Final = "hf://OWNER/REPO/FILE or hf://OWNER/REPO/FILE@REVISION"
@@ -42,12 +42,9 @@ def on_this_machine(text: str, say: Callable[[str], None]) -> str:
 
 def _fetched(text: str, repo: str, path: str, revision: str | None, say: Callable[[str], None]) -> Path:
     """Return the folder of the downloaded revision; its name is the digest of the revision."""
-    try:
+    with needs_extra("hf", f"{text} needs the package huggingface_hub", "--policy", text):
         from huggingface_hub import HfApi, constants, errors, snapshot_download
         from huggingface_hub.utils import disable_progress_bars
-    except ImportError:
-        fix = "Run pip install 'rl-eval[hf]'."
-        raise ConfigError(f"{text} needs the package huggingface_hub", key="--policy", value=text, fix=fix) from None
     say(f"{text}: connecting to {constants.ENDPOINT}")
     if not sys.stderr.isatty():
         disable_progress_bars()

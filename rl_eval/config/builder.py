@@ -173,23 +173,17 @@ class EvalConfig:
         """
         config = cls()
         if not isinstance(values, Mapping):
-            raise ConfigError(
-                f"the config is {_shown(values)}, not a mapping",
-                key="config",
-                value=_shown(values),
-                fix=f"Write a mapping of sections: {', '.join(SECTIONS)}.",
-            )
+            problem = f"the config is {_shown(values)}, not a mapping"
+            fix = f"Write a mapping of sections: {', '.join(SECTIONS)}."
+            raise ConfigError(problem, key="config", value=_shown(values), fix=fix)
         for section, keys in values.items():
             if section not in SECTIONS:
                 raise ConfigError(
                     f"unknown config section {section!r}: {nearest(str(section), SECTIONS)}", key=str(section)
                 )
             if not isinstance(keys, Mapping):
-                raise ConfigError(
-                    f"config section {section!r} must be a mapping of keys, not {_shown(keys)}",
-                    key=section,
-                    value=_shown(keys),
-                )
+                problem = f"config section {section!r} must be a mapping of keys, not {_shown(keys)}"
+                raise ConfigError(problem, key=section, value=_shown(keys))
             for key, value in keys.items():
                 config.set(f"{section}.{key}", value)
         if folder is not None:
@@ -305,13 +299,12 @@ def _as_config(given: Any) -> EvalConfig:
         )
     if isinstance(given, str) or callable(given):
         return EvalConfig().environment(given)
-    raise ConfigError(
-        f"a {type(given).__name__} is neither a config nor an environment",
-        key="config",
-        value=type(given).__name__,
-        fix="Pass an EvalConfig, such as EvalConfig.from_yaml(FILE), a gymnasium id such as 'CartPole-v1', or a "
-        "function or class that builds an environment.",
+    problem = f"a {type(given).__name__} is neither a config nor an environment"
+    fix = (
+        "Pass an EvalConfig, such as EvalConfig.from_yaml(FILE), a gymnasium id such as 'CartPole-v1', or a "
+        "function or class that builds an environment."
     )
+    raise ConfigError(problem, key="config", value=type(given).__name__, fix=fix)
 
 
 def _anchored(section: Mapping[str, Any], folder: Path) -> dict[str, Any]:
@@ -389,12 +382,8 @@ def _marks(node: yaml.Node | None, place: tuple[str | int, ...] = ()) -> Marks:
 def _yaml_leaf(key: str, value: Any) -> Any:
     if value is None or isinstance(value, str | int | float | bool):
         return value
-    raise ConfigError(
-        f"{key} is a Python object ({value!r}) and cannot be written to YAML",
-        key=key,
-        value=value,
-        fix='Set it to "module:attr".',
-    )
+    problem = f"{key} is a Python object ({value!r}) and cannot be written to YAML"
+    raise ConfigError(problem, key=key, value=value, fix='Set it to "module:attr".')
 
 
 def read_yaml(text: str) -> Any:

@@ -75,12 +75,8 @@ def _read(path: Path) -> Any:
         ".json": lambda file: parse_json(file.read()),
     }
     if path.suffix not in readers:
-        raise ConfigError(
-            f"{KEY}: {path} has the suffix {path.suffix!r}",
-            key=KEY,
-            value=str(path),
-            fix=f"Use a file with one of the suffixes {', '.join(readers)}.",
-        )
+        fix = f"Use a file with one of the suffixes {', '.join(readers)}."
+        raise ConfigError(f"{KEY}: {path} has the suffix {path.suffix!r}", key=KEY, value=str(path), fix=fix)
     try:
         with path.open("rb") as file:  # pyarrow accepts only UTF-8 paths, so Python opens every file.
             return readers[path.suffix](file)

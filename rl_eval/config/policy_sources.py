@@ -96,23 +96,17 @@ def named_source(text: str, given: Collection[str] = ()) -> PolicySource | None:
         ConfigError: There is no such file, or it is of another type.
     """
     if "hf://" in text:
-        raise ConfigError(
-            f"the policy {text!r}: a config does not download files",
-            key="policy.policy",
-            value=text,
-            fix=f"Run rl-eval init FILE --policy {text}, which downloads it and writes a config with its path.",
-        )
+        problem = f"the policy {text!r}: a config does not download files"
+        fix = f"Run rl-eval init FILE --policy {text}, which downloads it and writes a config with its path."
+        raise ConfigError(problem, key="policy.policy", value=text, fix=fix)
     if text == "random":
         return PolicySource(RANDOM, "uniform random actions", settings={"policy.deterministic": False})
     name, colon, rest = text.partition(":")
     if not colon or name not in schemes():
         if _WITH_FILE.fullmatch(text):
-            raise ConfigError(
-                f"the policy {text!r}: only a reference with a scheme can have a file",
-                key="policy.policy",
-                value=text,
-                fix=f"Write 'torch:{text}', or pass the file as weights (--weights, policy.weights).",
-            )
+            problem = f"the policy {text!r}: only a reference with a scheme can have a file"
+            fix = f"Write 'torch:{text}', or pass the file as weights (--weights, policy.weights)."
+            raise ConfigError(problem, key="policy.policy", value=text, fix=fix)
         return None
     scheme = schemes()[name]
     reference, path = scheme.split(rest)
@@ -182,22 +176,14 @@ def _expanded(section: Any, others: dict[str, Any]) -> Any:
         if ":" not in text and (path := Path(text).expanduser()).exists():
             kinds = [scheme.named(text) for scheme in schemes().values() if scheme.recognises(path)]
             as_in = " or ".join(kinds) or forms()
-            raise ConfigError(
-                f"policy.policy is {text!r}, a file or folder of unknown type",
-                key="policy.policy",
-                value=text,
-                fix=f"Add a prefix, as in {as_in}.",
-            )
+            problem = f"policy.policy is {text!r}, a file or folder of unknown type"
+            raise ConfigError(problem, key="policy.policy", value=text, fix=f"Add a prefix, as in {as_in}.")
         return section
     own = {key.removeprefix("policy."): value for key, value in source.settings.items() if key.startswith("policy.")}
     others |= {key: value for key, value in source.settings.items() if not key.startswith("policy.")}
     if "weights" in own and given.get("weights"):
-        raise ConfigError(
-            f"policy.weights is {given['weights']!r}, but the policy {text!r} also names a file",
-            key="policy.weights",
-            value=given["weights"],
-            fix="Remove one of them.",
-        )
+        problem = f"policy.weights is {given['weights']!r}, but the policy {text!r} also names a file"
+        raise ConfigError(problem, key="policy.weights", value=given["weights"], fix="Remove one of them.")
     return {**own, **given, "policy": source.factory, "policy_kwargs": {**source.kwargs, **kwargs}}
 
 

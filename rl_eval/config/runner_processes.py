@@ -28,11 +28,8 @@ def check_processes(present: EvalSettings, new: EvalSettings) -> None:
     ours, wanted = _fixed(present), _fixed(new)
     for key in wanted | ours:
         if ours.get(key) != wanted.get(key):
-            raise ConfigError(
-                f"{key} differs from that of the group, whose processes cannot change it",
-                key=key,
-                fix="Create another group, or set the same value.",
-            )
+            problem = f"{key} differs from that of the group, whose processes cannot change it"
+            raise ConfigError(problem, key=key, fix="Create another group, or set the same value.")
 
 
 def _fixed(settings: EvalSettings) -> dict[str, Any]:

@@ -326,12 +326,8 @@ class EvalSettings(_Section):
                 asked.matchups, tuple(self.policy.policies), symmetric=asked.symmetric, seats=seats
             )
         elif asked.symmetric:
-            raise ConfigError(
-                "evaluation.symmetric is true, but there are no seats to permute",
-                key="evaluation.symmetric",
-                value=True,
-                fix="Set evaluation.matchups.",
-            )
+            problem = "evaluation.symmetric is true, but there are no seats to permute"
+            raise ConfigError(problem, key="evaluation.symmetric", value=True, fix="Set evaluation.matchups.")
         return EpisodePlan(asked.num_episodes, asked.seed, asked.first_index, matchups, asked.conditions)
 
     def identity(self) -> dict[str, Any]:
@@ -424,21 +420,18 @@ def _with_width(settings: EvalSettings) -> EvalSettings:
     if width is None:
         return settings
     if not runners.runs_blocks:
-        raise ConfigError(
+        problem = (
             f"environment.env is a {type(env).__name__} object that steps {width} environments in one call, but "
-            f"runners.runner {runners.runner!r} steps single ones",
-            key="environment.env",
-            value=type(env).__name__,
-            fix="Set runners.runner: batched.",
+            f"runners.runner {runners.runner!r} steps single ones"
         )
+        raise ConfigError(problem, key="environment.env", value=type(env).__name__, fix="Set runners.runner: batched.")
     if runners.num_envs_per_runner not in (None, width):
-        raise ConfigError(
+        problem = (
             f"runners.num_envs_per_runner is {runners.num_envs_per_runner}, but environment.env is a "
-            f"{type(env).__name__} object of {width} environments",
-            key="runners.num_envs_per_runner",
-            value=runners.num_envs_per_runner,
-            fix="Remove it, or pass a function of num_envs.",
+            f"{type(env).__name__} object of {width} environments"
         )
+        fix = "Remove it, or pass a function of num_envs."
+        raise ConfigError(problem, key="runners.num_envs_per_runner", value=runners.num_envs_per_runner, fix=fix)
     return with_values(settings, runners={"num_envs_per_runner": width})
 
 
@@ -511,48 +504,31 @@ def check_runner(settings: EvalSettings) -> None:
     runners, policies = settings.runners, settings.policy.policies
     cls = runners.runner_class
     if policies and not cls.several_agents:
-        raise ConfigError(
-            f"runners.runner is {runners.runner!r}, which has one policy, but policy.policies has {len(policies)}",
-            key="runners.runner",
-            value=runners.runner,
-            fix='Set it to "multi_agent", or remove it.',
-        )
+        problem = f"runners.runner is {runners.runner!r}, which has one policy, but policy.policies has {len(policies)}"
+        fix = 'Set it to "multi_agent", or remove it.'
+        raise ConfigError(problem, key="runners.runner", value=runners.runner, fix=fix)
     if cls.several_agents and settings.environment.wrappers:
-        raise ConfigError(
-            "environment.wrappers are gymnasium wrappers, which a multi-agent environment cannot have",
-            key="environment.wrappers",
-            value=settings.environment.wrappers,
-            fix="Wrap the environment in the function of environment.env.",
-        )
+        problem = "environment.wrappers are gymnasium wrappers, which a multi-agent environment cannot have"
+        fix = "Wrap the environment in the function of environment.env."
+        raise ConfigError(problem, key="environment.wrappers", value=settings.environment.wrappers, fix=fix)
     if cls.max_lanes is not None and runners.lanes > cls.max_lanes:
-        raise ConfigError(
+        problem = (
             f"runners.num_envs_per_runner is {runners.lanes}, but runners.runner {runners.runner!r} has at most "
-            f"{cls.max_lanes}",
-            key="runners.num_envs_per_runner",
-            value=runners.lanes,
-            fix='Remove it, or set runners.runner to "vector".',
+            f"{cls.max_lanes}"
         )
+        fix = 'Remove it, or set runners.runner to "vector".'
+        raise ConfigError(problem, key="runners.num_envs_per_runner", value=runners.lanes, fix=fix)
     if runners.block is not None and not runners.runs_blocks:
-        raise ConfigError(
-            f"runners.block is {runners.block}, but runners.runner {runners.runner!r} runs single episodes",
-            key="runners.block",
-            value=runners.block,
-            fix="Remove it, or set runners.runner: batched.",
-        )
+        problem = f"runners.block is {runners.block}, but runners.runner {runners.runner!r} runs single episodes"
+        fix = "Remove it, or set runners.runner: batched."
+        raise ConfigError(problem, key="runners.block", value=runners.block, fix=fix)
     if settings.evaluation.conditions is not None and (runners.block or not getattr(cls, "meets_conditions", False)):
         blocks = " with runners.block" if runners.block else ""
-        raise ConfigError(
-            f"evaluation.conditions is set, but runners.runner {runners.runner!r}{blocks} does not support them",
-            key="evaluation.conditions",
-            fix='Set runners.runner to "vector" or "subprocess".',
-        )
+        problem = f"evaluation.conditions is set, but runners.runner {runners.runner!r}{blocks} does not support them"
+        raise ConfigError(problem, key="evaluation.conditions", fix='Set runners.runner to "vector" or "subprocess".')
     if cls.needs_processes and not runners.num_runners:
-        raise ConfigError(
-            f"runners.num_runners is 0, but runners.runner {runners.runner!r} cannot share this process",
-            key="runners.num_runners",
-            value=0,
-            fix="Set it to 1 or more.",
-        )
+        problem = f"runners.num_runners is 0, but runners.runner {runners.runner!r} cannot share this process"
+        raise ConfigError(problem, key="runners.num_runners", value=0, fix="Set it to 1 or more.")
 
 
 def _check_together(settings: EvalSettings) -> None:
@@ -560,34 +536,23 @@ def _check_together(settings: EvalSettings) -> None:
     if isinstance(runners.runner, type) or ":" not in runners.runner:
         check_runner(settings)  # A user's module is imported only when a group needs it.
     if settings.environment.env is None:
-        raise ConfigError(
-            "environment.env is missing",
-            key="environment.env",
-            fix='Set it to a gymnasium id, "module:attr" or a callable.',
-        )
+        problem = "environment.env is missing"
+        raise ConfigError(problem, key="environment.env", fix='Set it to a gymnasium id, "module:attr" or a callable.')
     if runners.num_runners and is_live_environment(settings.environment.env):
-        raise ConfigError(
+        problem = (
             f"environment.env is a {type(settings.environment.env).__name__} object, but runners.num_runners is "
-            f"{runners.num_runners}, and {LIVE_ENVIRONMENT}",
-            key="environment.env",
-            value=type(settings.environment.env).__name__,
+            f"{runners.num_runners}, and {LIVE_ENVIRONMENT}"
         )
+        raise ConfigError(problem, key="environment.env", value=type(settings.environment.env).__name__)
     for name, policy in settings.policy.policies.items():
         if policy.policies or policy.policy_mapping_fn is not None:
-            raise ConfigError(
-                f"policy.policies.{name} has policies itself",
-                key=f"policy.policies.{name}",
-                fix="Set one policy per id.",
-            )
+            problem = f"policy.policies.{name} has policies itself"
+            raise ConfigError(problem, key=f"policy.policies.{name}", fix="Set one policy per id.")
     settings.plan()
     bounds = settings.evaluation.return_bounds
     if bounds is not None and not -math.inf < bounds[0] < bounds[1] < math.inf:
-        raise ConfigError(
-            f"evaluation.return_bounds is {bounds}",
-            key="evaluation.return_bounds",
-            value=bounds,
-            fix="Set two finite numbers, the lower one first.",
-        )
+        problem, fix = f"evaluation.return_bounds is {bounds}", "Set two finite numbers, the lower one first."
+        raise ConfigError(problem, key="evaluation.return_bounds", value=bounds, fix=fix)
     if not runners.num_runners:
         _check_in_process(settings)
     elif not runners.num_gpus_per_runner:
@@ -597,12 +562,11 @@ def _check_together(settings: EvalSettings) -> None:
 def _check_devices(section: PolicySection, key: str = "policy") -> None:
     """Reject a device that no runner would see."""
     if section.device != "cpu":
-        raise ConfigError(
-            f"{key}.device is {section.device!r}, but runners.num_gpus_per_runner is 0, so no runner would see a GPU",
-            key=f"{key}.device",
-            value=section.device,
-            fix="Set runners.num_gpus_per_runner to 1, or to a fraction.",
+        problem = (
+            f"{key}.device is {section.device!r}, but runners.num_gpus_per_runner is 0, so no runner would see a GPU"
         )
+        fix = "Set runners.num_gpus_per_runner to 1, or to a fraction."
+        raise ConfigError(problem, key=f"{key}.device", value=section.device, fix=fix)
     for name, policy in section.policies.items():
         _check_devices(policy, f"{key}.policies.{name}")
 
@@ -612,10 +576,9 @@ def _check_in_process(settings: EvalSettings) -> None:
     for section in SECTIONS:
         for key in needs_processes(section):
             if value := redact(getattr(getattr(settings, section), key), section, key):
-                raise ConfigError(
+                problem = (
                     f"{section}.{key} is {value!r}, but with runners.num_runners=0 everything runs in this process, "
-                    "where no deadline can interrupt a call",
-                    key=f"{section}.{key}",
-                    value=value,
-                    fix="Remove it, or set runners.num_runners to 1 or more.",
+                    "where no deadline can interrupt a call"
                 )
+                fix = "Remove it, or set runners.num_runners to 1 or more."
+                raise ConfigError(problem, key=f"{section}.{key}", value=value, fix=fix)

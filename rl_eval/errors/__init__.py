@@ -26,11 +26,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import functools
 import inspect
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, TypeVar, cast
 
 from rl_eval.errors.redaction import redact_text
@@ -177,6 +178,27 @@ def nearest(word: str, known: Iterable[str]) -> str:
     if close:
         return f"did you mean {' or '.join(map(repr, close))}?"
     return f"known: {', '.join(options)}"
+
+
+@contextlib.contextmanager
+def needs_extra(name: str, problem: str, key: str = "", value: Any = None) -> Iterator[None]:
+    """Replace the error of a failed import by a :class:`ConfigError` that names the extra to install."""
+    try:
+        yield
+    except ImportError as error:
+        raise ConfigError(problem, key=key, value=value, fix=f"Run pip install 'rl-eval[{name}]'.") from error
+
+
+def check_known(key: str, value: object, known: Collection[str], error: type[EvalError] = ConfigError) -> None:
+    """Raise an error for a value that is not one of the known words."""
+    if value not in known:
+        raise error(f"{key} is {value!r}: {nearest(str(value), known)}", key=key, value=value)
+
+
+def listed(names: Sequence[Any], most: int) -> str:
+    """Return the first names, separated by commas, and the number of the others."""
+    shown = ", ".join(map(str, names[:most]))
+    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
 
 
 def checked_keywords(function: _Function) -> _Function:

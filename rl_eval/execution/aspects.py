@@ -83,13 +83,12 @@ class Numerics(Aspect):
         if not different:
             return
         if different == ["outputs"] and self.outcome.weights is None and self._built_others(report.built_weights):
-            raise ConfigError(
+            problem = (
                 f"runner {member.index} built another policy than the others; a factory with random initial weights "
-                "needs weights",
-                key="policy.weights",
-                runner=member.index,
-                fix="Set policy.weights, or call sync_weights before the evaluation.",
+                "needs weights"
             )
+            fix = "Set policy.weights, or call sync_weights before the evaluation."
+            raise ConfigError(problem, key="policy.weights", runner=member.index, fix=fix)
         shown = ", ".join(f"{name} is {key.get(name)!r}, not {known.get(name)!r}" for name in different)
         others = "the records in the log" if store.durable else "its group"
         why = f"runner {member.index} would compute different floats from {others}: {shown}"

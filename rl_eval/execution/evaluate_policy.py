@@ -100,12 +100,9 @@ def evaluate_policy(
         True
     """
     if render or callback is not None:
-        raise ConfigError(
-            "evaluate_policy does not render or call a callback",
-            key="render" if render else "callback",
-            value=render or callback,
-            fix="Show episodes with rl-eval replay, and observe steps with evaluation.observers.",
-        )
+        problem = "evaluate_policy does not render or call a callback"
+        fix = "Show episodes with rl-eval replay, and observe steps with evaluation.observers."
+        raise ConfigError(problem, key="render" if render else "callback", value=render or callback, fix=fix)
     adapt = integration_for(model, "for_environment")
     config = (
         EvalConfig()
@@ -168,12 +165,8 @@ def environment_like(env: Any, *, of_the_model: bool) -> dict[str, Any]:
     texts = [_ADDRESS.sub("", str(plain(one))) for one in described]  # Each environment may have its own functions.
     for number, text in enumerate(texts):
         if text != texts[0]:
-            raise ConfigError(
-                f"env has different environments: number 0 is {texts[0]}, and number {number} is {text}",
-                key="env",
-                value=text,
-                fix="Evaluate them one at a time.",
-            )
+            problem = f"env has different environments: number 0 is {texts[0]}, and number {number} is {text}"
+            raise ConfigError(problem, key="env", value=text, fix="Evaluate them one at a time.")
     return described[0]
 
 
@@ -182,24 +175,18 @@ def _without_wrappers(env: Any, harmless: tuple[str, ...]) -> Any:
     while (inner := getattr(env, "venv", env.env if isinstance(env, gym.vector.VectorWrapper) else None)) is not None:
         wrapper = type(env)
         if not f"{wrapper.__module__}:{wrapper.__qualname__}".startswith(harmless):
-            raise ConfigError(
-                f"env has a {wrapper.__name__} around several environments at once, but an episode here has one",
-                key="env",
-                value=wrapper.__name__,
-                fix="Pass a function that builds one environment with a wrapper for one.",
-            )
+            problem = f"env has a {wrapper.__name__} around several environments at once, but an episode here has one"
+            fix = "Pass a function that builds one environment with a wrapper for one."
+            raise ConfigError(problem, key="env", value=wrapper.__name__, fix=fix)
         env = inner
     return env
 
 
 def _described(env: Any, spec: Any, harmless: tuple[str, ...]) -> dict[str, Any]:
     if spec is None:
-        raise ConfigError(
-            f"env is a {type(env).__name__} object that gymnasium.make did not build",
-            key="env",
-            value=type(env).__name__,
-            fix="Pass a function that builds one, such as lambda: MyEnv().",
-        )
+        problem = f"env is a {type(env).__name__} object that gymnasium.make did not build"
+        fix = "Pass a function that builds one, such as lambda: MyEnv()."
+        raise ConfigError(problem, key="env", value=type(env).__name__, fix=fix)
     kwargs = {name: value for name, value in spec.kwargs.items() if name not in _NOT_OF_THE_EPISODES}
     if spec.max_episode_steps is not None:
         kwargs["max_episode_steps"] = spec.max_episode_steps
@@ -216,10 +203,7 @@ def _wrappers(spec: Any, harmless: tuple[str, ...]) -> list[Mapping[str, Any]]:
     wrappers = [one for one in spec.additional_wrappers if not one.entry_point.startswith(harmless)]
     for one in wrappers:
         if one.kwargs is None:
-            raise ConfigError(
-                f"env has a wrapper {one.name}, which does not record its arguments",
-                key="env",
-                value=one.name,
-                fix="Pass a function that builds the environment with it.",
-            )
+            problem = f"env has a wrapper {one.name}, which does not record its arguments"
+            fix = "Pass a function that builds the environment with it."
+            raise ConfigError(problem, key="env", value=one.name, fix=fix)
     return [{"wrapper": one.entry_point, **one.kwargs} for one in wrappers]

@@ -98,13 +98,12 @@ class EvalRunnerGroup:
     ) -> None:
         settings = settings_of(config)
         if settings.runners.num_runners and not threaded:
-            raise ConfigError(
+            problem = (
                 f"threaded is False, but runners.num_runners is {settings.runners.num_runners}, and runners in other "
-                "processes need a thread",
-                key="threaded",
-                value=False,
-                fix="Pass threaded=True, or set runners.num_runners to 0.",
+                "processes need a thread"
             )
+            fix = "Pass threaded=True, or set runners.num_runners to 0."
+            raise ConfigError(problem, key="threaded", value=False, fix=fix)
         settings, live = _checked(settings, policy)
         self.settings = settings
         """Settings reported in results; runners keep those of construction or of :meth:`reconfigure`."""
@@ -211,12 +210,8 @@ class EvalRunnerGroup:
         """
         changes = _without_none({"num_episodes": num_episodes, "seed": seed, "first_index": first_index})
         if weights is None and version is not None:
-            raise ConfigError(
-                f"version is {version}, but there are no new weights",
-                key="version",
-                value=version,
-                fix="Pass weights=..., or remove version.",
-            )
+            problem = f"version is {version}, but there are no new weights"
+            raise ConfigError(problem, key="version", value=version, fix="Pass weights=..., or remove version.")
         with self._post_lock, contextlib.ExitStack() as opened:
             settings = with_values(self.settings, evaluation=changes)
             plan = settings.plan()
@@ -306,13 +301,12 @@ class EvalRunnerGroup:
             ConfigError: Episodes run in blocks.
         """
         if (block := self.settings.runners.block) is not None:
-            raise ConfigError(
+            problem = (
                 f"runners.block is {block}, so an episode depends on the others of its block, and a batch of steps "
-                "would depend on the batches before it",
-                key="runners.block",
-                value=block,
-                fix="Record the steps of an evaluation with evaluation.observers.",
+                "would depend on the batches before it"
             )
+            fix = "Record the steps of an evaluation with evaluation.observers."
+            raise ConfigError(problem, key="runners.block", value=block, fix=fix)
         evaluation, sampling = self.settings.evaluation, cast("Any", importlib.import_module(_SAMPLING))
         sampler: Sampler = sampling.Sampler(
             self._record,
@@ -429,11 +423,8 @@ class EvalRunnerGroup:
 
         def remove(pool: RunnerPool, now: float) -> None:
             if count >= pool.expected():
-                raise ConfigError(
-                    f"remove_runners({count}): the group has {pool.expected()} and must keep at least one",
-                    key="count",
-                    value=count,
-                )
+                problem = f"remove_runners({count}): the group has {pool.expected()} and must keep at least one"
+                raise ConfigError(problem, key="count", value=count)
             self._loop.forget(pool.shrink(count))
 
         self._wait(Do(remove))
@@ -507,12 +498,8 @@ class EvalRunnerGroup:
         if count < 1:
             raise ConfigError(f"{what}({count})", key="count", value=count, fix="Pass at least 1.")
         if not self.settings.runners.num_runners:
-            raise ConfigError(
-                f"{what}: with runners.num_runners=0 the only runner is this process",
-                key="runners.num_runners",
-                value=0,
-                fix="Set it to 1 or more.",
-            )
+            problem = f"{what}: with runners.num_runners=0 the only runner is this process"
+            raise ConfigError(problem, key="runners.num_runners", value=0, fix="Set it to 1 or more.")
 
 
 @checked_keywords
@@ -586,11 +573,8 @@ def _checked(settings: EvalSettings, policy: Any) -> tuple[EvalSettings, Any]:
     check_policies(settings.policy)
     live = settings.policy.policy if not settings.policy.policies else live_policies(settings.policy)
     if live is None:
-        raise ConfigError(
-            "policy.policy is missing",
-            key="policy.policy",
-            fix='Set it, or pass a policy object as the argument "policy".',
-        )
+        problem = "policy.policy is missing"
+        raise ConfigError(problem, key="policy.policy", fix='Set it, or pass a policy object as the argument "policy".')
     learn(settings.model_dump())  # They may come from another process.
     return settings, live if isinstance(live, str) else portable_policy(live)
 
@@ -613,12 +597,9 @@ def _read_columns(settings: EvalSettings) -> None:
 def _initial_weights(section: PolicySection, live: Any) -> WeightsSnapshot | None:
     """Return the weights of the configured file, otherwise those of the policy object, if it has any."""
     if not section.policies and section.weights is None and section.weights_key is not None:
-        raise ConfigError(
-            f"policy.weights_key is {section.weights_key!r}, but policy.weights is not set",
-            key="policy.weights_key",
-            value=section.weights_key,
-            fix="Set policy.weights to the file, or remove the key.",
-        )
+        problem = f"policy.weights_key is {section.weights_key!r}, but policy.weights is not set"
+        fix = "Set policy.weights to the file, or remove the key."
+        raise ConfigError(problem, key="policy.weights_key", value=section.weights_key, fix=fix)
     return configured_weights(section, live)
 
 
@@ -631,12 +612,8 @@ def _tell_result(callbacks: GroupCallbacks, handle: EvalHandle) -> None:
 def _open_log(log_dir: str | os.PathLike[str] | None, accept_code_change: bool) -> EvaluationLog | None:
     if log_dir is None:
         if accept_code_change:
-            raise ConfigError(
-                "accept_code_change=True needs a log to continue",
-                key="accept_code_change",
-                value=True,
-                fix="Pass log_dir, or remove the argument.",
-            )
+            problem, fix = "accept_code_change=True needs a log to continue", "Pass log_dir, or remove the argument."
+            raise ConfigError(problem, key="accept_code_change", value=True, fix=fix)
         return None
     from rl_eval.log import EvaluationLog
 

@@ -6,6 +6,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, wait
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
@@ -264,11 +265,8 @@ class EvalHandle:
         if self.done():
             return self.result()
         if snapshot is None:
-            raise UsageError(
-                "an evaluation in a service has no snapshots",
-                key="snapshot",
-                fix="Wait for result(), or call cancel() and use its partial result.",
-            )
+            fix = "Wait for result(), or call cancel() and use its partial result."
+            raise UsageError("an evaluation in a service has no snapshots", key="snapshot", fix=fix)
         return snapshot(reason)
 
     def story(self, index: int) -> tuple[Event, ...]:
@@ -311,3 +309,19 @@ class EvalHandle:
 
 def _ignore(*args: object) -> None:
     """Do nothing, after the evaluation."""
+
+
+def result_unless(handle: EvalHandle, stopping: Callable[[], bool], every_s: float) -> EvalResult:
+    """Return the result of an evaluation; cancel it once the caller must stop.
+
+    Args:
+        handle: The evaluation.
+        stopping: Whether the caller must stop.
+        every_s: Seconds between two calls of ``stopping``.
+    """
+    while not handle.done():
+        if stopping():
+            handle.cancel()
+        with suppress(TimeoutError):
+            handle.result(every_s)
+    return handle.result()

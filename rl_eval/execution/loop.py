@@ -333,8 +333,5 @@ def _needless(job: Job, after: Job | None) -> bool:
 
 def forked(what: str) -> UsageError:
     """Return the error for an object whose thread is in the parent of this process."""
-    return UsageError(
-        f"{what} was created before a fork, and its thread is only in the parent process",
-        key=what,
-        fix="Create it again in this process.",
-    )
+    problem = f"{what} was created before a fork, and its thread is only in the parent process"
+    return UsageError(problem, key=what, fix="Create it again in this process.")

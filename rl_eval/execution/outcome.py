@@ -190,12 +190,8 @@ class EvalOutcome:
         """
         version = self.weights_version
         if report.weights_version != version:
-            raise EvalError(
-                f"runner {member.index} used weights version {report.weights_version} instead of {version}",
-                key="weights_version",
-                value=report.weights_version,
-                runner=member.index,
-            )
+            problem = f"runner {member.index} used weights version {report.weights_version} instead of {version}"
+            raise EvalError(problem, key="weights_version", value=report.weights_version, runner=member.index)
         for aspect in self._aspects:
             aspect.reported(member, report)
 

@@ -85,10 +85,7 @@ class Recorded(Job):
 def _observe(runner: Any, factories: Mapping[str, Callable[[Any], Any]]) -> None:
     """Add observers to a runner's environments, in addition to the configured ones."""
     if not isinstance(runner, RunnerCore):
-        raise ConfigError(
-            f"{type(runner).__name__} cannot record trajectories, since it is not an rl_eval.EvalRunner",
-            key="runners.runner",
-            value=type(runner).__name__,
-            fix="Set runners.runner: vector, or derive a class of your own from that class.",
-        )
+        problem = f"{type(runner).__name__} cannot record trajectories, since it is not an rl_eval.EvalRunner"
+        fix = "Set runners.runner: vector, or derive a class of your own from that class."
+        raise ConfigError(problem, key="runners.runner", value=type(runner).__name__, fix=fix)
     runner.observe(factories)

@@ -289,12 +289,9 @@ class RunnerPool:
     def _await_first(self, seconds: float) -> None:
         limit = self._settings.runners.runner_start_timeout_s
         if seconds > limit:
-            raise RunnerStartError(
-                f"no runner started within runners.runner_start_timeout_s={limit:g}: {self._backend.shortage()}",
-                key="runners.runner_start_timeout_s",
-                value=limit,
-                fix="Request less, free or add resources, or wait longer.",
-            )
+            problem = f"no runner started within runners.runner_start_timeout_s={limit:g}: {self._backend.shortage()}"
+            fix = "Request less, free or add resources, or wait longer."
+            raise RunnerStartError(problem, key="runners.runner_start_timeout_s", value=limit, fix=fix)
         if seconds > _LONG_START_S and not self._told_of_waiting:
             self._told_of_waiting = True
             with suppress(Exception):  # As in absence().

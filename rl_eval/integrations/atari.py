@@ -10,7 +10,7 @@ from typing import Any
 
 import gymnasium as gym
 
-from rl_eval.errors import ConfigError, nearest
+from rl_eval.errors import ConfigError, nearest, needs_extra
 from rl_eval.protocols import EnvContext
 
 
@@ -36,11 +36,8 @@ def atari(context: EnvContext) -> gym.Env[Any, Any]:
     """
     known = inspect.signature(_build).parameters
     if unknown := [name for name in context if name not in known]:
-        raise ConfigError(
-            f"environment.env_kwargs: unknown key {unknown[0]!r}; {nearest(unknown[0], known)}",
-            key="environment.env_kwargs",
-            value=unknown[0],
-        )
+        problem = f"environment.env_kwargs: unknown key {unknown[0]!r}; {nearest(unknown[0], known)}"
+        raise ConfigError(problem, key="environment.env_kwargs", value=unknown[0])
     if "game" not in context:
         raise ConfigError(
             "environment.env_kwargs has no game", key="environment.env_kwargs.game", fix='Set it, as {"game": "Pong"}.'
@@ -81,18 +78,13 @@ def _build(
 
 
 def _make(game: str, **kwargs: Any) -> gym.Env[Any, Any]:
-    try:
+    with needs_extra("atari", "the Atari games are not installed"):
         import ale_py
         import cv2  # noqa: F401  # The preprocessing uses it to resize.
-    except ImportError as error:
-        raise ConfigError("the Atari games are not installed", fix="Run pip install 'rl-eval[atari]'.") from error
     gym.register_envs(ale_py)
     name = game if "/" in game else f"ALE/{game}-v5"
     games = [known for known in gym.registry if known.startswith("ALE/")]
     if name not in games:
-        raise ConfigError(
-            f"environment.env_kwargs: unknown game {game!r}; {nearest(name, games)}",
-            key="environment.env_kwargs.game",
-            value=game,
-        )
+        problem = f"environment.env_kwargs: unknown game {game!r}; {nearest(name, games)}"
+        raise ConfigError(problem, key="environment.env_kwargs.game", value=game)
     return gym.make(name, disable_env_checker=True, **kwargs)

@@ -108,12 +108,9 @@ def load_agent(
     try:
         inspect.signature(build).bind(envs, **(agent_kwargs or {}))
     except TypeError as error:
-        raise ConfigError(
-            f"policy_kwargs.agent: {build.__name__} cannot be called with envs alone: {error}",
-            key="policy.policy_kwargs.agent",
-            value=build.__name__,
-            fix="Pass more arguments in policy_kwargs.agent_kwargs.",
-        ) from error
+        problem = f"policy_kwargs.agent: {build.__name__} cannot be called with envs alone: {error}"
+        fix = "Pass more arguments in policy_kwargs.agent_kwargs."
+        raise ConfigError(problem, key="policy.policy_kwargs.agent", value=build.__name__, fix=fix) from error
     module = build(envs, **(agent_kwargs or {}))
     with reading("path", path, f"weights of {build.__name__}"):
         module.load_state_dict(_weights(Path(path).expanduser(), module.state_dict().keys()))
@@ -137,17 +134,13 @@ def _method_of(agent: torch.nn.Module) -> str:
             continue
         _, *others = inspect.signature(method).parameters.values()
         if needed := [other.name for other in others if other.default is other.empty]:
-            raise ConfigError(
+            problem = (
                 f"{type(agent).__name__}.{name}() needs {', '.join(needed)} in addition to the observation, as "
-                "recurrent agents do",
-                key="agent",
-                value=type(agent).__name__,
-                fix="Wrap the agent in an rl_eval.Policy with initial_state().",
+                "recurrent agents do"
             )
+            fix = "Wrap the agent in an rl_eval.Policy with initial_state()."
+            raise ConfigError(problem, key="agent", value=type(agent).__name__, fix=fix)
         return name
-    raise ConfigError(
-        f"{type(agent).__name__} has neither get_action_and_value() nor get_action()",
-        key="agent",
-        value=type(agent).__name__,
-        fix="If the network returns Q values or actions, pass it without AgentPolicy.",
-    )
+    problem = f"{type(agent).__name__} has neither get_action_and_value() nor get_action()"
+    fix = "If the network returns Q values or actions, pass it without AgentPolicy."
+    raise ConfigError(problem, key="agent", value=type(agent).__name__, fix=fix)

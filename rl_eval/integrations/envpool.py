@@ -148,11 +148,8 @@ def _first(task: str, settings: Mapping[str, Any]) -> Any:
     try:
         return _built(task, [0], settings)
     except (TypeError, AssertionError) as error:
-        raise ConfigError(
-            f"environment.env_kwargs are not settings of EnvPool's {task}: {error}",
-            key="environment.env_kwargs",
-            value=", ".join(settings),
-        ) from error
+        problem = f"environment.env_kwargs are not settings of EnvPool's {task}: {error}"
+        raise ConfigError(problem, key="environment.env_kwargs", value=", ".join(settings)) from error
     except (RuntimeError, OSError) as error:
         raise ConfigError(
             f"EnvPool cannot build {task}: {error}", key="environment.env", value=f"envpool:{task}", fix=_FILES

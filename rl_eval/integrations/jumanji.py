@@ -33,11 +33,8 @@ def simulator(name: str, num_envs: int, **kwargs: Any) -> FunctionalSimulator:
     check_id(f"jumanji:{name}", "Jumanji", jumanji.registered_environments())
     env, init, step = _functions(name, cloudpickle.dumps(kwargs))
     if env.reward_spec.shape:
-        raise ConfigError(
-            f"environment.env is 'jumanji:{name}', which has several agents, but a batched simulator has one",
-            key="environment.env",
-            value=f"jumanji:{name}",
-        )
+        problem = f"environment.env is 'jumanji:{name}', which has several agents, but a batched simulator has one"
+        raise ConfigError(problem, key="environment.env", value=f"jumanji:{name}")
     seen, actions = map(jumanji_specs_to_gym_spaces, (env.observation_spec, env.action_spec))
     return FunctionalSimulator(init, step, num_envs, seen, actions, f"jumanji:{name}")
 

@@ -40,11 +40,8 @@ def as_policy(
     """
     policy = portable(value)
     if policy.action_space != action_space:
-        raise ConfigError(
-            f"the policy has the action space {policy.action_space}, but the environment has {action_space}",
-            key="policy",
-            value=policy.action_space,
-        )
+        problem = f"the policy has the action space {policy.action_space}, but the environment has {action_space}"
+        raise ConfigError(problem, key="policy", value=policy.action_space)
     return TianshouPolicy(policy, section.deterministic)
 
 
@@ -82,11 +79,8 @@ class TianshouPolicy:
         """
         result = self._call(observations, live, noise)
         if result.get("state") is not None:
-            raise ConfigError(
-                "the Tianshou policy has a recurrent state, which rl_eval does not support",
-                key="policy",
-                fix="Wrap the policy in an rl_eval.Policy with initial_state().",
-            )
+            problem = "the Tianshou policy has a recurrent state, which rl_eval does not support"
+            raise ConfigError(problem, key="policy", fix="Wrap the policy in an rl_eval.Policy with initial_state().")
         chosen = result.act
         array = chosen.numpy(force=True) if isinstance(chosen, torch.Tensor) else np.asarray(chosen)
         return np.asarray(self.module.map_action(array)), None

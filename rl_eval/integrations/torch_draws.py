@@ -18,12 +18,9 @@ from rl_eval.protocols import NoiseSource
 
 
 def _refuse(name: str, *args: Any, **kwargs: Any) -> NoReturn:
-    raise ConfigError(
-        f"the policy samples with torch's {name}, which cannot use the episode's own noise",
-        key="policy.deterministic",
-        value=False,
-        fix="Sample from categorical, Bernoulli, normal or uniform distributions, or set policy.deterministic to True.",
-    )
+    problem = f"the policy samples with torch's {name}, which cannot use the episode's own noise"
+    fix = "Sample from categorical, Bernoulli, normal or uniform distributions, or set policy.deterministic to True."
+    raise ConfigError(problem, key="policy.deterministic", value=False, fix=fix)
 
 
 _FUNCTIONS: Final = ("_sample_dirichlet", "_standard_gamma", "binomial", "poisson", "randint", "randperm")
@@ -77,12 +74,8 @@ class EpisodeDraws(TorchFunctionMode):
         self, probabilities: torch.Tensor, num_samples: int, replacement: bool = False, *, generator: Any = None
     ) -> torch.Tensor:
         if num_samples != 1:
-            raise ConfigError(
-                f"the policy draws {num_samples} categories at once",
-                key="policy",
-                value=num_samples,
-                fix="Draw one per episode.",
-            )
+            problem = f"the policy draws {num_samples} categories at once"
+            raise ConfigError(problem, key="policy", value=num_samples, fix="Draw one per episode.")
         if self._noise is None:
             return probabilities.argmax(-1, keepdim=True)
         parts = self._rows(probabilities).numpy(force=True).astype(np.float64)
@@ -119,10 +112,6 @@ class EpisodeDraws(TorchFunctionMode):
         """Return numbers as shape (batch, parts, last dimension), with one row per episode."""
         batch = len(self._live)
         if not numbers.ndim or numbers.shape[0] % batch:
-            raise ConfigError(
-                f"the policy draws numbers of shape {tuple(numbers.shape)} for a batch of {batch}",
-                key="policy",
-                value=tuple(numbers.shape),
-                fix="Draw for each row.",
-            )
+            problem = f"the policy draws numbers of shape {tuple(numbers.shape)} for a batch of {batch}"
+            raise ConfigError(problem, key="policy", value=tuple(numbers.shape), fix="Draw for each row.")
         return numbers.reshape(batch, -1, numbers.shape[-1])

@@ -29,9 +29,6 @@ def load_module(path: str) -> torch.nn.Module:
     with reading("path", path, "a whole module", _ADVICE):
         loaded = torch.load(Path(path).expanduser(), map_location="cpu", weights_only=False)
     if not isinstance(loaded, torch.nn.Module):
-        raise ConfigError(
-            f"policy_kwargs.path: {path!r} contains a {type(loaded).__name__}, not a torch.nn.Module",
-            key="policy.policy_kwargs.path",
-            value=path,
-        )
+        problem = f"policy_kwargs.path: {path!r} contains a {type(loaded).__name__}, not a torch.nn.Module"
+        raise ConfigError(problem, key="policy.policy_kwargs.path", value=path)
     return loaded

@@ -128,12 +128,8 @@ def read_manifest(storage: Storage) -> Manifest | None:
     count = len(storage.names(_SEGMENTS))
     if count == 0:
         return None
-    raise LogError(
-        f"{storage.label}/{MANIFEST_FILE} {problem}; without it, the {count} segments of the log cannot be read",
-        key=MANIFEST_FILE,
-        value=storage.label,
-        fix=RESTORE,
-    )
+    problem = f"{storage.label}/{MANIFEST_FILE} {problem}; without it, the {count} segments of the log cannot be read"
+    raise LogError(problem, key=MANIFEST_FILE, value=storage.label, fix=RESTORE)
 
 
 def scan(storage: Storage) -> Scan:
@@ -255,12 +251,9 @@ def _missing(names: Sequence[str], claims: Sequence[Claim]) -> list[str]:
 
 
 def _damaged(storage: Storage, name: str, reason: str) -> LogError:
-    return LogError(
-        f"{storage.label}/{_SEGMENTS}/{name} is damaged: {reason}",
-        key=name,
-        value=storage.label,
-        fix=f"Continue the run with --log-dir {storage.label}: it sets the segment aside and runs its episodes again.",
-    )
+    label = storage.label
+    fix = f"Continue the run with --log-dir {label}: it sets the segment aside and runs its episodes again."
+    return LogError(f"{label}/{_SEGMENTS}/{name} is damaged: {reason}", key=name, value=label, fix=fix)
 
 
 def _once(faults: Iterable[Fault]) -> Iterable[Fault]:

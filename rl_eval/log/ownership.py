@@ -90,13 +90,11 @@ class Ownership:
         if newest == self._name:
             return
         if newest is None or newest < self._name:
-            raise LogError(
+            problem = (
                 f"the claim {self._name} of this driver is missing from {self._storage.label}: the folder or its files "
-                "were removed while the evaluation ran. Nothing more is written",
-                key="log_dir",
-                value=self._storage.label,
-                fix="Start the run again.",
+                "were removed while the evaluation ran. Nothing more is written"
             )
+            raise LogError(problem, key="log_dir", value=self._storage.label, fix="Start the run again.")
         raise self._fenced(_read(self._storage, newest))
 
     def beat(self, segments: int) -> None:
@@ -147,12 +145,8 @@ def take_ownership(storage: Storage) -> Ownership:
         if storage.create(name, _to_bytes(claim)):
             return Ownership(storage, name, claim)
         owner = "one new driver after another"
-    raise LogOwned(
-        f"{storage.label} is being written by {owner}",
-        key="log_dir",
-        value=storage.label,
-        fix="Wait for it to end, stop it, or pass another --log-dir.",
-    )
+    fix = "Wait for it to end, stop it, or pass another --log-dir."
+    raise LogOwned(f"{storage.label} is being written by {owner}", key="log_dir", value=storage.label, fix=fix)
 
 
 def writer_of(storage: Storage, *, watch: bool = False) -> str | None:

@@ -20,7 +20,7 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 from typing_extensions import override
 
 from rl_eval.atomic_write import make_folder, sweep, sync_folder, write_bytes
-from rl_eval.errors import ConfigError, LogError
+from rl_eval.errors import ConfigError, LogError, needs_extra
 from rl_eval.errors.redaction import learn, redact_text
 
 _SCHEMES: Final = frozenset({"s3", "s3a", "gs", "az", "abfs", "abfss"})
@@ -136,12 +136,9 @@ def shown_place(place: str | os.PathLike[str]) -> str:
 
 
 def _open_store(parts: SplitResult, label: str) -> Any:
-    try:
+    with needs_extra("object-store", f"log_dir {label} needs the package obstore", "log_dir", label):
         from obstore.exceptions import BaseError
         from obstore.store import from_url
-    except ImportError as error:
-        problem, fix = f"log_dir {label} needs the package obstore", "Run pip install 'rl-eval[object-store]'."
-        raise ConfigError(problem, key="log_dir", value=label, fix=fix) from error
     options: dict[str, Any] = dict(parse_qsl(parts.query))
     netloc = parts.netloc
     if parts.scheme.startswith("s3"):

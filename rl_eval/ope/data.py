@@ -155,12 +155,9 @@ def _check(steps: Mapping[str, Array]) -> None:
     episode, step, log_prob = steps["episode"], steps["step"], steps["action_log_prob"]
     ids, times = np.unique(episode[_starts(episode)], return_counts=True)
     if (times > 1).any():
-        raise UsageError(
-            f"the steps of episode {ids[times > 1][0]} are not contiguous",
-            key="episode",
-            episode=int(ids[times > 1][0]),
-            fix="Sort the data by episode and step, and number the episodes of different files differently.",
-        )
+        wrong = int(ids[times > 1][0])
+        fix = "Sort the data by episode and step, and number the episodes of different files differently."
+        raise UsageError(f"the steps of episode {wrong} are not contiguous", key="episode", episode=wrong, fix=fix)
     over = (steps["terminated"] != 0) | (steps["truncated"] != 0)
     last = np.append(episode[1:] != episode[:-1], True)
     highest = np.inf if steps["action"].dtype.kind == "f" else _ROUNDING
@@ -309,14 +306,12 @@ def _positions(episode: Array, observation: Array, following: Array) -> Array:
     apart = (observation[1:] != following[:-1]).reshape(len(episode) - 1, -1).any(1) & (positions[1:] > 0)
     if apart.any():
         row = int(apart.argmax()) + 1
-        raise UsageError(
+        problem = (
             f"the observation of step {positions[row]} of episode {episode[row]} is not the next observation of the "
-            "step before, so steps are shuffled or missing",
-            key="next_observation",
-            value=int(positions[row]),
-            episode=int(episode[row]),
-            fix="Sort the steps, or add a column step.",
+            "step before, so steps are shuffled or missing"
         )
+        fix = "Sort the steps, or add a column step."
+        raise UsageError(problem, key="next_observation", value=int(positions[row]), episode=int(episode[row]), fix=fix)
     return positions
 
 

@@ -91,12 +91,9 @@ def with_log_probs(policy: Any, episodes: LoggedEpisodes) -> Any:
     if episodes.actions.dtype.kind == "f":
         return ModulePolicy(copy.deepcopy(policy), gym.spaces.Box(-np.inf, np.inf, shape), False)
     if shape:
-        raise UsageError(
-            f"the logged actions are integers of shape {shape}, so the action space of the module is unknown",
-            key="policy",
-            value=shape,
-            fix="Pass rl_eval.policies.module.ModulePolicy(module, action_space, deterministic=False).",
-        )
+        problem = f"the logged actions are integers of shape {shape}, so the action space of the module is unknown"
+        fix = "Pass rl_eval.policies.module.ModulePolicy(module, action_space, deterministic=False)."
+        raise UsageError(problem, key="policy", value=shape, fix=fix)
     copied = copy.deepcopy(policy)
     probed = ModulePolicy(copied, gym.spaces.Discrete(1), False)
     [logits] = _answer(type(policy).__name__, probed.probe_outputs, episodes.observations[:1])
@@ -111,21 +108,13 @@ def target_log_probs(policy: Any, episodes: LoggedEpisodes) -> npt.NDArray[np.fl
     """
     if not isinstance(policy, ActionLogProb):
         name = type(policy).__name__
-        raise UsageError(
-            f"the target policy is a {name}, which has no log_prob(observations, actions)",
-            key="policy",
-            value=name,
-            fix="Pass an nn.Module that returns logits or (mean, log_std), or implement "
-            "rl_eval.protocols.ActionLogProb.",
-        )
+        problem = f"the target policy is a {name}, which has no log_prob(observations, actions)"
+        fix = "Pass an nn.Module that returns logits or (mean, log_std), or implement rl_eval.protocols.ActionLogProb."
+        raise UsageError(problem, key="policy", value=name, fix=fix)
     if isinstance(policy, Recurrent):
         name = type(policy).__name__
-        raise UsageError(
-            f"the target policy is a {name}, whose recurrent state at a logged step is unknown",
-            key="policy",
-            value=name,
-            fix="Pass a policy that depends only on the observation.",
-        )
+        problem = f"the target policy is a {name}, whose recurrent state at a logged step is unknown"
+        raise UsageError(problem, key="policy", value=name, fix="Pass a policy that depends only on the observation.")
     name, found = f"log_prob of {type(policy).__name__}", []
     for start in range(0, len(episodes.rewards), _BATCH):
         batch = [array[start : start + _BATCH] for array in (episodes.observations, episodes.actions)]
@@ -146,9 +135,6 @@ def _answer(name: str, function: Callable[..., Any], *arrays: npt.NDArray[Any]) 
         raise
     except Exception as error:
         shapes = " and ".join(str(array.shape[1:]) for array in arrays)
-        raise UsageError(
-            f"{name} raised for observations (and actions) of shape {shapes}: {summary_of(error)}",
-            key="policy",
-            value=shapes,
-            fix="Check that they belong to this environment.",
-        ) from error
+        problem = f"{name} raised for observations (and actions) of shape {shapes}: {summary_of(error)}"
+        fix = "Check that they belong to this environment."
+        raise UsageError(problem, key="policy", value=shapes, fix=fix) from error

@@ -58,28 +58,24 @@ def adapt_policy(section: PolicySection, observation_space: gym.Space[Any], acti
     """
     candidate = section.policy
     if candidate is None:
-        raise ConfigError(
-            "policy.policy is missing",
-            key="policy.policy",
-            fix='Pass an nn.Module, a callable, a Policy or "module:factory", or pass a policy object to '
-            "evaluate(config, policy).",
+        problem = "policy.policy is missing"
+        fix = (
+            'Pass an nn.Module, a callable, a Policy or "module:factory", or pass a policy object to '
+            "evaluate(config, policy)."
         )
+        raise ConfigError(problem, key="policy.policy", fix=fix)
     if isinstance(candidate, str):
         candidate = _from_factory(section, observation_space, action_space)
     elif section.policy_kwargs:
-        raise ConfigError(
-            'policy.policy_kwargs are for a "module:factory", but policy.policy is a policy object',
-            key="policy.policy_kwargs",
-            value=", ".join(section.policy_kwargs),
-        )
+        problem = 'policy.policy_kwargs are for a "module:factory", but policy.policy is a policy object'
+        raise ConfigError(problem, key="policy.policy_kwargs", value=", ".join(section.policy_kwargs))
     if inspect.isclass(candidate):
-        raise ConfigError(
-            f"policy.policy is the class {candidate.__name__}",
-            key="policy.policy",
-            value=candidate.__name__,
-            fix=f"Pass an object of it, or its name as '{candidate.__module__}:{candidate.__qualname__}', which is "
-            "built with policy.policy_kwargs.",
+        problem = f"policy.policy is the class {candidate.__name__}"
+        fix = (
+            f"Pass an object of it, or its name as '{candidate.__module__}:{candidate.__qualname__}', which is "
+            "built with policy.policy_kwargs."
         )
+        raise ConfigError(problem, key="policy.policy", value=candidate.__name__, fix=fix)
     adapter = integration_for(candidate, "as_policy")
     if adapter is not None and not hasattr(type(candidate), "act"):
         candidate = adapter(candidate, section, observation_space, action_space)
@@ -97,19 +93,15 @@ def adapt_policy(section: PolicySection, observation_space: gym.Space[Any], acti
         return ModulePolicy(candidate, action_space, section.deterministic, section.device)
     _check_callable(candidate, section)
     if not section.deterministic:
-        raise ConfigError(
-            "policy.deterministic is False, but the policy is a plain callable, whose distribution rl_eval cannot see",
-            key="policy.deterministic",
-            value=False,
-            fix="Return logits from an nn.Module, or implement rl_eval.Policy and draw from its noise argument.",
+        problem = (
+            "policy.deterministic is False, but the policy is a plain callable, whose distribution rl_eval cannot see"
         )
+        fix = "Return logits from an nn.Module, or implement rl_eval.Policy and draw from its noise argument."
+        raise ConfigError(problem, key="policy.deterministic", value=False, fix=fix)
     if not _takes_an_argument(candidate):
-        raise ConfigError(
-            f"policy.policy is {candidate!r}, which does not take observations alone",
-            key="policy.policy",
-            value=candidate,
-            fix='If it builds the policy, pass its result, or its name as "module:attr".',
-        )
+        problem = f"policy.policy is {candidate!r}, which does not take observations alone"
+        fix = 'If it builds the policy, pass its result, or its name as "module:attr".'
+        raise ConfigError(problem, key="policy.policy", value=candidate, fix=fix)
     return CallablePolicy(candidate)
 
 
@@ -117,12 +109,11 @@ def _check_act(policy: Policy) -> None:
     try:
         inspect.signature(policy.act).bind(None, None, None, None)
     except TypeError as error:
-        raise ConfigError(
+        problem = (
             f"policy.policy is a {type(policy).__name__}, whose act() does not take the arguments of "
-            f"act(observations, state, live, noise): {error}",
-            key="policy.policy",
-            value=type(policy).__name__,
-        ) from error
+            f"act(observations, state, live, noise): {error}"
+        )
+        raise ConfigError(problem, key="policy.policy", value=type(policy).__name__) from error
     except ValueError:  # Some callables hide their signature.
         pass
 
@@ -131,12 +122,9 @@ def _check_forward(module: Any, undefined: Any) -> None:
     if inspect.getattr_static(module, "forward", undefined) is not undefined:
         return
     advice = _advice(dir(module), f"{type(module).__module__}:{type(module).__qualname__}")
-    raise ConfigError(
-        f"policy.policy is a {type(module).__name__} without forward(observations), with which a module acts",
-        key="policy.policy",
-        value=type(module).__name__,
-        fix=_sentence(advice) or "Define forward(observations).",
-    )
+    problem = f"policy.policy is a {type(module).__name__} without forward(observations), with which a module acts"
+    fix = _sentence(advice) or "Define forward(observations)."
+    raise ConfigError(problem, key="policy.policy", value=type(module).__name__, fix=fix)
 
 
 def _sentence(text: str) -> str:
@@ -151,21 +139,14 @@ def _advice(names: Collection[str], reference: str) -> str:
 
 def _check_callable(candidate: Any, section: PolicySection) -> None:
     if isinstance(candidate, Mapping):
-        raise ConfigError(
-            "policy.policy is a mapping, such as a state dict",
-            key="policy.policy",
-            value=type(candidate).__name__,
-            fix="Pass the module that it belongs to.",
-        )
+        problem, fix = "policy.policy is a mapping, such as a state dict", "Pass the module that it belongs to."
+        raise ConfigError(problem, key="policy.policy", value=type(candidate).__name__, fix=fix)
     if not callable(candidate):
         made = "built " if isinstance(section.policy, str) else "is "
         call = _call_of(candidate)
-        raise ConfigError(
-            f"policy.policy {made}{candidate!r}, which is not a module, a callable or a Policy",
-            key="policy.policy",
-            value=candidate,
-            fix=f"Pass a function of a batch of observations, such as {call}." if call else "",
-        )
+        problem = f"policy.policy {made}{candidate!r}, which is not a module, a callable or a Policy"
+        fix = f"Pass a function of a batch of observations, such as {call}." if call else ""
+        raise ConfigError(problem, key="policy.policy", value=candidate, fix=fix)
 
 
 def _call_of(candidate: Any) -> str:
@@ -198,12 +179,9 @@ def _from_factory(section: PolicySection, observation_space: gym.Space[Any], act
     factory = import_attribute("policy.policy", section.policy)
     name = section.policy.rpartition(":")[2]
     if not callable(factory):
-        raise ConfigError(
-            f"policy.policy is {section.policy!r}, which is not callable",
-            key="policy.policy",
-            value=section.policy,
-            fix=f"Name a function that returns a policy, as in def make(): return {_call_of(factory) or name}.",
-        )
+        problem = f"policy.policy is {section.policy!r}, which is not callable"
+        fix = f"Name a function that returns a policy, as in def make(): return {_call_of(factory) or name}."
+        raise ConfigError(problem, key="policy.policy", value=section.policy, fix=fix)
     if takes_observations(factory) and not section.policy_kwargs:
         return factory
     offered = {"observation_space": observation_space, "action_space": action_space}

@@ -22,26 +22,18 @@ def check_policies(section: PolicySection) -> None:
         ConfigError: The section has both forms, or a policy is missing.
     """
     if not section.policies and section.policy_mapping_fn is not None:
-        raise ConfigError(
-            "policy.policy_mapping_fn is set, but policy.policies is empty",
-            key="policy.policy_mapping_fn",
-            fix="Name the policies in policy.policies.",
-        )
+        problem = "policy.policy_mapping_fn is set, but policy.policies is empty"
+        raise ConfigError(problem, key="policy.policy_mapping_fn", fix="Name the policies in policy.policies.")
     for key in ("policy", *_LIVE) if section.policies else ():
         if getattr(section, key):
-            raise ConfigError(
-                f"policy.{key} is set together with policy.policies",
-                key=f"policy.{key}",
-                value=getattr(section, key),
-                fix="Set it for each policy in policy.policies.",
-            )
+            problem = f"policy.{key} is set together with policy.policies"
+            fix = "Set it for each policy in policy.policies."
+            raise ConfigError(problem, key=f"policy.{key}", value=getattr(section, key), fix=fix)
     for name, policy in section.policies.items():
         if policy.policy is None:
-            raise ConfigError(
-                f"policy.policies.{name}.policy is missing",
-                key=f"policy.policies.{name}.policy",
-                fix=f'Configure it, or pass a mapping with a policy object for {name!r} as the argument "policy".',
-            )
+            problem = f"policy.policies.{name}.policy is missing"
+            fix = f'Configure it, or pass a mapping with a policy object for {name!r} as the argument "policy".'
+            raise ConfigError(problem, key=f"policy.policies.{name}.policy", fix=fix)
 
 
 def live_policies(section: PolicySection) -> dict[str, Any]:
@@ -90,19 +82,13 @@ def with_live(settings: EvalSettings, policy: Any) -> EvalSettings:
     if (divide := integration_for(policy, "as_policies")) is not None:
         policy = divide(policy, tuple(section.policies))
     if not isinstance(policy, Mapping):
-        raise ConfigError(
-            f"the policy is a {type(policy).__name__}, but policy.policies has {', '.join(section.policies)}",
-            key="policy",
-            value=type(policy).__name__,
-            fix="Pass a mapping from these ids to policy objects.",
-        )
+        problem = f"the policy is a {type(policy).__name__}, but policy.policies has {', '.join(section.policies)}"
+        fix = "Pass a mapping from these ids to policy objects."
+        raise ConfigError(problem, key="policy", value=type(policy).__name__, fix=fix)
     for name in policy:
         if name not in section.policies:
-            raise ConfigError(
-                f"policy has {name!r}, which is not in policy.policies: {nearest(str(name), section.policies)}",
-                key="policy",
-                value=name,
-            )
+            problem = f"policy has {name!r}, which is not in policy.policies: {nearest(str(name), section.policies)}"
+            raise ConfigError(problem, key="policy", value=name)
     live = {name: section.policies[name].model_copy(update={**_LIVE, "policy": one}) for name, one in policy.items()}
     return with_values(settings, policy={"policies": {**section.policies, **live}})
 

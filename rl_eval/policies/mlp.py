@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from rl_eval.errors import ConfigError, nearest
+from rl_eval.errors import ConfigError, check_known
 
 _ACTIVATIONS: Final[dict[str, type[nn.Module]]] = {"tanh": nn.Tanh, "relu": nn.ReLU, "elu": nn.ELU, "silu": nn.SiLU}
 
@@ -45,12 +45,7 @@ class MLPActor(nn.Module):
         normalize_observations: bool = False,
     ) -> None:
         super().__init__()
-        if activation not in _ACTIVATIONS:
-            raise ConfigError(
-                f"policy.policy_kwargs.activation is {activation!r}: {nearest(activation, _ACTIVATIONS)}",
-                key="policy.policy_kwargs.activation",
-                value=activation,
-            )
+        check_known("policy.policy_kwargs.activation", activation, _ACTIVATIONS)
         layers: list[nn.Module] = []
         for fan_in, fan_out in zip((num_inputs, *hidden), hidden, strict=False):
             layers += [nn.Linear(fan_in, fan_out), _ACTIVATIONS[activation]()]
@@ -85,24 +80,16 @@ def make_mlp(
         ConfigError: A space is neither a Box (observations) nor Discrete or Box (actions).
     """
     if not isinstance(observation_space, gym.spaces.Box):
-        raise ConfigError(
-            f"make_mlp reads Box observations, not {observation_space}",
-            key="observation_space",
-            value=str(observation_space),
-            fix="Write your own module.",
-        )
+        problem = f"make_mlp reads Box observations, not {observation_space}"
+        raise ConfigError(problem, key="observation_space", value=str(observation_space), fix="Write your own module.")
     gaussian = isinstance(action_space, gym.spaces.Box)
     if isinstance(action_space, gym.spaces.Discrete):
         num_outputs = int(action_space.n)
     elif gaussian:
         num_outputs = int(np.prod(action_space.shape or ()))
     else:
-        raise ConfigError(
-            f"make_mlp acts in Discrete and Box spaces, not in {action_space}",
-            key="action_space",
-            value=str(action_space),
-            fix="Write your own module.",
-        )
+        problem = f"make_mlp acts in Discrete and Box spaces, not in {action_space}"
+        raise ConfigError(problem, key="action_space", value=str(action_space), fix="Write your own module.")
     return MLPActor(
         int(np.prod(observation_space.shape)),
         num_outputs,

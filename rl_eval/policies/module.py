@@ -53,12 +53,9 @@ class ModulePolicy:
     ) -> None:
         supported = (gym.spaces.Discrete, gym.spaces.MultiDiscrete, gym.spaces.MultiBinary, gym.spaces.Box)
         if not isinstance(action_space, supported):
-            raise ConfigError(
-                f"policy.policy is an nn.Module, whose outputs cannot be read as actions of {action_space}",
-                key="policy.policy",
-                value=type(module).__name__,
-                fix="Implement rl_eval.Policy: its act() returns actions.",
-            )
+            problem = f"policy.policy is an nn.Module, whose outputs cannot be read as actions of {action_space}"
+            fix = "Implement rl_eval.Policy: its act() returns actions."
+            raise ConfigError(problem, key="policy.policy", value=type(module).__name__, fix=fix)
         self.module = module.to(device).eval()
         self._space = action_space
         self._deterministic = deterministic
@@ -93,12 +90,9 @@ class ModulePolicy:
         _check_actions(actions, len(output), self._space)
         sampled = not self._deterministic
         if isinstance(self._space, gym.spaces.Box) and not (sampled and log_std is not None):
-            raise ConfigError(
-                "the policy takes one action per observation in a continuous space, so no action has a density",
-                key="policy.deterministic",
-                value=self._deterministic,
-                fix="Set policy.deterministic to False, and return (mean, log_std) from the module.",
-            )
+            problem = "the policy takes one action per observation in a continuous space, so no action has a density"
+            fix = "Set policy.deterministic to False, and return (mean, log_std) from the module."
+            raise ConfigError(problem, key="policy.deterministic", value=self._deterministic, fix=fix)
         if sampled:
             return log_probability(self._space, output, log_std, actions)
         taken = self._read(output, log_std, np.ones(len(output), np.bool_), None)
@@ -126,12 +120,10 @@ class ModulePolicy:
             mean, log_std = result
             return _array(mean, batch), _array(log_std.expand_as(mean), batch)
         box = isinstance(self._space, gym.spaces.Box)
-        raise PolicyError(
-            f"the module returned {type(result).__name__}, but for {self._space} it must return a tensor"
-            + (" of actions or a tuple (mean, log_std)" if box else " of logits"),
-            key="forward",
-            value=type(result).__name__,
+        problem = f"the module returned {type(result).__name__}, but for {self._space} it must return a tensor" + (
+            " of actions or a tuple (mean, log_std)" if box else " of logits"
         )
+        raise PolicyError(problem, key="forward", value=type(result).__name__)
 
     def _tensor(self, array: Any) -> torch.Tensor:
         if isinstance(array, torch.Tensor):
@@ -168,12 +160,9 @@ class ModulePolicy:
         if noise is None:
             return output.reshape(shape)
         if log_std is None:
-            raise ConfigError(
-                "policy.deterministic is False, but the module returns actions without a distribution",
-                key="policy.deterministic",
-                value=False,
-                fix="Return a tuple (mean, log_std) to sample from, or set policy.deterministic to True.",
-            )
+            problem = "policy.deterministic is False, but the module returns actions without a distribution"
+            fix = "Return a tuple (mean, log_std) to sample from, or set policy.deterministic to True."
+            raise ConfigError(problem, key="policy.deterministic", value=False, fix=fix)
         return gaussian(output, np.exp(log_std.astype(np.float64)), noise).reshape(shape)
 
 
@@ -199,24 +188,17 @@ def _expect(output: Array, shape: tuple[int, ...], what: str, space: gym.Space[A
         hint = ""
         if what == "logits" and output.shape == shape[:1]:
             hint = "Return logits, from which actions are chosen, or pass a function that returns actions."
-        raise PolicyError(
-            f"the policy returned {what} of shape {output.shape}, but {space} needs {shape}",
-            key=what,
-            value=str(output.shape),
-            fix=hint,
-        )
+        problem = f"the policy returned {what} of shape {output.shape}, but {space} needs {shape}"
+        raise PolicyError(problem, key=what, value=str(output.shape), fix=hint)
     return output
 
 
 def _check_actions(actions: Array, batch: int, space: gym.Space[Any]) -> None:
     """Raise for actions of another space, because logits at wrong indices would be read."""
     if actions.shape != (batch, *(space.shape or ())):
-        raise PolicyError(
-            f"actions of shape {actions.shape} are not {batch} actions of {space}",
-            key="actions",
-            value=str(actions.shape),
-            fix="Pass them as the environment takes them, not one-hot.",
-        )
+        problem = f"actions of shape {actions.shape} are not {batch} actions of {space}"
+        fix = "Pass them as the environment takes them, not one-hot."
+        raise PolicyError(problem, key="actions", value=str(actions.shape), fix=fix)
     if isinstance(space, gym.spaces.Discrete | gym.spaces.MultiDiscrete):
         sizes = space.n if isinstance(space, gym.spaces.Discrete) else space.nvec
         if (outside := (actions < space.start) | (actions >= space.start + sizes)).any():

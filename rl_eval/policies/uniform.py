@@ -37,12 +37,8 @@ class UniformPolicy:
     ) -> tuple[Any, None]:
         """Choose actions; see :class:`rl_eval.Policy`."""
         if noise is None:
-            raise ConfigError(
-                "a uniform policy has no most likely action",
-                key="policy.deterministic",
-                value=True,
-                fix="Set policy.deterministic to false.",
-            )
+            problem = "a uniform policy has no most likely action"
+            raise ConfigError(problem, key="policy.deterministic", value=True, fix="Set policy.deterministic to false.")
         mask = observations.get("action_mask") if isinstance(observations, dict) else None
         if mask is not None and (choices := _choices(self._space)):
             drawn = np.where(mask > 0, noise.uniform(sum(choices)), -1.0)
@@ -66,12 +62,8 @@ def _check(space: gym.Space[Any]) -> None:
         _check(part)
     known = (gym.spaces.Discrete, gym.spaces.MultiDiscrete, gym.spaces.MultiBinary, gym.spaces.Box)
     if not isinstance(space, (*known, gym.spaces.Tuple, gym.spaces.Dict)):
-        raise ConfigError(
-            f"a uniform policy cannot draw from {space}",
-            key="action_space",
-            value=str(space),
-            fix="Pass another policy.",
-        )
+        problem = f"a uniform policy cannot draw from {space}"
+        raise ConfigError(problem, key="action_space", value=str(space), fix="Pass another policy.")
 
 
 def _parts(space: gym.Space[Any]) -> tuple[gym.Space[Any], ...]:

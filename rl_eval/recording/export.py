@@ -365,12 +365,10 @@ def _proved(result: EvalResult, report: RunReport) -> Trajectory:
         problem = f"the record of episode {index} is complete, but the episode now failed: {report.faults[0]}"
         raise EvalError(problem, episode=index)
     if found.differences:
-        raise EvalError(
-            f"episode {index} differs from its record: {_listed(found.differences)}"
-            + (f"; this process computes floats differently: {_listed(found.numerics)}" if found.numerics else ""),
-            key=min(found.differences),
-            episode=index,
+        problem = f"episode {index} differs from its record: {_listed(found.differences)}" + (
+            f"; this process computes floats differently: {_listed(found.numerics)}" if found.numerics else ""
         )
+        raise EvalError(problem, key=min(found.differences), episode=index)
     artifact = next((kept[index] for name, kept in report.artifacts if name == _NAME and index in kept), None)
     if artifact is None:
         raise EvalError(f"episode {index} has no trajectory: {'; '.join(report.notes)}", episode=index)

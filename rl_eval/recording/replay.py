@@ -299,12 +299,12 @@ def recorded_config(recorded: Mapping[str, Any], *, passed: bool = False) -> dic
             raise ConfigError(problem, key=key, value=value, fix=_GIVE_AGAIN)
     secret = [key for key, value in leaves(config) if isinstance(value, str) and MASK in value]
     if masked := [key for key in secret if not (passed and key.startswith("policy."))]:
-        raise ConfigError(
-            f"{', '.join(masked)} was a secret, so the run did not record it",
-            key=masked[0],
-            fix="Pass the config with its value, in Python: rl_eval.replay(DIR, INDEX, config=...) or "
-            "rl_eval.recording.video.record_videos(DIR, ..., config=...).",
+        problem = f"{', '.join(masked)} was a secret, so the run did not record it"
+        fix = (
+            "Pass the config with its value, in Python: rl_eval.replay(DIR, INDEX, config=...) or "
+            "rl_eval.recording.video.record_videos(DIR, ..., config=...)."
         )
+        raise ConfigError(problem, key=masked[0], fix=fix)
     return config
 
 

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal, final
 
-from rl_eval.errors import ConfigError, EvalError, UsageError, nearest
+from rl_eval.errors import ConfigError, EvalError, UsageError, check_known
 from rl_eval.execution.handle import EvalHandle
 from rl_eval.execution.recorded import TRAJECTORY
 from rl_eval.recording.trajectories import Fragment, Trajectory, TrajectoryRecorder, as_arrays, as_tensordict, reserve
@@ -65,8 +65,7 @@ class SampleRequest:
             problem = f"num_episodes is {self.num_episodes}, and num_env_steps is {self.num_env_steps}"
             raise ConfigError(problem, key="num_episodes", value=self.num_episodes, fix="Pass one of them.")
         for name, choices in _CHOICES.items():
-            if (value := getattr(self, name)) not in choices:
-                raise ConfigError(f"{name} is {value!r}: {nearest(str(value), choices)}", key=name, value=value)
+            check_known(name, getattr(self, name), choices)
         if self.number < 1:
             problem, fix = f"{self._measure} is {self.number}", "Pass at least 1."
             raise ConfigError(problem, key=self._measure, value=self.number, fix=fix)
@@ -271,11 +270,9 @@ class Sampler:
         failure = self._failed[index]
         self._failed[index] = replace(failure, told=True)
         if not (failure.told or request.skip_failed):
-            raise EvalError(
-                f"episode {index} failed on all attempts and has no trajectory: {failure.why}",
-                episode=index,
-                fix="Call again to continue without this episode, or skip failed episodes with skip_failed=True.",
-            )
+            problem = f"episode {index} failed on all attempts and has no trajectory: {failure.why}"
+            fix = "Call again to continue without this episode, or skip failed episodes with skip_failed=True."
+            raise EvalError(problem, episode=index, fix=fix)
 
     def _advance(self, fragments: list[Fragment]) -> None:
         """Drop the trajectories of the batch."""

@@ -120,12 +120,9 @@ def _leaves(space: gym.Space[Any], key: Key, path: tuple[Any, ...]) -> list[Leaf
         return [leaf for name, part in parts for leaf in _leaves(part, (*key, str(name)), (*path, name))]
     if isinstance(space, _LEAVES):
         return [Leaf(key, path, np.dtype(space.dtype or np.float64), tuple(space.shape or ()))]
-    raise ConfigError(
-        f"a trajectory contains arrays of one shape, but the values of {space} have different shapes",
-        key="environment.env",
-        value=str(space),
-        fix="Wrap the environment: Box, Discrete, MultiDiscrete, MultiBinary, Dict and Tuple spaces are supported.",
-    )
+    problem = f"a trajectory contains arrays of one shape, but the values of {space} have different shapes"
+    fix = "Wrap the environment: Box, Discrete, MultiDiscrete, MultiBinary, Dict and Tuple spaces are supported."
+    raise ConfigError(problem, key="environment.env", value=str(space), fix=fix)
 
 
 def _overlap(one: Key, other: Key) -> bool:

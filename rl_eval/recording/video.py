@@ -217,12 +217,9 @@ def rendering_sibling(runner: Runner, mode: str, timeout_s: float | None, specta
         finally:
             sibling.stop()
         problems.append(f"{way}, its render_mode is {found!r}")
-    raise ConfigError(
-        f"the environment {settings.environment.env!r} does not render {mode}: {'; '.join(problems)}",
-        key="environment.env",
-        value=mode,
-        fix="A factory with an EnvContext must pass render_mode to the environment.",
-    )
+    problem = f"the environment {settings.environment.env!r} does not render {mode}: {'; '.join(problems)}"
+    fix = "A factory with an EnvContext must pass render_mode to the environment."
+    raise ConfigError(problem, key="environment.env", value=mode, fix=fix)
 
 
 def replay_in_window(result: EvalResult, indices: Sequence[int], *, trust: bool = False) -> Iterator[Replay]:
@@ -557,11 +554,9 @@ def _tasks(result: EvalResult, settings: VideoSettings) -> list[Callable[[Any], 
 
 
 def _refuse(runner: Runner, index: int) -> Video:
-    raise EnvError(
-        f"episode {index} crashed or blocked a runner, so the runners do not record it",
-        episode=index,
-        fix="To record it in a separate process, save the result and use rl-eval replay --video.",
-    )
+    problem = f"episode {index} crashed or blocked a runner, so the runners do not record it"
+    fix = "To record it in a separate process, save the result and use rl-eval replay --video."
+    raise EnvError(problem, episode=index, fix=fix)
 
 
 def _recording(settings: VideoSettings, result: EvalResult, index: int) -> Callable[[Any], Video]:

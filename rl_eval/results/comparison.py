@@ -249,12 +249,9 @@ def _check_guarantees(a: EvalResult, b: EvalResult) -> None:
 def _check_determinism(a: EvalResult, b: EvalResult) -> None:
     for name, side in (("a", a), ("b", b)):
         if side.determinism.passed is False:
-            raise ComparisonError(
-                f"result {name} is {side.determinism}; their difference may not come from the policies",
-                key="determinism",
-                value=name,
-                fix="Repair the cause and evaluate again, or compare anyway with force=True (--force).",
-            )
+            problem = f"result {name} is {side.determinism}; their difference may not come from the policies"
+            fix = "Repair the cause and evaluate again, or compare anyway with force=True (--force)."
+            raise ComparisonError(problem, key="determinism", value=name, fix=fix)
 
 
 def _check_identities(a: EvalResult, b: EvalResult) -> None:

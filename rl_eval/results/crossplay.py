@@ -369,12 +369,10 @@ def _check_returns(seats: tuple[str, ...], whole: npt.NDArray[np.int64], returns
     if absent.size:
         game, seat = absent[0]
         value = float(returns[game, seat])
-        raise UsageError(
-            f"the return of agent {seats[seat]!r} in episode {whole[game]} is {value}, but every seat needs a number",
-            key=str(seats[seat]),
-            value=value,
-            episode=int(whole[game]),
+        problem = (
+            f"the return of agent {seats[seat]!r} in episode {whole[game]} is {value}, but every seat needs a number"
         )
+        raise UsageError(problem, key=str(seats[seat]), value=value, episode=int(whole[game]))
 
 
 # Files for other libraries

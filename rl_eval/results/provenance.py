@@ -65,12 +65,11 @@ def check_trust(provenance: Mapping[str, Any]) -> None:
         UntrustedError: No evaluation of this process named the code; the message lists it.
     """
     if (names := _named_code(provenance.get("config"))) not in _evaluated:
-        raise UntrustedError(
-            f"to run these episodes again, rl_eval imports and calls code that the result names:{''.join(names)}\n",
-            key="trust",
-            value=", ".join(name.strip() for name in names),
-            fix="If you trust the author of the result, pass --trust (in Python: trust=True).",
+        problem = (
+            f"to run these episodes again, rl_eval imports and calls code that the result names:{''.join(names)}\n"
         )
+        fix = "If you trust the author of the result, pass --trust (in Python: trust=True)."
+        raise UntrustedError(problem, key="trust", value=", ".join(name.strip() for name in names), fix=fix)
 
 
 def _named_code(config: Any) -> tuple[str, ...]:

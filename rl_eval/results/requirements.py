@@ -49,11 +49,8 @@ class MetricRequirement:
             ConfigError: The metric does not exist.
         """
         if self.metric not in (known := set(metrics)):
-            raise ConfigError(
-                f"--require {self}: unknown metric {self.metric!r}: {nearest(self.metric, known)}",
-                key="--require",
-                value=self.metric,
-            )
+            problem = f"--require {self}: unknown metric {self.metric!r}: {nearest(self.metric, known)}"
+            raise ConfigError(problem, key="--require", value=self.metric)
 
     def judge(self, metrics: Mapping[str, float]) -> Answer:
         """Return whether a result meets it; open if the metric has no value.
@@ -108,12 +105,8 @@ def parse_metric(text: str) -> MetricRequirement:
     """
     found = _METRIC.fullmatch(text)
     if found is None:
-        raise ConfigError(
-            f"--require {text!r} is not a requirement on a metric",
-            key="--require",
-            value=text,
-            fix="Write METRIC >= NUMBER (or <=, >, <), such as 'episode_return_ci_low >= 475'.",
-        )
+        fix = "Write METRIC >= NUMBER (or <=, >, <), such as 'episode_return_ci_low >= 475'."
+        raise ConfigError(f"--require {text!r} is not a requirement on a metric", key="--require", value=text, fix=fix)
     return MetricRequirement(found[1], found[2], float(found[3]))
 
 
@@ -125,12 +118,9 @@ def parse_difference(text: str) -> DifferenceRequirement:
     """
     found = _DIFFERENCE.fullmatch(text)
     if found is None or found[1] == found[3]:
-        raise ConfigError(
-            f"--require {text!r} is not a requirement on a difference",
-            key="--require",
-            value=text,
-            fix="Write b >= a, or with a margin b >= a - 5; >= or <=, a and b.",
-        )
+        problem = f"--require {text!r} is not a requirement on a difference"
+        fix = "Write b >= a, or with a margin b >= a - 5; >= or <=, a and b."
+        raise ConfigError(problem, key="--require", value=text, fix=fix)
     left, operator, margin = found[1], found[2], float(found[5] or 0) * (-1 if found[4] == "-" else 1)
     # left OP right + margin, as a bound on b - a.
     return DifferenceRequirement(text.strip(), (left == "b") == (operator == ">="), margin if left == "b" else -margin)

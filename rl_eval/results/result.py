@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rl_eval.atomic_write import sweep, write_text
-from rl_eval.errors import LogError, UsageError, nearest
+from rl_eval.errors import LogError, UsageError, check_known
 from rl_eval.errors.redaction import redact
 from rl_eval.records.determinism import Determinism
 from rl_eval.records.episode import EpisodeRecord, EpisodeTable, Fault, Outcome
@@ -150,9 +150,7 @@ class EvalResult(Numbers, Printed):
         determinism: Determinism = _UNCHECKED,
         artifacts: Mapping[int, Mapping[str, Any]] | None = None,
     ) -> None:
-        if status not in get_args(Status):
-            problem = f"status is {status!r}: {nearest(str(status), get_args(Status))}"
-            raise UsageError(problem, key="status", value=status)
+        check_known("status", status, get_args(Status), UsageError)
         super().__init__(
             table, timing, plain(provenance), confidence, return_bounds, tuple(audit_mismatches), determinism
         )

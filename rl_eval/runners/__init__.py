@@ -128,10 +128,7 @@ def runner_class(selected: str | type) -> type[Runner]:
         text = f"runners.runner is {selected!r}, which is not a concrete subclass of rl_eval.EvalRunner"
         raise ConfigError(text, key="runners.runner", value=selected)
     if missing := [name for name in _MEMBERS if not hasattr(selected, name)]:
-        raise ConfigError(
-            f"runners.runner is {selected!r}, which lacks {', '.join(missing)} of a runner",
-            key="runners.runner",
-            value=selected,
-            fix="Derive it from rl_eval.EvalRunner, or define all members of rl_eval.runners.Runner.",
-        )
+        problem = f"runners.runner is {selected!r}, which lacks {', '.join(missing)} of a runner"
+        fix = "Derive it from rl_eval.EvalRunner, or define all members of rl_eval.runners.Runner."
+        raise ConfigError(problem, key="runners.runner", value=selected, fix=fix)
     return cast("type[Runner]", selected)

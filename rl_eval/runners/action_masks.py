@@ -28,12 +28,10 @@ class ActionMasks(gym.Wrapper[Any, Any, Any, Any]):
 
     def __init__(self, env: gym.Env[Any, Any]) -> None:
         if not isinstance(env, gym.Env):
-            raise ConfigError(
-                f"environment.action_masks is true, but the environment is a {type(env).__name__}, not a gymnasium.Env",
-                key="environment.action_masks",
-                value=True,
-                fix="Derive it from gymnasium.Env.",
+            problem = (
+                f"environment.action_masks is true, but the environment is a {type(env).__name__}, not a gymnasium.Env"
             )
+            raise ConfigError(problem, key="environment.action_masks", value=True, fix="Derive it from gymnasium.Env.")
         super().__init__(env)
         self._choices = _num_choices(env.action_space)
         mask = gym.spaces.Box(0, 1, (self._choices,), np.int8)
@@ -63,20 +61,16 @@ class ActionMasks(gym.Wrapper[Any, Any, Any, Any]):
         elif "action_mask" in info:
             given = info["action_mask"]
         else:
-            raise EnvError(
+            problem = (
                 "environment.action_masks is true, but the environment has no method action_masks(), and its info has "
-                "no action_mask",
-                key="environment.action_masks",
-                value=True,
-                fix="Define one of them, or remove environment.action_masks.",
+                "no action_mask"
             )
+            fix = "Define one of them, or remove environment.action_masks."
+            raise EnvError(problem, key="environment.action_masks", value=True, fix=fix)
         mask = np.ravel(given).astype(bool).astype(np.int8)
         if len(mask) != self._choices:
-            raise EnvError(
-                f"the action mask has {len(mask)} numbers, but {self.action_space} has {self._choices}",
-                key="action_mask",
-                value=len(mask),
-            )
+            problem = f"the action mask has {len(mask)} numbers, but {self.action_space} has {self._choices}"
+            raise EnvError(problem, key="action_mask", value=len(mask))
         return mask
 
 
@@ -87,10 +81,8 @@ def _num_choices(space: gym.Space[Any]) -> int:
         return int(space.nvec.sum())
     if isinstance(space, gym.spaces.MultiBinary):
         return 2 * int(np.prod(space.shape))
-    raise ConfigError(
+    problem = (
         f"environment.action_masks is true, but the environment acts in {space}: only Discrete, MultiDiscrete and "
-        "MultiBinary actions have masks",
-        key="environment.action_masks",
-        value=True,
-        fix="Remove environment.action_masks.",
+        "MultiBinary actions have masks"
     )
+    raise ConfigError(problem, key="environment.action_masks", value=True, fix="Remove environment.action_masks.")

@@ -156,13 +156,9 @@ class RunnerCore(abc.ABC):
         module = self.weighted_module(snapshot)
         if module is None:
             kind = type(self._policy).__name__
-            raise WeightsError(
-                f"the policy is a {kind}, not an nn.Module, and has no weights to set",
-                key="policy",
-                value=kind,
-                runner=self.runner_index,
-                fix="Pass an nn.Module, or a Policy with an attribute `module`.",
-            )
+            problem = f"the policy is a {kind}, not an nn.Module, and has no weights to set"
+            fix = "Pass an nn.Module, or a Policy with an attribute `module`."
+            raise WeightsError(problem, key="policy", value=kind, runner=self.runner_index, fix=fix)
         apply_weights(snapshot, module)
         self._weights_version, self._has_random_weights = snapshot.version, False
         self._inference.numerics = {}  # Probe it again before its next episode.
@@ -170,12 +166,8 @@ class RunnerCore(abc.ABC):
 
     def _refuse_while_live(self, what: str) -> None:
         if self._any_live:
-            raise EvalError(
-                f"{what} cannot change while an episode is live",
-                key=what,
-                runner=self.runner_index,
-                fix="Drain or abort the evaluation first.",
-            )
+            problem = f"{what} cannot change while an episode is live"
+            raise EvalError(problem, key=what, runner=self.runner_index, fix="Drain or abort the evaluation first.")
 
     def observe(self, factories: Mapping[str, Factory]) -> None:
         """Add observers to those of ``evaluation.observers``, from the next episode on.

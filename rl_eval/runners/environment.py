@@ -82,21 +82,20 @@ def construct_env(
     if not isinstance(env, gym.Env) and (adapt := integration_for(env, "as_env")) is not None:
         env = adapt(env)
     if hasattr(env, "possible_agents"):
-        raise ConfigError(
-            f"environment.env {section.env!r} built a {type(env).__name__}, which is an environment of several agents",
-            key="environment.env",
-            value=section.env,
-            fix="Name their policies in policy.policies. For one policy that plays all agents, set runners.runner to "
-            '"multi_agent".',
+        problem = (
+            f"environment.env {section.env!r} built a {type(env).__name__}, which is an environment of several agents"
         )
+        fix = (
+            "Name their policies in policy.policies. For one policy that plays all agents, set runners.runner to "
+            '"multi_agent".'
+        )
+        raise ConfigError(problem, key="environment.env", value=section.env, fix=fix)
     if isinstance(env, gym.vector.VectorEnv) or (hasattr(env, "num_envs") and not isinstance(env, gym.Env)):
-        raise ConfigError(
+        problem = (
             f"environment.env {section.env!r} built a {type(env).__name__}, which steps {env.num_envs} environments in "
-            "one call",
-            key="environment.env",
-            value=type(env).__name__,
-            fix=_BATCHED,
+            "one call"
         )
+        raise ConfigError(problem, key="environment.env", value=type(env).__name__, fix=_BATCHED)
     _check_members(env, f"environment.env {section.env!r}")
     _check_seed(env, f"environment.env {section.env!r}")
     for place, wrapper in enumerate(section.wrappers):
@@ -160,24 +159,15 @@ def build_env(
     if is_live_environment(factory):
         if num_envs is not None:
             return factory
-        raise ConfigError(
-            f"environment.env is a live {type(factory).__name__}, but {LIVE_ENVIRONMENT}",
-            key="environment.env",
-            value=type(factory).__name__,
-        )
+        problem = f"environment.env is a live {type(factory).__name__}, but {LIVE_ENVIRONMENT}"
+        raise ConfigError(problem, key="environment.env", value=type(factory).__name__)
     if not callable(factory):
-        raise ConfigError(
-            f"environment.env is {env!r}" + (f": did you mean {meant!r}?" if (meant := _meant_name(env)) else ""),
-            key="environment.env",
-            value=env,
-            fix='Pass a gymnasium id such as "CartPole-v1", "module:attr" or a callable.',
-        )
+        problem = f"environment.env is {env!r}" + (f": did you mean {meant!r}?" if (meant := _meant_name(env)) else "")
+        fix = 'Pass a gymnasium id such as "CartPole-v1", "module:attr" or a callable.'
+        raise ConfigError(problem, key="environment.env", value=env, fix=fix)
     if takes_observations(factory):
-        raise ConfigError(
-            f"environment.env is {env!r}, a function of observations: that is a policy, not an environment",
-            key="environment.env",
-            value=env,
-        )
+        problem = f"environment.env is {env!r}, a function of observations: that is a policy, not an environment"
+        raise ConfigError(problem, key="environment.env", value=env)
     return _call(factory, kwargs, EnvContext(kwargs, runner_index, lane_index, num_runners, remote))
 
 
@@ -188,12 +178,8 @@ def _simulator(library: Integration, env: str, kwargs: dict[str, Any]) -> Any:
         ConfigError: Single environments are asked for, or the library is not installed.
     """
     if "num_envs" not in kwargs:
-        raise ConfigError(
-            f"environment.env is {env!r}, a simulator of {library.name} that steps many environments in one call",
-            key="environment.env",
-            value=env,
-            fix="Set runners.runner: batched (--batched).",
-        )
+        problem = f"environment.env is {env!r}, a simulator of {library.name} that steps many environments in one call"
+        raise ConfigError(problem, key="environment.env", value=env, fix="Set runners.runner: batched (--batched).")
     build = import_attribute("environment.env", library.simulator)
     return build(env.partition(":")[2], **kwargs)
 
@@ -206,11 +192,8 @@ def check_id(env: str, library: str, known: Collection[str]) -> None:
     """
     name = env.partition(":")[2]
     if name not in known:
-        raise ConfigError(
-            f"environment.env is {env!r}, which {library} does not know; {nearest(name, known)}",
-            key="environment.env",
-            value=env,
-        )
+        problem = f"environment.env is {env!r}, which {library} does not know; {nearest(name, known)}"
+        raise ConfigError(problem, key="environment.env", value=env)
 
 
 def episode_hook(env: gym.Env[Any, Any]) -> Callable[[int, int, int], None] | None:
@@ -239,13 +222,12 @@ def check_condition_keys(conditions: Conditions | None, declared: Sequence[str] 
     if conditions is None or not (unknown := [key for key in conditions.keys if key not in (declared or ())]):
         return
     declares = f"declares only {', '.join(declared)}" if declared else "declares no condition_keys"
-    raise ConfigError(
-        f"evaluation.conditions has the key {unknown[0]!r}, but the environment {declares}",
-        key="evaluation.conditions",
-        value=unknown[0],
-        fix="Give the environment or a wrapper an attribute condition_keys: the names of the options that its reset() "
-        f"supports, such as condition_keys = {conditions.keys!r}.",
+    problem = f"evaluation.conditions has the key {unknown[0]!r}, but the environment {declares}"
+    fix = (
+        "Give the environment or a wrapper an attribute condition_keys: the names of the options that its reset() "
+        f"supports, such as condition_keys = {conditions.keys!r}."
     )
+    raise ConfigError(problem, key="evaluation.conditions", value=unknown[0], fix=fix)
 
 
 def time_limit(env: Any) -> int | None:
@@ -276,13 +258,12 @@ def _wrapped(env: gym.Env[Any, Any], wrapper: Any, key: str) -> gym.Env[Any, Any
     given = kwargs.pop("wrapper", None)
     factory = import_attribute(key, given) if isinstance(given, str) else given
     if not callable(factory):
-        raise ConfigError(
-            f"{key} is {wrapper!r}, which is not a wrapper",
-            key=key,
-            value=wrapper,
-            fix='Pass "module:Class", a callable that takes the environment, or a mapping with "wrapper" and its '
-            "keyword arguments.",
+        problem = f"{key} is {wrapper!r}, which is not a wrapper"
+        fix = (
+            'Pass "module:Class", a callable that takes the environment, or a mapping with "wrapper" and its '
+            "keyword arguments."
         )
+        raise ConfigError(problem, key=key, value=wrapper, fix=fix)
     try:
         built: gym.Env[Any, Any] = factory(env, **copy_containers(kwargs))
     except TypeError as error:
@@ -294,11 +275,8 @@ def _wrapped(env: gym.Env[Any, Any], wrapper: Any, key: str) -> gym.Env[Any, Any
 
 def _check_members(built: Any, what: str) -> None:
     if lacking := [name for name in _MEMBERS if getattr(built, name, None) is None]:
-        raise ConfigError(
-            f"{what} built a {type(built).__name__}, which is not a gymnasium.Env: it lacks {', '.join(lacking)}",
-            key=what.partition(" ")[0],
-            value=type(built).__name__,
-        )
+        problem = f"{what} built a {type(built).__name__}, which is not a gymnasium.Env: it lacks {', '.join(lacking)}"
+        raise ConfigError(problem, key=what.partition(" ")[0], value=type(built).__name__)
 
 
 def _check_seed(built: Any, what: str) -> None:
@@ -307,12 +285,9 @@ def _check_seed(built: Any, what: str) -> None:
     with suppress(TypeError, ValueError):  # Some methods hide their signature.
         parameters = inspect.signature(inner.reset).parameters.values()
         if not any(one.name == "seed" or one.kind is one.VAR_KEYWORD for one in parameters):
-            raise ConfigError(
-                f"{what} built a {type(inner).__name__}, whose reset() takes no seed",
-                key=what.partition(" ")[0],
-                value=type(inner).__name__,
-                fix="Define reset(self, *, seed=None, options=None), with super().reset(seed=seed) as its first line.",
-            )
+            problem = f"{what} built a {type(inner).__name__}, whose reset() takes no seed"
+            fix = "Define reset(self, *, seed=None, options=None), with super().reset(seed=seed) as its first line."
+            raise ConfigError(problem, key=what.partition(" ")[0], value=type(inner).__name__, fix=fix)
 
 
 def _call(factory: Any, kwargs: dict[str, Any], context: EnvContext) -> Any:
@@ -324,12 +299,10 @@ def _call(factory: Any, kwargs: dict[str, Any], context: EnvContext) -> Any:
     wide = parameters.get("num_envs")
     if wide is not None and wide.default is wide.empty and "num_envs" not in kwargs:
         name = getattr(factory, "__name__", repr(factory))
-        raise ConfigError(
-            f"environment.env is {name}, which needs num_envs to build many environments that are stepped in one call",
-            key="environment.env",
-            value=name,
-            fix=_BATCHED,
+        problem = (
+            f"environment.env is {name}, which needs num_envs to build many environments that are stepped in one call"
         )
+        raise ConfigError(problem, key="environment.env", value=name, fix=_BATCHED)
     receiver = _context_parameter(parameters.values(), kwargs, is_class=_is_env_class(factory))
     if receiver is None:
         _check_arguments(factory, signature, kwargs)
@@ -364,21 +337,18 @@ def _check_arguments(made: Any, signature: inspect.Signature, kwargs: dict[str, 
         name = getattr(made, "__name__", repr(made))
         taken = any(one.name == "num_envs" or one.kind is one.VAR_KEYWORD for one in signature.parameters.values())
         if "num_envs" in kwargs and not taken:
-            raise ConfigError(
-                f"environment.env is {name}, which has no parameter num_envs",
-                key="environment.env",
-                value=name,
-                fix="For runners.runner: batched, add the parameter num_envs, and build as many slots. For single "
-                "environments, set runners.runner: vector (without --batched).",
-            ) from error
+            problem = f"environment.env is {name}, which has no parameter num_envs"
+            fix = (
+                "For runners.runner: batched, add the parameter num_envs, and build as many slots. For single "
+                "environments, set runners.runner: vector (without --batched)."
+            )
+            raise ConfigError(problem, key="environment.env", value=name, fix=fix) from error
         hint = "" if inspect.isclass(made) else "A parameter context: EnvContext receives all of env_kwargs."
-        raise ConfigError(
+        problem = (
             f"environment.env_kwargs {given}, but {name} takes {', '.join(signature.parameters) or 'no arguments'}: "
-            f"{error}",
-            key="environment.env_kwargs",
-            value=", ".join(kwargs),
-            fix=hint,
-        ) from error
+            f"{error}"
+        )
+        raise ConfigError(problem, key="environment.env_kwargs", value=", ".join(kwargs), fix=hint) from error
 
 
 def _is_env_class(factory: Any) -> bool:
@@ -414,18 +384,11 @@ class ValueReader:
         """
         number = float(value) if isinstance(value, float) else self._scalar("reward", value)
         if number is None:
-            raise EnvError(
-                f"the reward is {_shown(value)}, but gymnasium's contract is a number",
-                key="reward",
-                value=_shown(value),
-                fix="Return one float from step().",
-            )
+            problem = f"the reward is {_shown(value)}, but gymnasium's contract is a number"
+            raise EnvError(problem, key="reward", value=_shown(value), fix="Return one float from step().")
         if not math.isfinite(number):
-            raise EnvError(
-                f"the reward of step {lane.length} is {number}, which is not a finite number",
-                key="reward",
-                value=number,
-            )
+            problem = f"the reward of step {lane.length} is {number}, which is not a finite number"
+            raise EnvError(problem, key="reward", value=number)
         return float(number)
 
     def flag(self, field: str, value: Any) -> bool:
@@ -436,12 +399,8 @@ class ValueReader:
         """
         flag = bool(value) if isinstance(value, _BOOLS) else self._flag(field, value)
         if flag is None:
-            raise EnvError(
-                f"{field} is {_shown(value)}, but gymnasium's contract is a bool",
-                key=field,
-                value=_shown(value),
-                fix="Return True or False for it from step().",
-            )
+            problem = f"{field} is {_shown(value)}, but gymnasium's contract is a bool"
+            raise EnvError(problem, key=field, value=_shown(value), fix="Return True or False for it from step().")
         return flag
 
     def read_info(self, lane: Lane, info: Any) -> None:
@@ -483,11 +442,8 @@ class ValueReader:
         """
         number = self._scalar(f"info[{key!r}]", value)
         if number is None:
-            raise EnvError(
-                f"info[{key!r}], which is in evaluation.info_keys, is not a number: {_shown(value)}",
-                key=f"info.{key}",
-                value=_shown(value),
-            )
+            problem = f"info[{key!r}], which is in evaluation.info_keys, is not a number: {_shown(value)}"
+            raise EnvError(problem, key=f"info.{key}", value=_shown(value))
         return float(number)
 
     def _flag(self, field: str, value: Any) -> bool | None:
@@ -545,11 +501,10 @@ def broken_step(result: Any) -> EnvError:
 
 def _check_info(method: str, info: Any) -> None:
     if not isinstance(info, Mapping):
-        raise EnvError(
-            f"{method}() returned {reprlib.repr(info)} as info, but gymnasium's contract is a dict, which may be empty",
-            key="info",
-            value=reprlib.repr(info),
+        problem = (
+            f"{method}() returned {reprlib.repr(info)} as info, but gymnasium's contract is a dict, which may be empty"
         )
+        raise EnvError(problem, key="info", value=reprlib.repr(info))
 
 
 def _count(result: Any) -> str:

@@ -71,20 +71,14 @@ def observer_factories(configured: Sequence[Any]) -> dict[str, Factory]:
     for given in configured:
         factory = import_attribute("evaluation.observers", given) if isinstance(given, str) else given
         if not callable(factory):
-            raise ConfigError(
-                f"evaluation.observers has {given!r}, which is not callable",
-                key="evaluation.observers",
-                value=given,
-                fix="Pass factories of observers.",
-            )
+            problem = f"evaluation.observers has {given!r}, which is not callable"
+            raise ConfigError(problem, key="evaluation.observers", value=given, fix="Pass factories of observers.")
         name = given if isinstance(given, str) else getattr(given, "__qualname__", type(given).__qualname__)
         if name in found:
-            raise ConfigError(
-                f"evaluation.observers has {name!r} twice: outputs are named after factories, so the names must differ",
-                key="evaluation.observers",
-                value=name,
-                fix="Remove one, or rename it.",
+            problem = (
+                f"evaluation.observers has {name!r} twice: outputs are named after factories, so the names must differ"
             )
+            raise ConfigError(problem, key="evaluation.observers", value=name, fix="Remove one, or rename it.")
         found[name] = factory
     return found
 

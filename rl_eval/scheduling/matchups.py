@@ -105,12 +105,8 @@ def make_matchups(
     if not isinstance(designs, list | tuple) or not designs:
         raise _not_a_design(design)
     if not policies:
-        raise ConfigError(
-            "evaluation.matchups needs policies with names",
-            key="evaluation.matchups",
-            value=design,
-            fix="Set policy.policies.",
-        )
+        problem = "evaluation.matchups needs policies with names"
+        raise ConfigError(problem, key="evaluation.matchups", value=design, fix="Set policy.policies.")
     listed = [entry for entry in designs if isinstance(entry, list | tuple)]
     seats = seats or (len(listed[0]) if listed else 2)
     expansion = _Expansion(tuple(policies), seats, symmetric)
@@ -143,35 +139,32 @@ class _Expansion:
         ordered = sorted(seating, key=self.policies.index)
         copies = math.prod(math.factorial(ordered.count(policy)) for policy in set(ordered))
         if math.factorial(self.seats) // copies > MAX_SEATINGS:
-            raise ConfigError(
-                f"evaluation.symmetric plays every order of {self.seats} seats, which are more than {MAX_SEATINGS:,}",
-                key="evaluation.symmetric",
-                value=True,
-                fix="Set it to false, and list the seatings that matter in evaluation.matchups.",
+            problem = (
+                f"evaluation.symmetric plays every order of {self.seats} seats, which are more than {MAX_SEATINGS:,}"
             )
+            fix = "Set it to false, and list the seatings that matter in evaluation.matchups."
+            raise ConfigError(problem, key="evaluation.symmetric", value=True, fix=fix)
         return tuple(_orders(ordered))
 
     def _round_robin(self) -> Iterator[Seating]:
         if len(self.policies) < max(2, self.seats):
             names = ", ".join(map(repr, self.policies)) or "none"
-            raise ConfigError(
+            problem = (
                 f"evaluation.matchups is 'round_robin', which seats {self.seats} different policies, but the policies "
-                f"are {names}",
-                key="evaluation.matchups",
-                value="round_robin",
-                fix="Add policies to policy.policies, list seatings in evaluation.matchups, or set evaluation.matchups "
-                "to a mapping of focal and background.",
+                f"are {names}"
             )
+            fix = (
+                "Add policies to policy.policies, list seatings in evaluation.matchups, or set evaluation.matchups "
+                "to a mapping of focal and background."
+            )
+            raise ConfigError(problem, key="evaluation.matchups", value="round_robin", fix=fix)
         choose = itertools.combinations if self.symmetric else itertools.permutations
         return choose(self.policies, self.seats)
 
     def _populations(self, entry: Mapping[str, Any]) -> Iterator[Seating]:
         if unknown := [key for key in entry if key not in _POPULATIONS]:
-            raise ConfigError(
-                f"evaluation.matchups has an unknown key {unknown[0]!r}: {nearest(unknown[0], _POPULATIONS)}",
-                key="evaluation.matchups",
-                value=unknown[0],
-            )
+            problem = f"evaluation.matchups has an unknown key {unknown[0]!r}: {nearest(unknown[0], _POPULATIONS)}"
+            raise ConfigError(problem, key="evaluation.matchups", value=unknown[0])
         focal, background = (self._population(entry, key) for key in ("focal", "background"))
         focal_seats = self._focal_seats(entry.get("focal_seats", [0]))
         for ours, theirs in itertools.product(focal, background):
@@ -180,33 +173,26 @@ class _Expansion:
     def _population(self, entry: Mapping[str, Any], key: str) -> Sequence[str]:
         names = entry.get(key)
         if not isinstance(names, list | tuple) or not names:
-            raise ConfigError(
-                f"evaluation.matchups.{key} is {names!r}",
-                key=f"evaluation.matchups.{key}",
-                value=names,
-                fix=f"Set it to a list of policies, such as {[*self.policies]}.",
-            )
+            problem = f"evaluation.matchups.{key} is {names!r}"
+            fix = f"Set it to a list of policies, such as {[*self.policies]}."
+            raise ConfigError(problem, key=f"evaluation.matchups.{key}", value=names, fix=fix)
         return [self._known(name, f"evaluation.matchups.{key}") for name in names]
 
     def _focal_seats(self, given: Any) -> set[int]:
         if not isinstance(given, list | tuple) or not given or any(seat not in range(self.seats) for seat in given):
-            raise ConfigError(
-                f"evaluation.matchups.focal_seats is {given!r}",
-                key="evaluation.matchups.focal_seats",
-                value=given,
-                fix=f"Set it to a list of seats from 0 to {self.seats - 1}.",
-            )
+            problem = f"evaluation.matchups.focal_seats is {given!r}"
+            fix = f"Set it to a list of seats from 0 to {self.seats - 1}."
+            raise ConfigError(problem, key="evaluation.matchups.focal_seats", value=given, fix=fix)
         return set(given)
 
     def _checked(self, seating: Sequence[Any]) -> Seating:
         if len(seating) != self.seats:
-            raise ConfigError(
+            problem = (
                 f"evaluation.matchups has the seating {[*seating]!r} of {len(seating)} seats, but the first one, or "
-                f"environment.agents, has {self.seats}",
-                key="evaluation.matchups",
-                value=[*seating],
-                fix="Name one policy for each seat.",
+                f"environment.agents, has {self.seats}"
             )
+            fix = "Name one policy for each seat."
+            raise ConfigError(problem, key="evaluation.matchups", value=[*seating], fix=fix)
         return tuple(self._known(name, "evaluation.matchups") for name in seating)
 
     def _known(self, name: Any, key: str) -> str:
@@ -234,11 +220,8 @@ def _different(turns: Iterable[tuple[Seating, ...]]) -> tuple[tuple[Seating, ...
         room -= 0 if turn in kept else len(turn)
         kept[turn] = None
         if room < 0:
-            raise ConfigError(
-                f"evaluation.matchups has more than {MAX_SEATINGS:,} seatings",
-                key="evaluation.matchups",
-                fix="List the seatings that matter.",
-            )
+            problem = f"evaluation.matchups has more than {MAX_SEATINGS:,} seatings"
+            raise ConfigError(problem, key="evaluation.matchups", fix="List the seatings that matter.")
     return tuple(kept)
 
 

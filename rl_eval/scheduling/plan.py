@@ -88,26 +88,16 @@ class EpisodePlan:
     ) -> None:
         num_episodes, seed, first_index = map(operator.index, (num_episodes, seed, first_index))
         if not 1 <= num_episodes <= MAX_EPISODES:
-            raise ConfigError(
-                f"evaluation.num_episodes is {num_episodes}",
-                key="evaluation.num_episodes",
-                value=num_episodes,
-                fix=f"Set it to at least 1 and at most {MAX_EPISODES}.",
-            )
+            problem = f"evaluation.num_episodes is {num_episodes}"
+            fix = f"Set it to at least 1 and at most {MAX_EPISODES}."
+            raise ConfigError(problem, key="evaluation.num_episodes", value=num_episodes, fix=fix)
         if not 0 <= seed < 2**64:
-            raise ConfigError(
-                f"evaluation.seed is {seed}",
-                key="evaluation.seed",
-                value=seed,
-                fix="Set it to an integer from 0 to 2**64 - 1.",
-            )
+            problem, fix = f"evaluation.seed is {seed}", "Set it to an integer from 0 to 2**64 - 1."
+            raise ConfigError(problem, key="evaluation.seed", value=seed, fix=fix)
         if not 0 <= first_index <= MAX_EPISODES - num_episodes:
-            raise ConfigError(
-                f"evaluation.first_index is {first_index}",
-                key="evaluation.first_index",
-                value=first_index,
-                fix=f"With {num_episodes} episodes, set it to an integer from 0 to {MAX_EPISODES - num_episodes}.",
-            )
+            problem = f"evaluation.first_index is {first_index}"
+            fix = f"With {num_episodes} episodes, set it to an integer from 0 to {MAX_EPISODES - num_episodes}."
+            raise ConfigError(problem, key="evaluation.first_index", value=first_index, fix=fix)
         self.num_episodes = num_episodes
         self.seed = seed
         self.first_index = first_index
@@ -188,24 +178,22 @@ class EpisodePlan:
 
 def _check_turns(num_episodes: int, first_index: int, matchups: Matchups) -> None:
     if num_episodes < len(matchups.round):
-        raise ConfigError(
-            f"evaluation.num_episodes is {num_episodes}, but one episode of each seating needs {len(matchups.round)}",
-            key="evaluation.num_episodes",
-            value=num_episodes,
-            fix=f"Set it to at least {len(matchups.round)}.",
+        problem = (
+            f"evaluation.num_episodes is {num_episodes}, but one episode of each seating needs {len(matchups.round)}"
         )
+        fix = f"Set it to at least {len(matchups.round)}."
+        raise ConfigError(problem, key="evaluation.num_episodes", value=num_episodes, fix=fix)
     for key, start, position in (
         ("first_index", 0, first_index),
         ("num_episodes", first_index, first_index + num_episodes),
     ):
         if (whole := matchups.next_turn(position)) != position:
-            raise ConfigError(
+            problem = (
                 f"evaluation.{key} is {position - start}, which splits a group of episodes with the same seed, one for "
-                "each order of the seats",
-                key=f"evaluation.{key}",
-                value=position - start,
-                fix=f"Set it to {whole - start}.",
+                "each order of the seats"
             )
+            fix = f"Set it to {whole - start}."
+            raise ConfigError(problem, key=f"evaluation.{key}", value=position - start, fix=fix)
 
 
 GAMMA: Final = np.uint64(0x9E3779B97F4A7C15)

@@ -180,13 +180,12 @@ def _with_checkpoint(policy: Any, checkpoint: str, planned: PlannedCell) -> Keys
     path = planned.checkpoint
     kinds = [one for one in schemes().values() if path is not None and path.exists() and one.recognises(path)]
     if len(kinds) != 1:
-        raise ConfigError(
-            f"policies.{planned.cell.policy}: the type of {checkpoint} is unknown",
-            key=f"policies.{planned.cell.policy}.policy",
-            value=checkpoint,
-            fix=f"Set policy to one of {', '.join(schemes())}, or to the pkg.module:attr of a function that builds the "
-            "module for these weights.",
+        problem = f"policies.{planned.cell.policy}: the type of {checkpoint} is unknown"
+        fix = (
+            f"Set policy to one of {', '.join(schemes())}, or to the pkg.module:attr of a function that builds the "
+            "module for these weights."
         )
+        raise ConfigError(problem, key=f"policies.{planned.cell.policy}.policy", value=checkpoint, fix=fix)
     return {"policy": kinds[0].named(checkpoint)}
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import numpy as np
 
-from rl_eval.errors import ConfigError
+from rl_eval.errors import needs_extra
 from rl_eval.suites.tables import Table
 
 if TYPE_CHECKING:
@@ -87,9 +87,6 @@ def _draw_line(axes: Axes, table: Table, row: str) -> None:
 
 
 def _figure(width: float, height: float) -> Figure:
-    try:
+    with needs_extra("plot", "figures need matplotlib, which is not installed", "figures"):
         from matplotlib.figure import Figure
-    except ImportError as error:
-        problem, fix = "figures need matplotlib, which is not installed", "Run pip install 'rl-eval[plot]'."
-        raise ConfigError(problem, key="figures", fix=fix) from error
     return Figure(figsize=(width, height), dpi=150, layout="constrained")

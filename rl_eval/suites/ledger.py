@@ -170,11 +170,9 @@ class Ledger:
             ConfigError: The cell was evaluated with another definition, or another checkpoint.
         """
         if difference := self._difference(planned):
-            raise ConfigError(
-                f"{planned.cell} was evaluated with another definition: {difference}",
-                key=str(planned.cell),
-                fix=f"Undo the change, use another name, or remove {self.log_dir(planned)} to evaluate the cell again.",
-            )
+            problem = f"{planned.cell} was evaluated with another definition: {difference}"
+            fix = f"Undo the change, use another name, or remove {self.log_dir(planned)} to evaluate the cell again."
+            raise ConfigError(problem, key=str(planned.cell), fix=fix)
         if self._claimed(planned) is None:
             write_text(self.log_dir(planned) / CELL_FILE, _text(self._described(planned)))
         (self.log_dir(planned) / ERROR_FILE).unlink(missing_ok=True)
@@ -287,12 +285,8 @@ class Ledger:
 def _check_same(theirs: Mapping[str, Any], ours: Mapping[str, Any], folder: Path) -> None:
     for key, value in ours.items():
         if theirs.get(key) != value:
-            raise ConfigError(
-                f"{folder} has the {key} {theirs.get(key)!r}, not {value!r}",
-                key="--out",
-                value=str(folder),
-                fix="Pass another --out.",
-            )
+            problem = f"{folder} has the {key} {theirs.get(key)!r}, not {value!r}"
+            raise ConfigError(problem, key="--out", value=str(folder), fix="Pass another --out.")
 
 
 def _text(value: Any) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, final
@@ -14,7 +13,7 @@ from rl_eval.config.runner_processes import shares_processes
 from rl_eval.config.settings import EvalSettings
 from rl_eval.errors import ClusterDied, LogFenced, LogOwned, summary_of
 from rl_eval.execution.group import EvalRunnerGroup
-from rl_eval.execution.handle import EvalHandle
+from rl_eval.execution.handle import EvalHandle, result_unless
 from rl_eval.suites.cells import PlannedCell, settings_of_cell
 from rl_eval.suites.definition import SuiteDefinition
 from rl_eval.suites.ledger import CellState, Ledger
@@ -112,12 +111,7 @@ class SuiteRun:
         handle = self._group_for(settings).submit(
             log_dir=self._ledger.log_dir(planned), on_submitted=partial(self._on_submitted, planned)
         )
-        while not handle.done():
-            if self._events.stopping():
-                handle.cancel()
-            with suppress(TimeoutError):
-                handle.result(_POLL_S)
-        result = handle.result()
+        result = result_unless(handle, self._events.stopping, _POLL_S)
         if not result.stopped_early:
             return self._ledger.record(planned, result)
         if self._events.stopping():

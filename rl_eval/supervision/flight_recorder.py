@@ -195,12 +195,9 @@ def install(group: str, name: str, lanes: int, node_id: str) -> ProcessInfo:
         stacks = stack.open("w")
         fcntl.flock(stacks, fcntl.LOCK_EX)  # Until the process ends, however it ends.
     except OSError as error:
-        raise RunnerStartError(
-            f"runner {name} cannot create its flight recorder in {tempfile.gettempdir()}: {error.strerror}",
-            key="TMPDIR",
-            value=tempfile.gettempdir(),
-            fix="Free disk space there, or set TMPDIR to another folder.",
-        ) from error
+        problem = f"runner {name} cannot create its flight recorder in {tempfile.gettempdir()}: {error.strerror}"
+        fix = "Free disk space there, or set TMPDIR to another folder."
+        raise RunnerStartError(problem, key="TMPDIR", value=tempfile.gettempdir(), fix=fix) from error
     faulthandler.enable(stacks, all_threads=True)
     faulthandler.register(STACK_SIGNAL, stacks, all_threads=True, chain=False)
     os.environ[RUNNER_MARK] = mark = f"{group}-{name}"

@@ -163,12 +163,12 @@ def _weights(point: EvalPoint) -> WeightsSnapshot:
     """Return the weights that were evaluated."""
     found = point.weights
     if found is None or found.digest != point.result.provenance["weights"]["digest"]:
-        raise UsageError(
-            f"NewBest cannot save the weights of step {point.step}, because the point does not have them",
-            key="save",
-            fix="Use a policy with weights and the on_result of an Evaluator. For a service, send weights with each "
-            "request.",
+        problem = f"NewBest cannot save the weights of step {point.step}, because the point does not have them"
+        fix = (
+            "Use a policy with weights and the on_result of an Evaluator. For a service, send weights with each "
+            "request."
         )
+        raise UsageError(problem, key="save", fix=fix)
     return found
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, final, get_args
 
 from rl_eval.config.builder import EvalConfig, settings_of
 from rl_eval.config.settings import EvalSettings, make_settings
-from rl_eval.errors import ConfigError, EvaluatorBusy, UsageError, checked_keywords, nearest
+from rl_eval.errors import ConfigError, EvaluatorBusy, UsageError, check_known, checked_keywords
 from rl_eval.execution.group import EvalRunnerGroup
 from rl_eval.execution.handle import EvalHandle
 from rl_eval.training.delivery import Delivery, Listener, Request
@@ -197,9 +197,7 @@ class Evaluator:
 
     def _prepare(self, busy_policy: BusyPolicy, max_queue: int, delivery: Delivery) -> None:
         """Set the state of this process."""
-        if busy_policy not in get_args(BusyPolicy):
-            hint = nearest(str(busy_policy), get_args(BusyPolicy))
-            raise ConfigError(f"busy_policy is {busy_policy!r}: {hint}", key="busy_policy", value=busy_policy)
+        check_known("busy_policy", busy_policy, get_args(BusyPolicy))
         if max_queue < 1:
             raise ConfigError(f"max_queue is {max_queue}", key="max_queue", value=max_queue, fix="Pass 1 or more.")
         self._busy_policy = busy_policy
@@ -383,31 +381,26 @@ class Evaluator:
             return next((request for request in reversed(waiting) if request.replaceable), None)
         if self._busy_policy == "queue" and len(waiting) < self._max_queue:
             return None
-        raise EvaluatorBusy(
+        problem = (
             f"the evaluation of step {unfinished[0].step} is still running"
             + (f" and {len(waiting)} are waiting" if waiting else "")
-            + f", so the evaluation of step {asking.step} was rejected",
-            key="step",
-            value=asking.step,
-            fix="Wait for it, submit less often, or "
-            + ("raise max_queue." if self._busy_policy == "queue" else "use busy_policy='queue'."),
+            + f", so the evaluation of step {asking.step} was rejected"
         )
+        fix = "Wait for it, submit less often, or " + (
+            "raise max_queue." if self._busy_policy == "queue" else "use busy_policy='queue'."
+        )
+        raise EvaluatorBusy(problem, key="step", value=asking.step, fix=fix)
 
     def _check_idle(self, verb: str) -> None:
         if pending := len(self._delivery.open):
-            raise UsageError(
-                f"the state cannot be {verb} while {pending} evaluations are pending",
-                key="state",
-                value=pending,
-                fix="Call drain() first.",
-            )
+            problem = f"the state cannot be {verb} while {pending} evaluations are pending"
+            raise UsageError(problem, key="state", value=pending, fix="Call drain() first.")
 
 
 def _with_backend(config: EvalConfig | EvalSettings, backend: Backend | None) -> tuple[EvalSettings, Backend]:
     """Return settings and backend that agree about the number of runners."""
-    if backend is not None and backend not in get_args(Backend):
-        hint = nearest(str(backend), get_args(Backend))
-        raise ConfigError(f"backend is {backend!r}: {hint}", key="backend", value=backend)
+    if backend is not None:
+        check_known("backend", backend, get_args(Backend))
     if isinstance(config, EvalConfig):
         values = config.to_dict()
     else:

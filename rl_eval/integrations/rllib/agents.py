@@ -40,18 +40,12 @@ class RLlibAgents(AgentsEnv):
         result = self.env.step(actions)
         if not isinstance(result, tuple) or len(result) != 5:
             due = "(observations, rewards, terminateds, truncateds, infos)"
-            raise EnvError(
-                "step() did not return five values",
-                key="step",
-                fix=f"Return {due}, each a dict by agent, as for RLlib.",
-            )
+            problem = "step() did not return five values"
+            raise EnvError(problem, key="step", fix=f"Return {due}, each a dict by agent, as for RLlib.")
         observations, rewards, terminateds, truncateds, infos = result
         if _ALL not in terminateds or _ALL not in truncateds:
-            raise EnvError(
-                "step() returned terminateds or truncateds without '__all__', which ends an episode in RLlib",
-                key="__all__",
-                fix="Return '__all__' in both.",
-            )
+            problem = "step() returned terminateds or truncateds without '__all__', which ends an episode in RLlib"
+            raise EnvError(problem, key="__all__", fix="Return '__all__' in both.")
         ending = terminateds[_ALL], truncateds[_ALL]
         terminated, truncated = _without_all(terminateds), _without_all(truncateds)
         acting = [agent for agent in observations if not (terminated.get(agent) or truncated.get(agent))]

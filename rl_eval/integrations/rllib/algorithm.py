@@ -52,13 +52,12 @@ def portable(value: Any) -> RLModulePolicy:
     if isinstance(value, Algorithm):
         return _policy_of(value)
     several = " of each policy, in a mapping of ids" if isinstance(value, MultiRLModule) else ""
-    raise ConfigError(
-        f"a {type(value).__name__} alone does not contain its connectors, such as a MeanStdFilter",
-        key="policy",
-        value=type(value).__name__,
-        fix="Pass the Algorithm or rllib:CHECKPOINT; with RLlib's default connectors, pass "
-        f"rl_eval.integrations.rllib.policy_of_module(rl_module){several}.",
+    problem = f"a {type(value).__name__} alone does not contain its connectors, such as a MeanStdFilter"
+    fix = (
+        "Pass the Algorithm or rllib:CHECKPOINT; with RLlib's default connectors, pass "
+        f"rl_eval.integrations.rllib.policy_of_module(rl_module){several}."
     )
+    raise ConfigError(problem, key="policy", value=type(value).__name__, fix=fix)
 
 
 def as_policy(
@@ -86,12 +85,9 @@ def as_policies(value: Any, names: Collection[str]) -> dict[str, RLModulePolicy]
         WeightsError: A MeanStdFilter has not seen two observations.
     """
     if not isinstance(value, Algorithm) or not value.config.is_multi_agent:
-        raise ConfigError(
-            f"a {type(value).__name__} of RLlib does not have several policies",
-            key="policy",
-            value=type(value).__name__,
-            fix="Pass an Algorithm of several agents, or a dict of ids and policies from policy_of_module.",
-        )
+        problem = f"a {type(value).__name__} of RLlib does not have several policies"
+        fix = "Pass an Algorithm of several agents, or a dict of ids and policies from policy_of_module."
+        raise ConfigError(problem, key="policy", value=type(value).__name__, fix=fix)
     _check_stack(value)
     known = module_ids(value.config)
     for name in names:
@@ -126,12 +122,8 @@ def versioned_weights(algorithm: Any, names: Collection[str] = ()) -> VersionedW
         WeightsError: The object is not an Algorithm, or a MeanStdFilter has not seen two observations.
     """
     if not isinstance(algorithm, Algorithm):
-        raise WeightsError(
-            f"a {type(algorithm).__name__} of RLlib has no weights to send",
-            key="weights",
-            value=type(algorithm).__name__,
-            fix="Pass the Algorithm.",
-        )
+        problem = f"a {type(algorithm).__name__} of RLlib has no weights to send"
+        raise WeightsError(problem, key="weights", value=type(algorithm).__name__, fix="Pass the Algorithm.")
     state = algorithm.learner_group.get_state(components="learner/rl_module", inference_only=True)["learner"]
     pipelines = _pipelines(algorithm)
     pieces = pipelines.env_to_module.connectors
@@ -151,11 +143,9 @@ def versioned_weights(algorithm: Any, names: Collection[str] = ()) -> VersionedW
 def _policy_of(algorithm: Algorithm) -> RLModulePolicy:
     _check_stack(algorithm)
     if algorithm.config.is_multi_agent:
-        raise ConfigError(
-            f"the Algorithm has the policies {', '.join(module_ids(algorithm.config))}",
-            key="policy.policies",
-            fix="Name them in policy.policies, as eval_config_of(algorithm.config) does.",
-        )
+        problem = f"the Algorithm has the policies {', '.join(module_ids(algorithm.config))}"
+        fix = "Name them in policy.policies, as eval_config_of(algorithm.config) does."
+        raise ConfigError(problem, key="policy.policies", fix=fix)
     weights = versioned_weights(algorithm).tensors
     with random_state_kept():
         module = algorithm.config.get_rl_module_spec(spaces=algorithm.spaces, inference_only=True).build()
@@ -180,11 +170,8 @@ def _with_weights(pipelines: Pipelines, module_id: str, module: Any, weights: di
 
 def _check_stack(algorithm: Algorithm) -> None:
     if not algorithm.config.enable_env_runner_and_connector_v2:
-        raise ConfigError(
-            "the Algorithm uses RLlib's old API stack, and rl_eval evaluates RLModules of the new API stack",
-            key="enable_env_runner_and_connector_v2",
-            value=False,
-        )
+        problem = "the Algorithm uses RLlib's old API stack, and rl_eval evaluates RLModules of the new API stack"
+        raise ConfigError(problem, key="enable_env_runner_and_connector_v2", value=False)
 
 
 def policy_of_module(module: Any) -> RLModulePolicy:
@@ -272,11 +259,8 @@ def load_policy(
 
 def _check_folder(folder: Path) -> None:
     if not folder.is_dir():
-        raise ConfigError(
-            f"policy_kwargs.path: folder {str(folder)!r} does not exist",
-            key="policy.policy_kwargs.path",
-            value=str(folder),
-        )
+        problem = f"policy_kwargs.path: folder {str(folder)!r} does not exist"
+        raise ConfigError(problem, key="policy.policy_kwargs.path", value=str(folder))
     if (folder / _MODULES).is_dir():
         return
     inside = sorted(candidate.parent for candidate in folder.rglob("rllib_checkpoint.json"))
@@ -285,22 +269,15 @@ def _check_folder(folder: Path) -> None:
         hint = f"Pass one of the {len(inside)} checkpoints in it, such as {str(inside[-1])!r}."
     if inside and inside[-1] == folder:
         hint = "It comes from RLlib's old API stack. Train with the new one."
-    raise ConfigError(
-        f"policy_kwargs.path: {str(folder)!r} is not an Algorithm's checkpoint: {_MODULES.as_posix()} is missing",
-        key="policy.policy_kwargs.path",
-        value=str(folder),
-        fix=hint,
-    )
+    problem = f"policy_kwargs.path: {str(folder)!r} is not an Algorithm's checkpoint: {_MODULES.as_posix()} is missing"
+    raise ConfigError(problem, key="policy.policy_kwargs.path", value=str(folder), fix=hint)
 
 
 def _module(folder: Path, module_id: str) -> Any:
     known = [part.name for part in folder.iterdir() if part.is_dir()]
     if module_id not in known:
-        raise ConfigError(
-            f"policy_kwargs.module_id is {module_id!r}, which is not in {folder}; {nearest(module_id, known)}",
-            key="policy.policy_kwargs.module_id",
-            value=module_id,
-        )
+        problem = f"policy_kwargs.module_id is {module_id!r}, which is not in {folder}; {nearest(module_id, known)}"
+        raise ConfigError(problem, key="policy.policy_kwargs.module_id", value=module_id)
     check_separate(_constructor(folder)[2])
     args, kwargs, cls = _constructor(folder / module_id)
     module = cls(*args, **{**kwargs, "inference_only": True})
@@ -314,11 +291,8 @@ def _pipeline(folder: Path, name: str, cls: Any) -> Any:
         if place.is_dir():
             _constructor(place)  # RLlib would continue without the pieces that it cannot import.
             return cls.from_checkpoint(str(place))
-    raise ConfigError(
-        f"policy_kwargs.path: the checkpoint {str(folder)!r} has no {name}, so it cannot act",
-        key="policy.policy_kwargs.path",
-        value=str(folder),
-    )
+    problem = f"policy_kwargs.path: the checkpoint {str(folder)!r} has no {name}, so it cannot act"
+    raise ConfigError(problem, key="policy.policy_kwargs.path", value=str(folder))
 
 
 def _constructor(folder: Path) -> tuple[Any, dict[str, Any], Any]:

@@ -168,11 +168,8 @@ def _overrides(config: AlgorithmConfig) -> set[str]:
 def _environment(evaluated: AlgorithmConfig) -> Any:
     env = evaluated.env
     if env is None:
-        raise ConfigError(
-            "the AlgorithmConfig has no environment",
-            key="env",
-            fix="Set it with config.environment(env=...).",
-        )
+        problem = "the AlgorithmConfig has no environment"
+        raise ConfigError(problem, key="env", fix="Set it with config.environment(env=...).")
     if isinstance(env, str) and _global_registry.contains(ENV_CREATOR, env):
         return _Creator(_global_registry.get(ENV_CREATOR, env), env)
     return _Creator(env, getattr(env, "__qualname__", type(env).__qualname__)) if callable(env) else env

@@ -180,23 +180,15 @@ def evaluation_function(
     """
     policy = {} if config is None else config.to_dict().get("policy", {})
     if policy.get("actions") == "unsquash":
-        raise ConfigError(
-            'policy.actions is "unsquash", but the Algorithm\'s own connectors unsquash (normalize_actions)',
-            key="policy.actions",
-            value="unsquash",
-            fix='Use "none".',
-        )
+        problem = 'policy.actions is "unsquash", but the Algorithm\'s own connectors unsquash (normalize_actions)'
+        raise ConfigError(problem, key="policy.actions", value="unsquash", fix='Use "none".')
     each = {f"policy.policies.{name}": given for name, given in (policy.get("policies") or {}).items()}
     for place, given in {"policy": policy, **each}.items():
         section = given if isinstance(given, Mapping) else {"policy": given}
         for key in ("policy", "policy_kwargs", "weights"):
             if section.get(key):
-                raise ConfigError(
-                    f"{place}.{key} is {section[key]!r}, but the Algorithm's own policy is evaluated",
-                    key=f"{place}.{key}",
-                    value=section[key],
-                    fix="Leave it out.",
-                )
+                problem = f"{place}.{key} is {section[key]!r}, but the Algorithm's own policy is evaluated"
+                raise ConfigError(problem, key=f"{place}.{key}", value=section[key], fix="Leave it out.")
     called = (on_result,) if callable(on_result) else tuple(on_result)
     return EvaluationFunction(config, parallel, called, on_error, tuple(loggers), videos, final_timeout_s)
 

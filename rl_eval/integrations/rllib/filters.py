@@ -215,12 +215,11 @@ def as_policy(
     boxes = {path: box.shape for path, box in _boxes(observation_space).items()}
     for path, moments in value.filter.moments.items():
         if boxes.get(path) != np.shape(moments.mean):
-            raise WeightsError(
+            problem = (
                 f"the filter has statistics of {path!r} with shape {np.shape(moments.mean)}, but the Boxes of the "
-                f"observation space have these shapes: {boxes}",
-                key=f"statistics[{path!r}]",
-                value=np.shape(moments.mean),
+                f"observation space have these shapes: {boxes}"
             )
+            raise WeightsError(problem, key=f"statistics[{path!r}]", value=np.shape(moments.mean))
     inside = section.model_copy(update={"policy": value.policy, "policy_kwargs": value.policy_kwargs})
     policy = adapt_policy(inside, observation_space, action_space)
     value.weights = module_of(policy)

@@ -89,19 +89,12 @@ class Observations(torch.nn.Module):
     def _append(self, piece: Any, statistics: Mapping[str, torch.Tensor], part: Any, agent: Any) -> None:
         kind = type(piece)
         if self._frames is not None:
-            raise ConfigError(
-                f"the connector piece {kind.__name__} comes after FrameStacking",
-                key="env_to_module",
-                value=kind.__name__,
-                fix="Put it before FrameStacking.",
-            )
+            problem = f"the connector piece {kind.__name__} comes after FrameStacking"
+            raise ConfigError(problem, key="env_to_module", value=kind.__name__, fix="Put it before FrameStacking.")
         if kind is MeanStdFilter:
             if kind.__name__ in self._modules:
-                raise ConfigError(
-                    f"the env-to-module pipeline has two {kind.__name__} pieces, which RLlib saves as one",
-                    key="env_to_module",
-                    value=kind.__name__,
-                )
+                problem = f"the env-to-module pipeline has two {kind.__name__} pieces, which RLlib saves as one"
+                raise ConfigError(problem, key="env_to_module", value=kind.__name__)
             stage = _Filter(piece, part, statistics)
             self.add_module(kind.__name__, stage)
             self._stages.append(stage)
@@ -113,14 +106,15 @@ class Observations(torch.nn.Module):
         elif isinstance(piece, SingleAgentObservationPreprocessor):
             self._stages.append(_preprocess(piece))
         else:
-            raise ConfigError(
+            problem = (
                 f"the connector piece {kind.__name__} of the env-to-module pipeline cannot be applied to a batch of "
-                "observations",
-                key="env_to_module",
-                value=kind.__name__,
-                fix="Use MeanStdFilter, FlattenObservations, FrameStacking, a SingleAgentObservationPreprocessor or an "
-                "environment wrapper.",
+                "observations"
             )
+            fix = (
+                "Use MeanStdFilter, FlattenObservations, FrameStacking, a SingleAgentObservationPreprocessor or an "
+                "environment wrapper."
+            )
+            raise ConfigError(problem, key="env_to_module", value=kind.__name__, fix=fix)
 
 
 def _agent_of(piece: Any, agent: Any) -> Any:
@@ -159,12 +153,9 @@ def filter_tensors(
             for one in elsewhere:
                 stat.update(one)  # As RLlib merges them, in copies.
             if stat.num_pushes < 2:
-                raise WeightsError(
-                    f"the MeanStdFilter has seen {stat.num_pushes} observations, so it has no standard deviation",
-                    key=name,
-                    value=stat.num_pushes,
-                    fix="Train for an iteration before you evaluate.",
-                )
+                problem = f"the MeanStdFilter has seen {stat.num_pushes} observations, so it has no standard deviation"
+                fix = "Train for an iteration before you evaluate."
+                raise WeightsError(problem, key=name, value=stat.num_pushes, fix=fix)
             named[f"{name}.mean_{leaf}"] = torch.from_numpy(np.array(stat.mean, np.float64))
             # RLlib adds in float32; the sum is stored exactly.
             named[f"{name}.scale_{leaf}"] = torch.from_numpy(np.array(stat.std + SMALL_NUMBER, np.float64))
@@ -255,12 +246,8 @@ class NoEpisode:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        raise ConfigError(
-            f"{self._asking} reads {name!r} of its episode, which rl_eval does not have",
-            key=self._asking.rpartition(" ")[2],
-            value=name,
-            fix=self._advice,
-        )
+        problem = f"{self._asking} reads {name!r} of its episode, which rl_eval does not have"
+        raise ConfigError(problem, key=self._asking.rpartition(" ")[2], value=name, fix=self._advice)
 
 
 def _spread(leaves: Sequence[Any], live: npt.NDArray[np.bool_]) -> Array:

@@ -58,21 +58,18 @@ def actions_for_env(pieces: Sequence[Any], action_space: gym.Space[Any]) -> Call
     for piece in pieces:
         name = type(piece).__name__
         if not type(piece).__module__.startswith("ray.rllib."):
-            raise ConfigError(
+            problem = (
                 f"the connector piece {name} of the module-to-env pipeline is not RLlib's own, and cannot be "
-                "applied to a batch of actions",
-                key="module_to_env",
-                value=name,
-                fix="Use an action wrapper of the environment.",
+                "applied to a batch of actions"
             )
+            raise ConfigError(problem, key="module_to_env", value=name, fix="Use an action wrapper of the environment.")
         if name == "NormalizeAndClipActions":
             unsquash, clip = piece.normalize_actions, piece.clip_actions
         elif name not in _PLUMBING:
-            raise ConfigError(
-                f"the connector piece {name} of the module-to-env pipeline cannot be applied to a batch of actions",
-                key="module_to_env",
-                value=name,
+            problem = (
+                f"the connector piece {name} of the module-to-env pipeline cannot be applied to a batch of actions"
             )
+            raise ConfigError(problem, key="module_to_env", value=name)
     structure, mapped = get_base_struct_from_space(action_space), unsquash_action if unsquash else clip_action
     return lambda actions: mapped(actions, structure) if unsquash or clip else actions
 
@@ -92,20 +89,16 @@ def read_actions(module: Any, outputs: Mapping[str, Any], live: Live, noise: Noi
     """
     if Columns.ACTIONS in outputs:
         if noise is not None:
-            raise ConfigError(
+            problem = (
                 f"policy.deterministic is False, but {type(module).__name__} samples its actions itself, without the "
-                "episode's own noise",
-                key="policy.deterministic",
-                value=False,
-                fix="Set policy.deterministic to True (in RLlib, explore=False).",
+                "episode's own noise"
             )
+            fix = "Set policy.deterministic to True (in RLlib, explore=False)."
+            raise ConfigError(problem, key="policy.deterministic", value=False, fix=fix)
         return tree.map_structure(_numpy, outputs[Columns.ACTIONS])
     if Columns.ACTION_DIST_INPUTS not in outputs:
-        raise PolicyError(
-            f"{type(module).__name__} returned neither actions nor action_dist_inputs, only {list(outputs)}",
-            key=Columns.ACTION_DIST_INPUTS,
-            value=list(outputs),
-        )
+        problem = f"{type(module).__name__} returned neither actions nor action_dist_inputs, only {list(outputs)}"
+        raise PolicyError(problem, key=Columns.ACTION_DIST_INPUTS, value=list(outputs))
     logits = outputs[Columns.ACTION_DIST_INPUTS]
     refuse_nan(_numpy(logits), live, "a number of the RLModule's action_dist_inputs")
     if noise is None:
@@ -154,11 +147,8 @@ class RLModulePolicy:
         agent: Any = None,
     ) -> None:
         if not isinstance(module, torch.nn.Module):
-            raise ConfigError(
-                f"the RLModule {type(module).__name__} is not a torch module, and rl_eval runs torch only",
-                key="policy",
-                value=type(module).__name__,
-            )
+            problem = f"the RLModule {type(module).__name__} is not a torch module, and rl_eval runs torch only"
+            raise ConfigError(problem, key="policy", value=type(module).__name__)
         self.module = module.eval()
         known = filter_tensors(env_to_module, agent=agent) if statistics is None else statistics
         self._observations = Observations(env_to_module, known, agent)
@@ -216,12 +206,11 @@ class RLModulePolicy:
         """Check once that observations have the shapes of the training."""
         ours, theirs = tree.flatten(self._trained_on), tree.flatten(observations)
         if [space.shape for space in ours] != [leaf.shape[1:] for leaf in theirs]:
-            raise ConfigError(
+            problem = (
                 f"the policy was trained with the observation space {self._trained_on}, but the environment's "
-                f"observations have the shapes {[leaf.shape[1:] for leaf in theirs]}",
-                key="environment.env",
-                value=[leaf.shape[1:] for leaf in theirs],
+                f"observations have the shapes {[leaf.shape[1:] for leaf in theirs]}"
             )
+            raise ConfigError(problem, key="environment.env", value=[leaf.shape[1:] for leaf in theirs])
         self._familiar = True
 
     def _to_device(self, value: Any) -> torch.Tensor:
@@ -247,11 +236,8 @@ def check_spaces(
         boxes = isinstance(ours, gym.spaces.Box) and isinstance(theirs, gym.spaces.Box)
         if kind == "observation" and boxes and (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype):
             continue
-        raise ConfigError(
-            f"{what} was trained with the {kind} space {ours}, but the environment has {theirs}",
-            key="environment.env",
-            value=theirs,
-        )
+        problem = f"{what} was trained with the {kind} space {ours}, but the environment has {theirs}"
+        raise ConfigError(problem, key="environment.env", value=theirs)
 
 
 def _tensor(value: Any) -> torch.Tensor:
@@ -304,20 +290,17 @@ class Pipelines(NamedTuple):
         first, *others = agents = self._agents(module_id, mapping._agent_to_module_mapping_fn)
         for other in others:
             if self.spaces(other) != self.spaces(first):
-                raise ConfigError(
+                problem = (
                     f"the module {module_id!r} may play the agents {first!r} and {other!r}, whose spaces differ: "
-                    f"{self.spaces(first)} and {self.spaces(other)}",
-                    key="policy_mapping_fn",
-                    value=module_id,
+                    f"{self.spaces(first)} and {self.spaces(other)}"
                 )
+                raise ConfigError(problem, key="policy_mapping_fn", value=module_id)
         if others and any(type(piece) is MeanStdFilter for piece in self.env_to_module.connectors):
-            raise ConfigError(
+            problem = (
                 f"the module {module_id!r} may play the agents {agents}, and MeanStdFilter has separate statistics per "
-                "agent",
-                key="policy_mapping_fn",
-                value=module_id,
-                fix="Use one module per agent.",
+                "agent"
             )
+            raise ConfigError(problem, key="policy_mapping_fn", value=module_id, fix="Use one module per agent.")
         return first
 
     def _agents(self, module_id: str, mapping_fn: Any) -> list[Any]:
@@ -337,9 +320,5 @@ def check_separate(kind: type) -> None:
         ConfigError: The module is of a subclass, which may have shared parts, such as an encoder.
     """
     if kind is not MultiRLModule:
-        raise ConfigError(
-            f"{kind.__name__} is a subclass of MultiRLModule, and rl_eval runs each RLModule separately",
-            key="rl_module_spec",
-            value=kind.__name__,
-            fix="Use RLlib's MultiRLModule.",
-        )
+        problem = f"{kind.__name__} is a subclass of MultiRLModule, and rl_eval runs each RLModule separately"
+        raise ConfigError(problem, key="rl_module_spec", value=kind.__name__, fix="Use RLlib's MultiRLModule.")

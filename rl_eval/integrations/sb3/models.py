@@ -57,13 +57,12 @@ def portable(value: BaseAlgorithm | BasePolicy) -> BasePolicy:
         return copied
     name, trained = type(value).__name__, trained_normalized(vars(value))
     if trained:
-        raise ConfigError(
-            f"the {name} {LACKS_STATISTICS}",
-            key="policy",
-            value=name,
-            fix=f"Load it with {_LOAD}, or call model.set_env(venv). If the VecNormalize normalized only rewards, pass "
-            "model.policy.",
+        problem = f"the {name} {LACKS_STATISTICS}"
+        fix = (
+            f"Load it with {_LOAD}, or call model.set_env(venv). If the VecNormalize normalized only rewards, pass "
+            "model.policy."
         )
+        raise ConfigError(problem, key="policy", value=name, fix=fix)
     if trained is None:
         note = (
             f"the {name} does not show whether it was trained with a VecNormalize, and has none. Its observations are "
@@ -206,12 +205,12 @@ def _beside(file: Path) -> tuple[Path | None, tuple[str, ...]]:
         _logger.info(note)
         return found, (note,)
     if trained:
-        raise ConfigError(
-            f"policy_kwargs.vecnormalize is missing: {str(file)!r} {LACKS_STATISTICS}",
-            key="policy.policy_kwargs.vecnormalize",
-            fix="Pass --set policy.policy_kwargs.vecnormalize=FILE, the file that venv.save() wrote. The callbacks and "
-            "the zoo of SB3 put vecnormalize into its name. If only rewards were normalized, pass False.",
+        problem = f"policy_kwargs.vecnormalize is missing: {str(file)!r} {LACKS_STATISTICS}"
+        fix = (
+            "Pass --set policy.policy_kwargs.vecnormalize=FILE, the file that venv.save() wrote. The callbacks and "
+            "the zoo of SB3 put vecnormalize into its name. If only rewards were normalized, pass False."
         )
+        raise ConfigError(problem, key="policy.policy_kwargs.vecnormalize", fix=fix)
     return None, (unknown(file.name),) if trained is None else ()
 
 
@@ -230,11 +229,8 @@ def _load_statistics(file: Path) -> VecNormalize:
     with reading("vecnormalize", file, "a VecNormalize"):
         wrapper = pickle.loads(file.read_bytes())
     if not isinstance(wrapper, VecNormalize):
-        raise ConfigError(
-            f"policy_kwargs.vecnormalize: {str(file)!r} contains a {type(wrapper).__name__}, not a VecNormalize",
-            key="policy.policy_kwargs.vecnormalize",
-            value=str(file),
-        )
+        problem = f"policy_kwargs.vecnormalize: {str(file)!r} contains a {type(wrapper).__name__}, not a VecNormalize"
+        raise ConfigError(problem, key="policy.policy_kwargs.vecnormalize", value=str(file))
     return wrapper
 
 
@@ -244,9 +240,6 @@ def _existing(key: str, path: str | os.PathLike[str], suffix: str) -> Path:
         if file.is_file():
             return file
     relative = not given.is_absolute()
-    raise ConfigError(
-        f"policy_kwargs.{key}: there is no file {str(given)!r}" + (f" in {Path.cwd()}" if relative else ""),
-        key=f"policy.policy_kwargs.{key}",
-        value=str(given),
-        fix="If runners have another working directory, pass an absolute path." if relative else "",
-    )
+    problem = f"policy_kwargs.{key}: there is no file {str(given)!r}" + (f" in {Path.cwd()}" if relative else "")
+    fix = "If runners have another working directory, pass an absolute path." if relative else ""
+    raise ConfigError(problem, key=f"policy.policy_kwargs.{key}", value=str(given), fix=fix)

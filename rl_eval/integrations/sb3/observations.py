@@ -120,12 +120,9 @@ def refuse_empty(normalizers: nn.ModuleList, error: type[ConfigError | WeightsEr
     for normalizer in normalizers:
         if normalizer.empty:
             where = "" if normalizer.key is None else f" of {normalizer.key!r}"
-            raise error(
-                f"the VecNormalize statistics{where} are uninitialized: they have not seen an observation",
-                key=ATTRIBUTE,
-                value=normalizer.key,
-                fix="Train a few steps first, or load the statistics of the policy.",
-            )
+            problem = f"the VecNormalize statistics{where} are uninitialized: they have not seen an observation"
+            fix = "Train a few steps first, or load the statistics of the policy."
+            raise error(problem, key=ATTRIBUTE, value=normalizer.key, fix=fix)
 
 
 # ---------------------------------------------------------------------- observations

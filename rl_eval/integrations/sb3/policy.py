@@ -113,11 +113,9 @@ def _without_mask(module: BasePolicy, space: gym.Space[Any]) -> gym.Space[Any]:
         ConfigError: The space has no mask.
     """
     if not isinstance(space, gym.spaces.Dict) or set(space.spaces) != {"observation", "action_mask"}:
-        raise ConfigError(
-            f"{type(module).__name__} needs the environment's action masks (environment.action_masks)",
-            key="environment.action_masks",
-            fix="Set it to true, and define the method action_masks() in the environment, as for sb3-contrib.",
-        )
+        problem = f"{type(module).__name__} needs the environment's action masks (environment.action_masks)"
+        fix = "Set it to true, and define the method action_masks() in the environment, as for sb3-contrib."
+        raise ConfigError(problem, key="environment.action_masks", fix=fix)
     return space["observation"]
 
 
@@ -139,12 +137,8 @@ def as_policy(
         ConfigError: The spaces do not fit, or the policy cannot act as configured.
     """
     if section.actions == "unsquash":
-        raise ConfigError(
-            "policy.actions is 'unsquash', but Stable-Baselines3 returns actions in the environment's scale",
-            key="policy.actions",
-            value="unsquash",
-            fix="Leave policy.actions out.",
-        )
+        problem = "policy.actions is 'unsquash', but Stable-Baselines3 returns actions in the environment's scale"
+        raise ConfigError(problem, key="policy.actions", value="unsquash", fix="Leave policy.actions out.")
     return SB3Policy(portable(value), observation_space, action_space, section.deterministic)
 
 
@@ -172,11 +166,10 @@ class SB3Policy:
         home = _home_of(module)
         self._masked, self._recurrent = home == _MASKABLE, home == _RECURRENT
         if action_space != module.action_space:
-            raise ConfigError(
-                f"the policy was trained with actions of {module.action_space}, but the environment has {action_space}",
-                key="environment.env",
-                value=action_space,
+            problem = (
+                f"the policy was trained with actions of {module.action_space}, but the environment has {action_space}"
             )
+            raise ConfigError(problem, key="environment.env", value=action_space)
         self.module = module
         self.result_notes: tuple[str, ...] = getattr(module, NOTES, ())
         """Notes for readers of the result."""

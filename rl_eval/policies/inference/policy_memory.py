@@ -21,6 +21,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from rl_eval.errors import listed
 from rl_eval.policies import CallablePolicy
 from rl_eval.policies.inference.probe import Probe, buffers_kept
 
@@ -78,22 +79,18 @@ def likely_cause(probe: Probe) -> str:
         probe.act_once(other=True)
         last = remembered(policy)
     if layers := _training_layers(policy):
-        causes.append(f"{_listed(layers)} in training mode: call eval() on the module that has them")
+        causes.append(f"{listed(layers, 3)} in training mode: call eval() on the module that has them")
     if drawn := changes(before.generators, after.generators):
         causes.append(
-            f"acting draws from {_listed(drawn)}: implement rl_eval.Policy, and draw from the noise argument of act()"
+            f"acting draws from {listed(drawn, 3)}: implement rl_eval.Policy, and draw from the noise argument of act()"
         )
     kept = changes(before.values, after.values) or changes(after.values, last.values)
     if kept and not causes:  # Values that depend on random numbers change as well.
         causes.append(
-            f"acting changes {_listed(kept)}, which the policy keeps between calls: freeze it, or declare it with "
+            f"acting changes {listed(kept, 3)}, which the policy keeps between calls: freeze it, or declare it with "
             "initial_state()"
         )
     return "; ".join(causes)
-
-
-def _listed(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def _training_layers(policy: Any) -> list[str]:

@@ -182,12 +182,9 @@ class Probe:
         """Raise for a policy that does not repeat its results, or note it."""
         found = f"the policy gives different results for {call}, computed twice from the same state with the same noise"
         if not self._allow_nondeterministic:
-            raise ConfigError(
-                f"{found}. rl-eval doctor names the likely cause",
-                key="policy.allow_nondeterministic",
-                value=False,
-                fix="To evaluate it nevertheless, with a note in the result, set policy.allow_nondeterministic: true.",
-            )
+            problem = f"{found}. rl-eval doctor names the likely cause"
+            fix = "To evaluate it nevertheless, with a note in the result, set policy.allow_nondeterministic: true."
+            raise ConfigError(problem, key="policy.allow_nondeterministic", value=False, fix=fix)
         note = f"the result is NOT a function of the seed: {found} (policy.allow_nondeterministic is true)"
         return Finding("row", "", (note,), overwrites=True)
 
@@ -262,12 +259,9 @@ class Probe:
         except Exception:
             return
         if not isinstance(answer, tuple) or len(answer) != 2:
-            raise PolicyError(
-                f"act() of the policy {type(self.policy).__name__} returned a {type(answer).__name__}",
-                key="act",
-                value=type(answer).__name__,
-                fix="Return actions and the next state, or (actions, None) without a state.",
-            )
+            problem = f"act() of the policy {type(self.policy).__name__} returned a {type(answer).__name__}"
+            fix = "Return actions and the next state, or (actions, None) without a state."
+            raise PolicyError(problem, key="act", value=type(answer).__name__, fix=fix)
         actions, following = answer
         self._reader.read(actions, live)
         if state is not None and following is None:

@@ -34,12 +34,9 @@ def _nested(space: gym.Space[Any], key: str) -> Any:
         return tuple(_nested(part, key) for part in space.spaces)
     if isinstance(space, _LEAVES):
         return space
-    raise ConfigError(
-        f"the environment's {key} has {space}, which rl_eval cannot batch",
-        key=key,
-        value=str(space),
-        fix="Wrap the environment: it may have Box, Discrete, MultiDiscrete, MultiBinary, Dict and Tuple spaces.",
-    )
+    problem = f"the environment's {key} has {space}, which rl_eval cannot batch"
+    fix = "Wrap the environment: it may have Box, Discrete, MultiDiscrete, MultiBinary, Dict and Tuple spaces."
+    raise ConfigError(problem, key=key, value=str(space), fix=fix)
 
 
 class ObservationBatch:
@@ -115,11 +112,10 @@ class ObservationBatch:
     def _check_batch(path: tuple[Any, ...], array: Array, given: Any, count: int) -> None:
         if given.shape != (count, *array.shape[1:]) or kind_of(given) not in _FITTING_KINDS[array.dtype.kind]:
             shape = tuple(given.shape)
-            raise EnvError(
-                f"observation{_at(path)} of {count} slots has shape {shape} and dtype {given.dtype}, {_due(array)}",
-                key=f"observation{_at(path)}",
-                value=f"{given.dtype}{list(shape)}",
+            problem = (
+                f"observation{_at(path)} of {count} slots has shape {shape} and dtype {given.dtype}, {_due(array)}"
             )
+            raise EnvError(problem, key=f"observation{_at(path)}", value=f"{given.dtype}{list(shape)}")
 
     @staticmethod
     def _check_kept(path: tuple[Any, ...], array: Array, kept: Array, given: Array) -> None:
@@ -159,11 +155,8 @@ class ObservationBatch:
             text = f"observation{_at(path)} is not an array ({error}), {_due(array)}"
             raise EnvError(text, key=f"observation{_at(path)}") from error
         if given.shape != array.shape[1:] or given.dtype.kind not in _FITTING_KINDS[array.dtype.kind]:
-            raise EnvError(
-                f"observation{_at(path)} has shape {given.shape} and dtype {given.dtype}, {_due(array)}",
-                key=f"observation{_at(path)}",
-                value=f"{given.dtype}{list(given.shape)}",
-            )
+            problem = f"observation{_at(path)} has shape {given.shape} and dtype {given.dtype}, {_due(array)}"
+            raise EnvError(problem, key=f"observation{_at(path)}", value=f"{given.dtype}{list(given.shape)}")
         if given.dtype == array.dtype:
             array[row] = given
         else:
@@ -322,20 +315,13 @@ class ActionReader:
         self._single = not isinstance(self.structure, (dict, tuple))
         leaves = tree.flatten(self.structure)
         if not leaves:
-            raise ConfigError(
-                f"the environment's action_space is {space}, which has no parts",
-                key="action_space",
-                value=str(space),
-                fix="Wrap the environment so that it has an action, such as Discrete(1).",
-            )
+            problem = f"the environment's action_space is {space}, which has no parts"
+            fix = "Wrap the environment so that it has an action, such as Discrete(1)."
+            raise ConfigError(problem, key="action_space", value=str(space), fix=fix)
         for leaf in leaves:
             if mode == "unsquash" and isinstance(leaf, gym.spaces.Box) and not leaf.is_bounded():
-                raise ConfigError(
-                    f'policy.actions is "unsquash", but {leaf} has no bounds to map onto',
-                    key="policy.actions",
-                    value="unsquash",
-                    fix='Use "clip" or "none".',
-                )
+                problem = f'policy.actions is "unsquash", but {leaf} has no bounds to map onto'
+                raise ConfigError(problem, key="policy.actions", value="unsquash", fix='Use "clip" or "none".')
 
     def read(self, actions: Any, live: npt.NDArray[np.bool_]) -> Any:
         """Return checked actions as nested arrays with a leading batch dimension.
@@ -371,20 +357,16 @@ class ActionReader:
         array = actions if type(actions) is np.ndarray else _as_array(where, actions)
         shape = (len(live), *(leaf.shape or ()))
         if array.shape != shape:
-            raise PolicyError(
+            problem = (
                 f"the policy returned {where} of shape {array.shape} for a batch of {len(live)}, "
-                f"but {leaf} needs {shape}",
-                key=where,
-                value=str(array.shape),
-                fix="" if array.shape[:1] == shape[:1] else _EACH,
+                f"but {leaf} needs {shape}"
             )
+            fix = "" if array.shape[:1] == shape[:1] else _EACH
+            raise PolicyError(problem, key=where, value=str(array.shape), fix=fix)
         kinds, needs = ("biuf", "numbers") if isinstance(leaf, gym.spaces.Box) else ("biu", "integers")
         if array.dtype.kind not in kinds:
-            raise PolicyError(
-                f"the policy returned {where} of dtype {array.dtype}, but {leaf} needs {needs}",
-                key=where,
-                value=str(array.dtype),
-            )
+            problem = f"the policy returned {where} of dtype {array.dtype}, but {leaf} needs {needs}"
+            raise PolicyError(problem, key=where, value=str(array.dtype))
         if isinstance(leaf, gym.spaces.Box):
             return self._read_box(where, leaf, array, live)
         low, high = _range(leaf)

@@ -76,12 +76,8 @@ def no_interval(confidence: float, why: str) -> Interval:
 def check_confidence(confidence: float) -> None:
     """Raise if a confidence is not strictly between 0 and 1."""
     if not 0 < confidence < 1:
-        raise UsageError(
-            f"confidence is {confidence}",
-            key="confidence",
-            value=confidence,
-            fix="Pass a number between 0 and 1, such as 0.95.",
-        )
+        problem, fix = f"confidence is {confidence}", "Pass a number between 0 and 1, such as 0.95."
+        raise UsageError(problem, key="confidence", value=confidence, fix=fix)
 
 
 def mean_interval(

@@ -64,12 +64,9 @@ class BatchStep:
         for key, one in found.items():
             shapes = [array.shape[:1] for array in one if isinstance(array, np.ndarray)]
             if shapes != [(width,)] * 2 or one[1].dtype != bool or one[1].ndim != 1:
-                raise EnvError(
-                    f"values({key!r}) did not return a NumPy array of {width} values with a mask of bools",
-                    key="values",
-                    value=key,
-                    fix="Return the pair (values, mask), or None if no slot reported the key.",
-                )
+                problem = f"values({key!r}) did not return a NumPy array of {width} values with a mask of bools"
+                fix = "Return the pair (values, mask), or None if no slot reported the key."
+                raise EnvError(problem, key="values", value=key, fix=fix)
         return found
 
 
@@ -109,11 +106,8 @@ def _checked_start(started: Any, num_envs: int) -> tuple[Flags, Any]:
     """
     mask = numpy_of(started[0]) if isinstance(started, tuple) and len(started) == 2 else None
     if not isinstance(mask, np.ndarray) or mask.shape != (num_envs,) or mask.dtype != bool:
-        raise EnvError(
-            f"BatchStep.started of the simulator has no mask of {num_envs} bools",
-            key="started",
-            fix="Return the pair (mask, observations), or None if no slot started another episode.",
-        )
+        fix = "Return the pair (mask, observations), or None if no slot started another episode."
+        raise EnvError(f"BatchStep.started of the simulator has no mask of {num_envs} bools", key="started", fix=fix)
     return mask, started[1]
 
 
@@ -132,12 +126,8 @@ def _array_of(step: BatchStep, name: str, num_envs: int) -> Any:
     array = given if hasattr(given, "dtype") else np.asarray(given)
     if array.shape != (num_envs,) or kind_of(array) not in _KINDS[name]:
         shape = tuple(array.shape)
-        raise EnvError(
-            f"{name} of the simulator has shape {shape} and dtype {array.dtype}, for {num_envs} slots",
-            key=name,
-            value=f"{array.dtype}{list(shape)}",
-            fix="Return one number for each slot.",
-        )
+        problem = f"{name} of the simulator has shape {shape} and dtype {array.dtype}, for {num_envs} slots"
+        raise EnvError(problem, key=name, value=f"{array.dtype}{list(shape)}", fix="Return one number for each slot.")
     return array
 
 
@@ -191,11 +181,9 @@ class BatchSimulator(abc.ABC):
         Raises:
             ConfigError: The simulator only restarts as a whole.
         """
-        raise ConfigError(
-            f"{self.name} has no restart(), so its slots cannot be started one by one",
-            key="runners.block",
-            fix="Set runners.block: 64, for episodes that are bound to the number of environments.",
-        )
+        problem = f"{self.name} has no restart(), so its slots cannot be started one by one"
+        fix = "Set runners.block: 64, for episodes that are bound to the number of environments."
+        raise ConfigError(problem, key="runners.block", fix=fix)
 
     def reset(self, seed: int) -> Any:
         """Start an episode in every slot, from one seed, for a block; return observations of shape (num_envs, ...).

@@ -55,30 +55,22 @@ class VectorEnvSimulator(BatchSimulator):
         self.condition_keys = getattr(env, "condition_keys", None) or attribute_of(first, "condition_keys") or ()
         self._is_ale = type(env).__module__ == _ALE
         if isinstance(env, VectorWrapper):
-            raise ConfigError(
-                f"{type(env).__name__} wraps all slots at once, so an episode could depend on its neighbours",
-                key="environment.env",
-                value=type(env).__name__,
-                fix="Wrap the single environments inside the function that builds them.",
-            )
+            problem = f"{type(env).__name__} wraps all slots at once, so an episode could depend on its neighbours"
+            fix = "Wrap the single environments inside the function that builds them."
+            raise ConfigError(problem, key="environment.env", value=type(env).__name__, fix=fix)
         self._mode = _autoreset_mode(env)
         self.trusted, self.restarts_idle = type(env) in _TRUSTED, self._mode is AutoresetMode.DISABLED
         if episode_hook(first) is not None:
-            raise ConfigError(
-                "the environment has begin_episode(), which runners.runner=batched does not call",
-                key="environment.env",
-                value=type(first).__name__,
-                fix="Set runners.runner: vector.",
-            )
+            problem = "the environment has begin_episode(), which runners.runner=batched does not call"
+            fix = "Set runners.runner: vector."
+            raise ConfigError(problem, key="environment.env", value=type(first).__name__, fix=fix)
         self._started, self._blocks = False, blocks
         self._ended: Flags = np.zeros(self.num_envs, bool)
         """Slots that ended and were not restarted."""
         if blocks and self._mode is AutoresetMode.DISABLED:
-            raise ConfigError(
-                "runners.block needs slots that restart by themselves, but the autoreset mode is DISABLED",
-                key="runners.block",
-                fix="Build the vector environment with AutoresetMode.NEXT_STEP.",
-            )
+            problem = "runners.block needs slots that restart by themselves, but the autoreset mode is DISABLED"
+            fix = "Build the vector environment with AutoresetMode.NEXT_STEP."
+            raise ConfigError(problem, key="runners.block", fix=fix)
         if not (blocks or self.trusted):
             self._check_seeds()
 
@@ -120,12 +112,9 @@ class VectorEnvSimulator(BatchSimulator):
         infos: Mapping[str, Any] = result[4]
         same_step, restarting = self._mode is AutoresetMode.SAME_STEP, self._ended
         if not same_step and ("final_obs" in infos or "final_info" in infos):
-            raise EnvError(
-                f"{self.name} has final observations in its infos, but its autoreset mode is {self._mode.value}",
-                key="autoreset_mode",
-                value=self._mode.value,
-                fix="Set its attribute autoreset_mode to AutoresetMode.SAME_STEP.",
-            )
+            problem = f"{self.name} has final observations in its infos, but its autoreset mode is {self._mode.value}"
+            fix = "Set its attribute autoreset_mode to AutoresetMode.SAME_STEP."
+            raise EnvError(problem, key="autoreset_mode", value=self._mode.value, fix=fix)
         ended = self._ended = _flags(terminated) | _flags(truncated)
         restarted = ended if same_step else restarting
         started = (restarted, observations) if self._blocks and restarted.any() else None
@@ -147,12 +136,8 @@ class VectorEnvSimulator(BatchSimulator):
         try:
             self._reset(np.arange(self.num_envs), [_THROWAWAY_SEED] * self.num_envs)
         except (TypeError, ValueError, AssertionError, gym.error.Error) as error:
-            raise ConfigError(
-                f"{self.name} takes no seed for each slot ({error}), so an episode would depend on its neighbours",
-                key="environment.env",
-                value=self.name,
-                fix=WITHOUT_RESTARTS,
-            ) from error
+            problem = f"{self.name} takes no seed for each slot ({error}), so an episode would depend on its neighbours"
+            raise ConfigError(problem, key="environment.env", value=self.name, fix=WITHOUT_RESTARTS) from error
 
 
 def _ale_seed(seed: int) -> int:
@@ -206,11 +191,8 @@ def _before_autoreset(observations: Any, infos: Mapping[str, Any], ended: Flags)
     """
     final_observations = infos.get("final_obs", infos.get("final_observation"))
     if final_observations is None:
-        raise EnvError(
-            "the vector environment resets slots in the step that ends them, without final_obs in its infos",
-            key="final_obs",
-            fix="Build it with autoreset_mode=AutoresetMode.NEXT_STEP.",
-        )
+        problem = "the vector environment resets slots in the step that ends them, without final_obs in its infos"
+        raise EnvError(problem, key="final_obs", fix="Build it with autoreset_mode=AutoresetMode.NEXT_STEP.")
     # The reset of the next episode reported these.
     infos = {key: _flags(value) & ~ended if key.startswith("_") else value for key, value in infos.items()}
     slots = np.flatnonzero(ended)
@@ -267,22 +249,18 @@ def _adapted(built: Any, section: EnvironmentSection, num_envs: int, *, blocks: 
         ConfigError: It does not step ``num_envs`` slots, or cannot restart them one by one.
     """
     if getattr(built, "num_envs", num_envs) != num_envs:
-        raise ConfigError(
-            f"environment.env is {section.env!r}, which built {built.num_envs} slots instead of {num_envs}",
-            key="environment.env",
-            value=built.num_envs,
-            fix="Build num_envs slots, which may be fewer than runners.num_envs_per_runner.",
-        )
+        problem = f"environment.env is {section.env!r}, which built {built.num_envs} slots instead of {num_envs}"
+        fix = "Build num_envs slots, which may be fewer than runners.num_envs_per_runner."
+        raise ConfigError(problem, key="environment.env", value=built.num_envs, fix=fix)
     if isinstance(built, BatchSimulator):
         return built
     if not isinstance(built, VectorEnv):
-        raise ConfigError(
+        problem = (
             f"environment.env is {section.env!r}, which built a {type(built).__name__}, not a "
-            "gymnasium.vector.VectorEnv",
-            key="environment.env",
-            value=type(built).__name__,
-            fix="Return a vector environment of num_envs slots, or set runners.runner: vector.",
+            "gymnasium.vector.VectorEnv"
         )
+        fix = "Return a vector environment of num_envs slots, or set runners.runner: vector."
+        raise ConfigError(problem, key="environment.env", value=type(built).__name__, fix=fix)
     simulator = VectorEnvSimulator(built, blocks=blocks)
     simulator.note = _described(built, section.env_kwargs)
     return simulator
@@ -300,12 +278,9 @@ def _autoreset_mode(env: VectorEnv[Any, Any, Any]) -> AutoresetMode:
     try:
         return AutoresetMode(mode)
     except ValueError as error:
-        raise ConfigError(
-            f"the autoreset mode of {type(env).__name__} is {mode!r}",
-            key="environment.env",
-            value=type(env).__name__,
-            fix="Set its attribute autoreset_mode to a gymnasium.vector.AutoresetMode.",
-        ) from error
+        problem = f"the autoreset mode of {type(env).__name__} is {mode!r}"
+        fix = "Set its attribute autoreset_mode to a gymnasium.vector.AutoresetMode."
+        raise ConfigError(problem, key="environment.env", value=type(env).__name__, fix=fix) from error
 
 
 def _is_ale(env: Any) -> bool:

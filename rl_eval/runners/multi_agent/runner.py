@@ -54,12 +54,9 @@ class SeveralPolicies:
             module = module_of(self.by_name[name])
             if module is None:
                 kind = type(self.by_name[name]).__name__
-                raise WeightsError(
-                    f"policy {name!r} is a {kind}, not an nn.Module, and has no weights to set",
-                    key=f"policy.policies.{name}",
-                    value=kind,
-                    fix="Pass an nn.Module, or a Policy with an attribute `module`.",
-                )
+                problem = f"policy {name!r} is a {kind}, not an nn.Module, and has no weights to set"
+                fix = "Pass an nn.Module, or a Policy with an attribute `module`."
+                raise WeightsError(problem, key=f"policy.policies.{name}", value=kind, fix=fix)
             whole._modules[name] = module  # An id may have a dot, or be the name of a method.
         return whole
 
@@ -141,13 +138,12 @@ class PolicyMapping:
                 self.owners.setdefault(agent, name)
                 self.most_at_once[name] = max(self.most_at_once[name], seats.count(name))
         if idle := [name for name in self._names if name not in self._players]:
-            raise ConfigError(
+            problem = (
                 f"policy.policies has {', '.join(map(repr, idle))}, but none of the agents "
-                f"{', '.join(map(str, self.agents))} uses it in the first {count} episodes",
-                key="policy.policies",
-                value=", ".join(idle),
-                fix="Remove it, or return it from policy.policy_mapping_fn.",
+                f"{', '.join(map(str, self.agents))} uses it in the first {count} episodes"
             )
+            fix = "Remove it, or return it from policy.policy_mapping_fn."
+            raise ConfigError(problem, key="policy.policies", value=", ".join(idle), fix=fix)
 
     def _check_repeats(self, spec: EpisodeSpec) -> None:
         """Check that the function returns the same policies twice for one episode."""
@@ -184,44 +180,41 @@ class PolicyMapping:
         else:
             name = self._names[0] if len(self._names) == 1 else str(agent)
         if name not in self._names:
-            raise ConfigError(
-                f"agent {agent!r} has no policy: policy.policies has {', '.join(self._names)}",
-                key="policy.policies",
-                value=str(name),
-                fix=f"Name one {name!r}, seat policies with evaluation.matchups, or return one from "
-                "policy.policy_mapping_fn.",
+            problem = f"agent {agent!r} has no policy: policy.policies has {', '.join(self._names)}"
+            fix = (
+                f"Name one {name!r}, seat policies with evaluation.matchups, or return one from "
+                "policy.policy_mapping_fn."
             )
+            raise ConfigError(problem, key="policy.policies", value=str(name), fix=fix)
         return str(name)
 
     def _check_seats(self, seating: tuple[str, ...]) -> None:
         if len(seating) != len(self.agents):
-            raise ConfigError(
+            problem = (
                 f"evaluation.matchups seats {len(seating)} policies ({', '.join(seating)}), but the environment has "
-                f"{len(self.agents)} agents ({', '.join(map(str, self.agents))})",
-                key="evaluation.matchups",
-                value=", ".join(seating),
-                fix="List the agents in environment.agents in the order of seats, or map agents to policies of "
-                "spec.seating in policy.policy_mapping_fn.",
+                f"{len(self.agents)} agents ({', '.join(map(str, self.agents))})"
             )
+            fix = (
+                "List the agents in environment.agents in the order of seats, or map agents to policies of "
+                "spec.seating in policy.policy_mapping_fn."
+            )
+            raise ConfigError(problem, key="evaluation.matchups", value=", ".join(seating), fix=fix)
 
     def _mapped(self, agent: Any, spec: EpisodeSpec) -> str:
         try:
             name = self._function(agent, spec)
         except Exception as error:
-            raise ConfigError(
-                f"policy.policy_mapping_fn raised for agent {agent!r} of episode {spec.index}: {summary_of(error)}",
-                key="policy.policy_mapping_fn",
-                episode=spec.index,
-            ) from error
+            problem = (
+                f"policy.policy_mapping_fn raised for agent {agent!r} of episode {spec.index}: {summary_of(error)}"
+            )
+            raise ConfigError(problem, key="policy.policy_mapping_fn", episode=spec.index) from error
         if name not in self._names:
             hint = nearest(name, self._names) if isinstance(name, str) else f"known are {', '.join(self._names)}"
-            raise ConfigError(
+            problem = (
                 f"policy.policy_mapping_fn returned {name!r} for agent {agent!r} of episode {spec.index}, which is "
-                f"not in policy.policies: {hint}",
-                key="policy.policy_mapping_fn",
-                value=name,
-                episode=spec.index,
+                f"not in policy.policies: {hint}"
             )
+            raise ConfigError(problem, key="policy.policy_mapping_fn", value=name, episode=spec.index)
         return str(name)
 
 

@@ -20,7 +20,7 @@ from typing_extensions import override
 
 from rl_eval.adapters import integration_for
 from rl_eval.config.settings import EnvironmentSection, EvalSettings, copy_containers
-from rl_eval.errors import ConfigError, EnvError, UsageError, summary_of
+from rl_eval.errors import ConfigError, EnvError, UsageError, listed, needs_extra, summary_of
 from rl_eval.records.agents import AGENT_COLUMNS
 from rl_eval.runners.environment import build_env, episode_hook, scalar_of
 
@@ -139,12 +139,9 @@ class AECAgents(_PettingZooAgents):
                 return Turn({agent: observation}, (agent,), rewards, terminated, truncated, infos, over=False)
             self.env.step(None)
             if agent in self.env.agents:
-                raise EnvError(
-                    f"agent {agent!r} has ended and was stepped with None, but it is still among the agents",
-                    key="agents",
-                    value=str(agent),
-                    fix="Remove it in step(None), as PettingZoo's _was_dead_step does.",
-                )
+                problem = f"agent {agent!r} has ended and was stepped with None, but it is still among the agents"
+                fix = "Remove it in step(None), as PettingZoo's _was_dead_step does."
+                raise EnvError(problem, key="agents", value=str(agent), fix=fix)
         return Turn({}, (), rewards, terminated, truncated, infos, over=True)
 
 
@@ -199,13 +196,12 @@ class TeamEnv:
         if not self._masks:
             return observations, actions
         if not isinstance(actions, gym.spaces.Discrete):
-            raise ConfigError(
+            problem = (
                 f"environment.action_masks is true, but agent {agent!r} acts in {actions}: only Discrete actions have "
-                "masks",
-                key="environment.action_masks",
-                value=True,
-                fix="Remove environment.action_masks.",
+                "masks"
             )
+            fix = "Remove environment.action_masks."
+            raise ConfigError(problem, key="environment.action_masks", value=True, fix=fix)
         mask = gym.spaces.Box(0, 1, (int(actions.n),), np.int8)
         return gym.spaces.Dict({"observation": observations, "action_mask": mask}), actions
 
@@ -307,18 +303,12 @@ class TeamEnv:
             if seat is None:
                 raise self._stranger(agent)
             if agent in self._ended:
-                raise EnvError(
-                    f"agent {agent!r} must act, but it ended in step {self._ended[agent]}",
-                    key="agents",
-                    value=str(agent),
-                )
+                problem = f"agent {agent!r} must act, but it ended in step {self._ended[agent]}"
+                raise EnvError(problem, key="agents", value=str(agent))
             if agent not in turn.observations:
-                raise EnvError(
-                    f"agent {agent!r} must act, but has no observation",
-                    key="observations",
-                    value=str(agent),
-                    fix="Return an observation for every live agent.",
-                )
+                problem = f"agent {agent!r} must act, but has no observation"
+                fix = "Return an observation for every live agent."
+                raise EnvError(problem, key="observations", value=str(agent), fix=fix)
             self._present[seat] = True
             acting[agent] = self._masked(turn, agent) if self._masks else turn.observations[agent]
         return acting
@@ -327,11 +317,8 @@ class TeamEnv:
         try:
             mask = turn.infos[agent]["action_mask"]
         except (KeyError, TypeError):
-            raise EnvError(
-                f"environment.action_masks is true, but the info of agent {agent!r} has no action_mask",
-                key="environment.action_masks",
-                value=True,
-            ) from None
+            problem = f"environment.action_masks is true, but the info of agent {agent!r} has no action_mask"
+            raise EnvError(problem, key="environment.action_masks", value=True) from None
         return {"observation": turn.observations[agent], "action_mask": mask}
 
     def _take_rewards(self, rewards: Mapping[Any, Any]) -> float:
@@ -376,18 +363,14 @@ class TeamEnv:
         """Raise for observations and rewards of agents that ended in an earlier step."""
         for agent, step in self._ended.items():
             if agent in turn.observations:
-                raise EnvError(
-                    f"step {self._steps} returned an observation of agent {agent!r}, which ended in step {step}",
-                    key="observations",
-                    value=str(agent),
-                )
+                problem = f"step {self._steps} returned an observation of agent {agent!r}, which ended in step {step}"
+                raise EnvError(problem, key="observations", value=str(agent))
             if turn.rewards.get(agent, 0.0) != 0.0:
-                raise EnvError(
+                problem = (
                     f"step {self._steps} returned the reward {turn.rewards[agent]!r} for agent {agent!r}, which "
-                    f"ended in step {step}",
-                    key="rewards",
-                    value=str(agent),
+                    f"ended in step {step}"
                 )
+                raise EnvError(problem, key="rewards", value=str(agent))
 
     def _info(self, infos: Mapping[Any, Any]) -> dict[str, Any]:
         """Return the info of the whole episode: success, and the configured scalars."""
@@ -403,7 +386,7 @@ class TeamEnv:
 
     def _stranger(self, agent: Any) -> EnvError:
         return EnvError(
-            f"agent {agent!r} appeared, but the environment's possible agents are {_listed(self.agents)}",
+            f"agent {agent!r} appeared, but the environment's possible agents are {listed(self.agents, 8)}",
             key="environment.agents",
             value=str(agent),
             fix="List every agent that may appear in environment.agents.",
@@ -414,19 +397,11 @@ def _seats(env: AgentsEnv, names: Sequence[str]) -> tuple[Any, ...]:
     possible = env.possible_agents
     if not names:
         if not possible:
-            raise ConfigError(
-                f"{type(env).__name__} has no possible_agents, so the agents that may appear are not known",
-                key="environment.agents",
-                fix="List them in environment.agents.",
-            )
+            problem = f"{type(env).__name__} has no possible_agents, so the agents that may appear are not known"
+            raise ConfigError(problem, key="environment.agents", fix="List them in environment.agents.")
         return possible
     known = {str(agent): agent for agent in possible}
     return tuple(known.get(name, name) for name in names)
-
-
-def _listed(agents: Sequence[Any], most: int = 8) -> str:
-    shown = ", ".join(map(str, agents[:most]))
-    return shown if len(agents) <= most else f"{shown} and {len(agents) - most} more"
 
 
 def _number(agent: Any, value: Any) -> float:
@@ -504,12 +479,11 @@ def _ask(settings: EvalSettings) -> tuple[str, ...]:
     except UsageError:
         raise
     except Exception as error:
-        raise EnvError(
+        problem = (
             f"the environment {settings.environment.env!r} cannot be built in the process that starts the evaluation, "
-            f"to list its agents: {summary_of(error)}",
-            key="environment.agents",
-            fix="List them in environment.agents.",
-        ) from error
+            f"to list its agents: {summary_of(error)}"
+        )
+        raise EnvError(problem, key="environment.agents", fix="List them in environment.agents.") from error
     with suppress(Exception):  # Nothing depends on an environment that was only built for its agents.
         team.close()
     return tuple(map(str, team.agents))
@@ -517,12 +491,9 @@ def _ask(settings: EvalSettings) -> tuple[str, ...]:
 
 def _make(kind: str, name: str, kwargs: dict[str, Any]) -> Any:
     """Make an environment from PettingZoo's registry."""
-    try:
+    text = f"environment.env is '{kind}:{name}', which needs PettingZoo"
+    with needs_extra("pettingzoo", text, "environment.env", f"{kind}:{name}"):
         import pettingzoo
-    except ImportError as error:
-        text = f"environment.env is '{kind}:{name}', which needs PettingZoo"
-        fix = "Run pip install 'rl-eval[pettingzoo]'."
-        raise ConfigError(text, key="environment.env", value=f"{kind}:{name}", fix=fix) from error
     try:
         return pettingzoo.make(kind, name, **kwargs)
     except Exception as error:
@@ -538,10 +509,9 @@ def _adapted(built: Any, section: EnvironmentSection) -> AgentsEnv:
         return agents
     lacking = [name for name in _MEMBERS if not callable(getattr(built, name, None))]
     if lacking or not (hasattr(built, "possible_agents") or hasattr(built, "agents")):
-        raise ConfigError(
+        problem = (
             f"environment.env {section.env!r} built a {type(built).__name__}, which is not an environment of several "
-            "agents: it lacks the methods of pettingzoo.ParallelEnv and pettingzoo.AECEnv",
-            key="environment.env",
-            value=section.env,
+            "agents: it lacks the methods of pettingzoo.ParallelEnv and pettingzoo.AECEnv"
         )
+        raise ConfigError(problem, key="environment.env", value=section.env)
     return AECAgents(built) if callable(getattr(built, "agent_iter", None)) else ParallelAgents(built)

@@ -90,12 +90,9 @@ class _StepFile(Logger):
             _check_mark(names)
             return names, {int(row["step"]): row for row in rows}
         except (ValueError, KeyError, TypeError, csv.Error) as error:
-            raise UsageError(
-                f"{self.path} exists and is not a file of this logger ({type(error).__name__}: {error})",
-                key="path",
-                value=str(self.path),
-                fix="It was not changed. Pass another path, or move the file.",
-            ) from error
+            problem = f"{self.path} exists and is not a file of this logger ({type(error).__name__}: {error})"
+            fix = "It was not changed. Pass another path, or move the file."
+            raise UsageError(problem, key="path", value=str(self.path), fix=fix) from error
 
 
 @final

@@ -23,7 +23,7 @@ from rl_eval.config.policy_sources import digest_of, schemes
 from rl_eval.config.settings import EvalSettings, with_values
 from rl_eval.errors import ClusterError, ConfigError, LogMismatch, UsageError, WeightsError
 from rl_eval.execution.group import EvalRunnerGroup
-from rl_eval.execution.handle import EvalHandle
+from rl_eval.execution.handle import EvalHandle, result_unless
 from rl_eval.policies import came_from_factory
 from rl_eval.records.plain import with_leaf
 from rl_eval.results.source_code import code_of
@@ -332,12 +332,7 @@ class Watcher:
             group.settings = self._named_as_theirs(group.settings, entry)
             handle = group.submit(**episodes, **weights, log_dir=self._output / kind / entry.id)
             self._submitted(handle)
-            while not handle.done():
-                if self._stopping():
-                    handle.cancel()
-                with suppress(TimeoutError):
-                    handle.result(_REFRESH_S)
-            result = handle.result()
+            result = result_unless(handle, self._stopping, _REFRESH_S)
         except Exception as error:
             line = f"{type(error).__name__}: {' '.join(str(error).split())}"
             if isinstance(error, WeightsError) or (self._key != WEIGHTS and came_from_factory(error)):
