@@ -42,54 +42,59 @@ CODES: Final = {"complete": ExitCode.COMPLETE, "partial": ExitCode.PARTIAL, "fai
 """Codes of the statuses of a result."""
 
 EXIT_CODES: Final = (
-    (ExitCode.COMPLETE, "run crossplay", "complete: every episode completed"),
+    (ExitCode.COMPLETE, "run, crossplay", "complete: every episode completed"),
     (ExitCode.COMPLETE, "watch", "complete: every checkpoint was evaluated, and all its episodes completed"),
-    (ExitCode.COMPLETE, "suite", "complete: every episode of every cell completed"),
+    (ExitCode.COMPLETE, "suite run", "complete: every episode of every cell completed"),
     (ExitCode.COMPLETE, "replay", "every episode is bitwise equal to its record"),
     (ExitCode.COMPLETE, "compare", "compared; --require holds, and --fail-on shows no regression"),
     (ExitCode.COMPLETE, "doctor", "no problem; there may be warnings"),
     (ExitCode.COMPLETE, "", "done"),
-    (ExitCode.PARTIAL, "run crossplay", "partial: some episodes failed or did not run"),
+    (ExitCode.PARTIAL, "run, crossplay", "partial: some episodes failed or did not run"),
     (
         ExitCode.PARTIAL,
         "watch",
         "partial: some checkpoints cannot be loaded, were not evaluated to the end, or have failed episodes",
     ),
-    (ExitCode.PARTIAL, "suite", "partial: some cells have failed episodes, or no result"),
+    (ExitCode.PARTIAL, "suite run", "partial: some cells have failed episodes, or no result"),
     (ExitCode.PARTIAL, "replay", "some episodes differ from their records"),
     (ExitCode.PARTIAL, "compare", "--require does not hold, or --fail-on shows a regression"),
     (ExitCode.USAGE, "compare", "usage error, or no answer: too few pairs, or pairs with a failed episode"),
     (ExitCode.USAGE, "plan", "usage error, or no answer: pilot episodes failed, or all have the same return"),
+    (ExitCode.USAGE, "suite plan", "usage error, or some cells cannot run; the notes say why"),
     (ExitCode.USAGE, "ope", "usage error, or the data do not identify any estimate"),
     (ExitCode.USAGE, "doctor", "usage error, or at least one problem"),
     (
         ExitCode.USAGE,
-        "run crossplay",
+        "run, crossplay",
         "usage error, or the log belongs to another run or is being written by another process",
     ),
     (ExitCode.USAGE, "", "usage error in an option, a config, weights, a file or a folder; the message names it"),
     (
         ExitCode.FAILED,
-        "run crossplay",
+        "run, crossplay",
         "failed: the environment or the policy does not work, or too many episodes failed",
     ),
     (ExitCode.FAILED, "watch", "failed: no checkpoint has a result"),
-    (ExitCode.FAILED, "suite", "failed: no cell has a result"),
-    (ExitCode.FAILED, "replay export plan ope", "failed: the environment or the policy does not work"),
+    (ExitCode.FAILED, "suite run", "failed: no cell has a result"),
+    (ExitCode.FAILED, "replay, export, plan, ope", "failed: the environment or the policy does not work"),
     (
         ExitCode.CLUSTER,
-        "run watch crossplay suite",
+        "run, watch, crossplay, suite run",
         "cluster error: no runner runs, the log or result cannot be written, or another process took over the log",
     ),
-    (ExitCode.CLUSTER, "plan ope service", "cluster error: no answer at the address, or no runner starts"),
-    (ExitCode.CLUSTER, "show export report replay compare", "the evaluation log is damaged or cannot be read"),
+    (ExitCode.CLUSTER, "plan, ope, service", "cluster error: no answer at the address, or no runner starts"),
+    (
+        ExitCode.CLUSTER,
+        "show, export, report, replay, compare, suite plan, suite report",
+        "the evaluation log is damaged or cannot be read",
+    ),
     (ExitCode.REQUIREMENT, "run", "complete, but --require does not hold, or the metric has no value"),
     (ExitCode.BUG, "", "unexpected error, shown with its traceback"),
-    (ExitCode.HANGUP, "run watch crossplay suite", "interrupted by SIGHUP; finished episodes are saved"),
+    (ExitCode.HANGUP, "run, watch, crossplay, suite run", "interrupted by SIGHUP; finished episodes are saved"),
     (ExitCode.HANGUP, "", "interrupted by SIGHUP"),
-    (ExitCode.INTERRUPTED, "run watch crossplay suite", "interrupted by Ctrl-C; finished episodes are saved"),
+    (ExitCode.INTERRUPTED, "run, watch, crossplay, suite run", "interrupted by Ctrl-C; finished episodes are saved"),
     (ExitCode.INTERRUPTED, "", "interrupted by Ctrl-C"),
-    (ExitCode.TERMINATED, "run watch crossplay suite", "interrupted by SIGTERM; finished episodes are saved"),
+    (ExitCode.TERMINATED, "run, watch, crossplay, suite run", "interrupted by SIGTERM; finished episodes are saved"),
     (ExitCode.TERMINATED, "", "interrupted by SIGTERM"),
 )
 """Code, commands and meaning. The first matching row wins; a row without commands matches all."""
@@ -99,7 +104,7 @@ def exit_codes(command: str) -> dict[ExitCode, str]:
     """Return the meaning of each exit code of a command."""
     found: dict[ExitCode, str] = {}
     for code, commands, meaning in EXIT_CODES:
-        if not commands or command in commands.split():
+        if not commands or command in commands.split(", "):
             found.setdefault(code, meaning)
     return found
 

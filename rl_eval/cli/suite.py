@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rl_eval.cli.exits import CODES, explained
+from rl_eval.cli.exits import CODES, ExitCode, explained
 from rl_eval.cli.plan import run_pilot, span
 from rl_eval.cli.printing import AsJson, Quiet, counted, print_either, print_json, print_line, print_note, print_report
 from rl_eval.cli.settings import find_modules_here
@@ -41,7 +41,7 @@ app = CommandLine(
 )
 
 
-@app.command("run", epilog=explained("suite"), short_help="Run the cells that have no result yet.")
+@app.command("run", epilog=explained("suite run"), short_help="Run the cells that have no result yet.")
 def run(
     ctx: typer.Context,
     suite: SuiteFile,
@@ -84,7 +84,7 @@ def run(
         raise typer.Exit(code)
 
 
-@app.command("plan", epilog=explained("suite"), short_help="List the cells, and estimate the time.")
+@app.command("plan", epilog=explained("suite plan"), short_help="List the cells, and estimate the time.")
 def plan(
     suite: SuiteFile,
     out: Out = None,
@@ -104,6 +104,8 @@ def plan(
     rows = list(_planned(opened, opened.result(out).cells, pilot))
     keys = ("task", "cells", "left", "errors", "episodes", "minutes", "problem")
     print_either(as_json, [dict(zip(keys, row, strict=True)) for row in rows], _plan_page(opened, rows))
+    if any(problem for *_, problem in rows):
+        raise typer.Exit(ExitCode.USAGE)
 
 
 _Row = tuple[str, int, int, int, int, float | None, str]
@@ -144,7 +146,7 @@ def _plan_page(opened: Suite, rows: Sequence[_Row]) -> Page:
     return Page(opened.definition.suite, "", "plan", [[line, time_line], table], notes)
 
 
-@app.command("report", epilog=explained("suite"), short_help="Write a page, figures and tables.")
+@app.command("report", epilog=explained("suite report"), short_help="Write a page, figures and tables.")
 def report(
     suite: SuiteFile,
     out: Out = None,

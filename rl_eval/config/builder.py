@@ -10,7 +10,7 @@ import functools
 import inspect
 import re
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
@@ -19,7 +19,7 @@ import yaml
 from rl_eval.config.conditions import anchored_conditions
 from rl_eval.config.policy_sources import absolute, anchored
 from rl_eval.config.settings import SECTIONS, EvalSettings, copy_containers, make_settings
-from rl_eval.errors import ConfigError, checked_keywords, nearest
+from rl_eval.errors import ConfigError, nearest
 from rl_eval.errors.redaction import MASK, redact
 from rl_eval.records.plain import convert
 
@@ -33,9 +33,10 @@ def _section(method: _Method) -> _Method:
     """
     name, signature = method.__name__, inspect.signature(method)
 
-    @checked_keywords
     @functools.wraps(method)
     def store(config: EvalConfig, *args: Any, **keywords: Any) -> EvalConfig:
+        for key in sorted(keywords):
+            _check_key(f"{name}.{key}")
         given = signature.bind(config, *args, **keywords).arguments
         for key, value in list(given.items())[1:]:
             config.set(f"{name}.{key}", str(value) if isinstance(value, Path) else value)
@@ -46,6 +47,21 @@ def _section(method: _Method) -> _Method:
     filled = [textwrap.fill(key, 100, initial_indent=" " * 4, subsequent_indent=" " * 8) for key in keys]
     store.__doc__ = "\n".join([f"{method.__doc__}\n\nArgs:", *filled])
     return cast(_Method, store)
+
+
+def _check_key(key: str) -> None:
+    """Raise for a dotted key that does not exist; the message suggests the section that has it, or the nearest key."""
+    section, _, name = key.partition(".")
+    fields = {known: model.model_fields for known, model in SECTIONS.items()}
+    if name in fields.get(section, {}):
+        return
+    word: str = key
+    known: Iterable[str] = [f"{other}.{one}" for other, keys in fields.items() for one in keys]
+    if section in fields and name:
+        word, known = name, fields[section]
+    places = [f"{other}.{word}" for other, keys in fields.items() if word.partition(".")[0] in keys]
+    meant = f"did you mean {' or '.join(map(repr, places))}?" if places else nearest(word, known)
+    raise ConfigError(f"unknown config key {key!r}: {meant}", key=key)
 
 
 class EvalConfig:
@@ -219,14 +235,8 @@ class EvalConfig:
         Raises:
             ConfigError: The key is unknown; the message suggests the nearest.
         """
+        _check_key(key)
         section, _, name = key.partition(".")
-        if section not in SECTIONS or not name:
-            known = [f"{s}.{k}" for s, model in SECTIONS.items() for k in model.model_fields]
-            places = [f"{s}.{key}" for s, model in SECTIONS.items() if section in model.model_fields]
-            meant = f"did you mean {' or '.join(map(repr, places))}?" if places else nearest(key, known)
-            raise ConfigError(f"unknown config key {key!r}: {meant}", key=key)
-        if name not in SECTIONS[section].model_fields:
-            raise ConfigError(f"unknown config key {key!r}: {nearest(name, SECTIONS[section].model_fields)}", key=key)
         self._values[section][name] = copy_containers(value)
         return self
 

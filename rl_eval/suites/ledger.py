@@ -151,12 +151,13 @@ class Ledger:
         """Return the checkpoints of the cells with a score."""
         found: dict[str, dict[int, str]] = {}
         for digest in self._storage.names("cells"):
-            described = self._read(f"cells/{digest}/{CELL_FILE}")
-            if described is not None and (self.folder / "cells" / digest / SCORE_FILE).exists():
-                run, _, step = described["cell"].rpartition("/")
-                checkpoint = described["definition"]["policy"]["checkpoint"]
-                if checkpoint is not None and step.isdecimal():
-                    found.setdefault(run, {})[int(step)] = checkpoint
+            if not (self.folder / "cells" / digest / SCORE_FILE).exists():
+                continue
+            match self._read(f"cells/{digest}/{CELL_FILE}"):
+                case {"cell": str(cell), "definition": {"policy": {"checkpoint": str(checkpoint)}}}:
+                    run, _, step = cell.rpartition("/")
+                    if step.isdecimal():
+                        found.setdefault(run, {})[int(step)] = checkpoint
         return found
 
     def log_dir(self, planned: PlannedCell) -> Path:

@@ -325,7 +325,8 @@ def test_live_objects_refuse_yaml_by_name(key: str, value: Any) -> None:
         ({"evaluation": {"num_episode": 3}}, "evaluation.num_episode", "'num_episodes'"),
         ({"runners": {"num_workers": 3}}, "runners.num_workers", "'num_runners'"),
         ({"policy": {"qqq": 3}}, "policy.qqq", "actions, allow_nondeterministic"),
-        ({"evaluation": {"step_timeout_s": 3}}, "evaluation.step_timeout_s", ""),
+        ({"evaluation": {"step_timeout_s": 3}}, "evaluation.step_timeout_s", "'fault_tolerance.step_timeout_s'"),
+        ({"environment": {"max_episode_steps": 3}}, "environment.max_episode_steps", "'evaluation.max_episode_steps'"),
     ],
 )
 def test_an_unknown_name_is_an_error_with_the_nearest_known_one(values: dict[str, Any], key: str, known: str) -> None:
@@ -333,6 +334,9 @@ def test_an_unknown_name_is_an_error_with_the_nearest_known_one(values: dict[str
     with refused(ConfigError, key) as caught:
         EvalConfig.from_dict(values)
     assert known in str(caught.value)
+    if hasattr(EvalConfig, section := next(iter(values))):
+        with refused(ConfigError, key):
+            getattr(EvalConfig(), section)(**values[section])
 
 
 @pytest.mark.parametrize("key", ["num_episodes", "evaluation", "evaluation.", ".num_episodes", "eval.num_episodes", ""])

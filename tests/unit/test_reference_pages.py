@@ -163,7 +163,9 @@ def exit_codes_page() -> str:
     """Return the table of exit codes."""
     lines, seen = ["| code | commands | meaning |", "|---|---|---|"], set()
     for code, commands, meaning in EXIT_CODES:
-        named = ", ".join(f"`{name}`" for name in commands.split()) or ("others" if code in seen else "all")
+        named = ", ".join(f"`{name}`" for name in filter(None, commands.split(", "))) or (
+            "others" if code in seen else "all"
+        )
         lines.append(f"| {code:d} | {named} | {meaning} |")
         seen.add(code)
     return "\n".join([*lines, ""])

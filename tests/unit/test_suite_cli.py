@@ -67,7 +67,9 @@ def test_the_total_of_the_progress_is_the_chosen_cells_without_a_result() -> Non
 
 
 def test_the_plan_leaves_out_cells_that_cannot_run_and_says_why() -> None:
-    (row,) = shown("plan", "suite.yaml")
+    outcome = call("suite", "plan", "suite.yaml", "--json")
+    (row,) = json.loads(outcome.stdout)
+    assert outcome.exit_code == ExitCode.USAGE
     assert (row["cells"], row["left"], row["errors"], row["episodes"]) == (4, 1, 3, 4)
     assert "0.zip" in row["problem"]
     assert row["minutes"] > 0

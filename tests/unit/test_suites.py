@@ -424,6 +424,14 @@ def test_a_folder_that_was_only_begun_is_joined(tmp_path: Path, found: str) -> N
         Suite.from_dict({**BASE, "version": 2}).result(tmp_path)
 
 
+def test_the_steps_of_a_folder_do_not_come_from_foreign_files(tmp_path: Path) -> None:
+    suite = Suite.from_dict(BASE)
+    suite.run(tmp_path)
+    for name in ("cell.json", "score.json"):
+        write_text(tmp_path / "cells" / "0" / name, '{"cell": "pole/random/0/-"}')
+    assert suite.result(tmp_path).complete
+
+
 def test_a_result_outlives_a_checkpoint_whose_type_was_guessed(tmp_path: Path) -> None:
     values = changed("policies", to={"net": {"checkpoints": "{task}.zip"}})
     suite = Suite.from_dict(values, tmp_path)
