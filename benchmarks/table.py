@@ -139,10 +139,13 @@ def _scaling_cells(row: Row, one: float | None) -> list[str]:
 
 
 def correctness(rows: Sequence[Row]) -> list[Table]:
-    """Mean return and episodes per cell; bold with its distance where it is outside three standard errors."""
+    """Mean return per cell; bold with its distance where it is outside three standard errors."""
     columns = list(dict.fromkeys(row["column"] for row in rows))
+    counts = sorted({row["episodes"] for row in rows if row["status"] == "ok"})
+    episodes = " to ".join(map(str, dict.fromkeys([counts[0], counts[-1]])))
     title = (
-        f"correctness: true mean {TRUE_MEAN}; a mean with ! differs by more than {_STANDARD_ERRORS:g} standard errors"
+        f"correctness: mean return of {episodes} episodes; the true mean is {TRUE_MEAN}. Bold: more than "
+        f"{_STANDARD_ERRORS:g} standard errors (SE) away from it, or no result"
     )
     table = _table(title, "contender", *columns)
     for label in dict.fromkeys(row["label"] for row in rows):
@@ -169,8 +172,8 @@ def _mean_cell(row: Row) -> str:
     mean, episodes = row["mean_return"], row["episodes"]
     distance = (mean - TRUE_MEAN) / math.sqrt(TRUE_MEAN * (1 - TRUE_MEAN) / episodes)
     if abs(distance) <= _STANDARD_ERRORS:
-        return f"{mean:.3f} of {episodes}"
-    return f"[bold]{mean:.3f} of {episodes} ! {distance:+.0f} s.e.[/bold]"
+        return f"{mean:.3f}"
+    return f"[bold]{mean:.3f} ({distance:+.0f} SE)[/bold]"
 
 
 def broadcast(rows: Sequence[Row]) -> list[Table]:
