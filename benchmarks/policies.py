@@ -40,8 +40,8 @@ _ENVIRONMENTS: Final = {
     "dict_observation": "benchmarks.policies:nested_cartpole",
 }
 _SAMPLED: Final = ("sampled_network", "sampled_logits", "declared_recurrent", "declared_noise")
-_LABEL: Final = re.compile(r"NOT a function of")
-"""Notes that say that an episode may depend on more than its seed."""
+_LABEL: Final = "the result cannot be reproduced"
+"""Start of the note on a policy that does not repeat its results."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ def _label(result: EvalResult) -> str:
     """What the result itself says against its number."""
     if result.determinism.passed is False:
         return str(result.determinism)
-    return next((note for note in result.notes if _LABEL.search(note)), "")
+    return next((note for note in result.notes if note.startswith(_LABEL)), "")
 
 
 def _row(name: str) -> Row:

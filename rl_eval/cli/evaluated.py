@@ -31,9 +31,9 @@ class Evaluated:
         str | None,
         option(
             "POLICY",
-            "Policy: random, a model file or folder, a module saved by torch.save, LIBRARY:PATH, "
-            "torch:MODULE:ATTR@FILE, or pkg.module:attr (a factory, or a function from observations to actions). A "
-            "PATH or FILE may be hf://OWNER/REPO/FILE[@REVISION], which is downloaded.",
+            "Policy: random, a model file or folder (or PREFIX:PATH with the prefix of its library), a module saved by "
+            "torch.save, torch:MODULE:ATTR@FILE, or pkg.module:attr (a factory, or a function from observations to "
+            "actions). A PATH or FILE may be hf://OWNER/REPO/FILE[@REVISION], which is downloaded.",
         ),
     ] = None
     weights: Annotated[

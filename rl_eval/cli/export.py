@@ -39,12 +39,13 @@ def export(
         str | None,
         option(
             "FILE",
-            "File or folder; for minari the dataset id. [default for rows: the name of DIR plus the format]",
+            "File or folder; for minari the dataset id. [default for parquet, csv and json: the name of DIR plus the "
+            "format]",
             "--output",
             "-o",
         ),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file of rows.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing parquet, csv or json file.")] = False,
     episodes: Annotated[str | None, episodes_option("Episodes to export, such as 3,7-9. [default: all]")] = None,
     trust: Trust = False,
     as_json: AsJson = False,

@@ -367,7 +367,7 @@ class EvalSettings(_Section):
 DEFAULT_LANES: Final = 8
 """Lanes of a runner whose class does not set another number."""
 
-LIVE_ENVIRONMENT: Final = "every lane needs its own: pass a function that builds the environment"
+LIVE_ENVIRONMENT: Final = "every slot needs its own: pass a function that builds the environment"
 """Message for an environment object in place of a factory."""
 
 SECTIONS: Final[Mapping[str, type[_Section]]] = {

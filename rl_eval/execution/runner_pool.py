@@ -117,7 +117,7 @@ class RunnerPool:
         return gone
 
     def reconfigure(self, settings: EvalSettings, payload: Any, weights: GroupWeights, now: float) -> None:
-        """Start all runners again with other settings, if possible in their processes; reset all counts of losses.
+        """Start all runners again with other settings, if possible in their processes; reset their restart counts.
 
         Args:
             settings: The settings.

@@ -207,7 +207,8 @@ def _fitted(episodes: LoggedEpisodes, policy: Any, gamma: float) -> ActionValues
         return None
     if not isinstance(policy, Policy):
         problem = f"fitted action values need actions of the target policy, but {type(policy).__name__} has no act"
-        raise UsageError(problem, key="policy", fix="Implement rl_eval.Policy, or omit the fitted values.")
+        fix = "Implement rl_eval.Policy, or omit the fitted action values (values=None, --no-fit)."
+        raise UsageError(problem, key="policy", fix=fix)
     from rl_eval.ope.fitted_q import fitted_action_values
 
     return fitted_action_values(episodes, policy, gamma)

@@ -232,7 +232,7 @@ class Sampler:
 
     def _sample(self, request: SampleRequest, folder: str | os.PathLike[str] | None) -> Any:
         if folder is not None and Path(folder).exists():
-            problem = f"the folder of storage, {os.fspath(folder)!r}, exists"
+            problem = f"storage: the folder {os.fspath(folder)!r} already exists"
             raise ConfigError(problem, key="storage", value=os.fspath(folder), fix="Choose another folder.")
         if not request.truncates:
             self.skip_rest()
@@ -307,9 +307,8 @@ class Sampler:
         result = handle.result()
         self._take_in(result, first)
         if not self._ready.keys() | self._failed.keys() >= set(range(first, first + count)):
-            notes = "; ".join(result.notes)
-            left = f"their trajectories could not be recorded: {notes}" if notes else "they have no trajectory"
-            raise EvalError(f"not all episodes of the batch ran: {result.reason or left}", key="episodes")
+            why = result.reason or "; ".join(result.notes) or "it is not known why"
+            raise EvalError(f"some episodes of the batch have no trajectory: {why}", key="episodes")
 
     def _take_in(self, result: EvalResult, first: int) -> None:
         table = result.table

@@ -91,15 +91,15 @@ class Determinism:
             where = f"{self.elsewhere} in another process" if self.elsewhere else ""
             told = "; ".join(filter(None, (where, self.remark)))
             return f"{self.checked} of {self.checked} re-run episodes identical" + (f" ({told})" if told else "")
-        return f"NOT a function of its seed: {'; '.join(self._findings())}"
+        return f"FAILED: {'; '.join(self._findings())}"
 
     def _findings(self) -> list[str]:
         total = self.checked + len(self.failed)
         findings = []
         if self.mismatched:
             place = f", first in {self.first}" if self.first else ""
-            cause = f": {self.first.cause}" if self.first and self.first.cause else ""
-            findings.append(f"{len(self.mismatched)} of {total} differ{place}{cause}")
+            cause = f" (cause: {self.first.cause})" if self.first and self.first.cause else ""
+            findings.append(f"{len(self.mismatched)} of {total} re-run episodes differ{place}{cause}")
         if self.failed:
             findings.append(
                 f"{len(self.failed)} of {total} did not complete again, first episode {self.failed[0]}: {self.failure}"

@@ -171,7 +171,7 @@ def running_mean(places: npt.NDArray[np.int64], values: npt.NDArray[np.float64],
         y,
         [band, _path("line", across, y.place(mean))],
         key=[("line", "mean of the episodes up to this index"), ("band", f"{level} band (Student t)")],
-        caption="Episodes in the order of the plan. The band is an interval of each index, not of the whole curve.",
+        caption="Episodes are in the order of the plan. The band is pointwise: each index has its own interval.",
     )
 
 

@@ -333,7 +333,7 @@ def games_of(result: EvalResult) -> Games:
         raise UsageError("the result has no matchups, so its policies did not play", key="evaluation.matchups", fix=fix)
     whole = whole_games(result)
     if not whole.size:
-        problem = "no seed was played under all of its seatings, so there is nothing to compare"
+        problem = "every seed has a game that failed or did not end, so there is nothing to compare"
         raise UsageError(problem, key="games", value=0)
     seats, names = agents_in(result.table.info_keys), policy_names(result.provenance)
     returns, players = (_columns(result, name, seats)[whole] for name in ("return", "policy"))

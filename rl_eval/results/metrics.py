@@ -1,4 +1,4 @@
-"""Numbers of a table of records: their episodes, names and notes.
+"""Numbers computed from a table of records: the episodes that count, the names of the numbers, and notes on them.
 
 If a run finished its plan, its numbers are computed from all completed episodes. If a run was stopped early, its
 numbers are computed from the completed episodes in the longest prefix of the plan without unfinished episodes. Short

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def _no_env(*args: Any, **kwargs: Any) -> Any:
-    raise RuntimeError("the lane has no environment")
+    raise RuntimeError("the slot has no environment")
 
 
 @dataclass(slots=True, eq=False)

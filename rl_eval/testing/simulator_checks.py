@@ -99,7 +99,7 @@ def block_difference(settings: EvalSettings) -> str:
         for name in ("episode_return", "length", "terminated", "truncated"):
             if one[name] != other[name]:
                 place = f"episode {one['index']} (seed {one['seed']}, slot {_slot(report, int(one['index']))})"
-                return f"the {name} of {place} is {one[name]}, and then {other[name]}"
+                return f"the {name} of {place} is {one[name]} in the first run, and {other[name]} in the second"
     return ""
 
 

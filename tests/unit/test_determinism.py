@@ -270,7 +270,7 @@ def test_the_first_difference_tells_the_cause(other, first_found) -> None:
     assert found.mismatched == (3,), "equal sums do not hide another course"
     assert found.first == first_found
     assert check.blames_policy is (first_found.cause == "policy")
-    assert str(found).endswith(f"{first_found}: {first_found.cause}")
+    assert str(found).endswith(f"{first_found} (cause: {first_found.cause})")
 
 
 @pytest.mark.parametrize("cured", [True, False])

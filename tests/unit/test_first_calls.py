@@ -75,8 +75,6 @@ def test_neither_a_config_nor_an_environment(given):
         (evaluate_policy, (zeros, "CartPole-v1"), "n_eval_episode", "n_eval_episodes"),
         (EvalRunnerGroup, (CONFIG, zeros), "thread", "threaded"),
         (Evaluator, (CONFIG, zeros), "logger", "loggers"),
-        (EvalConfig().runners, (), "num_runner", "num_runners"),
-        (EvalConfig().evaluation, (), "max_steps", "max_episode_steps"),
         (compare, (None, None), "forced", "force"),
     ],
     ids=lambda one: one if isinstance(one, str) else getattr(one, "__name__", ""),

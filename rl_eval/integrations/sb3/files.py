@@ -153,8 +153,8 @@ def trained_normalized(facts: Mapping[str, Any]) -> bool | None:
     """Return whether a model was trained on observations that a ``VecNormalize`` normalized.
 
     ``learn`` keeps two observations. ``_last_obs`` is the policy's input, float32 if it was normalized.
-    ``_last_original_obs`` is the observation before normalization. Algorithms with a replay buffer keep the second one
-    without a ``VecNormalize`` too, from the previous step.
+    ``_last_original_obs`` is the observation before normalization. Algorithms with a replay buffer set
+    ``_last_original_obs`` even without a ``VecNormalize``. Then it is the observation of the previous step.
 
     Args:
         facts: Attributes of a model: ``vars(model)``, or those of a file from :func:`facts_of`.

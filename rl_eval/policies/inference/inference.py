@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 
 _BATCHED: Final = (
-    "policy.inference is batched, so the last bits of an action may depend on the number of runners and lanes, and on "
-    "faults"
+    "policy.inference is batched, so the last bits of an action may depend on the number of runners and environments, "
+    "and on faults"
 )
 _CLIPPED: Final = {
     "clip": "the policy returned actions outside of the bounds of the action space, which were clipped into them; with "

@@ -185,7 +185,7 @@ class Probe:
             problem = f"{found}. rl-eval doctor names the likely cause"
             fix = "To evaluate it nevertheless, with a note in the result, set policy.allow_nondeterministic: true."
             raise ConfigError(problem, key="policy.allow_nondeterministic", value=False, fix=fix)
-        note = f"the result is NOT a function of the seed: {found} (policy.allow_nondeterministic is true)"
+        note = f"the result cannot be reproduced: {found} (policy.allow_nondeterministic is true)"
         return Finding("row", "", (note,), overwrites=True)
 
     # ------------------------------------------------------------------ comparisons

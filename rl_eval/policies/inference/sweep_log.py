@@ -217,13 +217,13 @@ class SweepLog:
 def _places(
     starts: npt.NDArray[np.int64], slots: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], rows: int
 ) -> npt.NDArray[np.int64]:
-    """Return the positions of the steps of episodes among the rows of all sweeps, one episode after the other.
+    """Return the row in the log of each step: ``sweep * rows + slot``, one episode after the other.
 
     Args:
-        starts: Sweep of the first step of each, shape (episodes,).
-        slots: Slot of each, shape (episodes,).
-        lengths: Steps of each, shape (episodes,).
-        rows: Rows of a sweep.
+        starts: Sweep of each episode's first step, shape (episodes,).
+        slots: Slot of each episode, shape (episodes,).
+        lengths: Number of steps of each episode, shape (episodes,).
+        rows: Number of rows per sweep.
     """
     before = lengths.cumsum() - lengths
     sweeps = np.repeat(starts - before, lengths) + np.arange(lengths.sum())

@@ -1,4 +1,4 @@
-"""Observers of the slots of a batched simulator, to which each step of all slots is pushed."""
+"""Observers of the slots of a batched simulator. They receive each step of their slot."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Multi-agent environments as one episode: turns of any API, the team's reward, and an end when all agents are done.
+"""Multi-agent environments with the interface of a single agent.
 
 PettingZoo's two APIs are recognized by their methods: Parallel, in which all agents act at once, and AEC, in which one
-acts at a time. PettingZoo itself is not imported. Return, length and ending of every agent are recorded in addition to
-the team's. So the runner's base class, which steps an environment and sums rewards, works for any number of agents.
+acts at a time. PettingZoo itself is not imported. The reward of a step is the sum over the agents, and an episode ends
+when all agents are done. Return, length and ending of each agent are recorded in addition. So the runner's base class,
+which steps an environment and sums rewards, works for any number of agents.
 """
 
 from __future__ import annotations

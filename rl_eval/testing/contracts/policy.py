@@ -83,8 +83,8 @@ class PolicyContract:
             again = np.arange(size) % 2 == 0
             actions = self._act(range(size), restart=again)
             before, after = actions[: _STEPS // 2], actions[_STEPS // 2 :]
-            self._expect_alone(range(size), before + after, "beside a lane that started over", ~again)
-            self._expect_alone(range(size), after, "in a lane that started over", again)
+            self._expect_alone(range(size), before + after, "beside a slot that started over", ~again)
+            self._expect_alone(range(size), after, "in a slot that started over", again)
 
     # ------------------------------------------------------------------ no hidden state
 

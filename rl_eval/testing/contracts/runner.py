@@ -81,15 +81,15 @@ class ObserverContract(RunnerSuite):
         """Artifacts are bitwise equal to those of the reference loop."""
         for lanes, runner in self.runners(observers=[_Diary]):
             played = play(runner, leases_of(_FEW), budget_s=0.0)
-            self._expect_seen(played.artifacts, {}, f"{lanes} lanes")
-            self.expect_reference(played.rows, f"{lanes} lanes, observed")
-            expect(played.notes, (), f"notes, {lanes} lanes")
+            self._expect_seen(played.artifacts, {}, f"{lanes} slots")
+            self.expect_reference(played.rows, f"{lanes} slots, observed")
+            expect(played.notes, (), f"notes, {lanes} slots")
 
     def test_an_observer_sees_a_new_attempt_from_its_start(self) -> None:
         """Artifacts come from the attempt that counts. Failed attempts do not call ``on_episode_end``."""
         fault = {"kind": "raise", "step": 2, "episodes": [1, 3], "attempts": [1, 2]}
         for lanes, runner in self.runners(fault, observers=[_Diary]):
-            self._expect_seen(play(runner, leases_of(_FEW)).artifacts, {1: 3, 3: 3}, f"{lanes} lanes, with faults")
+            self._expect_seen(play(runner, leases_of(_FEW)).artifacts, {1: 3, 3: 3}, f"{lanes} slots, with faults")
 
     def test_what_an_observer_raises_is_its_own(self) -> None:
         """A note names the observer. Episodes have no faults; rows and other observers' artifacts do not change."""
@@ -97,7 +97,7 @@ class ObserverContract(RunnerSuite):
             broken = _raising(where)
             (name,) = observer_factories([broken])
             for lanes, runner in self.runners(observers=[broken, _Diary]):
-                played, what = play(runner, leases_of(_FEW)), f"{lanes} lanes, an observer raises in {where}"
+                played, what = play(runner, leases_of(_FEW)), f"{lanes} slots, an observer raises in {where}"
                 expect(played.faults, (), f"faults, {what}")
                 self.expect_reference(played.rows, what)
                 self._expect_seen(played.artifacts, {}, what)
@@ -109,8 +109,8 @@ class ObserverContract(RunnerSuite):
         leases = [lease._replace(fresh=True) for lease in leases_of(3)]
         for lanes, runner in self.runners(observers=[_Diary]):
             played = play(runner, leases)
-            self.expect_reference(played.rows, f"{lanes} lanes, fresh environments")
-            expect(played.artifacts, {}, f"artifacts, {lanes} lanes, fresh environments")
+            self.expect_reference(played.rows, f"{lanes} slots, new environments")
+            expect(played.artifacts, {}, f"artifacts, {lanes} slots, new environments")
 
     def _expect_seen(self, artifacts: dict[int, Any], attempts: dict[int, int], what: str) -> None:
         """Assert that the diary of each episode equals that of the reference loop.
@@ -164,14 +164,14 @@ class EvalRunnerContract(ObserverContract):
             leases = leases_of(count)
             for lanes, runner in self.runners():
                 got = sorted((int(row["index"]), int(row["seed"])) for row in play(runner, leases).rows)
-                expect(got, [(lease.index, lease.seed) for lease in leases], f"(index, seed) of rows, {lanes} lanes")
+                expect(got, [(lease.index, lease.seed) for lease in leases], f"(index, seed) of rows, {lanes} slots")
 
     def test_rows_are_those_of_the_reference_loop(self) -> None:
         """Rows are bitwise equal for every number of lanes and every order of leases."""
         leases = leases_of(self.num_episodes)
         for order in (leases, leases[::-1], leases[::2] + leases[1::2]):
             for lanes, runner in self.runners():
-                self.expect_reference(play(runner, order).rows, f"{lanes} lanes")
+                self.expect_reference(play(runner, order).rows, f"{lanes} slots")
 
     def test_any_number_of_slots_gives_the_same_rows(self) -> None:
         """Tested with more slots than episodes, and with calls of one step. No more episodes than slots are live."""
@@ -191,7 +191,7 @@ class EvalRunnerContract(ObserverContract):
         for lanes, runner in self.runners():
             reports = [runner.run([lease], 0.0) for lease in leases_of(self.num_episodes)]
             rows = play(runner, (), budget_s=0.0, begun=reports, count=self.num_episodes).rows
-            self.expect_reference(rows, f"{lanes} lanes, one lease per call")
+            self.expect_reference(rows, f"{lanes} slots, one lease per call")
             names = type(runner).columns(getattr(runner, "settings", self.settings))
             for report in reports:
                 expect(report.infos.shape, (len(report.rows), len(names)), f"shape of infos, whose columns are {names}")
@@ -202,7 +202,7 @@ class EvalRunnerContract(ObserverContract):
             key = reference.run().numerics
         for lanes, runner in self.runners():
             report = runner.run()
-            expect(dict(report.numerics), dict(key), f"numerics key, {lanes} lanes")
+            expect(dict(report.numerics), dict(key), f"numerics key, {lanes} slots")
             found = len(report.rows), report.faults, len(report.progress), report.returned
             expect(found, (0, (), 0, ()), "idle report")
 
@@ -214,7 +214,7 @@ class EvalRunnerContract(ObserverContract):
         for phase in ("reset", "step"):
             fault = {"kind": "raise", "phase": phase, "episodes": sorted(faulty_ones), "attempts": [1, 2]}
             for lanes, runner in self.runners(fault):
-                played, what = play(runner, leases), f"{lanes} lanes, faults in {phase}"
+                played, what = play(runner, leases), f"{lanes} slots, faults in {phase}"
                 self.expect_reference(played.rows, what)
                 attempts = {int(row["index"]): int(row["attempts"]) for row in played.rows}
                 expect(attempts, {at.index: 3 if at.index in faulty_ones else 1 for at in leases}, f"attempts, {what}")
@@ -228,7 +228,7 @@ class EvalRunnerContract(ObserverContract):
             for lanes, runner in self.runners(
                 {"kind": "nan_observation", "phase": phase, "episodes": [0, 2], "attempts": [1]}
             ):
-                played, what = play(runner, leases_of(self.num_episodes)), f"{lanes} lanes, NaN in {phase}"
+                played, what = play(runner, leases_of(self.num_episodes)), f"{lanes} slots, NaN in {phase}"
                 self.expect_reference(played.rows, what)
                 reported = sorted((at.index, at.attempt, at.cause) for at in played.faults)
                 expect(reported, [(0, 1, "env"), (2, 1, "env")], f"faults, {what}")
@@ -237,10 +237,10 @@ class EvalRunnerContract(ObserverContract):
         """The attempt has a fault and no row; the group decides on another attempt. Other episodes complete."""
         for lanes, runner in self.runners({"kind": "raise", "episodes": [1]}):
             played = play(runner, leases_of(self.num_episodes))
-            expect(1 in played.rows["index"], False, f"a row of the episode that fails, {lanes} lanes")
+            expect(1 in played.rows["index"], False, f"a row of the episode that fails, {lanes} slots")
             expect([fault.attempt for fault in played.faults], [*range(1, MAX_ATTEMPTS + 1)], "attempts of its faults")
-            expect(len(played.rows), self.num_episodes - 1, f"rows of the others, {lanes} lanes")
-            self.expect_reference(played.rows, f"{lanes} lanes")
+            expect(len(played.rows), self.num_episodes - 1, f"rows of the others, {lanes} slots")
+            self.expect_reference(played.rows, f"{lanes} slots")
 
     def test_a_lease_may_begin_at_a_later_attempt(self) -> None:
         """Attempts on other runners count."""
@@ -248,15 +248,15 @@ class EvalRunnerContract(ObserverContract):
         for lanes, runner in self.runners({"kind": "raise", "episodes": [1], "attempts": [2]}):
             played = play(runner, leases)
             attempts = {int(row["index"]): int(row["attempts"]) for row in played.rows}
-            expect(attempts, {0: 2, 1: 3, 2: 2}, f"attempts, {lanes} lanes")
-            expect([fault.attempt for fault in played.faults], [2], f"attempt of each fault, {lanes} lanes")
+            expect(attempts, {0: 2, 1: 3, 2: 2}, f"attempts, {lanes} slots")
+            expect([fault.attempt for fault in played.faults], [2], f"attempt of each fault, {lanes} slots")
 
     def test_an_endless_episode_runs_into_its_timeout(self) -> None:
         """``episode_timeout_s`` ends it between two steps."""
         for lanes, runner in self.runners(wrapper=_Endless, timeout_s=_TIMEOUT_S):
             played = play(runner, leases_of(lanes), budget_s=_TIMEOUT_S / 2, calls=20 * lanes)
-            expect(len(played.rows), 0, f"rows, {lanes} lanes")
-            expect({fault.cause for fault in played.faults}, {"timeout"}, f"causes, {lanes} lanes")
+            expect(len(played.rows), 0, f"rows, {lanes} slots")
+            expect({fault.cause for fault in played.faults}, {"timeout"}, f"causes, {lanes} slots")
 
     # ------------------------------------------------------------------ control
 
@@ -268,8 +268,8 @@ class EvalRunnerContract(ObserverContract):
                 reports.append(runner.run((), 0.0))
             if not 0 < (steps := reports[-1].env_steps) <= lanes:
                 raise AssertionError(
-                    f"call {len(reports)} of run() with budget_s=0 took {steps} steps in {lanes} lanes. Check the "
-                    "budget after every reset and step, return, and continue unfinished lanes in the next call."
+                    f"call {len(reports)} of run() with budget_s=0 took {steps} steps in {lanes} slots. Check the "
+                    "budget after every reset and step, return, and continue unfinished episodes in the next call."
                 )
 
     def test_reclaim_gives_back_only_what_has_not_started(self) -> None:
@@ -280,10 +280,10 @@ class EvalRunnerContract(ObserverContract):
             second = runner.run((), 0.0, reclaim=[lease.index for lease in leases])
             started = {int(index) for index in first.rows["index"]} | set(first.progress["index"].tolist())
             given_back = [lease for lease in leases if lease.index not in started]
-            expect(sorted(second.returned), [at.index for at in given_back], f"given back, {lanes} lanes")
+            expect(sorted(second.returned), [at.index for at in given_back], f"given back, {lanes} slots")
             rest = play(runner, (), begun=[first, second], count=len(started))
             again = play(runner, given_back)
-            self.expect_reference(np.concatenate([rest.rows, again.rows]), f"{lanes} lanes, after reclaim")
+            self.expect_reference(np.concatenate([rest.rows, again.rows]), f"{lanes} slots, after reclaim")
 
     def test_abort_gives_everything_back(self) -> None:
         """Live episodes are dropped too, without an effect on later episodes."""
@@ -293,9 +293,9 @@ class EvalRunnerContract(ObserverContract):
             finished = {int(index) for report in reports for index in report.rows["index"]}
             unfinished = [lease for lease in leases if lease.index not in finished]
             report = runner.run((), 0.0, abort=True)
-            expect(sorted(report.returned), [at.index for at in unfinished], f"given back, {lanes} lanes")
-            expect((len(report.progress), len(report.rows)), (0, 0), f"lanes and rows after abort, {lanes} lanes")
-            self.expect_reference(play(runner, unfinished).rows, f"{lanes} lanes, after abort")
+            expect(sorted(report.returned), [at.index for at in unfinished], f"given back, {lanes} slots")
+            expect((len(report.progress), len(report.rows)), (0, 0), f"live slots and rows after abort, {lanes} slots")
+            self.expect_reference(play(runner, unfinished).rows, f"{lanes} slots, after abort")
 
     def test_leases_that_come_with_an_abort_are_run(self) -> None:
         """The runner drops earlier leases and episodes first."""
@@ -304,7 +304,7 @@ class EvalRunnerContract(ObserverContract):
             runner.run(leases, 0.0)
             report = runner.run(leases[:2], 0.0, abort=True)
             rows = play(runner, (), begun=[report], count=2).rows
-            expect(sorted(rows["index"].tolist()), [0, 1], f"rows after abort, {lanes} lanes")
+            expect(sorted(rows["index"].tolist()), [0, 1], f"rows after abort, {lanes} slots")
 
     def test_weights_are_refused_while_an_episode_is_live(self) -> None:
         """An evaluation never uses two versions of the weights."""

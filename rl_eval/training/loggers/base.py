@@ -33,7 +33,7 @@ class Logger(abc.ABC):
         """Receive the progress of the running evaluation."""
 
     def reached(self, step: int) -> None:  # noqa: B027  # Optional.
-        """Receive the current training step. Later points belong to this step or to an earlier one."""
+        """Receive the current training step. Points until the next call belong to this step or an earlier one."""
 
     def close(self) -> None:  # noqa: B027  # Optional.
         """Write remaining data, and release files and processes; may be called again."""
