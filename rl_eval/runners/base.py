@@ -106,7 +106,7 @@ class EvalRunner(RunnerCore):
 
     @property
     @override
-    def _any_live(self) -> bool:
+    def _busy(self) -> bool:
         return any(lane.lease is not None for lane in self._lanes)
 
     @override
@@ -335,7 +335,10 @@ class EvalRunner(RunnerCore):
         """Build an environment, and record its build time."""
         started = perf_counter()
         env = self.make_env(lane_index)
-        self._pending.constructed(perf_counter() - started)
+        seconds = perf_counter() - started
+        for lane in self._lanes:
+            lane.started += seconds  # Construction takes no time of an episode.
+        self._pending.constructed(seconds)
         self._note_limit(time_limit(env))
         return env
 

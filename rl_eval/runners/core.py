@@ -120,8 +120,8 @@ class RunnerCore(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def _any_live(self) -> bool:
-        """Whether an episode is live."""
+    def _busy(self) -> bool:
+        """Whether an episode is live, or the block of one."""
 
     @abc.abstractmethod
     def _drop_live(self) -> None:
@@ -165,7 +165,7 @@ class RunnerCore(abc.ABC):
         return snapshot.version
 
     def _refuse_while_live(self, what: str) -> None:
-        if self._any_live:
+        if self._busy:
             problem = f"{what} cannot change while an episode is live"
             raise EvalError(problem, key=what, runner=self.runner_index, fix="Drain or abort the evaluation first.")
 

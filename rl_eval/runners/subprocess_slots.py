@@ -158,7 +158,7 @@ class SubprocessEvalRunner(EvalRunner):
         env: Any = self._coming.get(lane.index, lane.env)
         env.reply = reply
         if doing == BEGIN:
-            started = lane.started
+            started = slot.since  # If an environment was built first, after that.
             alive = self._try_env_reset(lane)
             if alive:
                 waited = perf_counter() - started

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from time import perf_counter
 from typing import Any, ClassVar
 
 import gymnasium as gym
@@ -349,10 +351,10 @@ def test_a_rejected_simulator_is_told_slot_and_seed(cls: type[gym.vector.SyncVec
 
 
 class Diverges(Walk):
-    """Raises in its second step if its start is far out, as a few in a hundred are."""
+    """Raises in its second step if its start is far out, as every fourth is."""
 
     def step(self, action: Any) -> Any:
-        if self.steps == 1 and abs(self.start) > 2.0:
+        if self.steps == 1 and abs(self.start) > 1.2:
             raise RuntimeError("the simulator diverged")
         return super().step(action)
 
@@ -367,8 +369,9 @@ def test_slots_without_an_episode_cost_no_episode(mode: str) -> None:
     """They run episodes that nobody planned; if one of these raises, no planned episode is charged."""
     expected = [record.outcome for record in single(Diverges).episodes]
     assert "failed" in expected
-    for width in (4, 24):
-        result = evaluate(batched(partial(as_class(gym.vector.SyncVectorEnv, mode, Diverges)), width))
+    make = as_class(gym.vector.SyncVectorEnv, mode, Diverges)
+    for env, width in ((make, 4), (make, 24), (lambda num_envs: make(12), 12), (make(12), 12)):
+        result = evaluate(batched(env, width))
         assert [record.outcome for record in result.episodes] == expected
 
 
@@ -387,6 +390,7 @@ class Reporter(Walk):
             "half": {"success": 0.5},
             "only at the end": {"is_success": flag} if last else {},
             "two keys": {"is_success": flag} if self.length % 2 else {"success": flag},
+            "None hides the other": {"is_success": None, "success": flag},
             "array": {"height": np.array([self.place])},
             "np.float32": {"height": np.float32(self.place)},
             "text": {"height": "high"} if self.length == 3 else {"height": self.place},
@@ -394,7 +398,9 @@ class Reporter(Walk):
         return (*result, kinds[self.kind])
 
 
-@pytest.mark.parametrize("kind", ["np.bool_", "None until the end", "int", "half", "only at the end", "two keys"])
+@pytest.mark.parametrize(
+    "kind", ["np.bool_", "None until the end", "int", "half", "only at the end", "two keys", "None hides the other"]
+)
 @pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
 def test_success_is_read_as_from_single_environments(kind: str, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Reporter, "kind", kind)
@@ -410,26 +416,56 @@ def test_scalars_are_read_as_from_single_environments(kind: str, monkeypatch: py
     result, reference = evaluate(batched(as_class(gym.vector.SyncVectorEnv, "NextStep", Reporter))), single(Reporter)
     assert [record.outcome for record in result.episodes] == [record.outcome for record in reference.episodes]
     assert {str(record.info) for record in result.episodes} == {str(record.info) for record in reference.episodes}
+    assert any("float32" in note for note in result.notes) is (kind == "np.float32")
 
 
-def test_a_constructor_that_raises_later_is_a_fault(reference: EvalResult) -> None:
-    """The simulator is built again after a fault; if that raises once, nothing is lost, and the group can go on."""
-    built, struck = [0], [False]
+class Unmasked(gym.vector.SyncVectorEnv):
+    """Reports its infos without masks, as simulators do in which all slots report."""
 
-    def raise_once(walk: Walk) -> None:
-        if not struck[0] and walk.steps == 3:
-            struck[0] = True
-            raise RuntimeError("a glitch")
+    def step(self, actions: Any) -> Any:
+        *result, infos = super().step(actions)
+        zeros = {"is_success": np.zeros(self.num_envs, bool), "height": np.zeros(self.num_envs)}
+        final = {key: infos[key] for key in ("final_obs", "final_info") if key in infos}
+        return (*result, {key: infos.get(key, zero) for key, zero in zeros.items()} | final)
+
+
+class LosesFinalInfos(gym.vector.SyncVectorEnv):
+    """Resets slots in the step that ends them, and does not return their last infos, or as a list."""
+
+    as_list = False
+
+    def step(self, actions: Any) -> Any:
+        *result, infos = super().step(actions)
+        final = infos.pop("final_info", None)
+        return (*result, infos | ({"final_info": [final]} if self.as_list and final else {}))
+
+
+@pytest.mark.parametrize("width", [1, 4, 7])
+def test_infos_of_the_last_step_are_not_those_of_the_reset(reference: EvalResult, width: int) -> None:
+    same(evaluate(batched(as_class(Unmasked, "SameStep"), width)), reference)
+
+
+@pytest.mark.parametrize("as_list", [False, True])
+def test_infos_of_the_last_step_that_are_missing_are_an_error(as_list: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LosesFinalInfos, "as_list", as_list)
+    result = evaluate(batched(as_class(LosesFinalInfos, "SameStep"), 4, info_keys=[]))
+    assert result.status == "failed"
+    assert "final_info" in result.reason
+
+
+@pytest.mark.process
+def test_a_worker_that_dies_costs_its_episode_only() -> None:
+    class Dies(Walk):
+        def step(self, action: Any) -> Any:
+            if self.seed == seed_of(5) and self.steps == 1:
+                os._exit(3)
+            return super().step(action)
 
     def make(num_envs: int) -> Any:
-        built[0] += 1
-        if built[0] == 2:
-            raise RuntimeError("the license server is busy")
-        return walks(num_envs, on_step=raise_once)
+        return gym.vector.AsyncVectorEnv([Dies] * num_envs)
 
-    with EvalRunnerGroup(batched(make)) as group:
-        for _ in range(2):
-            same(group.evaluate(), reference)
+    result = evaluate(batched(make, 4, determinism_check=0), num_episodes=12)
+    assert [record.index for record in result.episodes if record.outcome == "failed"] == [5]
 
 
 class Broken(BatchSimulator):
@@ -450,6 +486,100 @@ class Broken(BatchSimulator):
 
     def close(self) -> None:
         """Nothing is open."""
+
+
+class Strict(Broken):
+    """Raises once, in a step in which a slot but the first ends, and whenever a slot steps that has ended."""
+
+    restarts_idle = True
+    calls, glitch = 0, 35
+
+    def restart(self, slots: Any, specs: Any) -> Any:
+        self.left = np.zeros(self.num_envs, int) if not hasattr(self, "left") else self.left
+        self.left[slots] = [1 + spec.seed % 5 for spec in specs]
+        return super().restart(slots, specs)
+
+    def step(self, actions: Any) -> Any:
+        assert (self.left > 0).all()
+        self.left -= 1
+        Strict.calls += bool((self.left[1:] == 0).any())
+        if Strict.calls == self.glitch:
+            Strict.calls += 1
+            raise RuntimeError("a glitch")
+        self.given["terminated"] = self.left == 0
+        return super().step(actions)
+
+
+def test_after_an_exception_slots_that_ended_are_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the simulator is an object, and so not built again."""
+    monkeypatch.setattr(Strict, "calls", 0)
+    result = evaluate(batched(Strict(6), 6, info_keys=[], determinism_check=0))
+    assert result.status == "complete"
+    assert {fault.message for fault in result.faults} == {"a glitch"}
+
+
+@pytest.mark.parametrize("runner", ["batched", "vector"])
+def test_the_time_to_build_a_simulator_is_not_that_of_an_episode(runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An episode that runs again in a new one has its whole time limit."""
+    passed, left = [0.0], [1]
+    for module in ("batched.runner", "batched.attempts", "base", "lane"):
+        monkeypatch.setattr(f"rl_eval.runners.{module}.perf_counter", lambda: perf_counter() + passed[0])
+
+    def raise_once(walk: Walk) -> None:
+        if left[0] and walk.steps == 3:
+            left[0] = 0
+            raise RuntimeError("a glitch")
+
+    def made(env: Any) -> Any:
+        passed[0] += 100_000
+        return env
+
+    def simulator(num_envs: int) -> Any:
+        return made(walks(num_envs, on_step=raise_once))
+
+    env = simulator if runner == "batched" else lambda: made(Walk(raise_once))
+    result = evaluate(batched(env, 4, determinism_check=0.1).runners(runner=runner))
+    assert (result.status, result.determinism.passed, left) == ("complete", True, [0])
+    assert "timeout" not in {fault.cause for fault in result.faults}
+
+
+def test_a_second_fault_in_a_slot_builds_the_simulator_again() -> None:
+    """Also if an episode ran alone in between."""
+    built: list[int] = []
+
+    class Flawed(Walk):
+        def step(self, action: Any) -> Any:
+            observation, _, *rest = super().step(action)
+            return observation, np.nan, *rest
+
+    def make(num_envs: int) -> Any:
+        built.append(num_envs)
+        flawed = built.count(4) == 1
+        return gym.vector.SyncVectorEnv([Flawed if flawed and slot == 2 else Walk for slot in range(num_envs)])
+
+    with EvalRunnerGroup(batched(make, 4, determinism_check=0)) as group:
+        faults = [len(group.evaluate(num_episodes=4).faults) for _ in range(3)]
+    assert (faults, built) == ([1, 1, 0], [4, 1, 1, 4])
+
+
+def test_a_constructor_that_raises_later_is_a_fault(reference: EvalResult) -> None:
+    """The simulator is built again after a fault; if that raises once, nothing is lost, and the group can go on."""
+    built, struck = [0], [False]
+
+    def raise_once(walk: Walk) -> None:
+        if not struck[0] and walk.steps == 3:
+            struck[0] = True
+            raise RuntimeError("a glitch")
+
+    def make(num_envs: int) -> Any:
+        built[0] += 1
+        if built[0] == 2:
+            raise RuntimeError("the license server is busy")
+        return walks(num_envs, on_step=raise_once)
+
+    with EvalRunnerGroup(batched(make)) as group:
+        for _ in range(2):
+            same(group.evaluate(), reference)
 
 
 @pytest.mark.parametrize(

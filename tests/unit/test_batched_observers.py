@@ -133,6 +133,28 @@ def test_observers_receive_the_same(mode: str) -> None:
         np.testing.assert_equal(batched[index]["Diary"], single[index]["Diary"])
 
 
+def test_observers_keep_infos_that_are_reused_and_miss_those_of_no_slot() -> None:
+    class Reused(gym.vector.SyncVectorEnv):
+        pairs = np.zeros((4, 2))
+
+        def step(self, actions: Any) -> Any:
+            *result, _ = super().step(actions)
+            self.pairs += 1
+            return (*result, {"pair": self.pairs, "speed": 60.0})
+
+    result = evaluate(config(as_class(Reused), "batched", observers=[Diary], determinism_check=0))
+    assert result.status == "complete"
+    for artifacts in result.artifacts.values():
+        _, _, *steps, _, _ = artifacts["Diary"]
+        assert np.ptp([step[5]["pair"] for step in steps], axis=0).tolist() == [len(steps) - 1] * 2
+
+
+def test_all_rows_of_one_pass_are_logged() -> None:
+    """With ``batched`` inference, a pass has no rows that pad a block."""
+    made = config(walks, "batched").policy(follow, inference="batched")
+    same(sampled(made), sampled(config(Walk, "vector").policy(follow)))
+
+
 def test_a_block_is_observed_once() -> None:
     """An attempt of a block that failed leaves no artifact, although some of its episodes had completed."""
     struck: list[int] = []

@@ -17,15 +17,18 @@ from typing_extensions import override
 
 from rl_eval import EvalConfig, EvalResult, compare, evaluate, load, replay
 from rl_eval.cli.simulator_checks import check_simulator
-from rl_eval.errors import ComparisonError, ConfigError, UsageError
+from rl_eval.errors import ComparisonError, ConfigError, EvalError, UsageError
 from rl_eval.execution import determinism_check
 from rl_eval.log import read_log
+from rl_eval.records.episode import Lease
+from rl_eval.runners.batched.runner import BatchedEvalRunner
 from rl_eval.runners.batched.simulator import BatchSimulator, BatchStep
 from rl_eval.scheduling import events
 from rl_eval.scheduling.blocks import BlockSchedule
 from rl_eval.scheduling.plan import EpisodePlan
 from rl_eval.supervision import flight_recorder
 from rl_eval.supervision.flight_recorder import FlightRecorder, Moment, read_moment
+from rl_eval.weights import weights_of
 from tests.refused import refused, untold
 from tests.unit.log_world import cut
 from tests.unit.vector_world import OneSeed, Walk, as_class, follow, walks
@@ -64,6 +67,31 @@ def plain_loop(width: int, block: int, num_episodes: int = EPISODES) -> list[tup
 
 def outcomes(result: EvalResult) -> list[tuple[float, int]]:
     return [(record.episode_return, record.length) for record in result.episodes]
+
+
+def test_weights_and_observers_do_not_change_within_a_block() -> None:
+    """Also between two episodes, while no slot has one."""
+    torch = pytest.importorskip("torch")
+    module = torch.nn.Linear(3, 3)
+    runner = BatchedEvalRunner(blocks(walks, 1, 4).policy(module).build(), 0)
+    report = runner.run([Lease(0, 11, 1, 0, block=(11, 12, 13, 14))], 0.0)
+    for _ in range(200):
+        if len(report.rows):
+            break
+        with refused(EvalError, "weights"):
+            runner.set_weights(weights_of(module))
+        with refused(EvalError, "observers"):
+            runner.observe({})
+        report = runner.run((), 0.0)
+    assert len(report.rows) == 4
+    runner.set_weights(weights_of(module))
+
+
+def test_a_step_limit_far_below_that_of_the_simulator_is_named() -> None:
+    made = blocks(lambda num_envs: gym.make_vec("Pendulum-v1", num_envs, max_episode_steps=2_000), 2, 2)
+    result = evaluate(made.policy("random"), num_episodes=4, max_episode_steps=5)
+    assert result.status == "failed"
+    assert not untold(result.faults[0].message, "step limit")
 
 
 @pytest.mark.parametrize(("width", "block"), [(1, 1), (1, 5), (7, 4), (32, 2), (64, 64)])

@@ -140,7 +140,7 @@ class SweepLog:
         self._make_room()
         sweep = self._count - self._first
         self._columns["observations"][sweep] = observations
-        self._columns["actions"][sweep] = actions
+        self._columns["actions"][sweep, : len(actions)] = actions  # There may be none for rows that pad the last block.
         told = set()
         for rows, computed in outputs:
             for name, values in computed.items():

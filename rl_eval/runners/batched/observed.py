@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from copy import copy
 from typing import Any, final
 
 import tree
@@ -53,7 +54,8 @@ class ObservedBatch:
         if (sweeps := self._inference.sweeps) is not None and sweeps.wanted:
             sweeps.reward(step.rewards)
         for slot, observed in self._told.items():
-            info = {key: values[slot] for key, (values, mask) in reported.items() if mask[slot]}
+            # The next step may reuse the arrays.
+            info = {key: copy(values[slot]) for key, (values, mask) in reported.items() if mask[slot]}
             flags = bool(step.terminated[slot]), bool(step.truncated[slot])
             observed.step(self._inference.observations.row(slot), float(step.rewards[slot]), *flags, info)
 

@@ -130,6 +130,10 @@ class BatchedEvalRunner(RunnerCore):
 
     @property
     @override
+    def _busy(self) -> bool:
+        return self._any_live or self._block is not None
+
+    @property
     def _any_live(self) -> bool:
         return bool(len(self._attempts.slots))
 
@@ -181,7 +185,7 @@ class BatchedEvalRunner(RunnerCore):
                 self._restart()
             self._expire()
             self._reject_nan()
-            if self._any_live or self._block is not None:
+            if self._busy:
                 self._sweep()
             elif not self._queue or self._pending:
                 break
@@ -210,15 +214,15 @@ class BatchedEvalRunner(RunnerCore):
             return False
         if self._stale and self._other in (None, self._own):
             self._close("_own")
+            self._attempts.faulty.clear()
         self._close("_other")
         self._stale = False
-        self._attempts.faulty.clear()
         return True
 
     def _simulator_for(self, lease: Lease, num_slots: int) -> BatchSimulator:
         """Return the simulator for episodes that start; build it and its observers if necessary."""
         if lease.fresh or lease.alone:
-            simulator = self._other = self._other or self._another(num_slots)
+            simulator = self._other = self._another(num_slots)
         else:
             simulator = self._own = self._own or self._build(len(self._leases))
         if self._observers and self._watched is None:
@@ -246,7 +250,9 @@ class BatchedEvalRunner(RunnerCore):
         started, section = perf_counter(), self.settings.environment
         runners = self.settings.runners.num_runners
         simulator = build_simulator(section, self.runner_index, runners, num_envs, blocks=self._blocks)
-        self._pending.constructed(perf_counter() - started)
+        seconds = perf_counter() - started
+        self._attempts.started += seconds  # Construction takes no time of an episode.
+        self._pending.constructed(seconds)
         return simulator
 
     @override
@@ -402,6 +408,8 @@ class BatchedEvalRunner(RunnerCore):
         if block.idle_steps > _MAX_IDLE_STEPS and not block.all_started:
             text = f"no slot started another episode in {_MAX_IDLE_STEPS} steps after all had ended"
             fix = "Return the mask and the first observations as BatchStep.started."
+            if self._max_steps < math.inf:
+                fix = "Set the step limit in the simulator instead: a slot only restarts when its own episode ends."
             self._fail_block("env", "step", EnvError(text, key="started", fix=fix))
         elif block.all_started and not self._any_live:
             self._pending.rows += block.rows
@@ -528,6 +536,7 @@ class BatchedEvalRunner(RunnerCore):
         for slot in np.flatnonzero(wanted).tolist():
             lease = self._leases[slot]
             if values[slot] is None or lease is None:
+                flags[slot] = -1
                 continue
             place = lease.index, self._attempts.length(slot)
             flag = self._values.success(f"info[{key!r}]", values[slot], *place)
@@ -538,10 +547,10 @@ class BatchedEvalRunner(RunnerCore):
         wanted = mask & self._attempts.live[: len(mask)]
         if values.dtype.kind in _NUMERIC and values.ndim == 1:
             self._attempts.infos[: len(mask), column][wanted] = values[wanted]
-            if values.dtype.kind in "iu":
+            if values.dtype != np.float64 and self._current is not None and self._current.trusted:
                 self._pending.note(
-                    f"info {key!r} is an array of integers for all slots; gymnasium cuts off decimals if the "
-                    "first value was an integer"
+                    f"info {key!r} is an array of {values.dtype} for all slots; gymnasium converts the values of all "
+                    "slots to the type of the first value"
                 )
             return
         for slot in np.flatnonzero(wanted).tolist():
@@ -602,8 +611,9 @@ class BatchedEvalRunner(RunnerCore):
 
         After a second fault in a slot, the simulator is not used again.
         """
-        self._stale = self._stale or slot in self._attempts.faulty
-        self._attempts.faulty.add(slot)
+        if self._current is self._own:
+            self._stale = self._stale or slot in self._attempts.faulty
+            self._attempts.faulty.add(slot)
         self._fault(slot, "env", phase, error, charged=self._one_slot)
 
     @property

@@ -229,6 +229,8 @@ class BatchSimulator(abc.ABC):
         if self._idle is not None and self._idle.any():
             slots = np.flatnonzero(self._idle)
             self.restart(slots, [self._spare] * len(slots))
+        if self._idle is not None:
+            self._idle = np.ones(self.num_envs, bool)  # If the step raises, any slot may have ended.
         step = checked(self.step(actions), self.num_envs)
         if self._idle is not None:
             self._idle = step.terminated | step.truncated

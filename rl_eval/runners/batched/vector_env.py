@@ -11,7 +11,8 @@ from typing import Any, Final, final
 import gymnasium as gym
 import numpy as np
 import tree
-from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, VectorEnv, VectorWrapper
+from gymnasium.vector.async_vector_env import AsyncState
 from typing_extensions import override
 
 from rl_eval.config.settings import EnvironmentSection, is_live_environment
@@ -29,10 +30,10 @@ _ALE_PROTOCOL: Final = (
 )
 """Settings of ALE's vector environment that change returns."""
 _ALE_SEED_MASK: Final = 0x7FFF_FFFF
-_TRUSTED: Final = (gym.vector.SyncVectorEnv, gym.vector.AsyncVectorEnv)
+_TRUSTED: Final = (gym.vector.SyncVectorEnv, AsyncVectorEnv)
 """Classes whose ``reset_mask`` is known to work."""
-_THROWAWAY_SEED: Final = 0
-"""Seed of slots without an episode."""
+_FINAL: Final = ("final_obs", "final_info")
+"""Keys of infos with the observations and infos of slots that were reset in the same call."""
 
 
 @final
@@ -65,6 +66,8 @@ class VectorEnvSimulator(BatchSimulator):
             fix = "Set runners.runner: vector."
             raise ConfigError(problem, key="environment.env", value=type(first).__name__, fix=fix)
         self._started, self._blocks = False, blocks
+        self._has_infos = False
+        """Whether any slot has reported an info."""
         self._ended: Flags = np.zeros(self.num_envs, bool)
         """Slots that ended and were not restarted."""
         if blocks and self._mode is AutoresetMode.DISABLED:
@@ -94,7 +97,8 @@ class VectorEnvSimulator(BatchSimulator):
         """Reset some slots, all of them the first time; return the observations of all slots."""
         chosen = dict(zip(slots.tolist(), seeds, strict=True))
         if not self._started:
-            chosen = dict.fromkeys(range(self.num_envs), _THROWAWAY_SEED) | chosen
+            # Slots without an episode run a copy of the first one, and so raise only if that does.
+            chosen = dict.fromkeys(range(self.num_envs), seeds[0]) | chosen
             self._started = True
         mask = np.zeros(self.num_envs, bool)
         mask[list(chosen)] = True
@@ -111,21 +115,27 @@ class VectorEnvSimulator(BatchSimulator):
         observations, rewards, terminated, truncated = result[:4]
         infos: Mapping[str, Any] = result[4]
         same_step, restarting = self._mode is AutoresetMode.SAME_STEP, self._ended
-        if not same_step and ("final_obs" in infos or "final_info" in infos):
+        if not same_step and any(key in infos for key in _FINAL):
             problem = f"{self.name} has final observations in its infos, but its autoreset mode is {self._mode.value}"
             fix = "Set its attribute autoreset_mode to AutoresetMode.SAME_STEP."
             raise EnvError(problem, key="autoreset_mode", value=self._mode.value, fix=fix)
         ended = self._ended = _flags(terminated) | _flags(truncated)
         restarted = ended if same_step else restarting
         started = (restarted, observations) if self._blocks and restarted.any() else None
+        self._has_infos = self._has_infos or any(key.lstrip("_") not in _FINAL for key in infos)
         if same_step and ended.any():
-            observations, infos = _before_autoreset(observations, infos, ended)
+            observations, infos = _before_autoreset(observations, infos, ended, self._has_infos)
         values = _Values(infos, self.num_envs)
         return BatchStep(observations, rewards, terminated, truncated, values, values.keys, started)
 
     @override
     def close(self) -> None:
-        self.env.close()
+        if isinstance(self.env, AsyncVectorEnv) and self.env._state is not AsyncState.DEFAULT:  # noqa: SLF001
+            # A worker has died in a call. close() would wait for the reply, for ever.
+            self.env._state = AsyncState.DEFAULT  # noqa: SLF001
+            self.env.close(terminate=True)
+        else:
+            self.env.close()
 
     def _check_seeds(self) -> None:
         """Reset all slots with a seed for each.
@@ -134,7 +144,7 @@ class VectorEnvSimulator(BatchSimulator):
             ConfigError: The environment takes one seed for all slots.
         """
         try:
-            self._reset(np.arange(self.num_envs), [_THROWAWAY_SEED] * self.num_envs)
+            self._reset(np.arange(self.num_envs), [0] * self.num_envs)
         except (TypeError, ValueError, AssertionError, gym.error.Error) as error:
             problem = f"{self.name} takes no seed for each slot ({error}), so an episode would depend on its neighbours"
             raise ConfigError(problem, key="environment.env", value=self.name, fix=WITHOUT_RESTARTS) from error
@@ -162,8 +172,10 @@ class _Values:
 
     @property
     def keys(self) -> list[str]:
-        """Keys that any slot may have reported."""
-        return [key for key in self._infos if not key.startswith("_")]
+        """Keys that any slot may have reported, with one value for each slot."""
+        shape = (self._num_envs,)
+        named = [(key, value) for key, value in self._infos.items() if not key.startswith("_")]
+        return [key for key, one in named if isinstance(one, Mapping) or getattr(one, "shape", ())[:1] == shape]
 
     def __call__(self, key: str) -> tuple[np.ndarray[Any, Any], Flags] | None:
         if key not in self._infos:
@@ -183,22 +195,26 @@ def _by_slot(values: Any, num_envs: int) -> np.ndarray[Any, Any]:
     return whole
 
 
-def _before_autoreset(observations: Any, infos: Mapping[str, Any], ended: Flags) -> tuple[Any, Mapping[str, Any]]:
+def _before_autoreset(
+    observations: Any, infos: Mapping[str, Any], ended: Flags, has_infos: bool
+) -> tuple[Any, Mapping[str, Any]]:
     """Return the step's own observations and infos of slots that were reset in the same call.
 
     Raises:
-        EnvError: The environment does not return the final observations.
+        EnvError: The final observations are missing, or the final infos of an environment that has infos.
     """
-    final_observations = infos.get("final_obs", infos.get("final_observation"))
+    final_observations, final_info = infos.get("final_obs"), infos.get("final_info")
     if final_observations is None:
-        problem = "the vector environment resets slots in the step that ends them, without final_obs in its infos"
-        raise EnvError(problem, key="final_obs", fix="Build it with autoreset_mode=AutoresetMode.NEXT_STEP.")
-    # The reset of the next episode reported these.
-    infos = {key: _flags(value) & ~ended if key.startswith("_") else value for key, value in infos.items()}
+        raise _lost("final_obs")
+    if not isinstance(final_info, Mapping) and (has_infos or final_info is not None):
+        raise _lost("final_info")
+    # The infos of slots that ended are those of the reset.
+    own = [key for key in infos if not key.startswith("_") and key not in _FINAL]
+    masks = {f"_{key}": ~ended & _flags(infos.get(f"_{key}", ~ended)) for key in own}
+    infos = {key: infos[key] for key in own} | masks
     slots = np.flatnonzero(ended)
     rows = _final_rows(final_observations, slots)
     whole = tree.map_structure(lambda leaf, last: with_rows(leaf, slots, like(last, leaf)), observations, rows)
-    final_info = infos.get("final_info")
     if not isinstance(final_info, Mapping):
         return whole, infos
     merged = dict(infos)
@@ -209,6 +225,15 @@ def _before_autoreset(observations: Any, infos: Mapping[str, Any], ended: Flags)
         values[mask] = given[mask]
         merged[key], merged[f"_{key}"] = values, _flags(merged.get(f"_{key}", np.zeros_like(mask))) | mask
     return whole, merged
+
+
+def _lost(key: str) -> EnvError:
+    """Return the error for a step without one of :data:`_FINAL`, or with another form of it."""
+    problem = f"the vector environment resets slots in the step that ends them, but its infos lack {key}"
+    fix = (
+        "Build it with autoreset_mode=AutoresetMode.NEXT_STEP, or return final_obs and final_info as gymnasium 1 does."
+    )
+    return EnvError(problem, key=key, fix=fix)
 
 
 def _final_rows(final_observations: Any, slots: Slots) -> Any:
