@@ -285,8 +285,8 @@ class FaultToleranceSection(_Section):
     max_attempts_per_episode: Annotated[int, Field(ge=1, le=60_000)] = 3
     """Maximum attempts of one episode, all with the same seed; after the last, the episode is recorded as failed."""
     episode_timeout_s: PositiveFloat | None = 3600.0
-    """Time limit of one attempt without the construction of environments, in seconds, checked between steps; null for no
-    limit."""
+    """Time limit of one attempt, without the construction of environments, in seconds, checked between steps; null for
+    no limit."""
     reset_timeout_s: Annotated[PositiveFloat | None, Processes] = None
     """Time limit of one reset, constructor or close, in seconds; null for no limit. A runner that exceeds it is
     terminated, which uses up an attempt of the episode."""
