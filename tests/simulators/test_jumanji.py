@@ -167,6 +167,17 @@ class Decay(FuncEnv):
         return abs(state).sum() < 0.3
 
 
+def test_the_constructor_compiles_all() -> None:
+    simulator = jumanji_simulator("Snake-v1", 5, num_rows=6)
+    functions = [simulator._init, simulator._step]
+    compiled = [one._cache_size() for one in functions]
+    assert min(compiled) > 0
+    simulator.restart(np.arange(5), [EpisodePlan(5, 0)[slot] for slot in range(5)])
+    simulator.step(np.ones(5, np.int64))
+    simulator.restart(np.array([2]), [EpisodePlan(5, 0)[2]])
+    assert [one._cache_size() for one in functions] == compiled
+
+
 def test_functional_environments_of_gymnasium_run_in_blocks_only() -> None:
     config = EvalConfig().environment(lambda num_envs: FunctionalJaxVectorEnv(Decay(), num_envs))
     config.policy(lambda observations: np.zeros(len(observations), int)).evaluation(num_episodes=8)

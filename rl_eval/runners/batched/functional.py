@@ -74,6 +74,10 @@ class FunctionalSimulator(BatchSimulator):
         self._state: Any = None
         """State of all rows; None before the first restart."""
         self._init, self._step = _compiled(init, step)
+        # JAX compiles on the first call. So compilation is part of construction, and takes no time of an episode.
+        self.restart(np.arange(num_envs), [EpisodeSpec(0, 0)] * num_envs)
+        self.step(gym.vector.utils.create_empty_array(action_space, num_envs, np.zeros))
+        self._state = None
 
     @override
     def restart(self, slots: Slots, specs: Sequence[EpisodeSpec]) -> Any:
