@@ -28,7 +28,6 @@ from tests.unit.vector_world import (
     LosesFinalObservations,
     OneSeed,
     OwnClass,
-    Parts,
     StartsOther,
     Unseeded,
     Walk,
@@ -75,13 +74,6 @@ def test_records_are_those_of_single_environments(reference: EvalResult, mode: s
     same(result, reference)
     assert result.guarantee == "exact"
     assert result.determinism.passed
-
-
-@pytest.mark.parametrize("limit", [None, 5])
-def test_observations_with_parts_and_a_step_limit(limit: int | None) -> None:
-    reference = single(lambda: Parts(Walk()), max_episode_steps=limit)
-    for width in struck_simulator.WIDTHS:
-        same(evaluate(batched(partial(walks, wrap=Parts), width, max_episode_steps=limit)), reference)
 
 
 def test_numbers_of_hopper_are_those_of_single_environments() -> None:
