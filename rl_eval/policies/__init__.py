@@ -1,4 +1,4 @@
-"""Policies: adapters of users' objects to :class:`rl_eval.Policy`, and noise that depends on the episode alone.
+"""Policies: adapters of users' objects to :class:`rl_eval.Policy`, and random numbers that depend only on the episode.
 
 In the core, only this folder imports torch at module level.
 """
@@ -27,12 +27,12 @@ from rl_eval.protocols import NoiseSource, Policy
 from rl_eval.weights import module_of
 
 _FROM_FACTORY: Final = "_rl_eval_from_policy_factory"
-"""Attribute that marks an error of a factory. So the error keeps its type, and a pickled error keeps the mark."""
+"""Attribute that marks an error of a factory. The error keeps its type, and the mark stays when it is pickled."""
 _RANDOM_WEIGHTS: Final = "_rl_eval_random_weights"
 """Attribute of a module whose factory drew its weights at random."""
 _MAKES: Final = (
-    "It is called to build the policy. If it is itself a policy (a function of observations), rename its parameter to "
-    "'observations', or pass a function that returns it, such as def make(): return {}."
+    "rl_eval calls it to build the policy. If it is itself a policy (a function of observations), rename its parameter "
+    "to 'observations', or pass a function that returns it, such as def make(): return {}."
 )
 _LACKS: Final = (
     "Otherwise set {} in policy.policy_kwargs; parameters named observation_space and action_space receive the spaces."
@@ -43,7 +43,7 @@ _ACTS: Final = {
     "select_action": "lambda batch: agent.select_action(batch)",
     "choose_action": "lambda batch: agent.choose_action(batch)",
 }
-"""Methods with which objects of other libraries and custom training loops act, and functions that call them."""
+"""Functions of observations for objects of other libraries, by the name of the method with which the object acts."""
 
 
 def adapt_policy(section: PolicySection, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> Policy:
@@ -67,7 +67,7 @@ def adapt_policy(section: PolicySection, observation_space: gym.Space[Any], acti
     if isinstance(candidate, str):
         candidate = _from_factory(section, observation_space, action_space)
     elif section.policy_kwargs:
-        problem = 'policy.policy_kwargs are for a "module:factory", but policy.policy is a policy object'
+        problem = 'policy.policy_kwargs are arguments of a "module:factory", but policy.policy is a policy object'
         raise ConfigError(problem, key="policy.policy_kwargs", value=", ".join(section.policy_kwargs))
     if inspect.isclass(candidate):
         problem = f"policy.policy is the class {candidate.__name__}"
@@ -122,7 +122,7 @@ def _check_forward(module: Any, undefined: Any) -> None:
     if inspect.getattr_static(module, "forward", undefined) is not undefined:
         return
     advice = _advice(dir(module), f"{type(module).__module__}:{type(module).__qualname__}")
-    problem = f"policy.policy is a {type(module).__name__} without forward(observations), with which a module acts"
+    problem = f"policy.policy is a {type(module).__name__} without a method forward(observations) to choose actions"
     fix = _sentence(advice) or "Define forward(observations)."
     raise ConfigError(problem, key="policy.policy", value=type(module).__name__, fix=fix)
 
@@ -132,7 +132,7 @@ def _sentence(text: str) -> str:
 
 
 def _advice(names: Collection[str], reference: str) -> str:
-    """Return advice for the policy of a library with such methods or arguments; empty if none is known."""
+    """Return advice for a policy of a library, recognized by the names of methods or arguments; empty if unknown."""
     found = (text for one in integrations() for name, text in one.advice.items() if name in names)
     return next(found, "").format(reference)
 
@@ -150,7 +150,7 @@ def _check_callable(candidate: Any, section: PolicySection) -> None:
 
 
 def _call_of(candidate: Any) -> str:
-    """Return a function of observations that calls an object's method; empty if none is known."""
+    """Return the source of a function of observations that calls an object's method; empty if no method is known."""
     return next((call for name, call in _ACTS.items() if callable(getattr(candidate, name, None))), "")
 
 
@@ -162,7 +162,7 @@ def _takes_an_argument(function: Any) -> bool:
         return False
     except ValueError:  # Some callables hide their signature.
         return True
-    # A function of settings alone builds something: it can be called without any.
+    # A function that can be called without arguments takes settings, not observations: it builds something.
     variadic = any(each.kind is each.VAR_POSITIONAL for each in signature.parameters.values())
     return variadic or not inspect.isfunction(function) or bool(required(signature.parameters))
 
@@ -221,9 +221,9 @@ def _from_factory(section: PolicySection, observation_space: gym.Space[Any], act
 
 
 def _drawn_at_random(module: Any, before: tuple[int, Any] | None) -> bool:
-    """Return whether a factory drew weights from torch's global generator, did not seed it, and loaded none later.
+    """Return whether a module has weights that its factory drew from torch's global generator without setting a seed.
 
-    A tensor counts its writes in place: weights that were drawn and then loaded count two.
+    A tensor counts the writes in place. Weights that were drawn and then loaded have a count of two.
     """
     now = seed_and_state()
     if before is None or now is None or now == before or now[0] != before[0]:
@@ -232,14 +232,14 @@ def _drawn_at_random(module: Any, before: tuple[int, Any] | None) -> bool:
 
 
 def has_random_weights(policy: Policy) -> bool:
-    """Return whether the factory of a policy drew its weights at random."""
+    """Return whether the factory of a policy drew the weights at random."""
     return getattr(module_of(policy), _RANDOM_WEIGHTS, False)
 
 
 def check_files(section: PolicySection) -> None:
-    """Raise if a model file changed after the settings were built, since other runners may have loaded the old one.
+    """Raise if a model file changed after the settings were built, since other runners may have loaded the old file.
 
-    Only factories that load models are checked. The arguments of others may be files that they write.
+    Only factories that load models are checked. Arguments of other factories may be files that the factory writes.
     """
     if loader_of(section.policy) is None:
         return
@@ -287,12 +287,12 @@ class CallablePolicy:
             return self.function(observations), None
         except (IndexError, TypeError, ValueError) as error:
             if self._takes_one(observations):
-                text = f"the policy takes one observation, and raises {summary_of(error)} for a batch of them"
+                text = f"the policy takes a single observation, but raises {summary_of(error)} for a batch"
                 raise PolicyError(text, key="policy.policy", fix=_ONE_BY_ONE) from error
             raise
 
     def _takes_one(self, observations: Any) -> bool:
-        """Return whether the function takes an observation, but not a batch of one."""
+        """Return whether the function takes a single observation, but not a batch that contains one observation."""
         return self._takes(tree.map_structure(itemgetter(0), observations)) and not self._takes(
             tree.map_structure(itemgetter(slice(1)), observations)
         )
@@ -307,7 +307,7 @@ class CallablePolicy:
 
 @contextlib.contextmanager
 def random_state_kept() -> Iterator[None]:
-    """Restore the global generators at the end: initializing layers draws from them, and a trainer may use them."""
+    """Restore the global random generators at the end: layers draw their weights from them, and a trainer uses them."""
     torch = sys.modules.get("torch")
     states = random.getstate(), np.random.get_state(), torch.random.get_rng_state() if torch else None  # noqa: NPY002
     try:

@@ -1,4 +1,4 @@
-"""Policy objects of a config, and settings without them, which can be sent to any process."""
+"""Policy objects in a config; and settings without policy objects, which can be sent to any process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def check_policies(section: PolicySection) -> None:
     """Check that the section has one policy, or several by id.
 
     Raises:
-        ConfigError: The section has both forms, or a policy is missing.
+        ConfigError: The section has one policy and also several by id, or a policy is missing.
     """
     if not section.policies and section.policy_mapping_fn is not None:
         problem = "policy.policy_mapping_fn is set, but policy.policies is empty"
@@ -27,7 +27,7 @@ def check_policies(section: PolicySection) -> None:
     for key in ("policy", *_LIVE) if section.policies else ():
         if getattr(section, key):
             problem = f"policy.{key} is set together with policy.policies"
-            fix = "Set it for each policy in policy.policies."
+            fix = "Set this key for each policy in policy.policies instead."
             raise ConfigError(problem, key=f"policy.{key}", value=getattr(section, key), fix=fix)
     for name, policy in section.policies.items():
         if policy.policy is None:
@@ -42,12 +42,12 @@ def live_policies(section: PolicySection) -> dict[str, Any]:
 
 
 def configured_weights(section: PolicySection, live: Any = None, version: int = 0) -> WeightsSnapshot | None:
-    """Return the weights of the configured file, otherwise those of the policy object; None without either.
+    """Return the weights of the configured file, or else those of the policy object; None if there are no weights.
 
     Args:
-        section: One policy, or several by id. Of several, only those with a file or a module object have weights.
+        section: One policy, or several by id. The result has the weights of each policy with a file or a module.
         live: The policy object, or a mapping of policy objects by id.
-        version: Version of the weights.
+        version: Version number for weights from the file of a single policy. In the other cases, it is 0.
 
     Raises:
         ConfigError: A file cannot be read.
@@ -69,7 +69,7 @@ def _weights_of_each(section: PolicySection, live: Mapping[str, Any]) -> Weights
 
 
 def with_live(settings: EvalSettings, policy: Any) -> EvalSettings:
-    """Return settings with other policies than the configured ones: an object, a named policy, or several by id.
+    """Return settings in which ``policy`` replaces the configured policies: an object, a name, or a mapping by id.
 
     Raises:
         ConfigError: Policies are configured by id, but ``policy`` is not a mapping with these ids.
@@ -94,7 +94,7 @@ def with_live(settings: EvalSettings, policy: Any) -> EvalSettings:
 
 
 def _with_named(settings: EvalSettings, policy: str) -> EvalSettings:
-    """Return settings with a named policy, as the key ``policy.policy`` names it."""
+    """Return settings with a named policy. The name has the same forms as the key ``policy.policy``."""
     named = with_named_policies({"policy": {"policy": policy}})
     kept = {name: getattr(settings.policy, name) for name in settings.policy.model_fields_set}
     section = PolicySection.model_validate({**kept, **_LIVE, **named.pop("policy")})

@@ -1,4 +1,4 @@
-"""Common small actor network, so that a config can evaluate one from a weights file alone."""
+"""Common small actor network. A config can evaluate such a network with only a weights file."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _ACTIVATIONS: Final[dict[str, type[nn.Module]]] = {"tanh": nn.Tanh, "relu": nn.R
 class MLPActor(nn.Module):
     """Linear layers with an activation, and a linear head for logits or for the mean of a Gaussian.
 
-    Tensors: ``body.0``, ``body.2``, ... and ``head``, as (weight, bias); ``log_std`` for a Box action space;
-    ``obs_mean`` and ``obs_var`` (float64) with a normalizer, which maps an observation to
-    ``clip((obs - obs_mean) / sqrt(obs_var + 1e-8), -10, 10)`` in float64, then float32.
+    Tensors: ``body.0``, ``body.2``, ... and ``head``, each with a weight and a bias; ``log_std`` for a Box action
+    space; ``obs_mean`` and ``obs_var`` (float64) with a normalizer. The normalizer computes
+    ``clip((obs - obs_mean) / sqrt(obs_var + 1e-8), -10, 10)`` in float64. The result is cast to float32.
 
     Args:
         num_inputs: Length of the flattened observation.
@@ -27,7 +27,7 @@ class MLPActor(nn.Module):
         hidden: Widths of the hidden layers.
         activation: Name of the activation.
         gaussian: Return ``(mean, log_std)`` instead of logits.
-        normalize_observations: Put the frozen normalizer before the body.
+        normalize_observations: Normalize observations with the fixed ``obs_mean`` and ``obs_var``.
     """
 
     observation_dtype = None
@@ -77,7 +77,7 @@ def make_mlp(
     """Build an :class:`MLPActor` that fits the spaces.
 
     Raises:
-        ConfigError: A space is neither a Box (observations) nor Discrete or Box (actions).
+        ConfigError: The observation space is not a Box, or the action space is neither Discrete nor a Box.
     """
     if not isinstance(observation_space, gym.spaces.Box):
         problem = f"make_mlp reads Box observations, not {observation_space}"

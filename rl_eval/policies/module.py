@@ -33,13 +33,13 @@ _UNDECLARED: Final = object()
 class ModulePolicy:
     """Policy around a module that maps observation tensors to logits or actions.
 
-    Floating observations are cast to the dtype of the module's first floating parameter, unless the
-    module has an attribute ``observation_dtype`` (a torch dtype, or None for the space's own).
+    Floating-point observations are cast to the dtype of the module's first floating-point parameter. To change this,
+    give the module an attribute ``observation_dtype``: a torch dtype, or None to keep the dtype of the space.
 
     Args:
         module: Called with a batch of observation tensors in the structure of the observation space.
         action_space: Space that defines the meaning of the outputs.
-        deterministic: Take the mode instead of sampling.
+        deterministic: Take the most likely action instead of sampling.
         device: Torch device to run on.
 
     Raises:
@@ -66,10 +66,10 @@ class ModulePolicy:
 
     @property
     def outputs(self) -> dict[str, Array] | None:
-        """Log-probability (or density) of each action of the last batch, ``action_log_prob`` of shape (batch,).
+        """``action_log_prob``, shape (batch,): log-probability (or log-density) of each action of the last batch.
 
-        It refers to the action as drawn, before ``policy.actions`` makes it fit its space. None if actions are not
-        drawn.
+        It belongs to the drawn action, before ``policy.actions`` clips or maps this action into the action space. None
+        if actions are not sampled.
         """
         if self._last is None:
             return None
@@ -83,8 +83,8 @@ class ModulePolicy:
         """Return the log-probabilities of actions; see :class:`rl_eval.protocols.ActionLogProb`.
 
         Raises:
-            ConfigError: The space is continuous and actions are not sampled, so that none has a density.
-            PolicyError: The actions are not of the action space.
+            ConfigError: The action space is continuous and actions are not sampled, so that no action has a density.
+            PolicyError: The actions are not in the action space.
         """
         output, log_std = self._forward(observations)
         _check_actions(actions, len(output), self._space)
@@ -187,17 +187,17 @@ def _expect(output: Array, shape: tuple[int, ...], what: str, space: gym.Space[A
     if output.shape != shape:
         hint = ""
         if what == "logits" and output.shape == shape[:1]:
-            hint = "Return logits, from which actions are chosen, or pass a function that returns actions."
+            hint = "Return logits, which rl_eval turns into actions, or pass a function that returns actions."
         problem = f"the policy returned {what} of shape {output.shape}, but {space} needs {shape}"
         raise PolicyError(problem, key=what, value=str(output.shape), fix=hint)
     return output
 
 
 def _check_actions(actions: Array, batch: int, space: gym.Space[Any]) -> None:
-    """Raise for actions of another space, because logits at wrong indices would be read."""
+    """Raise if actions are not in the space, because their probabilities would be read at wrong indices."""
     if actions.shape != (batch, *(space.shape or ())):
         problem = f"actions of shape {actions.shape} are not {batch} actions of {space}"
-        fix = "Pass them as the environment takes them, not one-hot."
+        fix = "Pass actions in the form that the environment takes, not one-hot."
         raise PolicyError(problem, key="actions", value=str(actions.shape), fix=fix)
     if isinstance(space, gym.spaces.Discrete | gym.spaces.MultiDiscrete):
         sizes = space.n if isinstance(space, gym.spaces.Discrete) else space.nvec

@@ -1,7 +1,8 @@
-"""Random numbers of sampling policies: a function of (episode seed, step, element).
+"""Random numbers for sampling policies: a function of the episode seed, the step and the number of the draw.
 
-A counter-based stream has no state that can be lost. So an episode draws the same numbers if it is retried, moved to
-another lane or resumed. No global generator is used. Each number is three rounds of SplitMix64 over the three counters.
+The numbers are computed from counters, so there is no generator state that can be lost. An episode draws the same
+numbers if it is retried, moved to another lane or resumed. No global generator is used. Each number is the result of
+three rounds of SplitMix64, one each for the seed, the step and the draw.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class EpisodeNoise:
         self._used = 0
 
     def uniform(self, count: int) -> npt.NDArray[np.float64]:
-        """Return the next ``count`` numbers of each lane's step, in (0, 1), shape (batch, count)."""
+        """Return the next ``count`` uniform numbers in (0, 1) for each lane's current step, shape (batch, count)."""
         elements = np.arange(self._used + 1, self._used + count + 1, dtype=np.uint64)
         self._used += count
         bits = mix(self._counters[:, None] + elements * _ELEMENT)
@@ -39,9 +40,9 @@ class EpisodeNoise:
         return np.asarray(((bits >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52, np.float64)
 
     def normal(self, count: int) -> npt.NDArray[np.float64]:
-        """Return the next ``count`` standard normal numbers of each lane's step, shape (batch, count).
+        """Return the next ``count`` standard normal numbers for each lane's current step, shape (batch, count).
 
-        Each is the normal quantile of one uniform number, computed element by element, so it does not
+        Each number is the normal quantile of one uniform number. It is computed element by element, so it does not
         depend on its place in the batch.
         """
         from scipy.special import ndtri

@@ -16,7 +16,11 @@ Array = npt.NDArray[Any]
 
 
 def categorical(logits: Array, live: npt.NDArray[np.bool_], noise: NoiseSource | None) -> npt.NDArray[np.int64]:
-    """Return an index per row: the first highest logit, or the first index where the CDF reaches a uniform number."""
+    """Return an index per row, shape (batch,).
+
+    Without noise, it is the first index of the highest logit. With noise, it is the first index at which the CDF
+    reaches a uniform number.
+    """
     if noise is None:
         return np.asarray(logits.argmax(1), np.int64)
     wide = logits.astype(np.float64)
@@ -40,7 +44,11 @@ def refuse_nan(numbers: Array, live: npt.NDArray[np.bool_], what: str) -> None:
 
 
 def bernoulli(logits: Array, noise: NoiseSource | None) -> npt.NDArray[np.int8]:
-    """Return 0 or 1 per logit: whether it is positive, or whether a uniform number is below its sigmoid."""
+    """Return 0 or 1 per logit.
+
+    Without noise, it is 1 if the logit is positive. With noise, it is 1 if a uniform number is below the sigmoid of the
+    logit.
+    """
     if noise is None:
         return (logits > 0).astype(np.int8)
     with np.errstate(over="ignore"):
@@ -49,7 +57,7 @@ def bernoulli(logits: Array, noise: NoiseSource | None) -> npt.NDArray[np.int8]:
 
 
 def gaussian(mean: Array, std: Array, noise: NoiseSource) -> npt.NDArray[np.float64]:
-    """Return a draw of a diagonal Gaussian per row, in float64, with the shape of ``mean``."""
+    """Draw from one diagonal Gaussian per row; return float64 values in the shape of ``mean``."""
     draws = noise.normal(mean.size // len(mean)).reshape(mean.shape)
     return np.asarray(mean.astype(np.float64) + std.astype(np.float64) * draws, np.float64)
 
@@ -62,7 +70,7 @@ def log_probability(
     Args:
         space: Discrete, MultiDiscrete, MultiBinary or Box.
         output: Logits, or the means of a diagonal Gaussian, shape (batch, ...).
-        log_std: Logarithms of its standard deviations, shape (batch, ...).
+        log_std: Logarithms of the Gaussian's standard deviations, shape (batch, ...); None for logits.
         actions: Drawn actions, shape (batch, ...).
     """
     batch = len(actions)

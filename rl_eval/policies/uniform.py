@@ -14,12 +14,13 @@ from rl_eval.protocols import NoiseSource
 
 @final
 class UniformPolicy:
-    """Policy that draws every action uniformly, from those that an action mask allows.
+    """Policy that draws every action uniformly. If there is an action mask, it draws only from allowed actions.
 
-    The mask is ``observation["action_mask"]``, as in PettingZoo and ``environment.action_masks``, of a
-    Discrete, MultiDiscrete or MultiBinary space: shape (batch, n), (batch, sum(nvec)) or (batch, 2 * bits).
-    An unbounded dimension of a Box is standard normal, and one with a single bound is exponential beyond it, as in
-    ``Box.sample``.
+    The mask is ``observation["action_mask"]``, as in PettingZoo and ``environment.action_masks``. Its shape is
+    (batch, n) for a Discrete space, (batch, sum(nvec)) for MultiDiscrete and (batch, 2 * bits) for MultiBinary.
+
+    As in ``Box.sample``, an unbounded dimension of a Box is drawn from the standard normal distribution. In a dimension
+    with one bound, the distance to this bound is drawn from the exponential distribution.
 
     Args:
         action_space: Discrete, MultiDiscrete, MultiBinary or Box, or a Tuple or Dict of these.

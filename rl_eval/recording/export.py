@@ -1,6 +1,7 @@
-"""Export of trajectories: episodes of a finished evaluation run again, must match their records, and go to disk.
+"""Export of trajectories: episodes of a finished evaluation run again, and their steps are written to disk.
 
-The output is a new file or folder, written atomically, with a few episodes in memory at a time.
+Every episode must match its record. The output is a new file or folder, which appears only when it is complete. Only a
+few episodes are in memory at a time.
 """
 
 from __future__ import annotations
@@ -50,13 +51,13 @@ if TYPE_CHECKING:
 
 
 class Writer(abc.ABC):
-    """Writer of trajectories to a new place; the output appears there when it is complete.
+    """Writer of trajectories to a new file or folder, which appears only when it is complete.
 
     Args:
-        target: Path of the place.
+        target: Path of the output.
 
     Raises:
-        ConfigError: The place cannot be used, or a package is missing.
+        ConfigError: The target cannot be used, or a package is missing.
     """
 
     place: Path
@@ -72,9 +73,9 @@ class Writer(abc.ABC):
         """Start writing.
 
         Args:
-            folder: New folder on the disk of the output.
-            env: An environment of the episodes.
-            frames: Total number of steps.
+            folder: New temporary folder, on the same disk as the output path.
+            env: An environment that ran some of the episodes.
+            frames: Total number of steps of all trajectories.
             title: Description of the data, in one line.
         """
         self._folder, self._frames = folder / "data", frames
@@ -88,13 +89,16 @@ class Writer(abc.ABC):
         return self._folder
 
     def _next(self, trajectories: Sequence[Trajectory]) -> slice:
-        """Return the slice of the next steps."""
+        """Return the slice of the output in which the steps of these trajectories belong."""
         start, self._written = self._written, self._written + sum(map(len, trajectories))
         return slice(start, self._written)
 
 
 class NpzWriter(Writer):
-    """Writer of one ``.npz`` file with :func:`~rl_eval.recording.trajectories.as_arrays` of all episodes."""
+    """Writer of one ``.npz`` file with the arrays of all episodes.
+
+    Keys and shapes are those of :func:`~rl_eval.recording.trajectories.as_arrays`.
+    """
 
     @override
     def write(self, trajectories: Sequence[Trajectory]) -> None:
@@ -119,7 +123,7 @@ class NpzWriter(Writer):
 
 
 class TensorDictWriter(Writer):
-    """Writer of a folder for ``TensorDict.load_memmap``: all episodes, frame after frame."""
+    """Writer of a folder for ``TensorDict.load_memmap``: the frames of all episodes, one episode after the other."""
 
     @override
     def write(self, trajectories: Sequence[Trajectory]) -> None:
@@ -132,7 +136,7 @@ class TensorDictWriter(Writer):
 
 
 def _make_folders(folder: Path, batch: TensorDictBase) -> None:
-    """Create the folders of keys with a slash; tensordict 0.13 and later replaces the slash."""
+    """Create the folders that keys with a slash need. Tensordict 0.13 and later replaces the slash and needs none."""
     if tuple(map(int, version("tensordict").split(".")[:2])) < (0, 13):
         for key in batch.keys(include_nested=True, leaves_only=True):
             folder.joinpath(*((key,) if isinstance(key, str) else key)).parent.mkdir(parents=True, exist_ok=True)
@@ -142,7 +146,7 @@ class MinariWriter(Writer):
     """Writer of a data set for ``minari.load_dataset``, in Minari's folder (``MINARI_DATASETS_PATH``).
 
     Images are stored without loss, not as JPEG, and rewards as float64. The first of the T + 1 infos is NaN, because
-    the info of the reset is not recorded. The metadata of an episode have ``index``, ``attempt`` and
+    the info of the reset is not recorded. The metadata of an episode contain ``index``, ``attempt`` and
     ``weights_version``.
 
     Args:
@@ -242,7 +246,7 @@ FORMATS: Final[dict[str, Callable[[str | os.PathLike[str]], Writer]]] = {
     "npz": NpzWriter,
     "tensordict": TensorDictWriter,
 }
-"""Writers, by the names of their formats."""
+"""Writer of each format, by the name of the format."""
 _NAME: Final = "trajectory"
 
 
@@ -268,14 +272,15 @@ def export_trajectories(
 ) -> Exported:
     """Run episodes of a finished evaluation again, in this process, and write their steps.
 
-    The run needs no recorded trajectories, because an episode is a function of its index. All outcome columns of every
-    episode must be bitwise equal to its record. Otherwise, the export writes nothing. It never overwrites a file.
+    The evaluation does not have to record trajectories, because the index of an episode determines all its steps. The
+    outcome columns of every episode must be bitwise equal to its record. Otherwise, the export writes nothing. It never
+    overwrites a file.
 
     Args:
         source: Folder or URI of an evaluation log, folder of a saved result, or a result.
         to: ``minari``, ``npz`` or ``tensordict``.
-        output: Path of the file or folder; for ``minari`` the id of the data set.
-        indices: Indices of the episodes; by default all that completed.
+        output: Path of the new file or folder; for ``minari`` the id of the data set.
+        indices: Indices of the episodes; by default those of all completed episodes.
         config: Config of the run, if it contained Python objects; by default the recorded one.
         policy: Policy object, if the run had one.
         trust: Whether this process may import and call code that the result names; see :func:`rl_eval.replay`.
@@ -291,7 +296,8 @@ def export_trajectories(
         raise ConfigError(f"trajectories cannot be exported to {to!r}: {nearest(to, FORMATS)}", key="to", value=to)
     writer = FORMATS[to](output)
     if os.path.lexists(writer.place):
-        raise ConfigError(f"{writer.place} exists", key="output", value=str(writer.place), fix="Choose another name.")
+        problem = f"the output {writer.place} already exists"
+        raise ConfigError(problem, key="output", value=str(writer.place), fix="Choose another name.")
     result = source if isinstance(source, EvalResult) else load(source)
     if to == "minari" and (agents := agents_in(result.table.info_keys)):
         problem = f"a Minari data set has one agent, but the episodes have {', '.join(agents)}"
@@ -307,10 +313,10 @@ def export_trajectories(
 
 
 def _selected(result: EvalResult, indices: Sequence[int] | None) -> list[int]:
-    """Return the episodes to run again: the chosen ones, or all that completed.
+    """Return the indices of the episodes to run again: the chosen episodes, or all completed episodes.
 
     Raises:
-        UsageError: A chosen episode did not complete, or no episode did.
+        UsageError: A chosen episode did not complete, or no episode of the result completed.
     """
     completed = result.table.completed
     if indices is None and not completed.any():
@@ -327,7 +333,7 @@ def _write(writer: Writer, result: EvalResult, runner: Runner, chosen: Sequence[
     """Write all trajectories to a temporary folder, and move them to the output path."""
     if not isinstance(runner, RunnerCore):
         name = type(runner).__name__
-        problem = f"a {name} records no trajectories, because it is not an rl_eval.EvalRunner"
+        problem = f"a {name} records no trajectories, because its class is not a subclass of rl_eval.EvalRunner"
         raise ConfigError(problem, key="runners.runner", value=name)
     seen: list[Any] = []
     of_agents = agent_columns(agents_in(result.table.info_keys))
@@ -350,11 +356,11 @@ def _write(writer: Writer, result: EvalResult, runner: Runner, chosen: Sequence[
         if finished.is_dir():
             finished.rename(place)
         else:
-            place.hardlink_to(finished)  # Does not replace a file that was created meanwhile.
+            place.hardlink_to(finished)  # Does not replace a file that another process has created.
 
 
 def _proved(result: EvalResult, report: RunReport) -> Trajectory:
-    """Return the trajectory of an episode after a check that it matches its record.
+    """Check that an episode matches its record, and return its trajectory.
 
     Raises:
         EvalError: The episode failed, differs from its record, or has no trajectory.
@@ -362,11 +368,11 @@ def _proved(result: EvalResult, report: RunReport) -> Trajectory:
     found = compared(result, report)
     index = found.again.index
     if report.faults:
-        problem = f"the record of episode {index} is complete, but the episode now failed: {report.faults[0]}"
+        problem = f"episode {index} completed in the run, but failed when it ran again: {report.faults[0]}"
         raise EvalError(problem, episode=index)
     if found.differences:
         problem = f"episode {index} differs from its record: {_listed(found.differences)}" + (
-            f"; this process computes floats differently: {_listed(found.numerics)}" if found.numerics else ""
+            f"; this process may round floats differently: {_listed(found.numerics)}" if found.numerics else ""
         )
         raise EvalError(problem, key=min(found.differences), episode=index)
     artifact = next((kept[index] for name, kept in report.artifacts if name == _NAME and index in kept), None)
@@ -377,7 +383,7 @@ def _proved(result: EvalResult, report: RunReport) -> Trajectory:
 
 
 def _listed(differences: Mapping[str, tuple[Any, Any]]) -> str:
-    return ", ".join(f"{name} was {was!r} and is {now!r}" for name, (was, now) in differences.items())
+    return ", ".join(f"{name} was {was!r} and is now {now!r}" for name, (was, now) in differences.items())
 
 
 def _recorder(env: Any, seen: list[Any], info_keys: Sequence[str]) -> Any:

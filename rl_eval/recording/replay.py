@@ -1,9 +1,9 @@
 """Replay of recorded episodes with the config of the provenance, and comparison with their records.
 
-:func:`rebuilt_runner` builds a runner in this process, equal to those of the evaluation. :func:`run_again` runs
-episodes with it, and :func:`compared` compares them with their records. Videos, exports of trajectories and ``rl-eval
-doctor`` use the same functions with their own observers. A record cannot contain Python objects, so the caller passes
-them again.
+:func:`rebuilt_runner` builds a runner in this process that is equal to the runners of the evaluation. :func:`run_again`
+runs episodes with it, and :func:`compared` compares them with their records. Videos, exports of trajectories and
+``rl-eval doctor`` use the same functions with their own observers. A recorded config cannot contain Python objects, so
+the caller passes these objects again.
 """
 
 from __future__ import annotations
@@ -52,22 +52,23 @@ _GIVE_AGAIN: Final = (
 )
 _BUDGET_S: Final = 1.0
 _FORMER_ITEMS: Final = (("observation_filter", "NoFilter"), ("filters", None))
-"""Items of ``policy`` in the configs of older runs, without effect."""
+"""Items that the section ``policy`` of older runs can contain. They have no effect."""
 
 
 @dataclass(frozen=True)
 class Replay:
-    """Recorded episode and its repetition."""
+    """Record of an episode, and the record of the same episode after it ran again."""
 
     recorded: EpisodeRecord
     again: EpisodeRecord
     differences: Mapping[str, tuple[Any, Any]]
-    """Outcome columns that are not bitwise equal, with the recorded and the new value."""
+    """Outcome columns that are not bitwise equal: by name, the recorded value and the new value."""
     numerics: Mapping[str, tuple[Any, Any]]
-    """Different items of the numerics key, with the values of the run and of this process. Outcomes may then differ."""
+    """Items of the numerics key that differ: by name, the value of the run and the value of this process. If an item
+    differs, outcomes may differ too."""
 
     comparable: bool = True
-    """Whether the guarantee of the run is exact, so that equal outcomes were promised."""
+    """Whether the guarantee of the run is ``exact``: an episode that runs again must have the same outcome."""
 
     @property
     def identical(self) -> bool:
@@ -85,15 +86,15 @@ def replay(
 ) -> Replay:
     """Run one episode of an evaluation again, in this process, and compare it with its record.
 
-    An environment that killed or hung its runner does the same to this process.
+    If the environment killed or blocked its runner, it will probably do the same to this process.
 
     Args:
         source: Folder or URI of an evaluation log, folder of a saved result, or a result.
         index: Index of the episode.
         config: Config of the run, if it contained Python objects; by default the recorded one.
         policy: Policy object, if the run had one.
-        trust: Whether this process may import and call code that the result names. Not needed for code that this
-            process has evaluated, or with ``config``.
+        trust: Whether this process may import and call code that the result names. It is not needed if this process has
+            evaluated the same code, or if ``config`` is passed.
 
     Raises:
         UsageError: The episode has no record, or the config differs from that of the run.
@@ -114,7 +115,7 @@ def replay_each(
     *,
     trust: bool = False,
 ) -> Iterator[Replay]:
-    """Run episodes again with one runner of this process, in turn; raise as :func:`replay`."""
+    """Run episodes again, one after the other, with one runner in this process. Errors are those of :func:`replay`."""
     leases = [lease_of(result, index) for index in indices]
     with rebuilt_runner(result, config, policy, trust=trust) as runner, one_thread():
         for report in run_again(runner, leases):
@@ -122,7 +123,9 @@ def replay_each(
 
 
 def lease_of(result: EvalResult, index: int) -> Lease:
-    """Return a lease to run an episode again, at the attempt of its record, because earlier faults may not repeat.
+    """Return a lease to run the recorded attempt of an episode again.
+
+    It skips the attempts that failed before the recorded one, because their faults may not occur again.
 
     Raises:
         UsageError: The episode has no record.
@@ -135,18 +138,19 @@ def lease_of(result: EvalResult, index: int) -> Lease:
 
 
 def run_again(runner: Runner, leases: Iterable[Lease], at_once: int = 1) -> Iterator[RunReport]:
-    """Run one attempt of each episode with an idle runner; yield a report of each, in order.
+    """Run one attempt of each episode with an idle runner; yield one report per episode, in order.
 
-    An episode that the runner gives back runs again. An episode that is only suspected of a fault then runs alone.
+    If the runner gives an episode back, it gets this episode again. If an episode is only suspected of a fault, it runs
+    again, alone.
 
     Args:
         runner: The runner.
-        leases: Episodes and attempts.
+        leases: Episodes to run, with the attempt of each episode.
         at_once: Maximum number of episodes that the runner has at one time.
 
     Yields:
-        Report of one episode: its row and infos, also if the attempt failed; its fault, if any; and the other fields of
-        the runner's report.
+        Report of one episode: its row and infos, even if the attempt failed, and its fault, if there is one. The other
+        fields are equal to those of the runner's report.
     """
     waiting, held, again = iter(leases), deque[Lease](), list[Lease]()
     reports: dict[int, RunReport] = {}
@@ -174,7 +178,7 @@ def run_again(runner: Runner, leases: Iterable[Lease], at_once: int = 1) -> Iter
 
 
 class Spectator:
-    """Observer that only keeps its environment."""
+    """Observer that keeps a reference to its environment and does nothing else."""
 
     env: Any = None
 
@@ -197,7 +201,7 @@ class Spectator:
 def rebuilt_runner(
     result: EvalResult, config: EvalConfig | EvalSettings | None = None, policy: Any = None, *, trust: bool = False
 ) -> Iterator[Runner]:
-    """Build a runner in this process, equal to those of an evaluation.
+    """Build a runner in this process that is equal to the runners of an evaluation.
 
     Args:
         result: Result of the evaluation.
@@ -236,7 +240,7 @@ def rebuilt_runner(
 
 
 def compared(result: EvalResult, report: RunReport) -> Replay:
-    """Compare an episode that :func:`run_again` ran with its record."""
+    """Compare a report from :func:`run_again` with the record of the same episode."""
     index, keys = int(report.rows["index"][0]), result.table.info_keys
     was, now = result.table.outcomes(slice(index, index + 1)), outcomes_of(report.rows, report.infos, keys)
     ours, theirs = plain(report.numerics), result.provenance["numerics"]
@@ -253,7 +257,7 @@ def recorded_episode(result: EvalResult, index: int) -> EpisodeRecord:
     """Return the record of one episode.
 
     Raises:
-        UsageError: The plan does not have the episode, or it did not finish.
+        UsageError: The episode is not in the plan, or it did not finish.
     """
     check_planned(result, index)
     if not result.table.filled[index]:
@@ -299,9 +303,9 @@ def recorded_config(recorded: Mapping[str, Any], *, passed: bool = False) -> dic
             raise ConfigError(problem, key=key, value=value, fix=_GIVE_AGAIN)
     secret = [key for key, value in leaves(config) if isinstance(value, str) and MASK in value]
     if masked := [key for key in secret if not (passed and key.startswith("policy."))]:
-        problem = f"{', '.join(masked)} was a secret, so the run did not record it"
+        problem = f"{', '.join(masked)}: the value was a secret, so the run did not record it"
         fix = (
-            "Pass the config with its value, in Python: rl_eval.replay(DIR, INDEX, config=...) or "
+            "Pass a config that contains the secret, in Python: rl_eval.replay(DIR, INDEX, config=...) or "
             "rl_eval.recording.video.record_videos(DIR, ..., config=...)."
         )
         raise ConfigError(problem, key=masked[0], fix=fix)
@@ -323,10 +327,10 @@ def _without_ray(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _weights(recorded: Mapping[str, Any], settings: EvalSettings, live: Any) -> WeightsSnapshot | None:
-    """Return the weights of the run; None if it had none."""
+    """Return the weights of the run; None if the run had no weights."""
     version, digest = recorded["version"], recorded["digest"]
     if live is None or settings.policy.policies:
-        # Without a digest on both sides, only the outcomes show whether a model is the same.
+        # A file without a digest, then or now, is not compared. Only outcomes show whether its model is the same.
         now, then = settings.policy.file_digests, recorded.get("files", {})
         for name in changed_files(then, now):
             problem = f"the file of {name} has digest {now[name][:16]} now; in the run it had {then[name][:16]}"

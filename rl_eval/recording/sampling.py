@@ -1,8 +1,8 @@
-"""Sampling of trajectories: batches with the episodes of a group's plan, in order.
+"""Sampling of trajectories: batches with the episodes of a group's plan, in the order of the plan.
 
 Episodes run in *waves*. A wave is an evaluation of the next indices of the plan. The contents of a batch depend only on
-the plan, the weights and the request, not on waves or runners. Whole episodes that do not fit in a batch wait for the
-next one.
+the plan, the weights and the request, not on waves or runners. If a wave has more episodes than a batch needs, the next
+batch starts with the surplus episodes.
 """
 
 from __future__ import annotations
@@ -34,36 +34,40 @@ class SampleRequest:
     """Contents and form of one batch.
 
     Raises:
-        ConfigError: A value is out of range, or two contradict each other.
+        ConfigError: A value is out of range, or two values contradict each other.
     """
 
     num_episodes: int | None = None
     """Exact number of whole episodes."""
     num_env_steps: int | None = None
-    """Number of steps: exact in mode ``truncate_episodes``; in mode ``complete_episodes``, the smallest number of whole
-    episodes with at least so many steps."""
+    """Number of steps. In mode ``truncate_episodes``, a batch has exactly this number. In mode ``complete_episodes``,
+    it has as few whole episodes as are needed for this number."""
     mode: Literal["complete_episodes", "truncate_episodes"] = "complete_episodes"
-    """Whether a batch ends with a whole episode, or can end within one. The next batch then begins with its rest."""
+    """Whether a batch has whole episodes only, or can end within an episode. In the second case, the next batch begins
+    with the rest of this episode."""
     order: Literal["plan", "first_ready"] = "plan"
-    """Order of the episodes in the batch: by index, or by arrival. The arrival depends on the machine; its label is
-    ``("collector", "arrival")``. The set of episodes does not depend on it."""
+    """Order of the episodes in the batch: by index (``plan``), or as they finish (``first_ready``). The second order
+    depends on the machine, and a batch then has the key ``("collector", "arrival")``. A batch has the same episodes in
+    both orders."""
     split_trajs: bool = False
-    """Give each episode a separate row, padded with zeros, with a ``("collector", "mask")``. By default the frames are
-    concatenated."""
+    """Give each episode a separate row, padded with zeros. The key ``("collector", "mask")`` is False for padding. By
+    default, the frames of all episodes are concatenated."""
     as_arrays: bool = False
-    """Return a dict of numpy arrays instead of a ``TensorDict``; keys are joined with dots."""
+    """Return a dict of numpy arrays instead of a ``TensorDict``. A nested key becomes one string with dots."""
     storage: str | os.PathLike[str] | None = None
-    """Folder for the batch as a memory-mapped ``TensorDict``; an iterator makes one subfolder per batch. It must not
-    exist."""
+    """Folder for the batch as a memory-mapped ``TensorDict``. An iterator writes each batch to a new subfolder. The
+    folder of a batch must not exist."""
     compress_images: bool = False
-    """Compress images without loss in the runner, until they become part of a batch."""
+    """Compress images in the runner, without loss. They are decompressed when a batch is built."""
     skip_failed: bool = False
-    """Skip episodes that failed on all attempts, and run further ones instead; by default they are an error."""
+    """Skip episodes that failed on all attempts, and use the next episodes of the plan instead. By default, such an
+    episode raises an error."""
 
     def __post_init__(self) -> None:
         if (self.num_episodes is None) == (self.num_env_steps is None):
             problem = f"num_episodes is {self.num_episodes}, and num_env_steps is {self.num_env_steps}"
-            raise ConfigError(problem, key="num_episodes", value=self.num_episodes, fix="Pass one of them.")
+            fix = "Pass exactly one of num_episodes and num_env_steps."
+            raise ConfigError(problem, key="num_episodes", value=self.num_episodes, fix=fix)
         for name, choices in _CHOICES.items():
             check_known(name, getattr(self, name), choices)
         if self.number < 1:
@@ -101,20 +105,20 @@ class _Failure:
     why: str
     weights_version: int
     told: bool = False
-    """Whether the caller has got the error; later batches continue without the episode."""
+    """Whether the caller has received the error. After that, batches continue without the episode."""
 
 
 @final
 class Sampler:
-    """Source of batches from the plan of a group, from one index to the next.
+    """Source of batches with the episodes of a group's plan, in the order of their indices.
 
     Args:
-        run: Starts a wave; called with ``(seed, first index, number of episodes, recorder)``.
-        version: Returns the version of the weights of the next wave.
+        run: Starts a wave and returns its handle; called with ``(seed, first index, number of episodes, recorder)``.
+        version: Returns the version of the weights that the next wave uses.
         slots: Returns the number of episodes that run at once.
         seed: Root seed of the plan.
         index: Index of the first episode.
-        works_ahead: Whether ``run`` returns before the wave ends.
+        works_ahead: Whether ``run`` returns before the wave ends, so that a wave can run while the caller uses a batch.
     """
 
     def __init__(
@@ -141,15 +145,16 @@ class Sampler:
         self._last_version: int | None = None
         """Version of the weights of the last batch."""
         self._renewed = False
-        """Whether weights changed before this batch; surplus episodes are then likely to be dropped."""
+        """Whether the weights changed since the last batch. They probably change again before the next batch, and then
+        surplus episodes are dropped."""
 
-    # ------------------------------------------------------------------ where it is
+    # ------------------------------------------------------------------ position in the plan
 
     def restart(self, seed: int | None = None, index: int = 0) -> None:
-        """Move to another position in the plan; drop episodes that ran ahead.
+        """Move to another position in the plan; drop episodes that ran before a batch needed them.
 
         Args:
-            seed: Root seed of the plan; by default the current one.
+            seed: Root seed of the plan; by default the current root seed.
             index: Index of the next episode.
 
         Raises:
@@ -163,12 +168,12 @@ class Sampler:
             self._ready, self._failed = {}, {}
 
     def state_dict(self) -> dict[str, int]:
-        """Return the position: root seed, index of the next episode, and number of its steps in earlier batches."""
+        """Return the root seed, the index of the next episode, and how many of its steps were in earlier batches."""
         with self._lock:
             return {"seed": self._seed, "index": self._next, "step": self._offset}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Restore the position of another sampler; an episode that it cut runs again."""
+        """Restore a position that :meth:`state_dict` returned. If it is within an episode, this episode runs again."""
         with self._lock:
             self.restart(state["seed"], state["index"])
             self._offset = state["step"]
@@ -180,7 +185,7 @@ class Sampler:
                 self._next, self._offset = self._next + 1, 0
 
     def stop_ahead(self) -> None:
-        """Cancel the wave that runs ahead; keep its finished episodes."""
+        """Cancel the running wave; keep its finished episodes."""
         with self._lock:
             if self._ahead is None:
                 return
@@ -202,14 +207,14 @@ class Sampler:
             return self._sample(request, request.storage)
 
     def iterate(self, request: SampleRequest, num_batches: int | None = None) -> Iterator[Any]:
-        """Return an iterator over batches. While the caller uses one, at most one wave runs ahead.
+        """Return an iterator over batches. While the caller uses a batch, at most one wave runs for the next batch.
 
         Args:
             request: Contents of each batch.
             num_batches: Number of batches; by default no limit.
         """
         if num_batches is not None and num_batches < 1:
-            fix = "Pass at least 1, or omit it."
+            fix = "Pass at least 1, or omit num_batches."
             raise ConfigError(f"num_batches is {num_batches}", key="num_batches", value=num_batches, fix=fix)
         return self._batches(request, num_batches)
 
@@ -241,12 +246,12 @@ class Sampler:
         while (fragments := self._fragments(request)) is None:
             self._take_wave(request)
         batch = _formed(fragments, request, folder, list(self._ready))
-        # Not earlier, so a batch that could not be stored is still available.
+        # If the batch could not be stored, this line is not reached, and the next call returns the same batch.
         self._advance(fragments)
         return batch
 
     def _fragments(self, request: SampleRequest) -> list[Fragment] | None:
-        """Return the fragments of the next batch, in plan order; None while episodes are missing.
+        """Return the fragments of the next batch, in plan order; None if an episode has not run yet.
 
         Raises:
             EvalError: An episode failed.
@@ -275,7 +280,7 @@ class Sampler:
             raise EvalError(problem, episode=index, fix=fix)
 
     def _advance(self, fragments: list[Fragment]) -> None:
-        """Drop the trajectories of the batch."""
+        """Move the position to the end of the batch, and drop the trajectories of earlier episodes."""
         last = fragments[-1]
         whole = last.stop == len(last.trajectory)
         self._next = last.trajectory.index + whole
@@ -284,9 +289,10 @@ class Sampler:
         self._failed = {index: one for index, one in self._failed.items() if index >= self._next}
 
     def _drop_other_weights(self) -> None:
-        """Drop whole episodes that ran ahead with replaced weights; they run again.
+        """Drop whole episodes that ran with other weights than the current ones; they run again.
 
-        The rest of a cut episode stays, with the version of its weights. So does a reported failure.
+        If the last batch ended within an episode, the rest of this episode is kept, with its weights version. A failure
+        that was reported is kept too.
         """
         version = self._version()
         begun = self._next if self._offset else -1
@@ -298,7 +304,7 @@ class Sampler:
     # ------------------------------------------------------------------ waves
 
     def _take_wave(self, request: SampleRequest) -> None:
-        """Run episodes, and store their trajectories."""
+        """Wait for the running wave, or for a new one, and store its trajectories."""
         if self._ahead is None:
             self._start_wave(request)
         assert self._ahead is not None
@@ -307,7 +313,7 @@ class Sampler:
         result = handle.result()
         self._take_in(result, first)
         if not self._ready.keys() | self._failed.keys() >= set(range(first, first + count)):
-            why = result.reason or "; ".join(result.notes) or "it is not known why"
+            why = result.reason or "; ".join(result.notes) or "the cause is not known"
             raise EvalError(f"some episodes of the batch have no trajectory: {why}", key="episodes")
 
     def _take_in(self, result: EvalResult, first: int) -> None:
@@ -323,7 +329,7 @@ class Sampler:
             self._failed[first + index] = _Failure(why, int(table.rows["weights_version"][index]))
 
     def _start_wave(self, request: SampleRequest) -> None:
-        """Start a wave of the first missing episodes."""
+        """Start a wave that begins with the first episode that has not run."""
         index, missing = self._next, request.number + self._offset
         while index in self._ready or index in self._failed:
             known = self._ready.get(index)
@@ -336,12 +342,12 @@ class Sampler:
         self._ahead = (index, count, self._run(self._seed, index, count, recorder))
 
     def _expected(self, steps: int) -> int:
-        """Return the number of episodes to run for a number of steps."""
+        """Return how many episodes to run to get a number of steps."""
         expected = math.ceil(steps * self._episodes / self._frames) if self._frames else 1
         if self._renewed and self._frames:
-            # A few more, because a second wave takes as long as the first.
+            # Run a few more episodes than expected: if steps are missing, a second wave takes as long as the first.
             return expected + math.isqrt(expected)
-        # A smaller wave would leave slots idle. Surplus episodes start the next batch.
+        # A wave with fewer episodes than slots would leave slots idle. Surplus episodes start the next batch.
         return max(self._slots(), expected)
 
     def _run_ahead(self, request: SampleRequest) -> None:
@@ -370,7 +376,7 @@ def _formed(
 
 
 def _stored(batch: Any, folder: Path) -> Any:
-    """Return a batch with its tensors in a new folder; if this fails, remove the folder."""
+    """Write a batch to a new folder, and return it with tensors in this folder; if this fails, remove the folder."""
     try:
         folder.mkdir(parents=True)
         stored = batch.memmap_like(folder)
@@ -379,5 +385,5 @@ def _stored(batch: Any, folder: Path) -> Any:
     except (OSError, RuntimeError) as error:
         shutil.rmtree(folder, ignore_errors=True)
         problem = f"the batch cannot be written to storage {os.fspath(folder)!r}: {error}"
-        fix = "Call again with another folder: the batch is not lost."
+        fix = "Call again with another folder. The call returns the same batch."
         raise UsageError(problem, key="storage", value=os.fspath(folder), fix=fix) from error

@@ -1,21 +1,22 @@
 """Trajectories: the steps of episodes as arrays and tensordicts.
 
-A recorder is an observer in the process that runs the episode. It reads a log of sweeps, or keeps an episode's steps in
-growing arrays. A batch has the layout of TorchRL's episode data (TED): arrays by name, or a ``TensorDict``.
+A recorder is an observer in the process that runs the episode. It keeps an episode's steps in growing arrays, or reads
+them from the runner's sweep log (:mod:`rl_eval.policies.inference.sweep_log`). A batch has the layout of TorchRL's
+episode data (TED), in arrays by name or in a ``TensorDict``. A frame is one step of an episode.
 
 ========================================  ==================================================================
-key                                       value at a frame, one step of an episode
+key                                       value at a frame
 ========================================  ==================================================================
 ``observation``, or the keys of a Dict    observation of the policy
 ``action``                                action passed to the environment
-``action_log_prob``, other ``outputs``    other outputs of the policy; some are another form of ``action``
+``action_log_prob``, other ``outputs``    other outputs of the policy; an output ``action`` replaces ``action``
 ``done``, ``terminated``, ``truncated``   False, because no episode ends before its last step
 ``("next", ...)``                         observation, reward and flags after the step; ``("next", "info", key)``
 ``("collector", "traj_ids")``             index of the episode, also as ``("collector", "index")``
 ``("collector", "step")``                 number of the step in its episode, from 0
 ``("collector", "seed")`` and others      ``attempt`` and ``weights_version`` of the episode
 ``("collector", "mask")``                 in padded batches only: False for padding
-``("collector", "arrival")``              in first-ready order only: the place of its episode among arrivals
+``("collector", "arrival")``              in order ``first_ready`` only: place of the episode in the batch
 ========================================  ==================================================================
 """
 
@@ -51,55 +52,56 @@ _LEAVES: Final = (gym.spaces.Box, gym.spaces.Discrete, gym.spaces.MultiDiscrete,
 
 
 class Leaf(NamedTuple):
-    """One array of a nested value."""
+    """One array in a nested observation or action."""
 
     key: Key
-    """Name in a batch."""
+    """Key of the array in a batch."""
     path: tuple[Any, ...]
-    """Path in the value."""
+    """Keys and positions that lead to the array in the nested value."""
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
 
     def read(self, value: Any) -> Any:
-        """Return the leaf of a value."""
+        """Return this array from a nested value."""
         for part in self.path:
             value = value[part]
         return value
 
     @property
     def is_image(self) -> bool:
-        """Whether the array contains bytes in two or more dimensions."""
+        """Whether the array has dtype uint8 and two or more dimensions."""
         return self.dtype == np.uint8 and len(self.shape) > 1
 
 
 def observation_leaves(space: gym.Space[Any], root: Key = ()) -> list[Leaf]:
-    """Return the arrays of an observation: those of a Dict space by their own keys, any other as ``observation``.
+    """Return the arrays of an observation.
 
-    The keys of a Dict space with a reserved key, such as ``action``, also start with ``observation``.
+    The arrays of a Dict space have the keys of this space. If one of these keys is reserved, such as ``action``, all
+    keys start with ``observation``. The keys of any other space start with ``observation`` too.
 
     Args:
         space: Space of the observations.
         root: Prefix of all keys.
 
     Raises:
-        ConfigError: A part of the space has no arrays of one shape.
+        ConfigError: The values of a part of the space are not arrays of one fixed shape.
     """
     own_keys = isinstance(space, gym.spaces.Dict) and not _RESERVED & set(space.spaces)
     return _leaves(space, root if own_keys else (*root, "observation"), ())
 
 
 def action_leaves(space: gym.Space[Any], root: Key = ()) -> list[Leaf]:
-    """Return the arrays of an action, under ``action``; arguments and errors as of :func:`observation_leaves`."""
+    """Return the arrays of an action, by keys that start with ``action``; see :func:`observation_leaves`."""
     return _leaves(space, (*root, "action"), ())
 
 
 def nested(space: gym.Space[Any], arrays: Mapping[Key, Any], root: str = "observation") -> Any:
-    """Return the arrays of a trajectory in the structure of their space.
+    """Return the observations or actions of a trajectory in the nested structure of their space.
 
     Args:
         space: Space of the observations or actions.
-        arrays: Observations or actions of a trajectory.
-        root: ``observation`` or ``action``.
+        arrays: Observations or actions of a trajectory, by key.
+        root: ``observation`` if the arrays are observations, ``action`` if they are actions.
     """
     leaves = observation_leaves(space) if root == "observation" else action_leaves(space)
     by_path = {leaf.path: np.asarray(arrays[leaf.key]) for leaf in leaves}
@@ -120,26 +122,26 @@ def _leaves(space: gym.Space[Any], key: Key, path: tuple[Any, ...]) -> list[Leaf
         return [leaf for name, part in parts for leaf in _leaves(part, (*key, str(name)), (*path, name))]
     if isinstance(space, _LEAVES):
         return [Leaf(key, path, np.dtype(space.dtype or np.float64), tuple(space.shape or ()))]
-    problem = f"a trajectory contains arrays of one shape, but the values of {space} have different shapes"
+    problem = f"a trajectory needs arrays of one fixed shape, but the values of {space} can have different shapes"
     fix = "Wrap the environment: Box, Discrete, MultiDiscrete, MultiBinary, Dict and Tuple spaces are supported."
     raise ConfigError(problem, key="environment.env", value=str(space), fix=fix)
 
 
 def _overlap(one: Key, other: Key) -> bool:
-    """Return whether a nested mapping cannot have an array under both keys."""
+    """Return whether one key starts with the other key, so that a nested mapping cannot have an array for each."""
     return all(ours == theirs for ours, theirs in zip(one, other, strict=False))
 
 
 @dataclass(frozen=True)
 class CompressedArray:
-    """Array in blocks of rows, compressed without loss."""
+    """Array that is stored in blocks of rows. Each block is compressed without loss."""
 
     dtype: str
     shape: tuple[int, ...]
     blocks: tuple[bytes, ...]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
-        """Return the array."""
+        """Return the decompressed array."""
         whole = np.empty(self.shape, self.dtype)
         rest = whole.reshape(-1).view(np.uint8)
         for block in self.blocks:
@@ -151,40 +153,41 @@ class CompressedArray:
 
 @dataclass(frozen=True)
 class Trajectory:
-    """Every step of one completed episode, of T steps."""
+    """All steps of one completed episode. T is the number of steps."""
 
     index: int
     """Index of the episode in the plan."""
     seed: int
     attempt: int
-    """Attempt that completed; other attempts leave no trajectory."""
+    """Number of the attempt that completed, from 1. Failed attempts have no trajectory."""
     weights_version: int
-    """Version of the weights that acted."""
+    """Version of the policy's weights in this episode."""
     terminated: bool
-    """Whether its last step reached a terminal state."""
+    """Whether the last step reached a terminal state."""
     truncated: bool
     """Whether the episode was truncated after its last step."""
     observations: Mapping[Key, Array | CompressedArray]
-    """Observations in the dtypes of their space, each of shape (T + 1, \\*leaf_shape); the first is of the reset."""
+    """Observations in the dtypes of their space, each of shape (T + 1, \\*leaf_shape); row 0 comes from the reset."""
     actions: Mapping[Key, Array]
     """Actions passed to the environment, each of shape (T, \\*leaf_shape)."""
     rewards: npt.NDArray[np.float64]
-    """Rewards, shape (T,). Their sum in order, as by ``np.cumsum``, is bitwise equal to the episode's return."""
+    """Rewards, shape (T,). If they are added from first to last, as ``np.cumsum`` does, the sum is bitwise equal to the
+    episode's return."""
     infos: Mapping[str, npt.NDArray[np.float64]]
-    """Scalars of ``evaluation.info_keys``, each of shape (T,); NaN at steps that do not report them."""
+    """Scalars of ``evaluation.info_keys``, each of shape (T,); NaN at steps whose info does not contain the key."""
     outputs: Mapping[Key, Array]
-    """Outputs of the policy besides actions, each of shape (T, \\*shape), such as ``action_log_prob``: logarithms of
-    the probabilities (densities) of drawn actions."""
+    """Outputs of the policy besides actions, each of shape (T, \\*shape). An example is ``action_log_prob``, the
+    log-probability or log-density of each drawn action."""
 
     def __len__(self) -> int:
         return len(self.rewards)
 
     @property
     def told(self) -> dict[Key, Array]:
-        """Outputs with keys that are free in a batch; an ``action`` is in the policy's own form.
+        """Outputs whose keys are free in a batch. An output ``action`` is the action in the policy's own form.
 
-        A recurrent state has values before and after each step. It replaces an observation with the same name: an
-        environment that declares the state has only zeros in this observation.
+        A recurrent state has values before and after each step. It replaces an observation with the same name: if an
+        environment declares the state as a part of its observation, this part contains only zeros.
         """
         taken = _RESERVED - {"action", *ACTION_LOG_PROB}
         states = {key for key in self.outputs if ("next", *key) in self.outputs}
@@ -222,16 +225,21 @@ def as_arrays(fragments: Sequence[Fragment], *, padded: bool = False, arrivals: 
     Args:
         fragments: Fragments of the batch, in order; at least one.
         padded: Whether each fragment gets a separate row, padded with zeros. By default, frames are concatenated.
-        arrivals: Whether the order is that of arrival; adds its key.
+        arrivals: Whether the fragments are in the order in which their episodes finished. If so, the batch also has the
+            key ``("collector", "arrival")``.
 
     Returns:
-        Arrays of shape (frames, \*shape), or (fragments, longest, \*shape).
+        Arrays of shape (frames, \*shape), or (fragments, longest, \*shape) if padded. ``longest`` is the number of
+        frames of the longest fragment.
     """
     return {".".join(key): array for key, array in _batch(fragments, padded, arrivals).items()}
 
 
 def as_tensordict(fragments: Sequence[Fragment], *, padded: bool = False, arrivals: bool = False) -> Any:
-    """Return a batch as a ``TensorDict`` of batch size (frames,), or (fragments, longest); see :func:`as_arrays`."""
+    """Return a batch as a ``TensorDict``; see :func:`as_arrays`.
+
+    The batch size is (frames,), or (fragments, longest) if padded.
+    """
     import torch
     from tensordict import TensorDict
 
@@ -268,7 +276,7 @@ def _batch(fragments: Sequence[Fragment], padded: bool, arrivals: bool) -> dict[
 
 
 def _recorded(fragments: Sequence[Fragment]) -> Iterator[tuple[Key, Array]]:
-    r"""Return the recorded arrays, each of shape (frames, \*shape)."""
+    r"""Yield the recorded arrays by their keys in a batch, each of shape (frames, \*shape)."""
     first = fragments[0].trajectory
     for key in first.observations:
         wholes = [np.asarray(trajectory.observations[key]) for trajectory, _, _ in fragments]
@@ -286,7 +294,7 @@ def _recorded(fragments: Sequence[Fragment]) -> Iterator[tuple[Key, Array]]:
 
 
 def _flags(fragments: Sequence[Fragment], lengths: npt.NDArray[np.int64]) -> dict[Key, Array]:
-    """Return the flags before each step (all False) and after it (True only at the end of an episode)."""
+    """Return the flags before each step (False) and after each step (True only after the last step of an episode)."""
     frames, ends = int(lengths.sum()), lengths.cumsum() - 1
     whole = np.array([fragment.stop == len(fragment.trajectory) for fragment in fragments])
     after = {
@@ -302,7 +310,7 @@ def _flags(fragments: Sequence[Fragment], lengths: npt.NDArray[np.int64]) -> dic
 
 
 def _labels(fragments: Sequence[Fragment], lengths: npt.NDArray[np.int64]) -> dict[Key, Array]:
-    """Return the labels that identify the episode of each frame."""
+    """Return the labels of each frame: its episode, and the number of its step."""
     labels: dict[Key, Array] = {
         ("collector", name): np.repeat([getattr(one.trajectory, field) for one in fragments], lengths)
         for name, field in _COLUMNS.items()
@@ -319,9 +327,9 @@ def _padded(flat: Array, mask: npt.NDArray[np.bool_]) -> Array:
 
 
 _FIRST_ROWS: Final = 256
-"""Initial capacity, in steps."""
+"""Initial capacity of growing arrays, in steps."""
 _BLOCK: Final = 32
-"""Images per compressed block."""
+"""Number of images in a compressed block."""
 _FIELDS: Final = ("index", "seed", "attempts", "weights_version", "terminated", "truncated")
 _of_record: Final = attrgetter(*_FIELDS)
 _of_row: Final = itemgetter(*(list(COLUMNS).index(name) for name in _FIELDS))
@@ -331,16 +339,18 @@ _of_row: Final = itemgetter(*(list(COLUMNS).index(name) for name in _FIELDS))
 class TrajectoryRecorder:
     """Observer whose artifact is the :class:`Trajectory` of the episode.
 
-    Its arrays live as long as the environment and are copied at the end of an episode. If there are several agents,
-    each has its own columns, with zeros in steps without it, and a column ``acting``.
+    The recorder uses the same arrays for all episodes of its environment, and copies them at the end of each episode.
+    If there are several agents, each agent has its own columns. A step in which the agent has no observation or action
+    has zeros there. The column ``acting`` shows whether the agent acted.
 
     Args:
         env: The observed environment.
-        info_keys: Scalars of the step ``info`` to keep.
-        compress_images: Compress observations of bytes in two or more dimensions, without loss, as they come in.
+        info_keys: Keys of the scalars in the step ``info`` to keep.
+        compress_images: Compress observations of dtype uint8 with two or more dimensions during the episode, without
+            loss.
 
     Raises:
-        ConfigError: A space has parts that are not arrays of one shape.
+        ConfigError: The values of a part of a space are not arrays of one fixed shape.
     """
 
     def __init__(self, env: Any, info_keys: Sequence[str] = (), *, compress_images: bool = False) -> None:
@@ -360,10 +370,10 @@ class TrajectoryRecorder:
         self._rewards = Rows((), np.dtype(np.float64))
         self._steps = 0
         self._silent = False
-        """Whether the policy returned no outputs at some step."""
+        """Whether the policy returned no outputs at one step or more."""
 
     def on_episode_start(self, spec: EpisodeSpec, attempt: int, observation: Any) -> None:
-        """Start with the observation of the reset; see :class:`rl_eval.runners.EpisodeObserver`."""
+        """Start an episode with the observation of the reset; see :class:`rl_eval.runners.EpisodeObserver`."""
         self._steps, self._silent = 0, False
         for agent, columns in self._agents.items():
             columns.see(0, self._part(observation, agent))
@@ -378,7 +388,7 @@ class TrajectoryRecorder:
         info: Any,
         policy_outputs: Any,
     ) -> None:
-        """Write a row of every column; see :class:`rl_eval.runners.EpisodeObserver`."""
+        """Write one row to every column; see :class:`rl_eval.runners.EpisodeObserver`."""
         step = self._steps
         self._steps = step + 1
         self._silent = self._silent or policy_outputs is None
@@ -395,11 +405,14 @@ class TrajectoryRecorder:
 
     @property
     def reads_sweeps(self) -> bool:
-        """Whether a log of sweeps is sufficient: there are no infos, and nothing to compress."""
+        """Whether the sweep log is sufficient, because no infos are recorded and no images are compressed."""
         return not self._infos and not any(columns.compresses for columns in self._agents.values())
 
     def read_sweeps(self, steps: Steps) -> TrajectoryBlock:
-        """Return the trajectories of episodes; see :class:`rl_eval.policies.inference.sweep_log.SweepRecorder`."""
+        """Return the trajectories of finished episodes.
+
+        See :class:`rl_eval.policies.inference.sweep_log.SweepRecorder`.
+        """
         (columns,) = self._agents.values()
         return TrajectoryBlock(steps, columns.observed[0][0].key, columns.acted[0][0].key)
 
@@ -423,12 +436,12 @@ class TrajectoryRecorder:
         )
 
     def _part(self, value: Any, agent: Any) -> Any:
-        """Return an agent's part of a value; None if it has none."""
+        """Return an agent's part of a value; None if the value has no part for this agent."""
         return (value or {}).get(agent) if self._is_team else value
 
 
 class _Columns:
-    """Columns of one agent."""
+    """Columns with the observations, actions, rewards and other outputs of one agent."""
 
     def __init__(self, root: Key, compress_images: bool, observations: gym.Space[Any], actions: gym.Space[Any]) -> None:
         seen = observation_leaves(observations, root)
@@ -444,12 +457,12 @@ class _Columns:
         self._root = root
 
     def see(self, row: int, observation: Any) -> None:
-        """Write an observation; None for zeros."""
+        """Write an observation to a row; if it is None, write zeros."""
         for leaf, rows in self.observed:
             rows.write(row, 0 if observation is None else leaf.read(observation))
 
     def act(self, row: int, action: Any, outputs: Mapping[str, Any]) -> None:
-        """Write an action (None for zeros) and the other outputs of the policy."""
+        """Write an action (zeros if it is None) and the other outputs of the policy to a row."""
         if row == 0:
             self.outputs = {}
         for leaf, rows in self.acted:
@@ -463,13 +476,13 @@ class _Columns:
             column.write(row, told.get(key, 0))
 
     def _key(self, name: str) -> Key:
-        """Return the key of an output; one of the next step starts with ``next``."""
+        """Return the key of an output: ``next`` if the name starts with it, the agent's prefix, and the other parts."""
         path = tuple(name.split("."))
         return ("next", *self._root, *path[1:]) if path[0] == "next" else (*self._root, *path)
 
 
 class Rows:
-    """Rows of one array, which doubles when it is full."""
+    """Array with one row per step. Its capacity doubles when it is full."""
 
     def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         self.array = np.empty((0, *shape), dtype)
@@ -487,14 +500,14 @@ class Rows:
 
 
 class CompressedRows:
-    """Rows of images, compressed in blocks as soon as a block is full."""
+    """Images, one per row. A full block of images is compressed when the next image arrives."""
 
     def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         self._block = np.empty((_BLOCK, *shape), dtype)
         self._blocks: list[bytes] = []
 
     def write(self, row: int, value: Any) -> None:
-        """Write the next row; row 0 starts over."""
+        """Write the next row; row 0 starts a new array."""
         place = row % _BLOCK
         if row == 0:
             self._blocks = []
@@ -503,7 +516,11 @@ class CompressedRows:
         self._block[place] = value
 
     def taken(self, rows: int) -> CompressedArray:
-        """Return all rows."""
+        """Return all rows.
+
+        Args:
+            rows: Number of rows that were written.
+        """
         last = self._block[: (rows - 1) % _BLOCK + 1]
         return CompressedArray(
             str(self._block.dtype), (rows, *self._block.shape[1:]), (*self._blocks, _compressed(last))
@@ -511,7 +528,7 @@ class CompressedRows:
 
 
 def _by_field(values: tuple[Any, ...]) -> dict[str, Any]:
-    """Return a record's labels by their names in a trajectory."""
+    """Return the values of ``_FIELDS`` in a record by the names of these fields in :class:`Trajectory`."""
     return dict(zip([name.replace("attempts", "attempt") for name in _FIELDS], values, strict=True))
 
 
@@ -521,12 +538,12 @@ def _compressed(rows: Array) -> bytes:
 
 @final
 class TrajectoryBlock(Mapping[int, Trajectory]):
-    """Trajectories of episodes by index; their arrays are views of common ones.
+    """Trajectories of episodes by index. Their arrays are views of arrays with the steps of all episodes.
 
     Args:
         steps: Steps of all episodes.
-        observation: Key of the observations.
-        action: Key of the actions.
+        observation: Key of the observations in a trajectory.
+        action: Key of the actions in a trajectory.
     """
 
     def __init__(self, steps: Steps, observation: Key, action: Key) -> None:

@@ -1,8 +1,9 @@
-"""Videos of chosen episodes, or a window: each episode runs again in a separate environment that renders.
+"""Videos of chosen episodes, or a window that shows them: each episode runs again in an environment that renders.
 
-A sibling of a runner, in this process or in a group, has one lane with its own environment, and the runner's policy and
-weights. It does not touch the runner's environments. An episode does not depend on the number of environments, so it
-has the same outcome. Frames are encoded as MP4 one by one, so memory never contains an uncompressed video.
+A runner, in this process or in a group, gets a *sibling*: a second runner in the same process, with one lane and its
+own environment. The sibling uses the runner's policy and weights and does not touch the runner's environments. An
+episode does not depend on the number of environments, so its outcome is the same in the sibling. Frames are encoded as
+MP4 one by one, so memory never contains an uncompressed video.
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ from rl_eval.runners import EvalRunner, Runner
 from rl_eval.supervision.caller import one_thread
 
 _EVEN: Final = "pad=ceil(iw/2)*2:ceil(ih/2)*2"
-"""Filter that adds a black row or column, because players need even sizes."""
+"""ffmpeg filter that adds a black row or column to a frame with an odd height or width: players need even sizes."""
 _H264: Final = ("-c:v", "libx264", "-pix_fmt", "yuv420p", "-threads", "1", "-movflags", "+faststart")
 _PATIENCE_S: Final = 120.0
-"""Longest time that ffmpeg may take for a frame, or for the end of a file."""
+"""Longest time that ffmpeg may take to encode a frame or to finish a file, in seconds."""
 
 
 @final
@@ -54,7 +55,7 @@ class Encoder:
     Args:
         path: The file to write.
         fps: Frames per second.
-        patience_s: Longest time that ffmpeg may take for a frame, or for the end of the file, in seconds.
+        patience_s: Longest time that ffmpeg may take to encode a frame or to finish the file, in seconds.
 
     Raises:
         ConfigError: imageio-ffmpeg is not installed.
@@ -67,7 +68,7 @@ class Encoder:
         self._patience_s = patience_s
         self._process: subprocess.Popen[bytes] | None = None
         self.shape: tuple[int, ...] = ()
-        """Height, width and channels of a frame; empty before the first."""
+        """Height, width and channels of a frame; empty before the first frame."""
         self.frames = 0
 
     def write(self, frame: Any) -> None:
@@ -78,7 +79,7 @@ class Encoder:
 
         Raises:
             EnvError: The frame has another type, dtype or shape.
-            ClusterError: ffmpeg has ended, or hangs.
+            ClusterError: ffmpeg has ended, or took too long.
         """
         pixels = _checked(frame, self.shape)
         if self._process is None:
@@ -97,7 +98,7 @@ class Encoder:
         """Finish the file; further calls do nothing.
 
         Raises:
-            ClusterError: ffmpeg failed, or hangs.
+            ClusterError: ffmpeg failed, or took too long.
         """
         process, self._process = self._process, None
         if process is None:
@@ -123,7 +124,7 @@ class Encoder:
 
 @contextmanager
 def _killed_after(seconds: float, process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Kill a process if the body takes too long, because a pipe without a reader blocks forever."""
+    """Kill a process if the ``with`` block takes too long, because a write to a pipe without a reader never returns."""
     timer = threading.Timer(seconds, process.kill)
     timer.start()
     try:
@@ -133,7 +134,7 @@ def _killed_after(seconds: float, process: subprocess.Popen[bytes]) -> Iterator[
 
 
 def gif(content: bytes, *, fps: float = 10.0) -> bytes:
-    """Return an MP4 video as an animated GIF with its own palette, at most 320 pixels wide.
+    """Convert an MP4 video to an animated GIF with its own palette, at most 320 pixels wide; return the GIF.
 
     Args:
         content: The MP4 file.
@@ -171,7 +172,7 @@ def _checked(frame: Any, shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
 
 
 _DISPLAYS: Final = ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER")
-"""Environment variables; at least one is set if a window can open."""
+"""Environment variables. A window can open only if at least one of them is set."""
 
 
 @contextmanager
@@ -179,7 +180,7 @@ def rendering_sibling(runner: Runner, mode: str, timeout_s: float | None, specta
     """Build a runner with one lane, an environment that renders, and the policy of another runner.
 
     Args:
-        runner: Runner with the policy, between two of its calls.
+        runner: Runner with the policy. It must not run episodes at the same time.
         mode: ``render_mode`` of the environment.
         timeout_s: Longest time between reset and end of an episode, in seconds; None for no limit.
         spectator: Observer of the episodes.
@@ -253,7 +254,7 @@ def replay_in_window(result: EvalResult, indices: Sequence[int], *, trust: bool 
             replayed = compared(result, report)
             if report.faults and replayed.recorded.outcome != "failed":
                 index = replayed.again.index
-                problem = f"episode {index} completed in the run, but fails in a window: {report.faults[0]}"
+                problem = f"episode {index} completed in the run, but failed in a window: {report.faults[0]}"
                 raise EnvError(problem, key="render", episode=index)
             yield replayed
 
@@ -264,7 +265,7 @@ _DEFAULT_FPS: Final = 30.0
 @final
 @dataclass(frozen=True)
 class Video:
-    """Video of one episode that ran again."""
+    """Video of one episode, made while the episode ran again."""
 
     index: int
     """Index of the episode."""
@@ -280,9 +281,9 @@ class Video:
     differences: tuple[str, ...]
     """Outcome columns that differ from the record."""
     frames: int
-    """Frames of the video: one after the reset and one after each step, unless it was cut."""
+    """Number of frames: one after the reset and one after each step, unless the video was cut."""
     cut: bool
-    """Whether the episode had more frames than ``max_frames``."""
+    """Whether the video was cut, because the episode had more frames than ``max_frames``."""
     fps: float
     width: int
     """Width of a rendered frame, in pixels; ``height`` is in pixels too."""
@@ -321,17 +322,17 @@ def record_episode(
     """Run one episode again with the policy and weights of a runner, and record a video of it.
 
     Args:
-        runner: Runner with the policy, between two of its calls.
-        recorded: The episode's record, array of ``ROW``, shape (1,).
-        spec: Line of the plan for the episode.
-        fps: Frames per second; by default those of the environment's metadata, otherwise 30.
+        runner: Runner with the policy. It must not run episodes at the same time.
+        recorded: Record of the episode, an array of dtype ``ROW`` and shape (1,).
+        spec: Entry of the plan for the episode.
+        fps: Frames per second; by default ``render_fps`` of the environment's metadata, or 30 if it is missing.
         max_frames: Maximum number of frames of the video.
         timeout_s: Longest time between reset and end, in seconds.
 
     Raises:
         ConfigError: The environment does not render, or imageio-ffmpeg is not installed.
-        EnvError: Rendering failed, or the frames do not have one size.
-        WeightsError: The runner has another version of the weights than the record.
+        EnvError: Rendering failed, or frames have different sizes.
+        WeightsError: The version of the runner's weights is not the version in the record.
     """
     row = recorded[0]
     if isinstance(runner, EvalRunner) and runner.weights_version != row["weights_version"]:
@@ -384,10 +385,10 @@ class _Camera(Spectator):
 
     @contextmanager
     def writing(self, encoder: Encoder) -> Iterator[Encoder]:
-        """Encode the rendered frames.
+        """Encode the frames that are rendered in the ``with`` block.
 
         Raises:
-            EnvError: A frame could not be rendered or encoded, or there is no frame.
+            EnvError: A frame could not be rendered or encoded, or no frame was rendered.
         """
         self._encoder = encoder
         try:
@@ -425,17 +426,17 @@ class _Camera(Spectator):
 
 
 _GRACE_S: Final = 60.0
-"""Time to build the environment and to encode, beyond the limit of the episode, in seconds."""
+"""Time to build the environment and to encode, in seconds. It is added to the time limit of the episode."""
 _LETHAL: Final = ("runner", "timeout")
-"""Causes of faults that end or block the runner's process."""
+"""Causes of faults that terminate or block the runner's process."""
 
 
 def follow_up_videos(settings: VideoSettings, done: Callable[[list[Future[Video]]], object]) -> FollowUp:
-    """Return the follow-up of :meth:`EvalRunnerGroup.submit` in which a runner records videos.
+    """Return a follow-up for :meth:`EvalRunnerGroup.submit`: after the evaluation, a runner records videos.
 
     Args:
         settings: Selection of episodes, and video options. The caller saves the videos.
-        done: Called with every video, or its error, when all are done.
+        done: Called once, when all videos are done, with one future per video: the video or its error.
     """
     return FollowUp(partial(_tasks, settings=settings), done, settings.timeout_s + _GRACE_S)
 
@@ -449,15 +450,16 @@ def record_with_group(
 ) -> list[Video]:
     """Record episodes of a group's last evaluation, one after the other, with one of its runners.
 
-    Call it before you send other weights. A runner records between evaluations: earlier submissions run first, later
-    ones wait. An error of a video does not affect the evaluation.
+    Call it before you send other weights. A runner records between evaluations: evaluations that were submitted before
+    this call run first, and evaluations that are submitted later wait. An error of a video does not affect the
+    evaluation.
 
     Args:
         group: Group of the result.
         result: Result of the group's current weights.
         settings: Selection of episodes, video options and folder.
-        step: Training step; the files are in the folder ``step_<step>``.
-        on_error: Called with the error of a video; then the next one starts. By default, the error is raised.
+        step: Training step; the files are in the subfolder ``step_<step>``.
+        on_error: Called with the error of a video; then the next video starts. By default, the error is raised.
 
     Returns:
         Saved videos, in the order of the selection.
@@ -465,8 +467,8 @@ def record_with_group(
     Raises:
         ConfigError: The environment does not render.
         EnvError: Rendering fails, or the episode killed or blocked its runner and does not run again.
-        WeightsError: The runners have other weights by now.
-        ClusterError: The runner was lost meanwhile.
+        WeightsError: The runners have other weights now.
+        ClusterError: The runner was lost while it recorded.
     """
     limit_s = settings.timeout_s + _GRACE_S
     videos = (partial(group.apply_to_one, task, limit_s) for task in _tasks(result, settings))
@@ -479,10 +481,10 @@ def saved(
     """Save videos; an error of one video does not stop the others.
 
     Args:
-        videos: Functions that make a video or wait for it.
-        folder: Folder of the files.
-        on_error: Called with the error of a video. Without it, the error is raised. A :class:`ConfigError` concerns all
-            videos and stops the loop.
+        videos: Functions that record a video or wait for it, and return it.
+        folder: Folder of the MP4 files.
+        on_error: Called with the error of a video. If it is None, the error is raised. After a :class:`ConfigError`,
+            which concerns all videos, no further video is recorded.
     """
     for make in videos:
         try:
@@ -512,17 +514,17 @@ def record_videos(
 ) -> list[Video]:
     """Record episodes of a finished evaluation in this process, with the config in its provenance.
 
-    An environment that killed or hung its runner does the same to this process.
+    If an environment killed or blocked its runner, it will probably do the same to this process.
 
     Args:
-        source: A result, or the folder or URI of one or of an evaluation log.
-        select: Selectors of episodes; see :class:`VideoSettings`, also for the numbers below.
+        source: Folder or URI of an evaluation log, folder of a saved result, or a result.
+        select: Selectors of episodes; see :class:`VideoSettings`.
         folder: Folder of the MP4 files.
         config: Config of the run, if it contained Python objects; by default the recorded one.
         policy: Policy object, if the run had one.
         max_videos: Maximum number of videos.
-        fps: Frames per second.
-        max_frames: Maximum number of frames of one video.
+        fps: Frames per second; by default ``render_fps`` of the environment's metadata, or 30 if it is missing.
+        max_frames: Maximum number of frames of one video; the rest of the episode is not recorded.
         timeout_s: Longest time that one video may take, in seconds.
         trust: Whether this process may import and call code that the result names; see :func:`rl_eval.replay`.
 
@@ -547,7 +549,7 @@ def record_videos(
 
 
 def _tasks(result: EvalResult, settings: VideoSettings) -> list[Callable[[Any], Video]]:
-    """Return one function of a runner for each video of a result."""
+    """Return one function for each video of a result. The function takes a runner, and returns the recorded video."""
     indices = select_episodes(result, settings.select, settings.max_videos)
     lethal = {index for index, faults in result.table.faults.items() if any(one.cause in _LETHAL for one in faults)}
     return [partial(_refuse, index=i) if i in lethal else _recording(settings, result, i) for i in indices]

@@ -1,20 +1,21 @@
-"""Videos of a result's episodes: selection, names of the files, and the files in its folder.
+"""Videos of a result's episodes: selection of episodes, file names, and the video files in the folder of a run.
 
 A selection is a list of selectors, read from left to right until ``max_videos`` episodes are chosen:
 
 ============  ==================================================================================
-``first:K``   the first K of the plan
-``every:N``   every N-th of the plan, from episode 0
-``best:K``    the K completed ones with the highest return; at equal returns the lowest index first
-``worst:K``   the K completed ones with the lowest return, likewise
-``failed:K``  the first K that ran out of attempts; without a number, all of them
-``episode:I`` the one with index I
+``first:K``   the first K episodes of the plan
+``every:N``   every N-th episode of the plan, from episode 0
+``best:K``    the K completed episodes with the highest return; of equal returns, the lowest index
+``worst:K``   the K completed episodes with the lowest return; of equal returns, the lowest index
+``failed:K``  the first K episodes that failed on all attempts; without ``:K``, all such episodes
+``episode:I`` the episode with index I
 ============  ==================================================================================
 
-Without a number, K is 1. An episode is chosen only once, even if several selectors name it. An episode without a record
-is never chosen.
+For ``first``, ``best`` and ``worst``, K is 1 by default. An episode is chosen only once, even if several selectors
+choose it. An episode without a record is never chosen.
 
-A file name contains episode, seed and return. It shows whether a video matches a record of a result.
+A file name contains the index, seed and return of the episode. If they are equal to those of a record, the video
+belongs to this record.
 """
 
 from __future__ import annotations
@@ -42,10 +43,10 @@ class VideoSettings:
     """Settings of the videos of every evaluation.
 
     Args:
-        select: Selectors of this module's table, as a string with commas or a sequence.
+        select: Selectors (see the table of this module), as a comma-separated string or as a sequence.
         folder: Folder of the MP4 files, with one subfolder per training step.
         max_videos: Maximum number of videos of one evaluation.
-        fps: Frames per second; by default those of the environment's metadata, otherwise 30.
+        fps: Frames per second; by default ``render_fps`` of the environment's metadata, or 30 if it is missing.
         max_frames: Maximum number of frames of one video; the rest of the episode is not recorded.
         timeout_s: Longest time that one video may take, in seconds.
 
@@ -93,7 +94,7 @@ def select_episodes(result: EvalResult, select: str | Sequence[str], max_videos:
 
 
 def _parse(select: str | Sequence[str]) -> list[tuple[str, int | None]]:
-    """Return the selectors, each with its number if it has one."""
+    """Return (name, number) of every selector; the number is None if the selector has none."""
     texts = select.split(",") if isinstance(select, str) else list(select)
     if not texts:
         fix = f"Pass some of {', '.join(_KINDS)}."
@@ -106,11 +107,12 @@ def _parse(select: str | Sequence[str]) -> list[tuple[str, int | None]]:
             problem = f"the selection of videos has {text!r}: {nearest(kind, _KINDS)}"
             raise ConfigError(problem, key="select", value=text)
         if not colon and kind in _NUMBERED:
-            problem = f"the selection of videos has {kind!r} without a number"
+            problem = f"the selection of videos has {kind!r}, which needs a number"
             raise ConfigError(problem, key="select", value=kind, fix=_NUMBERED[kind])
         if colon and (not number.isdecimal() or int(number) < least):
             fix = f"Pass an integer of at least {least}, such as '{kind}:2'."
-            raise ConfigError(f"the selection of videos has {text!r}", key="select", value=text, fix=fix)
+            problem = f"the selection of videos has {text!r}, whose number is not valid"
+            raise ConfigError(problem, key="select", value=text, fix=fix)
         selectors.append((kind, int(number) if colon else None))
     return selectors
 
@@ -145,7 +147,7 @@ _NAME: Final = re.compile(r"episode_(\d{1,15})_seed_\d+_(return_[\w.+-]+|failed)
 
 
 def video_name(index: int, seed: int, episode_return: float | None) -> str:
-    """Return the name of the file of an episode's video.
+    """Return the file name of an episode's video.
 
     Args:
         index: Index of the episode.
@@ -157,13 +159,13 @@ def video_name(index: int, seed: int, episode_return: float | None) -> str:
 
 
 def video_folder(path: str | os.PathLike[str]) -> Path:
-    """Return the folder of a run's videos; the path is that of the run's folder or of a file in it."""
+    """Return the folder of a run's videos. ``path`` is the folder of the run, or a file in this folder."""
     run = Path(path)
     return (run.parent if run.is_file() else run) / "videos"
 
 
 def video_files(path: str | os.PathLike[str]) -> dict[str, Path]:
-    """Return the video files in a run's video folder, by name; ignore links and other files."""
+    """Return the paths of the videos in a run's video folder, by file name; ignore links and other files."""
     place = video_folder(path)
     if place.is_symlink() or not place.is_dir():
         return {}
@@ -173,10 +175,10 @@ def video_files(path: str | os.PathLike[str]) -> dict[str, Path]:
 
 
 def videos_of(result: EvalResult, path: str | os.PathLike[str]) -> dict[int, Path]:
-    """Return the videos of a result's episodes, by index, in order.
+    """Return the paths of the videos of a result's episodes, by index, in order.
 
     Args:
-        result: The result; file names must match its records.
+        result: The result. A video is returned only if its file name matches a record of the result.
         path: Path of the result; a URI has no videos.
     """
     files = video_files(path)

@@ -1,4 +1,4 @@
-"""Runners: leases to records, one environment slot at a time; and the class that a config selects.
+"""Runners, which turn leases into records; and the selection of the runner class that a config names.
 
 :class:`Runner` is the protocol that the control loop needs; ``base`` is the abstract runner over slots. Backends and
 test tools import this package. It does not depend on the schedule, the store or the log.
@@ -33,7 +33,7 @@ Result = TypeVar("Result")
 
 
 class Runner(Protocol):
-    """Worker that turns leases into rows, in slices of time.
+    """Worker that turns leases into rows. Each call of :meth:`run` works for a limited time.
 
     A runner is built in the process in which it works, as ``cls(settings, runner_index, policy)``, and called by one
     thread. It guarantees that every lease becomes one row or one fault, or is returned. A row depends only on the
@@ -47,16 +47,16 @@ class Runner(Protocol):
     max_lanes: ClassVar[int | None]
     """Highest number of simultaneous episodes; None for no limit."""
     needs_processes: ClassVar[bool]
-    """Whether it needs its own process, so that ``runners.num_runners`` must be at least 1."""
+    """Whether the runner needs its own process, so that ``runners.num_runners`` must be at least 1."""
     several_agents: ClassVar[bool]
-    """Whether its environments have several agents, with policies from ``policy.policies``."""
+    """Whether the runner's environments have several agents, with policies from ``policy.policies``."""
 
     def __init__(self, settings: EvalSettings, runner_index: int, policy: Any = None) -> None:
         """Build environments and policy; a policy object replaces the configured one."""
 
     @classmethod
     def columns(cls, settings: EvalSettings) -> tuple[str, ...]:
-        """Return the names of the numbers in ``RunReport.infos``, in addition to the fixed columns."""
+        """Return the names of the columns in ``RunReport.infos``. Records have them besides the fixed columns."""
 
     def run(
         self, leases: Sequence[Lease] = (), budget_s: float = 0.1, reclaim: Sequence[int] = (), abort: bool = False
@@ -67,8 +67,8 @@ class Runner(Protocol):
 
         Args:
             leases: Episodes to add.
-            budget_s: Seconds to work; a runner that runs out of episodes returns earlier.
-            reclaim: Indices to give back, if they have not started.
+            budget_s: Seconds to work; a runner that runs out of episodes returns before the budget is used up.
+            reclaim: Indices of queued episodes to give back. Episodes that have started continue.
             abort: Drop queue and live episodes first.
         """
 
@@ -77,7 +77,7 @@ class Runner(Protocol):
 
         Raises:
             EvalError: An episode is live.
-            WeightsError: The weights do not fit, or the policy has none.
+            WeightsError: The weights do not fit the policy, or the policy has no weights.
         """
 
     @property
@@ -88,7 +88,7 @@ class Runner(Protocol):
         """Call a function with this runner, in the runner's process."""
 
     def metrics(self) -> dict[str, float]:
-        """Return lifetime counters."""
+        """Return counters over the runner's lifetime, by name."""
 
     def stop(self) -> None:
         """Close all environments."""
@@ -128,7 +128,7 @@ def runner_class(selected: str | type) -> type[Runner]:
         text = f"runners.runner is {selected!r}, which is not a concrete subclass of rl_eval.EvalRunner"
         raise ConfigError(text, key="runners.runner", value=selected)
     if missing := [name for name in _MEMBERS if not hasattr(selected, name)]:
-        problem = f"runners.runner is {selected!r}, which lacks {', '.join(missing)} of a runner"
+        problem = f"runners.runner is {selected!r}, which lacks these members of a runner: {', '.join(missing)}"
         fix = "Derive it from rl_eval.EvalRunner, or define all members of rl_eval.runners.Runner."
         raise ConfigError(problem, key="runners.runner", value=selected, fix=fix)
     return cast("type[Runner]", selected)

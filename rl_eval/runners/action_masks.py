@@ -1,4 +1,4 @@
-"""Action masks of an environment of one agent, as a part of its observation."""
+"""Action masks as a part of the observation, for environments of one agent."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ _METHOD: Final = "action_masks"
 class ActionMasks(gym.Wrapper[Any, Any, Any, Any]):
     r"""Wrapper whose observations are dicts of ``observation`` and ``action_mask``.
 
-    The mask comes from the environment's method ``action_masks()``, which may be below all wrappers, or else from
-    ``info["action_mask"]``. It has one number per choice: n of a Discrete space, ``sum(nvec)`` of a MultiDiscrete and
-    two per bit of a MultiBinary one. In the last observation of an episode, which no action follows, it is all ones.
+    The mask comes from the method ``action_masks()`` of the environment or of one of its wrappers. Without this method,
+    it comes from ``info["action_mask"]``. It has one number per choice: ``n`` numbers for a Discrete space,
+    ``sum(nvec)`` for a MultiDiscrete space and two per bit for a MultiBinary space. No action follows the last
+    observation of an episode, so the mask in it is all ones.
 
     Raises:
         ConfigError: The environment's actions cannot be masked.
@@ -65,11 +66,11 @@ class ActionMasks(gym.Wrapper[Any, Any, Any, Any]):
                 "environment.action_masks is true, but the environment has no method action_masks(), and its info has "
                 "no action_mask"
             )
-            fix = "Define one of them, or remove environment.action_masks."
+            fix = "Define action_masks(), put action_mask into info, or remove environment.action_masks."
             raise EnvError(problem, key="environment.action_masks", value=True, fix=fix)
         mask = np.ravel(given).astype(bool).astype(np.int8)
         if len(mask) != self._choices:
-            problem = f"the action mask has {len(mask)} numbers, but {self.action_space} has {self._choices}"
+            problem = f"the action mask has {len(mask)} numbers, but {self.action_space} needs {self._choices}"
             raise EnvError(problem, key="action_mask", value=len(mask))
         return mask
 

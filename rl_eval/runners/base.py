@@ -1,4 +1,4 @@
-"""Base of all runners: leases become records, and a fault of one environment never stops the runner.
+"""Base of the runners of single environments. A fault of one environment never stops the runner.
 
 A subclass decides only the order in which its lanes are stepped, in :meth:`EvalRunner.run`. Everything that makes a
 record trustworthy is in this class. An exception of the environment ends the attempt. The runner reports a fault with
@@ -48,7 +48,7 @@ Result = TypeVar("Result")
 
 
 class EvalRunner(RunnerCore):
-    """Owner of environments and a policy that turns leases into records.
+    """Runner with environments and a policy. It turns leases into records.
 
     Args:
         settings: Settings of the evaluation.
@@ -65,7 +65,7 @@ class EvalRunner(RunnerCore):
         self._lanes = [Lane(index, num_keys, self._observed) for index in range(settings.runners.lanes)]
         self._renewing = settings.environment.env_reuse == "episode"
         self._spent = 0
-        """Lanes that may not begin an attempt before the next report."""
+        """Number of lanes that may not begin an attempt before the next report."""
         self._turn_started = 0.0
         super().__init__(settings, runner_index, policy)
         self._cells, self._clock = self._recorder.cells, self._recorder.clock
@@ -90,8 +90,8 @@ class EvalRunner(RunnerCore):
     def foreach_env(self, function: Callable[[Any], Result]) -> list[Result]:
         """Call a function with each environment that is built, in the order of the slots; return the results.
 
-        The runner builds one environment at the start and each other one before its slot's first episode. A function
-        that changes an environment makes results depend on the time of the call.
+        The runner builds the environment of the first slot at the start. It builds the environment of any other slot
+        before the slot's first episode. If a function changes an environment, results depend on the time of the call.
         """
         return [function(lane.env) for lane in self._lanes if lane.env is not None]
 
@@ -129,7 +129,7 @@ class EvalRunner(RunnerCore):
                 self._fault(lane, "timeout", "run", self._overdue(now - lane.started, lane.lease.index))
 
     def _begin(self, lane: Lane) -> bool:
-        """Try to start the next queued attempt in a free lane; return whether it is live."""
+        """Try to start the next queued attempt in a free lane; return whether the attempt started."""
         lane.lease = self._queue.popleft()
         lane.attempt = lane.lease.attempt
         return self._try_env_reset(lane)
@@ -138,8 +138,8 @@ class EvalRunner(RunnerCore):
     def _may_begin(lane: Lane) -> bool:
         """Whether a lane is free to begin an attempt.
 
-        After an attempt, its outcome must be reported before the environment is closed: ``close`` may hang or kill
-        the process, and a finished episode would be lost.
+        The outcome of an attempt must be reported before the environment is closed: ``close`` may hang or kill the
+        process, and then a finished episode would be lost.
         """
         return lane.lease is None and not (lane.stale and lane.unreported)
 
@@ -224,7 +224,7 @@ class EvalRunner(RunnerCore):
     def _finish(self, lane: Lane, terminated: bool, truncated: bool) -> None:
         if not math.isfinite(lane.episode_return):
             raise EnvError(
-                f"the sum of the rewards is {lane.episode_return}: they are too large for a float",
+                f"the sum of the rewards is {lane.episode_return}: the rewards are too large for a float",
                 key="reward",
                 value=lane.episode_return,
                 episode=lane.lease.index if lane.lease else None,
@@ -255,7 +255,7 @@ class EvalRunner(RunnerCore):
 
     def _charge_policy(self, lane: Lane, error: Exception) -> None:
         """Record a fault of the policy in a lane."""
-        # The row stays in the batch until the lane starts again. It must not make the policy fail a second time.
+        # The row stays in the batch until the lane's next attempt. It must not make the policy fail a second time.
         self._inference.observations.clear(lane.index)
         self._fault(lane, "policy", "act", error)
 
@@ -337,17 +337,18 @@ class EvalRunner(RunnerCore):
         env = self.make_env(lane_index)
         seconds = perf_counter() - started
         for lane in self._lanes:
-            lane.started += seconds  # Construction takes no time of an episode.
+            lane.started += seconds  # Construction does not count as time of an episode.
         self._pending.constructed(seconds)
         self._note_limit(time_limit(env))
         return env
 
     def _note_limit(self, environments: int | None) -> None:
-        """Note that the environment ends episodes before ``max_episode_steps``."""
+        """Add a note if the environment's own limit, in steps, is lower than ``max_episode_steps``."""
         if environments is not None and environments < self._max_steps < math.inf:
             self._pending.standing_note = (
                 f"evaluation.max_episode_steps is {self._max_steps:,}, but the environment ends episodes after "
-                f"{environments:,} steps. Raise its own limit: pass max_episode_steps in env_kwargs to gymnasium.make"
+                f"{environments:,} steps. Raise the environment's own limit: for a gymnasium id, set max_episode_steps "
+                "in environment.env_kwargs"
             )
 
     @override

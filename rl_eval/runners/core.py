@@ -1,7 +1,7 @@
 """Core of all runners: settings, policy, weights, queue and report, without the environments.
 
-:class:`~rl_eval.runners.base.EvalRunner` adds environments that are stepped one at a time,
-:class:`~rl_eval.runners.batched.runner.BatchedEvalRunner` a simulator that steps all slots in one call.
+:class:`~rl_eval.runners.base.EvalRunner` adds environments that are stepped one at a time.
+:class:`~rl_eval.runners.batched.runner.BatchedEvalRunner` adds a simulator that steps all slots in one call.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Result = TypeVar("Result")
 
 
 class RunnerCore(abc.ABC):
-    """Policy, queue of leases and next report of a runner.
+    """Base class of runners. It owns the policy, the queue of leases and the next report.
 
     A subclass owns the environments, reports whether episodes are live, and drops them.
 
@@ -53,8 +53,8 @@ class RunnerCore(abc.ABC):
     """
 
     def __init__(self, settings: EvalSettings, runner_index: int, policy: Any = None) -> None:
-        # At most 30 attributes with those of a subclass: with more, CPython looks each up in a dict, which adds 5 % to
-        # a step without the environment's share.
+        # At most 30 attributes, including those of a subclass. With more, CPython looks up each one in a dict, which
+        # adds 5 % to the time that the runner itself needs for a step.
         self.settings = settings
         learn(settings.model_dump())  # This process redacts its secrets in errors and reports.
         self.runner_index = runner_index
@@ -75,7 +75,7 @@ class RunnerCore(abc.ABC):
             self._observation_space, self._action_space = self._first_spaces()
             with working_in(
                 home
-            ):  # Paths of the policy are relative to the user's folder, even if an environment left it.
+            ):  # Paths of the policy are relative to the user's folder, even if an environment changed the folder.
                 self._policy = self.make_policy(policy)
             self._has_random_weights = has_random_weights(self._policy)
             self._inference = self.make_inference()
@@ -99,7 +99,7 @@ class RunnerCore(abc.ABC):
 
     @classmethod
     def _info_keys(cls, settings: EvalSettings) -> tuple[str, ...]:
-        """Return the columns that are known before an environment is built; those of agents are not."""
+        """Return the columns that are known before an environment is built. Columns of agents are not known then."""
         return settings.evaluation.info_keys if cls.several_agents else cls.columns(settings)
 
     # ------------------------------------------------------------------ to override
@@ -121,11 +121,11 @@ class RunnerCore(abc.ABC):
     @property
     @abc.abstractmethod
     def _busy(self) -> bool:
-        """Whether an episode is live, or the block of one."""
+        """Whether an episode or a block is live."""
 
     @abc.abstractmethod
     def _drop_live(self) -> None:
-        """End all live attempts without a fault, and return their leases."""
+        """End all live attempts without a fault. The next report gives their leases back."""
 
     def make_policy(self, policy: Any = None) -> Policy:
         """Build the policy."""
@@ -150,7 +150,7 @@ class RunnerCore(abc.ABC):
 
         Raises:
             EvalError: An episode is live; the group must drain or abort first.
-            WeightsError: The weights do not fit the policy, or it has none.
+            WeightsError: The weights do not fit the policy, or the policy has no weights.
         """
         self._refuse_while_live("weights")
         module = self.weighted_module(snapshot)
@@ -161,7 +161,7 @@ class RunnerCore(abc.ABC):
             raise WeightsError(problem, key="policy", value=kind, runner=self.runner_index, fix=fix)
         apply_weights(snapshot, module)
         self._weights_version, self._has_random_weights = snapshot.version, False
-        self._inference.numerics = {}  # Probe it again before its next episode.
+        self._inference.numerics = {}  # Probe the policy again before the next episode.
         return snapshot.version
 
     def _refuse_while_live(self, what: str) -> None:
@@ -216,14 +216,15 @@ class RunnerCore(abc.ABC):
         """Take the leases and requests of one call.
 
         Returns:
-            Whether to report at once. One of several runners reports its numerics key before any records, so that the
-            group keeps the key of most runners, not that of the fastest.
+            Whether to report at once. If there are several runners, each one reports its numerics key before its first
+            record. So the group keeps the key that most runners have, not the key of the fastest runner.
         """
         if abort:
             self._abort()
         probing = not self._inference.numerics
         if probing:
-            # Before the leases: a probe that raises fails the evaluation, and its leases must not run in the next one.
+            # Probe before the leases are queued. A probe that raises fails the evaluation, and leases of a failed
+            # evaluation must not run in the next evaluation.
             self._inference.probe()
             self._inference.numerics |= self._bound_to()
             self._pending.built_weights = self._built_weights()
@@ -244,7 +245,10 @@ class RunnerCore(abc.ABC):
         return {}
 
     def _built_weights(self) -> str:
-        """Digest of the weights that the policy was built with; empty after new weights, or for a single runner."""
+        """Return the digest of the weights with which the policy was built.
+
+        The digest is empty if other weights were set since then, or if there is only one runner.
+        """
         if self._weights_version == 0 and self.settings.runners.num_runners > 1:
             with suppress(Exception):  # Uninitialized weights have no content.
                 if (built := weights_of(self._policy)) is not None:
@@ -252,7 +256,7 @@ class RunnerCore(abc.ABC):
         return ""
 
     def _first_built(self, build: Callable[[], Result]) -> Result:
-        """Return the result of ``build``; if it raises, try again, up to the maximum attempts of an episode.
+        """Return the result of ``build``; if it raises, try again, at most ``max_attempts_per_episode`` times in total.
 
         Raises:
             ConfigError: The environment or the policy cannot be built as configured.
@@ -303,9 +307,9 @@ class RunnerCore(abc.ABC):
 
         Args:
             lease: The lease, with the number of the attempt.
-            place: Part that failed, the call, and the steps that the attempt had completed.
+            place: Cause of the fault, phase of the attempt, and number of steps that the attempt had completed.
             error: The original error.
-            seconds: Age of the attempt.
+            seconds: Seconds since the attempt started.
             charged: False if other episodes may have caused the error.
         """
         (cause, phase, step), (error_type, message, traceback) = place, Fault.describe(error)
@@ -343,13 +347,13 @@ class RunnerCore(abc.ABC):
         return inference.sweep_log() if self.acts_in_sweeps and isinstance(inference, RowInference) else None
 
     def _read_sweeps(self) -> list[tuple[str, Mapping[int, Any]]]:
-        """Return the artifacts that recorders make of finished episodes in the log of sweeps, by name."""
+        """Return the artifacts that observers make from the log of sweeps: pairs of observer name and artifacts."""
         sweeps: SweepLog | None = getattr(self._inference, "sweeps", None)
         taken = () if sweeps is None else sweeps.take()
         return [(name, one.read_sweeps(steps)) for recorders, steps in taken for name, one in recorders.items()]
 
     def _drop_policy(self) -> None:
-        """Drop the policy: reference cycles keep a runner until the garbage collector runs, and it may be large."""
+        """Drop the policy, which may be large: reference cycles keep a runner until the garbage collector runs."""
         self._recorder.idle()
         with suppress(AttributeError):  # A second call finds them deleted.
             del self._policy, self._inference

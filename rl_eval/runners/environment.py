@@ -41,7 +41,7 @@ _GYMNASIUM_ID: Final = re.compile(r"(?:[\w.]+:)?(?:[\w-]+/)?[\w.-]+-v\d+")
 _DOTTED: Final = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+")
 
 _CONTEXTS: Final = ("config", "context", "env_config")
-"""Names of a first parameter that is a context, also with a default or among the kwargs."""
+"""Names that mark a first parameter as the context, even if it has a default or is one of the kwargs."""
 
 _NAMESPACE: Final = (
     'Put the package that registers the id before the id, as in "ale_py:ALE/Pong-v5", which needs '
@@ -59,7 +59,7 @@ _MUJOCO: Final = (
 
 
 def import_env(section: EnvironmentSection) -> None:
-    """Import the module of an environment that has a name, so that construction times exclude the import.
+    """Import the module of a gymnasium id, so that construction times exclude the import.
 
     Ignore errors; :func:`construct_env` raises them.
     """
@@ -117,17 +117,17 @@ def build_env(
 ) -> Any:
     """Build one environment of any type, without wrappers.
 
-    An id such as ``"CartPole-v1"`` or ``"my_pkg:MyEnv-v0"`` goes to ``gymnasium.make`` with the kwargs; with
-    ``num_envs``, which becomes one of the kwargs, to ``gymnasium.make_vec``.
+    An id such as ``"CartPole-v1"`` or ``"my_pkg:MyEnv-v0"`` is passed to ``gymnasium.make`` with the kwargs. If
+    ``num_envs`` is set, it becomes one of the kwargs, and the id is passed to ``gymnasium.make_vec``.
 
     A callable is called with the kwargs, or with an :class:`EnvContext` if it has a parameter for one. This parameter
-    is annotated ``EnvContext``. Without such an annotation, the first parameter counts in two cases:
+    is annotated ``EnvContext``. Without such an annotation, it is the first parameter if one of two conditions is met:
 
     - its name is ``config``, ``context`` or ``env_config``;
     - it has no default, and neither it nor ``num_envs`` is one of the kwargs.
 
-    A class of environments must meet both. If the context is the first argument, the kwargs that are keyword-only
-    parameters are passed too.
+    For a class of environments, both conditions must be met. If the context is the first argument, the kwargs that are
+    keyword-only parameters are passed too.
 
     Raises:
         ConfigError: The id is unknown, or the path cannot be imported.
@@ -175,7 +175,7 @@ def _simulator(library: Integration, env: str, kwargs: dict[str, Any]) -> Any:
     """Build the batched simulator of a library.
 
     Raises:
-        ConfigError: Single environments are asked for, or the library is not installed.
+        ConfigError: The runner needs single environments (no ``num_envs``), or the library is not installed.
     """
     if "num_envs" not in kwargs:
         problem = f"environment.env is {env!r}, a simulator of {library.name} that steps many environments in one call"
@@ -185,10 +185,10 @@ def _simulator(library: Integration, env: str, kwargs: dict[str, Any]) -> Any:
 
 
 def check_id(env: str, library: str, known: Collection[str]) -> None:
-    """Check that a library has the simulator of an id ``LIBRARY:NAME``.
+    """Check that a library has the simulator that an id ``LIBRARY:NAME`` names.
 
     Raises:
-        ConfigError: The library does not have it; the message suggests the nearest name.
+        ConfigError: The library does not have the simulator; the message suggests the nearest name.
     """
     name = env.partition(":")[2]
     if name not in known:
@@ -197,13 +197,13 @@ def check_id(env: str, library: str, known: Collection[str]) -> None:
 
 
 def episode_hook(env: gym.Env[Any, Any]) -> Callable[[int, int, int], None] | None:
-    """Return :meth:`rl_eval.EpisodeAware.begin_episode` of an environment; None without it."""
+    """Return :meth:`rl_eval.EpisodeAware.begin_episode` of an environment; None if it has no such method."""
     hook: Callable[[int, int, int], None] | None = attribute_of(env, "begin_episode")
     return hook
 
 
 def attribute_of(env: Any, name: str) -> Any:
-    """Return an attribute of an environment, also below gymnasium's wrappers; None without it."""
+    """Return an attribute of an environment, also one inside gymnasium's wrappers; None if it does not exist."""
     if isinstance(env, gym.Env):
         return env.get_wrapper_attr(name) if env.has_wrapper_attr(name) else None
     return getattr(env, name, None)
@@ -214,7 +214,7 @@ def check_condition_keys(conditions: Conditions | None, declared: Sequence[str] 
 
     Args:
         conditions: The conditions; None without conditions.
-        declared: Keys that the environment declares; None without a declaration.
+        declared: Keys that the environment lists in ``condition_keys``; None if it has no such attribute.
 
     Raises:
         ConfigError: The environment does not declare one of the keys.
@@ -241,7 +241,10 @@ def time_limit(env: Any) -> int | None:
 
 
 def _meant_name(env: Any) -> str:
-    """Return the newest id that differs only in case and version, else ``module:attr``, else an empty string."""
+    """Return a suggestion for a wrong name; empty if there is none.
+
+    The first choice is the newest id that differs only in case and version, the second ``module:attr``.
+    """
     found = [spec for spec in gym.registry.values() if spec.name.casefold() == str(env).casefold()]
     if found:
         return max(found, key=lambda spec: spec.version or 0).id
@@ -280,7 +283,7 @@ def _check_members(built: Any, what: str) -> None:
 
 
 def _check_seed(built: Any, what: str) -> None:
-    """Raise if the environment's ``reset`` takes no seed, even if its wrappers do."""
+    """Raise if ``reset`` of the innermost environment takes no seed, even if ``reset`` of a wrapper takes one."""
     inner = getattr(built, "unwrapped", built)
     with suppress(TypeError, ValueError):  # Some methods hide their signature.
         parameters = inspect.signature(inner.reset).parameters.values()
@@ -318,14 +321,15 @@ def _context_parameter(
 ) -> inspect.Parameter | None:
     """Return the parameter for the context, or None. Any other parameter keeps its default.
 
-    A class of environments has its own arguments, so its first parameter needs both the name and no default.
+    A class of environments has its own arguments. So its first parameter must have one of the names in
+    :data:`_CONTEXTS`, and no default.
     """
     annotated = [one for one in parameters if "EnvContext" in str(one.annotation)]
     first = next(iter(parameters), None)
     if annotated or first is None or first.kind in _KEYWORDS:
         return next(iter(annotated), None)
     named, required = first.name in _CONTEXTS, first.default is first.empty and first.name not in kwargs
-    required = required and "num_envs" not in kwargs  # It is more likely to be the number of slots.
+    required = required and "num_envs" not in kwargs  # The parameter is more likely to be the number of slots.
     return first if (named and required if is_class else named or required) else None
 
 
@@ -352,7 +356,7 @@ def _check_arguments(made: Any, signature: inspect.Signature, kwargs: dict[str, 
 
 
 def _is_env_class(factory: Any) -> bool:
-    # Environments of several agents have a method where others have an attribute.
+    # observation_space is a method in environments of several agents, and an attribute in others.
     return inspect.isclass(factory) and (
         issubclass(factory, gym.Env) or callable(getattr(factory, "observation_space", None))
     )
@@ -427,7 +431,7 @@ class ValueReader:
             lane.success_once = max(lane.success_once, lane.success_at_end)
 
     def success(self, field: str, value: Any, index: int, step: int) -> bool | None:
-        """Return a reported success; None, with a note, if it is neither true nor false."""
+        """Return a reported success as a bool. If it is neither true nor false, add a note and return None."""
         flag = self._flag(field, value)
         if flag is None:
             text = f"{field} is neither true nor false; these steps count as steps without a report of success"
@@ -447,7 +451,7 @@ class ValueReader:
         return float(number)
 
     def _flag(self, field: str, value: Any) -> bool | None:
-        """Read a flag; None if it is not a flag. A float is one if it is 0 or 1."""
+        """Return a flag as a bool; None if the value is not a flag. A float is a flag if it is 0 or 1."""
         if isinstance(value, _BOOLS):
             return bool(value)
         number = self._scalar(field, value)
@@ -463,7 +467,7 @@ class ValueReader:
 
 
 def scalar_of(value: Any) -> float | None:
-    """Read a number of Python, numpy or torch, or an array of one number; None for anything else."""
+    """Return a Python, NumPy or torch number, or the number in an array of one; None for any other value."""
     if isinstance(value, (int, float)):
         return value
     shape, item = getattr(value, "shape", None), getattr(value, "item", None)

@@ -1,4 +1,4 @@
-"""Environment slots (lanes) of a runner, the sums of their attempts, and the next report."""
+"""Environment slots (lanes) of a runner, with the sums over each attempt; and the runner's next report."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Lane:
     reset: Callable[..., Any] = _no_env
     begin_episode: Callable[[int, int, int], None] | None = None
     spare: gym.Env[Any, Any] | None = None
-    """The lane's own environment, while another one runs an episode that needs a fresh one."""
+    """The lane's usual environment, set aside while an episode runs in a new environment; otherwise None."""
     trace: TraceRecorder | None = None
     lease: Lease | None = None
     attempt: int = 0
@@ -68,9 +68,9 @@ class Lane:
     step_seconds: float = 0.0
     inference_started: float = 0.0
     stale: bool = False
-    """Whether its environment must not serve another attempt."""
+    """Whether the lane's environment must not be used for another attempt."""
     unreported: bool = False
-    """Whether its last attempt has ended but is not reported yet."""
+    """Whether the lane's last attempt has ended but is not reported yet."""
     stepping: int = field(init=False)
     """State in the flight recorder during a step, without the number of steps."""
 
@@ -78,7 +78,7 @@ class Lane:
         self.stepping = FlightRecorder.mark(STEP, self.index)
 
     def attach(self, env: gym.Env[Any, Any]) -> None:
-        """Use an environment; bound methods save lookups in the loop."""
+        """Use an environment. Keep its bound methods, which saves lookups in the loop."""
         self.env, self.step, self.reset = env, env.step, env.reset
         self.begin_episode = episode_hook(env)
         self.watch()
@@ -89,14 +89,14 @@ class Lane:
         self.observed = None if fresh or self.env is None else self.observe(self.index, self.env)
 
     def set_aside(self) -> None:
-        """Keep the environment for later: some can be built only once, or take long to build."""
+        """Keep the environment for later attempts: some environments take long to build, or can be built only once."""
         self.spare = self.detach()
 
     def start_trace(self, content: Callable[[Any], bytes]) -> None:
         """Trace the attempt that is about to start.
 
         Args:
-            content: Returns the content of an observation that the policy receives.
+            content: Takes an observation; returns, as bytes, the values that the policy receives.
         """
         assert self.env is not None
         self.trace = TraceRecorder(self.env.reset, self.env.step, content)
@@ -139,7 +139,7 @@ class Lane:
     def row(
         self, terminated: bool, cut: Truncation, runner: int, version: int, inference_clock: float
     ) -> tuple[float, ...]:
-        """Return the completed attempt as a tuple, in the order of :data:`_MEASURED`; by name takes 1 us longer."""
+        """Return the completed attempt as a tuple, in the order of :data:`_MEASURED`. A tuple is faster than a row."""
         assert self.lease is not None
         return (
             self.lease.index,
@@ -186,9 +186,9 @@ class PendingReport:
         self.built_weights = ""
         """Digest of the weights with which the policy was built."""
         self._under_way = (0, 0.0)
-        """Steps of live attempts, and their seconds, that earlier reports have counted."""
+        """Steps of live attempts that earlier reports have counted: their number, and their seconds."""
         self.standing_note = ""
-        """Note in every report, and so in every evaluation of the runner."""
+        """Text of a note in every report, and so in every evaluation of the runner; empty for no note."""
         self._begin()
 
     def _begin(self) -> None:
@@ -207,7 +207,7 @@ class PendingReport:
         return bool(self.rows or self.faults)
 
     def note(self, text: str) -> None:
-        """Add a note. Of notes that differ only in their place, keep the first."""
+        """Add a note. If notes differ only in the place (the episode and step), keep the first one."""
         self._notes.setdefault(without_place(text), text)
 
     def constructed(self, seconds: float) -> None:
@@ -215,7 +215,7 @@ class PendingReport:
         self.construct_seconds = min(self.construct_seconds, seconds)
 
     def count(self, steps: int, seconds: float) -> None:
-        """Count the steps of an attempt that has ended, and their seconds."""
+        """Count the steps of an attempt that has ended, and the seconds that these steps took."""
         self.env_steps += steps
         self.step_seconds += seconds
 
@@ -236,11 +236,11 @@ class PendingReport:
         """Return the report, and start the next one.
 
         Args:
-            live: Progress of the live attempts, which count with their steps so far.
-            live_seconds: Seconds of these steps.
+            live: Progress of the live attempts, one row of ``PROGRESS`` each. The report counts their steps so far.
+            live_seconds: Seconds that these steps took.
             weights_version: Version of the policy's weights.
             numerics: Numerics key of the runner.
-            notes: Notes in addition to those of :meth:`note`.
+            notes: Notes in addition to the notes added by :meth:`note`.
             artifacts: Artifacts in addition to :attr:`artifacts`.
         """
         under_way = int(live["step"].sum()), live_seconds

@@ -20,11 +20,12 @@ if TYPE_CHECKING:
 class EpisodeObserver(Protocol):
     """Observer of the episodes of one environment, one after the other.
 
-    A runner calls the factory with an environment whenever a slot gets a new one. The batched runner calls it for each
-    slot with the :class:`~rl_eval.runners.batched.simulator.BatchSimulator`, whose spaces are those of one slot.
+    Whenever a slot gets a new environment, the runner calls the factory with this environment. The batched runner calls
+    the factory for each slot with the :class:`~rl_eval.runners.batched.simulator.BatchSimulator`, whose spaces are
+    those of one slot.
 
-    An attempt that fails or is dropped has no end: :meth:`on_episode_start` of the next one must start over. Episodes
-    that run again for the determinism check are not observed.
+    For an attempt that fails or is dropped, :meth:`on_episode_end` is not called. So :meth:`on_episode_start` must
+    discard the data of the previous attempt. Episodes that run again for the determinism check are not observed.
     """
 
     def on_episode_start(self, spec: EpisodeSpec, attempt: int, observation: Any) -> None:
@@ -48,13 +49,13 @@ class EpisodeObserver(Protocol):
             reward: Reward, as a float.
             terminated: Flag, as the environment returned it.
             truncated: Flag, as the environment returned it.
-            info: Info, as the environment returned it; of a batched simulator, the values that the slot reported.
-            policy_outputs: Row of the policy's ``outputs``: the nested batch that its last ``act`` computed besides
-                actions, new at each call. None for a policy without it.
+            info: Info, as the environment returned it. For a batched simulator, the values that the slot reported.
+            policy_outputs: The episode's row of the policy's ``outputs``: nested arrays that the last ``act`` computed
+                besides the actions. Each call gets new arrays. None if the policy has no ``outputs``.
         """
 
     def on_episode_end(self, record: EpisodeRecord) -> Any:
-        """Return a picklable artifact of a completed episode; None for nothing."""
+        """Return a picklable artifact of a completed episode; None for no artifact."""
 
 
 Part = TypeVar("Part")
@@ -85,7 +86,7 @@ def observer_factories(configured: Sequence[Any]) -> dict[str, Factory]:
 
 @final
 class ObservedSlot:
-    """Observers of one slot. The runner pushes the attempts in the slot to them.
+    """Observers of one slot. The runner passes each attempt in the slot to them.
 
     Args:
         env: Environment of the slot, or the simulator that has the slot.
@@ -132,7 +133,7 @@ class ObservedSlot:
         self._observers = self._guarded("its factory", factories, lambda factory: factory(env))
 
     def start(self, spec: EpisodeSpec, attempt: int, observation: Any) -> None:
-        """Start an attempt that was reset."""
+        """Start an attempt, after the reset of its environment."""
         self._index, self._steps = spec.index, 0
         if self._broken:
             self._broken = set()
@@ -152,7 +153,7 @@ class ObservedSlot:
         self.told = {name: one for name, one in self._observers.items() if name not in self._readers}
 
     def act(self, action: Any) -> None:
-        """Keep the action of the next step for :attr:`told`, because the environment may change its argument."""
+        """Keep a copy of the next step's action for observers: the environment may change the action that it gets."""
         self._action = _kept(action)
 
     def step(self, observation: Any, reward: float, terminated: Any, truncated: Any, info: Any) -> None:
@@ -216,7 +217,7 @@ class ObservedSlot:
 
 
 def _kept(action: Any) -> Any:
-    """Return a copy of an action, unless it is immutable: the environment may change its argument."""
+    """Return a copy of an action, or the action itself if it is immutable: the environment may change its argument."""
     if isinstance(action, np.ndarray):
         return action.copy()
     return action if isinstance(action, (np.generic, int, float)) else copy.deepcopy(action)

@@ -1,4 +1,4 @@
-"""Environment in a child process, from the runner's side: it sends requests and reads replies as they arrive."""
+"""Environment in a child process. The runner sends requests to the process, and reads replies as they arrive."""
 
 from __future__ import annotations
 
@@ -50,19 +50,19 @@ class SlotProcess:
         self._awaited = 0
         """Number of the request that waits for its reply; 0 for none."""
         self._stash: deque[Reply] = deque()
-        """Replies that came while a call waited for its own."""
+        """Replies that came while :meth:`call` waited for the reply to its own request."""
         self.connection: Connection | None = None
         """Pipe to the process; None without a process."""
         self.doing = BEGIN
         """Last request: ``begin`` for an episode, or ``step``."""
         self.since = 0.0
-        """Time of that request, or of the moment when the new environment was ready."""
+        """Time of the last request. It is set again when a new environment is ready or the request is abandoned."""
         self.abandoned = False
         """Whether the next reply is dropped."""
         self.facts: dict[str, Any] = {}
-        """Facts that the last built environment reported."""
+        """Attributes (:data:`_FACTS`) and time limit of the environment that was built last."""
         self.build_seconds = 0.0
-        """Build time of that environment."""
+        """Build time of the same environment, in seconds."""
 
     # ------------------------------------------------------------------ requests
 
@@ -85,7 +85,7 @@ class SlotProcess:
         self._awaited = self._send(kind, env, *args)
 
     def tell(self, kind: str, env: int) -> None:
-        """Send a request without a reply; do nothing without a process."""
+        """Send a request that gets no reply. Do nothing if there is no process."""
         if self.connection is not None:
             self._send(kind, env)
 
@@ -117,7 +117,7 @@ class SlotProcess:
         return bool(self._stash)
 
     def poll(self) -> Reply | None:
-        """Return the next reply if it answers the last request, else None. Call it when one can be read."""
+        """Return the next reply if it answers the last request, else None. Call this when a reply can be read."""
         reply = self._stash.popleft() if self._stash else self._read()
         if reply is None or reply.number not in (self._awaited, _LAST):
             return None
@@ -198,7 +198,7 @@ class SlotProcess:
         if self._process is None:
             return 0
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_LAST_WORDS_S)  # An earlier kill would hide the signal that ended it.
+            self._process.wait(_LAST_WORDS_S)  # Without this wait, a kill would hide the signal that ended the process.
         self._process.kill()
         code, self._process = self._process.wait(), None
         return code
@@ -237,7 +237,8 @@ def value_of(reply: Reply) -> Any:
 class SlotEnv:
     """Environment in a slot's process.
 
-    The runner sends requests with :meth:`ask_reset` and :meth:`ask_step`. ``reset`` and ``step`` return their replies.
+    The runner sends requests with :meth:`ask_reset` and :meth:`ask_step`. After the reply has come, ``reset`` or
+    ``step`` returns the result.
     """
 
     def __init__(self, slot: SlotProcess, number: int) -> None:
@@ -260,11 +261,11 @@ class SlotEnv:
         self.call(_look_at)
 
     def ask_reset(self, lease: Lease) -> None:
-        """Send the reset of an attempt; the process builds a new environment first."""
+        """Send the reset of an attempt. The process first builds the environment, if it is not built yet."""
         self._slot.ask(BEGIN, self._number, lease)
 
     def ask_step(self, action: Any) -> None:
-        """Send a step."""
+        """Send an action for the next step."""
         self._slot.ask(STEP, self._number, action)
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
@@ -298,9 +299,9 @@ BEGIN: Final = "begin"
 CALL: Final = "call"
 """Call a pickled function with an environment."""
 CLOSE: Final = "close"
-"""Close an environment; without a reply."""
+"""Close an environment. There is no reply."""
 MADE: Final = "made"
-"""Phase of the extra reply before that of a reset, if the environment is new."""
+"""Phase of an extra reply. It reports that a new environment is ready, before the reply to the request itself."""
 STEP: Final = "step"
 _PHASES: Final = {BEGIN: "reset"}
 
@@ -323,7 +324,7 @@ class Reply(NamedTuple):
 
 
 class _Slot:
-    """Environments of a slot, by number: two while one is set aside for an episode that needs a new one."""
+    """Environments of a slot, by number. There are two while an episode needs a new one and the usual one is kept."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -392,7 +393,7 @@ class _Slot:
 
 
 def fast_dumps(value: Any) -> bytes:
-    """Pickle mostly plain data with pickle, and the rest with cloudpickle, which takes several times as long."""
+    """Pickle a value with pickle; if that raises, with cloudpickle, which takes several times as long."""
     try:
         return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
     except Exception:

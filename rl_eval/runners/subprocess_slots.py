@@ -22,11 +22,11 @@ from rl_eval.runners.lane import Lane
 from rl_eval.runners.slot_process import BEGIN, SlotEnv, SlotProcess, value_of
 
 _LEAST_WAIT_S: Final = 0.05
-"""Wait of a call for its first reply, however small its budget."""
+"""Seconds that a call may wait for its first reply, even if its budget is smaller."""
 _LOOK_S: Final = 0.1
-"""Longest wait before deadlines are checked."""
+"""Longest wait between two checks of the deadlines, in seconds."""
 _GRACE_S: Final = 5.0
-"""Wait for an abandoned step before its process is killed."""
+"""Seconds to wait for the reply to an abandoned request, before the process is killed."""
 _STOP_S: Final = 2.0
 
 Result = TypeVar("Result")
@@ -36,10 +36,10 @@ Result = TypeVar("Result")
 class SubprocessEvalRunner(EvalRunner):
     """Runner with one process per slot, and one forward pass for all slots that wait for an action.
 
-    Use it for simulators that take milliseconds per step, above all if their times differ. Rows are the same as in any
-    other runner, since a row does not depend on the other rows of its forward pass. The end of a slot's process (a
-    signal, ``os._exit``, a deadline) is a fault of its episode; other slots continue. The processes end with the
-    runner.
+    Use it for simulators that take milliseconds per step, above all if the time per step varies. Records are the same
+    as those of any other runner, since an action does not depend on the other rows of its forward pass. If a slot's
+    process ends (by a signal, ``os._exit`` or a deadline), its episode gets a fault; other slots continue. The
+    processes end with the runner.
     """
 
     _inference: RowInference
@@ -95,7 +95,7 @@ class SubprocessEvalRunner(EvalRunner):
                 self._begin(lane)
 
     def _begin(self, lane: Lane) -> bool:
-        """Send the reset of the next queued attempt. It is live when the reply comes."""
+        """Send the reset of the next queued attempt. The attempt starts when the reply comes."""
         lane.lease = self._queue.popleft()
         lane.attempt = lane.lease.attempt
         lane.begin(self._inference_clock)
@@ -158,7 +158,7 @@ class SubprocessEvalRunner(EvalRunner):
         env: Any = self._coming.get(lane.index, lane.env)
         env.reply = reply
         if doing == BEGIN:
-            started = slot.since  # If an environment was built first, after that.
+            started = slot.since  # After the construction, if the process first built an environment.
             alive = self._try_env_reset(lane)
             if alive:
                 waited = perf_counter() - started
@@ -179,7 +179,7 @@ class SubprocessEvalRunner(EvalRunner):
     # ------------------------------------------------------------------ deadlines
 
     def _enforce_deadlines(self) -> None:
-        """Kill processes that exceed a time limit, and record faults of their episodes."""
+        """Kill each process that exceeds a time limit, and record a fault of its episode."""
         now = perf_counter()
         for lane, slot in zip(self._lanes, self._slots, strict=True):
             if not slot.busy:
@@ -200,7 +200,7 @@ class SubprocessEvalRunner(EvalRunner):
         self._discard(lane)
         assert lane.lease is not None
         error = EpisodeTimeout(
-            f"the {phase} took longer than fault_tolerance.{phase}_timeout_s={limit:g}; its process was terminated",
+            f"the {phase} took longer than fault_tolerance.{phase}_timeout_s={limit:g}; the process was terminated",
             key=f"fault_tolerance.{phase}_timeout_s",
             value=limit,
             episode=lane.lease.index,

@@ -1,4 +1,4 @@
-"""Runners of one agent: many environments with one forward pass per step, or one environment in a plain loop."""
+"""Runners of single-agent environments: many with one forward pass per step, or one in a plain loop."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from rl_eval.supervision.flight_recorder import ACT, NOW, SINCE, FlightRecorder
 class VectorEvalRunner(EvalRunner):
     """Runner of k lanes with batched inference. Each lane runs its own episode and is reset on its own.
 
-    A sweep is one forward pass and one step of every live lane. If a sweep exceeds its budget, the next call resumes
-    it in the middle, so that a slow simulator delays a report by one step at most.
+    A sweep is one forward pass and one step of every live lane. If a sweep exceeds the budget of a call, the next call
+    continues it with the next lane. So a slow simulator delays a report by one step at most.
     """
 
     acts_in_sweeps: ClassVar[bool] = True
@@ -52,7 +52,7 @@ class VectorEvalRunner(EvalRunner):
         return self._report()
 
     def _refill(self, deadline: float) -> bool:
-        """Start queued episodes in free lanes, until the deadline; return whether any was taken."""
+        """Start queued episodes in free lanes, until the deadline; return whether an episode was taken."""
         began = False
         for lane in self._lanes if self._queue else ():
             if self._may_begin(lane):
@@ -63,7 +63,7 @@ class VectorEvalRunner(EvalRunner):
         return began
 
     def _choose_actions(self) -> Iterator[tuple[Lane, Any]] | None:
-        """Run the policy on all live lanes; return the sweep, or None if no lane is live."""
+        """Run the policy on all live lanes; return pairs of lane and action, or None if no lane is live."""
         self._expire()
         self._reject_nan()
         live = [lane for lane in self._lanes if lane.lease is not None]
@@ -99,7 +99,10 @@ class VectorEvalRunner(EvalRunner):
         self._sweep = None
 
     def _starving(self) -> bool:
-        """Whether to report early: half the lanes are idle, because no lease is left or until the next report."""
+        """Whether to report early, because half the lanes are idle.
+
+        A lane is idle if no lease is left, or if its environment may be replaced only after the next report.
+        """
         if self._queue:
             return 2 * self._spent >= len(self._lanes)
         return bool(self._pending) and 2 * sum(lane.lease is None for lane in self._lanes) >= len(self._lanes)
@@ -129,7 +132,7 @@ class SingleAgentEvalRunner(EvalRunner):
         return self._report()
 
     def _act_and_step(self) -> None:
-        """Choose one action and take it."""
+        """Choose an action and step the environment."""
         self._expire()
         self._reject_nan()
         lane = self._lanes[0]

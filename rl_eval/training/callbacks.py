@@ -26,16 +26,16 @@ _FORMATS: Final = (".safetensors", ".pt", ".pth")
 class StopOnThreshold:
     """Stopping rule: a metric reached a threshold in a number of consecutive evaluations.
 
-    The default metric is the lower end of the interval of the mean return. A lucky evaluation raises it less than the
-    mean.
+    The default metric is the lower end of the confidence interval for the mean return. A lucky evaluation raises this
+    lower end less than it raises the mean.
 
     Args:
         threshold: Lowest value that counts as reached.
-        metric: A key of ``EvalResult.metrics``, or of ``EvalPoint.metrics`` with its prefix.
-        patience: Number of consecutive evaluations, at least 1.
+        metric: Key of ``EvalResult.metrics``, or key of ``EvalPoint.metrics`` (with the prefix).
+        patience: Number of consecutive evaluations that must reach the threshold, at least 1.
 
     Raises:
-        UsageError: ``threshold`` is NaN, or ``patience`` below 1.
+        UsageError: ``threshold`` is NaN, or ``patience`` is below 1.
 
     Example:
         >>> stop = StopOnThreshold(475.0)  # doctest: +SKIP
@@ -55,7 +55,8 @@ class StopOnThreshold:
         self.reached = False
         """Whether the threshold was reached; never reset to False by later evaluations."""
         self.point: EvalPoint | None = None
-        """Evaluation that reached the threshold; None before it, and after :meth:`load_state_dict`."""
+        """Point of the evaluation at which ``reached`` became true; None before it, and after
+        :meth:`load_state_dict`."""
         self._streak = 0
 
     def __call__(self, point: EvalPoint) -> None:
@@ -80,7 +81,9 @@ class StopOnThreshold:
 
 @final
 class NewBest:
-    """Callback for every evaluation that is better than all earlier ones; it can also save the weights.
+    """Callback that acts on every evaluation that is better than all earlier evaluations.
+
+    It calls a function, saves the weights, or both.
 
     The highest of many scores is biased upward, since luck helped to choose it. Evaluate the chosen policy on held-out
     episodes (``first_index``) before you quote a number.
@@ -88,11 +91,11 @@ class NewBest:
     Args:
         callback: Called with the point, in the evaluator's thread. If it raises, ``on_error`` receives the error, and
             the point does not count as the best.
-        metric: A key of ``EvalResult.metrics``, or of ``EvalPoint.metrics`` with its prefix.
+        metric: Key of ``EvalResult.metrics``, or key of ``EvalPoint.metrics`` (with the prefix).
         mode: Whether a higher (``max``) or a lower (``min``) value is better.
-        save: File for the weights of the best point, as they were evaluated: ``.safetensors``, or ``.pt`` if some
-            state is not a tensor. ``policy.weights`` reads it. It is replaced atomically, before the callback is
-            called.
+        save: File for the weights with which the best point was evaluated: ``.safetensors``, or ``.pt`` if some state
+            is not a tensor. The config key ``policy.weights`` accepts this file. It is replaced atomically, before
+            ``callback`` is called.
 
     Raises:
         UsageError: ``mode`` or the suffix of ``save`` is unknown, or both ``callback`` and ``save`` are missing.
@@ -124,12 +127,12 @@ class NewBest:
         self.metric = metric
         self.mode = mode
         self.best: EvalPoint | None = None
-        """Best point so far; None before the first, and after :meth:`load_state_dict`."""
+        """Best point so far; None if there is none yet, and after :meth:`load_state_dict`."""
         self.best_value: float | None = None
-        """Metric of the best point."""
+        """Value of the metric at the best point; None if there is no best point yet."""
 
     def __call__(self, point: EvalPoint) -> None:
-        """Add an evaluation; an equal value is not better.
+        """Add an evaluation. If its value equals the best value, it is not better.
 
         Raises:
             UsageError: The evaluation does not have the metric, or its weights are missing.
@@ -165,8 +168,8 @@ def _weights(point: EvalPoint) -> WeightsSnapshot:
     if found is None or found.digest != point.result.provenance["weights"]["digest"]:
         problem = f"NewBest cannot save the weights of step {point.step}, because the point does not have them"
         fix = (
-            "Use a policy with weights and the on_result of an Evaluator. For a service, send weights with each "
-            "request."
+            "Use a policy with weights, and pass NewBest to an Evaluator as on_result. With a service, send weights "
+            "with each request."
         )
         raise UsageError(problem, key="save", fix=fix)
     return found

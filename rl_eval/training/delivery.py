@@ -41,7 +41,7 @@ _PROGRESS_S: Final = 2.0
 _AFTER_S: Final = 600.0
 """Time limit of ``after``, in seconds."""
 _BACKLOG: Final = 1000
-"""Limit of results that wait for callbacks and loggers; at the limit, new requests are rejected."""
+"""Maximum number of results that wait for callbacks and loggers. When it is reached, new requests are rejected."""
 
 
 @dataclass(eq=False)
@@ -55,16 +55,16 @@ class Request:
     handle: EvalHandle = field(init=False)
     replaced: bool = False
     abandoned: bool = False
-    """Whether a shutdown ended it; its error is not reported."""
+    """Whether a shutdown stopped the evaluation; its error is not reported."""
     concluded: bool = False
     """Whether loggers and callbacks were called with its result."""
     point: EvalPoint | None = None
     videos: list[Future[Video]] | None = None
-    """Videos; None until they are recorded."""
+    """Futures of the videos; None until all videos are recorded or have failed."""
 
     @classmethod
     def of(cls, handle: EvalHandle) -> Request:
-        """Return the request of a handle that an earlier process submitted."""
+        """Return a request for the handle of a request that an earlier process submitted."""
         request = cls(handle.step or 0, replaceable=True)
         request.handle = handle
         return request
@@ -139,7 +139,7 @@ class Delivery:
             request.handle.add_done_callback(partial(self._done, request))
 
     def announce(self, step: int) -> None:
-        """Report the current training step to the loggers, before its result.
+        """Report the current training step to the loggers, before the result of this step.
 
         Raises:
             UsageError: This process is a fork of the process with the delivery thread.
@@ -152,7 +152,7 @@ class Delivery:
                 self._post(self._reach)
 
     def follow_up(self, request: Request) -> FollowUp | None:
-        """Return the job that calls ``after`` and records the videos of a request; None if there are neither."""
+        """Return the job that calls ``after`` and records the videos of a request; None if there is nothing to do."""
         if self._videos is None and self._after is None:
             return None
         after = [] if self._after is None else [partial(self._after, step=request.step)]
@@ -161,7 +161,7 @@ class Delivery:
             self._post(partial(self._followed_up, request, futures, len(after)))
 
         def choose(result: EvalResult) -> list[Callable[[Any], Any]]:
-            # An evaluation that was cancelled before its first episode has nothing to follow up.
+            # If an evaluation was cancelled before its first episode finished, ``after`` is not called.
             return [*(after if len(result.episodes) else []), *(videos.choose(result) if videos is not None else [])]
 
         videos = None
@@ -284,7 +284,10 @@ class Delivery:
             self._acknowledge(request.handle)
 
     def _close(self, request: Request) -> None:
-        """Deliver the videos of a request and close it, once both its result and its videos are ready."""
+        """Deliver the videos of a request and close the request, if its result was delivered and its videos are ready.
+
+        The method does nothing if one of the two is missing. It is called again when the missing one is ready.
+        """
         if request.videos is None or not request.concluded:
             return
         if request.videos and request.point is not None:
@@ -332,14 +335,23 @@ class Delivery:
             _logger.error("%s: %s\n%s", name, redact_text(str(error)), trace)
 
     def _pass_interruptions(self, error: BaseException) -> None:
-        """Raise an interruption in the caller's thread; in ours, ``SystemExit`` would stop only the deliveries."""
+        """Raise an interruption, such as ``SystemExit``, in the caller's thread.
+
+        In the delivery thread it is not raised, because it would only stop the deliveries.
+        """
         if not isinstance(error, Exception) and threading.current_thread() is not self._thread:
             raise error
 
     # ------------------------------------------------------------------ loggers and videos
 
     def _followed_up(self, request: Request, futures: list[Future[Any]], others: int) -> None:
-        """Deliver the result if it waited for ``after``, then the videos; the futures of ``after`` come first."""
+        """Deliver the result if it waited for ``after``, and deliver the videos.
+
+        Args:
+            request: The request.
+            futures: Futures of the calls of ``after``, followed by the futures of the videos.
+            others: Number of calls of ``after``.
+        """
         for future in futures[:others]:
             self._attempt(future.result)
         request.videos = futures[others:]
@@ -378,7 +390,7 @@ class Delivery:
 
 
 def _several(key: str, given: Any, one: str, fits: Callable[[Any], bool]) -> list[Any]:
-    """Return one or more objects as a list."""
+    """Return an argument, which is one object or several objects, as a list."""
     try:
         found = [given] if fits(given) else list(given)
     except TypeError:

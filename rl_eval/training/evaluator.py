@@ -48,11 +48,14 @@ class Evaluator:
     Args:
         config: Configuration of the evaluation.
         policy: Policy object, used instead of the configured one; it is copied.
-        backend: ``thread``: in a separate thread of this process. ``inline``: in this process, before ``submit``
-            returns. ``ray``: in Ray actors. Default: ``ray`` if ``runners.num_runners`` is not 0, otherwise ``thread``.
-        busy_policy: Handling of a request while another one is running. ``skip``: reject it. ``queue``: queue it, at
-            most ``max_queue`` at a time. ``latest``: queue it, in place of the request that is waiting.
-        max_queue: Longest queue of ``busy_policy="queue"``; each request in it holds a copy of the weights.
+        backend: Place where evaluations run. ``thread``: in a separate thread of this process. ``inline``: in this
+            process, before ``submit`` returns. ``ray``: in Ray actors. Default: ``ray`` if ``runners.num_runners`` is
+            not 0, otherwise ``thread``.
+        busy_policy: Handling of a new request while another request is running. ``skip``: reject it. ``queue``: queue
+            it, if fewer than ``max_queue`` requests are waiting. ``latest``: queue it, in place of the request that is
+            waiting.
+        max_queue: Maximum number of waiting requests with ``busy_policy="queue"``. Each waiting request holds a copy of
+            its weights.
         on_result: One or more functions that are called with every :class:`EvalPoint`, one at a time, in a thread of
             the evaluator (``inline``: in the caller's thread).
         on_error: Called in the same way with each error of an evaluation, a callback or a logger. Without it, errors
@@ -62,17 +65,18 @@ class Evaluator:
         loggers: One or more loggers of points; closed by ``shutdown``.
         videos: Selection of episodes to record after each evaluation, and the folder for videos.
         after: Called as ``after(runner, step=step)`` after each evaluation, in the process of one of its runners. The
-            result is delivered afterwards. For runners in other processes it must be picklable. Not for a service.
+            result is delivered after this call. If the runners are in other processes, the function must be picklable.
+            A service does not support it.
         name: Name of a *service* to start. :meth:`from_name` reaches it from any process of the Ray cluster. Videos
-            are saved on its machine.
+            are saved on the machine of the service.
         namespace: Ray namespace of the name.
         detached: Whether the service continues after this process; if true, ``shutdown`` does not stop it.
         idle_timeout_s: Time without clients and requests after which a service ends, in seconds.
         client: Name of this client of the service. A later client with the same name receives the results that were
             not delivered. Default: a unique name.
-        log_dir: Folder of the service on the head node of the cluster: accepted requests, with an evaluation log for
-            each. A service that is started on it again continues them. Default: a new folder of the Ray session, which
-            exists as long as the cluster.
+        log_dir: Folder of the service on the head node of the cluster. It contains the accepted requests and an
+            evaluation log for each of them. If a service is started again with the same folder, it continues these
+            requests. Default: a new folder of the Ray session, which exists as long as the cluster.
 
     Raises:
         ConfigError: The configuration or an argument is invalid.
@@ -87,7 +91,7 @@ class Evaluator:
     """
 
     _group: EvalRunnerGroup
-    """Runners of this evaluator; not set for a service, which has its own."""
+    """Runners of this evaluator; not set for a service, which has its own runners."""
     _service: ServiceClient | None
 
     @checked_keywords
@@ -136,7 +140,8 @@ class Evaluator:
             self.settings = settings
             self._group = EvalRunnerGroup(settings, policy, threaded=backend != "inline")
             if backend == "thread":
-                # A factory may draw from the global generators, which are restored afterwards. Training must wait.
+                # A factory may draw from the global random generators, which are restored after it. Until then,
+                # training must wait.
                 with suppress(Exception):  # The first evaluation raises the error.
                     self._group.apply_to_one(lambda _: None)
             self._delivery.begin(lambda _: None, videos, threaded=backend != "inline")
@@ -174,8 +179,9 @@ class Evaluator:
             namespace: Ray namespace of the name.
             address: Address of the cluster, for a process that is not connected. Default: ``RAY_ADDRESS``, or the
                 cluster on this machine.
-            client: Name of this client. Earlier requests under this name that were not delivered are delivered to
-                callbacks and loggers, and are in :attr:`resumed`. Default: a unique name.
+            client: Name of this client. If results of earlier requests under this name were not delivered, callbacks
+                and loggers receive them now. The handles of these requests are in :attr:`resumed`. Default: a unique
+                name.
             busy_policy: As for the constructor, like all arguments below.
             max_queue: As for the constructor.
             on_result: As for the constructor.
@@ -185,7 +191,7 @@ class Evaluator:
             loggers: As for the constructor.
 
         Raises:
-            UsageError: No service has this name; the message lists the existing ones.
+            UsageError: No service has this name; the message lists the existing services.
             ClusterError: The cluster or the service does not answer.
         """
         from rl_eval.training.service.client import ServiceClient, reach
@@ -196,7 +202,7 @@ class Evaluator:
         return evaluator
 
     def _prepare(self, busy_policy: BusyPolicy, max_queue: int, delivery: Delivery) -> None:
-        """Set the state of this process."""
+        """Set the attributes that any evaluator has in its own process, with or without a service."""
         check_known("busy_policy", busy_policy, get_args(BusyPolicy))
         if max_queue < 1:
             raise ConfigError(f"max_queue is {max_queue}", key="max_queue", value=max_queue, fix="Pass 1 or more.")
@@ -205,7 +211,8 @@ class Evaluator:
         self._delivery = delivery
         self._service = None
         self.resumed: tuple[EvalHandle, ...] = ()
-        """Handles of earlier requests of this client of a service that were not delivered, in order."""
+        """Handles of earlier requests whose results were not delivered, in order. The requests were sent to the service
+        under the name of this client."""
         self._submitting = threading.RLock()
         """Held while a request is accepted and submitted, so that steps and weights keep their order."""
         self._next_step = self._version = 0
@@ -228,8 +235,8 @@ class Evaluator:
         Args:
             weights: An ``nn.Module``, a state dict, a ``TensorDict``, a trainer of a supported framework, or a mapping
                 of names to any of these; copied at once. Default: the last submitted weights.
-            step: Training step of the weights. Default: one more than the last.
-            version: Version of the weights, stored in the records. Default: one more than the last.
+            step: Training step of the weights. Default: one more than the last step.
+            version: Version of the weights, stored in the records. Default: one more than the last version.
 
         Returns:
             A future of the result, with ``step`` and ``weights_version``.
@@ -253,7 +260,7 @@ class Evaluator:
             self._delivery.await_delivery(request)
 
     def drain(self, timeout_s: float | None = None) -> bool:
-        """Wait until nothing is :attr:`pending`; return False if that takes longer.
+        """Wait until no result is :attr:`pending`; return False if that takes longer than ``timeout_s``.
 
         Raises:
             UsageError: The call was made in a callback, or in a fork of the process that created this evaluator.
@@ -267,7 +274,7 @@ class Evaluator:
 
     @property
     def weights_version(self) -> int:
-        """Version of the last submitted weights; 0 before the first."""
+        """Version of the last submitted weights; 0 if no weights were submitted."""
         return self._version
 
     def history(self) -> list[FinishedEvaluation]:
@@ -279,7 +286,7 @@ class Evaluator:
         """
         if self._service is None:
             fix = "Create the evaluator with a name, or use loggers."
-            raise UsageError("this evaluator has no history, because it is not a service", key="name", fix=fix)
+            raise UsageError("this evaluator has no history, because it uses no service", key="name", fix=fix)
         return self._service.history()
 
     # ------------------------------------------------------------------ state, and the end
@@ -321,8 +328,8 @@ class Evaluator:
             ended = self._delivery.abandon()
             if ended and self._service is None:
                 _logger.warning(
-                    "shut down before the evaluations of steps %s were done: they have no result. Call drain() "
-                    "first, or end with evaluate() or EvalSchedule.finish()",
+                    "the evaluator was shut down before the evaluations of steps %s were done: they have no result. "
+                    "Call drain() before shutdown(), or end with evaluate() or EvalSchedule.finish()",
                     ", ".join(map(str, ended)),
                 )
         if self._service is None:
@@ -343,7 +350,7 @@ class Evaluator:
     def _submit(self, weights: Any, step: int | None, version: int | None, *, patient: bool = False) -> Request:
         with self._submitting:
             if self._stopped:
-                raise UsageError("the evaluator is shut down", key="shutdown", fix="Create a new one.")
+                raise UsageError("the evaluator is shut down", key="shutdown", fix="Create a new evaluator.")
             if weights is None and version is not None:
                 problem, fix = f"version is {version}, but weights is None", "Pass the new weights, or remove version."
                 raise UsageError(problem, key="version", value=version, fix=fix)
@@ -368,7 +375,7 @@ class Evaluator:
         return request
 
     def _admit(self, asking: Request) -> Request | None:
-        """Accept or reject a request; return the request that it replaces, or None."""
+        """Accept or reject a request; return the waiting request that it replaces, or None."""
         unfinished = self._delivery.unfinished()
         if asking.replaceable and (reason := self._delivery.congestion()):
             raise EvaluatorBusy(
@@ -398,7 +405,7 @@ class Evaluator:
 
 
 def _with_backend(config: EvalConfig | EvalSettings, backend: Backend | None) -> tuple[EvalSettings, Backend]:
-    """Return settings and backend that agree about the number of runners."""
+    """Return settings and backend, after a check that the number of runners fits the backend."""
     if backend is not None:
         check_known("backend", backend, get_args(Backend))
     if isinstance(config, EvalConfig):

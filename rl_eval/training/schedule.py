@@ -1,8 +1,9 @@
 """Schedule of evaluations in a training loop.
 
-The training steps are divided into intervals of ``every_steps``. The first step in a new interval is due, and stays due
-while the evaluator is busy. A loop that skips several intervals gets one evaluation, of its current policy. A
-checkpoint counts unfinished evaluations as not done. A restored loop runs them again, so the learning curve has no gap.
+The training steps are divided into intervals of ``every_steps``. The first step in a new interval is due for an
+evaluation, and stays due while the evaluator is busy. A loop that skips several intervals gets one evaluation, of its
+current policy. A training checkpoint counts unfinished evaluations as not done. After a restore, they are due again, so
+the learning curve has no gap.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class _Submits(Protocol):
 
 @final
 class EvalSchedule:
-    """Schedule of evaluations during training. Call ``update`` after every iteration and ``finish`` after the last.
+    """Schedule of evaluations during training. Call ``update`` after every iteration and ``finish`` after training.
 
     Args:
         every_steps: Length of an interval, in training steps, at least 1. Step 0 is not due.
@@ -69,7 +70,7 @@ class EvalSchedule:
         self._final: int | None = None
         """Step of the evaluation that :meth:`finish` submitted."""
         self._settled: int | None = None
-        """Last step such that its evaluation and all earlier ones have finished."""
+        """Step of the last evaluation that succeeded, before the first evaluation that has not finished."""
         self._handle: _Handle | None = None
         """Handle of the last evaluation."""
         self._open: deque[tuple[int, _Handle]] = deque()
@@ -80,8 +81,8 @@ class EvalSchedule:
         """Return whether the policy of a step should be evaluated.
 
         A step in the interval of the last accepted evaluation, or before it, is not due. So a loop that returns to an
-        earlier step must also restore the schedule (:meth:`load_state_dict`). Otherwise nothing is due until it has
-        passed that interval.
+        earlier step must also restore the schedule (:meth:`load_state_dict`). Otherwise, no step is due until the loop
+        has passed this interval.
 
         Args:
             step: Training steps done so far, at least 0.
@@ -94,11 +95,11 @@ class EvalSchedule:
     # ------------------------------------------------------------------ driving an evaluator
 
     def update(self, evaluator: _Submits, weights: Any, step: int) -> bool:
-        """Submit the policy if it is due; if the evaluator is busy, it stays due.
+        """Submit the policy if the step is due; if the evaluator is busy, the evaluation stays due.
 
         Args:
             evaluator: An :class:`~rl_eval.Evaluator`.
-            weights: Weights for its ``submit``, which copies them if it accepts the request.
+            weights: Weights for ``evaluator.submit``, which copies them if it accepts the request.
             step: Training steps done so far.
 
         Returns:
@@ -120,7 +121,7 @@ class EvalSchedule:
             timeout_s: Longest wait, in seconds.
 
         Returns:
-            The result of the last evaluation; None if there was none, or it did not finish in time.
+            The result of the last evaluation; None if there was no evaluation, or if it did not finish in time.
 
         Raises:
             EvalError: The last evaluation could not run.
@@ -170,7 +171,7 @@ class EvalSchedule:
         return {"last_step": self._settled}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state from a training checkpoint; forget the evaluations that were submitted since.
+        """Restore the state from a training checkpoint; forget all evaluations that this schedule has submitted.
 
         Raises:
             UsageError: The state does not come from :meth:`state_dict`.

@@ -1,1 +1,1 @@
-"""Inference: one forward pass of a policy for all live episodes of a runner, and the probe of such passes."""
+"""Inference: forward passes of a policy for all live episodes of a runner, and the probe of these passes."""

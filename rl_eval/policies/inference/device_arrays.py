@@ -1,4 +1,4 @@
-"""Arrays of NumPy, torch and JAX on any device, handled without an import of these libraries."""
+"""Functions for arrays of NumPy, torch and JAX on any device, without an import of torch or JAX."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def kind_of(array: Any) -> str:
 
 
 def numpy_of(array: Any) -> npt.NDArray[Any]:
-    """Return an array in NumPy, copied from its device if it is on another."""
+    """Return an array as a NumPy array, copied from the device if it is not in host memory."""
     if type(array) is np.ndarray:
         return array
     return np.asarray(array.detach().cpu() if hasattr(array, "detach") else array)
 
 
 def numpy_of_all(arrays: Sequence[Any]) -> list[npt.NDArray[Any]]:
-    """Return arrays of one shape in NumPy; tensors become float64, so that one transfer has them all."""
+    """Return arrays of equal shape as NumPy arrays. Tensors become float64, so that one transfer copies all of them."""
     torch, jax = sys.modules.get("torch"), sys.modules.get("jax")
     if torch is not None and all(isinstance(array, torch.Tensor) for array in arrays):
         return list(numpy_of(torch.stack([array.double() for array in arrays])))
@@ -37,7 +37,7 @@ def numpy_of_all(arrays: Sequence[Any]) -> list[npt.NDArray[Any]]:
 
 
 def like(array: Any, other: Any) -> Any:
-    """Return an array in the library and dtype of another, on its device."""
+    """Return an array, converted to the library, dtype and device of another array."""
     if hasattr(other, "new_tensor"):
         return array.to(other) if hasattr(array, "new_tensor") else other.new_tensor(numpy_of(array))
     same = type(array) is type(other) and array.dtype == other.dtype
@@ -45,7 +45,7 @@ def like(array: Any, other: Any) -> Any:
 
 
 def with_rows(array: Any, rows: Any, values: Any) -> Any:
-    """Return a copy of an array on its device, with other values in some rows."""
+    """Return a copy of an array, on the same device, with new values in some rows."""
     if hasattr(array, "at"):  # JAX arrays never change.
         return array.at[rows].set(values)
     changed = array.clone() if hasattr(array, "clone") else array.copy()

@@ -17,7 +17,8 @@ from rl_eval.policies.inference.spaces import ObservationBatch, leaf_of
 class DeviceObservations(ObservationBatch):
     """Observations in the simulator's own arrays (NumPy, torch or JAX) and dtypes.
 
-    Those of a step are not copied. The arrays of the base, in NumPy, get rows only for notes, errors and traces.
+    The observations of a step are not copied. Rows are copied to the NumPy arrays of the base class only for notes,
+    errors and traces.
     """
 
     @override
@@ -69,16 +70,18 @@ class DeviceObservations(ObservationBatch):
         super()._look(live)
 
     def _copy(self, rows: Any) -> None:
-        """Copy rows to the arrays of the base."""
+        """Copy rows to the NumPy arrays of the base class."""
         with np.errstate(over="ignore"):
             for (_, array), leaf in zip(self._leaves, tree.flatten(self.arrays), strict=True):
                 array[rows] = numpy_of(leaf[rows])
 
     def _fitting(self, observations: Any, count: int) -> Any:
-        """Return the parts of observations that the space has, shape (count, ...); lists get its dtypes.
+        """Return the parts of observations that the space has, shape (count, ...).
+
+        Lists become arrays with the dtypes of the space.
 
         Raises:
-            EnvError: The structure or a shape of the observations differs from the space's.
+            EnvError: The structure, a shape or a dtype of the observations does not fit the space.
         """
         given = []
         for path, array in self._leaves:
@@ -89,20 +92,20 @@ class DeviceObservations(ObservationBatch):
         return tree.unflatten_as(self.structure, given)
 
     def _merged(self, path: tuple[Any, ...], first: Any, former: Any, rows: npt.NDArray[np.int64], given: Any) -> Any:
-        """Return an array with other values in some rows.
+        """Return an array with new values in some rows.
 
-        The simulator's first array replaces that of the base, and that of a narrower simulator. It has any values in
-        the other rows, none of which is live.
+        The simulator's first array replaces the array of the base class, or the shorter array of a simulator with fewer
+        slots. In this case, the other rows have arbitrary values; none of them is live.
         """
         if former is first or len(former) <= rows[-1]:
             former = given[np.zeros(self.rows, np.int64)]
         return with_rows(former, rows, self._as(former, path, first, given))
 
     def _as(self, former: Any, path: tuple[Any, ...], array: Any, given: Any) -> Any:
-        """Return values in the library and dtype of an array, on its device.
+        """Return values, converted to the library, dtype and device of an array.
 
         Raises:
-            EnvError: An integer does not fit.
+            EnvError: A value does not fit the integer dtype.
         """
         converted = like(given, former)
         if given.dtype != former.dtype and kind_of(former) in "iu":

@@ -1,11 +1,11 @@
-"""Inference in batches: rows share a forward pass only if a row's result does not depend on its neighbours.
+"""Inference in batches. Rows share a forward pass only if the result of a row does not depend on the other rows.
 
 The last bits of a row in a matrix product may depend on the size of the batch and on the row's position. So the result
 of a row is *defined* as its result in a block of :data:`BLOCK` rows, if its position in the block makes no difference
 on this machine. Otherwise it is defined as its result in a batch of one. Before its first episode, a runner probes
 which definition applies. It also probes whether one pass over all lanes gives the same bits as blocks; if not, it
-computes by blocks. The findings of the probe, with a digest of the outputs, are the runner's *numerics key*. Runners
-with different keys do not work on the same evaluation.
+computes the rows in blocks. The findings of the probe, with a digest of the outputs, are the runner's *numerics key*.
+Runners with different keys do not work on the same evaluation.
 """
 
 from __future__ import annotations
@@ -47,25 +47,25 @@ _BATCHED: Final = (
     "and on faults"
 )
 _CLIPPED: Final = {
-    "clip": "the policy returned actions outside of the bounds of the action space, which were clipped into them; with "
-    "policy.actions=none the environment gets them as they are",
-    "unsquash": "the policy returned actions outside of [-1, 1], which is mapped onto the bounds of the action space: "
-    "they were clipped",
+    "clip": "the policy returned actions outside of the bounds of the action space; these actions were clipped. With "
+    "policy.actions=none, the environment gets actions without clipping",
+    "unsquash": "the policy returned actions outside of [-1, 1], which is mapped onto the bounds of the action space; "
+    "these actions were clipped",
 }
 """Note on clipped actions, by value of ``policy.actions``."""
 _ALL: Final = slice(None)
 
 
 class RowInference:
-    """One policy, applied to all live lanes at once; each has a row in its batches.
+    """One policy, applied to all live lanes at once. Each lane has a row in the policy's batches.
 
     Args:
         policy: Maps batches to batches.
         observation_space: Space of one observation.
         action_space: Space of one action.
-        lanes: Number of lanes; rows beyond them pad the last block.
+        lanes: Number of lanes. Batches have more rows, up to a multiple of :data:`BLOCK`.
         section: Settings ``deterministic``, ``actions``, ``inference``, ``allow_nondeterministic`` and ``device``.
-        observations: Class of the observations of all lanes.
+        observations: Class that stores the observations of all lanes.
     """
 
     def __init__(
@@ -98,11 +98,11 @@ class RowInference:
         self.keeps_outputs = False
         """Whether to keep the policy's outputs for :meth:`outputs`."""
         self._computed: list[tuple[Any, Any]] = []
-        """Rows of each forward pass of the last :meth:`act`, and the policy's outputs for them."""
+        """For each forward pass of the last :meth:`act`: its rows, and the policy's outputs for these rows."""
         self._outputs: dict[int, Any] | None = None
-        """The outputs by lane, after the first request for them."""
+        """The same outputs by lane; None before :meth:`outputs` is called."""
         self.sweeps: SweepLog | None = None
-        """Log of sweeps, after the first call of :meth:`sweep_log`."""
+        """Log of sweeps; None before the first call of :meth:`sweep_log`."""
         self.numerics: dict[str, Any] = {}
         """The numerics key; empty until :meth:`probe`."""
         self._verdict: tuple[str, ...] = ()
@@ -111,7 +111,7 @@ class RowInference:
     # ------------------------------------------------------------------ episodes
 
     def begin(self, lane: int, seed: int) -> None:
-        """Start an episode: fresh recurrent state, noise from the episode's seed."""
+        """Start an episode, with a new recurrent state and with noise from the episode's seed."""
         self.live[lane] = True
         self._seeds[lane] = seed
         self._steps[lane] = 0
@@ -128,13 +128,13 @@ class RowInference:
         """Choose an action for every live lane.
 
         Returns:
-            Actions indexable by lane, and the error of each lane for which the policy failed.
+            Actions, which can be indexed by lane, and the error of each lane for which the policy failed.
         """
         actions, errors = self.act_together()
         return self._reader.split(actions), errors
 
     def act_together(self) -> tuple[Any, dict[int, Exception]]:
-        """Choose an action for every live lane, as :meth:`act` does; the actions stay nested arrays, row by row."""
+        """Choose an action for every live lane, as :meth:`act` does; return nested arrays of shape (rows, ...)."""
         self._computed, self._outputs = [], None
         with no_grad():
             try:
@@ -151,9 +151,9 @@ class RowInference:
         return actions, errors
 
     def act_on(self, ready: npt.NDArray[np.bool_]) -> tuple[Any, dict[int, Exception]]:
-        """Choose an action for some of the live lanes; the episodes of the others do not advance.
+        """Choose actions for some of the live lanes. Episodes in the other lanes do not advance.
 
-        A row does not depend on its neighbours, so its action is the same as in a pass over all lanes.
+        A row does not depend on the other rows, so its action is the same as in a pass over all lanes.
         """
         others, live, former = np.flatnonzero(~ready), self.live, copy_batch(self._state)
         self.live = ready
@@ -166,11 +166,11 @@ class RowInference:
 
     @property
     def rows_per_pass(self) -> int | None:
-        """Rows of one forward pass; None for all lanes at once."""
+        """Number of rows in one forward pass; None if one pass has all lanes."""
         return None if self._chunk == self._rows else self._chunk
 
     def outputs(self, lane: int) -> Any:
-        """Return the row of the policy's ``outputs`` in its last ``act``; None for a policy without them."""
+        """Return a lane's row of the policy's ``outputs`` after the last ``act``; None if the policy has none."""
         if self._outputs is None:
             self._outputs = {}
             for rows, computed in self._computed:
@@ -191,7 +191,7 @@ class RowInference:
         return self.sweeps
 
     def _act_in_parts(self) -> Any:
-        """Run one forward pass per part of the rows with a live lane; change the state only if all succeed."""
+        """Run a forward pass for each part of the rows with a live lane. Store the new state only if all succeed."""
         if self._chunk == self._rows:
             actions, state = self._forward(_ALL, self.live)
             self._keep_state(_ALL, state)
@@ -210,10 +210,10 @@ class RowInference:
         return self._gather([(rows, actions) for rows, actions, _ in done])
 
     def _act_alone(self) -> tuple[Any, dict[int, Exception]]:
-        """Find the rows on which the policy fails, with one pass per live lane over copies of its row.
+        """Find the rows on which the policy fails: run one pass per live lane, in a batch of copies of its row.
 
-        The other rows get the same actions as in a common pass, since a row does not depend on its neighbours. So one
-        bad observation uses up an attempt of one episode, for any number of lanes.
+        The rows without an error get the same actions as in a pass together, since a row does not depend on the other
+        rows. So one bad observation uses up an attempt of only one episode, for any number of lanes.
         """
         self._computed = []
         errors: dict[int, Exception] = {}
@@ -241,10 +241,10 @@ class RowInference:
         return batch
 
     def _forward(self, rows: Any, live: npt.NDArray[np.bool_]) -> tuple[Any, Any]:
-        """Act for some rows (a slice or indices); ``live`` marks those with an episode."""
+        """Act for some rows (a slice or indices); ``live`` marks the rows with an episode."""
         observations = self.observations.arrays if rows is _ALL else take_rows(self.observations.arrays, rows)
         if self._overwrites:
-            # If it fails afterwards, each row is computed again, from the environment's observations.
+            # If the policy then fails, each row is computed again, from the environment's observations.
             observations = copy_batch(observations)
         # The policy gets a copy: it may change its state in place and then fail.
         state = copy_batch(take_rows(self._state, rows))
@@ -262,7 +262,7 @@ class RowInference:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Notes for readers of the result on how the policy is computed and its actions are used."""
+        """Notes for readers of the result, about how the policy is computed and how its actions are used."""
         clipped = (_CLIPPED[self._reader.mode],) if self._reader.clipped else ()
         return (*self._of_the_policy, *self._verdict, *clipped)
 
@@ -278,12 +278,13 @@ class RowInference:
 
         Raises:
             ConfigError: The policy cannot act as configured, or gives different results for the same call.
-            PolicyError: The policy's actions do not fit the action space, on any observation.
+            PolicyError: The actions have the wrong structure, shape or dtype for the action space.
         """
         probe = self.new_probe()
         if self._batched:
             probe.check_shapes()
-            self._chunk, self._verdict, self._overwrites = 1, (_BATCHED,), True  # It is not known, so rows are copied.
+            # Whether the policy overwrites observations is not known, so rows are copied.
+            self._chunk, self._verdict, self._overwrites = 1, (_BATCHED,), True
             width = {"guarantee": "conditions", "num_envs": self._lanes}
             self.numerics = {"reference": "batched", "outputs": ""} | width | self._machine()
             return
@@ -298,14 +299,14 @@ class RowInference:
         return Probe(
             self._policy,
             self.observations,
-            copy(self._reader),  # Clipping of actions for generated observations does not count.
+            copy(self._reader),  # Do not note that actions for generated observations were clipped.
             self._fresh_state,
             deterministic=self._deterministic,
             allow_nondeterministic=self._allow_nondeterministic,
         )
 
     def _machine(self) -> dict[str, Any]:
-        """Return version, settings and device of the library behind the policy: torch for a module, otherwise numpy."""
+        """Return the version, settings and device of the policy's library: torch for a module, otherwise numpy."""
         if module_of(self._policy) is None:
             return {"numpy": np.__version__, "device": self._device}
         torch = sys.modules["torch"]

@@ -2,8 +2,8 @@
 
 A policy whose actions depend on this state is not a function of its observations. ``rl-eval doctor`` and a failed
 determinism check compare the state before and after the policy acts, and name the difference. The search goes through
-attributes, closures, containers and the globals of functions, nearest first and up to a limit. It calls no code of the
-policy.
+attributes, closures, containers and the globals of functions. It visits the nearest objects first, and stops at a
+limit. It does not call code of the policy.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def changes(before: Mapping[str, int], after: Mapping[str, int]) -> list[str]:
 
 
 def remembered(policy: Any) -> Memory:
-    """Return hashes of the state that a policy keeps; for None, only those of the process's generators."""
+    """Return hashes of the state that a policy keeps; for None, only hashes of the process's random generators."""
     generators, values = {name: hash(state) for name, state in _global_generators()}, {}
     for name, part in _parts(policy):
         with contextlib.suppress(Exception):  # Some objects cannot be inspected.
@@ -72,14 +72,14 @@ def likely_cause(probe: Probe) -> str:
     """Return the likely reason why a policy does not repeat itself; empty if its state shows none."""
     policy, causes = probe.policy, []
     with buffers_kept(policy):
-        probe.act_once()  # Effects of a first call, such as a cache, change only once.
+        probe.act_once()  # Some state, such as a cache, changes only in the first call.
         before = remembered(policy)
         probe.act_once()
         after = remembered(policy)
         probe.act_once(other=True)
         last = remembered(policy)
     if layers := _training_layers(policy):
-        causes.append(f"{listed(layers, 3)} in training mode: call eval() on the module that has them")
+        causes.append(f"{listed(layers, 3)} in training mode: call eval() on the module that has these layers")
     if drawn := changes(before.generators, after.generators):
         causes.append(
             f"acting draws from {listed(drawn, 3)}: implement rl_eval.Policy, and draw from the noise argument of act()"
@@ -87,18 +87,18 @@ def likely_cause(probe: Probe) -> str:
     kept = changes(before.values, after.values) or changes(after.values, last.values)
     if kept and not causes:  # Values that depend on random numbers change as well.
         causes.append(
-            f"acting changes {listed(kept, 3)}, which the policy keeps between calls: freeze it, or declare it with "
-            "initial_state()"
+            f"acting changes {listed(kept, 3)}, which the policy keeps between calls: freeze this state, or declare it "
+            "with initial_state()"
         )
     return "; ".join(causes)
 
 
 def _training_layers(policy: Any) -> list[str]:
-    """Return the layers in training mode that give other results in it: dropout and batch norm."""
+    """Return the dropout and batch norm layers in training mode, whose results differ in this mode."""
     found = []
     for name, part in _parts(policy):
         if _is(part, "nn", "Module") and part.training:
-            kind = getattr(part, "original_name", type(part).__name__)  # TorchScript has one class for all.
+            kind = getattr(part, "original_name", type(part).__name__)  # TorchScript has one class for all layers.
             classes = (kind, *(cls.__name__.lstrip("_") for cls in type(part).__mro__))
             if any(cls.startswith(_TRAINED) for cls in classes):
                 found.append(f"{name} ({kind})".strip())
@@ -123,7 +123,7 @@ def _parts(policy: Any) -> Iterator[tuple[str, Any]]:
         if isinstance(part, _SCALARS):
             yield name, part
         elif id(part) not in seen:
-            seen[id(part)] = part  # Kept, or another object could get its id.
+            seen[id(part)] = part  # Keep the object, otherwise another object could get its id.
             yield name, part
             with contextlib.suppress(Exception):  # Some objects cannot be walked, or another thread changes them.
                 waiting.extend([(_joined(name, key), child) for key, child in islice(_children(part), _MOST_PARTS)])
@@ -149,7 +149,7 @@ def _children(part: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _children_of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-    """Yield the places in which a function can keep state: closure, attributes, defaults, and the globals it names."""
+    """Yield the objects in which a function can keep state: closure, attributes, defaults, and the globals it uses."""
     code, names = function.__code__, function.__globals__
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
         with contextlib.suppress(ValueError):  # A cell that is still empty.
@@ -165,7 +165,7 @@ def _children_of_function(function: types.FunctionType) -> Iterator[tuple[str, A
 
 
 def _attributes(part: Any) -> Iterator[tuple[str, Any]]:
-    """Yield an object's attributes, and its methods that act."""
+    """Yield an object's attributes, and its methods of :data:`_ENTRY_POINTS`."""
     own: Mapping[str, Any] = getattr(part, "__dict__", {})
     if _is(part, "Tensor"):
         return
@@ -183,7 +183,7 @@ def _attributes(part: Any) -> Iterator[tuple[str, Any]]:
 
 @functools.cache
 def _framework_keys() -> frozenset[str]:
-    """Return the attributes that every module has, and those in which a compiled module keeps its compiler."""
+    """Return the names of attributes that every module has, or in which a compiled module keeps its compiler."""
     return frozenset(vars(sys.modules["torch"].nn.Module())) | {"forward", "dynamo_ctx", "_c", "_concrete_type"}
 
 

@@ -1,9 +1,10 @@
-"""Probe of a policy before its first episode: which rows may share a forward pass, and whether it repeats its results.
+"""Probe of a policy before its first episode: which rows may share a forward pass, and whether results repeat.
 
-The probe acts on generated observations in blocks, and then at other positions among other rows. If the bits of a row
-change, either the row depends on its batch, or the policy gives other results in every call. To find out, the probe
-repeats the same calls. A policy that does not repeat its results is not a function of its observations, and its
-episodes cannot repeat. ``rl-eval doctor`` searches for the reason.
+The probe calls the policy on generated observations in blocks. Then it calls the policy on the same observations at
+other positions among other rows. If the bits of a row's result change, there are two possible reasons: the row depends
+on its batch, or the policy gives different results in every call. To find the reason, the probe repeats the same calls.
+A policy that does not repeat its results is not a function of its observations, so its episodes cannot be repeated.
+``rl-eval doctor`` searches for the cause.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ _POOL: Final = 4 * BLOCK
 """Number of generated observations for the probe."""
 _ROUNDS: Final = 4
 _POOL_BYTES: Final = 2**26
-"""If the whole pool of observations exceeds this size, the probe uses few of them."""
+"""If the whole pool of observations exceeds this number of bytes, the probe uses only a few observations."""
 _FEW: Final = 4
 _FEW_ROUNDS: Final = 2
 _WARM_UP: Final = 1
-"""Number of calls before the first compared call, in addition to the one that checks shapes. Compilers and autotuners
-finish in them."""
+"""Number of calls before the first call whose result is compared, in addition to the call that checks shapes. In these
+calls, compilers and autotuners finish."""
 
 Verdict = Literal["whole", "block", "row"]
 
@@ -47,15 +48,15 @@ class Finding(NamedTuple):
     verdict: Verdict
     """Rows that may share a forward pass: ``whole``, ``block`` or ``row``."""
     outputs: str
-    """Digest of the policy's outputs; empty if it cannot be compared with another runner's."""
+    """Digest of the policy's outputs; empty if it cannot be compared with the digest of another runner."""
     notes: tuple[str, ...] = ()
-    """Notes for readers of the result; the same from every runner."""
+    """Notes for readers of the result. Every runner gives the same notes."""
     overwrites: bool = False
     """Whether the policy changes its observations in place, or may do so."""
 
 
 class _Unrepeatable(Exception):
-    """The same call gave different results the second time; the text names the call."""
+    """The same call gave a different result the second time; the text names the call."""
 
 
 class Probe:
@@ -63,11 +64,11 @@ class Probe:
 
     Args:
         policy: Maps batches to batches.
-        observations: Batch of the runner, for the form of observations and the number of rows.
-        reader: Reads actions.
-        fresh_state: Recurrent state of new episodes, for this number of rows; None without a state.
+        observations: Observations of the runner. The probe needs only their space and the number of rows.
+        reader: Reader that checks the actions.
+        fresh_state: Recurrent state of new episodes, for this number of rows; None if the policy has no state.
         deterministic: Whether the policy acts without noise.
-        allow_nondeterministic: Whether a policy that does not repeat itself gets a note, instead of an error.
+        allow_nondeterministic: Whether a policy that does not repeat its results causes a note instead of an error.
     """
 
     def __init__(
@@ -97,8 +98,8 @@ class Probe:
         """Probe the policy, and restore the buffers of its modules.
 
         Raises:
-            ConfigError: The policy cannot act as configured, or does not repeat itself.
-            PolicyError: The actions do not fit the action space, on any observation.
+            ConfigError: The policy cannot act as configured, or does not repeat its results.
+            PolicyError: The actions have the wrong structure, shape or dtype for the action space.
         """
         self.check_shapes()
         with no_grad(), buffers_kept(self.policy):
@@ -109,20 +110,21 @@ class Probe:
             except _Unrepeatable as seen:
                 return self._unrepeatable(str(seen))
             except Exception as error:
-                # A policy may reject generated observations. A row alone in its batch cannot depend on other rows.
+                # A policy may reject generated observations. Then each row is computed alone in its batch, where it
+                # cannot depend on other rows.
                 return self._unprobed(error)
 
     def act_once(self, *, other: bool = False) -> None:
-        """Act on the first block of observations, or on another one; an error of the policy is ignored."""
+        """Act on the first block of observations, or with ``other`` on a later block. Ignore an error of the policy."""
         with no_grad(), contextlib.suppress(Exception):
             self._outputs(self._observations, self._block(self._pool // 2 if other else 0), range(BLOCK))
 
     def check_shapes(self) -> None:
-        """Check only that the policy's actions fit the action space.
+        """Check only that the structure, shapes and dtypes of the policy's actions fit the action space.
 
         Raises:
             ConfigError: The policy cannot act as configured.
-            PolicyError: The actions do not fit the action space.
+            PolicyError: The actions do not fit, or the policy returns no next state.
         """
         with no_grad(), buffers_kept(self.policy):
             self._check_shapes()
@@ -130,10 +132,10 @@ class Probe:
     # ------------------------------------------------------------------ verdicts
 
     def _compare(self) -> Finding:
-        """Compare rows computed in blocks with the same rows elsewhere.
+        """Compare rows computed in blocks with the same rows at other positions and in larger batches.
 
         Raises:
-            _Unrepeatable: The same call gave other results the second time.
+            _Unrepeatable: The same call gave a different result the second time.
         """
         for _ in range(_WARM_UP):
             self._outputs(self._observations, self._block(0), range(BLOCK))
@@ -151,15 +153,15 @@ class Probe:
             raise
         except Exception as error:
             raise ConfigError(
-                "the policy's result for an observation depends on the others in its batch, and it cannot act on one "
-                f"alone ({type(error).__name__}: {error})",
+                "the policy's result for an observation depends on the other observations in the batch, and the policy "
+                f"cannot act on a single observation ({type(error).__name__}: {error})",
                 key="policy.policy",
                 fix="Call eval() on a module in training mode.",
             ) from error
         note = (
             "the policy's result for an observation depends on its place in the batch, or on the other observations"
-            f"{_unpinned()}. Every row is computed alone, which is exact but slow (one forward pass per environment "
-            "and step)"
+            f"{_unpinned()}. Every row is computed alone, which is exact but slow: one forward pass per environment "
+            "and step"
         )
         return Finding("row", _digest(self._alone(0)), (note,))
 

@@ -1,4 +1,4 @@
-"""Protocol of inference: members with which a runner applies one or more policies to all its live lanes."""
+"""Protocol of inference: the methods and attributes through which a runner applies policies to all live lanes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Observations(Protocol):
         """
 
     def content(self, observation: Any) -> bytes:
-        """Return the bytes of an observation that the policy receives, for a trace."""
+        """Return, as bytes for a trace, the content of an observation as the policy receives it."""
 
     def clear(self, lane: int) -> None:
         """Set the observation of a lane to zero, because the policy must not see it."""
@@ -42,10 +42,10 @@ class Observations(Protocol):
 
 
 class Inference(Protocol):
-    """Policy, or several, applied to all live lanes at once."""
+    """One or more policies, applied to all live lanes at once."""
 
     live: npt.NDArray[np.bool_]
-    """Mask of the live lanes; it may have rows beyond them."""
+    """Mask of the live lanes. It may have more elements than there are lanes; the additional ones are False."""
     numerics: dict[str, Any]
     """The numerics key; empty until :meth:`probe`."""
     keeps_outputs: bool
@@ -53,14 +53,14 @@ class Inference(Protocol):
 
     @property
     def observations(self) -> Observations:
-        """Observations on which the next :meth:`act` acts."""
+        """Observations for the next call of :meth:`act`."""
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Notes for readers of the result on how the policy is computed and its actions are used."""
+        """Notes for readers of the result, about how the policy is computed and how its actions are used."""
 
     def begin(self, lane: int, seed: int) -> None:
-        """Start an episode in a lane: fresh recurrent state, noise from its seed."""
+        """Start an episode in a lane, with a new recurrent state and with noise from the episode's seed."""
 
     def end(self, lane: int) -> None:
         """Free a lane."""
@@ -73,7 +73,7 @@ class Inference(Protocol):
         """
 
     def outputs(self, lane: int) -> Any:
-        """Return the outputs of the policy for a lane besides its action; None for a policy without them."""
+        """Return the policy's outputs besides the action for a lane; None if the policy has no other outputs."""
 
     def forget_notes(self) -> None:
         """Allow notes that were already reported to be reported again."""

@@ -17,11 +17,11 @@ from rl_eval.policies.inference.device_arrays import kind_of, numpy_of
 
 Array = npt.NDArray[Any]
 _FITTING_KINDS: Final = {"f": "biuf", "i": "biu", "u": "biu", "b": "b"}
-"""Kinds of numbers that may be written to an array of each kind, in numpy's letters."""
+"""For each dtype kind of an array, the dtype kinds of values that may be written to it, as NumPy names them."""
 _LOOK_EVERY: Final = 17
-"""Batches between two checks of the bounds: a prime, so that checks do not follow the lengths of episodes."""
+"""The bounds are checked in every 17th batch. The number is prime, so that checks do not follow episode lengths."""
 _ROUNDING: Final = 1e-5
-"""Fraction of the width of its bounds by which a float32 that was mapped onto them may exceed them."""
+"""Rounding tolerance for actions outside of the bounds, as a fraction of the distance between the bounds."""
 _EACH: Final = "Return an action for each observation of the batch."
 _LEAVES: Final = (gym.spaces.Box, gym.spaces.Discrete, gym.spaces.MultiDiscrete, gym.spaces.MultiBinary)
 
@@ -40,7 +40,7 @@ def _nested(space: gym.Space[Any], key: str) -> Any:
 
 
 class ObservationBatch:
-    """Observations of all lanes, row by row, in arrays that live as long as the runner."""
+    """Observations of all lanes, one row per lane, in arrays that are allocated once."""
 
     def __init__(self, space: gym.Space[Any], rows: int) -> None:
         self._space = space
@@ -66,7 +66,7 @@ class ObservationBatch:
         self._look_at_once = True
         self.rows = rows
         self.row_bytes = sum(array[:1].nbytes for _, array in self._leaves)
-        # For a space without parts. They are stored, because every step needs them.
+        # Views of the rows, for a space without parts. They are stored, because every step needs them.
         only = self._leaves[0][1] if self._leaves and not self._leaves[0][0] else None
         self._row_views = [] if only is None else [only[row, ...] for row in range(rows)]
         self._row_dtype = None if only is None else only.dtype
@@ -78,11 +78,11 @@ class ObservationBatch:
         """Copy the observations of some rows.
 
         Args:
-            rows: The first k rows as a slice, or indices, shape (k,).
+            rows: A slice of the first k rows, or an array of row indices, shape (k,).
             observations: Nested arrays, shape (k, ...).
 
         Raises:
-            EnvError: The structure or a shape of the observations differs from the space's.
+            EnvError: The structure, a shape, a dtype or a value of the observations does not fit the space.
         """
         count = rows.stop if isinstance(rows, slice) else len(rows)
         for path, array in self._leaves:
@@ -101,7 +101,7 @@ class ObservationBatch:
             width: Number of slots.
 
         Raises:
-            EnvError: The structure or a shape of the observations differs from the space's.
+            EnvError: The structure, a shape, a dtype or a value of the observations does not fit the space.
         """
         if len(live) == width:
             self.adopt(slice(0, width), observations)
@@ -128,14 +128,14 @@ class ObservationBatch:
         return tree.map_structure(lambda leaf: leaf[row].copy(), self.arrays)
 
     def row_content(self, row: int) -> bytes:
-        """Return the content of a row, as :meth:`content` does for an observation."""
+        """Return the content of a row as bytes, equal to the result of :meth:`content` for the same observation."""
         return b"".join(array[row].tobytes() for _, array in self._leaves)
 
     def write(self, row: int, observation: Any) -> None:
         """Copy one observation into its row.
 
         Raises:
-            EnvError: The structure or a shape of the observation differs from the space's.
+            EnvError: The structure, a shape, a dtype or a value of the observation does not fit the space.
         """
         if (
             type(observation) is np.ndarray
@@ -163,7 +163,7 @@ class ObservationBatch:
             self._convert(array, row, path, given, has_dtype=hasattr(value, "dtype"))
 
     def _convert(self, array: Array, row: int, path: tuple[Any, ...], given: Array, *, has_dtype: bool) -> None:
-        """Write a leaf of another dtype than its space has."""
+        """Write a leaf whose dtype differs from the dtype of its space."""
         with np.errstate(over="ignore"):  # A value that overflows becomes infinite, which is an error.
             array[row] = given
         if array.dtype.kind in "iu":
@@ -175,17 +175,17 @@ class ObservationBatch:
                 self.note(row, what, str(given.dtype))
 
     def content(self, observation: Any) -> bytes:
-        """Return the content of a row for an observation: only the space's parts, in its dtypes.
+        """Return the content of an observation as bytes: only the parts that the space has, in the space's dtypes.
 
         Raises:
-            EnvError: The structure or a shape of the observation differs from the space's.
+            EnvError: The structure, a shape, a dtype or a value of the observation does not fit the space.
         """
         self._scratch = self._scratch or ObservationBatch(self._space, 1)
         self._scratch.write(0, observation)
         return self._scratch.tobytes()
 
     def tobytes(self) -> bytes:
-        """Return all rows, leaf by leaf."""
+        """Return all rows as bytes, leaf by leaf."""
         return b"".join(array.tobytes() for _, array in self._leaves)
 
     def clear(self, row: int) -> None:
@@ -209,10 +209,10 @@ class ObservationBatch:
         return f"the observation{_at(path)} has {what}"
 
     def look_outside(self, live: npt.NDArray[np.bool_]) -> None:
-        """Add one note for each leaf with a live row outside of its bounds; called for every batch.
+        """Add one note for each leaf with a live row outside of its bounds. Call this for every batch.
 
-        It checks the first batch after :meth:`forget_notes`, and then one of :data:`_LOOK_EVERY`. That costs almost
-        nothing, and detects an environment that leaves its space repeatedly.
+        It checks the first batch after :meth:`forget_notes`, and every batch whose number is a multiple of
+        :data:`_LOOK_EVERY`. This takes almost no time, and detects an environment that leaves its space repeatedly.
         """
         self._batches += 1
         if not self._look_at_once and self._batches % _LOOK_EVERY:
@@ -244,7 +244,7 @@ class ObservationBatch:
 
 
 def leaf_of(observation: Any, path: tuple[Any, ...]) -> Any:
-    """Return a part of an observation, or of a batch of them.
+    """Return a part of an observation, or of a batch of observations.
 
     Raises:
         EnvError: The part is missing.
@@ -268,7 +268,7 @@ def _due(array: Array) -> str:
 
 
 def _narrower(leaf: gym.Space[Any], dtype: np.dtype[Any]) -> tuple[Any, Any] | None:
-    """Return the lowest and the highest value of a leaf; None if its dtype has no other values."""
+    """Return the lowest and the highest value of a leaf; None if every value of the dtype is allowed."""
     low, high = _range(leaf)
     kind = dtype.kind
     limits = (-np.inf, np.inf) if kind == "f" else (0, 1) if kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
@@ -291,17 +291,17 @@ def _sample_leaf(leaf: gym.Space[Any], rows: int, rng: np.random.Generator, scal
     if leaf.dtype.kind != "f":
         return rng.integers(low, high, shape, dtype=leaf.dtype, endpoint=True)
     drawn = np.empty(shape, leaf.dtype)
-    for row in range(rows):  # One by one, because they are drawn in float64, and an image has millions of numbers.
+    for row in range(rows):  # Row by row, to save memory: numbers are drawn in float64, and an image has millions.
         drawn[row] = np.clip(rng.standard_normal(leaf.shape) * scale, low, high)
     return drawn
 
 
 class ActionReader:
-    """Checks a batch of actions against the action space and makes it fit for ``env.step``.
+    """Reader that checks a batch of actions against the action space, and converts it for ``env.step``.
 
     Args:
         space: Action space.
-        mode: For Box leaves: ``clip`` into the bounds, ``unsquash`` [-1, 1] onto them, or ``none``.
+        mode: For Box leaves: ``clip`` into the bounds, ``unsquash`` from [-1, 1] onto the bounds, or ``none``.
 
     Raises:
         ConfigError: The space cannot be batched, or ``unsquash`` is set for an unbounded space.
@@ -310,7 +310,7 @@ class ActionReader:
     def __init__(self, space: gym.Space[Any], mode: Literal["clip", "unsquash", "none"]) -> None:
         self.structure = _nested(space, "action_space")
         self.clipped = False
-        """Whether a live row exceeded the bounds by more than rounding. The code that notes it resets it."""
+        """Whether a live row exceeded the bounds by more than rounding; ``forget_notes`` of the inference resets it."""
         self.mode = mode
         self._single = not isinstance(self.structure, (dict, tuple))
         leaves = tree.flatten(self.structure)
@@ -327,7 +327,7 @@ class ActionReader:
         """Return checked actions as nested arrays with a leading batch dimension.
 
         Raises:
-            PolicyError: Structure, shape, dtype or a live row's value does not fit.
+            PolicyError: The structure, shape or dtype, or the value of a live row, does not fit the action space.
         """
         return self._read((), self.structure, actions, live)
 
@@ -376,7 +376,7 @@ class ActionReader:
             raise PolicyError(
                 f"the policy returned {where} {wrong}, which is outside {leaf}", key=where, value=wrong.item()
             )
-        # Spaces contain only arrays of their dtype, and environments do not accept True as an action, although it is 1.
+        # A space contains only arrays of its dtype. Environments do not accept True as an action, although it equals 1.
         return array if array.dtype == leaf.dtype else array.astype(leaf.dtype)
 
     def _read_box(self, where: str, leaf: gym.spaces.Box, array: Array, live: npt.NDArray[np.bool_]) -> Array:
@@ -426,13 +426,13 @@ def _as_array(where: str, actions: Any) -> Array:
 
 
 def assign_rows(target: Any, rows: Any, values: Any) -> None:
-    """Write rows of one array or tensor."""
+    """Write values into rows of one array or tensor."""
     target[rows] = values
 
 
 def take_rows(nested: Any, rows: Any) -> Any:
     """Return some rows of every leaf: views for a slice, copies for indices; None stays None."""
-    if type(nested) is np.ndarray:  # Much faster than a tree of one leaf.
+    if type(nested) is np.ndarray:  # This is much faster than tree.map_structure for one leaf.
         return nested[rows]
     return None if nested is None else tree.map_structure(lambda leaf: leaf[rows], nested)
 
@@ -446,12 +446,12 @@ def _copy(leaf: Any) -> Any:
 
 def copy_batch(nested: Any) -> Any:
     """Copy every leaf; None stays None."""
-    if type(nested) is np.ndarray:  # Much faster than a tree of one leaf.
+    if type(nested) is np.ndarray:  # This is much faster than tree.map_structure for one leaf.
         return nested.copy()
     return None if nested is None else tree.map_structure(_copy, nested)
 
 
 def no_grad() -> contextlib.AbstractContextManager[Any]:
-    """Switch gradients off if torch is imported; do not import it for a policy without torch."""
+    """Switch gradients off if torch is imported. Do not import torch, because the policy may not use it."""
     torch = sys.modules.get("torch")
     return torch.no_grad() if torch is not None else contextlib.nullcontext()

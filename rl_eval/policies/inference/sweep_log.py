@@ -1,8 +1,8 @@
-"""Log of a runner's sweeps: observations and actions of each, for the observers that record episodes.
+"""Log of a runner's sweeps, with the observations and actions of each sweep, for observers that record episodes.
 
-A sweep is one call of the policy for all live slots. A copy of an observation takes about as long as a step of a small
-environment, and a new array as long as several steps. So a sweep is copied as a whole batch. Many episodes at once are
-cut out of it when a report is due or the log is full.
+A sweep is one call of the policy for all live slots. To copy a single observation takes about as long as a step of a
+small environment, and to create an array takes as long as several steps. So a sweep is copied as a whole batch. When a
+report is due or the log is full, the steps of all finished episodes are copied out of the log together.
 """
 
 from __future__ import annotations
@@ -21,20 +21,21 @@ _SWEEPS: Final = 64
 
 
 class Steps(NamedTuple):
-    """Steps of finished episodes, one episode after the other, in separate arrays."""
+    """Steps of finished episodes. In each array, one episode follows the other."""
 
     rows: Sequence[tuple[Any, ...]]
     """Records of the episodes, in the form of :data:`rl_eval.records.episode.ROW`."""
     lengths: npt.NDArray[np.int64]
     """Number of steps of each episode."""
     observations: Array
-    r"""Observations of the policy; the last one of an episode follows its steps. Shape (steps + episodes, \*shape)."""
+    r"""Observations in the form that the policy receives, shape (steps + episodes, \*shape). In each episode, the last
+    observation comes after the last step."""
     actions: Array
     r"""Actions passed to environments, shape (steps, \*shape)."""
     rewards: npt.NDArray[np.float64]
     """Rewards, shape (steps,)."""
     outputs: Mapping[str, Array]
-    r"""Outputs of the policy besides actions at every step, each of shape (steps, \*shape)."""
+    r"""Outputs of the policy besides actions, by name, each of shape (steps, \*shape)."""
 
 
 class SweepRecorder(Protocol):
@@ -42,10 +43,10 @@ class SweepRecorder(Protocol):
 
     @property
     def reads_sweeps(self) -> bool:
-        """Whether the log suffices for the observer; otherwise it receives every step."""
+        """Whether the observer needs only the log; otherwise the runner passes every step to it."""
 
     def read_sweeps(self, steps: Steps) -> Mapping[int, Any]:
-        """Return the artifacts of episodes by their indices, in a mapping that can be pickled."""
+        """Return the artifacts of episodes, by episode index, in a mapping that can be pickled."""
 
 
 class _Finished(NamedTuple):
@@ -56,24 +57,24 @@ class _Finished(NamedTuple):
     stop: int
     row: tuple[Any, ...]
     told: tuple[str, ...]
-    """Names of the outputs that have a value at every step."""
+    """Names of the policy's outputs that have a value at every step of the episode."""
     recorders: Mapping[str, SweepRecorder]
 
 
 @final
 class SweepLog:
-    """Sweeps since the first step of the oldest episode that is recorded, each with a row for every slot."""
+    """Sweeps since the first step of the oldest episode that is recorded. Each sweep has a row for every slot."""
 
     def __init__(self, observations: Array, actions: Array) -> None:
         self._rows = len(observations)
         self._columns = {"observations": self._empty(observations), "actions": self._empty(actions)}
         self._columns["rewards"] = np.empty((_SWEEPS, self._rows))
         self._starts: dict[int, int] = {}
-        """First sweep of the episodes that are recorded, by slot."""
+        """First sweep of each episode that is being recorded, by slot."""
         self._told_since: dict[str, int] = {}
-        """First sweep since which an output of the policy has a value in every sweep."""
+        """For each output of the policy, by name: the sweep since which every sweep has a value for it."""
         self._first = self._count = 0
-        """Number of the first stored sweep, and count of all sweeps so far."""
+        """Number of the first stored sweep (from 0), and number of all sweeps so far."""
         self._finished: list[_Finished] = []
         self._lasts = np.empty((_SWEEPS, *observations.shape[1:]), observations.dtype)
         """Last observation of each finished episode, with spare capacity."""
@@ -85,7 +86,7 @@ class SweepLog:
         return bool(self._starts)
 
     def begin(self, slot: int) -> None:
-        """Record the episode that begins with the next sweep; it must act in every sweep until its end."""
+        """Record the episode that begins in a slot with the next sweep. It must act in every sweep until its end."""
         self._starts[slot] = self._count
 
     def end(self, slot: int) -> None:
@@ -105,13 +106,13 @@ class SweepLog:
         Args:
             slot: Slot of the episode.
             row: Record of the episode.
-            rewards: Rewards of its steps; empty if :meth:`reward` wrote them.
+            rewards: Rewards of the episode's steps; empty if :meth:`reward` has written them.
             last: Observation after the last step.
             recorders: Observers that record the episode, by the names of their artifacts.
 
         Raises:
-            TypeError: The last observation has another form than the others.
-            ValueError: The same.
+            TypeError: The last observation cannot be written to an array of observations.
+            ValueError: The last observation has another shape than the other observations.
         """
         place = len(self._finished)
         if place == len(self._lasts):
@@ -135,12 +136,12 @@ class SweepLog:
         Args:
             observations: Rows that the policy received.
             actions: Rows that environments receive.
-            outputs: Rows of each forward pass, and a dict of its outputs besides actions.
+            outputs: A pair for each forward pass: its rows, and a dict of the outputs besides actions for these rows.
         """
         self._make_room()
         sweep = self._count - self._first
         self._columns["observations"][sweep] = observations
-        self._columns["actions"][sweep, : len(actions)] = actions  # There may be none for rows that pad the last block.
+        self._columns["actions"][sweep, : len(actions)] = actions  # Rows that fill the last block may have none.
         told = set()
         for rows, computed in outputs:
             for name, values in computed.items():
@@ -154,7 +155,7 @@ class SweepLog:
         self._columns["rewards"][self._count - 1 - self._first, : len(rewards)] = rewards
 
     def _told(self, name: str, values: Array) -> Array:
-        """Return the column of an output; create it when the output first has this form."""
+        """Return the column of an output. If the output is new or has another shape or dtype, create the column."""
         key = f"outputs.{name}"
         column = self._columns.get(key)
         if column is None or column.shape[2:] != values.shape[1:] or column.dtype != values.dtype:
@@ -168,7 +169,7 @@ class SweepLog:
         return np.empty((room, self._rows, *batch.shape[1:]), batch.dtype)
 
     def _make_room(self) -> None:
-        """Drop sweeps that no episode needs; then double the capacity if less than half of it is free."""
+        """If the log is full, drop sweeps that no episode needs; if it is still more than half full, double it."""
         room, held = len(self._columns["actions"]), self._count - self._first
         if held < room:
             return
@@ -183,7 +184,7 @@ class SweepLog:
     # ------------------------------------------------------------------ cutting
 
     def _cut_finished(self) -> None:
-        """Cut finished episodes out of the sweeps; group those with the same outputs and recorders."""
+        """Copy finished episodes out of the sweeps, in groups of episodes with the same outputs and recorders."""
         alike: dict[Any, list[int]] = {}
         for place, one in enumerate(self._finished):
             alike.setdefault((one.told, *one.recorders), []).append(place)
@@ -208,7 +209,7 @@ class SweepLog:
         )
 
     def _taken(self, key: str, places: npt.NDArray[np.int64]) -> Array:
-        """Return a copy of rows; those beyond the last sweep have any content."""
+        """Return a copy of rows. Rows beyond the last sweep have arbitrary content."""
         column = self._columns[key]
         rows: Array = column.reshape(-1, *column.shape[2:]).take(places, axis=0, mode="clip")
         return rows

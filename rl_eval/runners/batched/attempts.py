@@ -20,12 +20,13 @@ class Attempts:
         self.live = np.zeros(slots, bool)
         self._live_slots: npt.NDArray[np.int64] | None = None
         self.faulty: set[int] = set()
-        """Slots with an invalid value since the simulator was built."""
+        """Slots that have returned an invalid value since the simulator was built."""
         self.steps = 0
-        """Steps of the runner; every live slot takes part in each."""
+        """Number of steps of the runner. Every live slot takes part in each step."""
         self._integers = np.zeros((5, slots), np.int64)
         self.indices, self.numbers, self.began, self.success_once, self.success_at_end = self._integers
-        """Episode of each slot, number of its attempt (from 1), :attr:`steps` at its start, and reports of success."""
+        """For each slot: index of the episode, number of the attempt (from 1), :attr:`steps` at the attempt's start,
+        and success at any step and at the last report (1 or 0; -1 without a report)."""
         self._floats = np.zeros((7, slots))
         self.returns, self.discounted, self.discount, self.started, self.reset_seconds = self._floats[:5]
         self.inference_clock, self.step_clock = self._floats[5:]
@@ -65,13 +66,14 @@ class Attempts:
         return self.steps - int(self.began[slot])
 
     def sums(self, slots: Sequence[int]) -> list[tuple[Any, ...]]:
-        """Return length, return, discounted return, success once and at the end, reset seconds and the readings.
+        """Return the sums of live attempts.
 
         Args:
             slots: Slots with a live attempt.
 
         Returns:
-            A tuple for each of them.
+            A tuple for each slot: length, return, discounted return, success at any step, success at the last report,
+            reset seconds, and the readings of the inference clock and the step clock when the attempt started.
         """
         began, once, at_end = self._integers[2:, slots].tolist()
         returns, discounted, _, _, resets, *clocks = self._floats[:, slots].tolist()
@@ -79,7 +81,7 @@ class Attempts:
         return list(zip(lengths, returns, discounted, once, at_end, resets, *clocks, strict=True))
 
     def add(self, rewards: npt.NDArray[np.float64], gamma: float) -> None:
-        """Add the rewards of the last step, shape (width,); those of slots without an attempt are 0."""
+        """Add the rewards of the last step, shape (width,). Rewards of slots without an attempt are 0."""
         width = len(rewards)
         self.returns[:width] += rewards
         if gamma != 1.0:

@@ -18,21 +18,21 @@ Init = Callable[[Any], tuple[Any, Any]]
 Step = Callable[[Any, Any], tuple[Any, Any, Any, Any, Any, Mapping[str, Any]]]
 
 _ROWS: Final = 8
-"""The number of computed rows is a multiple of this. XLA adds the numbers of a single row in another order than those
-of several rows, so that one slot alone would have other episodes."""
+"""The number of computed rows is a multiple of this. XLA sums a single row in another order than several rows, so a
+simulator of one slot would compute other episodes than a simulator of several slots."""
 
 
 @functools.lru_cache(maxsize=8)
 def _compiled(init: Init, step: Step) -> tuple[Any, Any]:
     """Return both functions for all rows; simulators of the same environment share the compiled functions.
 
-    The first one takes seeds instead of keys.
+    The compiled ``init`` takes seeds instead of keys.
     """
     return jax.jit(jax.vmap(lambda seed: init(jax.random.PRNGKey(seed)))), jax.jit(jax.vmap(step))
 
 
 def _chosen(started: Any, new: Any, old: Any) -> Any:
-    """Return the new state of a row that starts, and the old one of others."""
+    """Return the new state of a row if the row starts, otherwise its old state."""
     return jax.tree.map(lambda one, other: jax.numpy.where(started, one, other), new, old)
 
 
@@ -74,7 +74,7 @@ class FunctionalSimulator(BatchSimulator):
         self._state: Any = None
         """State of all rows; None before the first restart."""
         self._init, self._step = _compiled(init, step)
-        # JAX compiles on the first call. So compilation is part of construction, and takes no time of an episode.
+        # JAX compiles on the first call. The first calls are here, so that compilation does not count as episode time.
         self.restart(np.arange(num_envs), [EpisodeSpec(0, 0)] * num_envs)
         self.step(gym.vector.utils.create_empty_array(action_space, num_envs, np.zeros))
         self._state = None
@@ -89,7 +89,7 @@ class FunctionalSimulator(BatchSimulator):
         started = np.zeros(len(self._seeds), bool)
         started[slots] = True
         self._state = _merged(started, state, self._state)
-        # As in step(), they are arrays of JAX unless there are spare rows.
+        # As in step(), the observations are JAX arrays, except if there are spare rows.
         library = np if len(self._seeds) > self.num_envs else jax.numpy
         return jax.tree.map(lambda leaf: library.asarray(np.asarray(leaf)[slots]), observations)
 
@@ -103,7 +103,7 @@ class FunctionalSimulator(BatchSimulator):
             results = jax.tree.map(lambda leaf: np.asarray(leaf)[: self.num_envs], results)
         observations, rewards, terminated, truncated, infos = results
 
-        # Other infos have parts or several numbers for each slot.
+        # Infos with other keys have parts, or several numbers for each slot.
         keys = [key for key, info in infos.items() if getattr(info, "shape", None) == (self.num_envs,)]
 
         def values(key: str) -> Any:

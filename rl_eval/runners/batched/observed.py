@@ -27,12 +27,12 @@ class ObservedBatch:
         self._slots = slots
         self._inference = inference
         self._live: dict[int, ObservedSlot] = {}
-        """Observers of the slots with an episode that is observed, by slot."""
+        """Observers of the slots whose episode is observed, by slot."""
         self._told: dict[int, ObservedSlot] = {}
         """Live observers that receive every step, by slot."""
 
     def start(self, slot: int, lease: Lease) -> None:
-        """Start an attempt; those of the determinism check are not observed."""
+        """Start an attempt. Attempts of the determinism check are not observed."""
         if lease.fresh:
             return
         observed = self._live[slot] = self._slots[slot]
@@ -46,11 +46,11 @@ class ObservedBatch:
             observed.act(tree.map_structure(lambda leaf, slot=slot: leaf[slot], actions))
 
     def keys(self, step: BatchStep) -> Collection[str]:
-        """Return the keys of infos that observers see, besides those of success and ``evaluation.info_keys``."""
+        """Return the keys of infos for observers, in addition to the keys that the runner reads for its records."""
         return step.keys if self._told else ()
 
     def step(self, step: BatchStep, reported: Reported) -> None:
-        """Add a step to all live slots; ``reported`` has the values and masks of its infos, by key."""
+        """Add a step to all live slots; ``reported`` has the values and masks of the step's infos, by key."""
         if (sweeps := self._inference.sweeps) is not None and sweeps.wanted:
             sweeps.reward(step.rewards)
         for slot, observed in self._told.items():

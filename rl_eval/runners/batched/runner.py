@@ -1,4 +1,4 @@
-"""Runner of one simulator that steps all slots in one call, with the sums of their episodes in arrays."""
+"""Runner of one simulator that steps all slots in one call. The sums of all episodes are in arrays."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 _SUCCESS: Final = ("success", "is_success")
-"""Keys of success, the preferred one last."""
+"""Keys of ``info`` that report success. If both are reported, the last one counts."""
 _MAX_IDLE_STEPS: Final = 1_000
 _NUMERIC: Final = "biuf"
-"""Kinds of dtypes that are read as a whole."""
+"""Kinds of dtypes whose arrays are read for all slots at once."""
 
 
 @dataclass(slots=True)
@@ -63,9 +63,9 @@ class _Block:
     lease: Lease
     started: float
     next: int = 0
-    """Number of its episodes that have started."""
+    """Number of episodes of the block that have started."""
     idle_steps: int = 0
-    """Steps since the last slot ended its episode, if none has started another."""
+    """Number of steps since the last live episode ended; 0 while an episode is live."""
     rows: list[tuple[Any, ...]] = field(default_factory=list)
     infos: list[list[float]] = field(default_factory=list)
     artifacts: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -91,13 +91,13 @@ class _Block:
 class BatchedEvalRunner(RunnerCore):
     """Runner of a :class:`BatchSimulator`: one forward pass and one call of the simulator for all live slots.
 
-    The quota is by first started: a free slot gets the next lease, and is restarted with its seed. A slot without a
-    lease is masked: its steps are never counted. But the simulator steps it, so an exception of a call is *suspected*
-    for all live slots, and certain only in a simulator of one slot. The simulator is then built again. An invalid value
-    of one slot is suspected for its episode.
+    Episodes start in the order of the queue: a free slot gets the next lease, and is restarted with the lease's seed.
+    A slot without a lease is masked: its steps are never counted. But the simulator steps this slot too. So if a call
+    raises, each live episode is only *suspected* to be the cause; in a simulator of one slot, the cause is certain.
+    Then the simulator is built again. If one slot returns an invalid value, only the episode in it is suspected.
 
     With ``runners.block``, a lease is a block: one full reset seeds all its episodes, and a slot that restarts by
-    itself runs the next one. A fault fails the block.
+    itself runs the block's next episode. A fault fails the whole block.
     """
 
     _inference: RowInference
@@ -112,17 +112,17 @@ class BatchedEvalRunner(RunnerCore):
         self._step_clock = 0.0
         self._traces: dict[int, Trace] = {}
         self._layout: dict[str, Any] = {}
-        """Part of the numerics key that the simulator adds, even while it must be built again."""
+        """Part of the numerics key that the simulator adds. It stays while the simulator must be built again."""
         self._own: BatchSimulator | None = None
         """Simulator of the configured width."""
         self._other: BatchSimulator | None = None
-        """New and narrower one, if it can be built, for episodes that need it; used until they have ended."""
+        """Simulator for episodes that need a new one, used until they have ended; with fewer slots, if possible."""
         self._stale = False
-        """Whether the present simulator must not be used again."""
+        """Whether the current simulator must not be used again."""
         self._blocks = settings.runners.block is not None
         self._block: _Block | None = None
         self._watched: ObservedBatch | None = None
-        """Observers of the present simulator's slots; None without any."""
+        """Observers of the current simulator's slots; None if there are none."""
         super().__init__(settings, runner_index, policy)
         self._inference.observations.note = self._note_observation
 
@@ -231,7 +231,7 @@ class BatchedEvalRunner(RunnerCore):
         return simulator
 
     def _another(self, num_slots: int) -> BatchSimulator:
-        """Build a narrower simulator, if it can be built; that of the caller's object is the only one."""
+        """Build a simulator with fewer slots, if possible. A simulator that is the caller's object is used itself."""
         if self._borrowed and self._own is not None:
             return self._own
         try:
@@ -241,7 +241,11 @@ class BatchedEvalRunner(RunnerCore):
 
     @property
     def _borrowed(self) -> bool:
-        """Whether the simulator is the caller's object: it has one width, is reset after a fault, and is not closed."""
+        """Whether the simulator is the caller's object.
+
+        Such a simulator has a fixed number of slots. The runner does not close it. After a fault, the runner resets it
+        instead of building a new one.
+        """
         return is_live_environment(self.settings.environment.env)
 
     def _build(self, num_envs: int) -> BatchSimulator:
@@ -251,7 +255,7 @@ class BatchedEvalRunner(RunnerCore):
         runners = self.settings.runners.num_runners
         simulator = build_simulator(section, self.runner_index, runners, num_envs, blocks=self._blocks)
         seconds = perf_counter() - started
-        self._attempts.started += seconds  # Construction takes no time of an episode.
+        self._attempts.started += seconds  # Construction does not count as time of an episode.
         self._pending.constructed(seconds)
         return simulator
 
@@ -274,7 +278,7 @@ class BatchedEvalRunner(RunnerCore):
         return key | {"guarantee": "conditions"} if weaker else {}
 
     def _try_out(self, simulator: BatchSimulator) -> None:
-        """Reject a simulator that breaks its contract; one that raises is built again for the first episode."""
+        """Reject a simulator that breaks its contract. If the trial raises, build it again before the first episode."""
         plan = EpisodePlan(simulator.num_envs, seed=1, conditions=self.settings.evaluation.conditions)
         try:
             if note := (try_block if self._blocks else try_out)(simulator, [plan[slot] for slot in range(len(plan))]):
@@ -348,7 +352,7 @@ class BatchedEvalRunner(RunnerCore):
         if first.alone:
             return [0]
         free = np.flatnonzero(~self._attempts.live).tolist()
-        # Episodes that run again get other neighbours than before, even if the plan has only a few.
+        # Episodes that run again run beside other episodes than before, even if the plan has only a few episodes.
         return free[: (len(self._queue) + 1) // 2] if first.fresh else free
 
     def _begin(self, slots: list[int], leases: list[Lease]) -> None:
@@ -380,13 +384,13 @@ class BatchedEvalRunner(RunnerCore):
         self._begin_in_block(list(range(simulator.num_envs)), block)
 
     def _begin_in_block(self, slots: list[int], block: _Block) -> None:
-        """Start the next episodes of a block in slots that have restarted, as long as it has any."""
+        """Start the next episodes of a block in slots that have restarted, until the block has no more episodes."""
         leases, held = block.take(len(slots)), block.lease
         slots = slots[: len(leases)]
         self._begin(slots, leases)
         for slot, lease in zip(slots, leases, strict=True):
             self._inference.begin(slot, lease.seed)
-            self._recorder.begin(slot, held.index, held.seed, held.attempt)  # If the process dies, the block is lost.
+            self._recorder.begin(slot, held.index, held.seed, held.attempt)  # If the process dies, the block fails.
             if self._watched is not None:
                 self._watched.start(slot, lease)
 
@@ -406,7 +410,7 @@ class BatchedEvalRunner(RunnerCore):
             self._begin_in_block(slots.tolist(), block)
         block.idle_steps = 0 if self._any_live else block.idle_steps + 1
         if block.idle_steps > _MAX_IDLE_STEPS and not block.all_started:
-            text = f"no slot started another episode in {_MAX_IDLE_STEPS} steps after all had ended"
+            text = f"no slot started another episode in the {_MAX_IDLE_STEPS} steps after all episodes had ended"
             fix = "Return the mask and the first observations as BatchStep.started."
             if self._max_steps < math.inf:
                 fix = "Set the step limit in the simulator instead: a slot only restarts when its own episode ends."
@@ -420,11 +424,11 @@ class BatchedEvalRunner(RunnerCore):
             self._end_block()
 
     def _hold_lane(self, lease: Lease) -> None:
-        """Begin a block in lane 0, so that a death is attributed to the block while no slot has an episode."""
+        """Begin a block in lane 0. So the block gets the fault if the process dies while no slot has an episode."""
         self._recorder.begin(0, lease.index, lease.seed, lease.attempt)
 
     def _end_block(self) -> _Block | None:
-        """Return the block, if there still is one; it is no longer running."""
+        """Mark the running block as ended, and return it; None if no block is running."""
         block, self._block = self._block, None
         if block is not None:
             self._recorder.end(0)
@@ -499,7 +503,7 @@ class BatchedEvalRunner(RunnerCore):
         for slot in np.flatnonzero(ended & attempts.live[:width] & ~np.isfinite(attempts.returns[:width])).tolist():
             if attempts.live[slot]:  # Otherwise its block has failed.
                 total = float(attempts.returns[slot])
-                text = f"the sum of the rewards is {total}: they are too large for a float"
+                text = f"the sum of the rewards is {total}: the rewards are too large for a float"
                 self._fault_of_row(slot, "step", EnvError(text, key="reward", value=total))
         slots = np.flatnonzero(ended & attempts.live[:width]).tolist()
         if slots:
@@ -607,9 +611,10 @@ class BatchedEvalRunner(RunnerCore):
         self._free([slot])
 
     def _fault_of_row(self, slot: int, phase: Phase, error: EnvError) -> None:
-        """Record the fault of an episode with an invalid value, or of its slot: then the episode completes elsewhere.
+        """Record the fault of an episode whose slot returned an invalid value.
 
-        After a second fault in a slot, the simulator is not used again.
+        If the slot is the cause, the episode completes in another slot or runner. After a second fault in the same
+        slot, the simulator is not used again.
         """
         if self._current is self._own:
             self._stale = self._stale or slot in self._attempts.faulty
@@ -618,13 +623,13 @@ class BatchedEvalRunner(RunnerCore):
 
     @property
     def _one_slot(self) -> bool:
-        """Whether a fault is certainly that of the live episode."""
+        """Whether the live episode is certainly the cause of a fault, because the simulator has only one slot."""
         return self._current is None or self._current.num_envs == 1
 
     def _fail_together(self, slots: list[int], phase: Phase, error: BaseException) -> None:
         """Record the fault of a call for some slots, give back the other episodes, and drop the simulator.
 
-        The simulator also steps slots without an episode, so a fault is certain only where there are none.
+        The simulator also steps slots without an episode, so the cause is certain only in a simulator of one slot.
         """
         if self._blocks:
             self._fail_block("env", phase, error)
@@ -636,7 +641,7 @@ class BatchedEvalRunner(RunnerCore):
         self._stale = True
 
     def _fail_block(self, cause: FaultCause, phase: Phase, error: BaseException, slot: int | None = None) -> None:
-        """Record the fault of the block, with the steps of the slot that caused it, if there still is a block."""
+        """Record the fault of the running block, if there is one, with the step of the slot that caused it."""
         block = self._end_block()
         if block is None:
             return
@@ -716,7 +721,7 @@ class BatchedEvalRunner(RunnerCore):
 
 
 def _lane(num_envs: int) -> int:
-    """Return the lane of a call, for the flight recorder: a simulator of one slot has no slots without an episode."""
+    """Return the lane of a call for the flight recorder: all lanes, or lane 0 for a simulator of one slot."""
     return 0 if num_envs == 1 else ALL_LANES
 
 

@@ -36,25 +36,26 @@ class BatchStep:
     """One step of all slots; the arrays may be reused by the next step."""
 
     observations: Any
-    """Nested arrays of NumPy, torch or JAX, on any device, shape (num_envs, ...). In a slot that ended: the last
-    observation of its episode."""
+    """Nested arrays of NumPy, torch or JAX, on any device, shape (num_envs, ...). In a slot whose episode ended, the
+    last observation of this episode."""
     rewards: Floats
-    """Rewards, shape (num_envs,), of any real dtype; the runner adds them in float64. They may be of torch or JAX."""
+    """Rewards, shape (num_envs,), of any real dtype, in NumPy, torch or JAX. The runner adds them in float64."""
     terminated: Flags
     """Shape (num_envs,), of bools, or of integers 0 and 1."""
     truncated: Flags
     """As :attr:`terminated`."""
     values: Callable[[str], tuple[npt.NDArray[Any], Flags] | None] = _no_values
-    """Returns the values of an ``info`` key, shape (num_envs,), and the mask of the slots that reported it; None if no
-    slot did. Outside of the mask, values may be anything."""
+    """Returns the values of an ``info`` key, shape (num_envs,), and the mask of the slots that reported the key; None
+    if no slot reported it. The runner ignores values outside of the mask."""
     keys: Collection[str] = ()
-    """Keys of :attr:`values` that observers see, besides those of success and ``evaluation.info_keys``."""
+    """Keys of :attr:`values` that observers get, in addition to ``evaluation.info_keys`` and the keys of success."""
     started: tuple[Flags, Any] | None = None
-    """Mask of the slots that started another episode by themselves, and observations of shape (num_envs, ...) with its
-    first one in these slots; None if no slot did. Only blocks use it."""
+    """Mask of the slots that started another episode by themselves, shape (num_envs,), and observations, shape
+    (num_envs, ...). In these slots, they are the first observations of the new episodes. None if no slot started an
+    episode. Only blocks use this field."""
 
     def reported(self, keys: Iterable[str]) -> Reported:
-        """Return the checked :attr:`values` of those keys that any slot reported.
+        """Return the values and masks of the keys that at least one slot reported, after a check.
 
         Raises:
             EnvError: The values have a wrong type or shape.
@@ -74,7 +75,7 @@ def checked(returned: Any, num_envs: int) -> BatchStep:
     """Return a step with rewards in float64 and flags as bools.
 
     Raises:
-        EnvError: This is not a :class:`BatchStep`, or an array or :attr:`BatchStep.started` has a wrong shape or dtype.
+        EnvError: The simulator did not return a :class:`BatchStep`, or one of its arrays has a wrong shape or dtype.
     """
     if not isinstance(returned, BatchStep):
         kind = type(returned).__name__
@@ -117,7 +118,7 @@ def _is_direct(array: Any, kind: str, num_envs: int) -> bool:
 
 
 def _array_of(step: BatchStep, name: str, num_envs: int) -> Any:
-    """Return an array of a step, in the library of the simulator.
+    """Return an array of a step, still in the simulator's library (NumPy, torch or JAX).
 
     Raises:
         EnvError: The array has a wrong shape or dtype.
@@ -134,13 +135,14 @@ def _array_of(step: BatchStep, name: str, num_envs: int) -> Any:
 class BatchSimulator(abc.ABC):
     """Simulator that steps all slots in one call.
 
-    It starts episodes slot by slot (:meth:`restart`), or for blocks in all slots (:meth:`reset`).
+    It starts episodes in single slots (:meth:`restart`) or, for blocks, in all slots at once (:meth:`reset`).
 
-    An episode must be a function of its spec: neither the number of slots nor the other slots may change it. The
-    attributes declare exceptions, which weaken the guarantee of the result.
+    An episode must depend only on its spec. It must be the same for any number of slots, and for any episodes in the
+    other slots. A simulator declares exceptions in its attributes; they weaken the guarantee of the result.
 
-    A slot that ended stays idle until it is restarted, or continues by itself; the runner ignores its observations,
-    rewards, flags and infos. An exception in it ends the call, and so costs the others a retry.
+    After the end of its episode, a slot stays idle until it is restarted, or it continues by itself. The runner ignores
+    the observations, rewards, flags and infos of such a slot. But an exception in such a slot ends the call for all
+    slots, so the episodes in the other slots must run again.
     """
 
     num_envs: int
@@ -150,10 +152,10 @@ class BatchSimulator(abc.ABC):
     action_space: gym.Space[Any]
     """Space of the action of one slot."""
     min_free: int = 1
-    """Fewest slots that are restarted together while others run, for a simulator in which a restart is expensive."""
+    """Minimum number of slots that are restarted together while others run. Set it above 1 if restarts are slow."""
     couples_slots: bool = False
-    """Whether the steps of a slot depend on the other slots, as in a solver of one scene. First observations must not
-    depend on them. The guarantee is then ``conditions``."""
+    """Whether the steps of a slot depend on the other slots, for example because all slots are in one physics scene.
+    First observations must not depend on other slots. If this is true, the guarantee is ``conditions``."""
     restarts_idle: bool = False
     """Whether a slot without an episode must be restarted before the next step; :meth:`advance` does that."""
     trusted: bool = False
@@ -165,14 +167,14 @@ class BatchSimulator(abc.ABC):
 
     @cached_property
     def name(self) -> str:
-        """Name of the simulator, which is part of the numerics key below the guarantee ``exact``."""
+        """Name of the simulator. It is part of the numerics key if the guarantee is weaker than ``exact``."""
         return type(self).__name__
 
     def restart(self, slots: Slots, specs: Sequence[EpisodeSpec]) -> Any:
-        """Start an episode in each of some slots.
+        """Start an episode in each of the given slots.
 
         Args:
-            slots: Slots, shape (k,), in ascending order. The others keep their episodes.
+            slots: Slots, shape (k,), in ascending order. The other slots keep their episodes.
             specs: Specs of the episodes, in the order of the slots.
 
         Returns:
@@ -182,7 +184,7 @@ class BatchSimulator(abc.ABC):
             ConfigError: The simulator only restarts as a whole.
         """
         problem = f"{self.name} has no restart(), so its slots cannot be started one by one"
-        fix = "Set runners.block: 64, for episodes that are bound to the number of environments."
+        fix = "Set runners.block: 64, if episodes may depend on the number of environments."
         raise ConfigError(problem, key="runners.block", fix=fix)
 
     def reset(self, seed: int) -> Any:
@@ -208,7 +210,7 @@ class BatchSimulator(abc.ABC):
     _idle: Flags | None = None
     """With :attr:`restarts_idle`: mask of the slots that have ended, or never started; None before the first start."""
     _spare: EpisodeSpec
-    """Spec of slots that must run without an episode: one of the last start."""
+    """Spec for slots that must run without an episode: the first spec of the last :meth:`start`."""
 
     def start(self, slots: Slots, specs: Sequence[EpisodeSpec]) -> Any:
         """Start episodes as :meth:`restart` does; the runner calls this method."""

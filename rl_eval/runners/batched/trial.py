@@ -28,14 +28,14 @@ _STEPS: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class _Course:
-    """Course of the same episodes, once with and once without a restart of the last slot."""
+    """Arrays of the first steps of some episodes, with or without a restart of the last slot."""
 
     starts: Leaves
     """First observations, each of shape (num_envs, ...)."""
     alone: Leaves
     """First observations of the last slot, started alone, each of shape (1, ...); empty without a restart."""
     steps: list[tuple[Leaves, Leaves]]
-    """Rewards and observations of each step; those of an episode that has ended are zero."""
+    """Rewards and observations of each step. They are zero in slots whose episode has ended."""
     ends: list[Flags]
     """Mask of the slots whose episode ended in the step."""
 
@@ -48,7 +48,7 @@ def try_out(simulator: BatchSimulator, specs: Sequence[EpisodeSpec]) -> str:
         specs: A spec for each slot.
 
     Returns:
-        A note if the seeds make no difference to the first observations; empty otherwise.
+        A note if all seeds give the same first observation; empty otherwise.
 
     Raises:
         ConfigError: Equal specs do not start equal episodes, or the restart changes other slots.
@@ -74,13 +74,13 @@ def try_block(simulator: BatchSimulator, specs: Sequence[EpisodeSpec]) -> str:
         for (rewards, observations), (rewards_2, observations_2) in zip(first.steps, second.steps, strict=True)
     ):
         return ""
-    return f"{simulator.name} does not repeat a block from the same seed, so no run repeats this result"
+    return f"{simulator.name} does not repeat a block from the same seed, so no other run can repeat this result"
 
 
 def _play(
     simulator: BatchSimulator, specs: Sequence[EpisodeSpec], *, restart: bool = False, block: bool = False
 ) -> _Course:
-    """Start all slots and take a few steps; after the first, start the last slot again if asked to."""
+    """Start all slots and take a few steps. With ``restart``, start the last slot again after the first step."""
     slots = np.arange(simulator.num_envs)
     starts = simulator.reset(specs[0].seed) if block else simulator.start(slots, specs)
     course = _Course(_copied(starts), [], [], [])
@@ -101,7 +101,7 @@ def _play(
 
 
 def _changed(one: _Course, other: _Course) -> tuple[str, int] | None:
-    """Return the part of a step that differs in other slots than the last, and the first of these; None without one."""
+    """Return the part of a step that differs in a slot before the last, and the first such slot; None if all agree."""
     for (rewards, observations), (rewards_2, observations_2), ended in zip(
         one.steps, other.steps, one.ends, strict=True
     ):
@@ -137,8 +137,8 @@ def _equal(one: Leaves, other: Leaves) -> bool:
 
 def _rejected(simulator: BatchSimulator, what: str, slot: int, specs: Sequence[EpisodeSpec]) -> ConfigError:
     return ConfigError(
-        f"{simulator.name} {what}, first in slot {slot} (seed {specs[slot].seed}), so an episode would depend on its "
-        "neighbours",
+        f"{simulator.name} {what}, first in slot {slot} (seed {specs[slot].seed}), so an episode would depend on other "
+        "slots",
         key="environment.env",
         value=simulator.name,
         fix=WITHOUT_RESTARTS,

@@ -1,4 +1,4 @@
-"""Adapters of gymnasium's vector environments, and their construction from a config."""
+"""Adapter of gymnasium's vector environments, and construction of a simulator from a config."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ _FINAL: Final = ("final_obs", "final_info")
 
 @final
 class VectorEnvSimulator(BatchSimulator):
-    """A gymnasium vector environment whose slots can be reset alone, by ``reset_mask`` and a seed for each.
+    """Simulator around a gymnasium vector environment. It resets single slots with ``reset_mask`` and a seed per slot.
 
     Args:
         env: The environment. Its autoreset mode must be known; see :func:`_autoreset_mode`.
-        blocks: Whether it is only reset as a whole, and its slots restart by themselves.
+        blocks: Whether the environment is only reset as a whole, and its slots restart by themselves.
 
     Raises:
-        ConfigError: The slots cannot be reset alone, each with its own seed.
+        ConfigError: The environment cannot reset some of its slots, each with its own seed.
     """
 
     def __init__(self, env: VectorEnv[Any, Any, Any], *, blocks: bool = False) -> None:
@@ -56,7 +56,7 @@ class VectorEnvSimulator(BatchSimulator):
         self.condition_keys = getattr(env, "condition_keys", None) or attribute_of(first, "condition_keys") or ()
         self._is_ale = type(env).__module__ == _ALE
         if isinstance(env, VectorWrapper):
-            problem = f"{type(env).__name__} wraps all slots at once, so an episode could depend on its neighbours"
+            problem = f"{type(env).__name__} wraps all slots at once, so an episode could depend on other slots"
             fix = "Wrap the single environments inside the function that builds them."
             raise ConfigError(problem, key="environment.env", value=type(env).__name__, fix=fix)
         self._mode = _autoreset_mode(env)
@@ -83,7 +83,7 @@ class VectorEnvSimulator(BatchSimulator):
             observations = self._reset(slots, [spec.seed for spec in specs])
             return tree.map_structure(lambda leaf: leaf[slots], observations)
         rows = []
-        for slot, spec in zip(slots, specs, strict=True):  # All slots of one call have the same options.
+        for slot, spec in zip(slots, specs, strict=True):  # One call of reset() has the same options for all slots.
             observations = self._reset(np.array([slot]), [spec.seed], spec.reset_arguments["options"])
             rows.append(tree.map_structure(lambda leaf, slot=slot: np.array(numpy_of(leaf[slot])), observations))
         return tree.map_structure(lambda *leaves: np.stack(leaves), *rows)
@@ -97,7 +97,7 @@ class VectorEnvSimulator(BatchSimulator):
         """Reset some slots, all of them the first time; return the observations of all slots."""
         chosen = dict(zip(slots.tolist(), seeds, strict=True))
         if not self._started:
-            # Slots without an episode run a copy of the first one, and so raise only if that does.
+            # Slots without an episode run a copy of the first episode, so they raise only if this episode raises.
             chosen = dict.fromkeys(range(self.num_envs), seeds[0]) | chosen
             self._started = True
         mask = np.zeros(self.num_envs, bool)
@@ -131,7 +131,7 @@ class VectorEnvSimulator(BatchSimulator):
     @override
     def close(self) -> None:
         if isinstance(self.env, AsyncVectorEnv) and self.env._state is not AsyncState.DEFAULT:  # noqa: SLF001
-            # A worker has died in a call. close() would wait for the reply, for ever.
+            # A worker has died in a call. close() would wait for its reply for ever.
             self.env._state = AsyncState.DEFAULT  # noqa: SLF001
             self.env.close(terminate=True)
         else:
@@ -146,21 +146,21 @@ class VectorEnvSimulator(BatchSimulator):
         try:
             self._reset(np.arange(self.num_envs), [0] * self.num_envs)
         except (TypeError, ValueError, AssertionError, gym.error.Error) as error:
-            problem = f"{self.name} takes no seed for each slot ({error}), so an episode would depend on its neighbours"
+            problem = f"{self.name} does not take a seed per slot ({error}), so an episode would depend on other slots"
             raise ConfigError(problem, key="environment.env", value=self.name, fix=WITHOUT_RESTARTS) from error
 
 
 def _ale_seed(seed: int) -> int:
-    """Return the seed of ALE's emulator in an episode of ``gymnasium.make``, with its sign removed.
+    """Return the seed that ALE's emulator gets in an episode of ``gymnasium.make``, with its sign removed.
 
-    A negative number means no seed for the vector environment. So half of the episodes equal those of
-    ``gymnasium.make``, where nothing else is drawn.
+    The sign must be removed, because the vector environment reads a negative number as "no seed". So half of the
+    episodes equal those of ``gymnasium.make``, if nothing else is drawn at random.
     """
     return int(np.random.SeedSequence(seed).generate_state(2)[1]) & _ALE_SEED_MASK
 
 
 def _flags(given: Any) -> Flags:
-    """Return flags by slot, copied from their device."""
+    """Return flags by slot as a NumPy array of bools, copied from the device if necessary."""
     return numpy_of(given).astype(bool, copy=False)
 
 
@@ -172,7 +172,7 @@ class _Values:
 
     @property
     def keys(self) -> list[str]:
-        """Keys that any slot may have reported, with one value for each slot."""
+        """Keys of infos with one value for each slot; some slots may not have reported them."""
         shape = (self._num_envs,)
         named = [(key, value) for key, value in self._infos.items() if not key.startswith("_")]
         return [key for key, one in named if isinstance(one, Mapping) or getattr(one, "shape", ())[:1] == shape]
@@ -186,7 +186,7 @@ class _Values:
 
 
 def _by_slot(values: Any, num_envs: int) -> np.ndarray[Any, Any]:
-    """Return the values of an ``info`` key by slot; those of nested infos are dicts."""
+    """Return the values of an ``info`` key, one per slot. If the info is nested, each value is a dict."""
     if not isinstance(values, Mapping):
         return numpy_of(values)
     parts, whole = _Values(values, num_envs), np.empty(num_envs, object)
@@ -198,17 +198,17 @@ def _by_slot(values: Any, num_envs: int) -> np.ndarray[Any, Any]:
 def _before_autoreset(
     observations: Any, infos: Mapping[str, Any], ended: Flags, has_infos: bool
 ) -> tuple[Any, Mapping[str, Any]]:
-    """Return the step's own observations and infos of slots that were reset in the same call.
+    """Return a step's observations and infos; in slots that were reset in this step, those from before the reset.
 
     Raises:
-        EnvError: The final observations are missing, or the final infos of an environment that has infos.
+        EnvError: The final observations are missing; or the final infos are missing, but the environment has infos.
     """
     final_observations, final_info = infos.get("final_obs"), infos.get("final_info")
     if final_observations is None:
         raise _lost("final_obs")
     if not isinstance(final_info, Mapping) and (has_infos or final_info is not None):
         raise _lost("final_info")
-    # The infos of slots that ended are those of the reset.
+    # In slots that ended, the infos are those of the reset, so the masks exclude them.
     own = [key for key in infos if not key.startswith("_") and key not in _FINAL]
     masks = {f"_{key}": ~ended & _flags(infos.get(f"_{key}", ~ended)) for key in own}
     infos = {key: infos[key] for key in own} | masks
@@ -228,8 +228,8 @@ def _before_autoreset(
 
 
 def _lost(key: str) -> EnvError:
-    """Return the error for a step without one of :data:`_FINAL`, or with another form of it."""
-    problem = f"the vector environment resets slots in the step that ends them, but its infos lack {key}"
+    """Return the error for a step in whose infos a key of :data:`_FINAL` is missing or has another form."""
+    problem = f"the vector environment resets a slot in the step that ends its episode, but the infos lack {key}"
     fix = (
         "Build it with autoreset_mode=AutoresetMode.NEXT_STEP, or return final_obs and final_info as gymnasium 1 does."
     )
@@ -268,10 +268,10 @@ def build_simulator(
 
 
 def _adapted(built: Any, section: EnvironmentSection, num_envs: int, *, blocks: bool) -> BatchSimulator:
-    """Return an object that a factory built as a simulator.
+    """Return the simulator for an object that a factory built: the object itself, or an adapter around it.
 
     Raises:
-        ConfigError: It does not step ``num_envs`` slots, or cannot restart them one by one.
+        ConfigError: The object does not step ``num_envs`` slots, or cannot restart them one by one.
     """
     if getattr(built, "num_envs", num_envs) != num_envs:
         problem = f"environment.env is {section.env!r}, which built {built.num_envs} slots instead of {num_envs}"
@@ -292,10 +292,12 @@ def _adapted(built: Any, section: EnvironmentSection, num_envs: int, *, blocks: 
 
 
 def _autoreset_mode(env: VectorEnv[Any, Any, Any]) -> AutoresetMode:
-    """Return the mode of an environment: its attribute, or its own metadata, but not those that all classes share.
+    """Return the autoreset mode of an environment, from its attribute or else from its own metadata.
+
+    Metadata inherited from :class:`gymnasium.vector.VectorEnv` is ignored.
 
     Raises:
-        ConfigError: The environment has neither.
+        ConfigError: The environment has neither a valid attribute nor valid metadata.
     """
     mode = getattr(env, "autoreset_mode", None)
     if mode is None and env.metadata is not VectorEnv.metadata:
@@ -309,9 +311,9 @@ def _autoreset_mode(env: VectorEnv[Any, Any, Any]) -> AutoresetMode:
 
 
 def _is_ale(env: Any) -> bool:
-    """Whether an id is one of ALE, whose vector environment clips rewards by default."""
+    """Whether an id belongs to ALE, whose vector environment clips rewards by default."""
     module, _, name = env.rpartition(":") if isinstance(env, str) else ("", "", "")
-    with suppress(ImportError):  # It is an error when the environment is built.
+    with suppress(ImportError):  # The construction of the environment raises it again.
         if module:
             importlib.import_module(module)
     return name in gym.registry and str(gym.registry[name].vector_entry_point).startswith(_ALE)

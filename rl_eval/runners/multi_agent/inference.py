@@ -1,9 +1,9 @@
 """Inference for agents of many episodes: one batched forward pass per policy over all slots.
 
-Every agent has a row in its policy's batch until its episode ends. One
-:class:`~rl_eval.policies.inference.inference.RowInference` per policy makes each row independent of the other rows; its
-lanes are the rows here. Noise comes from the episode's seed and the agent's seat, so it does not depend on the number
-of runners and environments.
+Every agent has a row in its policy's batch until its episode ends. Each policy has a
+:class:`~rl_eval.policies.inference.inference.RowInference`, which makes each row independent of the other rows; what is
+a lane there is a row here. Noise comes from the episode's seed and the agent's seat, so it does not depend on the
+number of runners and environments.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SEAT: Final = np.uint64(0xA0761D6478BD642F)
 
 
 def seat_seeds(seed: int, seats: int) -> list[int]:
-    """Return the seeds of the noise of each seat in an episode: distinct, and 63 bits wide."""
+    """Return a noise seed for each seat in an episode. The seeds are distinct and have 63 bits."""
     keys = mix(np.full(seats, seed, np.uint64) + _SEAT)
     own = mix(keys + np.arange(1, seats + 1, dtype=np.uint64) * GAMMA)
     return [int(value) for value in own >> np.uint64(1)]
@@ -39,8 +39,8 @@ class PolicyInference(RowInference):
 
     Args:
         policy: Maps batches to batches.
-        spaces: Observation space and action space of its agents.
-        rows: Highest number of simultaneous agents.
+        spaces: Observation space and action space of the policy's agents.
+        rows: Maximum number of agents that the policy plays at the same time, over all slots.
         section: Settings of the policy.
     """
 
@@ -49,7 +49,7 @@ class PolicyInference(RowInference):
     ) -> None:
         super().__init__(policy, *spaces, rows, section)
         self.free = list(range(rows))[::-1]
-        """Rows without an agent; the last one is used first."""
+        """Rows without an agent. The next agent gets the last row of the list."""
         self.holders: dict[int, tuple[int, Any]] = {}
         """Lane and agent of each row with an agent."""
         self.chosen: Sequence[Any] = ()
@@ -57,7 +57,7 @@ class PolicyInference(RowInference):
         self._masks = _masks_of(spaces, self.observations.arrays)
 
     def choose(self) -> dict[int, Exception]:
-        """Choose actions for the rows that act; return the errors of rows without an action."""
+        """Choose actions for the live rows; return the errors of rows without a valid action."""
         self.chosen, errors = self.act()
         if self._masks is not None:
             self._refuse_illegal(errors)
@@ -72,7 +72,7 @@ class PolicyInference(RowInference):
             errors.setdefault(
                 int(row),
                 PolicyError(
-                    f"the action {int(move) + start} is not one that the action mask allows, "
+                    f"the action mask does not allow the action {int(move) + start}. It allows "
                     f"{(np.flatnonzero(masks[row]) + start).tolist()}",
                     key="action",
                     value=int(move) + start,
@@ -97,12 +97,12 @@ class _Place(NamedTuple):
 
 @final
 class AgentsInference:
-    """Policies of all agents in all slots: the counterpart of :class:`RowInference`, which has one agent per slot.
+    """Inference for all agents in all slots. Its counterpart :class:`RowInference` has one agent per slot.
 
     Args:
-        build: Builds the inference of a policy by its id, again if that has no free row.
+        build: Takes the id of a policy, and builds an inference for it. Called again if all rows are in use.
         names: Ids of the policies.
-        agents: Agents in the order of seats, each with the id of a policy that plays it at some time.
+        agents: Agents in the order of seats, each with the id of a policy that plays this agent in some episode.
         lanes: Number of slots.
     """
 
@@ -112,14 +112,14 @@ class AgentsInference:
         self._build = build
         self._keeps_outputs = False
         self._policies = {name: [self._listening(build(name))] for name in names}
-        """Inferences of each policy; more than one if the first had no free row."""
+        """Inferences of each policy, by id. A policy has more than one if the first had no free row."""
         self._agents = dict(agents)
         self._seats: list[dict[Any, tuple[str, int]]] = [{} for _ in range(lanes)]
         """Policy and noise seed of each agent, by lane."""
         self._places: list[dict[Any, _Place]] = [{} for _ in range(lanes)]
         """Rows of the agents that have appeared, by lane."""
         self._acting: list[list[tuple[Any, PolicyInference, int]]] = [[] for _ in range(lanes)]
-        """Agents that must act, with their rows, by lane."""
+        """Agents that must act, each with its inference and its row there, by lane."""
         self.live = np.zeros(lanes, bool)
         self.observations = self
         self.note: Callable[[int, str, str], None] = lambda *_: None
@@ -135,7 +135,7 @@ class AgentsInference:
         self._seats[lane] = dict(zip(self._agents, zip(policies, seeds, strict=True), strict=True))
 
     def begin(self, lane: int, seed: int) -> None:
-        """Start an episode after its agents have seats and observations."""
+        """Start an episode. :meth:`seat` and :meth:`write` must be called first."""
         self.live[lane] = True
 
     def end(self, lane: int) -> None:
@@ -169,7 +169,7 @@ class AgentsInference:
 
     @keeps_outputs.setter
     def keeps_outputs(self, wanted: bool) -> None:
-        """Set it for all policies."""
+        """Set this for all policies."""
         self._keeps_outputs = wanted
         for inference in self._inferences():
             inference.keeps_outputs = wanted
@@ -181,7 +181,7 @@ class AgentsInference:
     # ------------------------------------------------------------------ observations
 
     def write(self, lane: int, observations: Mapping[Any, Any]) -> None:
-        """Write the observations of the agents that must act next; no others act.
+        """Write the observations of the agents that must act next. Only these agents act.
 
         Raises:
             EnvError: An observation does not fit its space.
@@ -201,7 +201,7 @@ class AgentsInference:
             acting.append((agent, inference, row))
 
     def content(self, observations: Mapping[Any, Any]) -> bytes:
-        """Return the content of observations that policies receive, for a trace."""
+        """Return, as bytes for a trace, the content of the observations as policies receive them."""
         parts = [
             str(agent).encode() + self._policies[self._agents[agent]][0].observations.content(observation)
             for agent, observation in observations.items()
@@ -209,7 +209,7 @@ class AgentsInference:
         return b"".join(parts)
 
     def clear(self, lane: int) -> None:
-        """Set the rows of a lane to zero, if policies must not see its observations."""
+        """Set the rows of a lane to zero, because policies must not see its observations."""
         for _, inference, row in self._acting[lane]:
             inference.observations.clear(row)
 
@@ -256,7 +256,7 @@ class AgentsInference:
 
         Raises:
             ConfigError: A policy cannot act as configured, or gives different results for the same call.
-            PolicyError: A policy's actions do not fit its agents' action space.
+            PolicyError: The actions of a policy do not fit the action space of its agents.
         """
         for name, pages in self._policies.items():
             for page in pages:
@@ -272,7 +272,7 @@ class AgentsInference:
     # ------------------------------------------------------------------ rows
 
     def _join(self, lane: int, agent: Any) -> _Place:
-        """Assign a row of its policy to an agent that appears."""
+        """Assign a row to an agent that appears for the first time in its episode."""
         name, seed = self._seats[lane][agent]
         inference = next((page for page in self._policies[name] if page.free), None) or self._add_page(name)
         row = inference.free.pop()
@@ -282,7 +282,7 @@ class AgentsInference:
         return place
 
     def _add_page(self, name: str) -> PolicyInference:
-        """Make more rows for a policy that plays more agents than in the first episodes of the plan."""
+        """Add rows for a policy that plays more agents at once than in the first episodes of the plan."""
         page = self._listening(self._build(name))
         page.probe()
         self._policies[name].append(page)
@@ -302,7 +302,7 @@ class AgentsInference:
 
 
 def _masks_of(spaces: tuple[gym.Space[Any], gym.Space[Any]], arrays: Any) -> tuple[npt.NDArray[Any], int] | None:
-    """Return the rows' action masks and the action of their first entry; None without masks."""
+    """Return the action masks of all rows, and the action of a mask's first entry; None without action masks."""
     observations, actions = spaces
     if not isinstance(actions, gym.spaces.Discrete) or not isinstance(observations, gym.spaces.Dict):
         return None

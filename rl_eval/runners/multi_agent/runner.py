@@ -1,4 +1,4 @@
-"""Runner of environments with several agents: slots, leases and faults as for one, and a policy for every agent.
+"""Runner of environments with several agents. Slots, leases and faults work as with one agent.
 
 The policy of each agent is fixed before an episode begins.
 """
@@ -37,12 +37,12 @@ class SeveralPolicies:
 
     @cached_property
     def module(self) -> Any:
-        """A module whose parts are those of the policies that have one; None if none has."""
+        """Module with the modules of all policies that have one, by id; None if no policy has a module."""
         having = [name for name, policy in self.by_name.items() if module_of(policy) is not None]
         return self.modules(having) if having else None
 
     def modules(self, names: Iterable[str]) -> Any:
-        """Return a module whose parts are those of some policies, by id.
+        """Return a module that has the modules of some policies as parts, by id.
 
         Raises:
             WeightsError: A policy has no module.
@@ -64,16 +64,16 @@ class SeveralPolicies:
         self, observations: Any, state: Any, live: npt.NDArray[np.bool_], noise: NoiseSource | None
     ) -> tuple[Any, Any]:
         """Raise an error: each policy acts for its own agents."""
-        raise NotImplementedError("several policies have no action in common")
+        raise NotImplementedError("several policies do not act together: each policy acts for its own agents")
 
 
 DEFAULT_POLICY: Final = "default_policy"
 """Name of the only policy."""
 
 _SCANNED: Final = 1000
-"""Episodes that are scanned for the agents of each policy."""
+"""Number of episodes that are scanned for the agents of each policy."""
 _ASKED_TWICE: Final = 32
-"""Episodes for which the function is called twice, to check that its answers agree."""
+"""Number of episodes for which ``policy_mapping_fn`` is called twice, to check that both results are equal."""
 _SPACES: Final = ("observation spaces", "action spaces")
 
 Spaces = tuple[gym.Space[Any], gym.Space[Any]]
@@ -86,11 +86,11 @@ def sections_of(section: PolicySection) -> Mapping[str, PolicySection]:
 
 @final
 class PolicyMapping:
-    """Policy of every seat, fixed for an episode before it begins.
+    """Policy of every seat. The policies of an episode are fixed before the episode begins.
 
     Raises:
-        ConfigError: The function cannot be imported, an agent has no policy, a policy no agent, or agents of one policy
-            have different spaces.
+        ConfigError: ``policy_mapping_fn`` cannot be imported, an agent has no policy, a policy has no agent, or agents
+            of one policy have different spaces.
     """
 
     def __init__(self, settings: EvalSettings, team: TeamEnv) -> None:
@@ -101,9 +101,9 @@ class PolicyMapping:
         self.agents = team.agents
         self._spaces_of = {agent: team.spaces(agent) for agent in self.agents}
         self._players: dict[str, Any] = {}
-        """An agent of each policy, whose spaces are the policy's."""
+        """One agent of each policy, by the policy's id. The policy has the spaces of this agent."""
         self.owners: dict[Any, str] = {}
-        """Agents in the order of seats, each with a policy that plays it at some time."""
+        """Agents in the order of seats, each with the id of a policy that plays this agent in some episode."""
         self.most_at_once = dict.fromkeys(self._names, 0)
         """Maximum number of agents of each policy in one episode, over the first episodes of the plan."""
         self._seats: tuple[str, ...] = ()
@@ -118,7 +118,7 @@ class PolicyMapping:
         """Return the policy of each seat in an episode.
 
         Raises:
-            ConfigError: An agent has no policy, or one that plays agents with other spaces.
+            ConfigError: An agent has no policy, or its policy also plays agents with other spaces.
         """
         seats = tuple([self._policy_of(agent, seat, spec) for seat, agent in enumerate(self.agents)])
         if seats != self._seats:  # Most episodes have the same seats as the previous one.
@@ -128,7 +128,7 @@ class PolicyMapping:
         return seats
 
     def _scan(self) -> None:
-        """Scan the first episodes of the plan for the agents of each policy; raise for a policy without agents."""
+        """Find the agents of each policy in the first episodes of the plan; raise for a policy without agents."""
         count = min(len(self._plan), _SCANNED)
         for turn in range(_ASKED_TWICE):
             self._check_repeats(self._plan[turn % count])
@@ -146,12 +146,13 @@ class PolicyMapping:
             raise ConfigError(problem, key="policy.policies", value=", ".join(idle), fix=fix)
 
     def _check_repeats(self, spec: EpisodeSpec) -> None:
-        """Check that the function returns the same policies twice for one episode."""
+        """Check that ``policy_mapping_fn`` returns the same policies if it is called twice for one episode."""
         for agent, first, again in zip(self.agents, self.seats(spec), self.seats(spec), strict=True):
             if first != again:
                 raise ConfigError(
                     f"policy.policy_mapping_fn returned {first!r} for agent {agent!r} of episode {spec.index}, then "
-                    f"{again!r}. Each process that runs the episode calls it, so it must depend only on agent and spec",
+                    f"{again!r}. Each process that runs the episode calls the function, so the result must depend only "
+                    "on agent and spec",
                     key="policy.policy_mapping_fn",
                     value=str(again),
                     episode=spec.index,
@@ -167,7 +168,7 @@ class PolicyMapping:
                     f"policy {name!r} plays the agents {first!r} and {agent!r}, whose {what} differ: {theirs} and "
                     f"{ours}",
                     key=f"policy.policies.{name}",
-                    fix="Use a separate policy for each, or pad the spaces (SuperSuit's pad_observations_v0 and "
+                    fix="Use a separate policy for each agent, or pad the spaces (SuperSuit's pad_observations_v0 and "
                     "pad_action_space_v0).",
                 )
 
@@ -182,7 +183,7 @@ class PolicyMapping:
         if name not in self._names:
             problem = f"agent {agent!r} has no policy: policy.policies has {', '.join(self._names)}"
             fix = (
-                f"Name one {name!r}, seat policies with evaluation.matchups, or return one from "
+                f"Name a policy {name!r}, seat policies with evaluation.matchups, or return the name of a policy from "
                 "policy.policy_mapping_fn."
             )
             raise ConfigError(problem, key="policy.policies", value=str(name), fix=fix)
@@ -209,7 +210,7 @@ class PolicyMapping:
             )
             raise ConfigError(problem, key="policy.policy_mapping_fn", episode=spec.index) from error
         if name not in self._names:
-            hint = nearest(name, self._names) if isinstance(name, str) else f"known are {', '.join(self._names)}"
+            hint = nearest(name, self._names) if isinstance(name, str) else f"known ids are {', '.join(self._names)}"
             problem = (
                 f"policy.policy_mapping_fn returned {name!r} for agent {agent!r} of episode {spec.index}, which is "
                 f"not in policy.policies: {hint}"
@@ -220,9 +221,9 @@ class PolicyMapping:
 
 @final
 class MultiAgentEvalRunner(VectorEvalRunner):
-    """Runner of k environments of several agents, with one forward pass per policy over all their agents.
+    """Runner of k environments of several agents, with one forward pass per policy for its agents in all environments.
 
-    The return of an episode is the team's, the sum over agents; those of the agents are columns of the record. An
+    The return of an episode is the sum of the agents' returns; each agent's return is a column of the record. An
     episode ends when all agents are done, and its length is the number of calls of ``step``.
     """
 
@@ -243,7 +244,7 @@ class MultiAgentEvalRunner(VectorEvalRunner):
     def columns(cls, settings: EvalSettings) -> tuple[str, ...]:
         """Return the names of the ``info`` scalars and of the columns of each agent.
 
-        Build and close the environment for it, unless ``environment.agents`` is set.
+        This builds and closes an environment to list its agents, unless ``environment.agents`` is set.
 
         Raises:
             EnvError: The environment cannot be built here.
@@ -258,10 +259,10 @@ class MultiAgentEvalRunner(VectorEvalRunner):
         """Build every policy.
 
         Args:
-            policy: A live policy, or several by id.
+            policy: A policy object, or a mapping of policy objects by id; None for the configured policies.
 
         Raises:
-            ConfigError: An agent has no policy, a policy no agent, or agents of one policy have different spaces.
+            ConfigError: An agent has no policy, a policy has no agent, or agents of one policy have different spaces.
         """
         self._sections = sections_of(self.settings.policy)
         self._mapping = PolicyMapping(self.settings, self._team(self._lanes[0]))
@@ -281,7 +282,7 @@ class MultiAgentEvalRunner(VectorEvalRunner):
         return AgentsInference(self._build_inference, tuple(self._sections), self._mapping.owners, len(self._lanes))
 
     def weighted_module(self, snapshot: WeightsSnapshot) -> Any:
-        """Return the module that receives the weights; one with the policies as its parts, if there are several."""
+        """Return the module that receives the weights. Several policies are the parts of one module."""
         if not isinstance(self._policy, SeveralPolicies):
             return super().weighted_module(snapshot)
         return self._policy.modules(policies_of(snapshot, self._sections))
@@ -289,7 +290,7 @@ class MultiAgentEvalRunner(VectorEvalRunner):
     # ------------------------------------------------------------------ episodes
 
     def _begin(self, lane: Lane) -> bool:
-        """Seat the policies of the next queued attempt, then start it."""
+        """Assign policies to the seats of the next queued attempt, then start the attempt."""
         lease = self._queue[0]
         policies = self._mapping.seats(lease.spec)
         self._inference.seat(lane.index, lease.seed, policies)

@@ -1,9 +1,10 @@
 """Multi-agent environments with the interface of a single agent.
 
 PettingZoo's two APIs are recognized by their methods: Parallel, in which all agents act at once, and AEC, in which one
-acts at a time. PettingZoo itself is not imported. The reward of a step is the sum over the agents, and an episode ends
-when all agents are done. Return, length and ending of each agent are recorded in addition. So the runner's base class,
-which steps an environment and sums rewards, works for any number of agents.
+agent acts at a time. PettingZoo is imported only for an id of PettingZoo's registry. The reward of a step is the sum of
+the agents' rewards, and an episode ends when all agents are done. So the runner's base class, which steps an
+environment and sums rewards, works for any number of agents. The return, length and ending of each agent are recorded
+as well.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Turn(NamedTuple):
     """Result of a reset or a step, by agent."""
 
     observations: Mapping[Any, Any]
-    """Observations, also of agents that have just ended; some agents may have none."""
+    """Observations, also of agents that have just ended. Agents that do not act may have no observation."""
     acting: tuple[Any, ...]
     """Agents that must act next, in the environment's order; each has an observation."""
     rewards: Mapping[Any, Any]
@@ -40,11 +41,11 @@ class Turn(NamedTuple):
     over: bool
     """Whether all agents are done."""
     ending: tuple[Any, Any] | None = None
-    """Whether the whole episode was terminated and truncated, if the environment reports it."""
+    """Whether the episode was terminated and whether it was truncated; None if the environment reports neither."""
 
 
 class AgentsEnv(Protocol):
-    """Environment of several agents, each of which acts in its turn."""
+    """Environment of several agents. In each turn, some or all agents act."""
 
     possible_agents: tuple[Any, ...]
     """Every agent that may appear, in the order of seats."""
@@ -59,7 +60,7 @@ class AgentsEnv(Protocol):
         """Take the actions of the acting agents."""
 
     def unread_rewards(self) -> Mapping[Any, Any]:
-        """Return rewards that no turn has reported, for an episode that is cut now."""
+        """Return the rewards that no turn has reported yet, because the episode is cut now."""
         return {}
 
     def close(self) -> None:
@@ -67,7 +68,7 @@ class AgentsEnv(Protocol):
 
 
 class _PettingZooAgents(AgentsEnv):
-    """Common part of both APIs."""
+    """Common part of the adapters for PettingZoo's two APIs."""
 
     def __init__(self, env: Any) -> None:
         self.env = env
@@ -84,7 +85,7 @@ class _PettingZooAgents(AgentsEnv):
 
 @final
 class ParallelAgents(_PettingZooAgents):
-    """A ``pettingzoo.ParallelEnv``, whose live agents all act in each step."""
+    """Adapter of a ``pettingzoo.ParallelEnv``: all live agents act in each step."""
 
     @override
     def reset(self, seed: int) -> Turn:
@@ -110,7 +111,7 @@ class ParallelAgents(_PettingZooAgents):
 
 @final
 class AECAgents(_PettingZooAgents):
-    """A ``pettingzoo.AECEnv``: agents act one at a time, and get their rewards in their turn.
+    """Adapter of a ``pettingzoo.AECEnv``: agents act one at a time, and an agent gets its reward at its next turn.
 
     Agents that are done are stepped with None, as in PettingZoo's own loop; such a step is not counted.
     """
@@ -131,7 +132,7 @@ class AECAgents(_PettingZooAgents):
         return {agent: reward for agent, reward in collected.items() if agent != self.env.agent_selection}
 
     def _next_turn(self) -> Turn:
-        """Remove agents that are done, until one must act or none is left."""
+        """Remove agents that are done, until an agent must act or no agent is left."""
         rewards, terminated, truncated, infos = {}, {}, {}, {}
         while self.env.agents:
             agent = self.env.agent_selection
@@ -158,14 +159,15 @@ _SUCCESS: Final = ("is_success", "success")
 
 @final
 class TeamEnv:
-    """Environment of several agents that is reset and stepped like one of a single agent.
+    """Environment of several agents with the ``reset`` and ``step`` of a single-agent environment.
 
-    Observations and actions are dicts by agent, of the agents that must act; the reward is the sum over agents.
+    Observations and actions are dicts by agent. They contain only the agents that must act. The reward is the sum of
+    the agents' rewards.
 
     Args:
         env: The environment.
         agents: Names of the agents in the order of seats; empty for the environment's possible agents.
-        masks: Whether an agent's mask of actions is in its info and must be added to its observation.
+        masks: Whether each agent's action mask is in its info, and must be added to its observation.
         info_keys: Scalars to read from ``info``: a key of the common info, or ``<agent>/<key>``.
 
     Raises:
@@ -175,7 +177,7 @@ class TeamEnv:
     rewards: Mapping[Any, Any]
     """Rewards of the last step, by agent."""
     unread: Mapping[Any, Any]
-    """Rewards that agents would have received in their next turns, if the episode was cut before."""
+    """Rewards, by agent, that agents would have received in their next turn. Empty unless the episode was cut."""
 
     def __init__(self, env: AgentsEnv, agents: Sequence[str], *, masks: bool, info_keys: Sequence[str]) -> None:
         self._env = env
@@ -208,12 +210,12 @@ class TeamEnv:
 
     @property
     def observation_space(self) -> gym.Space[Any]:
-        """Spaces of all agents."""
+        """Dict of the agents' observation spaces."""
         return gym.spaces.Dict({str(agent): self.spaces(agent)[0] for agent in self.agents})
 
     @property
     def action_space(self) -> gym.Space[Any]:
-        """Spaces of all agents."""
+        """Dict of the agents' action spaces."""
         return gym.spaces.Dict({str(agent): self.spaces(agent)[1] for agent in self.agents})
 
     # ------------------------------------------------------------------ episodes
@@ -227,7 +229,7 @@ class TeamEnv:
         return self._observations(turn), {}
 
     def step(self, actions: Mapping[Any, Any]) -> tuple[dict[Any, Any], float, bool, bool, dict[str, Any]]:
-        """Step; return the observations of the agents that act next, and the sum of the rewards."""
+        """Take a step; return the observations of the agents that act next, the sum of the rewards, flags and info."""
         for agent in actions:
             self._lengths[self._seat[agent]] += 1
         turn = self._env.step(actions)
@@ -243,10 +245,10 @@ class TeamEnv:
         return self._observations(turn), reward, False, False, info
 
     def settle(self, terminated: bool, truncated: bool) -> tuple[float, float]:
-        """End the episode; agents that have not ended get its ending.
+        """End the episode. Agents that have not ended get the ending of the episode.
 
         Returns:
-            The return of the team, and the part of it that no step has reported.
+            The return of the team, and the part of this return that no step has reported.
         """
         if not (terminated or truncated):
             self.unread = self._env.unread_rewards()
@@ -258,10 +260,10 @@ class TeamEnv:
         return reduce(operator.add, self._returns, 0.0), unread  # Since Python 3.12, sum() rounds differently.
 
     def columns(self, policies: Sequence[int]) -> list[float]:
-        """Return the values of :func:`rl_eval.records.agents.agent_columns`.
+        """Return the values of the columns that :func:`rl_eval.records.agents.agent_columns` names.
 
         Args:
-            policies: Number of the policy of each seat.
+            policies: For each seat, the number of its policy.
         """
         values: list[float] = []
         for seat, present in enumerate(self._present):
@@ -271,7 +273,7 @@ class TeamEnv:
 
     @property
     def begin_episode(self) -> Any:
-        """Hook of :class:`rl_eval.EpisodeAware`, if the environment has it."""
+        """Method ``begin_episode`` of an environment that is :class:`rl_eval.EpisodeAware`; otherwise None."""
         return episode_hook(self.unwrapped)
 
     @property
@@ -294,7 +296,7 @@ class TeamEnv:
         self._present = [False] * count
         self.rewards = self.unread = {}
         self._ended: dict[Any, int] = {}
-        """Step of the ending of each agent that has ended."""
+        """Step in which each agent ended, for the agents that have ended."""
 
     def _observations(self, turn: Turn) -> dict[Any, Any]:
         """Return the observations of the agents that must act."""
@@ -337,7 +339,7 @@ class TeamEnv:
         return total
 
     def _take_endings(self, turn: Turn) -> tuple[bool, bool]:
-        """Record the agents that have ended; return whether the episode is terminated and truncated, if it is over."""
+        """Record the agents that have ended; return whether the episode, if it is over, is terminated and truncated."""
         now = [False, False]
         for position, (word, flags) in enumerate((("terminated", turn.terminated), ("truncated", turn.truncated))):
             for agent, value in flags.items():
@@ -347,7 +349,7 @@ class TeamEnv:
         if turn.ending is not None:
             now = [_flag("terminated", "__all__", turn.ending[0]), _flag("truncated", "__all__", turn.ending[1])]
         if turn.over and not any(now):
-            raise EnvError("no agent is left, but none was terminated or truncated in the last step", key="terminated")
+            raise EnvError("no agent is left, but the last step terminated or truncated no agent", key="terminated")
         return now[0], now[1]
 
     def _end(self, agent: Any, position: int) -> None:
@@ -355,7 +357,7 @@ class TeamEnv:
         if seat is None:
             raise self._stranger(agent)
         if self._ended.setdefault(agent, self._steps) != self._steps:
-            return  # Some environments repeat the flag to the end.
+            return  # Some environments repeat the flag in every step until the end of the episode.
         flags = list(self._endings[seat])
         flags[position] = 1.0
         self._endings[seat] = flags[0], flags[1]
@@ -433,10 +435,10 @@ _MEMBERS: Final = ("reset", "step", "observation_space", "action_space")
 
 
 def build_team(settings: EvalSettings, runner_index: int, lane_index: int) -> TeamEnv:
-    """Build one environment for the runner.
+    """Build the environment of a lane.
 
     Raises:
-        ConfigError: The environment has no known API, or does not list its possible agents; or its name is unknown.
+        ConfigError: The name is unknown, or the environment has no known API or does not list its possible agents.
         Exception: The constructor raised it.
     """
     section = settings.environment
@@ -450,7 +452,7 @@ def build_team(settings: EvalSettings, runner_index: int, lane_index: int) -> Te
 
 
 def agents_of(settings: EvalSettings) -> tuple[str, ...]:
-    """Return the agents in the order of seats: the configured ones, or those of an environment built to list them.
+    """Return the agents in the order of seats. If they are not configured, build an environment to list them.
 
     Raises:
         EnvError: The environment cannot be built in this process.
@@ -464,7 +466,7 @@ def agents_of(settings: EvalSettings) -> tuple[str, ...]:
 
 
 _known: list[tuple[EnvironmentSection, tuple[str, ...]]] = []
-"""The last section and its agents: every evaluation of a group asks for the same one."""
+"""The last section and its agents, because every evaluation of a group needs the agents of the same section."""
 
 
 def _same(one: EnvironmentSection, other: EnvironmentSection) -> bool:

@@ -27,13 +27,17 @@ class Logger(abc.ABC):
         """Write a point. If possible, it replaces an earlier point of the same step."""
 
     def log_video(self, video: Video, point: EvalPoint) -> None:  # noqa: B027  # Optional.
-        """Write a video of one of the episodes of a point, after the point."""
+        """Write a video of one episode of a point; called after :meth:`log` for this point."""
 
     def progress(self, progress: EvalProgress) -> None:  # noqa: B027  # Optional.
         """Receive the progress of the running evaluation."""
 
     def reached(self, step: int) -> None:  # noqa: B027  # Optional.
-        """Receive the current training step. Points until the next call belong to this step or an earlier one."""
+        """Receive the current training step.
+
+        Results arrive after their step. So a point that is logged before the next call belongs to this step or to an
+        earlier step.
+        """
 
     def close(self) -> None:  # noqa: B027  # Optional.
         """Write remaining data, and release files and processes; may be called again."""
@@ -59,11 +63,11 @@ def row_of(point: EvalPoint) -> dict[str, Any]:
 
 
 def finite_metrics(point: EvalPoint) -> dict[str, float]:
-    """Return the metrics of a point that are finite numbers; others cannot be plotted."""
+    """Return the metrics of a point that are finite numbers; other values cannot be plotted."""
     return {name: float(value) for name, value in point.metrics.items() if math.isfinite(value)}
 
 
 def prefix_of(point: EvalPoint) -> str:
-    """Return the prefix of the names of the metrics, such as ``"eval/"``; it may be empty."""
+    """Return the prefix of a point's metric names, such as ``"eval/"``; it may be empty."""
     mean = "episode_return_mean"
     return next((name.removesuffix(mean) for name in point.metrics if f"/{name}".endswith(f"/{mean}")), "eval/")

@@ -1,7 +1,8 @@
-"""Loggers of text: lines on a console, and files with one line per step, which a resumed training continues.
+"""Loggers that write text: lines on a console, or a file with one line per step.
 
-Each point rewrites the whole file atomically, so a kill or a full disk leaves the old file. An existing file is
-continued only if it begins with the names that every row begins with. Any other file is rejected and does not change.
+A resumed training continues its file. Each point rewrites the whole file atomically, so a kill or a full disk leaves
+the old file. An existing file is continued only if its first names are those that every row begins with (``step``,
+``weights_version``, ...). Any other file is rejected and does not change.
 """
 
 from __future__ import annotations
@@ -34,17 +35,17 @@ if TYPE_CHECKING:
 Row = Mapping[str, Any]
 
 _MARK: Final = ["step", "weights_version", "time", "status", "fingerprint"]
-"""First names of every row of :func:`row_of`; a file that begins with them is ours."""
+"""First names of every row of :func:`row_of`. A file that begins with them is a file of these loggers."""
 
 
 class _StepFile(Logger):
     """Text file with at most one row per step.
 
     Args:
-        path: The file; an existing one is continued. It does not change before the first point.
+        path: Path of the file. An existing file is continued; it does not change before the first point.
 
     Raises:
-        UsageError: The file exists and is not of this kind.
+        UsageError: The file exists, and a logger of this class did not write it.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -78,7 +79,7 @@ class _StepFile(Logger):
 
     @abc.abstractmethod
     def _format(self, names: list[Any], rows: list[Row]) -> str:
-        """Return the text of a file with these rows; ``names`` are the names that it began with."""
+        """Return the text of a file with these rows; ``names`` are the names with which the old file begins."""
 
     def _read(self) -> tuple[list[Any], dict[int, Row]]:
         """Return the names that the file begins with, and its rows by step."""
@@ -97,13 +98,13 @@ class _StepFile(Logger):
 
 @final
 class JSONLinesLogger(_StepFile):
-    """File with one JSON object per step; NaN is null, and infinity the text ``inf``.
+    """File with one JSON object per step. NaN is written as ``null``, and infinity as the string ``"inf"``.
 
     Args:
-        path: The file; an existing one is continued. It does not change before the first point.
+        path: Path of the file. An existing file is continued; it does not change before the first point.
 
     Raises:
-        UsageError: The file exists and is not of this kind.
+        UsageError: The file exists, and a logger of this class did not write it.
     """
 
     def _parse(self, text: str) -> tuple[list[Any], list[Row]]:
@@ -116,23 +117,23 @@ class JSONLinesLogger(_StepFile):
 
 @final
 class CSVLogger(_StepFile):
-    """Table with one line per step under a header; NaN is an empty cell, and infinity ``inf``.
+    """CSV file with a header and one line per step. NaN is written as an empty cell, and infinity as ``inf``.
 
-    A metric that appears later gets a new column at the right, which is empty in earlier lines. A missing metric has an
-    empty cell.
+    A metric that is not in the file yet gets a new column at the right, with empty cells in the existing lines. If a
+    point lacks a metric of the file, the cell is empty.
 
     Args:
-        path: The file; an existing one is continued. It does not change before the first point.
+        path: Path of the file. An existing file is continued; it does not change before the first point.
 
     Raises:
-        UsageError: The file exists and is not of this kind.
+        UsageError: The file exists, and a logger of this class did not write it.
     """
 
     def _parse(self, text: str) -> tuple[list[Any], list[Row]]:
         reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
         rows: list[Row] = list(reader)
         if any(None in row or None in row.values() for row in rows):
-            raise ValueError("a line has not as many cells as the header")
+            raise ValueError("the number of cells in a line differs from the header")
         return list(reader.fieldnames or ()), rows
 
     def _format(self, names: list[Any], rows: list[Row]) -> str:
@@ -155,7 +156,7 @@ def _check_mark(names: list[Any]) -> None:
 
 @final
 class ConsoleLogger(Logger):
-    """Logger that prints one line per evaluation: mean return with interval, problems, values of ``metrics_fn``.
+    """Logger that prints one line per evaluation: mean return with interval, problems, and values of ``metrics_fn``.
 
     Args:
         console: Console for the lines; by default stdout.
@@ -171,7 +172,7 @@ class ConsoleLogger(Logger):
 
     @override
     def log(self, point: EvalPoint) -> None:
-        # Unwrapped, so that a line in a file stays a line.
+        # Do not wrap: if stdout is a file, each evaluation is one line in it.
         self._console.print(_line(point), soft_wrap=True)
 
     @override

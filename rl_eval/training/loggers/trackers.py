@@ -41,10 +41,10 @@ _COUNTERS: Final = {
     "evaluations": "Evaluations that ended.",
 }
 _GAUGES: Final = {
-    "mean_return": "Mean return of the last evaluation that has one.",
+    "mean_return": "Mean return of the last evaluation with a mean return.",
     "evaluated_step": "Training step of the last evaluation.",
     "weights_version": "Weights version of the last evaluation.",
-    "weights_lag": "Training steps since the weights of the last evaluation.",
+    "weights_lag": "Current training step minus the training step of the last evaluation.",
     "running_episodes_finished": "Finished episodes of the running evaluation.",
     "runners": "Ready runners.",
 }
@@ -59,12 +59,12 @@ def _check_installed(logger: Logger, package: str) -> None:
 def _check_run(logger: Logger, run: Any, *of_a_new_one: Any) -> None:
     if run is not None and any(of_a_new_one):
         problem = f"{type(logger).__name__} received a run and arguments of a new run"
-        raise ConfigError(problem, key="run", fix="Omit one of them.")
+        raise ConfigError(problem, key="run", fix="Pass either a run or arguments of a new run.")
 
 
 @contextmanager
 def _file_of(video: Video) -> Iterator[Path]:
-    """Yield a file with a video; it exists while the context lasts."""
+    """Yield the path of a file with a video; use it only in the ``with`` block, because the file may be temporary."""
     with tempfile.TemporaryDirectory(prefix="rl_eval-") as folder:
         path = video.path or video.save(Path(folder)).path
         assert path is not None
@@ -78,17 +78,17 @@ class TensorBoardLogger(Logger):
     The folder has the name of the metrics' prefix (``log_dir/eval``). So TensorBoard shows the evaluation as a separate
     run, next to the training that writes to ``log_dir``.
 
-    Each finite metric is a scalar; the mean return and its interval also form one chart with a band, under "Custom
+    Each finite metric is a scalar. The mean return and its interval also form one chart with a band, under "Custom
     Scalars". Videos become animated GIFs, because TensorBoard shows no other format.
 
-    If training continues from an earlier checkpoint, the step of a point may not exceed the last one. TensorBoard then
-    hides all earlier points from this step on. The first point of a new logger on an existing folder has the same
-    effect. Only the evaluation's folder is affected. Use one logger per ``log_dir`` and prefix, because a second one
-    would hide points of the first.
+    If training continues from an earlier checkpoint, a point may have the same step as the last point, or a lower step.
+    TensorBoard then hides the old points at this step and at higher steps. The first point of a new logger in an
+    existing folder has the same effect. Only the evaluation's folder is affected. Use one logger per ``log_dir`` and
+    prefix, because a second logger would hide points of the first logger.
 
     With ``writer``, points are written to this existing writer, under names with the prefix. The logger flushes it, but
     never closes it. Earlier values stay: a step that is evaluated again has two values. The chart with the band is
-    omitted, because a folder has only one layout of these charts, which may be the trainer's.
+    omitted, because a folder can have only one layout of custom charts, and the trainer may have set it.
 
     Args:
         log_dir: Folder that TensorBoard is started with, or a folder inside it; the trainer may write there too.
@@ -149,7 +149,8 @@ class TensorBoardLogger(Logger):
 
         prefix = prefix_of(point)
         name = prefix.strip("/") or "eval"
-        # A purge hides all tags of its folder from this step on. Training, which is ahead, needs another folder.
+        # ``purge_step`` hides all values in its folder from this step on. The trainer's values at later steps must stay
+        # visible, so the evaluation needs another folder.
         writer = self._writer = SummaryWriter(os.path.join(self._log_dir, name), purge_step=point.step)  # noqa: PTH118 - a URL too.
         band = [f"{prefix}episode_return_{end}" for end in ("mean", "ci_low", "ci_high")]
         writer.add_custom_scalars({name: {"episode return": ["Margin", band]}})
@@ -157,7 +158,7 @@ class TensorBoardLogger(Logger):
 
 
 def _messages_of(writer: Any) -> Any:
-    """Return the class of the protocol buffers for a writer, since tensorboardX has its own."""
+    """Return the protocol buffer class ``Summary`` that a writer needs, since tensorboardX has its own class."""
     own = any(base.__module__.startswith("tensorboardX.") for base in type(writer).__mro__)
     package = "tensorboardX.proto" if own else "tensorboard.compat.proto"
     return importlib.import_module(f"{package}.summary_pb2").Summary
@@ -299,12 +300,13 @@ class MLflowLogger(Logger):
 
 @final
 class RayMetrics(Logger):
-    """Counters and gauges of ``ray.util.metrics``, exported as ``ray_rl_eval_<name>``, counters with ``_total``.
+    """Logger to counters and gauges of ``ray.util.metrics``.
 
-    Ray must be running in this process, as a driver or an actor; a gauge without a value is not exported.
+    Ray exports a gauge as ``ray_rl_eval_<name>`` and a counter as ``ray_rl_eval_<name>_total``. A gauge without a value
+    is not exported. This process must be connected to Ray, as a driver or an actor.
 
     Args:
-        name: Label ``evaluator`` of every series, for several evaluators in one cluster.
+        name: Value of the label ``evaluator`` of every series. It distinguishes several evaluators in one cluster.
     """
 
     def __init__(self, name: str = "eval") -> None:

@@ -1,7 +1,7 @@
 """Actor of a service: one group of runners, which evaluates requests of many clients, one at a time, in turns.
 
-A request is on disk before it is acknowledged, and its evaluation has a log. So an actor that is started again on the
-same folder continues where the last one ended. An import of this module imports neither Ray nor torch.
+A request is on disk before it is acknowledged, and its evaluation has a log. So a new actor with the same folder
+continues where the last actor ended. An import of this module imports neither Ray nor torch.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ _logger = logging.getLogger(__name__)
 
 
 class EvalService:
-    """Evaluates the requests of its clients.
+    """Actor that evaluates the requests of its clients.
 
     Args:
-        options: Name, folder and limits.
+        options: Name, folder and limits of the service.
     """
 
     def __init__(self, options: ServiceOptions) -> None:
@@ -82,7 +82,7 @@ class EvalService:
             ConfigError: The configuration is invalid, or another service uses the folder.
         """
         if self._group is not None:
-            return  # Ray repeated the call, because the answer was lost.
+            return  # Ray repeats a call if its answer was lost.
         from rl_eval.execution.group import EvalRunnerGroup
 
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -124,14 +124,14 @@ class EvalService:
     def submit(self, client: str, request: str, step: int, version: int, weights: WeightsSnapshot | None) -> Ticket:
         """Accept a request; if it is sent again, acknowledge it again.
 
-        After the return, the service needs nothing more from the client.
+        When this method has returned, the service needs nothing more from the client.
 
         Args:
             client: Name of the client.
             request: Identifier that the client chose.
             step: Training step.
-            version: Lowest version of the weights.
-            weights: Weights; None for the client's last weights that did not fail to fit the policy.
+            version: Lowest version that the weights may get.
+            weights: Weights; None for the client's last weights, without those that did not fit the policy.
 
         Raises:
             ClusterError: The service is ending.
@@ -152,13 +152,14 @@ class EvalService:
     def poll(
         self, client: str, have: Collection[str], delivered: Collection[str], wait: bool = True
     ) -> tuple[dict[str, bytes], dict[str, EvalProgress]]:
-        """Return answers to requests of a client, and the progress of the running one, by identifier.
+        """Return the answers to requests of a client, and the progress of its running request, by identifier.
 
         Args:
             client: Name of the client.
-            have: Requests whose answers the client has.
-            delivered: Requests whose results the client has delivered; they are not sent again.
-            wait: Whether to wait briefly for the first answer.
+            have: Requests whose answers the client has received.
+            delivered: Requests whose results the client has passed to callbacks and loggers. Their answers are not sent
+                again, even to a later client of this name.
+            wait: Whether to wait briefly, if there is no answer yet.
         """
         with self._changed:
             self._seen[client] = time.monotonic()
@@ -171,7 +172,7 @@ class EvalService:
         return {request.ticket.id: request.outcome() for request in found}, progress
 
     def cancel(self, request: str, reason: str, unless_started: bool) -> None:
-        """Cancel a request; answer a waiting one at once."""
+        """Cancel a request. If it has not started, answer it at once."""
         with self._changed:
             found = self._requests[request]
             self._changed.wait_for(lambda: found is not self._running or found.handle is not None)
@@ -215,7 +216,7 @@ class EvalService:
             }
 
     def close(self) -> None:
-        """End the runners, within about ten seconds; unfinished requests stay in the folder."""
+        """Stop the runners, within about ten seconds; unfinished requests stay in the folder."""
         with self._changed:
             group, self._group, self._closed = self._group, None, True
             self._changed.notify_all()
@@ -239,7 +240,7 @@ class EvalService:
     def _open_group(self) -> EvalRunnerGroup:
         if self._group is None:
             name = self._options.name
-            fix = "Start it again, or read the log of its process."
+            fix = "Start the service again, or read the log of its process."
             raise ClusterError(
                 f"evaluation service {name!r} was stopped or did not start", key="name", value=name, fix=fix
             )
@@ -259,7 +260,10 @@ class EvalService:
                 self._conclude(request, outcome)
 
     def _next(self) -> Request | None:
-        """Return the next request, from the client whose last turn was earliest; None at the end."""
+        """Wait for the next request and return it; return None when the service ends.
+
+        If several clients have waiting requests, the client whose last turn is the oldest is next.
+        """
         with self._changed:
             while not self._closed:
                 if self._group is not None and (waiting := self._waiting()):
@@ -320,7 +324,7 @@ class EvalService:
         """Answer a request, and remove weights that are no longer needed."""
         self._busy = time.monotonic()
         if self._closed:
-            return  # The next service on the folder answers it.
+            return  # The next service with this folder answers the request.
         request.conclude(outcome)
         version, unfit = request.ticket.weights_version, isinstance(outcome, WeightsError)
         ran = not isinstance(outcome, Exception) and len(outcome.episodes) > 0

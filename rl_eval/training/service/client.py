@@ -88,7 +88,7 @@ def start_service(settings: EvalSettings, policy: Any, options: ServiceOptions) 
     if not name or options.idle_timeout_s <= 0:
         key, value = ("idle_timeout_s", options.idle_timeout_s) if name else ("name", name)
         problem = f"name is {name!r} and idle_timeout_s is {options.idle_timeout_s}"
-        raise ConfigError(problem, key=key, value=value, fix="Pass a name, and seconds above 0.")
+        raise ConfigError(problem, key=key, value=value, fix="Pass a name, and an idle_timeout_s above 0.")
     if options.detached and not (ray.is_initialized() or runners.address or os.environ.get("RAY_ADDRESS")):
         problem, fix = "detached is True, but the cluster ends with this process", "Set runners.address or RAY_ADDRESS."
         raise ConfigError(problem, key="detached", value=True, fix=fix)
@@ -102,7 +102,8 @@ def start_service(settings: EvalSettings, policy: Any, options: ServiceOptions) 
             name=_PREFIX + name,
             namespace=options.namespace,
             lifetime="detached" if options.detached else None,
-            # The cluster ends with its head node anyway, and the folder is there. The loss of another node is harmless.
+            # The actor runs on the head node: the folder is there, and the cluster ends with this node anyway. So the
+            # loss of any other node does not affect the actor.
             resources={"node:__internal_head__": 0.001},
             num_cpus=0,
             max_restarts=100,
@@ -129,7 +130,7 @@ def _find(name: str, namespace: str) -> Any:
     """Return the actor of a service.
 
     Raises:
-        UsageError: No service has this name; the message lists the existing ones.
+        UsageError: No service has this name; the message lists the existing services.
     """
     try:
         return ray.get_actor(_PREFIX + name, namespace=namespace)
@@ -140,10 +141,10 @@ def _find(name: str, namespace: str) -> Any:
 
 
 def list_services(namespace: str | None = None) -> dict[tuple[str, str], dict[str, Any] | None]:
-    """Return the states of services, by namespace and name; None for one that does not answer.
+    """Return the states of services, by namespace and name; None for a service that does not answer.
 
     Args:
-        namespace: Ray namespace of the services; None for all.
+        namespace: Ray namespace of the services; None for all namespaces.
     """
     found: dict[tuple[str, str], dict[str, Any] | None] = {}
     for space, name in _names():
@@ -179,7 +180,7 @@ def end_service(name: str, namespace: str) -> bool:
 
 
 def _session_folder(name: str) -> Path:
-    """Return a new folder that exists as long as the cluster."""
+    """Return the path of a new folder, in a folder that exists as long as the cluster."""
     from ray._private.worker import _global_node  # Ray has no public function for it.
 
     return Path(_global_node.get_session_dir_path(), "rl_eval", f"{quote(name, safe='')[:100]}_{uuid.uuid4().hex[:8]}")
@@ -206,14 +207,15 @@ _DISCONNECT_S: Final = 5.0
 
 @final
 class ServiceClient:
-    """Evaluations of a service under the name of a client.
+    """Client of a service: it sends requests and receives results under the name of a client.
 
     Args:
         connection: Connection to the service's cluster; closed with this client, and on errors.
         name: Name of the service.
         namespace: Ray namespace of the name.
-        client: Name of the client; None for a new one.
-        actor: Actor of the service; without a handle, Ray would end it. Default: the actor of this name.
+        client: Name of the client; None for a new unique name.
+        actor: Handle of the service's actor. The client keeps it, because Ray ends an actor that is not detached and
+            has no handle. Default: the actor of this name.
         owner: Whether the service ends with this client.
 
     Raises:
@@ -241,7 +243,7 @@ class ServiceClient:
         self._progress: dict[str, EvalProgress] = {}
         self._ended = threading.Event()
         self._error: EvalError | None = None
-        """Error that ended the polling; None while it works."""
+        """Error that ended the polling; None if there was no error."""
         try:
             self._actor = actor or _find(name, namespace)
             self.welcome: Welcome = self._ask("connect", _OPENING_S, self.client)
@@ -278,7 +280,7 @@ class ServiceClient:
         return handle
 
     def acknowledge(self, handle: EvalHandle) -> None:
-        """Record that a result was delivered, so that it is not sent to a later client of this name."""
+        """Record that a result was delivered. The service will not send it to a later client of this name."""
         for request, one in list(self._handles.items()):
             if one is handle:
                 del self._handles[request]
@@ -321,7 +323,7 @@ class ServiceClient:
         return _answer(getattr(self._actor, method).remote(*args), timeout_s, self._name)
 
     def _check_connection(self) -> None:
-        """Raise if a call would make Ray start a new cluster, or if its answer could not be received."""
+        """Raise an error if the polling has failed, or if Ray was shut down: a call would start a new cluster."""
         if self._error is not None:
             raise self._error
         if self._connection.lost:
@@ -349,7 +351,7 @@ class ServiceClient:
                 sent = list(self._delivered)
                 self._check_connection()
                 call = self._actor.poll.remote(self.client, have, sent)
-                # ray.wait would end the process if the caller shuts Ray down meanwhile.
+                # ray.wait is not used: it would end the process if the caller shuts Ray down during the wait.
                 answer = call.future()
                 while not futures.wait([answer], timeout=_LOOK_S).done:
                     self._check_connection()
@@ -380,7 +382,7 @@ class ServiceClient:
         handle.set_result(outcome)
 
     def _fail_all(self, error: BaseException) -> None:
-        """Fail all open handles; the service keeps their results for a later client of this name."""
+        """Set an error for all unfinished handles; the service keeps their results for a later client of this name."""
         for request, handle in list(self._handles.items()):
             if not handle.done():
                 del self._handles[request]

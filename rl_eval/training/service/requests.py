@@ -1,4 +1,4 @@
-"""Requests of a service, and the messages between the service and its clients with their pickling."""
+"""Requests of a service, the messages between the service and its clients, and the pickling of these messages."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ class ServiceOptions:
         namespace: Ray namespace of the name.
         log_dir: Folder of the service, on the machine of the cluster's head.
         detached: Whether the service continues after the process that started it.
-        idle_timeout_s: Time without calls and evaluations after which it ends, in seconds.
-        videos: Episodes to record after each evaluation.
-        start: Identifier of this start; a replacement process has the same.
-        secrets: Values that the file with settings and policy omits.
+        idle_timeout_s: Time without calls and evaluations after which the service ends, in seconds.
+        videos: Selection of episodes to record after each evaluation; None for no videos.
+        start: Identifier of this start of the service; a replacement process has the same identifier.
+        secrets: Values with secrets, which are omitted from the file with settings and policy.
     """
 
     name: str
@@ -83,8 +83,8 @@ class Welcome:
     Attributes:
         settings: Settings of the service, without the policy.
         tickets: Requests of this client whose results were not delivered, in order.
-        next_step: One more than the step of the client's last request; 0 before the first.
-        weights_version: Version of the client's last weights; 0 before the first.
+        next_step: One more than the step of the client's last request; 0 if the client has sent no request.
+        weights_version: Version of the client's last weights; 0 if the client has sent no weights.
     """
 
     settings: EvalSettings
@@ -114,15 +114,15 @@ class FinishedEvaluation:
 
 @dataclass(eq=False)
 class Request:
-    """A request from acceptance to delivery: a folder with its evaluation log.
+    """A request from acceptance to delivery. Its files are in one folder.
 
-    ``request.json`` is written last at acceptance, ``log`` is the evaluation log, and ``answer`` is written when the
-    request is done.
+    When a request is accepted, ``request.json`` is written last. ``log`` is the evaluation log. ``answer`` is written
+    when the request is done, and ``delivered`` when the client has the result.
 
     Attributes:
-        folder: The folder.
+        folder: Folder of the request.
         ticket: Acknowledgement that the client received.
-        answer: Pickled error or result; empty if the log contains the whole result; None until it is done.
+        answer: Pickled error or result; empty if the log contains the whole result; None until the request is done.
         delivered: Whether the client has the result.
         handle: Handle of the evaluation while it runs.
     """
@@ -135,7 +135,7 @@ class Request:
 
     @classmethod
     def create(cls, parent: Path, ticket: Ticket, weights: WeightsSnapshot | None) -> Request:
-        """Write a request and its weights, if it has any."""
+        """Write a request to a new folder; also write its weights, if it has weights."""
         name = f"{ticket.number:08d}_{quote(ticket.client, safe='')[:_LONGEST]}_step_{ticket.step}"
         request = cls(parent / name, ticket)
         if weights is not None:
@@ -145,7 +145,7 @@ class Request:
 
     @classmethod
     def read_all(cls, parent: Path) -> dict[str, Request]:
-        """Read the accepted requests of a folder, by identifier, in order."""
+        """Read the accepted requests in a folder; return them by identifier, in order of acceptance."""
         found = {}
         for file in sorted(parent.glob("*/request.json")):
             ticket, answer = Ticket(**json.loads(file.read_text())), file.with_name("answer")
@@ -160,11 +160,11 @@ class Request:
 
     @property
     def weights(self) -> Path:
-        """File of the weights, which other requests may share; there is none for version 0."""
+        """File of the weights. Requests with the same weights version share it; version 0 has no file."""
         return self.folder.parent.parent / "weights" / f"{self.ticket.weights_version}.pkl"
 
     def conclude(self, outcome: EvalResult | Exception) -> None:
-        """Store the result or the error as the answer; an answer that cannot be written is lost with this process."""
+        """Store the result or the error as the answer. If it cannot be written, it is lost when this process ends."""
         self.handle = None
         logged = not isinstance(outcome, Exception) and outcome.status == "complete" and not outcome.artifacts
         self.answer = b"" if logged else pickled(outcome)
@@ -191,17 +191,17 @@ def pickled(outcome: EvalResult | Exception) -> bytes:
 
 
 def unpickled(data: bytes) -> EvalResult | Exception:
-    """Return the result or exception; an error if its class is missing in this process."""
+    """Return a pickled result or exception; if a class in it is missing in this process, return a UsageError."""
     try:
         outcome: EvalResult | Failure = pickle.loads(data)
     except Exception as error:
-        problem = f"the result contains an object whose class is missing here: {type(error).__name__}: {error}"
+        problem = f"the result has an object whose class is missing in this process: {type(error).__name__}: {error}"
         return UsageError(problem, fix="Install the package of the class, or add it to the Python path.")
     return outcome.error() if isinstance(outcome, Failure) else outcome
 
 
 def split_secrets(value: Any, secrets: Collection[str]) -> tuple[bytes, list[Any]]:
-    """Pickle a value without the strings and numbers that contain a secret; return both."""
+    """Pickle a value without the strings and numbers that contain a secret; return the pickle and these values."""
     file, long = io.BytesIO(), [one for one in secrets if len(one) >= _SHORTEST]
     positions: dict[tuple[type, Any], int] = {}  # Each value once, to keep the list short.
 
@@ -220,7 +220,7 @@ def split_secrets(value: Any, secrets: Collection[str]) -> tuple[bytes, list[Any
 
 
 def join_secrets(data: bytes, taken: Sequence[Any]) -> Any:
-    """Return a value that :func:`split_secrets` split."""
+    """Restore a value from the pickle and the list that :func:`split_secrets` returned."""
     unpickler: Any = pickle.Unpickler(io.BytesIO(data))
     unpickler.persistent_load = taken.__getitem__
     return unpickler.load()

@@ -1,8 +1,8 @@
 """Checkpoints of a training run: scans of its folder, complete checkpoints, and copies.
 
-A checkpoint is a file, or a folder, whose name matches a pattern. It is complete if size, time and inode of all its
-files are the same in two scans. The watcher copies it then and evaluates the copy: the trainer may rewrite or remove
-its own file at any time.
+A checkpoint is a file or folder whose name matches a pattern. It is complete if size, time and inode of all its files
+are the same in two successive scans. When it is complete, the watcher copies it and evaluates the copy: the trainer may
+rewrite or remove its own file at any time.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class Checkpoint:
     modified: float
     """Time of its last change, in seconds since 1970."""
     signature: str
-    """Digest of sizes, times and inodes of its files."""
+    """Digest of the sizes, times and inodes of its files."""
 
     @property
     def order(self) -> tuple[bool, int, float, str]:
-        """Sort key: by step; checkpoints without a step follow, by time."""
+        """Sort key. Checkpoints with a step come first, by step; checkpoints without a step follow, by time."""
         return self.step is None, self.step or 0, self.modified, self.name
 
     def __str__(self) -> str:
@@ -76,9 +76,9 @@ class CheckpointFolder:
 
     Args:
         folder: The folder; it need not exist yet.
-        pattern: Glob relative to it, of files or folders. Hidden ones match a pattern with their dot alone.
-        step_pattern: Searched in the name without its suffix; its first group is the step.
-        exclude: Folder that contains no checkpoints.
+        pattern: Glob of files or folders, relative to ``folder``. A hidden name matches only if the glob has its dot.
+        step_pattern: Pattern to search in the name without its suffix; its first group is the step.
+        exclude: Folder whose contents are never checkpoints.
     """
 
     def __init__(self, folder: Path, pattern: str, step_pattern: re.Pattern[str], exclude: Path) -> None:
@@ -89,7 +89,7 @@ class CheckpointFolder:
         self.found: dict[str, Checkpoint] = {}
         """Every checkpoint of the last scan by name, complete or not."""
         self.unstable: list[str] = []
-        """Names of the checkpoints that were new or had changed."""
+        """Names of the checkpoints that were new or had changed in the last scan."""
 
     @property
     def absence(self) -> str:
@@ -101,7 +101,7 @@ class CheckpointFolder:
         return f"nothing in {str(self.folder)!r} matches {self._pattern!r}{hint}"
 
     def scan(self) -> list[Checkpoint]:
-        """Return the checkpoints that have not changed since the last scan, in order."""
+        """Scan the folder; return the checkpoints that have not changed since the last scan, in order of training."""
         former, self.found = self.found, {checkpoint.name: checkpoint for checkpoint in self._find()}
         stable = [one for name, one in self.found.items() if name in former and former[name].signature == one.signature]
         self.unstable = sorted(self.found.keys() - {one.name for one in stable})
@@ -126,8 +126,8 @@ def copy_checkpoint(path: Path, checkpoint: Checkpoint, companions: Mapping[str,
     Args:
         path: The checkpoint.
         checkpoint: State of the checkpoint at the last scan.
-        companions: Files that belong to it, by name of an argument.
-        target: The folder; removed if it exists.
+        companions: Files that belong to the checkpoint, by argument of the policy's factory.
+        target: Path of the new folder; an existing folder is removed first.
 
     Returns:
         Digest of the copy; None if the checkpoint has changed since the scan or was removed.
@@ -142,7 +142,8 @@ def copy_checkpoint(path: Path, checkpoint: Checkpoint, companions: Mapping[str,
         for file in companions.values():
             shutil.copyfile(file, target / file.name)
     except OSError:
-        # If the trainer removes a folder, copytree collects one error per file: only the signature shows the cause.
+        # If the trainer removes a folder, copytree raises one error for many files, which does not show the cause. The
+        # signature does.
         if _is_unchanged(path, checkpoint) and all(file.exists() for file in companions.values()):
             raise
         return None
@@ -150,7 +151,7 @@ def copy_checkpoint(path: Path, checkpoint: Checkpoint, companions: Mapping[str,
 
 
 def _signature(path: Path) -> tuple[str, float]:
-    """Return a digest of sizes, times and inodes of all files, and the time of the last change."""
+    """Return a digest of the sizes, times and inodes of all files, and the time of the last change."""
     facts = [(name, os.stat(file)) for name, file in files_in(path)]  # noqa: PTH116 - a path would be built for each.
     lines = [f"{name} {fact.st_size} {fact.st_mtime_ns} {fact.st_ino}" for name, fact in facts]
     modified = max((fact.st_mtime for _, fact in facts), default=path.stat().st_mtime)
@@ -171,23 +172,23 @@ def companions_of(model: Path, settings: EvalSettings) -> dict[str, Path]:
 
     Args:
         model: The checkpoint.
-        settings: Settings of the policy; files named in its arguments are meant for all checkpoints.
+        settings: Settings with the policy. A file that the policy's arguments name is used for all checkpoints.
 
     Raises:
-        ConfigError: The checkpoint has a file with other contents than the one in the arguments.
+        ConfigError: The checkpoint has its own file for an argument, and its contents differ from the configured file.
     """
     configured, own = settings.policy.policy_kwargs, _own_files(model, settings.policy.policy)
     for name in own.keys() & configured.keys():
         shared = Path(str(configured[name])).expanduser()
         if shared.is_file() and digest_of(shared) != digest_of(own[name]):
             key = f"policy.policy_kwargs.{name}"
-            problem = f"{key} is {shared}, but {model} has {own[name].name}"
-            raise ConfigError(problem, key=key, value=str(shared), fix="Remove the key.")
+            problem = f"{key} is {shared}, but {model} has its own file {own[name].name}, with other contents"
+            raise ConfigError(problem, key=key, value=str(shared), fix=f"Remove {key}.")
     return {name: file for name, file in own.items() if name not in configured}
 
 
 def without_companions(settings: EvalSettings) -> EvalSettings:
-    """Return settings without the files that belong to the model in them, since checkpoints replace that model."""
+    """Return settings without the files that belong to the configured model, because checkpoints replace this model."""
     configured = settings.policy.policy_kwargs
     own = _own_files(Path(configured.get(_PATH) or "").expanduser(), settings.policy.policy)
     kept = {name: value for name, value in configured.items() if name not in own or value != str(own[name])}
@@ -195,7 +196,10 @@ def without_companions(settings: EvalSettings) -> EvalSettings:
 
 
 def _own_files(model: Path, factory: object) -> dict[str, Path]:
-    """Return the files that belong to a model; none if several may, which the factory then reports as missing."""
+    """Return the files that belong to a model, by argument of its factory.
+
+    If several files may belong to it, return none. The factory then reports that a file is missing.
+    """
     library = loader_of(factory)
     scheme = schemes().get(library.name) if library else None
     if scheme is not None and model.exists() and scheme.recognises(model):

@@ -1,4 +1,4 @@
-"""Files for people: the learning curve in ``curve.csv`` and ``curve.png``, and the best checkpoint in ``best.json``.
+"""Files for users: the learning curve in ``curve.csv`` and ``curve.png``, and the best checkpoint in ``best.json``.
 
 The horizontal axis is the training step, or the number of the checkpoint if not all names have a step.
 """
@@ -23,7 +23,7 @@ _SELECTION: Final = {
     "num_episodes": "num_episodes", "num_failed_episodes": "num_failed", "fingerprint": "fingerprint",
     "reason": "reason", "determinism": "determinism", "interval": "interval",
 }  # fmt: skip
-"""Fields of the selection's score, by column."""
+"""Columns of the curve with the score on the selection episodes: column to field of :class:`Score`."""
 _HELD_OUT: Final = {
     "held_out_return_mean": "mean", "held_out_return_ci_low": "low", "held_out_return_ci_high": "high",
     "held_out_num_episodes": "num_episodes", "held_out_determinism": "determinism", "held_out_interval": "interval",
@@ -39,7 +39,7 @@ def curve_rows(entries: Sequence[Entry], best: str | None) -> list[dict[str, Any
 
     Args:
         entries: Checkpoints in the order of training.
-        best: Id of the best one.
+        best: Id of the best checkpoint; None if there is none.
     """
     return [
         {
@@ -59,7 +59,7 @@ def curve_rows(entries: Sequence[Entry], best: str | None) -> list[dict[str, Any
 
 
 def curve_csv(entries: Sequence[Entry], best: str | None) -> str:
-    """Return :func:`curve_rows` as CSV; absent numbers are empty."""
+    """Return :func:`curve_rows` as CSV. A missing value is an empty cell."""
     text = io.StringIO()
     writer = csv.DictWriter(text, _COLUMNS, lineterminator="\n")
     writer.writeheader()
@@ -68,7 +68,7 @@ def curve_csv(entries: Sequence[Entry], best: str | None) -> str:
 
 
 def describe(best: Entry, checkpoint: str) -> dict[str, Any]:
-    """Describe the best checkpoint by both its scores, with the meaning of each.
+    """Return the content of ``best.json``: the best checkpoint, its two scores, and the meaning of each score.
 
     Args:
         best: The best checkpoint.
@@ -88,7 +88,7 @@ def describe(best: Entry, checkpoint: str) -> dict[str, Any]:
 
 
 def curve_png(entries: Sequence[Entry], best: str | None, title: str) -> bytes:
-    """Draw mean returns with their intervals, and the best checkpoint with its held-out return.
+    """Draw mean returns with their intervals, and the held-out return of the best checkpoint; return a PNG file.
 
     Raises:
         ImportError: matplotlib is not installed.
@@ -105,7 +105,7 @@ def curve_png(entries: Sequence[Entry], best: str | None, title: str) -> bytes:
     _draw(axes, partial, "some episodes failed", color="black", marker="x", linestyle="")
     for place, entry in zip(places, entries, strict=True):
         if entry.id == best:
-            label = "best, chosen on these: biased upward"
+            label = "best on the selection episodes: biased upward"
             _draw(axes, [(place, entry.selection)], label, color=_BEST, marker="*", markersize=13)
             label = f"best on {entry.held_out.num_episodes if entry.held_out else 0} held-out episodes"
             _draw(axes, [(place, entry.held_out)], label, color=_BEST, marker="D", markersize=6, fillstyle="none")
@@ -120,7 +120,7 @@ def curve_png(entries: Sequence[Entry], best: str | None, title: str) -> bytes:
 
 
 def _draw(axes: Axes, scores: Sequence[tuple[Any, Score | None]], label: str, **style: Any) -> None:
-    """Draw the existing mean returns, with their intervals."""
+    """Draw the mean returns of checkpoints with their intervals; skip checkpoints without a mean return."""
     points = [(place, score.mean) for place, score in scores if score is not None and score.mean is not None]
     if points:
         axes.plot(*zip(*points, strict=True), label=label, **style)

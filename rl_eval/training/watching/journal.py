@@ -1,4 +1,4 @@
-"""Journal of a watcher: the state of each checkpoint, and the best one.
+"""Journal of a watcher: the state of each checkpoint, and the best checkpoint.
 
 ``watch.json`` is replaced atomically at every change. An entry without a score is pending: its evaluation log shows
 which episodes remain. An entry with a score is final. The entries are also the list of folders that the watcher made;
@@ -35,19 +35,19 @@ os.register_at_fork(after_in_child=lambda: [lock.close() for lock in _locks])
 PENDING: Final = "pending"
 """Status of a checkpoint whose evaluation has not finished."""
 UNREADABLE: Final = "unreadable"
-"""Status of a checkpoint that could not be loaded; all others are statuses of results."""
+"""Status of a checkpoint that could not be loaded. Any other status is that of a result."""
 
 
 @dataclass(frozen=True)
 class Score:
-    """Numbers of one evaluation."""
+    """Outcome of one evaluation of a checkpoint."""
 
     status: str
     reason: str = ""
     first_index: int = 0
     """Index of the first episode."""
     mean: float | None = None
-    """Mean return; None if there is none. The same holds for the ends of its interval."""
+    """Mean return; None if it is not finite. ``low`` and ``high`` are the ends of its interval, in the same form."""
     low: float | None = None
     high: float | None = None
     num_episodes: int = 0
@@ -57,7 +57,7 @@ class Score:
     determinism: str = ""
     """Report of a failed determinism check; empty if it passed."""
     interval: str = ""
-    """The interval in words, with its method and notes."""
+    """The interval as text, with its method and note."""
 
     @classmethod
     def of(cls, result: EvalResult) -> Score:
@@ -99,15 +99,15 @@ class Entry:
     digest: str
     """128-bit xxh3 of its contents."""
     companions: dict[str, Path] = field(default_factory=dict)
-    """The trainer's files that belong to it, by argument of the policy's factory."""
+    """The trainer's files that belong to the checkpoint, by argument of the policy's factory."""
     selection: Score = field(default_factory=lambda: Score(PENDING))
-    """Score on the episodes by which the best is chosen."""
+    """Score on the selection episodes. The best checkpoint is chosen by this score."""
     held_out: Score | None = None
-    """Score on episodes that had no part in the choice; only candidates for the best have one."""
+    """Score on held-out episodes, which had no part in the choice; None for checkpoints that were never a candidate."""
 
     @property
     def id(self) -> str:
-        """Name that all folders of this checkpoint have."""
+        """Name of the folders of this checkpoint: of its copy and of its evaluation logs."""
         name, digest = (re.sub(r"[^A-Za-z0-9._-]", "_", text).lstrip(".") for text in (self.info.name, self.digest))
         return f"{name[-80:]}-{digest[:16]}"
 
@@ -123,14 +123,14 @@ class _State:
 
 @final
 class Journal:
-    """Entries of an output folder.
+    """Journal in an output folder, with one entry per checkpoint.
 
     Args:
         folder: Folder of ``watch.json``.
         task: Common settings of all evaluations, and the digests of their ``code``.
 
     Raises:
-        ConfigError: The file is damaged, or has scores of another task.
+        ConfigError: ``watch.json`` is damaged, or has scores of another task.
     """
 
     def __init__(self, folder: Path, task: Mapping[str, Any]) -> None:
@@ -141,8 +141,8 @@ class Journal:
         self.best = state.best
         """Id of the best checkpoint."""
         if any(entry.selection.status != UNREADABLE for entry in self.curve):
-            self.check(state.task)
-        elif state.task != self._task:  # Perhaps no checkpoint could be loaded because of what has changed.
+            self._compare(state.task, self._task)
+        elif state.task != self._task:  # The old task may be the reason why no checkpoint could be loaded.
             self.entries = {}
 
     @property
@@ -153,7 +153,10 @@ class Journal:
 
     @property
     def candidate(self) -> Entry | None:
-        """Entry with the highest mean return among complete evaluations, the first of equals; None if there is none."""
+        """Entry with the highest mean return among complete evaluations; None if there is none.
+
+        If several entries have the highest mean return, it is the first of them in the order of training.
+        """
         complete = [one for one in self.curve if one.selection.status == "complete" and one.selection.mean is not None]
         return max(complete, key=lambda one: one.selection.mean or 0.0, default=None)
 
@@ -162,16 +165,19 @@ class Journal:
         return any(entry.info == info for entry in self.curve)
 
     def check(self, task: Mapping[str, Any]) -> None:
-        """Check that the points of another task belong on this curve.
+        """Check that a task is the task of this journal, so that its points belong on the same curve.
 
         Raises:
             ConfigError: Settings or code have changed.
         """
-        there, here = dict(plain(task)), dict(self._task)
-        changes = code_differences(there.pop("code", {}), here.pop("code", {}))
-        changes = [f"{leaf.key}: {leaf.a!r} -> {leaf.b!r}" for leaf in differences(there, here)] + changes
+        self._compare(self._task, plain(task))
+
+    def _compare(self, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+        old, new = dict(before), dict(now)
+        changes = code_differences(old.pop("code", {}), new.pop("code", {}))
+        changes = [f"{leaf.key}: {leaf.a!r} -> {leaf.b!r}" for leaf in differences(old, new)] + changes
         if changes:
-            problem = f"{self._path} has another evaluation (in the file -> now): {'; '.join(changes)}"
+            problem = f"{self._path} has other settings or other code (before -> now): {'; '.join(changes)}"
             fix = "Undo the change, or pass another --output."
             raise ConfigError(problem, key=changes[0].partition(":")[0], value=str(self._path), fix=fix)
 
@@ -192,23 +198,24 @@ class Journal:
                 self.drop(entry)
 
     def save(self) -> None:
-        """Write the file."""
+        """Write ``watch.json``."""
         state = _State("rl_eval watch", 2, self._task, list(self.entries.values()), self.best)
         write_text(self._path, json.dumps(asdict(state), indent=1, default=str) + "\n")
 
 
 def claim_output(folder: Path, output: Path) -> IO[str]:
-    """Return a lock on an output folder; it ends when it is closed and when the process ends, even by SIGKILL.
+    """Lock an output folder, and return the lock.
 
-    Forks of the process do not have the lock.
+    The lock is released when it is closed or when the process ends, even by SIGKILL. Forks of the process do not have
+    the lock.
 
     Args:
         folder: The watched folder, resolved.
-        output: The output folder, resolved; made if it does not exist.
+        output: The output folder, resolved; created if it does not exist.
 
     Raises:
-        ConfigError: The folder has contents of another program, or cannot be written to.
-        LogOwned: Another watcher uses it, in this process or in another.
+        ConfigError: The output folder contains files of another program or of the trainer, or cannot be written to.
+        LogOwned: Another watcher uses the output folder, in this process or in another process.
     """
     if folder.is_relative_to(output):
         problem, fix = f"--output {output} contains the trainer's files", f"Pass a folder such as {folder / 'eval'}."
@@ -237,10 +244,10 @@ def claim_output(folder: Path, output: Path) -> IO[str]:
 
 
 def _read(path: Path) -> _State:
-    """Read a journal; an absent one is empty.
+    """Read a journal; if the file is missing, return an empty journal.
 
     Raises:
-        ConfigError: The file is damaged, or a watcher did not write it.
+        ConfigError: The file is damaged, or this version of the watcher did not write it.
     """
     if not path.exists():
         return _State("rl_eval watch", 2)

@@ -1,4 +1,4 @@
-"""Loop of the watcher: evaluate new checkpoints, write the curve, and test the best one again.
+"""Loop of the watcher: evaluate new checkpoints, write the curve, and test the best checkpoint on held-out episodes.
 
 Every turn takes the complete checkpoints without a score, in the order of training. It copies each one, evaluates the
 copy with a separate evaluation log, and writes the score to the journal. Then the candidate for the best is evaluated
@@ -47,22 +47,22 @@ _VERSIONS: Final = 2**31
 
 @dataclass(frozen=True)
 class WatchOptions:
-    """Options of a watch."""
+    """Options of a watcher."""
 
     folder: Path
     """Folder of the training run."""
     pattern: str
-    """Glob of checkpoints, relative to it."""
+    """Glob of checkpoints, relative to ``folder``."""
     output: Path
-    """Folder for everything that is written."""
+    """Folder for all files that the watcher writes."""
     key: str = WEIGHTS
-    """Key of a checkpoint's path in the config: ``policy.weights``, or ``policy.policy_kwargs.NAME``."""
+    """Config key whose value is the path of a checkpoint: ``policy.weights``, or ``policy.policy_kwargs.NAME``."""
     step_pattern: str | None = None
     """Regular expression whose first group is the training step; by default the last number in the name."""
     held_out: int | None = None
-    """Episodes of the second test; by default as many as of the first, and 0 for none."""
+    """Number of held-out episodes; 0 for no held-out test. By default, ``evaluation.num_episodes``."""
     retry_s: float = 60.0
-    """Time after its last change during which a checkpoint that cannot be loaded is tried again, in seconds."""
+    """If a checkpoint cannot be loaded, it is tried again until its last change is this number of seconds old."""
 
 
 class _BadCheckpoint(ClusterError):
@@ -75,18 +75,18 @@ class _Stopped(Exception):
 
 @final
 class Watcher:
-    """Evaluation of the checkpoints of a folder, each once.
+    """Watcher of a folder, which evaluates every checkpoint once.
 
     Args:
         settings: Settings of the evaluations, without the checkpoint.
-        options: Options of the watch.
+        options: Options of the watcher.
         log: Prints a line to the user.
         stopping: Called often. If it returns true, the current evaluation is cancelled; the next watcher continues it.
-        submitted: Called with every evaluation that starts.
+        submitted: Called with the handle of every evaluation that starts.
 
     Raises:
-        ConfigError: An option is wrong, or the output folder has other contents.
-        LogOwned: Another watcher writes to it.
+        ConfigError: An option is wrong, or the output folder contains files of another program or another evaluation.
+        LogOwned: Another watcher writes to the output folder.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class Watcher:
         self._home = Path.cwd()
         self._output = options.output.resolve()
         self._incoming = self._output / "checkpoints" / ".incoming"
-        """Folder of a copy until it is complete."""
+        """Folder in which a checkpoint is copied; it is renamed when the copy is complete."""
         episodes = settings.evaluation
         self._selection: dict[str, Any] = {"num_episodes": episodes.num_episodes, "first_index": episodes.first_index}
         self._held_out: dict[str, Any] = {
@@ -133,15 +133,15 @@ class Watcher:
     # ------------------------------------------------------------------ the loop
 
     def run(self, poll_s: float, *, once: bool = False) -> None:
-        """Evaluate the checkpoints that exist and those that appear, until asked to stop.
+        """Evaluate the checkpoints that exist and those that appear, until ``stopping`` returns true.
 
         Args:
             poll_s: Seconds between two scans.
-            once: Return after the second scan, which shows the complete checkpoints.
+            once: Return after the second scan and the evaluation of the checkpoints that are complete in it.
 
         Raises:
-            ConfigError: The config cannot work, or ``once`` finds nothing.
-            ClusterError: The evaluations cannot run; the next watcher continues here.
+            ConfigError: The config cannot work, or ``once`` is set and there is no checkpoint.
+            ClusterError: The evaluations cannot run; the next watcher continues them.
         """
         with suppress(_Stopped):
             before = len(self.journal.curve)
@@ -150,7 +150,7 @@ class Watcher:
                 if once and not before:
                     problem = f"there is no checkpoint: {self._folder.absence}"
                     raise ConfigError(problem, key="CHECKPOINTS", value=str(self._folder.folder))
-                self._log(f"{self._folder.absence}; {before} were evaluated earlier")
+                self._log(f"{self._folder.absence}; {before} checkpoints were evaluated earlier")
             self._resume()
             self._sleep(poll_s)
             self._turn()
@@ -174,11 +174,14 @@ class Watcher:
 
     @property
     def unfinished(self) -> bool:
-        """Whether a checkpoint of the last scan has no score: incomplete, unreadable and young, or not reached."""
+        """Whether a checkpoint of the last scan has no score.
+
+        Either it is not complete, or it could not be loaded and is tried again, or the watcher stopped before its turn.
+        """
         return any(not self.journal.knows(checkpoint) for checkpoint in self._folder.found.values())
 
     def _task(self) -> dict[str, Any]:
-        """Return the settings that all points of a curve share, and the digests of its ``code``."""
+        """Return the settings that all points of a curve share, and the digests of policy and environment ``code``."""
         settings = self._with_checkpoint(None)
         common = {"held_out": self._held_out["num_episodes"], "as": self._key}
         return {**settings.identity(), **settings.plan().to_dict(), **common, "code": code_of(settings)}
@@ -200,12 +203,12 @@ class Watcher:
             self._log(line)
 
     def _resume(self) -> None:
-        """Finish pending evaluations from their copies: the trainer may have removed the checkpoints since."""
+        """Finish pending evaluations with the copies: the trainer may have removed its checkpoints."""
         pending = [entry for entry in self.journal.entries.values() if entry.selection.status == PENDING]
         for entry in sorted(pending, key=lambda entry: entry.info.order):
             if self._has_copy(entry):
                 self._evaluate_checkpoint(entry)
-            else:  # The watcher was killed before the copy had its name, or a power cut damaged it.
+            else:  # The watcher was killed before it renamed the copy, or a power cut damaged the copy.
                 self.journal.drop(entry)
         self._publish()
 
@@ -227,7 +230,7 @@ class Watcher:
         return False
 
     def _take(self, checkpoint: Checkpoint) -> Entry | None:
-        """Copy a checkpoint; return None if there is nothing to evaluate."""
+        """Copy a checkpoint, and return its entry; return None if there is nothing to evaluate."""
         source = self._folder.folder / checkpoint.name
         companions = {} if self._key == WEIGHTS else companions_of(source, self._settings)
         try:
@@ -236,12 +239,12 @@ class Watcher:
             problem = f"{checkpoint.name} cannot be copied to {self._output}: {error}"
             raise ConfigError(problem, key="--output", value=str(self._output)) from error
         if digest is None:
-            fate = "changed while it was copied: the next scan decides" if source.exists() else "was removed"
+            fate = "changed while it was copied; the next scan tries again" if source.exists() else "was removed"
             self._log(f"{checkpoint.name} {fate}")
             return None
         entry = Entry(checkpoint, digest, companions)
         known = self.journal.entries.get(entry.id)
-        if known is not None and known.selection.status != PENDING:  # Only its time has changed.
+        if known is not None and known.selection.status != PENDING:  # Its contents have not changed.
             self.journal.put(replace(known, info=checkpoint))
             shutil.rmtree(self._incoming, ignore_errors=True)
             return None
@@ -285,7 +288,8 @@ class Watcher:
             return
         self._check_stop()
         if not self._has_copy(candidate):
-            self._log_once(f"the copy of {candidate.info.name} in {self._output} is missing: it cannot become the best")
+            problem = f"the copy of {candidate.info.name} in {self._output} is missing"
+            self._log_once(f"{problem}, so this checkpoint cannot become the best")
             return
         if candidate.held_out is None and self._held_out["num_episodes"]:
             candidate = replace(candidate, held_out=self._evaluate(candidate, "held_out", self._held_out))
@@ -298,7 +302,7 @@ class Watcher:
             self._log(f"best: {candidate.info}, on episodes that had no part in the choice: {candidate.held_out}")
 
     def _publish(self) -> None:
-        """Write the files for people."""
+        """Write the files for users: ``curve.csv``, ``best.json`` and ``curve.png``."""
         entries, best = self.journal.curve, self.journal.best
         if not entries:
             return
@@ -320,7 +324,7 @@ class Watcher:
 
         Raises:
             _BadCheckpoint: The checkpoint cannot be loaded.
-            _Stopped: It was cancelled; its log has the finished episodes.
+            _Stopped: The evaluation was cancelled; its log has the finished episodes.
             UsageError: The config cannot work, or the code has changed.
             ClusterError: The evaluation cannot run, but not because of the checkpoint.
         """
@@ -343,7 +347,7 @@ class Watcher:
             if isinstance(error, UsageError | ClusterError):
                 raise
             problem = f"{entry.info.name} was not evaluated: {line}"
-            raise ClusterError(problem, key=entry.info.name, fix="The next call tries again.") from error
+            raise ClusterError(problem, key=entry.info.name, fix="The next rl-eval watch tries again.") from error
         finally:
             if self._key != WEIGHTS:
                 self._stop_group()
@@ -353,7 +357,7 @@ class Watcher:
         return Score.of(result)
 
     def _load_weights(self, entry: Entry) -> dict[str, Any]:
-        """Return the weights of a checkpoint with its step as version."""
+        """Return the weights of a checkpoint, and its step as their version, as arguments of ``submit``."""
         copied, step = self._copy_of(entry), entry.info.step
         try:
             weights = load_weights_file(copied, self._settings.policy.weights_key)
@@ -362,7 +366,7 @@ class Watcher:
         return {"weights": weights, "version": step if step is not None and step < _VERSIONS else 0}
 
     def _new_group(self, entry: Entry) -> EvalRunnerGroup:
-        """Return runners for all checkpoints, or, if the factory loads them, for the copy of one."""
+        """Return runners for all checkpoints. If the policy's factory loads checkpoints, they are for this one only."""
         if self._key == WEIGHTS:
             return EvalRunnerGroup(self._with_checkpoint(None))
         copied = self._copy_of(entry)
@@ -375,7 +379,7 @@ class Watcher:
         return theirs if self._key == WEIGHTS else settings.model_copy(update={"policy": named})
 
     def _with_checkpoint(self, path: Path | None, companions: dict[str, Path] | None = None) -> EvalSettings:
-        """Return settings with a checkpoint and its companions."""
+        """Return settings with the paths of a checkpoint and of its companions."""
         section, text = self._settings.policy, None if path is None else str(path)
         if self._key == WEIGHTS:
             return with_values(self._settings, policy={"weights": text, "weights_key": text and section.weights_key})
@@ -390,7 +394,7 @@ class Watcher:
         if self._group is not None:
             group, self._group = self._group, None
             group.stop()
-            os.chdir(self._home)  # An environment may have left it, and the next policy may read relative paths.
+            os.chdir(self._home)  # An environment may have changed it, and the next policy may read relative paths.
 
 
 def _check_key(key: str) -> str:
@@ -401,6 +405,6 @@ def _check_key(key: str) -> str:
 
 
 def _advice(path: Path) -> str:
-    """Return how to watch models of a library; empty for any other file."""
+    """Return a hint for a file that is a model of a library; an empty string for any other file."""
     models = [one.named(path) for one in schemes().values() if "@" not in one.form and one.recognises(path)]
-    return f". It is a whole model: set policy.policy to {models[0]}" if models else ""
+    return f". The file is a whole model, not only weights: set policy.policy to {models[0]}" if models else ""
