@@ -47,7 +47,10 @@ problem: Final = partial(Finding, "problem")
 
 
 def raised(what: str, error: Exception, fix: str = "") -> Finding:
-    """Return the finding for an exception. The text of an ``EvalError`` is enough; others also need their origin."""
+    """Return the finding for an exception.
+
+    An ``EvalError`` is reported by its message alone. Any other exception is reported as "``what`` raised TYPE: TEXT".
+    """
     return problem(str(error) if isinstance(error, EvalError) else f"{what} raised {summary_of(error)}", fix)
 
 
@@ -60,7 +63,7 @@ _TESTED: Final = {
     "tensordict": "0.14 to 0.15",
     "torch": "2.13",
 }
-"""Tested version, or oldest and newest tested version."""
+"""Tested version of each package, or its oldest and its newest tested version."""
 
 
 def check_machine() -> Iterator[Finding]:
@@ -76,7 +79,7 @@ def check_machine() -> Iterator[Finding]:
 
 
 def check_address(settings: EvalSettings) -> Iterator[Finding]:
-    """Check the port of the configured Ray cluster, if any, without joining or starting a cluster."""
+    """Check that a server listens at the configured Ray address, if any, without joining or starting a cluster."""
     runners = settings.runners
     if not runners.num_runners:
         yield ok("runners.num_runners is 0, so Ray is not needed")
@@ -99,7 +102,7 @@ def check_address(settings: EvalSettings) -> Iterator[Finding]:
 
 
 def check_cluster(settings: EvalSettings) -> Iterator[Finding]:
-    """Run a few short episodes on Ray, as an evaluation would, and the same episodes in this process."""
+    """Run a few short episodes on Ray, as an evaluation would; on a CPU, compare their records with this process."""
     from rl_eval.execution.group import EvalRunnerGroup
 
     runners = settings.runners
@@ -127,7 +130,8 @@ def check_cluster(settings: EvalSettings) -> Iterator[Finding]:
         yield ok("episodes on Ray have the same records as in this process")
     else:
         yield problem(
-            f"episodes on Ray have other records ({there.fingerprint[:16]}) than here ({here.fingerprint[:16]})",
+            f"episodes have other records on Ray (fingerprint {there.fingerprint[:16]}) than in this process "
+            f"({here.fingerprint[:16]})",
             "search for package versions, files or environment variables that differ between the machines",
         )
 
@@ -162,7 +166,7 @@ def check_policy(settings: EvalSettings) -> Iterator[Finding]:
     except Exception as error:
         yield raised("building the policy", error)
         return
-    yield ok(f"builds ({type(runner.policy).__name__})")
+    yield ok(f"the policy can be built ({type(runner.policy).__name__})")
     try:
         yield _check_weights(settings, runner)
         try:
@@ -174,7 +178,10 @@ def check_policy(settings: EvalSettings) -> Iterator[Finding]:
             yield worst
             return
         yield from judged[:1]
-        yield ok(f"acts in the environment, with policy.deterministic: {str(settings.policy.deterministic).lower()}")
+        yield ok(
+            f"the policy acts in the environment, with policy.deterministic: "
+            f"{str(settings.policy.deterministic).lower()}"
+        )
         yield from (warning(text) for text in runner.inference.notes)
         if isinstance(runner.inference, RowInference):  # Multi-agent runners have one inference per policy.
             yield _describe_inference(runner.inference, settings.runners.lanes)
@@ -198,21 +205,21 @@ def _check_weights(settings: EvalSettings, runner: RunnerCore) -> Finding:
     if snapshot is not None:
         runner.set_weights(snapshot)
         size = f"{len(snapshot.entries)} tensors, {snapshot.buffer.nbytes / 2**20:.2g} MiB"
-        return ok(f"weights fit: {size}, digest {snapshot.digest[:16]}")
+        return ok(f"the weights fit the policy: {size}, digest {snapshot.digest[:16]}")
     if section.file_digests and loader_of(section.policy):
         files = ", ".join(f"{name} (digest {digest[:16]})" for name, digest in section.file_digests.items())
-        return ok(f"loaded from {files}")
+        return ok(f"the policy is loaded from {files}")
     module = module_of(runner.policy)
     if module is None or not any(True for _ in module.parameters()):
-        return ok("has no weights to set")
+        return ok("the policy has no weights to set")
     return warning(
-        "policy.weights is not set, so the policy keeps the weights of its factory",
+        "policy.weights is not set, so the policy keeps the weights that its factory sets",
         "set policy.weights to a file",
     )
 
 
 def _act(settings: EvalSettings, runner: RunnerCore) -> Iterator[Finding]:
-    """Run two episodes for a moment, which also triggers the runner's probe; yield warnings and problems."""
+    """Run two episodes for about a second, which also runs the runner's probe; yield warnings and problems."""
     plan = EpisodePlan(_EPISODES, settings.evaluation.seed, conditions=settings.evaluation.conditions)
     most = settings.fault_tolerance.max_attempts_per_episode
     leases = [plan[index].lease(1) for index in range(_EPISODES)]
@@ -230,7 +237,7 @@ def _act(settings: EvalSettings, runner: RunnerCore) -> Iterator[Finding]:
 
 
 def _describe_inference(inference: RowInference, lanes: int) -> Finding:
-    """Return the result of the runner's probe."""
+    """Return the result of the runner's probe: how many observations share a forward pass."""
     rows = inference.rows_per_pass
     if rows is None:
         return ok(f"an action does not depend on its batch: one forward pass for all {lanes} environments")
@@ -238,12 +245,12 @@ def _describe_inference(inference: RowInference, lanes: int) -> Finding:
         return ok(f"an action does not depend on its place in a batch of {BLOCK}: forward passes of {BLOCK} rows")
     return warning(
         "each environment needs its own forward pass, which is exact but slow",
-        "unset MKL_CBWR, so that rl-eval chooses it; avoid layers that mix rows",
+        "unset MKL_CBWR, so that rl-eval sets it; avoid layers that mix the rows of a batch",
     )
 
 
 def _try_other_mode(settings: EvalSettings, runner: RunnerCore) -> Finding:
-    """Try the action mode that is not configured; a failure is only a note."""
+    """Try the other value of ``policy.deterministic``; a failure is only a note."""
     deterministic = not settings.policy.deterministic
     setting = f"policy.deterministic: {str(deterministic).lower()}"
     section = settings.policy.model_copy(update={"deterministic": deterministic})

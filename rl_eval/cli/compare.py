@@ -12,11 +12,14 @@ from rl_eval.cli.shared import argument, option
 
 def compare(
     a: Annotated[str, argument("A", "Output folder, run folder or URI.")],
-    b: Annotated[str, argument("B", "Output folder, run folder or URI; compared as B minus A.")],
+    b: Annotated[str, argument("B", "Output folder, run folder or URI. Differences are B minus A.")],
     force: Annotated[bool, typer.Option("--force", help="Compare even if a determinism check failed.")] = False,
     require: Annotated[
         list[str] | None,
-        option("'b >= a - 5'", "Requirement on the mean difference. Exit with 1 if its whole interval violates it."),
+        option(
+            "'b >= a - 5'",
+            "Requirement on the mean difference. Exit with 1 if the whole interval of the difference violates it.",
+        ),
     ] = None,
     fail_on: Annotated[
         Literal["regression"] | None,

@@ -77,7 +77,7 @@ def doctor(
 
 @final
 class _Report:
-    """Findings, printed one by one or as JSON at the end; only problems if quiet."""
+    """Collector of findings. It prints each finding at once, or all as JSON at the end; if quiet, only problems."""
 
     def __init__(self, *, quiet: bool, as_json: bool) -> None:
         self._console = Console(file=results(), highlight=False)
@@ -86,7 +86,7 @@ class _Report:
         self.levels: Counter[str] = Counter()
 
     def section(self, title: str, findings: Iterable[Finding]) -> bool:
-        """Add a section; return whether it has an ``ok``."""
+        """Add the findings of one section; return whether at least one of them is ``ok``."""
         before, begun = self.levels["ok"], len(self._findings)
         with working_in(None):  # An environment may change the working directory; the next section reads files.
             for finding in findings:
@@ -110,7 +110,7 @@ class _Report:
             self._console.print(Text(f"{counted(problems, 'problem')}, {counted(warnings, 'warning')}", style=style))
 
     def _print(self, level: str, text: str, fix: str, title: str) -> None:
-        """Print a finding with a hanging indent and without trailing blanks, unlike a table."""
+        """Print a finding with a hanging indent. A table of rich would add trailing blanks."""
         if title:
             self._console.print(Text(title, style="bold"))
         for label, style, words in ((level, _STYLES[level], text), ("fix", "dim", fix)):

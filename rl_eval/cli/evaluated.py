@@ -31,7 +31,7 @@ class Evaluated:
         str | None,
         option(
             "POLICY",
-            "Policy: random, a model file or folder (or PREFIX:PATH with the prefix of its library), a module saved by "
+            "Policy: random, a model file or folder (or PREFIX:PATH, such as sb3:model.zip), a module saved by "
             "torch.save, torch:MODULE:ATTR@FILE, or pkg.module:attr (a factory, or a function from observations to "
             "actions). A PATH or FILE may be hf://OWNER/REPO/FILE[@REVISION], which is downloaded.",
         ),
@@ -64,13 +64,13 @@ class Evaluated:
     def check(
         self, command: str, assignments: Sequence[str] | None, *, takes_file: bool = True, needs_policy: bool = True
     ) -> None:
-        """Check that the options name an environment and a policy, as needed without a config file.
+        """Check that the options name an environment and a policy. Both are required if there is no config file.
 
         Args:
-            command: The command, for the message.
-            assignments: Values of ``--set``, which may set them instead.
+            command: Command for the example in the error message, such as ``run``.
+            assignments: Values of ``--set``. They may name the environment and the policy, too.
             takes_file: Whether the command takes a config file.
-            needs_policy: Whether a policy is required; checkpoints may show their policy.
+            needs_policy: Whether a policy is required. If not, the command detects the policy from checkpoints.
         """
         given = _keys(assignments)
         named = {
@@ -92,7 +92,7 @@ class Evaluated:
 
         Args:
             say: Prints a note, such as the detected type of a policy.
-            assignments: Values of ``--set``. Policy arguments in it are not searched for beside the policy file.
+            assignments: Values of ``--set``. If they set a policy argument, no file is searched for this argument.
             trust: Whether pickle files are trusted; None if nothing is loaded.
         """
         keys = {} if self.policy is None else self._policy_keys(self.policy, say, assignments, trust=trust)

@@ -1,7 +1,8 @@
 """Checks that the seed and the actions determine an episode of an environment.
 
-Runners like those of an evaluation play whole episodes with random actions: in a new environment, in a used one, beside
-another one, and in other processes. The traces are compared, as in the determinism check.
+Runners like those of an evaluation play whole episodes with random actions: in a new environment, in a reused
+environment, in one of two environments that are stepped in turn, and in other processes. The traces are compared, as in
+the determinism check.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ MAX_STEPS: Final = 10_000
 MAX_SECONDS: Final = 3.0
 
 _EPISODES: Final = 4
-"""Number of different episodes that one environment plays in turn; then it plays the first one again."""
+"""Number of different episodes that one environment plays in turn; after them, it plays the first episode again."""
 _CONDITIONS: Final = 8
 _ENDLESS_STEPS: Final = 1_000
 """Number of steps without a finished episode after which an environment counts as endless."""
@@ -69,7 +70,7 @@ def check_environment(settings: EvalSettings, *, elsewhere: bool = True) -> Iter
 
     Args:
         settings: Settings of the evaluation.
-        elsewhere: Whether two other processes play an episode as well, if this process found no problem.
+        elsewhere: Whether two other processes play an episode, too. They do so only if this process found no problem.
     """
     if issubclass(settings.runners.runner_class, BatchedEvalRunner):
         yield from check_simulator(settings)
@@ -97,10 +98,10 @@ def _check_agents(settings: EvalSettings) -> Finding:
 
 
 class _Watch(Spectator):
-    """Observer of the environments of a runner; compares every observation with its space."""
+    """Observer of the environments of a runner; checks every observation against the observation space."""
 
     def __init__(self, runner: EvalRunner) -> None:
-        self._look = runner.inference.observations.forget_notes  # By default a runner compares a sample.
+        self._look = runner.inference.observations.forget_notes  # By default a runner checks a sample.
         self.info_keys: set[Any] = set()
         self.after_reset = _generators()
 
@@ -119,7 +120,7 @@ def _generators() -> Mapping[str, int]:
 
 @final
 class _Examination:
-    """Episodes of several equal environments, and their comparison."""
+    """Plays episodes in several instances of the environment, and compares the episodes."""
 
     def __init__(self, settings: EvalSettings, runners: ExitStack) -> None:
         self._settings, self._runners = settings, runners
@@ -190,7 +191,10 @@ class _Examination:
             yield ok("global random state is unchanged")
 
     def _fit_steps(self) -> list[str]:
-        """Find an attempt that does not fail, and the number of steps that fit into the time; return the faults."""
+        """Find an attempt that does not fail, and return the faults of the attempts before it.
+
+        The later episodes run at most as many steps as this attempt makes in ``MAX_SECONDS``.
+        """
         faults: list[str] = []
         for attempt in range(1, self._attempts + 1):
             self._leases = [lease._replace(attempt=attempt) for lease in self._leases]
@@ -227,23 +231,26 @@ class _Examination:
         return problem(text, "restore all state in reset(), or set environment.env_reuse: episode")
 
     def _check_neighbours(self, reference: Trace) -> Finding:
-        """Compare an episode alone with the same episode in an environment that is stepped in turn with another one."""
+        """Compare an episode in a single environment with the same episode beside a second environment.
+
+        The two environments are stepped in turn, in one process.
+        """
         text = _difference(reference, self._play(self._new_runner(lanes=2)[0], *self._leases[:2])[0])
         if not text:
             return ok("environments in one process do not affect each other")
-        text = f"environments in one process affect each other: stepped in turn, they differ in {text}"
+        text = f"environments in one process affect each other: alone and beside another, an episode differs in {text}"
         fix = "keep random generators and other state in the instance, or set runners.num_envs_per_runner: 1"
         return (problem if self._settings.runners.lanes > 1 else warning)(text, fix)
 
     def _check_conditions(self, runner: EvalRunner) -> Iterator[Finding]:
-        """Compare first observations under different conditions with one seed."""
+        """Compare the first observations of episodes that have the same seed and different conditions."""
         conditions = self._settings.evaluation.conditions
         rows = [] if conditions is None else [Condition(*one) for one in conditions.rows.items()][:_CONDITIONS]
         leases = [self._leases[0]._replace(condition=row) for row in rows]
         starts = {int(self._play(runner, lease)[0]["observation"][0]) for lease in leases}
         if len(starts) == 1 < len(rows):
             text = f"{len(rows)} conditions with one seed gave the same first observation"
-            yield note(f"{text}: reset() ignores them, or they change only later steps")
+            yield note(f"{text}: reset() ignores the conditions, or the conditions change only later steps")
         elif rows:
             yield ok(f"{len(rows)} conditions with one seed gave {len(starts)} different first observations")
 
@@ -269,7 +276,7 @@ class _Examination:
         )
 
     def _check_end(self, rows: npt.NDArray[np.void]) -> Finding:
-        """Check that episodes end, and why."""
+        """Check that episodes end, and report what ends them."""
         limits = {"evaluation.max_episode_steps": self._settings.evaluation.max_episode_steps}
         limits["the environment's own limit"] = self._limit
         if given := [(limit, whose) for whose, limit in limits.items() if limit is not None]:
@@ -291,14 +298,14 @@ class _Examination:
             with ThreadPoolExecutor(len(_HASH_SEEDS)) as both:  # Imports take most of the time.
                 ours, theirs = both.map(partial(_play_elsewhere, play), _HASH_SEEDS)
         except Exception as error:  # Pickling, an import or the episode itself failed.
-            return note(f"not compared between processes: {type(error).__name__}: {error}")
+            return note(f"episodes were not compared between processes: {type(error).__name__}: {error}")
         if text := _difference(ours, theirs):
             return problem(
                 f"two processes play different episodes: they differ in {text}",
                 "search for code that depends on set order, hash(), id(), the clock or files. rl-eval and its runners "
                 "start with PYTHONHASHSEED=0, but a script that evaluates in its own process may start without it",
             )
-        return ok(f"two processes with other hash seeds play equal episodes ({len(ours) - 1:,} steps compared)")
+        return ok(f"two processes with different hash seeds play equal episodes ({len(ours) - 1:,} steps compared)")
 
     def _new_runner(self, lanes: int = 1) -> tuple[EvalRunner, _Watch]:
         runner = runner_class("vector")(self._made_up(lanes), 0)

@@ -97,7 +97,7 @@ EXIT_CODES: Final = (
     (ExitCode.TERMINATED, "run, watch, crossplay, suite run", "interrupted by SIGTERM; finished episodes are saved"),
     (ExitCode.TERMINATED, "", "interrupted by SIGTERM"),
 )
-"""Code, commands and meaning. The first matching row wins; a row without commands matches all."""
+"""Rows of code, commands and meaning. The first matching row wins; a row without commands matches every command."""
 
 
 def exit_codes(command: str) -> dict[ExitCode, str]:

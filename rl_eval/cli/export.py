@@ -69,7 +69,8 @@ def export(
         target, count, steps = shown(done.path), done.episodes, done.frames
     else:
         if trust:
-            raise ConfigError(f"--to {kind} runs no code", key="--trust", value=trust, fix="Omit --trust.")
+            problem = f"--to {kind} runs no code, so it does not need --trust"
+            raise ConfigError(problem, key="--trust", value=trust, fix="Omit --trust.")
         from rl_eval.results.loading import load
 
         file = Path(output) if output else _default_file(path, kind)
@@ -96,7 +97,7 @@ def _default_file(path: str, kind: str) -> Path:
 
 
 def _rows(result: EvalResult, episodes: str | None) -> pa.Table:
-    """Return a row for each finished episode, or for each chosen one.
+    """Return a row for each finished episode, or for each chosen episode.
 
     Raises:
         UsageError: A chosen episode has no record.

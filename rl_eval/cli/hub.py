@@ -22,8 +22,9 @@ def on_this_machine(text: str, say: Callable[[str], None]) -> str:
     if the server does not answer, cached files are used.
 
     Args:
-        text: Such as ``hf://sb3/ppo-CartPole-v1/ppo-CartPole-v1.zip``, or ``torch:pkg:make@hf://me/nets/a.safetensors``.
-        say: Prints the URL of a file, and then its revision.
+        text: Value of ``--policy``, such as ``hf://sb3/ppo-CartPole-v1/ppo-CartPole-v1.zip`` or
+            ``torch:pkg:make@hf://me/nets/a.safetensors``.
+        say: Prints a note to the user: the server before the download, and the revision after it.
     """
     before, scheme, rest = text.partition(_SCHEME)
     if not scheme:

@@ -25,7 +25,7 @@ def init(
     assignments: Assignments = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write a config file that explains every key and equals rl-eval run with the same options."""
+    """Write a config file that explains every key. Its settings are those of rl-eval run with the same options."""
     evaluated.check(f"init {path}", assignments, takes_file=False)
     config = read_config(None, None, assignments, evaluated.keys(print_note, assignments, trust=None))
     config.build()

@@ -50,7 +50,7 @@ Output = Annotated[
 Force = Annotated[bool, typer.Option("--force", help="Replace the result of another run in --output.")]
 
 RUNS, LATEST = Path("runs"), "latest"
-"""Default folder of logs, and its link to the newest log."""
+"""Default folder of logs, and the name of the link in it that points to the newest log."""
 _OUR_TARGET: Final = re.compile(r"\d{4}-\d\d-\d\d-\d{6}-[^/]+")
 """Name of a folder created by :func:`_new_log_folder`."""
 
@@ -61,7 +61,8 @@ def claimed_folders(
 ) -> Iterator[tuple[str | None, Path | None]]:
     """Choose the folders of the log and the result.
 
-    Without ``log_dir`` the log goes to a new folder in ``runs``; with ``--output`` alone, no log is kept.
+    Without ``--log-dir`` and ``--output``, the log goes to a new folder in ``runs``. With ``--output`` alone, no log is
+    written.
     """
     given = log_dir is not None or output is not None
     with nullcontext(log_dir) if given else _new_log_folder(name) as chosen:
@@ -110,7 +111,7 @@ def unsaved_folder(
     Args:
         fingerprint: Fingerprint of the result.
         output: Value of ``--output``.
-        log_dir: Folder of its log. If it is read-only, the result is not saved.
+        log_dir: Folder of the log of the run. Without ``output``, nothing is saved if this folder is read-only.
         say: Prints a note to the user.
         force: Whether any result in ``output`` may be replaced.
     """
@@ -130,7 +131,7 @@ def _folder_of(output: Path | None, log_dir: str | None) -> Path | None:
 
 
 def _is_of_run(folder: Path, log_dir: str | None) -> bool:
-    """Whether the result in a folder belongs to a run, which may have been unfinished when it was saved."""
+    """Whether the result in a folder belongs to the run of a log; the result may be of an unfinished state."""
     if log_dir is None or folder == _folder_of(None, log_dir):
         return log_dir is not None
     from rl_eval.log.contents import read_manifest
@@ -144,7 +145,7 @@ def _is_of_run(folder: Path, log_dir: str | None) -> bool:
 
 
 def _read_result(folder: Path) -> dict[str, Any]:
-    """Return the contents of a result file; empty if it is not one."""
+    """Return the contents of the result file in a folder; empty if there is no readable result file."""
     from rl_eval.results.files import RESULT_FILE, read_summary
 
     try:
@@ -168,9 +169,15 @@ def _new_log_folder(name: str) -> Iterator[str]:
 
 
 def _lead_to(folder: Path) -> Path:
-    """Point ``latest`` at a folder beside it, or remove it if the folder does not exist; return its former target.
+    """Point the link ``latest`` at a folder, or remove the link if the folder does not exist.
 
-    A run works without the link, so errors are ignored. A link of another program stays.
+    A run works without the link, so errors are ignored. A link that another program created does not change.
+
+    Args:
+        folder: Target in the folder of the link.
+
+    Returns:
+        The former target of the link; a path that does not exist if there was none.
     """
     link, former = folder.with_name(LATEST), folder.with_name("none")
     with suppress(OSError):
@@ -198,7 +205,7 @@ def new_folder(base: Path) -> Path:
         UsageError: The folder cannot be created.
     """
     for folder in map(Path, _numbered(str(base))):
-        # Only an attempt to create it shows whether it is free.
+        # Only an attempt to create the folder shows whether its name is free.
         with written(shown(folder)), suppress(FileExistsError):
             folder.mkdir(parents=True)
             return folder
@@ -266,12 +273,12 @@ def finished_result(log_dir: str, settings: EvalSettings, say: Callable[[str], N
     """Return the result of a complete run of these settings; None if there is something left to run.
 
     Args:
-        log_dir: Folder or URI of its evaluation log, which may not exist.
-        settings: Settings of this command. The log itself decides later whether they may continue another run.
+        log_dir: Folder or URI of the evaluation log of the run; the log may not exist.
+        settings: Settings of this command. Whether they may continue the run is checked when the log is opened.
         say: Prints a note about the existing run.
 
     Raises:
-        ConfigError: The folder contains a result without a log; or its URI, or the weights, cannot be opened.
+        ConfigError: The folder contains a result without a log, or the URI or the weights cannot be opened.
         UsageError: The log contradicts the result beside it.
     """
     from rl_eval.log.storage import open_storage

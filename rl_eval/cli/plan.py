@@ -44,11 +44,11 @@ def plan(
         float | None, option("W", "Compute the number of episodes for an interval of ± W around the mean return.")
     ] = None,
     rates: Annotated[
-        tuple[str, str] | None, option("A B", "Only compare two success rates, such as 17/20 14/20.")
+        tuple[str, str] | None, option("A B", "Compare two success rates, such as 17/20 14/20, and run nothing.")
     ] = None,
     pilot: Annotated[int, typer.Option(metavar="N", min=_FEWEST, help="Number of pilot episodes.")] = 20,
     correlation: Annotated[
-        float, typer.Option(metavar="R", min=-1.0, max=0.99, help="Assumed correlation of both policies' returns.")
+        float, typer.Option(metavar="R", min=-1.0, max=0.99, help="Assumed correlation of the two policies' returns.")
     ] = 0.5,
     assignments: Assignments = None,
     as_json: AsJson = False,
@@ -108,7 +108,10 @@ def run_pilot(settings: EvalSettings, episodes: int) -> EvalResult:
 def _planned(
     settings: EvalSettings, result: EvalResult, correlation: float, detect: float | None, half_width: float | None
 ) -> tuple[dict[str, Any], Page]:
-    """Return all figures as plain JSON values and as a page; figures of differences need varying returns."""
+    """Return all numbers as plain JSON values and as a page.
+
+    If all pilot episodes have the same return, the interval and the detectable differences are missing.
+    """
     from rl_eval.records.plain import plain
     from rl_eval.results.stats.power import Spread
 

@@ -36,7 +36,7 @@ def results() -> TextIO:
 
 
 def print_report(report: Any) -> None:
-    """Print a page, or a value with a page."""
+    """Print a page, or an object that rich displays as a page."""
     console = Console(file=results(), highlight=False)
     if console.is_terminal:
         with written():
@@ -84,7 +84,7 @@ def flush_results() -> None:
 
 @contextmanager
 def written(path: str | Path = "stdout") -> Iterator[None]:
-    """Raise a usage error if a file cannot be written, such as on a full disk; leave a broken pipe unchanged."""
+    """Raise a usage error if a file cannot be written, such as on a full disk. Raise a broken pipe unchanged."""
     try:
         yield
     except BrokenPipeError:

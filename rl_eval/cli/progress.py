@@ -36,7 +36,7 @@ class Row(NamedTuple):
 
     done: int
     total: int | None
-    """None if it is unknown."""
+    """None if the total is unknown."""
     text: str
 
 
@@ -81,9 +81,9 @@ class Monitor:
         """Show the progress of an evaluation.
 
         Args:
-            source: Returns its progress.
+            source: Returns the progress of the evaluation.
             num_runners: Configured number of Ray actors.
-            whole: Returns the progress of all evaluations of which it is one.
+            whole: Returns a row with the progress of all evaluations, if the command runs several.
         """
         self._source, self._num_runners, self._whole = source, num_runners, whole
 
@@ -97,7 +97,7 @@ class Monitor:
             yield
 
     def close(self) -> None:
-        """Remove the live rows; may be called again."""
+        """Remove the live rows. Further calls have no effect."""
         with self._showing:
             self._closing.set()
             self._hide()
@@ -132,7 +132,7 @@ class Monitor:
                 auto_refresh=False,
                 transient=True,
                 expand=True,
-                redirect_stdout=sys.stdout is sys.stderr,  # True in a command: its results have another stream.
+                redirect_stdout=sys.stdout is sys.stderr,  # True in a command: results have their own stream.
             )
             for _ in rows:
                 self._bar.add_task("")
@@ -180,7 +180,7 @@ def _parts(progress: EvalProgress, num_runners: int, ended: bool) -> Iterator[st
     done, left = progress.num_finished, progress.num_episodes - progress.num_finished
     yield f"{done:,} of {progress.num_episodes:,} episodes"
     if progress.seconds > _LONG_S and not done:
-        yield "no episode has ended yet (evaluation.max_episode_steps limits their length)"
+        yield "no episode has ended yet (evaluation.max_episode_steps limits the length of an episode)"
     if not math.isnan(progress.mean_return):
         spread = 0.0 if math.isnan(progress.half_width) else progress.half_width / 1.96
         places = decimals(spread, progress.mean_return)

@@ -28,7 +28,7 @@ def replay(
         str | None,
         option(
             "SELECTORS",
-            "Select episodes by rule instead: first:K, every:N, best:K, worst:K, failed:K. [default: worst,best]",
+            "Select episodes by rule, not by index: first:K, every:N, best:K, worst:K, failed:K. [default: worst,best]",
         ),
     ] = None,
     max_episodes: Annotated[int, typer.Option(metavar="N", min=1, help="Maximum number of episodes for --select.")] = 8,
@@ -157,5 +157,5 @@ def _page(replayed: Replay) -> Page:
 
 
 def _text(value: Any) -> str:
-    """Return a value as text in which different floats look different."""
+    """Return a value as text; two different floats have different texts."""
     return "not reported" if value is None else repr(value)

@@ -52,7 +52,7 @@ def report(
 
 
 def _source(path: str, output: Path) -> Source:
-    """Return a result with links from the page to its videos; a symbolic link is replaced by its target."""
+    """Return a result with links from the page to its videos. If the path is a symbolic link, use its target."""
     from rl_eval.recording.video_selection import videos_of
     from rl_eval.reports.html import Source
     from rl_eval.results.loading import load
@@ -82,7 +82,9 @@ def view(
         raise ConfigError(f"--port {port} cannot be used: {why}", key="--port", value=port, fix=fix) from error
     with server:
         described = {"url": server.url, "folder": str(folder), "runs": server.num_runs}
-        print_either(as_json, described, f"{server.url}   {counted(server.num_runs, 'run')} in {folder}, until Ctrl-C")
+        print_either(
+            as_json, described, f"{server.url}   {counted(server.num_runs, 'run')} in {folder}; stop with Ctrl-C"
+        )
         if open_:
             webbrowser.open(server.url)
         try:

@@ -58,12 +58,12 @@ def repeated(
 ) -> int:
     """Run a command until its result is final or ``max_restarts`` is reached; return its exit code.
 
-    A signal to this process is forwarded to the command, which is then not restarted.
+    A signal to this process is forwarded to the command. After a signal, the command is not restarted.
 
     Args:
-        command: Words of the command.
+        command: Program and arguments of the command.
         progress: Reads the number of episodes in the log.
-        max_restarts: Consecutive restarts without a new episode.
+        max_restarts: Maximum number of consecutive restarts without a new episode.
         first_delay_s: Delay of the first restart; it doubles with each restart that finishes no new episode.
     """
     asked: list[int] = []
@@ -80,7 +80,7 @@ def repeated(
         while not asked:
             # A new session: a Ctrl-C reaches the child once, through this process.
             child = subprocess.Popen(command, stdout=results_descriptor(), start_new_session=True)  # noqa: S603
-            if asked:  # A signal came while it started.
+            if asked:  # A signal came while the child started.
                 child.send_signal(asked[-1])
             code = child.wait()
             code, now = 128 - code if code < 0 else code, progress()

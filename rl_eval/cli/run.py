@@ -56,7 +56,7 @@ _BESIDE_RETRY: Final = "retry attempts episodes accept_code_change trust logger 
 _Tracker = Literal["wandb", "mlflow", "tensorboard"]
 _LOG, _RETRY = {"log_dir": "--log-dir"}, {"retry": "--retry"}
 _NEEDED: Final = {"attempts": _RETRY, "accept_code_change": _LOG | _RETRY, "fresh": _LOG}
-"""Parameters that need one of these other parameters."""
+"""Parameters that need another parameter; each with the parameters of which one is enough, and their options."""
 _NAMED: Final = 10
 """Maximum number of failed episodes in a message."""
 
@@ -69,7 +69,7 @@ def run(
     section: Section = None,
     trust: TrustPolicy = False,
     episodes: Annotated[
-        str | None, episodes_option("Range of the plan to run. With --retry: which failed episodes run again.")
+        str | None, episodes_option("Range of the plan to run. With --retry: failed episodes to run again.")
     ] = None,
     log_dir: LogDir = None,
     retry: Annotated[str | None, option("DIR", "Run the failed episodes of DIR again.", parser=absolute_place)] = None,
@@ -177,15 +177,15 @@ def _log_to(tracker: _Tracker, name: str, result: EvalResult, folder: str) -> No
     try:
         with _logger(tracker, name, folder) as logger:
             logger.log(EvalPoint(version, version, result, metrics))
-    except Exception as error:  # Of another program; the result is saved.
+    except Exception as error:  # An error of the tracker; the result is already saved.
         print_note(f"--logger {tracker} failed: {summary_of(error)}")
 
 
 def _check_options(ctx: typer.Context) -> None:
-    """Check that no option lacks another option that it needs, and that ``--retry`` has no config options.
+    """Check that no option is passed without an option that it needs, and that ``--retry`` has no config options.
 
     Raises:
-        ConfigError: An option is missing, or conflicts with ``--retry``.
+        ConfigError: A needed option is missing, or an option conflicts with ``--retry``.
     """
     given = {
         str(param.name): param.opts[0]
@@ -301,8 +301,8 @@ def carry_out(
 ) -> tuple[EvalResult, str | None]:
     """Run an evaluation, unless its log is complete; deliver the result, and return it with the log folder.
 
-    The result is delivered before the runners stop, which may take a while. Runners in this process use the main
-    thread, because some environments need it.
+    The result is delivered before the runners stop, because a stop may take a while. Runners in this process use the
+    main thread, because some environments need it.
     """
     from rl_eval.cli.progress import headline
 

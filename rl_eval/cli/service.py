@@ -65,7 +65,8 @@ def stop(
 def _page(status: dict[str, Any]) -> Page:
     title, subtitle = f"service {status['name']}", f"namespace {status['namespace']}"
     if status["state"] == "silent":
-        return Page(title, subtitle, "silent", [], [f"no answer; stop it with `rl-eval service stop {status['name']}`"])
+        note = f"the service did not answer; stop it with `rl-eval service stop {status['name']}`"
+        return Page(title, subtitle, "silent", [], [note])
     until = f"stops after {status['idle_timeout_s']:.0f} s without clients and work"
     lines = [
         Line("age", f"{status['age_s']:.0f} s", until if status["detached"] else f"{until}, or when its driver exits"),

@@ -1,4 +1,7 @@
-"""Settings of a command, from a config file, options and ``--set``; episodes of a run, and consent to its code."""
+"""Settings of a command, from a config file, options and ``--set``.
+
+Also the option ``--episodes``, and the question whether the code that a result names may run.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,7 @@ def read_settings(
     """Read a config file, if given, apply flags (by dotted key) and assignments, and validate.
 
     Raises:
-        ConfigError: The config is invalid; the error has the key.
+        ConfigError: The config is invalid; the error names the key.
     """
     return read_config(path, section, assignments, flags).build()
 
@@ -108,7 +111,7 @@ def episodes_option(text: str) -> Any:
 
 
 def parse_episodes(text: str, num_episodes: int) -> list[int]:
-    """Parse a text such as ``3,7-9`` into indices, in its order and without duplicates.
+    """Parse a text such as ``3,7-9`` into indices, in the order of the text and without duplicates.
 
     Args:
         text: Indices and inclusive ranges, separated by commas.

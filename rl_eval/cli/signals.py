@@ -1,8 +1,8 @@
 """Handling of Ctrl-C, SIGTERM and SIGHUP.
 
-Before the evaluation, a signal ends the command. During it, the first signal cancels the evaluation and flushes its
-log; the command then saves and prints the finished episodes. A second signal ends the command immediately. A
-signal after the result is printed does the same.
+Before the evaluation, a signal ends the command. During the evaluation, the first signal cancels it and flushes its
+log. After that, the command saves and prints the finished episodes. A second signal ends the command immediately. A
+signal after the result is printed also ends it immediately.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Interruption:
         """From now on, the first signal only asks the evaluation to stop.
 
         Args:
-            flush: Commits finished episodes within a number of seconds; raises ``EvalError`` if it fails.
+            flush: Commits finished episodes to the log within the passed number of seconds, or raises ``EvalError``.
             cancel: Asks the evaluation to stop.
         """
 

@@ -10,7 +10,7 @@ from rl_eval.testing.simulator_checks import EPISODES, block_difference, measure
 
 
 def check_simulator(settings: EvalSettings) -> Iterator[Finding]:
-    """Run episodes at several widths, and compare them; with blocks, run the first one twice."""
+    """Run episodes with several numbers of slots and compare them. With ``runners.block``, run one block twice."""
     try:
         if settings.runners.block is None:
             yield from _check_slots(settings)
@@ -23,7 +23,7 @@ def check_simulator(settings: EvalSettings) -> Iterator[Finding]:
 def _check_slots(settings: EvalSettings) -> Iterator[Finding]:
     measured = measure(settings)
     *narrower, widest = widths_of(settings)
-    widths = f"{', '.join(map(str, narrower))} and {widest} slots, and in other slots"
+    widths = f"{', '.join(map(str, narrower))} and {widest} slots, and if an episode changes its slot"
     if measured.broken:
         yield problem(
             f"an episode depends on the number of slots or on its neighbours: {measured.broken}. The simulator "
@@ -32,9 +32,9 @@ def _check_slots(settings: EvalSettings) -> Iterator[Finding]:
             "of the simulator mix the slots, set couples_slots. Or set runners.block",
         )
     elif measured.promised == "exact":
-        yield ok(f"exact: {EPISODES} episodes are equal in {widths}")
+        yield ok(f"exact: {EPISODES} episodes are equal with {widths}")
     else:
-        yield ok(f"conditions: {EPISODES} episodes have equal first observations in {widths}")
+        yield ok(f"conditions: {EPISODES} episodes have equal first observations with {widths}")
     if (starts := measured.distinct_starts) < EPISODES:
         yield note(f"{EPISODES} seeds gave {starts} distinct first observation{'s' if starts > 1 else ''}")
 

@@ -109,8 +109,8 @@ def plan(
 
 
 _Row = tuple[str, int, int, int, int, float | None, str]
-"""Name of the task; numbers of all its cells, of cells to run, and of cells that cannot run; episodes and minutes of
-the cells to run; first problem."""
+"""Row of one task: the name of the task; the number of all cells, of cells to run, and of cells that cannot run; the
+number of episodes and the minutes of the cells to run; the first problem."""
 
 
 def _planned(opened: Suite, states: Sequence[CellState], pilot: int) -> Iterator[_Row]:
@@ -182,7 +182,7 @@ def report(
 
 
 def _write(result: SuiteResult, folder: Path, output: Path | None = None) -> list[Path]:
-    """Write the report of a suite in a folder, and print what is missing; return its files, the page last."""
+    """Write the report of a suite, and print a note for each missing part; return the files, with the page last."""
     from rl_eval.suites.report import write_report
 
     files, notes = write_report(result, output or folder / "report", folder)
@@ -192,14 +192,14 @@ def _write(result: SuiteResult, folder: Path, output: Path | None = None) -> lis
 
 
 def _opened(path: Path) -> Suite:
-    find_modules_here()  # A catalogue may be in one of them.
+    find_modules_here()  # The suite may name a catalogue in one of these modules.
     from rl_eval.suites.suite import Suite
 
     return Suite.from_yaml(path)
 
 
 def _display(monitor: Monitor, interruption: Interruption) -> SuiteEvents:
-    """Return events that show the progress of the suite and of its present cell."""
+    """Return event handlers that show the progress of the suite and of the current cell."""
     from rl_eval.cli.progress import Row
     from rl_eval.suites.running import SuiteEvents
 

@@ -48,7 +48,8 @@ def watch(
         str | None,
         option(
             "REGEX",
-            "Regular expression for file names. Its first group is the training step. [default: the last number]",
+            "Regular expression for file names. Its first group is the training step. [default: the last number in the "
+            "name]",
         ),
     ] = None,
     output: Annotated[
@@ -64,13 +65,15 @@ def watch(
         ),
     ] = None,
     once: Annotated[bool, typer.Option("--once", help="Evaluate the checkpoints that exist, and exit.")] = False,
-    poll_s: Annotated[float, typer.Option(metavar="S", min=0.01, help="Seconds between two scans.")] = 5.0,
+    poll_s: Annotated[
+        float, typer.Option(metavar="S", min=0.01, help="Seconds between two scans of the folder.")
+    ] = 5.0,
     retry_s: Annotated[
         float,
         typer.Option(
             metavar="S",
             min=0.0,
-            help="Seconds to keep trying to read a checkpoint, from its last change.",
+            help="Seconds after the last change of a checkpoint in which failed reads are retried.",
         ),
     ] = 60.0,
     retry_unreadable: Annotated[
@@ -126,7 +129,7 @@ def watch(
         if retry_unreadable:
             watcher.journal.drop_unreadable()
         if not once:
-            tell(f"waiting for {options.pattern} in {folder}, until Ctrl-C; --once ends after the files that exist")
+            tell(f"waiting for {options.pattern} in {folder}, until Ctrl-C; --once only evaluates the existing files")
         watcher.run(poll_s, once=once)
         if as_json:
             print_json(watcher.curve)
@@ -182,8 +185,8 @@ def _first_policy(folder: Path, pattern: str, poll_s: float | None, tell: Callab
             else:
                 return ""
         return (
-            f"--policy is missing, and no checkpoint shows it: {why.rstrip('.')}. Pass --policy pkg.module:attr of a "
-            "function that builds the module for these weights, or that loads a checkpoint"
+            f"--policy is missing, and no checkpoint shows the policy: {why.rstrip('.')}. Pass --policy "
+            "pkg.module:attr of a function that builds the module for these weights, or that loads a checkpoint"
         )
 
     _wait(missing, None if any(folder.glob(pattern)) else poll_s, tell)
