@@ -15,7 +15,7 @@ from rl_eval.backends.pickling import pickled, unpickle_with_weights
 from rl_eval.backends.requests import Request, Run, RunnerRequest, Start, answer
 from rl_eval.config.settings import EvalSettings
 from rl_eval.errors import RunnerLost
-from rl_eval.runners import Runner, runner_class
+from rl_eval.runners import Runner
 from rl_eval.supervision.caller import current_folder, one_thread, working_in
 from rl_eval.weights import WeightsSnapshot
 
@@ -135,7 +135,7 @@ class InlineBackend(Backend):
         match request:
             case Start(index, weights):
                 settings, policy = self.payload
-                cls = runner_class(settings.runners.runner)
+                cls = settings.runners.runner_class
                 self._runners[runner] = cls(settings, index, unpickle_with_weights(policy, weights))
                 return None
             case _:

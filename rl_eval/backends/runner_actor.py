@@ -118,10 +118,9 @@ class RunnerActor:
         self._end_runner()
 
         from rl_eval.backends.pickling import unpickle_with_weights
-        from rl_eval.runners import runner_class
 
         settings, policy = unpickle_with_weights(payload, weights)
-        self._runner = runner_class(settings.runners.runner)(settings, index, policy)
+        self._runner = settings.runners.runner_class(settings, index, policy)
 
     def _end_runner(self) -> None:
         """Stop the runner, if there is one, and remove the traces of earlier starts."""

@@ -20,7 +20,6 @@ from rl_eval.policies.inference.policy_memory import likely_cause_at
 from rl_eval.policies.inference.probe import BLOCK
 from rl_eval.policies.live import configured_weights
 from rl_eval.results.source_code import package_version
-from rl_eval.runners import runner_class
 from rl_eval.runners.core import RunnerCore
 from rl_eval.scheduling.plan import EpisodePlan
 from rl_eval.weights import module_of
@@ -157,7 +156,7 @@ _EPISODES: Final = 2
 def check_policy(settings: EvalSettings) -> Iterator[Finding]:
     """Build a runner as an evaluation would, set its weights and run it for about a second."""
     try:
-        runner = runner_class(settings.runners.runner)(settings, 0)
+        runner = settings.runners.runner_class(settings, 0)
         if not isinstance(runner, RunnerCore):
             yield warning(
                 f"{type(runner).__name__} is not a subclass of rl_eval.EvalRunner, so its policy is not checked"

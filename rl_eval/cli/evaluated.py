@@ -31,8 +31,8 @@ class Evaluated:
         str | None,
         option(
             "POLICY",
-            "Policy: random, a model file or folder (or PREFIX:PATH, such as sb3:model.zip), a module saved by "
-            "torch.save, torch:MODULE:ATTR@FILE, or pkg.module:attr (a factory, or a function from observations to "
+            "Policy: random, a model file or folder (or PREFIX:PATH, where PREFIX names its library), a module saved "
+            "by torch.save, torch:MODULE:ATTR@FILE, or pkg.module:attr (a factory, or a function from observations to "
             "actions). A PATH or FILE may be hf://OWNER/REPO/FILE[@REVISION], which is downloaded.",
         ),
     ] = None

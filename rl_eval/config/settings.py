@@ -228,12 +228,13 @@ class RunnersSection(_Section):
         Raises:
             ConfigError: The class does not exist.
         """
-        return import_attribute("runners.runner", "rl_eval.runners:runner_class")(self.runner)
+        select = import_attribute("runners.runner", "rl_eval.runners:runner_class")
+        return select(self.runner, in_blocks=self.block is not None)
 
     @property
-    def runs_blocks(self) -> bool:
-        """Whether a runner steps one simulator of many slots, which can run blocks."""
-        return getattr(self.runner_class, "runs_blocks", False)
+    def steps_all_slots(self) -> bool:
+        """Whether a runner steps all slots of a simulator in one call."""
+        return getattr(self.runner_class, "steps_all_slots", False)
 
 
 class EvaluationSection(_Section):
@@ -420,7 +421,7 @@ def _with_width(settings: EvalSettings) -> EvalSettings:
     width = getattr(env, "num_envs", None) if is_live_environment(env) else None
     if width is None:
         return settings
-    if not runners.runs_blocks:
+    if not runners.steps_all_slots:
         problem = (
             f"environment.env is a {type(env).__name__} object that steps {width} environments in one call, but "
             f"runners.runner {runners.runner!r} steps single ones"
@@ -519,11 +520,11 @@ def check_runner(settings: EvalSettings) -> None:
         )
         fix = 'Remove it, or set runners.runner to "vector".'
         raise ConfigError(problem, key="runners.num_envs_per_runner", value=runners.lanes, fix=fix)
-    if runners.block is not None and not runners.runs_blocks:
+    if runners.block is not None and not getattr(cls, "runs_blocks", False):
         problem = f"runners.block is {runners.block}, but runners.runner {runners.runner!r} runs single episodes"
         fix = "Remove it, or set runners.runner: batched."
         raise ConfigError(problem, key="runners.block", value=runners.block, fix=fix)
-    if settings.evaluation.conditions is not None and (runners.block or not getattr(cls, "meets_conditions", False)):
+    if settings.evaluation.conditions is not None and not getattr(cls, "meets_conditions", False):
         blocks = " with runners.block" if runners.block else ""
         problem = f"evaluation.conditions is set, but runners.runner {runners.runner!r}{blocks} does not support them"
         raise ConfigError(problem, key="evaluation.conditions", fix='Set runners.runner to "vector" or "subprocess".')

@@ -396,7 +396,7 @@ class DeterminismCheck(Phase):
         run_seconds = now - outcome.started if outcome.started else 0.0
         choice = self._sample.choose(run_seconds, max(1, len(self.pool.ready())))
         # A simulator of many slots cannot be built for each episode.
-        reused = settings.environment.env_reuse == "lane" and not settings.runners.runs_blocks
+        reused = settings.environment.env_reuse == "lane" and not settings.runners.steps_all_slots
         keys = outcome.store.table.info_keys
         block, runners = settings.runners.block_size, settings.runners.num_runners
         self._reruns = Reruns(choice.origins, reused, runners, choice.remark, keys, block)

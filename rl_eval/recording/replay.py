@@ -41,7 +41,7 @@ from rl_eval.results.loading import load
 from rl_eval.results.provenance import check_trust
 from rl_eval.results.result import EvalResult
 from rl_eval.results.story import check_planned
-from rl_eval.runners import Runner, runner_class
+from rl_eval.runners import Runner
 from rl_eval.supervision.caller import one_thread, working_in
 from rl_eval.weights import WeightsSnapshot
 
@@ -226,7 +226,7 @@ def rebuilt_runner(
             # A copy, so the caller's policy keeps its state. The weights come from the snapshot, if there is one.
             payload = pickled(live, "the policy", None if weights is None else live)
             copied = unpickle_with_weights(payload, weights)
-            runner = runner_class(settings.runners.runner)(settings, 0, copied)
+            runner = settings.runners.runner_class(settings, 0, copied)
         except ConfigError as error:
             if config is not None:
                 raise

@@ -105,21 +105,28 @@ KINDS: Final[Mapping[str, str]] = {
 
 Kinds differ only in the class variables that :class:`Runner` lists.
 """
+_IN_BLOCKS: Final = {"batched": "batched.blocks:BlockEvalRunner"}
+"""Runner kinds for ``runners.block``."""
 _MEMBERS: Final = (
     *("default_lanes", "max_lanes", "needs_processes", "several_agents", "columns"),
     *("run", "set_weights", "weights_version", "apply", "metrics", "stop"),
 )
 
 
-def runner_class(selected: str | type) -> type[Runner]:
+def runner_class(selected: str | type, *, in_blocks: bool = False) -> type[Runner]:
     """Return the class that ``runners.runner`` names.
+
+    Args:
+        selected: Name of a kind, ``"module:Class"``, or a class.
+        in_blocks: Whether ``runners.block`` is set.
 
     Raises:
         ConfigError: The name is unknown, cannot be imported, or is not a concrete :class:`Runner`.
     """
     if isinstance(selected, str):
         if selected in KINDS:
-            selected = f"{__name__}.{KINDS[selected]}"
+            kind = _IN_BLOCKS.get(selected, KINDS[selected]) if in_blocks else KINDS[selected]
+            selected = f"{__name__}.{kind}"
         if ":" not in selected:
             text = f'runners.runner is {selected!r}: {nearest(selected, KINDS)} (or "module:Class")'
             raise ConfigError(text, key="runners.runner", value=selected)

@@ -224,6 +224,13 @@ class PendingReport:
         for name, artifact in artifacts.items():
             self.artifacts[name][index] = artifact
 
+    def extend(self, completed: PendingReport) -> None:
+        """Add the rows, info scalars and artifacts of completed episodes."""
+        self.rows += completed.rows
+        self.infos += completed.infos
+        for name, artifacts in completed.artifacts.items():
+            self.artifacts[name].update(artifacts)
+
     def take(
         self,
         live: npt.NDArray[np.void],

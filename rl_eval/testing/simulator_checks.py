@@ -119,7 +119,7 @@ def play(settings: EvalSettings, width: int, leases: Sequence[Lease]) -> dict[in
     )
     found: dict[int, RunReport] = {}
     with ExitStack() as stack:
-        runner = BatchedEvalRunner(made_up, 0)
+        runner: BatchedEvalRunner = made_up.runners.runner_class(made_up, 0)
         stack.callback(runner.stop)
         slots = itertools.count()
         runner.observe({_SLOT: lambda _: _Slot(next(slots))})

@@ -21,7 +21,7 @@ from rl_eval.errors import ComparisonError, ConfigError, EvalError, UsageError
 from rl_eval.execution import determinism_check
 from rl_eval.log import read_log
 from rl_eval.records.episode import Lease
-from rl_eval.runners.batched.runner import BatchedEvalRunner
+from rl_eval.runners.batched.blocks import BlockEvalRunner
 from rl_eval.runners.batched.simulator import BatchSimulator, BatchStep
 from rl_eval.scheduling import events
 from rl_eval.scheduling.blocks import BlockSchedule
@@ -73,7 +73,7 @@ def test_weights_and_observers_do_not_change_within_a_block() -> None:
     """Also between two episodes, while no slot has one."""
     torch = pytest.importorskip("torch")
     module = torch.nn.Linear(3, 3)
-    runner = BatchedEvalRunner(blocks(walks, 1, 4).policy(module).build(), 0)
+    runner = BlockEvalRunner(blocks(walks, 1, 4).policy(module).build(), 0)
     report = runner.run([Lease(0, 11, 1, 0, block=(11, 12, 13, 14))], 0.0)
     for _ in range(200):
         if len(report.rows):

@@ -10,7 +10,7 @@ import tree
 
 from rl_eval.policies.inference.inference import RowInference
 from rl_eval.records.episode import EpisodeRecord, Lease
-from rl_eval.runners.batched.simulator import BatchStep, Reported
+from rl_eval.runners.batched.simulator import BatchSimulator, BatchStep, Reported
 from rl_eval.runners.observers import ObservedSlot
 
 
@@ -19,11 +19,13 @@ class ObservedBatch:
     """Observers of all slots of a simulator.
 
     Args:
+        simulator: The simulator.
         slots: Observers of each slot.
         inference: Inference, with the observations of the slots.
     """
 
-    def __init__(self, slots: Sequence[ObservedSlot], inference: RowInference) -> None:
+    def __init__(self, simulator: BatchSimulator, slots: Sequence[ObservedSlot], inference: RowInference) -> None:
+        self.simulator = simulator
         self._slots = slots
         self._inference = inference
         self._live: dict[int, ObservedSlot] = {}

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar, final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 
 import gymnasium as gym
 import numpy as np
@@ -19,10 +18,10 @@ from rl_eval.config.settings import EvalSettings, is_live_environment
 from rl_eval.errors import ConfigError, EnvError, UsageError, summary_of
 from rl_eval.policies.inference.device_observations import DeviceObservations
 from rl_eval.policies.inference.inference import RowInference
-from rl_eval.policies.inference.spaces import ObservationBatch, take_rows
+from rl_eval.policies.inference.spaces import ObservationBatch
 from rl_eval.records.determinism import Trace, action_digest
 from rl_eval.records.episode import (
-    PROGRESS,
+    EpisodeSpec,
     FaultCause,
     Lease,
     Outcome,
@@ -33,9 +32,10 @@ from rl_eval.records.episode import (
     record_of,
 )
 from rl_eval.runners.batched.attempts import Attempts
+from rl_eval.runners.batched.current_simulator import CurrentSimulator
 from rl_eval.runners.batched.observed import ObservedBatch
 from rl_eval.runners.batched.simulator import BatchSimulator, BatchStep, Reported
-from rl_eval.runners.batched.trial import try_block, try_out
+from rl_eval.runners.batched.trial import try_out
 from rl_eval.runners.batched.vector_env import build_simulator
 from rl_eval.runners.core import RunnerCore
 from rl_eval.runners.environment import check_condition_keys
@@ -46,48 +46,15 @@ from rl_eval.supervision.caller import survivable
 from rl_eval.supervision.flight_recorder import ACT, ALL_LANES, CLOSE, CONSTRUCT, RESET, STEP
 
 if TYPE_CHECKING:
-    from rl_eval.policies.inference.sweep_log import SweepLog
+    pass
 
 Result = TypeVar("Result")
 _SUCCESS: Final = ("success", "is_success")
 """Keys of ``info`` that report success. If both are reported, the last one counts."""
-_MAX_IDLE_STEPS: Final = 1_000
 _NUMERIC: Final = "biuf"
 """Kinds of dtypes whose arrays are read for all slots at once."""
 
 
-@dataclass(slots=True)
-class _Block:
-    """Block of episodes that is running."""
-
-    lease: Lease
-    started: float
-    next: int = 0
-    """Number of episodes of the block that have started."""
-    idle_steps: int = 0
-    """Number of steps since the last live episode ended; 0 while an episode is live."""
-    rows: list[tuple[Any, ...]] = field(default_factory=list)
-    infos: list[list[float]] = field(default_factory=list)
-    artifacts: dict[int, dict[str, Any]] = field(default_factory=dict)
-    """Artifacts of observers, by index and name."""
-
-    def keep(self, index: int, artifacts: dict[str, Any]) -> None:
-        """Keep the artifacts of an episode, by observer name."""
-        self.artifacts[index] = artifacts
-
-    def take(self, count: int) -> list[Lease]:
-        """Return the leases of the next episodes, at most ``count``."""
-        first, seeds = self.next + self.lease.index, self.lease.block[self.next : self.next + count]
-        self.next += len(seeds)
-        return [self.lease._replace(index=first + at, seed=seed, block=()) for at, seed in enumerate(seeds)]
-
-    @property
-    def all_started(self) -> bool:
-        """Whether every episode has started."""
-        return self.next == len(self.lease.block)
-
-
-@final
 class BatchedEvalRunner(RunnerCore):
     """Runner of a :class:`BatchSimulator`: one forward pass and one call of the simulator for all live slots.
 
@@ -95,14 +62,12 @@ class BatchedEvalRunner(RunnerCore):
     A slot without a lease is masked: its steps are never counted. But the simulator steps this slot too. So if a call
     raises, each live episode is only *suspected* to be the cause; in a simulator of one slot, the cause is certain.
     Then the simulator is built again. If one slot returns an invalid value, only the episode in it is suspected.
-
-    With ``runners.block``, a lease is a block: one full reset seeds all its episodes, and a slot that restarts by
-    itself runs the block's next episode. A fault fails the whole block.
     """
 
     _inference: RowInference
-    runs_blocks: ClassVar[bool] = True
+    steps_all_slots: ClassVar[bool] = True
     acts_in_sweeps: ClassVar[bool] = True
+    _in_blocks: ClassVar[bool] = False
 
     def __init__(self, settings: EvalSettings, runner_index: int, policy: Any = None) -> None:
         _check_supported(settings)
@@ -113,14 +78,9 @@ class BatchedEvalRunner(RunnerCore):
         self._traces: dict[int, Trace] = {}
         self._layout: dict[str, Any] = {}
         """Part of the numerics key that the simulator adds. It stays while the simulator must be built again."""
-        self._own: BatchSimulator | None = None
-        """Simulator of the configured width."""
-        self._other: BatchSimulator | None = None
-        """Simulator for episodes that need a new one, used until they have ended; with fewer slots, if possible."""
-        self._stale = False
-        """Whether the current simulator must not be used again."""
-        self._blocks = settings.runners.block is not None
-        self._block: _Block | None = None
+        self._borrowed = is_live_environment(settings.environment.env)
+        """Whether the simulator is the caller's object, which the runner does not close."""
+        self._simulator = CurrentSimulator(count, self._build, self._close, borrowed=self._borrowed)
         self._watched: ObservedBatch | None = None
         """Observers of the current simulator's slots; None if there are none."""
         super().__init__(settings, runner_index, policy)
@@ -131,10 +91,6 @@ class BatchedEvalRunner(RunnerCore):
     @property
     @override
     def _busy(self) -> bool:
-        return self._any_live or self._block is not None
-
-    @property
-    def _any_live(self) -> bool:
         return bool(len(self._attempts.slots))
 
     @override
@@ -153,22 +109,16 @@ class BatchedEvalRunner(RunnerCore):
         super().observe(factories)
         self._watched = None
 
-    @override
-    def _sweep_log(self) -> SweepLog | None:
-        # A block that fails withdraws its finished episodes; the log of sweeps cannot do that.
-        return None if self._blocks else super()._sweep_log()
-
     def foreach_env(self, function: Callable[[Any], Result]) -> list[Result]:
         """Call a function with the simulator of the configured width, if it is built; return the result in a list.
 
         The attribute ``env`` of the simulator is the vector environment, if there is one.
         """
-        return [function(self._own)] if self._own is not None else []
+        return [function(one)] if (one := self._simulator.configured) is not None else []
 
     @override
     def stop(self) -> None:
-        self._close("_other")
-        self._close("_own")
+        self._simulator.close()
         self._drop_policy()
 
     @override
@@ -179,10 +129,7 @@ class BatchedEvalRunner(RunnerCore):
         if self._accept(leases, reclaim, abort):
             return self._report()
         while True:
-            if self._blocks:
-                self._begin_block()
-            else:
-                self._restart()
+            self._start()
             self._expire()
             self._reject_nan()
             if self._busy:
@@ -199,61 +146,19 @@ class BatchedEvalRunner(RunnerCore):
 
     # ------------------------------------------------------------------ simulators
 
-    @property
-    def _current(self) -> BatchSimulator | None:
-        return self._own if self._other is None else self._other
-
-    def _may_start(self, lease: Lease) -> bool:
-        """Whether an episode may start now; close simulators that do not fit it.
-
-        A simulator is closed only after its episodes have been reported: ``close`` may hang or kill the process.
-        """
-        if not (self._stale or lease.fresh or lease.alone or self._other is not None):
-            return True
-        if self._any_live or self._pending:
-            return False
-        if self._stale and self._other in (None, self._own):
-            self._close("_own")
-            self._attempts.faulty.clear()
-        self._close("_other")
-        self._stale = False
-        return True
-
     def _simulator_for(self, lease: Lease, num_slots: int) -> BatchSimulator:
         """Return the simulator for episodes that start; build it and its observers if necessary."""
-        if lease.fresh or lease.alone:
-            simulator = self._other = self._another(num_slots)
-        else:
-            simulator = self._own = self._own or self._build(len(self._leases))
-        if self._observers and self._watched is None:
+        simulator = self._simulator.built(lease, num_slots)
+        if self._observers and (self._watched is None or self._watched.simulator is not simulator):
             slots = [one for slot in range(simulator.num_envs) if (one := self._observed(slot, simulator)) is not None]
-            self._watched = ObservedBatch(slots, self._inference)
+            self._watched = ObservedBatch(simulator, slots, self._inference)
         return simulator
 
-    def _another(self, num_slots: int) -> BatchSimulator:
-        """Build a simulator with fewer slots, if possible. A simulator that is the caller's object is used itself."""
-        if self._borrowed and self._own is not None:
-            return self._own
-        try:
-            return self._build(num_slots)
-        except ConfigError:
-            return self._build(len(self._leases))  # Its factory has one width.
-
-    @property
-    def _borrowed(self) -> bool:
-        """Whether the simulator is the caller's object.
-
-        Such a simulator has a fixed number of slots. The runner does not close it. After a fault, the runner resets it
-        instead of building a new one.
-        """
-        return is_live_environment(self.settings.environment.env)
-
     def _build(self, num_envs: int) -> BatchSimulator:
-        num_envs = len(self._leases) if self._borrowed else num_envs
-        self._recorder.enter(CONSTRUCT, _lane(num_envs))
+        self._recorder.enter(CONSTRUCT, lane_of_call(num_envs))
         started, section = perf_counter(), self.settings.environment
         runners = self.settings.runners.num_runners
-        simulator = build_simulator(section, self.runner_index, runners, num_envs, blocks=self._blocks)
+        simulator = build_simulator(section, self.runner_index, runners, num_envs, blocks=self._in_blocks)
         seconds = perf_counter() - started
         self._attempts.started += seconds  # Construction does not count as time of an episode.
         self._pending.constructed(seconds)
@@ -261,41 +166,38 @@ class BatchedEvalRunner(RunnerCore):
 
     @override
     def _first_spaces(self) -> tuple[gym.Space[Any], gym.Space[Any]]:
-        self._own = self._first_built(partial(self._build, len(self._leases)))
-        self._pending.standing_note = self._own.note
-        self._layout = self._layout_of(self._own)
-        check_condition_keys(self.settings.evaluation.conditions, self._own.condition_keys)
-        if not self._own.trusted:
-            self._try_out(self._own)
-        return self._own.observation_space, self._own.action_space
+        simulator = self._simulator.configured = self._first_built(partial(self._build, len(self._leases)))
+        self._pending.standing_note = simulator.note
+        self._layout = self._layout_of(simulator)
+        check_condition_keys(self.settings.evaluation.conditions, simulator.condition_keys)
+        if not simulator.trusted:
+            self._try_out(simulator)
+        return simulator.observation_space, simulator.action_space
 
     def _layout_of(self, simulator: BatchSimulator) -> dict[str, Any]:
-        runners = self.settings.runners
-        key: dict[str, Any] = {"adapter": simulator.name, "num_envs": runners.lanes}
-        if self._blocks:
-            return key | {"guarantee": "layout", "block": runners.block}
-        weaker = simulator.couples_slots or self.settings.policy.inference == "batched"
-        return key | {"guarantee": "conditions"} if weaker else {}
+        if not simulator.couples_slots and self.settings.policy.inference != "batched":
+            return {}
+        return {"adapter": simulator.name, "num_envs": self.settings.runners.lanes, "guarantee": "conditions"}
 
     def _try_out(self, simulator: BatchSimulator) -> None:
         """Reject a simulator that breaks its contract. If the trial raises, build it again before the first episode."""
         plan = EpisodePlan(simulator.num_envs, seed=1, conditions=self.settings.evaluation.conditions)
         try:
-            if note := (try_block if self._blocks else try_out)(simulator, [plan[slot] for slot in range(len(plan))]):
+            if note := self._trial(simulator, [plan[slot] for slot in range(len(plan))]):
                 self._pending.standing_note = "; ".join(filter(None, (simulator.note, note)))
         except UsageError:
-            self._close("_own")
+            self._simulator.close()
             raise
         except survivable() as error:
             self._pending.note(f"the trial of the simulator raised {summary_of(error)}")
-            self._stale = True
+            self._simulator.reject()
 
-    def _close(self, name: str) -> None:
-        """Close a simulator, ``_own`` or ``_other``, if there is one."""
-        simulator: BatchSimulator | None = getattr(self, name)
-        setattr(self, name, None)
+    def _trial(self, simulator: BatchSimulator, specs: Sequence[EpisodeSpec]) -> str:
+        return try_out(simulator, specs)
+
+    def _close(self, simulator: BatchSimulator) -> None:
         self._watched = None
-        if simulator is None or self._borrowed:
+        if self._borrowed:
             return
         self._recorder.enter(CLOSE)
         try:
@@ -307,14 +209,18 @@ class BatchedEvalRunner(RunnerCore):
 
     # ------------------------------------------------------------------ starts
 
-    def _restart(self) -> None:
+    def _may_start(self, lease: Lease) -> bool:
+        """Whether the current simulator fits an episode."""
+        return self._simulator.fits(lease, idle=not (self._busy or self._pending))
+
+    def _start(self) -> None:
         """Start queued episodes in free slots."""
         all_live = len(self._attempts.slots) == len(self._leases)
         if not self._queue or all_live or not self._may_start(self._queue[0]):
             return
         first, leases = self._queue[0], list[Lease]()
         slots = self._slots_for(first)
-        if self._any_live and self._own is not None and len(slots) < self._own.min_free:
+        if self._busy and (own := self._simulator.configured) is not None and len(slots) < own.min_free:
             return
         while len(leases) < len(slots) and self._queue and _alike(self._queue[0], first):
             leases.append(self._queue.popleft())
@@ -328,7 +234,7 @@ class BatchedEvalRunner(RunnerCore):
         try:
             simulator = self._simulator_for(first, len(slots))
             phase, started = "reset", perf_counter()
-            self._recorder.enter(RESET, _lane(simulator.num_envs))
+            self._recorder.enter(RESET, lane_of_call(simulator.num_envs))
             specs, rows = [lease.spec for lease in leases], np.array(slots)
             self._inference.observations.adopt(rows, simulator.start(rows, specs))
         except UsageError:
@@ -340,12 +246,10 @@ class BatchedEvalRunner(RunnerCore):
         self._pending.reset_seconds += seconds
         self._attempts.reset_seconds[slots] = seconds / len(slots)
         for slot, lease in zip(slots, leases, strict=True):
-            self._inference.begin(slot, lease.seed)
+            self._begin_slot(slot, lease)
             if lease.traced:
                 trace = self._traces[slot] = Trace()
                 trace.begin(self._inference.observations.row_content(slot))
-            if self._watched is not None:
-                self._watched.start(slot, lease)
 
     def _slots_for(self, first: Lease) -> list[int]:
         """Return slots in which episodes like the next one may start."""
@@ -361,101 +265,34 @@ class BatchedEvalRunner(RunnerCore):
             self._leases[slot] = lease
         self._attempts.begin(slots, leases, self._inference_clock, self._step_clock)
 
-    # ------------------------------------------------------------------ blocks
-
-    def _begin_block(self) -> None:
-        """Reset the simulator for the next block, and start its first episodes."""
-        if self._block is not None or not self._queue or not self._may_start(self._queue[0]._replace(alone=False)):
-            return
-        block = self._block = _Block(self._queue.popleft()._replace(alone=False), perf_counter())
-        self._hold_lane(block.lease)
-        phase: Phase = "construct"
-        try:
-            simulator = self._simulator_for(block.lease, len(self._leases))
-            phase, started = "reset", perf_counter()
-            self._recorder.enter(RESET, _lane(simulator.num_envs))
-            self._inference.observations.adopt(slice(0, simulator.num_envs), simulator.reset(block.lease.seed))
-        except UsageError:
-            raise
-        except survivable() as error:
-            self._fail_block("env", phase, error)
-            return
-        self._pending.reset_seconds += perf_counter() - started
-        self._begin_in_block(list(range(simulator.num_envs)), block)
-
-    def _begin_in_block(self, slots: list[int], block: _Block) -> None:
-        """Start the next episodes of a block in slots that have restarted, until the block has no more episodes."""
-        leases, held = block.take(len(slots)), block.lease
-        slots = slots[: len(leases)]
-        self._begin(slots, leases)
-        for slot, lease in zip(slots, leases, strict=True):
-            self._inference.begin(slot, lease.seed)
-            self._recorder.begin(slot, held.index, held.seed, held.attempt)  # If the process dies, the block fails.
-            if self._watched is not None:
-                self._watched.start(slot, lease)
-
-    def _continue_block(self, step: BatchStep) -> None:
-        """Start episodes in slots that have restarted; report the block when all its episodes have ended."""
-        block = self._block
-        if block is None:
-            return
-        if step.started is not None and not block.all_started:
-            mask, observations = step.started
-            slots = np.flatnonzero(mask & ~self._attempts.live[: len(mask)])[: len(block.lease.block) - block.next]
-            try:
-                self._inference.observations.adopt(slots, take_rows(observations, slots))
-            except survivable() as error:
-                self._fail_block("env", "step", error)
-                return
-            self._begin_in_block(slots.tolist(), block)
-        block.idle_steps = 0 if self._any_live else block.idle_steps + 1
-        if block.idle_steps > _MAX_IDLE_STEPS and not block.all_started:
-            text = f"no slot started another episode in the {_MAX_IDLE_STEPS} steps after all episodes had ended"
-            fix = "Return the mask and the first observations as BatchStep.started."
-            if self._max_steps < math.inf:
-                fix = "Set the step limit in the simulator instead: a slot only restarts when its own episode ends."
-            self._fail_block("env", "step", EnvError(text, key="started", fix=fix))
-        elif block.all_started and not self._any_live:
-            self._pending.rows += block.rows
-            self._pending.infos += block.infos
-            for index, artifacts in block.artifacts.items():
-                self._pending.keep(index, artifacts)
-            self._lifetime["episodes"] += len(block.rows)
-            self._end_block()
-
-    def _hold_lane(self, lease: Lease) -> None:
-        """Begin a block in lane 0. So the block gets the fault if the process dies while no slot has an episode."""
-        self._recorder.begin(0, lease.index, lease.seed, lease.attempt)
-
-    def _end_block(self) -> _Block | None:
-        """Mark the running block as ended, and return it; None if no block is running."""
-        block, self._block = self._block, None
-        if block is not None:
-            self._recorder.end(0)
-        return block
+    def _begin_slot(self, slot: int, lease: Lease) -> None:
+        """Begin an episode whose first observation is known."""
+        self._inference.begin(slot, lease.seed)
+        if self._watched is not None:
+            self._watched.start(slot, lease)
 
     # ------------------------------------------------------------------ steps
 
     def _sweep(self) -> None:
         """Choose actions for all live slots, and step the simulator."""
-        started, live = perf_counter(), max(1, len(self._attempts.slots))
+        started, live = perf_counter(), len(self._attempts.slots)
         self._recorder.enter(ACT)
-        actions, errors = self._inference.act_together() if self._any_live else (None, {})
+        actions, errors = self._inference.act_together() if live else (None, {})
         acted = perf_counter()
         self._pending.inference_seconds += acted - started
-        self._inference_clock += (acted - started) / live
+        self._inference_clock += (acted - started) / max(1, live)
         for slot, error in errors.items():
             self._inference.observations.clear(slot)
             self._fault(slot, "policy", "act", error)
-        acting, simulator = self._attempts.slots, self._current
-        if simulator is None or not (len(acting) or self._block is not None):
+        acting, simulator = self._attempts.slots, self._simulator.now
+        if simulator is None or not self._busy:
             return
         # If all slots of a block restart in this step, any valid actions are sufficient.
         actions = _filled(actions, acting, simulator.num_envs) if len(acting) else _idle_actions(simulator)
         digests = {slot: self._digest(actions, slot) for slot, trace in self._traces.items() if not trace.full}
         if self._watched is not None:
             self._watched.act(actions)
-        self._recorder.enter(STEP, _lane(simulator.num_envs))
+        self._recorder.enter(STEP, lane_of_call(simulator.num_envs))
         try:
             step = simulator.advance(actions)
             self._inference.observations.adopt_step(step.observations, acting, simulator.num_envs)
@@ -466,7 +303,6 @@ class BatchedEvalRunner(RunnerCore):
             return
         self._step_clock += (perf_counter() - acted) / max(1, len(acting))
         self._add(step, reported, digests)
-        self._continue_block(step)
 
     @staticmethod
     def _digest(actions: Any, slot: int) -> int:
@@ -551,7 +387,7 @@ class BatchedEvalRunner(RunnerCore):
         wanted = mask & self._attempts.live[: len(mask)]
         if values.dtype.kind in _NUMERIC and values.ndim == 1:
             self._attempts.infos[: len(mask), column][wanted] = values[wanted]
-            if values.dtype != np.float64 and self._current is not None and self._current.trusted:
+            if values.dtype != np.float64 and (simulator := self._simulator.now) and simulator.trusted:
                 self._pending.note(
                     f"info {key!r} is an array of {values.dtype} for all slots; gymnasium converts the values of all "
                     "slots to the type of the first value"
@@ -567,7 +403,7 @@ class BatchedEvalRunner(RunnerCore):
 
     def _finish(self, slots: list[int], step: BatchStep) -> None:
         """Write the rows of completed episodes, and free their slots."""
-        into: _Block | PendingReport = self._block or self._pending
+        into = self._completed
         flags = zip(step.terminated[slots].tolist(), step.truncated[slots].tolist(), strict=True)
         infos = self._attempts.infos[slots].tolist()
         for slot, (terminated, truncated), info, sums in zip(
@@ -593,17 +429,17 @@ class BatchedEvalRunner(RunnerCore):
             if slot in self._traces:
                 self._pending.traces[lease.index] = self._traces[slot].rows
         into.infos += infos
-        if self._block is None:
-            self._lifetime["episodes"] += len(slots)
         self._free(slots)
+
+    @property
+    def _completed(self) -> PendingReport:
+        """Destination of the rows of completed episodes."""
+        return self._pending
 
     # ------------------------------------------------------------------ faults
 
     def _fault(self, slot: int, cause: FaultCause, phase: Phase, error: BaseException, *, charged: bool = True) -> None:
-        """Record a fault, and free the slot; with blocks, fail the block."""
-        if self._blocks:
-            self._fail_block(cause, phase, error, slot)
-            return
+        """Record a fault, and free the slot."""
         lease = self._leases[slot]
         assert lease is not None
         seconds = perf_counter() - float(self._attempts.started[slot])
@@ -616,49 +452,25 @@ class BatchedEvalRunner(RunnerCore):
         If the slot is the cause, the episode completes in another slot or runner. After a second fault in the same
         slot, the simulator is not used again.
         """
-        if self._current is self._own:
-            self._stale = self._stale or slot in self._attempts.faulty
-            self._attempts.faulty.add(slot)
-        self._fault(slot, "env", phase, error, charged=self._one_slot)
-
-    @property
-    def _one_slot(self) -> bool:
-        """Whether the live episode is certainly the cause of a fault, because the simulator has only one slot."""
-        return self._current is None or self._current.num_envs == 1
+        self._simulator.blame(slot)
+        self._fault(slot, "env", phase, error, charged=self._simulator.one_slot)
 
     def _fail_together(self, slots: list[int], phase: Phase, error: BaseException) -> None:
         """Record the fault of a call for some slots, give back the other episodes, and drop the simulator.
 
         The simulator also steps slots without an episode, so the cause is certain only in a simulator of one slot.
         """
-        if self._blocks:
-            self._fail_block("env", phase, error)
-            return
-        certain = len(slots) == 1 and self._one_slot
+        certain = len(slots) == 1 and self._simulator.one_slot
         for slot in slots:
             self._fault(slot, "env", phase, error, charged=certain)
         self._drop_live()
-        self._stale = True
-
-    def _fail_block(self, cause: FaultCause, phase: Phase, error: BaseException, slot: int | None = None) -> None:
-        """Record the fault of the running block, if there is one, with the step of the slot that caused it."""
-        block = self._end_block()
-        if block is None:
-            return
-        place = cause, phase, self._attempts.length(slot) if slot is not None else 0
-        self._add_fault(block.lease, place, error, perf_counter() - block.started)
-        self._free(self._attempts.slots.tolist())
-        self._stale = self._stale or cause != "policy"
+        self._simulator.reject()
 
     @override
     def _drop_live(self) -> None:
-        if self._block is not None:
-            self._pending.returned.append(self._block.lease.index)
         slots = self._attempts.slots.tolist()
-        if self._block is None:
-            self._pending.returned += [lease.index for slot in slots if (lease := self._leases[slot]) is not None]
+        self._pending.returned += [lease.index for slot in slots if (lease := self._leases[slot]) is not None]
         self._free(slots)
-        self._end_block()
 
     def _free(self, slots: list[int]) -> None:
         steps = len(slots) * self._attempts.steps - int(self._attempts.began[slots].sum())
@@ -670,8 +482,6 @@ class BatchedEvalRunner(RunnerCore):
             if self._watched is not None:
                 self._watched.end(slot)
             self._recorder.end(slot)
-            if slot == 0 and self._block is not None:
-                self._hold_lane(self._block.lease)
             self._inference.end(slot)
 
     def _expire(self) -> None:
@@ -708,19 +518,21 @@ class BatchedEvalRunner(RunnerCore):
         """Return a report of everything since the last report."""
         self._recorder.idle()
         inference, attempts = self._inference, self._attempts
-        live = attempts.progress()
-        if self._block is not None and not len(live):
-            live = np.array([(self._block.lease.index, self._block.lease.attempt, 0)], PROGRESS)
         seconds = float((self._step_clock - attempts.step_clock[attempts.slots]).sum())
         report = self._pending.take(
-            live, seconds, self._weights_version, inference.numerics, inference.notes, self._read_sweeps()
+            self._progress(), seconds, self._weights_version, inference.numerics, inference.notes, self._read_sweeps()
         )
+        self._lifetime["episodes"] += len(report.rows)
         self._lifetime["env_steps"] += report.env_steps
         inference.forget_notes()
         return report
 
+    def _progress(self) -> npt.NDArray[np.void]:
+        """Return the progress of the live episodes."""
+        return self._attempts.progress()
 
-def _lane(num_envs: int) -> int:
+
+def lane_of_call(num_envs: int) -> int:
     """Return the lane of a call for the flight recorder: all lanes, or lane 0 for a simulator of one slot."""
     return 0 if num_envs == 1 else ALL_LANES
 

@@ -1,0 +1,196 @@
+"""Runner of blocks of episodes: one reset seeds all slots, and each slot restarts by itself."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any, ClassVar, Final, final
+
+import numpy as np
+import numpy.typing as npt
+from typing_extensions import override
+
+from rl_eval.errors import EnvError, UsageError
+from rl_eval.policies.inference.spaces import take_rows
+from rl_eval.records.episode import PROGRESS, EpisodeSpec, FaultCause, Lease, Phase
+from rl_eval.runners.batched.runner import BatchedEvalRunner, lane_of_call
+from rl_eval.runners.batched.simulator import BatchSimulator, BatchStep, Reported
+from rl_eval.runners.batched.trial import try_block
+from rl_eval.runners.lane import PendingReport
+from rl_eval.supervision.caller import survivable
+from rl_eval.supervision.flight_recorder import RESET
+
+_MAX_IDLE_STEPS: Final = 1_000
+
+
+@dataclass(slots=True)
+class _Block:
+    """Block of episodes that is running."""
+
+    lease: Lease
+    started: float
+    completed: PendingReport
+    """Completed episodes of the block. They are reported when the block ends."""
+    next: int = 0
+    """Number of episodes of the block that have started."""
+    idle_steps: int = 0
+    """Number of steps since the last live episode ended; 0 while an episode is live."""
+
+    def take(self, count: int) -> list[Lease]:
+        """Return the leases of the next episodes, at most ``count``."""
+        first, seeds = self.next + self.lease.index, self.lease.block[self.next : self.next + count]
+        self.next += len(seeds)
+        return [self.lease._replace(index=first + at, seed=seed, block=()) for at, seed in enumerate(seeds)]
+
+    @property
+    def all_started(self) -> bool:
+        """Whether every episode has started."""
+        return self.next == len(self.lease.block)
+
+
+@final
+class BlockEvalRunner(BatchedEvalRunner):
+    """Batched runner for ``runners.block``: a lease is a block of episodes.
+
+    One full reset seeds all episodes of a block, and a slot that restarts by itself runs the block's next episode. A
+    fault fails the whole block.
+    """
+
+    runs_blocks: ClassVar[bool] = True
+    meets_conditions: ClassVar[bool] = False
+    _in_blocks: ClassVar[bool] = True
+    _block: _Block | None = None
+
+    @property
+    @override
+    def _busy(self) -> bool:
+        return self._block is not None
+
+    @override
+    def _sweep_log(self) -> None:
+        return None  # A block that fails withdraws its finished episodes; the log of sweeps cannot do that.
+
+    @override
+    def _layout_of(self, simulator: BatchSimulator) -> dict[str, Any]:
+        runners = self.settings.runners
+        layout = {"adapter": simulator.name, "num_envs": runners.lanes}
+        return layout | {"guarantee": "layout", "block": runners.block}
+
+    @override
+    def _trial(self, simulator: BatchSimulator, specs: Sequence[EpisodeSpec]) -> str:
+        return try_block(simulator, specs)
+
+    @property
+    @override
+    def _completed(self) -> PendingReport:
+        assert self._block is not None
+        return self._block.completed
+
+    @override
+    def _start(self) -> None:
+        """Reset the simulator for the next block, and start the block's first episodes."""
+        if self._block is not None or not self._queue or not self._may_start(self._queue[0]._replace(alone=False)):
+            return
+        lease = self._queue.popleft()._replace(alone=False)
+        self._block = _Block(lease, perf_counter(), PendingReport(self._pending.info_keys))
+        self._hold_lane(lease)
+        phase: Phase = "construct"
+        try:
+            simulator = self._simulator_for(lease, len(self._leases))
+            phase, started = "reset", perf_counter()
+            self._recorder.enter(RESET, lane_of_call(simulator.num_envs))
+            self._inference.observations.adopt(slice(0, simulator.num_envs), simulator.reset(lease.seed))
+        except UsageError:
+            raise
+        except survivable() as error:
+            self._fail_block("env", phase, error)
+            return
+        self._pending.reset_seconds += perf_counter() - started
+        self._start_episodes(list(range(simulator.num_envs)), self._block)
+
+    def _start_episodes(self, slots: list[int], block: _Block) -> None:
+        """Start the next episodes of a block in slots that have restarted, until the block has no more episodes."""
+        leases, held = block.take(len(slots)), block.lease
+        slots = slots[: len(leases)]
+        self._begin(slots, leases)
+        for slot, lease in zip(slots, leases, strict=True):
+            self._recorder.begin(slot, held.index, held.seed, held.attempt)  # If the process dies, the block fails.
+            self._begin_slot(slot, lease)
+
+    @override
+    def _add(self, step: BatchStep, reported: Reported, digests: dict[int, int]) -> None:
+        super()._add(step, reported, digests)
+        if (block := self._block) is None:
+            return
+        if step.started is not None and not block.all_started:
+            mask, observations = step.started
+            slots = np.flatnonzero(mask & ~self._attempts.live[: len(mask)])[: len(block.lease.block) - block.next]
+            try:
+                self._inference.observations.adopt(slots, take_rows(observations, slots))
+            except survivable() as error:
+                self._fail_block("env", "step", error)
+                return
+            self._start_episodes(slots.tolist(), block)
+        self._check_end(block)
+
+    def _check_end(self, block: _Block) -> None:
+        """Report the block if all its episodes have ended; fail the block if the slots no longer restart."""
+        block.idle_steps = 0 if len(self._attempts.slots) else block.idle_steps + 1
+        if block.idle_steps and block.all_started:
+            self._pending.extend(block.completed)
+            self._end_block()
+        elif block.idle_steps > _MAX_IDLE_STEPS:
+            text = f"no slot started another episode in the {_MAX_IDLE_STEPS} steps after all episodes had ended"
+            fix = "Return the mask and the first observations as BatchStep.started."
+            if self._max_steps < math.inf:
+                fix = "Set the step limit in the simulator instead: a slot only restarts when its own episode ends."
+            self._fail_block("env", "step", EnvError(text, key="started", fix=fix))
+
+    def _hold_lane(self, lease: Lease) -> None:
+        """Begin a block in lane 0. So the block gets the fault if the process dies while no slot has an episode."""
+        self._recorder.begin(0, lease.index, lease.seed, lease.attempt)
+
+    @override
+    def _free(self, slots: list[int]) -> None:
+        super()._free(slots)
+        if 0 in slots and self._block is not None:
+            self._hold_lane(self._block.lease)
+
+    def _end_block(self) -> None:
+        self._block = None
+        self._recorder.end(0)
+
+    @override
+    def _fault(self, slot: int, cause: FaultCause, phase: Phase, error: BaseException, *, charged: bool = True) -> None:
+        self._fail_block(cause, phase, error, self._attempts.length(slot))
+
+    @override
+    def _fail_together(self, slots: Sequence[int], phase: Phase, error: BaseException) -> None:
+        self._fail_block("env", phase, error)
+
+    def _fail_block(self, cause: FaultCause, phase: Phase, error: BaseException, length: int = 0) -> None:
+        """Record the fault of the running block, after ``length`` steps of the episode that caused it."""
+        if (block := self._block) is None:
+            return
+        self._end_block()
+        self._add_fault(block.lease, (cause, phase, length), error, perf_counter() - block.started)
+        self._free(self._attempts.slots.tolist())
+        if cause != "policy":
+            self._simulator.reject()
+
+    @override
+    def _drop_live(self) -> None:
+        if (block := self._block) is None:
+            return
+        self._end_block()
+        self._pending.returned.append(block.lease.index)
+        self._free(self._attempts.slots.tolist())
+
+    @override
+    def _progress(self) -> npt.NDArray[np.void]:
+        live = super()._progress()
+        if self._block is None or len(live):
+            return live
+        return np.array([(self._block.lease.index, self._block.lease.attempt, 0)], PROGRESS)
