@@ -87,6 +87,25 @@ def test_weights_and_observers_do_not_change_within_a_block() -> None:
     runner.set_weights(weights_of(module))
 
 
+def test_an_aborted_block_leaves_nothing_behind() -> None:
+    lease = Lease(0, 11, 1, 0, block=(11, 12, 13, 14))
+    runners = [BlockEvalRunner(blocks(walks, width=1).build(), 0) for _ in range(2)]
+    for steps in range(1, 20):
+        report = runners[0].run([lease], 0.0)
+        for _ in range(steps):
+            if len(report.rows):
+                break
+            assert set(report.progress["index"].tolist()) <= {0, 1, 2, 3}
+            assert len(report.progress)
+            report = runners[0].run((), 0.0)
+        aborted = runners[0].run((), 0.0, abort=True)
+        assert (aborted.returned == (0,)) or len(report.rows)
+        assert not len(aborted.progress)
+    plain, again = (runner.run([lease], 60.0) for runner in runners)
+    for name in ("index", "episode_return", "length"):
+        assert plain.rows[name].tolist() == again.rows[name].tolist()
+
+
 def test_a_step_limit_far_below_that_of_the_simulator_is_named() -> None:
     made = blocks(lambda num_envs: gym.make_vec("Pendulum-v1", num_envs, max_episode_steps=2_000), 2, 2)
     result = evaluate(made.policy("random"), num_episodes=4, max_episode_steps=5)
@@ -175,6 +194,7 @@ def test_slots_that_never_restart_fail_their_block_instead_of_running_for_ever()
 def test_a_block_with_a_poisoned_episode_fails_and_the_others_are_as_ever() -> None:
     sound, struck = evaluate(blocks(walks)), EpisodePlan(EPISODES, 0)[28].seed
     left: list[int] = []
+    built: list[int] = []
 
     class Poisoned(Walk):
         """Raises in the block that is reset with the seed of episode 28; the first slot gets that seed."""
@@ -190,12 +210,14 @@ def test_a_block_with_a_poisoned_episode_fails_and_the_others_are_as_ever() -> N
             return super().step(action)
 
     def make(num_envs: int) -> Any:
+        built.append(num_envs)
         return gym.vector.SyncVectorEnv([Poisoned] * num_envs)
 
-    result = evaluate(blocks(make))
+    result = evaluate(blocks(make).evaluation(determinism_check=0))
     failed = [record.index for record in result.episodes if record.outcome == "failed"]
     assert (result.status, failed) == ("partial", list(range(28, 56)))
     assert len(left) == 3
+    assert len(built) == 1 + len(left)  # A simulator that raised is not used again.
     assert {fault.index for fault in result.faults} == {28}
     for ours, theirs in zip(result.episodes, sound.episodes, strict=True):
         assert ours.index in failed or ours.episode_return == theirs.episode_return

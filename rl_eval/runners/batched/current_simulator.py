@@ -61,10 +61,10 @@ class CurrentSimulator:
             return True
         if not idle:
             return False
-        if self._rejected and self._new in (None, self.configured):
-            self._close_configured()
-            self._faulty.clear()
+        configured_is_rejected = self._rejected and self._new in (None, self.configured)
         self._close_new()
+        if configured_is_rejected:
+            self._close_configured()
         self._rejected = False
         return True
 
@@ -106,10 +106,11 @@ class CurrentSimulator:
 
     def _close_new(self) -> None:
         simulator, self._new = self._new, None
-        if simulator is not None:
+        if simulator is not None and simulator is not self.configured:
             self._close(simulator)
 
     def _close_configured(self) -> None:
+        self._faulty.clear()
         simulator, self.configured = self.configured, None
         if simulator is not None:
             self._close(simulator)
