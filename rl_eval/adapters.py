@@ -1,4 +1,6 @@
-"""Registry of learner libraries. It recognises their objects, strings and files without importing them.
+"""Registry of learner libraries.
+
+It recognises the objects, strings and files of a library without importing the library.
 
 Our own libraries are in ``rl_eval.integrations.INTEGRATIONS``. Other packages add an :class:`Integration` with
 an entry point of the group ``rl_eval.integrations``.
@@ -24,7 +26,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 GROUP: Final = "rl_eval.integrations"
-"""Group of the entry points."""
+"""Name of the entry-point group of other packages."""
 _logger: Final = logging.getLogger(__name__)
 
 
@@ -47,11 +49,11 @@ class Integration:
     endings: tuple[str, ...] = ("",)
     """Suffixes that the factories add to a path."""
     folders: bool = False
-    """Whether its factories take folders. The digest covers the whole folder."""
+    """Whether the factories of the library take folders. The digest then covers the whole folder."""
     companions: str = ""
     """Glob of files that belong to a model, in the model's folder."""
     distributions: tuple[str, ...] = ()
-    """Distributions whose versions are recorded in results of its models."""
+    """Distributions whose versions are recorded in the results of the library's models."""
     install: str = ""
     """Argument of ``pip install`` for the library."""
     simulator: str = ""
@@ -87,7 +89,7 @@ def integrations() -> tuple[Integration, ...]:
 
 
 def integration_for(value: Any, function: str) -> Any:
-    """Return a function of the adapter for an object; None if there is no such adapter or function."""
+    """Return a function of the adapter of an object's library; None if there is no such adapter or function."""
     for base in type(value).__mro__:
         for one in integrations():
             if f"{base.__module__}.".startswith(tuple(f"{package}." for package in one.packages)):
@@ -102,6 +104,6 @@ def loader_of(factory: Any) -> Integration | None:
 
 
 def simulator_for(env: Any) -> Integration | None:
-    """Return the library that builds the batched simulator of an id such as ``jumanji:Snake-v1``; None for others."""
+    """Return the library that builds the batched simulator of an id such as ``jumanji:Snake-v1``; otherwise None."""
     library, colon, _ = env.partition(":") if isinstance(env, str) else ("", "", "")
     return next((one for one in integrations() if colon and one.simulator and one.name == library), None)

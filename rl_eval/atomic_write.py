@@ -21,7 +21,8 @@ from typing import Final
 _MARK: Final = ".rl_eval-tmp"
 _TEMPORARY: Final = re.compile(re.escape(_MARK) + r"\.[0-9a-f]{16}\..*", re.DOTALL)
 _LONGEST: Final = 200
-"""Maximum number of bytes of the real name in a temporary name: file systems limit names to 255 bytes."""
+"""Maximum number of bytes that a temporary name takes from the real name, because file systems limit names to 255
+bytes."""
 
 
 def temporary_name(name: str) -> str:
@@ -39,7 +40,9 @@ def write_atomically(path: str | os.PathLike[str], write: Callable[[Path], objec
 
     Args:
         path: The file.
-        write: Fills the empty temporary file at the path that it gets. Its errors are raised unchanged.
+        write: Function that writes the content. Its argument is the path of an empty temporary file. Its errors are
+            raised
+        unchanged.
     """
     target = Path(path)
     make_folder(target.parent)

@@ -9,13 +9,13 @@ import numpy.typing as npt
 
 
 class EnvContext(dict[str, Any]):
-    """Argument of an environment factory: the configured kwargs, and the runner and slot.
+    """Argument of an environment factory: the configured keyword arguments, and the place of the environment.
 
     Index fields are for ports, devices and folders. If an environment's *behaviour* depends on them,
     the result depends on the number of runners and environments.
 
     Args:
-        kwargs: ``env_kwargs`` of the config; they are the items of this dict.
+        kwargs: ``env_kwargs`` of the config, which become the items of this dict.
         runner_index: Index of the runner, from 0.
         lane_index: Index of the environment slot inside the runner, from 0.
         num_runners: Configured number of runners.
@@ -33,20 +33,21 @@ class EnvContext(dict[str, Any]):
 
 
 class NoiseSource(Protocol):
-    """Random numbers of each lane's episode, independent of the process."""
+    """Random numbers for the actions of each lane's episode. They do not depend on the process."""
 
     def uniform(self, count: int) -> npt.NDArray[np.float64]:
-        """Return the next numbers of each lane's step, in (0, 1), shape (batch, count)."""
+        """Return the next ``count`` uniform numbers in (0, 1) for the step of each lane, shape (batch, count)."""
 
     def normal(self, count: int) -> npt.NDArray[np.float64]:
-        """Return standard normal numbers, shape (batch, count)."""
+        """Return the next ``count`` standard normal numbers for the step of each lane, shape (batch, count)."""
 
 
 @runtime_checkable
 class Policy(Protocol):
     """Map from a batch of observations to a batch of actions.
 
-    It may be :class:`Recurrent`, :class:`Probeable`, :class:`ActionLogProb` and :class:`TakesDeviceArrays` as well.
+    A policy may also implement :class:`Recurrent`, :class:`Probeable`, :class:`ActionLogProb` and
+    :class:`TakesDeviceArrays`.
     """
 
     def act(
@@ -73,7 +74,7 @@ class Policy(Protocol):
 
 @runtime_checkable
 class Recurrent(Protocol):
-    """Policy with a recurrent state in every episode."""
+    """Policy with a recurrent state, which is reset at the start of every episode."""
 
     def initial_state(self, batch_size: int) -> Any:
         """Return the state of new episodes: nested arrays or tensors with the leading dimension ``batch_size``."""
@@ -84,13 +85,16 @@ class Probeable(Protocol):
     """Policy that shows the numbers from which it chooses actions."""
 
     def probe_outputs(self, observations: Any) -> list[Any]:
-        """Return arrays such as logits, with a leading batch dimension; the probe needs bits that an argmax hides."""
+        """Return arrays such as logits, with a leading batch dimension.
+
+        The probe compares their bits, which an argmax would hide.
+        """
 
 
 class TakesDeviceArrays(Protocol):
     """Policy that takes observations in the arrays of a batched simulator: NumPy, torch or JAX, on their device.
 
-    It gets them with ``policy.inference: batched`` and ``runners.runner: batched``, and NumPy arrays otherwise.
+    It gets these arrays if ``policy.inference`` and ``runners.runner`` are ``batched``. Otherwise it gets NumPy arrays.
     """
 
     takes_device_arrays: ClassVar[bool]
@@ -102,14 +106,15 @@ class ActionLogProb(Protocol):
     """Policy that returns the log-probability of any action, which depends only on the observation."""
 
     def log_prob(self, observations: Any, actions: Any) -> npt.NDArray[np.float64]:
-        """Return the policy's current log-probabilities (log-densities in a Box) of actions.
+        """Return the log-probabilities of actions under the current policy; log-densities for a Box space.
 
         Args:
             observations: Batch in the structure of the observation space.
             actions: Batch in the structure of the action space.
 
         Returns:
-            One number per row, summed over the parts of an action, shape (batch,); -inf for an action never taken.
+            One number per row, shape (batch,), summed over the parts of an action; -inf for an action that the policy
+            never takes.
         """
 
 

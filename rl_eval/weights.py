@@ -1,7 +1,7 @@
-"""Snapshots of a policy's weights: taking, storing and loading them.
+"""Snapshots of a policy's weights, and their files.
 
-A snapshot is one contiguous byte buffer plus a table of names, dtypes, shapes and offsets. It is one write to the
-object store, mapped without a copy by every runner of a node, and copied into the policy's tensors in place. It
+A snapshot is one contiguous byte buffer and a table of names, dtypes, shapes and offsets. It is written to the object
+store in one piece. Every runner on a node maps it without a copy, and copies it into the policy's tensors in place. It
 contains parameters, buffers (persistent or not) and the ``get_extra_state`` of every submodule, so normalizers keep
 their statistics. A snapshot is a copy: later training steps do not change it.
 
@@ -37,13 +37,13 @@ if TYPE_CHECKING:
 _ALIGNMENT: Final = 64
 _EXTRA_STATE: Final = "_extra_state"
 _NO_EXTRA_STATE: Final = pickle.dumps({}, protocol=4)
-"""Bytes that are hashed without extra state; digests in logs depend on them."""
+"""Bytes that are hashed if there is no extra state. The digests in logs depend on these bytes."""
 _COMPILED: Final = "_orig_mod."
 """Prefix of names, added by torch.compile."""
 _WRAPPED: Final = re.compile(r"(^|\.)module\.")
 """Prefix of names, added by DistributedDataParallel."""
 _PICKLED: Final = re.compile(r"Unsupported (?:global|class): (?:GLOBAL )?([\w.]+)")
-"""Class that torch rejects, in its error message."""
+"""Part of torch's error message with the class that torch rejects."""
 
 
 class TensorEntry(NamedTuple):
@@ -68,13 +68,14 @@ class WeightsSnapshot:
     extra_state: bytes
     """Pickled ``{name: get_extra_state()}``."""
     extra_digest: bytes = b""
-    """Canonical digest of the extra state; empty without any."""
+    """Canonical digest of the extra state; empty if there is no extra state."""
     versions: Mapping[str, int] = field(default_factory=dict)
-    """For several policies, the version of each policy's latest weights; 0 for a policy that is missing here."""
+    """With several policies, the version of each policy's latest weights. A policy that is missing here has version
+    0."""
 
     @cached_property
     def digest(self) -> str:
-        """128-bit xxh3 over names, dtypes, shapes, bytes and extra state."""
+        """Digest of the snapshot: 128-bit xxh3 over names, dtypes, shapes, bytes and extra state."""
         import xxhash
 
         digest = xxhash.xxh3_128()
@@ -105,7 +106,7 @@ def snapshot_weights(weights: Any, version: int) -> WeightsSnapshot:
 
     Args:
         weights: An ``nn.Module``, a state dict, a ``TensorDict``, or a mapping of names to any of these.
-        version: Number in every record made with these weights.
+        version: Version of the weights. Every record that is made with these weights contains it.
 
     Raises:
         WeightsError: ``weights`` is of another type, or contains an uninitialized parameter.
@@ -124,7 +125,7 @@ def snapshot_weights(weights: Any, version: int) -> WeightsSnapshot:
 
 
 def apply_weights(snapshot: WeightsSnapshot, module: torch.nn.Module) -> None:
-    """Copy a snapshot into a module's own tensors, in place, or change nothing.
+    """Copy a snapshot into the tensors of a module, in place. If an error is raised, nothing has changed.
 
     Raises:
         WeightsError: A tensor is missing, unknown, or has another shape or dtype.
@@ -172,7 +173,7 @@ def load_weights_file(path: str | Path, key: str | None = None) -> dict[str, tor
 
 
 def save_weights_file(snapshot: WeightsSnapshot, path: str | Path) -> None:
-    """Write a file for :func:`load_weights_file`, atomically.
+    """Write a file atomically that :func:`load_weights_file` can read.
 
     Raises:
         WeightsError: The weights have extra state that is not a tensor, and the file is a safetensors file.
@@ -193,7 +194,7 @@ def tensors_of(snapshot: WeightsSnapshot, advice: str = "") -> dict[str, torch.T
 
     Args:
         snapshot: The weights. The returned tensors are views of its buffer.
-        advice: Next step, for the error message.
+        advice: Next step of the user, for the error message.
 
     Raises:
         WeightsError: The weights have extra state that is not a tensor.
@@ -222,7 +223,10 @@ def _read(path: Path) -> Any:
 
 
 def _explain_unreadable(path: Path, error: Exception) -> tuple[str, str]:
-    """Return why a file cannot be read, and the next step; from torch's message, only the rejected class helps."""
+    """Return the reason why a file cannot be read, and the next step.
+
+    From torch's message, only the rejected class is used.
+    """
     name = repr(str(path))
     refused = _PICKLED.search(str(error))
     if refused or (isinstance(error, pickle.UnpicklingError) and _was_pickled(path)):
@@ -248,7 +252,7 @@ def _was_pickled(path: Path) -> bool:
 
 
 def _select(loaded: Any, key: str, path: Path) -> Any:
-    """Follow a dotted key into nested mappings; a part may also be the common prefix of names."""
+    """Return the weights at a dotted key in nested mappings. A part of the key may also be a common prefix of names."""
     found = loaded
     for part in key.split("."):
         inner = found if isinstance(found, Mapping) else {}
@@ -268,7 +272,10 @@ def _is_flat(value: Any) -> bool:
 
 
 def _wrong_structure(found: Any, key: str | None, path: Path) -> ConfigError:
-    """Return the error for a file without weights; it names the contents, and keys that may contain the weights."""
+    """Return the error for a file without weights at a key.
+
+    It names the contents, and the keys that may contain the weights.
+    """
     place = f"policy.weights: {str(path)!r}" if key is None else f"policy.weights_key: {key!r} of {str(path)!r}"
     inner = found if isinstance(found, Mapping) else {}
     fitting = [str(name) for name, value in inner.items() if value and _is_flat(value)]
@@ -348,12 +355,12 @@ def _bare(module: torch.nn.Module) -> torch.nn.Module:
 
 
 def _resolve(name: str, known: Container[str]) -> str:
-    """Return the policy's name for a name of the weights; a wrapped module adds ``module.`` to its names."""
+    """Return the name in the policy for a name in the weights. A wrapped module adds ``module.`` to its names."""
     return name if name in known else _WRAPPED.sub(r"\1", name)
 
 
 def _tensors_of(module: torch.nn.Module) -> tuple[dict[str, torch.Tensor], set[str]]:
-    """Return every parameter and buffer by name, and the names of a complete state dict."""
+    """Return every parameter and buffer by name, and the set of names that a complete state dict has."""
     named: dict[str, torch.Tensor] = dict(module.named_parameters(remove_duplicate=False))
     named.update(module.named_buffers(remove_duplicate=False))
     tensors = {name.replace(_COMPILED, ""): tensor for name, tensor in named.items()}
@@ -410,7 +417,7 @@ def _extra_state_holders(module: torch.nn.Module) -> dict[str, torch.nn.Module]:
 
 
 def _apply_extra_state(extra: Mapping[str, Any], module: torch.nn.Module) -> None:
-    """Set all extra state or none: restore the former state if a submodule rejects its part."""
+    """Set the extra state of all submodules. If a submodule rejects its part, restore the former state of all."""
     holders = _extra_state_holders(module)
     states = {_resolve(name, holders): state for name, state in extra.items()}
     _check_names(states.keys(), holders.keys(), set(holders))
@@ -440,20 +447,20 @@ def _view(buffer: npt.NDArray[np.uint8], entry: TensorEntry) -> torch.Tensor:
 
 
 def weights_of(policy: Any) -> WeightsSnapshot | None:
-    """Return a snapshot of the weights of a policy object, or of several by id; None if they have no weights."""
+    """Return a snapshot of the weights of a policy, or of several policies by id; None if there are no weights."""
     modules = _modules_of(policy)
     return None if modules is None else snapshot_weights(modules, 0)
 
 
 def named_tensors(policy: Any) -> dict[str, torch.Tensor]:
-    """Return the parameters and buffers of a policy, or of several by id, by their names in a snapshot."""
+    """Return the parameters and buffers of a policy, or of several policies by id, with their names in a snapshot."""
     modules = _modules_of(policy)
     named = () if modules is None else _flatten(modules, "")
     return {name: tensor for name, tensor in named if not _is_extra_state(name)}
 
 
 def _modules_of(policy: Any) -> Any:
-    """Return the module of a policy, or the modules of several by id; None without any."""
+    """Return the module of a policy, or the modules of several policies by id; None if there is no module."""
     if isinstance(policy, Mapping):
         return {name: module for name, one in policy.items() if (module := module_of(one)) is not None} or None
     return module_of(policy)
@@ -470,10 +477,10 @@ def module_of(policy: Any) -> Any:
 
 
 def policies_of(snapshot: WeightsSnapshot, names: Iterable[str]) -> set[str]:
-    """Return those of the named policies that have weights in a snapshot.
+    """Return the names of the policies that have weights in a snapshot.
 
     Raises:
-        WeightsError: Some weights do not belong to any of them.
+        WeightsError: Some weights belong to none of the named policies.
     """
     held = [entry.name for entry in snapshot.entries] + list(pickle.loads(snapshot.extra_state))
     owners = {name: owner for name in held for owner in names if name.startswith(f"{owner}.")}
@@ -484,7 +491,10 @@ def policies_of(snapshot: WeightsSnapshot, names: Iterable[str]) -> set[str]:
 
 
 def add_missing(snapshot: WeightsSnapshot, former: WeightsSnapshot | None, names: Iterable[str]) -> WeightsSnapshot:
-    """Return a snapshot of several policies; those that it lacks keep the weights and versions of ``former``."""
+    """Return a snapshot of several policies.
+
+    A policy without weights in it gets the weights and the version of ``former``.
+    """
     given = policies_of(snapshot, names)
     versions = dict.fromkeys(given, snapshot.version)
     if former is None:

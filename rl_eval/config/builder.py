@@ -27,9 +27,9 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 def _section(method: _Method) -> _Method:
-    """Decorate the method of a section, so that it stores its keywords and documents the keys.
+    """Decorate the method of a section: the method stores its keywords, and its docstring documents the keys.
 
-    Its signature shows the defaults of the section. They are not stored.
+    The signature of the method shows the defaults of the section, but defaults are not stored.
     """
     name, signature = method.__name__, inspect.signature(method)
 
@@ -50,7 +50,10 @@ def _section(method: _Method) -> _Method:
 
 
 def _check_key(key: str) -> None:
-    """Raise for a dotted key that does not exist; the message suggests the section that has it, or the nearest key."""
+    """Raise an error for a dotted key that does not exist.
+
+    The message suggests the section that has the key, or the nearest key.
+    """
     section, _, name = key.partition(".")
     fields = {known: model.model_fields for known, model in SECTIONS.items()}
     if name in fields.get(section, {}):
@@ -94,7 +97,7 @@ class EvalConfig:
         agents: tuple[str, ...] | list[str] = (),
         action_masks: bool = False,
     ) -> EvalConfig:
-        """Set the environment."""
+        """Set values of the section ``environment``."""
         return self
 
     @_section
@@ -113,7 +116,7 @@ class EvalConfig:
         policies: Mapping[str, Any] = {},
         policy_mapping_fn: str | Callable[[Any, Any], str] | None = None,
     ) -> EvalConfig:
-        """Set the policy."""
+        """Set values of the section ``policy``."""
         return self
 
     @_section
@@ -134,7 +137,7 @@ class EvalConfig:
         address: str | None = None,
         runner_start_timeout_s: float = 120.0,
     ) -> EvalConfig:
-        """Set the runners."""
+        """Set values of the section ``runners``."""
         return self
 
     @_section
@@ -154,7 +157,7 @@ class EvalConfig:
         observers: tuple[Any, ...] | list[Any] = (),
         determinism_check: float | Literal["auto"] = "auto",
     ) -> EvalConfig:
-        """Set the episodes."""
+        """Set values of the section ``evaluation``."""
         return self
 
     @_section
@@ -170,22 +173,23 @@ class EvalConfig:
         fail_fast: bool = True,
         max_failed_episodes: float | None = None,
     ) -> EvalConfig:
-        """Set how faults are handled."""
+        """Set values of the section ``fault_tolerance``."""
         return self
 
     # ------------------------------------------------------------------ in and out
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], folder: Path | None = None) -> EvalConfig:
-        """Build from nested sections, such as one section of a larger algorithm config.
+        """Create a config from values by section and key, such as one section of a larger algorithm config.
 
         Args:
             values: Values by section and key.
-            folder: Base folder of relative paths of weights, of conditions, and of policies with a scheme; by default
-                the working directory.
+            folder: Folder where relative paths begin: paths of weights, of conditions, and of policies with a scheme.
+                By default,
+            the working directory.
 
         Raises:
-            ConfigError: A section or key is unknown; the message suggests the nearest.
+            ConfigError: A section or key is unknown; the message suggests the nearest name.
         """
         config = cls()
         if not isinstance(values, Mapping):
@@ -211,9 +215,14 @@ class EvalConfig:
 
     @classmethod
     def from_yaml(cls, path: str | Path, section: str | None = None) -> EvalConfig:
-        """Read a YAML file, or one (dotted) section of it.
+        """Read a YAML file, or one section of it.
 
-        Relative paths of weights, of policies with a scheme and of conditions are relative to the file.
+        Paths of weights, of policies with a scheme and of conditions are relative to the file.
+
+        Args:
+            path: The file.
+            section: Dotted key of the section with the config, such as ``training.evaluation``; None for the whole
+                file.
 
         Raises:
             ConfigError: The file is missing or invalid, or contains an unknown section or key.
@@ -233,7 +242,7 @@ class EvalConfig:
         """Set one value by its dotted key, as ``--set`` does.
 
         Raises:
-            ConfigError: The key is unknown; the message suggests the nearest.
+            ConfigError: The key is unknown; the message suggests the nearest key.
         """
         _check_key(key)
         section, _, name = key.partition(".")
@@ -241,7 +250,7 @@ class EvalConfig:
         return self
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
-        """Return the values that were set, by section and key."""
+        """Return the values that were set, by section and key, without defaults."""
         return {section: copy_containers(values) for section, values in self._values.items() if values}
 
     def to_yaml(self) -> str:
@@ -256,7 +265,7 @@ class EvalConfig:
         )
 
     def copy(self) -> EvalConfig:
-        """Return an independent copy; Python objects in it are shared."""
+        """Return an independent copy. Python objects in the config are not copied."""
         duplicate = EvalConfig()
         duplicate._values = copy_containers(self._values)
         return duplicate
@@ -279,7 +288,7 @@ class EvalConfig:
 
 
 def settings_of(config: Any, **sections: Mapping[str, Any]) -> EvalSettings:
-    """Return the settings of a config or of an environment; return settings unchanged.
+    """Return the settings of a config, or the default settings for an environment. Return settings unchanged.
 
     Args:
         config: An :class:`EvalConfig`, :class:`~rl_eval.config.settings.EvalSettings`, or an environment: an id or a
@@ -287,7 +296,7 @@ def settings_of(config: Any, **sections: Mapping[str, Any]) -> EvalSettings:
         **sections: Values that replace those of the config, by section and key.
 
     Raises:
-        ConfigError: The argument is none of these, or the config is invalid.
+        ConfigError: The argument is something else, or the config is invalid.
     """
     if isinstance(config, EvalSettings) and not any(sections.values()):
         return config
@@ -318,7 +327,7 @@ def _as_config(given: Any) -> EvalConfig:
 
 
 def _anchored(section: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Return the keys of a policy section that can be paths; relative paths now begin at a folder."""
+    """Return the keys of a policy section that can be paths, with relative paths resolved against a folder."""
     result: dict[str, Any] = {}
     if isinstance(weights := section.get("weights"), str):
         result["weights"] = absolute(folder / weights)
@@ -336,7 +345,10 @@ def _anchored_policy(given: Any, folder: Path) -> Any:
 
 
 def _shown(value: Any) -> str:
-    """Return the repr of a value that should be a mapping; text after ``=`` or ``:`` may be a secret and is masked."""
+    """Return the repr of a value that should be a mapping.
+
+    Text after ``=`` or ``:`` is masked, because it may be a secret.
+    """
     return re.sub(r"(?s)([=:]).*", rf"\1{MASK}", repr(value))
 
 
@@ -366,7 +378,7 @@ Marks = dict[tuple[str | int, ...], tuple[int, int]]
 
 
 def compose_yaml(text: str, path: Path) -> tuple[Any, Marks]:
-    """Parse YAML; return the values, and line and column of each key and list item, from 1.
+    """Parse YAML. Return the values, and the line and column (from 1) of each key and list item.
 
     Raises:
         ConfigError: The text is not valid YAML, or contains a key twice.

@@ -13,7 +13,7 @@ from rl_eval.scheduling.conditions import ID, KEY, Conditions, make_conditions
 
 _SOURCES: Final = ("file", "rows", "axes")
 _OTHERS: Final = ("counts", "sha256")
-"""Further keys. The config in a result has ``sha256``, the digest that the rows must have."""
+"""Optional keys of a mapping. The config in a result has ``sha256``, the digest that the rows must have."""
 _FIX: Final = (
     "Pass a file, a list of rows, or a mapping with file, rows or axes, such as {axes: {friction: [0.5, 1.0]}}, and "
     "optionally counts."
@@ -21,10 +21,11 @@ _FIX: Final = (
 
 
 def load_conditions(given: Any) -> Conditions | None:
-    """Return the conditions that a config names; read their file.
+    """Return the conditions that a config names, from their file if they have one.
 
     Args:
-        given: A path, a list of rows, or a mapping with one of ``file``, ``rows`` and ``axes``, and ``counts``.
+        given: A path, a list of rows, or a mapping with exactly one of ``file``, ``rows`` and ``axes``, and optional
+        ``counts``.
 
     Raises:
         ConfigError: The value or the file is invalid, or the rows have another digest than ``sha256``.
@@ -46,7 +47,7 @@ def load_conditions(given: Any) -> Conditions | None:
 
 
 def anchored_conditions(given: Any, folder: Path) -> Any:
-    """Return conditions; a relative path of their file now begins at a folder."""
+    """Return the conditions of a config, with a relative path of their file resolved against a folder."""
     named = _as_mapping(given)
     if not isinstance(file := named.get("file"), str):
         return given

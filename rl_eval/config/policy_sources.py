@@ -25,7 +25,7 @@ from rl_eval.errors.redaction import redact
 RANDOM: Final = "rl_eval.policies.uniform:UniformPolicy"
 """Factory of the policy ``random``."""
 _WITH_FILE: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*@.+")
-"""A reference followed by ``@`` and a file; ``@`` cannot be in a Python name."""
+"""A reference followed by ``@`` and a file. The first ``@`` ends the reference, because Python names have no ``@``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class PolicySource:
     """Factory of a policy, found by a scheme."""
 
     factory: str
-    """``"module:attr"``."""
+    """Factory of the policy, as ``"module:attr"``."""
     said: str
     """Description for messages."""
     kwargs: Mapping[str, Any] = field(default_factory=dict)
@@ -51,18 +51,19 @@ class PolicyScheme:
     form: str
     """Template with PATH, or with MODULE, ATTR and FILE."""
     source: Callable[[str, Path | None, Collection[str]], PolicySource]
-    """Called with the reference before ``@``, the file, and the names of arguments that the config sets itself."""
+    """Function that returns the source. Its arguments are the reference before ``@``, the file, and the names of the
+    policy arguments that the config sets."""
     recognises: Callable[[Path], bool]
     """Whether a file or folder is certainly of this type."""
     suffix: str = ""
-    """Optional ending of a path."""
+    """Suffix of a path that a policy string may omit."""
 
     def named(self, path: Path | str) -> str:
         """Return the policy string for a file or folder."""
         return re.sub("PATH|FILE", lambda _: str(path), self.form)
 
     def split(self, rest: str) -> tuple[str, str]:
-        """Split the text after the scheme's name into reference and path; either may be empty."""
+        """Split the text after the scheme's name into a reference and a path. Each part may be empty."""
         if "@" not in self.form:
             return "", rest
         reference, at, path = rest.partition("@")
@@ -81,7 +82,7 @@ def schemes() -> dict[str, PolicyScheme]:
 
 
 def forms() -> str:
-    """Return the templates of all schemes, for messages."""
+    """Return the forms of the policy strings of all schemes, for messages."""
     return ", ".join(scheme.form for scheme in schemes().values())
 
 
@@ -89,11 +90,11 @@ def named_source(text: str, given: Collection[str] = ()) -> PolicySource | None:
     """Return the source for ``random`` or a string with a scheme; None for any other string.
 
     Args:
-        text: Such as ``torch:my_pkg.nets:make@net.pt``.
-        given: Names of arguments that the config sets itself; the scheme does not search for them.
+        text: Value of ``policy.policy``, such as ``torch:my_pkg.nets:make@net.pt``.
+        given: Names of policy arguments that the config sets. The scheme does not search for their files.
 
     Raises:
-        ConfigError: There is no such file, or it is of another type.
+        ConfigError: The file does not exist, or it does not belong to the scheme.
     """
     if "hf://" in text:
         problem = f"the policy {text!r}: a config does not download files"
@@ -114,7 +115,7 @@ def named_source(text: str, given: Collection[str] = ()) -> PolicySource | None:
 
 
 def absolute(path: Path) -> str:
-    """Return the absolute path of a file; its own name is kept, since it may be a link into a cache."""
+    """Return the absolute path of a file. A link is not followed, because its target may have another name."""
     return str(path.parent.resolve() / path.name)
 
 
@@ -123,7 +124,7 @@ def path_in(example: str, path: Path | None) -> Path:
 
     Args:
         example: Complete policy string of the scheme, such as ``torch_module:policy.pt``.
-        path: The path, or None.
+        path: The path in the policy string; None if there is none.
 
     Raises:
         ConfigError: The path is missing.
@@ -137,7 +138,7 @@ def path_in(example: str, path: Path | None) -> Path:
 
 
 def anchored(text: str, folder: Path) -> str:
-    """Return a policy string; a relative path in it now begins at a folder."""
+    """Return a policy string, with a relative path in it resolved against a folder."""
     name, colon, rest = text.partition(":")
     if not colon or name not in schemes():
         return text
@@ -148,7 +149,7 @@ def anchored(text: str, folder: Path) -> str:
 def with_named_policies(values: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return config values in which each policy string with a scheme is replaced with a factory and its arguments.
 
-    Values that are set, such as ``policy_kwargs``, stay.
+    Values that the config sets itself, such as ``policy_kwargs``, do not change.
 
     Raises:
         ConfigError: A policy string is invalid; see :func:`named_source`.
@@ -167,7 +168,10 @@ def with_named_policies(values: Mapping[str, Mapping[str, Any]]) -> dict[str, di
 
 
 def _expanded(section: Any, others: dict[str, Any]) -> Any:
-    """Return a policy section with its factory, and add the keys of other sections to ``others``."""
+    """Return a policy section with the factory of its policy string.
+
+    Add the scheme's values for other sections to ``others``.
+    """
     given: Any = {"policy": section} if isinstance(section, str) else section
     if not isinstance(given, Mapping) or not isinstance(text := given.get("policy"), str):
         return section
@@ -204,12 +208,12 @@ _CHUNK: Final = 2**20
 def file_digests(factory: Any, kwargs: Mapping[str, Any]) -> dict[str, str]:
     """Return the digests of the files that a factory's arguments name, by argument.
 
-    Skips secrets, and values inside lists and nested mappings. A folder has a digest only if the factory belongs to a
-    library whose models are folders; any other folder could be very large.
+    Secrets, and values inside lists and nested mappings, are skipped. A folder has a digest only if the factory belongs
+    to a library whose models are folders; any other folder could be very large.
 
     Args:
-        factory: ``"module:attr"``; anything else takes no arguments.
-        kwargs: Arguments of the factory.
+        factory: The factory. If it is not a ``"module:attr"``, there are no arguments, so the result is empty.
+        kwargs: Keyword arguments of the factory.
     """
     texts = {name: os.fspath(value) for name, value in kwargs.items() if isinstance(value, (str, os.PathLike))}
     shown = redact(texts, "policy", "policy_kwargs")
@@ -223,12 +227,12 @@ def file_digests(factory: Any, kwargs: Mapping[str, Any]) -> dict[str, str]:
 
 
 def changed_files(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """Return the arguments whose files are on both sides and differ."""
+    """Return the arguments that have a digest both times, and whose digest has changed."""
     return [name for name, digest in before.items() if now.get(name, digest) != digest]
 
 
 def _loaded(factory: Any, path: Path) -> Path | None:
-    """Return the file or folder that a factory loads for a path; None if it does not exist."""
+    """Return the file or folder that a factory loads for a path; None if there is no such file or folder."""
     library = loader_of(factory)
     for candidate in (Path(f"{path}{ending}") for ending in (library.endings if library else ("",))):
         if candidate.is_file():
@@ -249,7 +253,10 @@ def digest_of(path: Path) -> str:
 
 
 def files_in(path: Path) -> list[tuple[str, Path]]:
-    """Return the files of a folder with their relative names, sorted; for a file, itself with the name ""."""
+    """Return the files of a folder with their relative names, sorted.
+
+    For a file, return the file with an empty name.
+    """
     if not path.is_dir():
         return [("", path)]
     return sorted((file.relative_to(path).as_posix(), file) for file in path.rglob("*") if file.is_file())

@@ -1,4 +1,4 @@
-"""References in a config: import of a ``"module:attr"``, and checks of its signature."""
+"""References in a config: import of a ``"module:attr"``, and checks of the signature of the imported function."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _OBSERVATIONS: Final = ("obs", "observation", "observations")
 
 
 def dotted(path: str) -> str:
-    """Return ``my_package.envs:make`` for ``my_package/envs.py:make``."""
+    """Return a reference with dots instead of a path: ``my_package.envs:make`` for ``my_package/envs.py:make``."""
     module_name, colon, attribute = path.partition(":")
     return f"{module_name.removesuffix('.py').strip('./').replace('/', '.')}{colon}{attribute}"
 
@@ -52,7 +52,7 @@ def import_attribute(key: str, path: str) -> Any:
 
 
 def takes_observations(function: Any) -> bool:
-    """Whether a function is a policy: its only required parameter is named like observations."""
+    """Whether a function is a policy: it has one required parameter, with a name such as ``observations``."""
     if not inspect.isfunction(function):
         return False
     names = required(inspect.signature(function).parameters)

@@ -1,4 +1,4 @@
-"""Settings that the processes of runners keep as long as they live."""
+"""Settings that cannot change while the processes of runners live."""
 
 from __future__ import annotations
 
@@ -8,22 +8,21 @@ from rl_eval.config.settings import EvalSettings, RunnersSection
 from rl_eval.errors import ConfigError
 
 _OF_EACH_START: Final = {"runner", "block", "runner_start_timeout_s", "num_envs_per_runner"}
-"""Keys of the section ``runners`` that do not concern the processes. For the last one, the number of lanes is
-compared."""
+"""Keys of the section ``runners`` that may change. The last key is compared separately, by the number of lanes."""
 _DEADLINES: Final = ("episode_timeout_s", "reset_timeout_s", "step_timeout_s", "runner_timeout_s")
 """Keys of the deadlines that node agents were started with."""
 
 
 def shares_processes(one: EvalSettings, other: EvalSettings) -> bool:
-    """Whether runners of both settings can work in the same processes, one after the other."""
+    """Whether the same processes can run the runners of one settings object, and later those of the other."""
     return _fixed(one) == _fixed(other)
 
 
 def check_processes(present: EvalSettings, new: EvalSettings) -> None:
-    """Check that runners of new settings can work in the present processes.
+    """Check that the present processes can run the runners of new settings.
 
     Raises:
-        ConfigError: A setting needs other processes.
+        ConfigError: A setting differs that is fixed when a process starts.
     """
     ours, wanted = _fixed(present), _fixed(new)
     for key in wanted | ours:
@@ -33,7 +32,10 @@ def check_processes(present: EvalSettings, new: EvalSettings) -> None:
 
 
 def _fixed(settings: EvalSettings) -> dict[str, Any]:
-    """Return the settings of the processes by key; for runners in this process, only their number."""
+    """Return the settings that are fixed when a process starts, by key.
+
+    Runners in this process have only their number.
+    """
     runners, faults = settings.runners, settings.fault_tolerance
     number = {"runners.num_runners": runners.num_runners}
     if not runners.num_runners:

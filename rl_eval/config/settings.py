@@ -1,4 +1,4 @@
-"""Settings of an evaluation: sections of keys with defaults, validated and frozen.
+"""Settings of an evaluation: sections with keys and defaults, validated and frozen.
 
 The docstring of a key is its documentation in ``help()`` of the builder's methods, on the command line and in
 ``docs/configuration.md``.
@@ -43,14 +43,17 @@ class _Section(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _no_flag_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
-        """Reject ``true`` for a number; Python would take it for 1."""
+        """Reject ``true`` for a number, because Python would use it as 1."""
         if isinstance(value, bool) and {int, float} & _types_of(cls.model_fields[str(info.field_name)].annotation):
             raise ValueError("pass a number")
         return value
 
 
 def _types_of(annotation: Any) -> set[Any]:
-    """Return the types of a union annotation, without ``Annotated`` metadata; an empty set if one of them is bool."""
+    """Return the types of a union annotation, without ``Annotated`` metadata.
+
+    If bool is one of them, return an empty set.
+    """
     parts = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
     found = {get_args(part)[0] if get_origin(part) is Annotated else part for part in parts}
     return set() if bool in found else found
@@ -65,7 +68,7 @@ Processes = Field(json_schema_extra={"needs": "processes"})
 
 
 class EnvironmentSection(_Section):
-    """The environment, and the lifetime of its instances."""
+    """The environment, its arguments and its wrappers."""
 
     env: Any = None
     """A gymnasium id, ``"module:attr"``, or a callable. A parameter annotated ``EnvContext`` receives one. Without this
@@ -117,24 +120,28 @@ class PolicySection(_Section):
     allow_nondeterministic: bool = False
     """Evaluate a policy that returns different actions for equal observations; the result has a note."""
     policies: dict[str, PolicySection] = {}
-    """Policies of a multi-agent environment by id, each with keys of this section. They take their defaults of
-    ``deterministic``, ``actions``, ``device``, ``inference`` and ``allow_nondeterministic`` from this section."""
+    """Policies of a multi-agent environment by id, each with keys of this section. ``deterministic``, ``actions``,
+    ``device``, ``inference`` and ``allow_nondeterministic`` of this section are the defaults of all policies."""
     policy_mapping_fn: Reference | Callable[..., Any] | None = None
     """A callable ``(agent_id, spec)``, or its ``"module:attr"``, that returns the id of the agent's policy in an
     episode. Default: the only policy, the policy that ``evaluation.matchups`` seats, or the policy with the agent's
     id."""
 
     _digests: dict[str, tuple[Any, str]] = PrivateAttr(default_factory=dict)
-    """Path and digest of files, by argument: a copy of this section may have other arguments."""
+    """Path and digest of each file, by argument. The path is compared, because a copy of this section may have other
+    arguments."""
 
     def model_post_init(self, _: Any) -> None:
-        """Hash the files now; a later hash could differ from the files that were loaded."""
+        """Hash the files now, because a file could change before it is hashed and after it was loaded."""
         for name, digest in file_digests(self.policy, self.policy_kwargs).items():
             self._digests[name] = self.policy_kwargs[name], digest
 
     @property
     def file_digests(self) -> dict[str, str]:
-        """Digests of the files in ``policy_kwargs`` by argument, with several policies by ``policy.argument``."""
+        """Digests of the files that ``policy_kwargs`` name, by argument.
+
+        With several policies, by ``policy.argument``.
+        """
         taken = self._digests.items()
         own = {name: digest for name, (path, digest) in taken if self.policy_kwargs.get(name) == path}
         return own | {
@@ -144,7 +151,10 @@ class PolicySection(_Section):
         }
 
     def named_as(self, policy_kwargs: Mapping[str, Any]) -> PolicySection:
-        """Return a section with other paths, and the digests of the files that are loaded now."""
+        """Return this section with other arguments of the policy.
+
+        The digests remain those of the files that are loaded now.
+        """
         section = self.model_copy(update={"policy_kwargs": policy_kwargs})
         digests = file_digests(self.policy, self.policy_kwargs)
         named = {name: (policy_kwargs[name], digest) for name, digest in digests.items()}
@@ -154,7 +164,7 @@ class PolicySection(_Section):
     @model_validator(mode="before")
     @classmethod
     def _share(cls, values: Any) -> Any:
-        """Copy shared keys into each policy; replace a bare policy with a section."""
+        """Copy shared keys into each policy. Replace a policy without a section by a section."""
         if not isinstance(values, Mapping) or not isinstance(values.get("policies"), Mapping):
             return values
         shared = {key: values[key] for key in _SHARED if key in values}
@@ -163,7 +173,7 @@ class PolicySection(_Section):
 
 
 _SHARED: Final = ("deterministic", "actions", "device", "inference", "allow_nondeterministic")
-"""Keys of the policy section that are defaults for its ``policies``."""
+"""Keys of the section ``policy`` that are defaults for each policy in ``policies``."""
 
 
 def _policy_values(given: Any, shared: Mapping[str, Any]) -> Any:
@@ -178,7 +188,8 @@ class RunnersSection(_Section):
     num_runners: Annotated[int, Field(ge=0)] = 0
     """Ray actors; 0 runs in this process, without Ray."""
     num_envs_per_runner: PositiveInt | None = None
-    """Environments per runner. The default is 1 for ``single_agent``, and 8 for others unless their class differs."""
+    """Number of environments per runner. The default is 1 for ``single_agent``, and 8 for other runners, unless their
+    class has another default."""
     runner: str | type = "vector"
     """``vector``, ``single_agent``, ``multi_agent``, ``subprocess`` (one process per environment), ``batched`` (one
     simulator for all environments), or the ``"module:Class"`` of a runner. With ``policy.policies`` the default is
@@ -211,19 +222,19 @@ class RunnersSection(_Section):
 
     @property
     def lanes(self) -> int:
-        """Lanes per runner."""
+        """Number of lanes per runner."""
         if self.num_envs_per_runner is not None:
             return self.num_envs_per_runner
         return int(self.runner_class.default_lanes)
 
     @property
     def block_size(self) -> int:
-        """Episodes of a block; 0 without blocks."""
+        """Number of episodes in a block; 0 without blocks."""
         return self.lanes * (self.block or 0)
 
     @property
     def runner_class(self) -> Any:
-        """Class of the runners; imports it.
+        """Class of the runners. Reading it imports the class.
 
         Raises:
             ConfigError: The class does not exist.
@@ -233,17 +244,17 @@ class RunnersSection(_Section):
 
     @property
     def steps_all_slots(self) -> bool:
-        """Whether a runner steps all slots of a simulator in one call."""
+        """Whether a runner steps all slots of its simulator in one call."""
         return getattr(self.runner_class, "steps_all_slots", False)
 
 
 class EvaluationSection(_Section):
-    """The episodes, and the data recorded about them."""
+    """The episodes, and the data that is recorded about them."""
 
     num_episodes: Annotated[int, Field(ge=1, le=MAX_EPISODES)] = 100
     """Number of episodes."""
     seed: Annotated[int, Field(ge=0, lt=2**64)] = 0
-    """Root seed of all episodes. The seed of an episode depends only on it and the episode's index."""
+    """Root seed of all episodes. The seed of an episode depends only on the root seed and the episode's index."""
     first_index: Annotated[int, Field(ge=0, lt=MAX_EPISODES)] = 0
     """Index of the plan's first episode in the sequence of this root seed; the plan ends with index
     ``first_index + num_episodes - 1``. Plans over ranges that do not overlap have no episode in common."""
@@ -284,10 +295,11 @@ class FaultToleranceSection(_Section):
     """Faults: retries and time limits."""
 
     max_attempts_per_episode: Annotated[int, Field(ge=1, le=60_000)] = 3
-    """Maximum attempts of one episode, all with the same seed; after the last, the episode is recorded as failed."""
+    """Maximum number of attempts of one episode, all with the same seed. After the last failed attempt, the episode is
+    recorded as failed."""
     episode_timeout_s: PositiveFloat | None = 3600.0
-    """Time limit of one attempt, without the construction of environments, in seconds, checked between steps; null for
-    no limit."""
+    """Time limit of one attempt, in seconds, without the construction of environments. It is checked between steps.
+    null for no limit."""
     reset_timeout_s: Annotated[PositiveFloat | None, Processes] = None
     """Time limit of one reset, constructor or close, in seconds; null for no limit. A runner that exceeds it is
     terminated, which uses up an attempt of the episode."""
@@ -297,13 +309,14 @@ class FaultToleranceSection(_Section):
     runner_timeout_s: Annotated[PositiveFloat | None, Processes] = None
     """Time limit of any call of a working runner, in seconds; null for no limit."""
     max_runner_restarts: Annotated[int, Field(ge=0)] = 10
-    """Maximum consecutive replacements of one runner. A finished episode of any runner resets the count."""
+    """Maximum number of consecutive replacements of one runner. If any runner finishes an episode, the count begins
+    again."""
     fail_fast: bool = True
     """End the evaluation as ``failed`` if its first attempts (four per environment, at least 20) all fail with the same
     error at the same place."""
     max_failed_episodes: Fraction | None = None
-    """Maximum number of failed episodes, or fraction if below 1; with more, the result is ``failed``. null for no
-    limit."""
+    """Maximum number of failed episodes, or maximum fraction if the value is below 1. With more failed episodes, the
+    result is ``failed``. null for no limit."""
 
 
 class EvalSettings(_Section):
@@ -333,9 +346,9 @@ class EvalSettings(_Section):
         return EpisodePlan(asked.num_episodes, asked.seed, asked.first_index, matchups, asked.conditions)
 
     def identity(self) -> dict[str, Any]:
-        """Return the settings that a result depends on, besides plan, weights and numerics.
+        """Return the settings on which a result depends, apart from the plan, the weights and the numerics.
 
-        The number of runners and environments is not among them. Secrets are replaced with digests.
+        The numbers of runners and environments do not belong to them. Secrets are replaced with digests.
         """
         environment, policy = self.environment, self.policy
         built = {
@@ -367,7 +380,7 @@ class EvalSettings(_Section):
 
 
 DEFAULT_LANES: Final = 8
-"""Lanes of a runner whose class does not set another number."""
+"""Number of lanes of a runner, unless its class has another default."""
 
 LIVE_ENVIRONMENT: Final = "every slot needs its own: pass a function that builds the environment"
 """Message for an environment object in place of a factory."""
@@ -388,7 +401,7 @@ def needs_processes(section: str) -> list[str]:
 
 
 def with_values(settings: EvalSettings, **sections: Mapping[str, Any]) -> EvalSettings:
-    """Return settings with other values, by section and key, without validation."""
+    """Return settings in which some values are replaced, by section and key. The new values are not validated."""
     changed = {name: getattr(settings, name).model_copy(update=values) for name, values in sections.items()}
     return settings.model_copy(update=changed)
 
@@ -438,7 +451,7 @@ def _with_width(settings: EvalSettings) -> EvalSettings:
 
 
 def copy_containers(value: Any) -> Any:
-    """Copy nested dicts, lists and tuples; other objects are shared."""
+    """Copy nested dicts, lists and tuples. Other objects in them are not copied."""
     if isinstance(value, Mapping):
         return {key: copy_containers(item) for key, item in value.items()}
     if type(value) in (list, tuple):
@@ -463,7 +476,10 @@ def describe_object(value: Any) -> Any:
 
 
 def _named_environment(env: Any) -> Any:
-    """Return the name of an environment's factory or class; that of an object has the id of its single environments."""
+    """Return the name of an environment's factory or class.
+
+    For an environment object, the name also has the id of its single environments.
+    """
     spec = getattr(env, "spec", None) if is_live_environment(env) else None
     return describe_object(env) if spec is None else f"{describe_object(env)} of {spec.id}"
 
@@ -487,7 +503,7 @@ def _acting(section: PolicySection, *path: str) -> dict[str, Any]:
 
 
 def _explained(error: ValidationError) -> ConfigError:
-    """Return an error about all invalid values; its fields are those of the first."""
+    """Return an error about all invalid values. The fields of the error are those of the first value."""
     found = []
     for problem in error.errors():
         key = ".".join(str(part) for part in problem["loc"][:2])
@@ -562,7 +578,7 @@ def _check_together(settings: EvalSettings) -> None:
 
 
 def _check_devices(section: PolicySection, key: str = "policy") -> None:
-    """Reject a device that no runner would see."""
+    """Reject a GPU device, if Ray would reserve no GPU for the runners."""
     if section.device != "cpu":
         problem = (
             f"{key}.device is {section.device!r}, but runners.num_gpus_per_runner is 0, so no runner would see a GPU"

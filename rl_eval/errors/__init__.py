@@ -4,7 +4,7 @@
 
     EvalError
     ├── UsageError                 by the caller: fix the call and try again
-    │   ├── ConfigError            a setting is unknown, invalid or contradicts another one
+    │   ├── ConfigError            a setting is unknown, invalid, or contradicts another setting
     │   ├── WeightsError           weights do not fit the policy
     │   ├── EvaluatorBusy          the queue of an evaluator is full
     │   ├── ComparisonError        two results cannot be compared
@@ -82,19 +82,19 @@ class UsageError(EvalError):
 
 
 class ConfigError(UsageError):
-    """A setting is unknown, invalid, or contradicts another one; the message names its key."""
+    """A setting is unknown, invalid, or contradicts another setting; the message names the key of the setting."""
 
 
 class WeightsError(UsageError):
-    """Weights do not fit the policy they were sent to."""
+    """Weights do not fit the policy into which they should be copied."""
 
 
 class EvaluatorBusy(UsageError):
-    """Rejected because the evaluator is busy; no weights were copied."""
+    """The queue of an evaluator is full, so it rejected a request; no weights were copied."""
 
 
 class ComparisonError(UsageError):
-    """Two results cannot be compared; the message names the difference."""
+    """Two results cannot be compared; the message names the reason."""
 
 
 class UntrustedError(UsageError):
@@ -115,7 +115,7 @@ class LogMismatch(UsageError):
 
 
 class LogOwned(UsageError):
-    """Another process is writing this evaluation log; the message names it."""
+    """Another process is writing this evaluation log; the message names the process."""
 
 
 class EpisodeError(EvalError):
@@ -151,7 +151,10 @@ class RunnerLost(ClusterError):
 
 
 class PolicyUnavailable(ClusterError):
-    """Raised by a policy that cannot act now, such as without its server; uses up no attempt of an episode."""
+    """A policy cannot act for now, for example because its server does not answer.
+
+    This uses up no attempt of an episode.
+    """
 
 
 class LogError(ClusterError):
@@ -159,7 +162,10 @@ class LogError(ClusterError):
 
 
 class LogFenced(ClusterError):
-    """Another process took over the evaluation log after this one had been silent; this one stopped writing."""
+    """Another process took over the evaluation log, because this process had been silent.
+
+    This process stopped writing.
+    """
 
 
 class NumericsMismatch(ClusterError):
@@ -167,7 +173,7 @@ class NumericsMismatch(ClusterError):
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Return the end of a message about an unknown word: the nearest known words, or all of them.
+    """Return the end of a message about an unknown word: the nearest known words, or all known words.
 
     A known word that contains all parts of the unknown word is near: ``episode_return_mean`` for ``mean_return``.
     """
@@ -196,7 +202,7 @@ def check_known(key: str, value: object, known: Collection[str], error: type[Eva
 
 
 def listed(names: Sequence[Any], most: int) -> str:
-    """Return the first names, separated by commas, and the number of the others."""
+    """Return the first ``most`` names, separated by commas, and the number of the other names."""
     shown = ", ".join(map(str, names[:most]))
     return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
 
@@ -222,7 +228,10 @@ def summary_of(error: BaseException) -> str:
 
 
 def message_of(error: BaseException) -> str:
-    """Return the text of an exception; if it has none, as a bare ``assert``, the line that raised it."""
+    """Return the text of an exception.
+
+    If the text is empty, as for a bare ``assert``, return the line that raised it.
+    """
     name = type(error).__name__
     try:
         text = str(error)
@@ -232,7 +241,7 @@ def message_of(error: BaseException) -> str:
 
 
 def _line_of(error: BaseException) -> str:
-    """Return the innermost line of a traceback; empty without one."""
+    """Return the source line that raised an exception; empty if there is no traceback."""
     frames = traceback.extract_tb(error.__traceback__)
     if not frames:
         return ""

@@ -1,10 +1,10 @@
 """Redaction of secrets in all output of the process: files, printed lines, messages.
 
-A secret is recognized by its name, its place or its form. Names are ``api_key``, ``password`` and others; in a string
-they stand before ``=`` or ``:``, or after ``--``. Places are values of ``runtime_env.env_vars``, and the user and the
-query of a URI. Forms are ``sk-...``, ``Bearer ...`` or a PEM block. In messages, tracebacks and notes it is also
-recognized by its value: secrets of the configuration and of this process's environment variables are masked everywhere.
-Variables that only configure libraries (``OMP_NUM_THREADS``) are not secrets.
+A secret is recognized by its name, its place or its form. Names are ``api_key``, ``password`` and others; in a string,
+a name stands before ``=`` or ``:``, or after ``--``. Places are the values of ``runtime_env.env_vars``, and the user
+and the query of a URI. Forms are ``sk-...``, ``Bearer ...`` or a PEM block. In messages, tracebacks and notes, a secret
+is also recognized by its value: secrets of the configuration and of this process's environment variables are masked
+everywhere. Variables that only configure libraries (``OMP_NUM_THREADS``) are not secrets.
 
 Masking changes the identity of a run and prevents its replay, so a name has to be unmistakable: ``pass_rate``,
 ``tokenizer`` and ``obs_key`` are not secrets.
@@ -39,7 +39,8 @@ _SECRET_NUMBER: Final = frozenset(("apikey", "passcode", "passphrase", "passwd",
 _VOCABULARY: Final = re.compile(r"(bos|cls|end|eos|image|mask|pad|sep|special|start|stop|unk)_?tokens?", re.IGNORECASE)
 """Names of tokens that a tokenizer knows."""
 _PASS: Final = re.compile(r"pass|(.*[_\W])?(admin|db|login|my|root|smtp|sql|user)[_-]?pass", re.IGNORECASE)
-"""Names in which ``pass`` means a password. In other names, such as ``pass_rate`` and ``low_pass``, it does not."""
+"""Names in which ``pass`` means a password. In other names, such as ``pass_rate`` and ``low_pass``, it has another
+meaning."""
 _KEYS: Final = frozenset(
     (
         *("access", "account", "activation", "api", "auth", "encryption", "licence", "license", "master", "private"),
@@ -63,22 +64,23 @@ _STEERING: Final = re.compile(
 _PLACES: Final = ("env_vars", "runtime_env")
 
 _SHORTEST: Final = 6
-"""Minimum length of a value to search for: a shorter one would be found in every string."""
+"""Minimum length of a value to search for. A shorter value would be found in too many strings."""
 _COMMON: Final = re.compile(r"(?!.{16})([a-z]+|[A-Z]+|[A-Z]?[a-z]+|[+-]?[\d.]+)")
-"""Plain words and numbers, which are not searched for: they could mean something else."""
+"""Plain words and numbers. They are not searched for, because they could mean something else."""
 _HEX: Final = re.compile(r"[0-9a-fA-F]+")
-"""Hexadecimal values, which must stand alone: they could be part of a digest."""
+"""Hexadecimal values. They are masked only as a whole word, because they could be part of a digest."""
 
 _USER: Final = re.compile(r"://([^\s/@:\"'<>]{0,500}:[^\s\"'<>?]{0,500}|[^\s/@\"'<>]{0,500})@")
-"""User info of a URI. A password may contain slashes, so with a colon it ends at the last ``@``. A bound keeps the time
-linear."""
+"""User info of a URI. A password may contain slashes, so user info with a colon ends at the last ``@``. The bound of
+the length keeps the time linear."""
 _QUERY: Final = re.compile(r"://[^\s?\"'<>]{0,2000}\?([^\s\"'<>]*)")
 _ASSIGNED: Final = re.compile(r"""(?<![\w-])([\w-]{1,64})=(?!=)("[^"]*"|'[^']*'|["']?[^\s;&"']+)""")
 _OPTION: Final = re.compile(r"""(?<![\w-])--([A-Za-z][\w-]{0,63})\s+("[^"]*"|'[^']*'|[^\s;&"'-][^\s;&"']*)""")
 _QUOTED: Final = re.compile(r"""["']([\w.-]{1,64})["']\s*:\s*("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|\d+)""")
 """Entry of JSON or of a dict's repr."""
 _LINE: Final = re.compile(r"""(?<![\w-])([\w-]{1,64}):\s+(?=("[^"]*"|'[^']*'|[^\s,;"'\[\](){}]+))""")
-"""Entry of YAML, or a header. The value is matched again, since it may be a name too."""
+"""Entry of YAML, or a header. The pattern does not consume the value, because the value may be the name of another
+entry."""
 _MIXED: Final = r"(?=[\w-]*[a-z])(?=[\w-]*[A-Z])(?=[\w-]*\d)"
 _FORMED: Final = re.compile(
     r"(?i:authorization)[\"']?\s*[:=]\s*[\"']?((?:\w+\s+)?[^\s\"',;}]{4,})"
@@ -95,7 +97,8 @@ _MARKS: Final = (
     *("uthorization", "ookie:", "Bearer", "Basic", "sk-", "ghp_", "gho_", "ghr_", "ghs_", "ghu_", "github_pat_", "hf_"),
     *("AKIA", "ASIA", "-----BEGIN"),
 )
-"""Strings for a quick check: a secret of this form contains at least one of them, and most strings contain none."""
+"""Strings for a quick check: a secret that its form reveals contains at least one of them; most other texts contain
+none."""
 _SWITCH: Final = re.compile(r"true|false|none|null|~", re.IGNORECASE)
 """Values that are not secrets in formats where every value is a string."""
 _OPEN_QUERY: Final = frozenset(
@@ -109,14 +112,14 @@ _OPEN_QUERY: Final = frozenset(
         "scheme",
     )
 )
-"""Names in the query of a URI whose values are places or options, not credentials."""
+"""Names of query parameters of a URI. Their values are places or options, not credentials."""
 
 Path = tuple[str, ...]
 _lock: Final = threading.Lock()
 _known: set[str] = set()
 _pattern: re.Pattern[str] | None = None
 _num_variables = 0
-"""Number of environment variables at the last check."""
+"""Number of environment variables when their secrets were last collected."""
 
 
 def redact(value: Any, *path: str) -> Any:
@@ -134,14 +137,14 @@ def redact(value: Any, *path: str) -> Any:
 def digest_secrets(value: Any, *path: str) -> Any:
     """Return plain data in which every secret is replaced with a mask and a digest.
 
-    The digest has 16 bits: two values have the same digest once in 65 536 times, and it does not help to guess even a
-    short secret.
+    The digest has 16 bits. So two different secrets have the same digest in one of 65,536 cases, and the digest does
+    not help to guess a secret, even a short one.
     """
     return _walk(value, path, _digested, _identified)
 
 
 def redact_text(text: str) -> str:
-    """Return a string without known secrets, and without secrets that its names, URIs and forms reveal."""
+    """Return a string without known secrets, and without secrets that names, URIs or forms in the string reveal."""
     if len(os.environ) != _num_variables:
         _learn_variables()
     return _redact_inside(text if _pattern is None else _pattern.sub(MASK, text))
@@ -158,7 +161,7 @@ def redact_command(words: Sequence[str]) -> list[str]:
 
 
 def learn(value: Any, *path: str) -> None:
-    """Remember the secrets of a configuration or a URI, to mask them everywhere in this process."""
+    """Remember the secrets of a configuration or a URI. From now on, they are masked everywhere in this process."""
     global _pattern  # noqa: PLW0603  # Secrets are known to the whole process.
     found = {variant for secret in secrets_in(value, *path) if _is_telling(secret) for variant in _variants(secret)}
     with _lock:
@@ -169,7 +172,7 @@ def learn(value: Any, *path: str) -> None:
 
 
 def _learn_variables() -> None:
-    """Remember the secret environment variables; called again if their number changes."""
+    """Remember the values of secret environment variables, if the number of environment variables has changed."""
     global _num_variables  # noqa: PLW0603
     variables = dict(os.environ)
     _num_variables = len(variables)
@@ -269,7 +272,7 @@ def _digest(path: Path, value: Any) -> str:
 
 
 def _redact_inside(text: str) -> str:
-    """Mask the secrets of a string that its own names, URIs or forms mark."""
+    """Mask the secrets that names, URIs or forms in the string reveal."""
     parts, done = [], 0
     for start, end, _ in sorted(_spots(text)):
         if start >= done:
@@ -279,7 +282,7 @@ def _redact_inside(text: str) -> str:
 
 
 def _spots(text: str) -> Iterator[tuple[int, int, str]]:
-    """Yield the start and the end of each such place, and the secret."""
+    """Yield the start, the end and the text of each secret that a name, a URI or a form in the string reveals."""
     for found in _USER.finditer(text):
         yield *found.span(1), found[1].rpartition(":")[2]
     for found in _QUERY.finditer(text):
@@ -307,7 +310,7 @@ def _gives_secret(name: str, value: str) -> bool:
 
 
 def _is_told(name: str, value: str) -> bool:
-    """Whether prose with a name, a colon and a value contains a secret: ``token: str`` does not."""
+    """Whether a name, a colon and a value in prose reveal a secret: ``token: str`` does not."""
     words = _words(name)
     return bool(words & _SECRET_NUMBER) or (words != {"key"} and len(value) >= 4 and not _COMMON.fullmatch(value))
 
@@ -326,7 +329,7 @@ def _redact_word(word: str, named: Path) -> str:
 
 
 def secrets_in(value: Any, *path: str) -> frozenset[str]:
-    """Return the secret strings in plain data, the secret parts of its strings, and each line of them."""
+    """Return the secret strings in plain data, the secret parts of other strings, and each line of these secrets."""
     found: list[str] = []
 
     def inside(_: Path, text: str) -> str:
@@ -343,12 +346,12 @@ def secrets_in(value: Any, *path: str) -> frozenset[str]:
 
 
 def _is_telling(secret: str) -> bool:
-    """Whether a string that contains the value is about this secret."""
+    """Whether a value is rare enough to search for: not a common word, a number or a path that exists."""
     return not _COMMON.fullmatch(secret) and not os.path.exists(secret)  # noqa: PTH110  # Path raises if it is long.
 
 
 def _variants(secret: str) -> Iterator[str]:
-    """Yield the spellings of a secret: plain, in a URI, in JSON, in a repr."""
+    """Yield the spellings of a secret: as it is, in a URI, in JSON, and in a repr."""
     spellings = {secret, unquote(secret), quote(secret, safe=""), json.dumps(secret)[1:-1], repr(secret)[1:-1]}
     return (spelling for spelling in spellings if len(spelling.strip()) >= _SHORTEST and MASK not in spelling)
 

@@ -1,8 +1,8 @@
 """Schedule of blocks: consecutive episodes that one runner runs together, from one full reset of its simulator.
 
-A simulator that cannot restart single slots makes an episode depend on its neighbours. So the block is the unit that is
-granted, retried and recorded. :class:`BlockSchedule` numbers the blocks and translates between them and their episodes,
-for a :class:`~rl_eval.scheduling.schedule.Schedule` whose episodes are blocks.
+A simulator that cannot restart single slots makes an episode depend on its neighbours. So a block is granted, retried
+and recorded as a whole. :class:`BlockSchedule` numbers the blocks and translates between them and their episodes, for a
+:class:`~rl_eval.scheduling.schedule.Schedule` whose episodes are blocks.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ class _BlockPlan:
 
 @final
 class BlockSchedule(Schedule):
-    """Assigns the blocks of a plan to runners; events and commands name episodes.
+    """Assigns the blocks of a plan to runners; its events and commands name episodes, not blocks.
 
-    A report contains a block as a whole: all its rows, or one fault with the index of its first episode.
+    A report of a runner contains either all rows of a block, or one fault with the index of the block's first episode.
 
     Args:
         plan: Episodes to run.
-        size: Episodes of a block; the last one may have fewer.
-        expected_runners: Runners that should join.
+        size: Number of episodes of a block; the last block may have fewer.
+        expected_runners: Number of runners that should join.
         done: Indices that are already finished, in a resumed run. A block counts as done if all its episodes are
             finished.
-        attempts: Used attempts, by the index of any episode of a block.
-        max_attempts: Maximum attempts of a block.
+        attempts: Numbers of used attempts, by the index of any episode of a block.
+        max_attempts: Maximum number of attempts of a block.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class BlockSchedule(Schedule):
     @property
     @override
     def unfinished(self) -> int:
-        """Number of episodes whose block has no record and was not given up."""
+        """Number of episodes in blocks that are neither recorded nor given up."""
         return sum(len(self._indices(block)) for block, done in enumerate(self._done) if not done)
 
     # ---------------------------------------------------------------- episodes to blocks
@@ -113,7 +113,7 @@ class BlockSchedule(Schedule):
         return tuple(dict.fromkeys((index // self._size, attempt) for index, attempt in pairs))
 
     def _whole_blocks(self, rows: Iterable[int]) -> dict[int, list[int]]:
-        """Return the positions of the rows of each block that a report has as a whole."""
+        """Return the row positions of each block of which a report contains all episodes, by block."""
         positions: dict[int, list[int]] = {}
         for position, index in enumerate(rows):
             positions.setdefault(index // self._size, []).append(position)
@@ -124,7 +124,12 @@ class BlockSchedule(Schedule):
     def _translated(
         self, commands: Iterable[events.Command], rows: list[list[int]] | None = None
     ) -> Iterator[events.Command]:
-        """Yield commands about episodes; ``rows`` are the positions of the rows of each reported block."""
+        """Yield commands that name episodes, from commands that name blocks.
+
+        Args:
+            commands: Commands of the schedule of blocks.
+            rows: Row positions of each reported block, for commands about rows of a report.
+        """
         for command in commands:
             match command:
                 case events.Grant(runner, leases):

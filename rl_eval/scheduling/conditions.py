@@ -1,4 +1,4 @@
-"""Conditions: rows of initial conditions, and the order in which episodes get them, by the episode's index."""
+"""Initial conditions of episodes, as rows, and their order: the index of an episode decides its condition."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Conditions:
 
     Args:
         rows: Values of each condition, by its id; all have the same keys.
-        counts: Episodes of a condition in one round, by its id; 1 if it is missing.
+        counts: Number of episodes of a condition in one round, by its id; 1 for an id that is missing.
     """
 
     rows: Mapping[str, Mapping[str, Any]]
@@ -44,7 +44,7 @@ class Conditions:
 
     @classmethod
     def from_dict(cls, described: Any) -> Conditions:
-        """Return the conditions of :meth:`to_dict`.
+        """Create conditions from the output of :meth:`to_dict`.
 
         Raises:
             ValueError: The values are invalid; they can come from a foreign file.
@@ -70,7 +70,7 @@ class Conditions:
 
     @property
     def axes(self) -> dict[str, list[Any]]:
-        """Names of values that several conditions share, each with its different values in order."""
+        """Different values of each name, in order, for names of which at least two conditions have the same value."""
         columns = {key: [row[key] for row in self.rows.values()] for key in self.keys}
         scalars = {
             key: column for key, column in columns.items() if not any(isinstance(one, list | dict) for one in column)
@@ -85,7 +85,7 @@ class Conditions:
         return tuple(names[place] for place in interleaved(self._counts))
 
     def condition(self, position: int) -> Condition:
-        """Return the condition at a position, from 0, of the endless plan."""
+        """Return the condition of the episode at a position (from 0) in an endless plan."""
         name = self.ids[position % len(self.ids)]
         return Condition(name, self.rows[name])
 
@@ -101,7 +101,7 @@ class _Described:
 
 
 def interleaved(counts: Sequence[int]) -> list[int]:
-    """Return a sequence that contains each place as often as its count says, spread evenly.
+    """Return a sequence of places (indices of ``counts``), spread evenly, with each place as often as its count says.
 
     Copy j of a place with the share ``count / total`` belongs into the window of slots in which its number of copies
     can differ by less than one from the share. The copy with the earliest end of the window comes first, which always
@@ -126,7 +126,7 @@ def make_conditions(*, rows: Any = None, axes: Any = None, counts: Any = None) -
     Args:
         rows: A list of mappings with an ``id`` each, or a mapping from id to the other values.
         axes: Values by name; every combination is a condition, with an id such as ``friction=0.5,light=a``.
-        counts: Episodes of a condition in one round, by its id.
+        counts: Number of episodes of a condition in one round, by its id.
 
     Raises:
         ConfigError: The rows are invalid, or counts name an unknown id.
@@ -143,7 +143,7 @@ def make_conditions(*, rows: Any = None, axes: Any = None, counts: Any = None) -
 
 
 def _named(rows: Any) -> dict[str, dict[str, Any]]:
-    """Return the values of rows by id."""
+    """Return the values of each row, without its id, by id."""
     if isinstance(rows, Mapping):
         rows = [{ID: name, **one} if isinstance(one, Mapping) else one for name, one in rows.items()]
     if not isinstance(rows, list | tuple) or not rows or not all(isinstance(row, Mapping) for row in rows):
@@ -163,7 +163,7 @@ def _named(rows: Any) -> dict[str, dict[str, Any]]:
 
 
 def _plain(key: Any, row: Mapping[str, Any]) -> Any:
-    """Return a value as plain JSON."""
+    """Return a value of a row as a plain JSON value."""
     value = row[key]
 
     def leaf(_: str, part: Any) -> Any:

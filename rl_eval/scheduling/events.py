@@ -12,7 +12,7 @@ from rl_eval.records.episode import Lease
 
 @dataclass(frozen=True, slots=True)
 class RunnerJoined:
-    """A runner became ready. An incarnation joins once; its replacement has another number."""
+    """A runner became ready. Each runner joins once; a runner that replaces it has another number."""
 
     runner: int
     lanes: int
@@ -20,35 +20,40 @@ class RunnerJoined:
 
 @dataclass(frozen=True, slots=True)
 class RunnerLost:
-    """A runner died. Its episodes are granted again; pairs of episodes that it did not hold are ignored."""
+    """A runner died.
+
+    Its episodes are granted again; pairs (index, attempt) that the runner did not hold are ignored.
+    """
 
     runner: int
     charged: Sequence[tuple[int, int]] = ()
-    """(index, attempt) of episodes that certainly ended it, by a passed deadline or a fatal signal."""
+    """(index, attempt) of each episode that certainly ended the runner: it passed a deadline or caused a fatal
+    signal."""
     suspects: Sequence[tuple[int, int]] = ()
-    """(index, attempt) of episodes that may have ended it: they were in reset or step when the process vanished."""
+    """(index, attempt) of each episode that may have ended the runner: it was in reset or step when the process
+    vanished."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunnerReported:
-    """A runner reported all events since its last report."""
+    """A runner sent a report: everything that happened since its last report."""
 
     runner: int
     finished: Sequence[int] = ()
-    """Indices of its finished episodes, in the order of the report's rows."""
+    """Indices of the finished episodes, in the order of the report's rows."""
     failed_attempts: Sequence[tuple[int, int]] = ()
     """(index, attempt) of every attempt that ended in a fault; the runner has dropped it."""
     returned: Sequence[int] = ()
-    """Indices that it dropped after a reclaim or an abort."""
+    """Indices of the leases that the runner dropped after a reclaim or an abort."""
     live: Sequence[int] = ()
-    """Indices that it has started and will not return."""
+    """Indices of the episodes that the runner has started. It does not return them after a reclaim."""
     suspects: Sequence[tuple[int, int]] = ()
     """(index, attempt) of attempts that ended together in a fault of one of them; the runner has dropped all."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolSized:
-    """The number of expected runners, including those that have not joined yet."""
+    """The number of expected runners changed; it includes runners that have not joined yet."""
 
     runners: int
 
@@ -89,21 +94,21 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Command to record the report's rows at these positions."""
+    """Command to add the rows at some positions of the report to the records."""
 
     positions: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """Command to compare the report's rows at these positions with the records that count."""
+    """Command to compare the rows at some positions of the report with the records of the same episodes."""
 
     positions: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Charge:
-    """A suspected attempt, or one on a lost runner, uses up an attempt of the episode."""
+    """Command to count an attempt of an episode as used up. It was a suspected attempt, or it ran on a lost runner."""
 
     index: int
     attempt: int
@@ -111,18 +116,25 @@ class Charge:
 
 @dataclass(frozen=True, slots=True)
 class Exclude:
-    """Command to end a runner whose attempts fail while others complete; its failures use up no attempts."""
+    """Command to end a runner on which all attempts fail, while other runners complete episodes.
+
+    The failures of this runner use up no attempts.
+    """
 
     runner: int
     failures: int
-    """Attempts that failed on it."""
+    """Number of attempts that failed on the runner."""
     uncharged: tuple[tuple[int, int], ...]
-    """(index, attempt) of episodes that failed on no other runner and were not given up."""
+    """(index, attempt) of each failed attempt that now uses up no attempt: its episode failed on no other runner and
+    was not given up."""
 
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """Command to record the episode as failed, since its attempts are used up; the only source of failed rows."""
+    """Command to record an episode as failed, because its attempts are used up.
+
+    Only this command makes failed records.
+    """
 
     index: int
     seed: int

@@ -1,8 +1,8 @@
 """Matchups: policies of the seats of an episode, as a pure function of the episode's index.
 
-A *seating* names the policy of each seat. A *matchup* is one seating, or with ``symmetric`` all orders of one seating,
-played on one seed, so that the advantage of a seat cancels. The matchups take turns: any part of a plan with the length
-of one round plays each seating once.
+A *seating* names the policy of each seat. A *matchup* is one seating or, with ``symmetric``, all orders of one seating.
+All orders are played with the same seed, so that the advantage of a seat cancels. The matchups take turns: any part of
+a plan with the length of one round plays each seating once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Seating = tuple[str, ...]
 """Name of the policy of each seat."""
 
 MAX_SEATINGS: Final = 100_000
-"""Maximum number of seatings of all matchups together; no useful plan needs more."""
+"""Maximum number of seatings in one round of all matchups."""
 
 _NAMED: Final = ("self", "round_robin")
 _POPULATIONS: Final = ("focal", "background", "focal_seats")
@@ -35,14 +35,16 @@ class Matchups:
     """Matchups in the order of their turns.
 
     Args:
-        turns: The seatings of each matchup, which share a seed; at least one matchup, of at least one seating.
+        turns: The seatings of each matchup; the seatings of one matchup share a seed. At least one matchup, with at
+            least one
+        seating.
     """
 
     turns: tuple[tuple[Seating, ...], ...]
 
     @classmethod
     def from_lists(cls, turns: Sequence[Sequence[Sequence[str]]]) -> Matchups:
-        """Return the matchups of :meth:`to_lists`.
+        """Create matchups from the output of :meth:`to_lists`.
 
         Raises:
             ValueError: The lists are invalid; they can come from a foreign file.
@@ -58,7 +60,7 @@ class Matchups:
 
     @cached_property
     def round(self) -> tuple[Seating, ...]:
-        """Seatings of one turn of every matchup."""
+        """All seatings of one round, in order: one turn of every matchup."""
         return tuple(itertools.chain.from_iterable(self.turns))
 
     @cached_property
@@ -66,11 +68,11 @@ class Matchups:
         return np.repeat(np.arange(len(self.turns)), [len(turn) for turn in self.turns])
 
     def seating(self, position: int) -> Seating:
-        """Return the seating at a position, from 0, of the endless plan."""
+        """Return the seating of the episode at a position (from 0) in an endless plan."""
         return self.round[position % len(self.round)]
 
     def seed_positions(self, positions: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
-        """Return the index of each position's seed, same shape; positions of one turn share a seed."""
+        """Return the index of the seed of each position, in the same shape; the positions of one turn share a seed."""
         rounds, places = np.divmod(positions.astype(np.int64), len(self.round))
         return np.asarray(rounds * len(self.turns) + self._turn_of[places], np.int64)
 
@@ -88,15 +90,15 @@ def make_matchups(
     """Return the matchups that a config asks for.
 
     Args:
-        design: ``"self"``: one policy in all seats, for each. ``"round_robin"``: different policies in all seats, every
-            choice and, unless ``symmetric``, every order of them as a separate matchup. ``{"focal": [...],
-            "background": [...], "focal_seats": [0]}``: each focal policy in the focal seats, each background policy in
-            all others. Or a list of seatings (lists of names), which may also contain the other forms. Duplicates are
-            removed.
+        design: ``"self"``: for each policy, a matchup with this policy in all seats. ``"round_robin"``: different
+            policies in all seats, with a matchup for every choice of policies and, unless ``symmetric``, for every
+            order of them. ``{"focal": [...], "background": [...], "focal_seats": [0]}``: each focal policy in the focal
+            seats, each background policy in all others. Or a list of seatings (lists of names), which may also contain
+            the other forms. Duplicates are removed.
         policies: Names of all policies.
-        symmetric: Whether to play each seed of a matchup in all orders of its seating. Orders that only swap seats
-            of one policy are one.
-        seats: Number of seats; by default that of the listed seatings, else 2.
+        symmetric: Whether to play each seed of a matchup in all orders of its seating. Orders that only swap seats with
+            the same policy count as one.
+        seats: Number of seats; by default the length of the listed seatings, otherwise 2.
 
     Raises:
         ConfigError: The design is invalid, names an unknown policy or has another number of seats.
@@ -133,7 +135,7 @@ class _Expansion:
         raise _not_a_design(entry)
 
     def turn(self, seating: Seating) -> tuple[Seating, ...]:
-        """Return the seatings that share a seed with one."""
+        """Return the seatings of the matchup of a seating, which share a seed."""
         if not self.symmetric:
             return (seating,)
         ordered = sorted(seating, key=self.policies.index)
@@ -204,7 +206,7 @@ class _Expansion:
 
 
 def _orders(ordered: Sequence[str]) -> Iterator[Seating]:
-    """Yield the different orders of some names, without visiting equal permutations."""
+    """Yield the different orders of some names, each order once, even if a name occurs several times."""
     if not ordered:
         yield ()
     for first in dict.fromkeys(ordered):

@@ -1,9 +1,10 @@
 """Plan of an evaluation: its episodes, and the seed of each.
 
-A plan is fixed before anything runs. The seed of an episode comes from its index alone: the index
-goes through a permutation of the 31-bit integers that is keyed by the root seed. A permutation cannot collide, so N
-episodes have N distinct seeds. Two root seeds give unrelated permutations, so neighbouring root seeds do not share
-episodes, as they would with ``root + index``. 31 bits fit every environment that converts its seed to an int32.
+A plan is fixed before anything runs. The seed of an episode follows from its index and the root seed alone: a
+permutation of the 31-bit integers, with the root seed as its key, maps the index to the seed. A permutation cannot
+collide, so N episodes have N distinct seeds. Two root seeds give unrelated permutations, so neighbouring root seeds do
+not share episodes, as they would with ``root + index``. 31 bits fit every environment that converts its seed to an
+int32.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from rl_eval.scheduling.conditions import Conditions
 from rl_eval.scheduling.matchups import Matchups, Seating
 
 MAX_EPISODES: Final = 2**31
-"""Number of distinct seeds, and so the longest plan."""
+"""Number of distinct seeds, which is the maximum number of episodes of a plan."""
 
 _BITS: Final = 31
 _MASK: Final = np.uint64(2**_BITS - 1)
@@ -32,7 +33,7 @@ _ROUNDS: Final = 4
 
 
 def _round_keys(seed: int) -> npt.NDArray[np.uint64]:
-    """Return round keys: outputs of the generator, each one the input of the next."""
+    """Return the keys of all rounds: outputs of the generator. The input of each output is the output before it."""
     keys = [np.array([seed], np.uint64)]
     for _ in range(2 * _ROUNDS):
         keys.append(mix(keys[-1] + GAMMA))
@@ -42,8 +43,8 @@ def _round_keys(seed: int) -> npt.NDArray[np.uint64]:
 def episode_seeds(seed: int, indices: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
     """Permute indices into seeds.
 
-    Each round adds a key, multiplies by an odd key and folds the high half into the low one: all three are bijections
-    on 31 bits, so their composition is a bijection too.
+    Each round adds a key, multiplies by an odd key, and adds the high bits to the low bits by XOR. All three operations
+    are bijections on 31 bits, so the result is a bijection, too.
 
     Args:
         seed: Root seed of the evaluation, 0 <= seed < 2**64.
@@ -70,9 +71,10 @@ class EpisodePlan:
         first_index: Index of the first episode in the permutation of the root seed. Episode i has the seed of episode
             ``first_index + i`` of a plan from 0 on. So plans over ranges that do not overlap have no seed in common.
             Use one range to choose a policy, and another, held-out range to evaluate the chosen policy.
-        matchups: Seatings, by the index in the permutation; None without seats. Seatings of one turn share a seed, so a
-            plan must contain whole turns.
-        conditions: Initial conditions, by the index in the permutation; None without conditions.
+        matchups: Matchups. They give each index of the permutation its seating; None without seats. The seatings of one
+            turn
+        share a seed, so a plan must contain whole turns.
+        conditions: Initial conditions. They give each index of the permutation its condition; None without conditions.
 
     Raises:
         ConfigError: A value is out of range; the message names it.
@@ -134,7 +136,10 @@ class EpisodePlan:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 over indices, seeds, seatings and conditions: equal for equal plans only."""
+        """SHA-256 over indices, seeds, seatings and conditions.
+
+        Two plans have the same fingerprint only if they are equal.
+        """
         digest = hashlib.sha256(b"rl_eval plan 1")
         digest.update(np.ascontiguousarray(self.seeds, dtype="<i8").tobytes())
         if self.matchups is not None:
@@ -201,7 +206,10 @@ GAMMA: Final = np.uint64(0x9E3779B97F4A7C15)
 
 
 def mix(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Return the generator's outputs for values of its counter, shape as given: a bijection of 64 bits."""
+    """Return the output of the generator SplitMix64 for each value of its counter, in the same shape.
+
+    It is a bijection of 64 bits.
+    """
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return np.asarray(z ^ (z >> np.uint64(31)), np.uint64)

@@ -1,7 +1,7 @@
-"""Verdicts on failures of runners: consequences for episodes, the runner and its group.
+"""Verdicts on failures of runners: the consequences for episodes, for the runner and for its group.
 
-Pure functions judge failures outside environment calls. The schedule decides about retries of episodes. A suspect that
-was alone on a dead runner uses up an attempt; the schedule decides that too.
+The functions are pure. The schedule decides about retries of episodes. It also charges an episode that may have ended a
+runner, if no other episode was on this runner.
 
 =========================================  =========  =========  =========  =====
 failure                                    charge     replace    exclude    end
@@ -15,7 +15,8 @@ node was pre-empted                                   yes (free)
 other floats than the group's                                    yes
 =========================================  =========  =========  =========  =====
 
-*Replace* counts against ``max_runner_restarts`` unless an episode is charged or the node was pre-empted. An error of an
+A replacement counts towards ``max_runner_restarts``, unless an episode is charged or the node was pre-empted. An error
+    of an
 environment or a policy during an episode is not a failure of a runner: it uses up an attempt of the episode. The
 schedule excludes a runner on which every attempt fails while another runner completes episodes.
 """
@@ -33,7 +34,7 @@ from rl_eval.supervision.flight_recorder import CrashReport, LaneEntry
 
 _SLACK_S: Final = 1.0
 _FIRST_CALL_GRACE_S: Final = 30.0
-"""The first call also probes the policy and builds environments."""
+"""Additional seconds for the first call, which also probes the policy and builds environments."""
 
 
 # ------------------------------------------------------------------------------ verdicts
@@ -43,11 +44,12 @@ class Verdict(Enum):
     """Consequence of an error for the runner, and for its group."""
 
     REPLACE = "replace"
-    """Another runner replaces it after a back-off, within the restart budget of the position."""
+    """After a back-off, another runner replaces the runner. This counts towards the restarts of its position."""
     EXCLUDE = "exclude"
     """The position of the runner stays empty."""
     END = "end"
-    """The caller of the call gets the error; without a caller, all users of the group do."""
+    """The error is raised to the caller of the failed call. If there is none, it is raised to all users of the
+    group."""
 
 
 def judge(error: BaseException, *, everywhere: bool) -> Verdict:
@@ -55,7 +57,7 @@ def judge(error: BaseException, *, everywhere: bool) -> Verdict:
 
     Args:
         error: The error.
-        everywhere: Whether no position of the group could start so far, or the call raised on every one that is left.
+        everywhere: Whether no runner of the group could start so far, or the call raised on every remaining runner.
     """
     if isinstance(error, NumericsMismatch):
         return Verdict.EXCLUDE
@@ -66,27 +68,28 @@ def judge(error: BaseException, *, everywhere: bool) -> Verdict:
 
 
 def silence_limit(limit_s: float, slice_s: float, *, probed: bool) -> float:
-    """Return the seconds without an answer after which a runner is terminated.
+    """Return the number of seconds without an answer after which a runner is terminated.
 
     Args:
-        limit_s: Time limit of one step.
-        slice_s: Working time of a call.
-        probed: Whether it has answered a call with its present weights.
+        limit_s: Time limit of one step, in seconds.
+        slice_s: Working time of one call, in seconds.
+        probed: Whether the runner has answered a call since its weights were set.
     """
     return limit_s + slice_s + _SLACK_S + (0.0 if probed else _FIRST_CALL_GRACE_S)
 
 
 @dataclass(frozen=True, slots=True)
 class LossAttribution:
-    """Attribution of one lost runner; pairs are (index, attempt)."""
+    """Episodes that ended, or may have ended, one lost runner, as pairs (index, attempt)."""
 
     charged: tuple[tuple[int, int], ...] = ()
     suspects: tuple[tuple[int, int], ...] = ()
     faults: tuple[Fault, ...] = ()
-    """One fault for each pair of both, and for a death in ``close``; not charged yet."""
+    """One fault for each pair of both fields, and one for a death in ``close``. The schedule decides whether they are
+    charged."""
 
     def within(self, plan: EpisodePlan) -> LossAttribution:
-        """Drop pairs and faults of another plan: a runner may still have run episodes of the previous evaluation."""
+        """Drop the pairs and faults of another plan. The runner may have run episodes of the previous evaluation."""
         faults = tuple(
             fault for fault in self.faults if fault.index < len(plan) and fault.seed == plan.seeds[fault.index]
         )
@@ -99,11 +102,11 @@ class LossAttribution:
 
 
 def attribute_loss(crash_report: CrashReport | None, runner: int) -> LossAttribution:
-    """Attribute a loss to episodes.
+    """Find the episodes that ended, or may have ended, a runner.
 
     Args:
-        crash_report: Report of the node agent; None if there is no agent, such as after the death of the node.
-        runner: Position of the runner, for the faults.
+        crash_report: Report of the node agent; None if there is no node agent, for example because the node died.
+        runner: Position of the runner in its group, for the faults.
     """
     if crash_report is None or crash_report.moment is None:
         return LossAttribution()

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final, final
 
 _ACCIDENT: Final = 0.001
-"""Probability of a streak of failures below which it is not an accident."""
+"""If a healthy runner has a streak of failures with a lower probability than this, the runner counts as broken."""
 _SHORTEST_STREAK: Final = 3
 
 
@@ -19,58 +19,58 @@ class RunnerState:
 
     lanes: int
     held: dict[int, None] = field(default_factory=dict)
-    """Indices it holds, in the order of their grants."""
+    """Indices of the leases that the runner holds, in the order in which they were granted."""
     reclaiming: set[int] = field(default_factory=set)
-    """Held indices that it was asked to return."""
+    """Indices of the leases that the runner was asked to return."""
     live: int = 0
-    """Attempts that were running at its last report."""
+    """Number of attempts that were running at the runner's last report."""
     pace: int = 0
-    """Episodes that its latest report completed."""
+    """Number of episodes that were completed in the runner's last report."""
     isolating: bool = False
-    """Whether its episodes are isolated."""
+    """Whether the runner's episodes are isolated."""
     streak: int = 0
-    """Failed attempts since the last report with a completed episode."""
+    """Number of failed attempts since the runner's last report with a completed episode."""
     since: tuple[int, int] = 0, 0
-    """Completed episodes and failed attempts of the group when the streak began."""
+    """Numbers of completed episodes and of failed attempts of the group when the streak began."""
     failed: list[tuple[int, int]] = field(default_factory=list)
-    """(index, attempt) of every attempt that failed on it."""
+    """(index, attempt) of every attempt that failed on the runner."""
     untried: bool = True
-    """Whether no attempt has ended on it."""
+    """Whether no attempt has ended on the runner yet."""
 
     @property
     def depth(self) -> int:
-        """Target number of leases. Two calls are in flight, so a fast runner needs leases for two reports."""
+        """Target number of leases. Two calls are in flight, so a fast runner needs enough leases for two reports."""
         return self.lanes + max(self.lanes, 2 * self.pace)
 
     @property
     def queued(self) -> int:
-        """Number of held leases that cannot have started and are not being reclaimed."""
+        """Number of leases that certainly have not started, without those that are being reclaimed."""
         return max(0, len(self.held) - len(self.reclaiming) - self.lanes)
 
     @property
     def free(self) -> int:
-        """Lanes without a lease that may get one."""
+        """Number of lanes without a lease that may get a lease."""
         return 0 if self.isolating else max(0, self.lanes - len(self.held))
 
 
 @final
 class RunnerStates(dict[int, RunnerState]):
-    """States by runner. The caller calls :meth:`note` after each change of a state."""
+    """States by runner, with sets of runners that need attention. Call :meth:`note` after each change of a state."""
 
     def __init__(self) -> None:
         super().__init__()
         self.dry: set[int] = set()
         """Runners without leases."""
         self.backlogged: set[int] = set()
-        """Runners with leases that have not started and are not being reclaimed."""
+        """Runners with leases that have not started yet and are not being reclaimed."""
         self.failing: set[int] = set()
         """Runners with a suspicious streak of failures."""
         self._completed = 0
         self._failed = 0
-        """Failed attempts on runners without such a streak."""
+        """Number of failed attempts on runners without a suspicious streak."""
 
     def note(self, runner: int) -> None:
-        """Update the sets after a runner changed or left."""
+        """Update the sets after the state of a runner changed, or after the runner left."""
         state = self.get(runner)
         (self.dry.add if state and not state.held else self.dry.discard)(runner)
         (self.backlogged.add if state and state.queued else self.backlogged.discard)(runner)
@@ -78,17 +78,20 @@ class RunnerStates(dict[int, RunnerState]):
         (self.failing.add if failing else self.failing.discard)(runner)
 
     def hungry(self) -> list[int]:
-        """Return the runners with a free lane, the emptiest first."""
+        """Return the runners with a free lane, the runner with the fewest leases first."""
         free = [runner for runner, state in self.items() if state.free]
         return sorted(free, key=lambda runner: len(self[runner].held))
 
     @property
     def asked(self) -> int:
-        """Number of runners with an unanswered reclaim."""
+        """Number of runners that have not answered a reclaim yet."""
         return sum(bool(state.reclaiming) for state in self.values())
 
     def ended(self, runner: int, completed: int, failed: list[tuple[int, int]]) -> None:
-        """Count the attempts of a report; a completed episode ends a streak of failures."""
+        """Count the attempts that ended in a report of a runner.
+
+        A completed episode ends the runner's streak of failures.
+        """
         state = self[runner]
         state.untried = state.untried and not (completed or failed)
         state.failed += failed
@@ -105,7 +108,7 @@ class RunnerStates(dict[int, RunnerState]):
             self._failed += len(failed) + (before if was_failing else 0)
 
     def untried_beside(self, runner: int) -> bool:
-        """Whether another runner has not ended any attempt yet."""
+        """Whether there is another runner on which no attempt has ended yet."""
         return any(state.untried for other, state in self.items() if other != runner)
 
     def broken(self) -> list[int]:
@@ -120,15 +123,16 @@ class RunnerStates(dict[int, RunnerState]):
 def _chance_of_streak(streak: int, live: int, completed: int, failed: int) -> float:
     """Return an upper bound of the probability that a healthy runner has only failures so far.
 
-    The results of the other runners estimate the failure rate: with a uniform prior it has the distribution
-    ``Beta(1 + failed, 1 + completed)``, and the streak has the beta-binomial one. Failures come early and completed
-    episodes late, so all running attempts may complete: any ``streak`` of ``streak + live`` may have failed.
+    The results of the other runners estimate the failure rate: with a uniform prior, the rate has the distribution
+    ``Beta(1 + failed, 1 + completed)``, so the number of failures on the runner has a beta-binomial distribution.
+    Failures come early, and completed episodes come late, so the running attempts may all complete. Therefore, any
+    ``streak`` of the ``streak + live`` attempts may have failed.
 
     Args:
-        streak: Attempts that failed on the runner, with none completed.
-        live: Attempts running on it.
-        completed: Episodes that others completed meanwhile.
-        failed: Attempts that failed meanwhile on runners that complete episodes.
+        streak: Number of attempts that failed on the runner since its last completed episode.
+        live: Number of attempts that are running on the runner.
+        completed: Number of episodes that other runners completed during the streak.
+        failed: Number of attempts that failed during the streak on runners that complete episodes.
     """
     if not completed:
         return 1.0
@@ -137,7 +141,10 @@ def _chance_of_streak(streak: int, live: int, completed: int, failed: int) -> fl
 
 
 def _suspicious_streak(lanes: int) -> int:
-    """Return the failures in a row after which a runner is paused until another one has ended an attempt."""
+    """Return the number of consecutive failures after which a runner is paused.
+
+    The pause lasts until another runner has ended an attempt.
+    """
     return max(_SHORTEST_STREAK, lanes)
 
 
@@ -150,21 +157,21 @@ def _log_choose(n: int, k: int) -> float:
 
 
 _SPLIT: Final = 8
-"""Number of groups of the suspects of one loss or fault."""
+"""Number of groups into which the suspects of one lost runner or fault are split."""
 
 
 @final
 class Isolation:
-    """Suspected episodes, and the queue of those that wait for a separate runner.
+    """Suspected episodes, and the queue of suspected episodes that wait for a separate runner.
 
-    If many episodes were live when a process ended or a shared call failed, they run again in groups of an eighth, so
-    that one round clears most of them. A group that fails again is split again, until each suspect runs alone.
+    If many episodes were live when a process ended or a shared call failed, they run again in eight groups. So one
+    round clears most of them. A group that fails again is split again, until each suspect runs alone.
     """
 
     def __init__(self) -> None:
         self._waiting: list[int] = []
         self._largest: dict[int, int] = {}
-        """Maximum group size of each suspect, by index; kept until the episode is done."""
+        """Maximum size of the group in which a suspect runs, by index; kept until the episode has a record."""
 
     def __len__(self) -> int:
         """Return the number of waiting episodes."""
@@ -176,15 +183,15 @@ class Isolation:
 
     @property
     def waiting(self) -> tuple[int, ...]:
-        """Indices that wait for a runner."""
+        """Indices of the episodes that wait for a runner."""
         return tuple(self._waiting)
 
     def alone(self, index: int) -> bool:
-        """Whether an episode runs without others from now on."""
+        """Whether an episode runs without other episodes on its runner from now on."""
         return self._largest.get(index) == 1
 
     def suspect(self, indices: Iterable[int]) -> None:
-        """Isolate episodes, one of which may have caused a loss or a fault; a single one runs alone."""
+        """Isolate the episodes of which one may have ended a runner or caused a fault. A single episode runs alone."""
         suspects = list(indices)
         for index in suspects:
             self._largest[index] = -(-len(suspects) // _SPLIT)
@@ -194,7 +201,7 @@ class Isolation:
         insort(self._waiting, index)
 
     def discard(self, indices: Iterable[int]) -> None:
-        """Remove episodes that are done."""
+        """Remove episodes that have a record."""
         for index in self._largest.keys() & indices:
             del self._largest[index]
 
@@ -202,9 +209,9 @@ class Isolation:
         """Remove and return a group of episodes for one runner; an empty list if none fits.
 
         Args:
-            fit: Waiting episodes that may run on it, in order.
-            lanes: Lanes of the runner.
-            runners: Runners that are free for isolated episodes, this one included.
+            fit: Waiting episodes that may run on the runner, in order.
+            lanes: Number of lanes of the runner.
+            runners: Number of runners that are free for isolated episodes, including this runner.
         """
         if not fit:
             return []

@@ -5,8 +5,8 @@ Two rules make the result independent of the number of runners and lanes:
 1. **An episode is chosen by its index, before it runs.** Leases are granted in index order. Every granted episode is
    finished: by the runner with the lease or, if that runner is lost or fails, by another one. The time of finishing
    never selects an episode.
-2. **Each episode has exactly one record.** It may run more than once, since runners die. A record counts only if its
-   runner still has the lease. Any other record is only compared with the one that counts.
+2. **Each episode has exactly one record.** The episode may run more than once, because runners die. A record counts
+   only if its runner still has the lease. Any other record of the episode is only compared with the record that counts.
 
 The schedule is a pure state machine: :meth:`Schedule.handle` turns events into commands. It uses no Ray, time, threads
 or randomness. So a test can drive it through thousands of histories in a second, and a run can be replayed from its
@@ -16,15 +16,16 @@ Runners pull work. Each runner has about one lease per lane in addition to its r
 are so short that a report empties the queue. When fresh episodes run out, the schedule *reclaims* leases that a busy
 runner has not started, for idle runners. It never takes live episodes from a live runner.
 
-A failed attempt uses up an attempt of its episode, which runs again on another runner. A runner with only failures is
-paused while another one is still in its first attempt. When another runner completes episodes, the failing one is
-*excluded*, and its failures use up no attempts. When the attempts of an episode are used up, the schedule gives it up:
-only this makes failed records.
+A failed attempt uses up an attempt of its episode, and the episode runs again on another runner. A runner with only
+failures is paused while another runner is still in its first attempt. When another runner completes episodes, the
+failing runner is *excluded*, and its failures use up no attempts. When the attempts of an episode are used up, the
+schedule gives the episode up. There is no other reason for failed records.
 
-The loss of a runner, or a fault in a call for several episodes, uses up an attempt of an episode only on evidence.
-Episodes that caused it, or may have caused it, are *isolated* from then on (see
-:mod:`rl_eval.scheduling.runner_states`). They run on idle runners, separate from all other episodes. So their crashes
-affect no other episode, and a crash with a single episode proves that this episode is the cause.
+The loss of a runner, or a fault in a call for several episodes, uses up an attempt of an episode only if there is
+evidence that this episode is the cause. Episodes that caused the loss or the fault, or may have caused it, are
+*isolated* from then on (see :mod:`rl_eval.scheduling.runner_states`). They run on idle runners, separate from all other
+episodes. So their crashes affect no other episode, and a crash with a single episode proves that this episode is the
+cause.
 """
 
 from __future__ import annotations
@@ -61,10 +62,12 @@ class Schedule:
 
     Args:
         plan: Episodes to run.
-        expected_runners: Runners that should join: the first to join leaves their share to the others.
+        expected_runners: Number of runners that should join. The runners that join first leave a share of the episodes
+            for the
+        other runners.
         done: Indices that are already finished, in a resumed run.
-        attempts: Used attempts, by index. An episode without attempts left is given up with the first event.
-        max_attempts: Maximum attempts of an episode.
+        attempts: Numbers of used attempts, by index. An episode without attempts left is given up with the first event.
+        max_attempts: Maximum number of attempts of an episode.
     """
 
     def __init__(
@@ -86,15 +89,15 @@ class Schedule:
         self._unfinished = len(plan) - sum(self._done)
         self._next = 0
         self._again: list[int] = []
-        """Indices that were held and wait for a runner on which they have not failed, in order."""
+        """Indices of episodes that will run again, in order. They wait for a runner on which they have not failed."""
         self._isolation = Isolation()
         self._num_isolated = 0
-        """Number of isolated episodes that runners hold."""
+        """Number of isolated episodes whose lease a runner holds."""
         self._holder: dict[int, int] = {}
         self._max_attempts = max_attempts
         self._attempts = {index: count for index, count in (attempts or {}).items() if not self._done[index]}
         self._uncharged: dict[int, int] = {}
-        """Number of failed attempts that do not count, by index."""
+        """Number of failed attempts of an episode that use up no attempt, by index."""
         self._failed_on: dict[int, list[int]] = {}
         """Runners on which an unfinished episode has failed."""
         self._given_up: set[int] = set()
@@ -135,7 +138,7 @@ class Schedule:
         return runner in self._runners and bool(self._runners[runner].held)
 
     def handle(self, event: Event) -> list[Command]:
-        """Handle one event; return commands in order."""
+        """Handle one event; return the resulting commands in order."""
         commands: list[Command] = self._give_up_spent() if self._spent else []
         match event:
             case RunnerJoined(runner, lanes):
@@ -263,7 +266,7 @@ class Schedule:
         return held
 
     def _put_back(self, index: int) -> list[Command]:
-        """Put an unassigned episode into its queue, or give it up."""
+        """Put an episode that no runner holds into its queue, or give it up."""
         if self._attempts.get(index, 0) - self._uncharged.get(index, 0) >= self._max_attempts:
             return [self._give_up(index)]
         if index in self._isolation:
@@ -303,7 +306,7 @@ class Schedule:
 
     @property
     def _awaited(self) -> bool:
-        """Whether more runners are expected than have joined."""
+        """Whether the number of expected runners is larger than the number of runners that have joined."""
         return self._expected > len(self._runners)
 
     def _exclude(self, runner: int) -> list[Command]:
@@ -318,15 +321,18 @@ class Schedule:
         return commands
 
     def _suspended(self, runner: int) -> bool:
-        """Whether a failing runner is paused until another one ends an attempt, to find out if its machine works."""
+        """Whether a failing runner is paused until another runner has ended an attempt.
+
+        That attempt shows whether only this runner fails.
+        """
         return runner in self._runners.failing and (self._awaited or self._runners.untried_beside(runner))
 
     def _may_retry(self, runner: int, index: int) -> bool:
-        """Whether a runner may run an episode, which may have failed on it."""
+        """Whether a runner may run an episode, if only the earlier failures of this episode matter."""
         return index not in self._failed_on or self._allowed(runner, index)
 
     def _allowed(self, runner: int, index: int) -> bool:
-        """Whether a runner may retry an episode; on the same runner only if there is no other."""
+        """Whether a runner may run an episode again. If it failed on this runner, only if there is no other runner."""
         failed_on = self._failed_on[index]
         return runner not in failed_on or not (self._awaited or any(other not in failed_on for other in self._runners))
 
@@ -344,7 +350,7 @@ class Schedule:
         return [*grants, *self._rebalance(), *self._isolate()]
 
     def _grant(self, runner: int) -> Grant | None:
-        """Grant a runner leases up to its depth, but at most its share of the remaining episodes."""
+        """Grant leases to a runner, up to the runner's depth and to its share of the remaining episodes."""
         state = self._runners[runner]
         if state.isolating or self._suspended(runner):
             return None
@@ -357,7 +363,10 @@ class Schedule:
         return self._lease(runner, taken) if taken else None
 
     def _take(self, runner: int, *, any_episode: bool, free: bool) -> int | None:
-        """Remove and return the lowest index that a runner may take; a free lane may take a retry beyond the share."""
+        """Remove and return the lowest index that a runner may take.
+
+        A free lane may exceed the runner's share for a retry.
+        """
         if not (any_episode or free) or not self._waiting:
             return None
         for index in self._again:
@@ -394,7 +403,7 @@ class Schedule:
         return Grant(runner, tuple(leases))
 
     def _rebalance(self) -> list[Command]:
-        """Reclaim queued leases, from one runner for each idle runner."""
+        """Reclaim leases that have not started. For each idle runner, one busy runner returns leases."""
         commands: list[Command] = []
         if not (self._runners.dry and self._runners.backlogged):
             return commands
