@@ -41,8 +41,7 @@ def write_atomically(path: str | os.PathLike[str], write: Callable[[Path], objec
     Args:
         path: The file.
         write: Function that writes the content. Its argument is the path of an empty temporary file. Its errors are
-            raised
-        unchanged.
+            raised unchanged.
     """
     target = Path(path)
     make_folder(target.parent)

@@ -185,8 +185,7 @@ class EvalConfig:
         Args:
             values: Values by section and key.
             folder: Folder where relative paths begin: paths of weights, of conditions, and of policies with a scheme.
-                By default,
-            the working directory.
+                By default, the working directory.
 
         Raises:
             ConfigError: A section or key is unknown; the message suggests the nearest name.

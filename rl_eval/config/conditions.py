@@ -25,7 +25,7 @@ def load_conditions(given: Any) -> Conditions | None:
 
     Args:
         given: A path, a list of rows, or a mapping with exactly one of ``file``, ``rows`` and ``axes``, and optional
-        ``counts``.
+            ``counts``.
 
     Raises:
         ConfigError: The value or the file is invalid, or the rows have another digest than ``sha256``.

@@ -151,9 +151,9 @@ class PolicySection(_Section):
         }
 
     def named_as(self, policy_kwargs: Mapping[str, Any]) -> PolicySection:
-        """Return this section with other arguments of the policy.
+        """Return this section with other paths in the policy's arguments.
 
-        The digests remain those of the files that are loaded now.
+        The digests remain those of the present files.
         """
         section = self.model_copy(update={"policy_kwargs": policy_kwargs})
         digests = file_digests(self.policy, self.policy_kwargs)

@@ -1,7 +1,7 @@
-"""Reader of an evaluation log: undamaged segments in order of writing, each index once.
+"""Reader of an evaluation log: the rows of all undamaged segments, in the order of writing, each index once.
 
-A row is a function of its index. Two sessions can write the same row, such as if the first one seemed dead. Then the
-row that was written first counts, and the reader compares the other one with it.
+A row is a function of its index. Two sessions can write the row of the same index, for example because the first
+session seemed dead. Then the row that was written first counts, and the reader compares the second row with it.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ _SEGMENTS: Final = "segments"
 _DAMAGED: Final = "damaged"
 _NUMBERED: Final = re.compile(r"\d{6,}-\d{8,}-")
 _MOST_MISSING: Final = 100_000
-"""Maximum number of missing segments to list: a claim from elsewhere may contain any number."""
+"""Maximum number of missing segments to list, because a claim that another program wrote may contain any number."""
 _READERS: Final = 8
-"""Segments read at once: on an object store each costs a round trip."""
+"""Number of segments to read at once, because each read takes a round trip on an object store."""
 
 
 @dataclass(frozen=True)
@@ -53,31 +53,31 @@ class LogContents:
     infos: npt.NDArray[np.float64]
     """Info scalars of the rows, shape (n, len(manifest.info_keys))."""
     faults: tuple[Fault, ...]
-    """Faults in order of writing. If a charged fault ends the same attempt again in the same way, as after a restart,
-    it counts once."""
+    """Faults in order of writing. Equal charged faults of the same attempt, as after a restart, count once."""
     numerics: dict[str, Any]
-    """Numerics key of the first session that had one."""
+    """Numerics key of the first session that recorded a key."""
     totals: dict[str, float]
-    """Steps and seconds that all sessions spent and committed, by name."""
+    """Sums of steps and seconds over all sessions, by name. Only committed work counts."""
     notes: tuple[str, ...]
-    """Notes of the result, each once, in order of writing."""
+    """Notes of the result in order of writing, without duplicates."""
     determinism: dict[str, Any]
-    """Finding of the last determinism check; empty if none has ended."""
+    """Finding of the last determinism check; empty if no check has ended."""
     mismatches: tuple[int, ...]
     """Indices that were written twice with different outcomes: the evaluation is not deterministic."""
     amendments: tuple[Amendment, ...]
-    """Accepted code changes, in order; the notes contain them, too."""
+    """Accepted code changes, in order. There is a note about each change."""
     damaged: tuple[str, ...]
-    """Segments that were set aside, now or earlier. Their episodes are in the rows only if they ran again."""
+    """Names of segments that were set aside, now or earlier. The rows contain their episodes only if these ran
+    again."""
     num_runners: int | None
-    """Highest number of runner processes at one time, in any session; None if unknown."""
+    """Largest number of runner processes at one time in any session; None if unknown."""
     retried: tuple[int, ...] = ()
     """Indices of failed records that a retry set aside."""
 
 
 @dataclass(frozen=True)
 class Scan:
-    """All segments of a folder: intact, damaged, missing and set aside."""
+    """All segments of a log: intact, damaged, missing, and set aside."""
 
     segments: list[tuple[SegmentName, Segment]] = field(default_factory=list)
     damaged: dict[str, str] = field(default_factory=dict)
@@ -171,7 +171,7 @@ def fold(
     amendments: Sequence[Amendment] = (),
     retries: Sequence[Retry] = (),
 ) -> LogContents:
-    """Combine segments.
+    """Combine the segments of a log.
 
     Raises:
         LogError: A row does not belong to the plan.
@@ -233,7 +233,7 @@ def _read(storage: Storage, name: SegmentName) -> Segment | str:
 
 
 def _missing(names: Sequence[str], claims: Sequence[Claim]) -> list[str]:
-    """Return the prefixes of missing names between the first and the last of each session."""
+    """Return the prefixes of the names that are missing between the first and the last segment of each session."""
     numbers: dict[int, set[int]] = defaultdict(set)
     for name in names:
         epoch, number = name.split("-")[:2]
@@ -270,7 +270,7 @@ def _once(faults: Iterable[Fault]) -> Iterable[Fault]:
 def _mismatches(
     rows: npt.NDArray[np.void], infos: npt.NDArray[np.float64], keys: Sequence[str], first: npt.NDArray[np.intp]
 ) -> tuple[int, ...]:
-    """Return the indices of rows that differ from the first row of their index; ``first`` has the places of these."""
+    """Return the indices of rows that differ from the first row of their index."""
     again = np.flatnonzero(first != np.arange(len(rows)))
     ours, theirs = (outcomes_of(rows[places], infos[places], keys) for places in (first[again], again))
     different = {int(a["index"]) for a, b in zip(ours, theirs, strict=True) if a.tobytes() != b.tobytes()}

@@ -1,8 +1,8 @@
-"""Manifest of an evaluation log: its plan and identity, the check whether a run may continue it, and later changes.
+"""Manifest of an evaluation log, the check whether a run may continue the log, and later changes.
 
-The manifest is written once, before the first episode: plan, identity, weights, and the data to run it again. A run
-continues a log with equal plan, identity, weights and info keys. Config and provenance may differ, because the number
-of runners and the machine do not change the result.
+The manifest is written once, before the first episode: plan, identity, weights, and the data to run the evaluation
+again. A run may continue a log if plan, identity, weights and info keys are equal. Config and provenance may differ,
+because the number of runners and the machine do not change the result.
 
 The manifest never changes. Accepted code changes are numbered files in ``amendments/``, and failed episodes to run
 again are numbered files in ``retries/``; these files never change either. The next session is compared with the
@@ -33,30 +33,30 @@ FORMAT: Final = 1
 
 MANIFEST_FILE: Final = "manifest.json"
 RESTORE: Final = "Restore the file from a copy, or start a new run with --fresh or another --log-dir."
-"""Fix for a damaged file of a log."""
+"""Next step of the user if a file of a log is damaged."""
 
 _PLAN: Final = ("num_episodes", "seed", "first_index", "matchups", "conditions")
 _MOST_DIFFERENCES: Final = 20
-"""Maximum number of differences that a message shows: every value of a condition can differ."""
+"""Maximum number of differences that a message shows, because every value of every condition can differ."""
 _COMPARED: Final = (*_PLAN, "plan_fingerprint", "identity", "weights", "info_keys")
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """Manifest of an evaluation: its settings and their origin. All values are plain JSON."""
+    """Manifest of an evaluation: its settings and its provenance. All values are plain JSON."""
 
     num_episodes: int
     seed: int
     plan_fingerprint: str
     identity: dict[str, Any]
-    """Settings that the result depends on, besides plan and weights."""
+    """Settings on which the result depends, apart from the plan and the weights."""
     weights: dict[str, Any]
-    """Version and digest."""
+    """Version and digest of the weights."""
     info_keys: tuple[str, ...]
     config: dict[str, Any]
     provenance: dict[str, Any]
     first_index: int = 0
-    """Index of the plan's first episode; older logs do not have it and start at 0."""
+    """Index of the plan's first episode. Older logs do not have this field, and start at 0."""
     matchups: list[Any] | None = None
     """Seatings of each matchup, in order; None for a single policy."""
     conditions: dict[str, Any] | None = None
@@ -75,7 +75,7 @@ class Manifest:
 
         Raises:
             ValueError: The text is damaged.
-            LogError: Another version of this package wrote it.
+            LogError: Another version of this package wrote the manifest.
         """
         body = parse_json(text)
         if not isinstance(body, dict) or "format" not in body:
@@ -92,7 +92,7 @@ class Manifest:
         return typed(cls, body)
 
     def version_notes(self, now: Manifest) -> Iterator[str]:
-        """Yield a note on a changed version of Python, or of a package outside the digests of code."""
+        """Yield a note on each changed version of Python, or of a package that the digests of code do not cover."""
         there, here = (
             {"python": one.provenance.get("python"), **one.provenance.get("packages", {})} for one in (self, now)
         )
@@ -102,7 +102,7 @@ class Manifest:
                 yield f"the run started with {name} {there[name]} and continued with {version}"
 
     def differences(self, other: Manifest) -> list[str]:
-        """Return one line per value that prevents another run from continuing this log."""
+        """Return one line per difference of another manifest that prevents its run from continuing this log."""
         found = [leaf for leaf in differences(self._compared(), other._compared()) if not _is_elsewhere(leaf)]
         if any(leaf.key.partition(".")[0] in _PLAN for leaf in found):
             found = [leaf for leaf in found if leaf.key != "plan_fingerprint"]  # The plan determines it.
@@ -114,7 +114,7 @@ class Manifest:
 
 
 def _is_elsewhere(leaf: Difference) -> bool:
-    """Return whether only one side found a file of a model; the loader reports a missing file."""
+    """Return whether only one of two manifests has the digest of a model file. The loader reports a missing file."""
     return leaf.key.startswith("weights.files") and ABSENT in (leaf.a, leaf.b)
 
 
@@ -158,7 +158,7 @@ def read_numbered(storage: Storage, folder: str, kind: type[Value], unknown: str
 
 _AMENDMENTS: Final = "amendments"
 _SHOWN_DIGITS: Final = 12
-"""Hexadecimal digits of a digest that are shown."""
+"""Number of hexadecimal digits of a digest in a message."""
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ class Amendment:
     accepted_at: str
     host: str
     num_finished: int
-    """Number of episodes in the log at that time."""
+    """Number of episodes in the log when the change was accepted."""
     differences: tuple[str, ...]
     code: dict[str, Any]
     """Digests of the code after the change."""
@@ -181,7 +181,7 @@ class Amendment:
 
 
 def code_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return one line per file or package that both sides know and that differs."""
+    """Return one line per file or package that has a digest both times, and whose digest differs."""
     files, packages = before.get("files", {}), before.get("packages", {})
     return [
         *(
@@ -199,7 +199,7 @@ def code_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[
 
 
 def newest_code(manifest: Manifest, amendments: Sequence[Amendment]) -> dict[str, Any]:
-    """Return the digests of the last session."""
+    """Return the digests of the code that the last session used."""
     return amendments[-1].code if amendments else manifest.code
 
 
@@ -229,7 +229,7 @@ def amend(storage: Storage, manifest: Manifest, known: Sequence[Amendment], ours
 
 _RETRIES: Final = "retries"
 _SHOWN_INDICES: Final = 8
-"""Indices that a note names."""
+"""Maximum number of indices in a note."""
 
 
 @dataclass(frozen=True)
@@ -238,7 +238,7 @@ class Retry:
 
     asked_at: str
     epoch: int
-    """Session of the request."""
+    """Number of the session in which the request was written."""
     indices: tuple[Annotated[int, Field(ge=0, lt=2**31)], ...]
 
     def __str__(self) -> str:
@@ -249,7 +249,7 @@ class Retry:
 
 
 def ask_again(storage: Storage, epoch: int, indices: Iterable[int], known: Sequence[Retry]) -> Retry:
-    """Write a retry.
+    """Write a request to run failed episodes again.
 
     Raises:
         OSError: The file cannot be written.
@@ -261,11 +261,11 @@ def ask_again(storage: Storage, epoch: int, indices: Iterable[int], known: Seque
 
 
 def retried_since(retries: Iterable[Retry]) -> dict[int, int]:
-    """Return the session of the last request for each retried index."""
+    """Return the number of the session that last requested a retry, by index."""
     return {index: retry.epoch for retry in retries for index in retry.indices}
 
 
 def counts(rows: npt.NDArray[np.void], epoch: int, retried: Mapping[int, int]) -> npt.NDArray[np.bool_]:
-    """Return a mask of the rows of a session that count, shape (n,): all but failed ones with a later retry."""
+    """Return a mask of the rows of a session that count, shape (n,). A failed row with a later retry does not count."""
     superseded = [index for index, since in retried.items() if epoch < since]
     return np.asarray(~((rows["outcome"] == Outcome.FAILED) & np.isin(rows["index"], superseded)))

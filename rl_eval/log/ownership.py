@@ -2,8 +2,9 @@
 
 Claims are numbered by *epoch*. A driver creates a claim only after the previous one was released or its driver died.
 On the same machine, the kernel knows whether that driver lives, by process id and start time. On another machine, its
-heartbeat shows it: a counter that changes. A driver is dead if the counter stands still for some intervals, so clocks
-are never compared. A driver that was only suspended finds the newer claim before its next write, and stops writing.
+heartbeat shows it: a counter that changes. A driver counts as dead if the counter does not change for some intervals,
+so clocks are never compared. A driver that was only suspended finds the newer claim before its next write, and stops
+writing.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from rl_eval.records.plain import parse_json, typed
 from rl_eval.supervision.processes import process_status
 
 BEAT_SECONDS = 3.0
-"""Time between heartbeats."""
+"""Seconds between two heartbeats."""
 
 MISSED_BEATS = 3
 """Number of missed heartbeats after which a driver on another machine counts as dead."""
@@ -42,14 +43,15 @@ class Claim:
     host: str
     pid: int
     process: str
-    """Start time of the process in the kernel's ticks; differs if a process id is reused."""
+    """Start time of the process in the kernel's ticks. It shows whether a process id was reused."""
     machine: str
-    """Boot and process namespace; equal for processes that see each other's ids. Empty if unknown."""
+    """Ids of the boot and of the process namespace. They are equal for processes that see each other's ids; empty if
+    unknown."""
     since: str
     beat: int = 0
     """Number of heartbeats."""
     segments: int = 0
-    """Number of segments committed at the last beat; a log with fewer has lost some."""
+    """Number of segments that were committed at the last heartbeat. If the log has fewer segments, some were lost."""
     released: bool = False
     token: str = ""
     """Unique string of the claim."""
@@ -60,7 +62,7 @@ class Claim:
 
 @final
 class Ownership:
-    """Exclusive write access to a log, until another process takes over."""
+    """Exclusive write access to a log, until another process takes the log over."""
 
     def __init__(self, storage: Storage, name: str, claim: Claim) -> None:
         self._storage = storage
@@ -108,7 +110,7 @@ class Ownership:
         self._rewrite(replace(self._claim, beat=self._claim.beat + 1, segments=segments))
 
     def release(self, segments: int) -> None:
-        """Release the log, so that the next driver can take it at once; raises as :meth:`beat`."""
+        """Release the log, so that the next driver can claim it at once. The errors are those of :meth:`beat`."""
         self._rewrite(replace(self._claim, segments=segments, released=True))
 
     def _rewrite(self, claim: Claim) -> None:
@@ -132,7 +134,7 @@ def take_ownership(storage: Storage) -> Ownership:
     """Claim a log.
 
     Raises:
-        LogOwned: Another driver is writing it; the message names the driver.
+        LogOwned: Another driver is writing the log; the message names the driver.
         OSError: The claim cannot be written.
     """
     for _ in range(_RACES):
@@ -150,11 +152,12 @@ def take_ownership(storage: Storage) -> Ownership:
 
 
 def writer_of(storage: Storage, *, watch: bool = False) -> str | None:
-    """Return the owner of a log, if it may be alive; None if there is none.
+    """Return a description of the driver that may be writing a log; None if there is no such driver.
 
     Args:
         storage: The log.
-        watch: Wait for heartbeats, as :func:`take_ownership` does; otherwise an owner on another machine may be alive.
+        watch: Whether to wait for the heartbeats of a driver on another machine, as :func:`take_ownership` does.
+            Otherwise such a driver counts as alive.
     """
     newest = _newest(storage)
     if newest is not None and watch:
@@ -170,12 +173,12 @@ def read_claims(storage: Storage) -> list[Claim]:
 
 
 def _newest(storage: Storage) -> str | None:
-    """Return the name of the last claim, which counts; None if there is none."""
+    """Return the name of the newest claim; None if there is no claim."""
     return max((f"{_FOLDER}/{name}" for name in storage.names(_FOLDER) if name.isdigit()), default=None)
 
 
 def _read(storage: Storage, name: str) -> Claim | None:
-    """Return a claim; None if it is missing, or its driver created but did not write it."""
+    """Return a claim; None if the file is missing, or is still empty."""
     try:
         return typed(Claim, parse_json(storage.read(name)))
     except (FileNotFoundError, ValueError):
@@ -230,7 +233,7 @@ def _own_claim(epoch: int) -> Claim:
 
 
 def _process(pid: int) -> str | None:
-    """Return the start time of a process; "" for a zombie, None if unknown."""
+    """Return the start time of a process; an empty text for a zombie, None if unknown."""
     status = process_status(pid)
     return None if status is None else "" if status.ended else str(status.born)
 

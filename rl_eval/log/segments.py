@@ -1,7 +1,8 @@
-"""Segments: Parquet files with rows of the log; a file name contains the hash of the bytes.
+"""Segments: Parquet files with the rows of a log.
 
 A name is ``<epoch>-<number>-<kind>-<hash>.parquet``: the session, the place in the session, the kind of rows, and the
-hash of the bytes. Numbers start at 1 and have no gap, so a reader detects a missing segment, too.
+    hash of the bytes. The hash shows a damaged segment. Numbers start at 1 and have no gaps, so they show a missing
+    segment.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ Kind = Literal["episodes", "faults"]
 
 _METADATA: Final = b"rl_eval"
 _MOST_FAULTS: Final = 1_000_000
-"""Maximum number of faults to read from a segment: one flush has far fewer, and each becomes some hundred bytes."""
+"""Maximum number of faults to read from a segment. One flush has far fewer faults. In memory, a fault takes some
+hundred bytes."""
 _NAME: Final = re.compile(r"(\d{6,})-(\d{8,})-(episodes|faults)-([0-9a-f]{32})\.parquet")
 
 
@@ -64,19 +66,19 @@ class SegmentName(NamedTuple):
 
 @dataclass(frozen=True)
 class Header:
-    """Metadata of a segment about the flush that wrote it."""
+    """Metadata of a segment: facts about the flush that wrote the segment."""
 
     session: str
-    """String of the session; differs if two sessions claimed one epoch at once."""
+    """Unique text of the session. It differs even if two sessions claimed the same epoch at the same time."""
     numerics: dict[str, Any] = field(default_factory=dict)
     totals: dict[str, float] = field(default_factory=dict)
     """Steps and seconds since the previous flush, by name."""
     notes: list[str] = field(default_factory=list)
     """Notes of the result since the previous flush."""
     determinism: dict[str, Any] = field(default_factory=dict)
-    """Finding of the determinism check, if it has ended."""
+    """Finding of the determinism check; empty if the check has not ended."""
     num_runners: int | None = None
-    """Highest number of runner processes at one time so far; None if unknown."""
+    """Largest number of runner processes at one time so far; None if unknown."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,10 @@ class Segment:
 
 
 def encode(batches: Sequence[Batch], info_keys: Sequence[str], session: str) -> list[tuple[Kind, bytes]]:
-    """Return the segments of one flush, in the order of writing: faults before their episodes."""
+    """Return the segments of one flush, as pairs of kind and bytes, in the order of writing.
+
+    Faults come before their episodes.
+    """
     faults = [fault for batch in batches for fault in batch.faults]
     rows = np.concatenate([batch.rows for batch in batches])
     infos = np.concatenate([batch.infos for batch in batches])
@@ -106,7 +111,7 @@ def encode(batches: Sequence[Batch], info_keys: Sequence[str], session: str) -> 
 
 
 def name_of(data: bytes, epoch: int, number: int, kind: Kind) -> SegmentName:
-    """Return the name of a segment with these bytes."""
+    """Return the name of the segment with some bytes."""
     return SegmentName(epoch, number, kind, xxhash.xxh3_128_hexdigest(data))
 
 
@@ -115,7 +120,7 @@ def decode(name: SegmentName, data: bytes) -> Segment:
 
     Raises:
         ValueError: The bytes are damaged.
-        LogError: Another version of this package wrote them.
+        LogError: Another version of this package wrote the segment.
     """
     import pyarrow as pa
 

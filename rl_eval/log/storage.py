@@ -1,8 +1,8 @@
 """Files of a run folder on a disk or an object store, with atomic writes and exclusive creation.
 
-:mod:`rl_eval.atomic_write` writes a local file, so a crash leaves the old file, the new one or an unused temporary one.
-Exclusive creation uses ``O_EXCL``. An object becomes visible when its upload is complete. Exclusive creation of an
-object is a conditional upload, which fails in the store if the object exists.
+On a disk, :mod:`rl_eval.atomic_write` writes the files. So a crash leaves the old file, the new file or an unused
+temporary file. Exclusive creation uses ``O_EXCL``. In an object store, an object becomes visible when its upload is
+complete. Exclusive creation is a conditional upload, which fails if the object exists.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ _SCHEMES: Final = frozenset({"s3", "s3a", "gs", "az", "abfs", "abfss"})
 """URI schemes of object stores."""
 
 _PATIENCE: Final[dict[str, Any]] = {"max_retries": 3, "retry_timeout": datetime.timedelta(seconds=5)}
-"""Retries inside one call. The writer has separate retries, with heartbeats between them."""
+"""Retries inside one call of the store. The writer of the log retries, too, and sends heartbeats between its
+retries."""
 
 _UNUSABLE: Final = frozenset(
     {
@@ -47,13 +48,13 @@ _UNUSABLE_REMOTE: Final = re.compile(r"status code: 40[0134]|incorrectly configu
 
 
 class Storage(Protocol):
-    """Files of one log folder. Names are relative: ``manifest.json``, ``segments/...``."""
+    """Files of one log folder. Names are relative to the folder: ``manifest.json``, ``segments/...``."""
 
     label: str
     """Name of the folder for messages, without credentials."""
 
     def names(self, folder: str) -> list[str]:
-        """Return the sorted names of the files in a subfolder; empty if it does not exist."""
+        """Return the sorted names of the files in a subfolder; empty if the subfolder does not exist."""
         ...
 
     def read(self, name: str) -> bytes:
@@ -65,11 +66,14 @@ class Storage(Protocol):
         ...
 
     def write(self, name: str, data: bytes) -> None:
-        """Write a file atomically; replace an older one."""
+        """Write a file atomically, or replace it."""
         ...
 
     def create(self, name: str, data: bytes) -> bool:
-        """Create a file if it does not exist; of several processes that try, only one gets True."""
+        """Create a file if it does not exist, and return whether this call created it.
+
+        If several processes try at the same time, exactly one of them gets True.
+        """
         ...
 
     def move(self, name: str, target: str) -> None:
@@ -82,7 +86,7 @@ class Storage(Protocol):
 
 
 def open_storage(log_dir: str | os.PathLike[str]) -> Storage:
-    """Open a local path or a URI; create nothing.
+    """Open a local path or a URI. This creates no file or folder.
 
     Raises:
         ConfigError: The path is empty, the URI cannot be opened, or the package for object stores is not installed.
@@ -102,7 +106,7 @@ def open_storage(log_dir: str | os.PathLike[str]) -> Storage:
 
 
 def is_unusable(error: OSError) -> bool:
-    """Return whether the folder itself caused an error, so that a retry cannot help."""
+    """Return whether an error shows that the folder cannot be used, so that a retry cannot help."""
     if error.errno is not None:
         return error.errno in _UNUSABLE
     return bool(_UNUSABLE_REMOTE.search(str(error)))
@@ -118,7 +122,7 @@ def absolute_place(place: str | os.PathLike[str], folder: str | None = None) -> 
 
     Args:
         place: Path or URI.
-        folder: Absolute path of the folder that a relative path starts from; by default the working directory.
+        folder: Absolute path of the folder where a relative path begins; by default the working directory.
     """
     text = os.fspath(place)
     if not text or is_uri(text):
@@ -128,7 +132,7 @@ def absolute_place(place: str | os.PathLike[str], folder: str | None = None) -> 
 
 
 def shown_place(place: str | os.PathLike[str]) -> str:
-    """Return a place for a message: a path below the working directory becomes relative to it."""
+    """Return a place for a message. A path below the working directory becomes relative to the working directory."""
     text = os.fspath(place)
     with suppress(ValueError, OSError):
         return text if is_uri(text) else str(Path(text).relative_to(Path.cwd()))
@@ -151,7 +155,7 @@ def _open_store(parts: SplitResult, label: str) -> Any:
 
 
 def _s3_options(query: dict[str, Any], user: str) -> dict[str, Any]:
-    """Return the options of an S3 store; without a key in the URI or environment, boto3 searches for one."""
+    """Return the options of an S3 store. If neither the URI nor the environment has a key, boto3 searches for one."""
     endpoint, scheme = query.pop("endpoint_override", ""), query.pop("scheme", "https")
     if endpoint:
         query |= {"endpoint": f"{scheme}://{endpoint}", "client_options": {"allow_http": scheme == "http"}}
@@ -172,7 +176,7 @@ def _unopened(label: str, reason: str) -> ConfigError:
 
 
 def log_error(storage: Storage, problem: str, fix: str = "") -> LogError:
-    """Return an error about a log that cannot be read or written; its text begins with the folder."""
+    """Return an error about a log that cannot be read or written. The text of the error begins with the folder."""
     return LogError(f"{storage.label} {problem}", key="log_dir", value=storage.label, fix=fix)
 
 
@@ -186,7 +190,7 @@ class LocalStorage(Storage):
     """Folder of the operating system's file system.
 
     Args:
-        root: The folder; created by the first write.
+        root: The folder. The first write creates it.
     """
 
     def __init__(self, root: Path) -> None:
@@ -254,7 +258,7 @@ class ObjectStorage(Storage):
     """Folder of an object store.
 
     Args:
-        store: The store of obstore; its root is the folder.
+        store: Store of the package obstore, with the folder as its root.
         label: Name of the folder in messages.
     """
 
@@ -299,7 +303,7 @@ class ObjectStorage(Storage):
 
     @override
     def sweep(self, folder: str) -> None:
-        """Do nothing: an interrupted upload leaves no file."""
+        """Do nothing, because an interrupted upload leaves no file."""
 
     def _put(self, name: str, data: bytes, mode: Any) -> None:
         from obstore import put

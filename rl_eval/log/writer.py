@@ -1,7 +1,7 @@
 """Writer of an evaluation log: a thread that commits the batches of the driver.
 
-The driver appends and polls without waiting for a disk. ``poll`` returns a batch after the log contains it, so an
-announced batch cannot be lost.
+The driver calls ``append`` and ``poll``, which do not wait for a disk. ``poll`` returns a batch only after it is in the
+log. So a batch that was reported to the user cannot be lost.
 """
 
 from __future__ import annotations
@@ -36,17 +36,20 @@ from rl_eval.records.episode import Batch
 _logger: Final = logging.getLogger(__name__)
 
 FLUSH_SHARE: Final = 0.05
-"""Flush interval as a fraction of the session's age; the number of segments grows with its logarithm at first."""
+"""Flush interval as a fraction of the session's age. So the number of segments first grows with the logarithm of the
+age."""
 FLUSH_SECONDS: Final = (1.0, 30.0)
 """Shortest and longest flush interval."""
 
 RETRIES = 13
 """Number of retries of a failed write."""
 RETRY_SECONDS = (0.25, 5.0)
-"""First and longest retry pause; each is twice the previous one. The longest must not suggest a dead driver."""
+"""First and longest retry pause. Each pause is twice the previous one. The longest pause must be shorter than the time
+after which a driver counts as dead."""
 
 _FAILURES_SAID: Final = 4
-"""Number of failed writes in a row before a warning, after about two seconds. Object stores have single failures."""
+"""Number of consecutive failed writes before a warning, after about two seconds. Single failures are normal for object
+stores."""
 
 CLOSE_SECONDS: Final = 10.0
 """Longest wait of :meth:`EvaluationLog.close` for a running write."""
@@ -58,14 +61,14 @@ _ACCEPT_CODE: Final = (
 
 
 def retry_pause(failures: int) -> float | None:
-    """Return the pause after a number of failed writes in a row, in seconds; None if there is no further retry."""
+    """Return the pause after some consecutive failed writes, in seconds; None if there is no further retry."""
     first, longest = RETRY_SECONDS
     return min(first * 2 ** (failures - 1), longest) if failures <= RETRIES else None
 
 
 @dataclass
 class _Flush:
-    """Batches of one flush, and their unwritten files."""
+    """Batches of one flush, and the files of this flush that are not written yet."""
 
     batches: list[Batch]
     files: list[tuple[Kind, bytes]]
@@ -110,7 +113,8 @@ class EvaluationLog:
 
         Args:
             log_dir: Folder or URI.
-            accept_code_change: Whether to continue a log of other code, and write an amendment.
+            accept_code_change: Whether to continue a log that was written with other code. Then an amendment is
+                written.
 
         Raises:
             ConfigError: The folder or URI cannot be used.
@@ -132,7 +136,7 @@ class EvaluationLog:
     def begin(self, manifest: Manifest) -> LogContents:
         """Start the log, or continue an existing one.
 
-        Set damaged segments aside. The result names them, but does not contain their episodes.
+        Damaged segments are set aside. The returned contents name these segments, but do not contain their episodes.
 
         Raises:
             LogMismatch: The existing log has another plan, policy, environment or weights, or other code.
@@ -175,7 +179,7 @@ class EvaluationLog:
         """Set the failed records of some episodes aside, so that a process that continues the log runs them again.
 
         Raises:
-            LogMismatch, LogError, LogFenced: As :meth:`begin`; then no record is set aside.
+            LogMismatch, LogError, LogFenced: For the same reasons as in :meth:`begin`. Then no record is set aside.
         """
         self.begin(manifest)
         try:
@@ -186,7 +190,7 @@ class EvaluationLog:
     # ------------------------------------------------------------------ the driver's side
 
     def append(self, batch: Batch) -> None:
-        """Add a batch to the next flush."""
+        """Add a batch to the batches of the next flush."""
         with self._changed:
             self._pending.append(batch)
             self._num_appended += 1
@@ -207,7 +211,7 @@ class EvaluationLog:
         return committed
 
     def hurry(self) -> None:
-        """Request an immediate commit of all appended records; return without waiting for it."""
+        """Request an immediate commit of all appended batches, and return without waiting for the commit."""
         with self._changed:
             self._num_urgent = self._num_appended
             self._retry_at = 0.0
@@ -224,7 +228,7 @@ class EvaluationLog:
 
         Raises:
             LogFenced: Another driver took the log over; nothing more is written.
-            LogError: The log cannot be written, or writing it takes too long.
+            LogError: The log cannot be written, or writing takes longer than ``timeout_s``.
         """
         give_up = time.monotonic() + timeout_s
         with self._changed:
@@ -246,7 +250,7 @@ class EvaluationLog:
                 self._changed.wait(left)
 
     def close(self) -> None:
-        """Stop writing and release the log for the next driver. Drop unflushed batches."""
+        """Stop writing, and release the log for the next driver. Batches that are not committed are dropped."""
         with self._changed:
             if self._closing:
                 return

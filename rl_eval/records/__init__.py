@@ -1,4 +1,4 @@
 """Values that cross processes: records and their columns, reports, traces, findings of the determinism check.
 
-No module here does I/O. All parts except ``errors`` and ``protocols`` may import them.
+No module here does I/O. All parts of the package except ``errors`` and ``protocols`` may import these modules.
 """

@@ -1,4 +1,4 @@
-"""Columns of a record for each agent of its episode, and rows by agent that are read from them."""
+"""Columns of a record for each agent of its episode, and rows by agent that are made from these columns."""
 
 from __future__ import annotations
 
@@ -9,19 +9,21 @@ import numpy as np
 import numpy.typing as npt
 
 AGENT_COLUMNS: Final = ("return", "length", "terminated", "truncated", "policy")
-"""Values recorded for an agent, each in a column ``<name>/<agent>``; NaN for an agent that did not appear."""
+"""Names of the values of an agent, each in a column ``<name>/<agent>``. For an agent that did not appear, they are
+NaN."""
 
 _LONGEST: Final = 128
-"""Maximum number of characters of a name in a row: a name in a foreign file may be larger than all rows together."""
+"""Maximum number of characters of a name in a row. In the file of another program, a name could be larger than all
+rows."""
 
 
 def agent_columns(agents: Sequence[object]) -> tuple[str, ...]:
-    """Return the names of the columns of agents, those of one agent after those of another."""
+    """Return the names of the columns of agents: all columns of the first agent, then those of the second agent, and so on."""
     return tuple(f"{name}/{agent}" for agent in agents for name in AGENT_COLUMNS)
 
 
 def agents_in(columns: Sequence[str]) -> tuple[str, ...]:
-    """Return the agents that columns are about, in the order of their seats; none for episodes of a single agent."""
+    """Return the agents that have columns, in the order of their seats; empty for episodes of a single agent."""
     named, there = [column.removeprefix("return/") for column in columns if column.startswith("return/")], {*columns}
     return tuple(agent for agent in named if there.issuperset(agent_columns([agent])))
 
@@ -33,19 +35,20 @@ def agent_rows(
     policies: Sequence[str],
     versions: Sequence[int],
 ) -> npt.NDArray[np.void]:
-    """For each episode, return one row per agent that appeared in it, sorted by index and seat.
+    """Return one row per episode and agent that appeared in the episode, sorted by index and seat.
 
     Args:
         indices: Indices of episodes, shape (n,).
         infos: Columns of the episodes, shape (n, len(columns)).
         columns: Names of the columns.
-        policies: Ids that the numbers in the columns ``policy/<agent>`` stand for.
-        versions: Versions of these policies' weights.
+        policies: Ids of the policies. A number in a column ``policy/<agent>`` is a position in this list.
+        versions: Version of the weights of each policy.
 
     Returns:
         Structured array with the fields ``index``, ``seat``, ``agent``, ``policy``, ``weights_version``, ``return``,
         ``length``, ``terminated``, ``truncated`` and ``outcome``. The outcome is 1 for the highest return of the
-        episode, -1 for a lower one, and 0 if several agents have the highest, or if no other agent appeared.
+        episode and -1 for a lower return. It is 0 if several agents have the highest return, or if no other agent
+        appeared.
     """
     agents = agents_in(columns)
     place_of = {name: place for place, name in enumerate(columns)}
@@ -73,7 +76,7 @@ def agent_rows(
 
 
 def _whole(values: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
-    """Return values as ints; 0 for a value out of range, which other programs may have written."""
+    """Return values as ints, with 0 for a value out of range. Other programs may have written such values."""
     return np.where(np.abs(values) < 2**53, values, 0).astype(np.int64)
 
 

@@ -25,9 +25,9 @@ class FirstDifference(NamedTuple):
     episode: int
     """Index of the episode."""
     step: int
-    """Number of the step, from 1; 0 is the reset; -1 if only the sums of the episode are known."""
+    """Number of the step, from 1. 0 is the reset. -1 means that only the sums of the episode are known."""
     what: str
-    """Name of the quantity, such as ``reward``."""
+    """Name of the value that differs, such as ``reward``."""
     cause: Cause
     """``policy`` if the same observations led to another action; empty if unknown."""
 
@@ -45,21 +45,22 @@ class Determinism:
     checked: _Count = 0
     """Number of episodes that completed a second time."""
     elsewhere: _Count = 0
-    """Number of these that ran in another process than the first time."""
+    """Number of episodes that ran in another process the second time."""
     mismatched: tuple[int, ...] = ()
     """Indices of the episodes with a different outcome."""
     failed: tuple[int, ...] = ()
     """Indices of the episodes that completed once, but not again."""
     failure: str = ""
-    """Reason why the first of these did not complete again."""
+    """Reason why the first of the failed episodes did not complete again."""
     first: FirstDifference | None = None
-    """Place of the first difference in the mismatched episode of the lowest index."""
+    """Place of the first difference in the mismatched episode with the lowest index."""
     env_reuse_helps: bool | None = None
-    """Whether the mismatched episodes repeat in new environments; None if that was not tried."""
+    """Whether the mismatched episodes are repeatable if each episode gets a new environment; None if that was not
+    tried."""
     remark: str = ""
     """Limit of the check, or the reason why nothing was checked."""
     likely_cause: str = ""
-    """Likely reason why the policy acted differently, if the check asked for one."""
+    """Likely reason why the policy acted differently; empty if the check did not search for one."""
 
     @property
     def passed(self) -> bool | None:
@@ -69,9 +70,10 @@ class Determinism:
         return True if self.checked else None
 
     def rate_below(self, confidence: float = 0.95) -> float:
-        """Return the upper limit of the mismatch rate (Clopper & Pearson 1934, one-sided); 1 if nothing was checked.
+        """Return the one-sided upper limit of the rate of mismatches (Clopper & Pearson 1934).
 
-        For 0 of k it is ``1 - (1 - confidence) ** (1 / k)``.
+        The limit is 1 if nothing was checked. For 0 mismatches in k episodes, it is ``1 - (1 - confidence) ** (1 /
+        k)``.
         """
         if len(self.mismatched) >= self.checked:
             return 1.0
@@ -80,7 +82,7 @@ class Determinism:
         return float(betaincinv(len(self.mismatched) + 1, self.checked - len(self.mismatched), confidence))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything as plain JSON values."""
+        """Return all fields as plain JSON values."""
         first = None if self.first is None else self.first._asdict()
         return asdict(self) | {"first": first, "passed": self.passed, "rate_below": self.rate_below()}
 
@@ -108,7 +110,10 @@ class Determinism:
 
     @property
     def advice(self) -> str:
-        """Advice after a failed check, from the remedies that were tried; empty otherwise."""
+        """Advice after a failed check.
+
+        It depends on the remedies that the check tried. Empty if the check did not fail.
+        """
         if not self.mismatched:
             return ""
         if self.first is not None and self.first.cause == "policy":
@@ -126,7 +131,7 @@ UNFINISHED: Final = Determinism(remark="the evaluation was not finished")
 TRACE: Final = np.dtype(
     [("action", "<u8"), ("reward", "<f8"), ("terminated", "?"), ("truncated", "?"), ("observation", "<u8")]
 )
-"""One step of an episode; columns are in the order in which their values arise. Row 0 is the reset."""
+"""One step of an episode. The columns are in the order in which a step produces their values. Row 0 is the reset."""
 
 _LONGEST: Final = 100_000
 """Maximum number of rows of a trace; later steps are not traced."""
@@ -134,19 +139,19 @@ _LONGEST: Final = 100_000
 
 @final
 class Trace:
-    """Rows of :data:`TRACE` of one attempt, in the order of its steps."""
+    """Trace of one attempt: rows of :data:`TRACE`, in the order of the steps."""
 
     def __init__(self) -> None:
         self._rows: list[tuple[int, float, float, float, int]] = []
 
     def begin(self, content: bytes | None) -> None:
-        """Start with the content of the first observation; None if it is invalid."""
+        """Start the trace with the content of the first observation; None if the observation is invalid."""
         self._rows = []
         self.add(0, 0.0, False, False, content)
 
     @property
     def full(self) -> bool:
-        """Whether later steps are not traced."""
+        """Whether the trace has its maximum length, so that later steps are not traced."""
         return len(self._rows) >= _LONGEST
 
     def add(self, action: int, reward: Any, terminated: Any, truncated: Any, content: bytes | None) -> None:
@@ -154,10 +159,10 @@ class Trace:
 
         Args:
             action: Digest of the action, by :func:`action_digest`.
-            reward: As the environment returned it.
-            terminated: As the environment returned it.
-            truncated: As the environment returned it.
-            content: Content of the observation; None if it is invalid.
+            reward: Reward, as the environment returned it.
+            terminated: Flag, as the environment returned it.
+            truncated: Flag, as the environment returned it.
+            content: Content of the observation; None if the observation is invalid.
         """
         observed = 0 if content is None else xxhash.xxh3_64_intdigest(content)
         self._rows.append((action, _number(reward), _number(terminated), _number(truncated), observed))
@@ -175,7 +180,7 @@ class TraceRecorder:
     Args:
         reset: ``reset`` of the environment.
         step: ``step`` of the environment.
-        content: Returns the bytes of an observation that the policy receives.
+        content: Function that returns the content of an observation: the values that the policy receives, as bytes.
     """
 
     def __init__(self, reset: Callable[..., Any], step: Callable[[Any], Any], content: Callable[[Any], bytes]) -> None:
@@ -215,7 +220,7 @@ class TraceRecorder:
 
 
 def first_difference(episode: int, one: npt.NDArray[np.void], other: npt.NDArray[np.void]) -> FirstDifference | None:
-    """Return the first place where two traces of an episode differ; None if they are bitwise equal."""
+    """Return the first place where two traces of an episode differ; None if the traces are bitwise equal."""
     common, names = min(len(one), len(other)), TRACE.names or ()
     different = np.stack([_bits(one[name][:common]) != _bits(other[name][:common]) for name in names])
     if different.any():

@@ -1,7 +1,7 @@
 """Values of an episode before, during and after its run: specs, leases, faults, records.
 
-A *spec* is one line of the plan. A *lease* is the permission to run it once. A *record* is the
-outcome. Records cross processes in batches, as rows of one structured array (:data:`ROW`), and are stored in this form.
+A *spec* is one line of the plan. A *lease* is the permission to run the episode once. A *record* is the outcome of the
+episode. Records cross processes in batches, as rows of one structured array (:data:`ROW`), and are stored in this form.
 A row has less than 100 bytes, so a million finished episodes take less than 100 MB. The objects that a user reads
 (:class:`EpisodeRecord`) are built on access.
 """
@@ -26,7 +26,8 @@ from rl_eval.errors.redaction import redact_text, redacted_traceback
 from rl_eval.records.agents import agent_columns, agents_in
 
 TRACEBACK_CAP: Final = 8_000
-"""Maximum number of characters of a traceback in a fault. Its end is kept, since it shows the cause."""
+"""Maximum number of characters of a traceback in a fault. The end of the traceback is kept, because it shows the
+cause."""
 
 MESSAGE_CAP: Final = 2_000
 """Maximum number of characters of a message in a fault."""
@@ -41,7 +42,7 @@ class Outcome(IntEnum):
 
 
 class Truncation(IntEnum):
-    """Limit that cut the episode short. If both limits apply at one step, it is the environment's."""
+    """Limit that cut the episode short. If both limits apply at the same step, ``ENVIRONMENT`` is recorded."""
 
     NONE = 0
     ENVIRONMENT = 1
@@ -53,7 +54,7 @@ class Condition(NamedTuple):
 
     id: str
     values: Mapping[str, Any]
-    """Other columns by name, as plain JSON."""
+    """Values of the row without its id, by name, as plain JSON."""
 
 
 class EpisodeSpec(NamedTuple):
@@ -79,12 +80,12 @@ class EpisodeSpec(NamedTuple):
 
 
 class Lease(NamedTuple):
-    """Permission for one runner to run one episode, from its given attempt on.
+    """Permission for one runner to run one attempt of one episode.
 
-    ``attempt`` is the number of the attempt, from 1; earlier attempts are used up. ``runner`` is the incarnation number
-    of the runner with the lease; a replacement of the runner has another number. ``fresh`` requests a new environment,
-    and ``traced`` a trace in the report. ``seating`` and ``condition`` are those of the episode's spec. ``alone``
-    requests a simulator without other slots, so that no other episode can cause a fault. ``block`` has the seeds of the
+    ``attempt`` is the number of the attempt, from 1; earlier attempts are used up. ``runner`` is the number of the
+    runner with the lease; a runner that replaces it has another number. ``fresh`` requests a new environment, and
+    ``traced`` a trace in the report. ``seating`` and ``condition`` are those of the episode's spec. ``alone`` requests
+    a simulator without other slots, so that no other episode can cause a fault. ``block`` has the seeds of the
     consecutive episodes that run together, including this one. It is empty for an episode that runs separately.
     """
 
@@ -123,17 +124,17 @@ class Fault:
     seed: int
     """Seed of the reset of the episode."""
     attempt: int
-    """Attempt that this fault ended, from 1."""
+    """Number of the attempt that this fault ended, from 1."""
     cause: FaultCause
-    """Part that failed."""
+    """Part that failed, such as the environment or the policy."""
     phase: Phase
     """Call during which it failed."""
     step: int
-    """Environment steps that the attempt had completed."""
+    """Number of environment steps that the attempt had completed."""
     error_type: str
     """Class name of the original exception."""
     message: str
-    """Text of the original exception; if it has none, the line that raised it."""
+    """Text of the original exception. If it has no text, the source line that raised it."""
     traceback: str
     """End of the original traceback."""
     runner: int
@@ -141,14 +142,15 @@ class Fault:
     node: str
     """Host name of the runner."""
     seconds: float
-    """Wall-clock age of the attempt."""
+    """Wall-clock age of the attempt, in seconds."""
     charged: bool = True
-    """Whether it used up the attempt. The loss of a runner uses up an attempt of an episode only on evidence. In a
-    report, False means *suspected*: several episodes shared the call that failed, and one of them caused the fault."""
+    """Whether the fault used up the attempt. The loss of a runner uses up an attempt of an episode only if there is
+    evidence against this episode. In a report, False means *suspected*: several episodes shared the call that failed,
+    and one of them caused the fault."""
 
     @staticmethod
     def describe(error: BaseException) -> tuple[str, str, str]:
-        """Return class name, message and capped traceback text of an exception, without secrets."""
+        """Return the class name, the message and the traceback of an exception, shortened and without secrets."""
         # Before they are cut, which could leave half a secret.
         message = redact_text(message_of(error))[:MESSAGE_CAP]
         return type(error).__name__, message, redacted_traceback(error)[-TRACEBACK_CAP:]
@@ -167,7 +169,7 @@ _SUCCESS: Final = {None: -1, False: 0, True: 1}
 
 @dataclass(frozen=True)
 class Column:
-    """Storage of one field of a record: in a row, in a file, and in the row of an episode that failed."""
+    """Storage of one field of a record: its dtype and codes, and its value in the row of a failed episode."""
 
     dtype: str
     """Type of the field in :data:`ROW`."""
@@ -176,7 +178,7 @@ class Column:
     failed: float = 0
     """Value of the field in the row of an episode that failed."""
     codes: Mapping[Any, int] | None = None
-    """Code in a row for each value, without gaps; None if the row contains the value itself."""
+    """Code that a row contains for each value: numbers without gaps. None if the row contains the value itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,31 +188,32 @@ class EpisodeRecord:
     index: Annotated[int, Column("<i8", outcome=True)]
     """Position in the plan, from 0."""
     seed: Annotated[int, Column("<i8", outcome=True)]
-    """The int passed to ``env.reset(seed=...)``; with it, a plain loop repeats the episode."""
+    """Seed of the episode, passed to ``env.reset(seed=...)``. A plain loop with this seed repeats the episode."""
     episode_return: Annotated[float, Column("<f8", outcome=True, failed=math.nan)]
-    """Undiscounted sum of ``float(reward)`` in step order, in float64; NaN when failed."""
+    """Undiscounted sum of ``float(reward)`` in step order, in float64; NaN if the episode failed."""
     discounted_return: Annotated[float, Column("<f8", failed=math.nan)]
-    """Sum of ``gamma**t * reward_t``; NaN when failed."""
+    """Sum of ``gamma**t * reward_t``; NaN if the episode failed."""
     length: Annotated[int, Column("<i8", outcome=True)]
-    """Environment steps; 0 when failed."""
+    """Number of environment steps; 0 if the episode failed."""
     terminated: Annotated[bool, Column("?", outcome=True)]
     """Whether the environment reached a terminal state."""
     truncated: Annotated[bool, Column("?", outcome=True)]
     """Whether the episode was cut short."""
     truncated_by: Annotated[Literal["environment", "max_episode_steps"] | None, Column("u1", codes=_TRUNCATIONS)]
-    """Limit that cut it short; None if it was not cut short."""
+    """Limit that cut the episode short; None if there was none."""
     success_once: Annotated[bool | None, Column("i1", outcome=True, failed=-1, codes=_SUCCESS)]
-    """Whether ``info["is_success"]`` (or ``info["success"]``) was true at any step; None if never reported."""
+    """Whether ``info["is_success"]`` (or ``info["success"]``) was true at any step; None if no step reported it."""
     success_at_end: Annotated[bool | None, Column("i1", outcome=True, failed=-1, codes=_SUCCESS)]
-    """Success at the last step that reported it; None if never reported."""
+    """Success at the last step that reported it; None if no step reported it."""
     outcome: Annotated[Literal["completed", "failed"], Column("u1", failed=Outcome.FAILED, codes=_OUTCOMES)]
     """``completed`` if an attempt completed, ``failed`` if all attempts were used up."""
     attempts: Annotated[int, Column("<u2")]
     """Number of attempts, including the last one."""
     runner: Annotated[int, Column("<i4", failed=-1)]
-    """Index of the runner that finished it; -1 if it failed (its faults have the indices of their runners)."""
+    """Index of the runner that completed the episode; -1 if the episode failed. Faults have the indices of their
+    runners."""
     weights_version: Annotated[int, Column("<i8")]
-    """Version of the weights that it ran with."""
+    """Version of the weights with which the episode ran."""
     reset_seconds: Annotated[float, Column("<f4")]
     """Wall-clock time inside ``env.reset``."""
     step_seconds: Annotated[float, Column("<f4")]
@@ -218,11 +221,11 @@ class EpisodeRecord:
     inference_seconds: Annotated[float, Column("<f4")]
     """Wall-clock time in the policy while the episode ran, shared with the other episodes of the batch."""
     faults: tuple[Fault, ...]
-    """Faults that ended its earlier attempts; also the fault of the last attempt if the episode failed."""
+    """Faults that ended earlier attempts. If the episode failed, also the fault of the last attempt."""
     info: dict[str, float]
-    """Last value of each requested ``info`` scalar; NaN if it was never reported."""
+    """Last reported value of each requested ``info`` scalar; NaN if no step reported it."""
     condition: str | None = None
-    """Id of the row of ``evaluation.conditions`` that the plan assigns to it; None without conditions."""
+    """Id of the row of ``evaluation.conditions`` that the plan assigns to the episode; None without conditions."""
 
 
 COLUMNS: Final[Mapping[str, Column]] = {
@@ -249,11 +252,11 @@ def _row_type() -> Any:
 
 
 Row: Final = _row_type()
-"""One episode as a tuple of its columns, by name; a missing column has the value of a failed episode."""
+"""One episode as a named tuple of its columns. A missing column has the value of a failed episode."""
 
 
 PROGRESS: Final = np.dtype([("index", np.int64), ("attempt", np.int64), ("step", np.int64)])
-"""Progress of one live attempt: its episode, its number from 1, and the steps that it has completed."""
+"""Progress of one live attempt: index of the episode, number of the attempt (from 1), and number of completed steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,13 +268,13 @@ class RunReport:
     infos: npt.NDArray[np.float64]
     """Requested info scalars, shape (finished, len(info_keys))."""
     faults: tuple[Fault, ...]
-    """Every fault since the last report; a fault of a call for several episodes is not charged."""
+    """Faults since the last report. A fault in a call for several episodes is not charged."""
     progress: npt.NDArray[np.void]
     """Live attempts: array of :data:`PROGRESS`, shape (live,)."""
     returned: tuple[int, ...]
     """Indices returned to the group on request, because their episodes had not started."""
     env_steps: int
-    """Environment steps executed, including those of failed attempts."""
+    """Number of environment steps since the last report, including those of failed attempts."""
     reset_seconds: float
     step_seconds: float
     inference_seconds: float
@@ -282,19 +285,19 @@ class RunReport:
     """Traces of completed episodes whose leases asked for one, by index: arrays of
     :data:`rl_eval.records.determinism.TRACE`."""
     construct_seconds: float = math.inf
-    """Shortest construction of an environment so far."""
+    """Shortest construction time of an environment so far, in seconds."""
     notes: tuple[str, ...] = ()
     """Notes for a reader of the result; notes that differ only in their place become one."""
     artifacts: tuple[tuple[str, Mapping[int, Any]], ...] = ()
-    """Artifacts that observers returned for the finished episodes: names of observers, each with artifacts by index.
-    A name may appear more than once."""
+    """Artifacts that observers returned for the finished episodes: pairs of the observer's name and its artifacts by
+    index. A name may appear more than once."""
     built_weights: str = ""
     """Digest of the weights with which the policy was built; empty if weights were sent, or if the policy has none."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows, faults and totals that are committed together. The arrays must no longer change."""
+    """Rows, faults and totals that are committed to the log together. The arrays must not change any more."""
 
     rows: npt.NDArray[np.void]
     """Array of :data:`ROW`, shape (n,)."""
@@ -302,22 +305,22 @@ class Batch:
     """Info scalars of the rows, shape (n, k)."""
     faults: tuple[Fault, ...] = ()
     totals: dict[str, float] = field(default_factory=dict)
-    """Steps and seconds spent since the previous batch, by name."""
+    """Numbers of steps and seconds since the previous batch, by name."""
     numerics: dict[str, Any] = field(default_factory=dict)
-    """Numerics key; empty while unknown."""
+    """Numerics key; empty while it is unknown."""
     notes: tuple[str, ...] = ()
     """Notes of the result that are not in earlier batches."""
     determinism: dict[str, Any] = field(default_factory=dict)
     """Finding of the determinism check, in the last batch of an evaluation."""
     num_runners: int = 0
-    """Highest number of runner processes at one time so far; 0 in the caller's process."""
+    """Largest number of runner processes at one time so far; 0 if the runners are in the caller's process."""
 
 
 _FIRST_SEEN: Final = "; first seen in "
 
 
 def first_seen(text: str, index: int, step: int, shown: str) -> str:
-    """Return a note on a finding that may concern many episodes, with its first place.
+    """Return a note on a finding that may concern many episodes, with the first place where it was found.
 
     Args:
         text: The finding, in the same words for every place.
@@ -334,7 +337,7 @@ def without_place(note: str) -> str:
 
 
 class EpisodeTable:
-    """Rows of a plan in index order, filled as episodes finish, each at most once."""
+    """Rows of the episodes of a plan, in index order. Each row is filled once, when its episode finishes."""
 
     def __init__(self, num_episodes: int, info_keys: Sequence[str] = ()) -> None:
         self.rows: npt.NDArray[np.void] = np.zeros(num_episodes, ROW)
@@ -345,8 +348,8 @@ class EpisodeTable:
         self.conditions: Sequence[str] = ()
         """Id of the condition of each episode; empty without conditions. A result sets them from its plan."""
         self._charged: dict[Fault, int] = {}
-        """Position of each charged fault in the list of its episode. A file from another program may have any number of
-        faults."""
+        """Position of each charged fault in the list of its episode, because a search in the list would take too long:
+        a file of another program may have any number of faults."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -382,7 +385,7 @@ class EpisodeTable:
             self.add_fault(fault)
 
     def copy(self) -> EpisodeTable:
-        """Return a table that does not change when this one is filled."""
+        """Return a copy of the table, which does not change when the original is filled."""
         copied = EpisodeTable(len(self), self.info_keys)
         copied.rows, copied.infos = self.rows.copy(), self.infos.copy()
         copied.faults = {index: list(faults) for index, faults in self.faults.items()}
@@ -390,7 +393,7 @@ class EpisodeTable:
         return copied
 
     def add_fault(self, fault: Fault) -> None:
-        """Add a fault to its episode. If it is no longer charged, it replaces its charged form."""
+        """Add a fault to its episode. An uncharged fault replaces the equal charged fault that was added before."""
         faults = self.faults.setdefault(fault.index, [])
         place = None if fault.charged else self._charged.pop(replace(fault, charged=True), None)
         if place is not None:
@@ -405,7 +408,7 @@ class EpisodeTable:
         return outcomes_of(self.rows[chosen], self.infos[chosen], self.info_keys)
 
     def mismatches(self, rows: npt.NDArray[np.void], infos: npt.NDArray[np.float64]) -> list[int]:
-        """Return the indices of rows whose outcome differs from the recorded one."""
+        """Return the indices of rows whose outcome differs from the recorded outcome."""
         recorded, offered = self.outcomes(rows["index"]), outcomes_of(rows, infos, self.info_keys)
         return [
             int(index)
@@ -414,7 +417,10 @@ class EpisodeTable:
         ]
 
     def prefix(self) -> int:
-        """Length of the leading run of filled rows, over which results of an early stop are computed."""
+        """Number of filled rows before the first row that is not filled.
+
+        After an early stop, results are computed over these rows.
+        """
         filled = self.filled
         return len(filled) if filled.all() else int(np.argmin(filled))
 
@@ -422,13 +428,16 @@ class EpisodeTable:
         """SHA-256 of the outcomes of the filled rows, in index order.
 
         Per row: index, seed, return, length, terminated, truncated, success once, success at end, as little-endian
-        fixed-width fields; for several agents also the columns of each. Attempts, faults, timings, other info and
-        runners are not included.
+        fixed-width fields; with several agents, also the columns of each agent. Attempts, faults, timings, other infos
+        and runners are not included.
         """
         return hashlib.sha256(self.outcomes(self.filled).tobytes()).hexdigest()
 
     def digest(self) -> str:
-        """SHA-256 of all columns of the filled rows and of their info scalars, by name; all NaNs are equal."""
+        """SHA-256 of all columns of the filled rows and of their info scalars, in the order of the names.
+
+        All NaNs count as equal.
+        """
         filled = self.filled
         rows, infos = self.rows[filled], self.infos[filled]
         columns = {name: rows[name] for name in COLUMNS}
@@ -462,7 +471,7 @@ class EpisodeTable:
 def record_of(
     row: tuple[Any, ...], info: dict[str, float], faults: Sequence[Fault] = (), condition: str | None = None
 ) -> EpisodeRecord:
-    """Build the record of a row; the values may be those of :data:`ROW`, or not yet rounded to its dtypes."""
+    """Build the record of a row. The values of the row may have higher precision than the dtypes of :data:`ROW`."""
     values = dict(zip(COLUMNS, row, strict=True))
     for name, meanings in _MEANINGS.items():
         values[name] = meanings[int(values[name])]
@@ -472,14 +481,14 @@ def record_of(
 def outcomes_of(
     rows: npt.NDArray[np.void], infos: npt.NDArray[np.float64], info_keys: Sequence[str]
 ) -> npt.NDArray[np.void]:
-    """Return the outcome columns of rows and of their agents, packed.
+    """Return the outcome columns of rows and of their agents, as a packed structured array.
 
-    They must not depend on the number of runners and environments.
+    These columns must not depend on the number of runners and environments.
 
     Args:
         rows: Array of :data:`ROW`, shape (n,).
         infos: Info scalars of the rows, shape (n, len(info_keys)).
-        info_keys: Names of these, those of agents among them.
+        info_keys: Names of the info scalars, including the columns of agents.
     """
     agents = agent_columns(agents_in(info_keys))
     packed = np.empty(len(rows), [(name, ROW[name]) for name in _OUTCOME_COLUMNS] + [(name, "<f8") for name in agents])
@@ -493,17 +502,20 @@ def outcomes_of(
 
 
 def different_columns(recorded: npt.NDArray[np.void], again: npt.NDArray[np.void]) -> list[str]:
-    """Return the names of the columns in which two rows differ, as :func:`outcomes_of` returns them, shape (1,)."""
+    """Return the names of the columns in which two rows differ.
+
+    Each row is an array of :func:`outcomes_of`, shape (1,).
+    """
     return [name for name in recorded.dtype.names or () if recorded[name].tobytes() != again[name].tobytes()]
 
 
 def failed_row(index: int, seed: int, attempts: int, weights_version: int) -> npt.NDArray[np.void]:
-    """Return the row, shape (1,), of a failed episode that its runner could not report because it died."""
+    """Return the row, shape (1,), of a failed episode. The schedule gave the episode up, so no runner reported it."""
     return np.array([Row(index=index, seed=seed, attempts=attempts, weights_version=weights_version)], ROW)
 
 
 def charged_attempts(table: EpisodeTable) -> dict[int, int]:
-    """Return the number of attempts that unfinished episodes have used up, by index."""
+    """Return the number of used attempts of each unfinished episode, by index."""
     return {
         index: max(charged)
         for index, faults in table.faults.items()

@@ -1,7 +1,7 @@
-"""Guarantee of a result: the changes of its execution that leave its records the same.
+"""Guarantee of a result: the changes of an execution that do not change the records.
 
-The guarantee is a part of the numerics key, together with the facts on which records then depend, such as the number of
-environments. A key without it is exact.
+The guarantee is a part of the numerics key, together with the facts on which the records then depend, such as the
+number of environments. A key without a guarantee means ``exact``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ def is_of_guarantee(key: str) -> bool:
 
 
 def guarantee_of(numerics: Mapping[str, Any]) -> Guarantee:
-    """Return the weakest guarantee in a numerics key, which may have one per policy; unknown is the weakest."""
+    """Return the weakest guarantee in a numerics key.
+
+    The key may have a guarantee per policy. Unknown is the weakest.
+    """
     found = {value for key, value in numerics.items() if key.rpartition("/")[2] == "guarantee"}
     known: list[Guarantee] = [one for one in _ORDER if one in found]
     return "layout" if found - {*_ORDER} else known[-1] if known else "exact"

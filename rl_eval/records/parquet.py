@@ -19,11 +19,13 @@ if TYPE_CHECKING:
 
 
 _ROW_BYTES: Final = 3
-"""Minimum number of bytes per row. rl_eval writes at least 4.7, for a million failed episodes with shared seeds."""
+"""Minimum number of bytes per row. rl_eval writes at least 4.7 bytes, for a million failed episodes with shared
+seeds."""
 _UNPACKED: Final = 64
-"""Maximum compression ratio without dictionaries. Snappy, which rl_eval uses, reaches 21."""
+"""Maximum compression ratio of columns without dictionaries. Snappy, which rl_eval uses, reaches 21."""
 _VALUES: Final = (20_000_000, 10)
-"""Maximum number of values in all columns: in total, or per byte. A column that repeats one value needs no bytes."""
+"""Maximum number of values in all columns together, and per byte of the file. A column that repeats one value needs no
+bytes, so the file may have at least the first number."""
 _TEXT: Final = "BYTE_ARRAY"
 _BYTES: Final = "FIXED_LEN_BYTE_ARRAY"
 
@@ -33,12 +35,12 @@ class ParquetColumns:
     """Columns of a Parquet file: numbers, truth values and text.
 
     Args:
-        source: The file, as pyarrow takes it.
+        source: The file, in any form that pyarrow accepts.
         size: Size of the file, in bytes.
-        texts: Columns of text. They are read as codes of their different values: a long text may be in every row.
+        texts: Names of columns of text. Each different text is read once, because a long text may be in every row.
 
     Raises:
-        OSError, pyarrow.ArrowException: It is not a Parquet file.
+        OSError, pyarrow.ArrowException: The file is not a Parquet file.
     """
 
     def __init__(self, source: Any, size: int, texts: Collection[str]) -> None:
@@ -60,7 +62,7 @@ class ParquetColumns:
 
         Raises:
             ValueError: A column is missing or has another type, or the file claims more rows than possible.
-            OSError, pyarrow.ArrowException: They are damaged.
+            OSError, pyarrow.ArrowException: A column is damaged.
         """
         self._check_kinds(names)
         self._check_size(len(names))
@@ -100,9 +102,10 @@ TEXTS: Final = (
 
 _INFO: Final = "info_"
 _BLOCK: Final = 10_000
-"""Faults that are built at a time: their mappings take several times as much memory."""
+"""Number of faults to build at a time, because the mappings from which they are built take several times as much
+memory."""
 _LONGEST: Final = 200
-"""Maximum number of characters of an error's text: it contains the value."""
+"""Maximum number of characters of an error's text, because the text contains the value."""
 
 
 def episode_columns(
@@ -122,16 +125,16 @@ def episode_columns(
 
 
 def episode_names(names: Sequence[str]) -> list[str]:
-    """Return the columns of a table that :func:`read_episodes` reads, including missing ones."""
+    """Return the names of the columns that :func:`read_episodes` needs. The table may lack some of them."""
     return [*COLUMNS, *(name for name in names if name.startswith(_INFO))]
 
 
 def read_episodes(table: pa.Table) -> tuple[npt.NDArray[np.void], npt.NDArray[np.float64], tuple[str, ...]]:
-    """Return rows, info scalars and info keys: the inverse of :func:`episode_columns`.
+    """Return the rows, the info scalars and the info keys of a table: the inverse of :func:`episode_columns`.
 
     Raises:
         KeyError: A column is missing.
-        ValueError: A column contains a value without a code, or of another type; the message names it.
+        ValueError: A column contains a value without a code, or of another type; the message names the column.
     """
     keys = tuple(name.removeprefix(_INFO) for name in table.column_names if name.startswith(_INFO))
     rows = np.zeros(len(table), ROW)
@@ -157,15 +160,15 @@ def fault_columns(faults: Sequence[Fault]) -> dict[str, pa.Array]:
 
 
 def fault_names(names: Sequence[str]) -> list[str]:
-    """Return the columns of a table that :func:`read_faults` reads, including missing ones."""
+    """Return the names of the columns that :func:`read_faults` needs. The table may lack some of them."""
     return [field.name for field in fields(Fault) if field.name in names or field.default is MISSING]
 
 
 def read_faults(table: pa.Table) -> tuple[Fault, ...]:
-    """Return faults: the inverse of :func:`fault_columns`.
+    """Return the faults of a table: the inverse of :func:`fault_columns`.
 
     Raises:
-        ValueError: A column is missing, or contains a value that is invalid in a fault.
+        ValueError: A column is missing, or contains an invalid value.
     """
     names, faults = table.column_names, []
     rows = zip(*(_values(table.column(name)) for name in names), strict=True)
@@ -180,7 +183,7 @@ def _storable(value: Any) -> Any:
 
 
 def _decode(name: str, stored: npt.NDArray[Any]) -> pa.Array:
-    """Return a column in the form of the file: codes become text or booleans, null for "none"."""
+    """Return a column in the form of the file: codes become text or booleans, and the code of None becomes null."""
     import pyarrow as pa
 
     codes = COLUMNS[name].codes
@@ -190,7 +193,7 @@ def _decode(name: str, stored: npt.NDArray[Any]) -> pa.Array:
 
 
 def _encode(name: str, column: pa.ChunkedArray) -> npt.NDArray[Any]:
-    """Return a written column as codes: the inverse of :func:`_decode`."""
+    """Return a column of a file as codes: the inverse of :func:`_decode`."""
     codes = COLUMNS[name].codes
     if codes is None:
         return _numbers(name, column, ROW[name])
@@ -204,7 +207,7 @@ def _encode(name: str, column: pa.ChunkedArray) -> npt.NDArray[Any]:
 
 
 def _positions(column: pa.ChunkedArray, written: pa.Array) -> pa.ChunkedArray:
-    """Return the position of each value in the list of valid values; null for an invalid one.
+    """Return the position of each value in the list of valid values; null for an invalid value.
 
     For dictionary-encoded text, each different value is looked up once.
     """
@@ -218,7 +221,7 @@ def _positions(column: pa.ChunkedArray, written: pa.Array) -> pa.ChunkedArray:
 
 
 def _values(column: pa.ChunkedArray) -> list[Any]:
-    """Return a column as a list. Equal texts that were read as codes are one object."""
+    """Return a column as a list. If the column has codes, equal texts are the same object."""
     import pyarrow as pa
 
     if not pa.types.is_dictionary(column.type):
@@ -229,7 +232,7 @@ def _values(column: pa.ChunkedArray) -> list[Any]:
 
 
 def _words(column: pa.ChunkedArray) -> tuple[pa.Array, pa.Array]:
-    """Return the different values of a column of codes, null last, and the position of each row's value in them."""
+    """Return the different values of a column of codes, with null at the end, and the position of the value of each row."""
     import pyarrow as pa
 
     codes = column.unify_dictionaries().combine_chunks()
@@ -251,7 +254,7 @@ def _numbers(name: str, column: pa.ChunkedArray, dtype: np.dtype[Any]) -> npt.ND
 
 @contextmanager
 def _named(name: str, column: pa.ChunkedArray, kind: pa.DataType) -> Iterator[None]:
-    """Convert an error of Arrow about the values of a column to one that names the column."""
+    """Convert an error of Arrow about the values of a column into an error that names the column."""
     import pyarrow as pa
 
     try:
@@ -262,7 +265,7 @@ def _named(name: str, column: pa.ChunkedArray, kind: pa.DataType) -> Iterator[No
 
 
 def _written(codes: Mapping[Any, int]) -> pa.Array:
-    """Return the values that codes stand for, in the order of the codes: text or booleans."""
+    """Return the values of a column (text or booleans), in the order of their codes."""
     import pyarrow as pa
 
     return pa.array(list(codes), pa.bool_() if True in codes else pa.string())

@@ -1,11 +1,11 @@
-"""Plain data: nested values as in JSON, the leaves in which two of them differ, and a digest of any value.
+"""Plain data: nested values as in JSON, the differences between two of them, and a digest of any value.
 
 Data from other programs are parsed and checked against a type. An error describes the damage in one line.
 
 The digest is canonical: equal values have equal digests, in every process. The bytes of a pickle are not canonical:
-they depend on addresses of tensors, on the order of sets and mappings, and on whether two parts are one object. Here a
-value is a tree, hashed from its leaves up. Mappings and sets have no order. Arrays and tensors are dtype, shape and
-bytes. Any other object is hashed by the parts from which ``pickle`` rebuilds it.
+they depend on addresses of tensors, on the order of sets and mappings, and on whether two parts are the same object.
+Here, a value is a tree that is hashed from its leaves up. The order of mappings and sets does not matter. Arrays and
+tensors are hashed as dtype, shape and bytes. Any other object is hashed as the parts from which ``pickle`` rebuilds it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import xxhash
 from pydantic import TypeAdapter, ValidationError
 
 ABSENT: Final = "(absent)"
-"""Placeholder for a value that one of two trees lacks."""
+"""Placeholder for a value that is missing in one of two trees."""
 
 _PLAIN: Final = frozenset({str, int, bool, type(None)})
 
@@ -41,19 +41,22 @@ class Difference(NamedTuple):
 def plain(value: Any) -> Any:
     """Convert a value to plain JSON.
 
-    NaN becomes None; infinity and objects of other types become strings; a set becomes a sorted list.
+    NaN becomes None, and a set becomes a sorted list. Infinity and objects of other types become strings.
     """
     return convert(value, plain_leaf)
 
 
 def convert(value: Any, leaf: Callable[[str, Any], Any], key: str = "", name: Callable[[Any], Any] = str) -> Any:
-    """Copy nested data: mappings become dicts, sequences and sets lists, numpy's scalars Python's.
+    """Copy nested data.
+
+    Mappings become dicts, sequences and sets become lists, and NumPy scalars become Python scalars.
 
     Args:
         value: The data.
-        leaf: Called with the dotted key and value of each leaf that is not a string, int, bool or None.
+        leaf: Function that converts a leaf that is not a string, int, bool or None. Its arguments are the dotted key
+            and the value of the leaf.
         key: Dotted key of the data itself.
-        name: Called with each key of a mapping.
+        name: Function that converts a key of a mapping.
     """
     if type(value) in _PLAIN:  # Fast path for most values: there may be very many faults.
         return value
@@ -67,7 +70,7 @@ def convert(value: Any, leaf: Callable[[str, Any], Any], key: str = "", name: Ca
 
 
 def leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the leaves of plain data with their dotted keys; the items of a list have the key of the list."""
+    """Yield the dotted key and the value of each leaf of plain data. The items of a list have the key of the list."""
     if isinstance(value, Mapping):
         for part, item in value.items():
             yield from leaves(item, f"{key}.{part}".lstrip("."))
@@ -87,7 +90,7 @@ def with_leaf(old: Any, path: Sequence[str], value: Any) -> Any:
 
 
 def differences(a: Any, b: Any, key: str = "") -> Iterator[Difference]:
-    """Yield the leaves in which two trees of plain data differ; a list is one leaf."""
+    """Yield the leaves in which two trees of plain data differ. A list counts as one leaf."""
     if isinstance(a, Mapping) and isinstance(b, Mapping):
         for part in dict.fromkeys([*a, *b]):
             yield from differences(a.get(part, ABSENT), b.get(part, ABSENT), f"{key}.{part}".lstrip("."))
@@ -96,7 +99,7 @@ def differences(a: Any, b: Any, key: str = "") -> Iterator[Difference]:
 
 
 def plain_leaf(key: str, value: Any) -> Any:
-    """Return a plain value for any other leaf than text, int, bool or None."""
+    """Return a plain value for a leaf that is not text, an int, a bool or None."""
     if isinstance(value, float) and not math.isfinite(value):
         return None if math.isnan(value) else str(value)
     if isinstance(value, np.ndarray):
@@ -107,14 +110,15 @@ def plain_leaf(key: str, value: Any) -> Any:
 Value = TypeVar("Value")
 
 MOST_UNRECORDED: Final = 10_000_000
-"""Maximum number of planned episodes without a record: a table has a row of 72 bytes for each."""
+"""Maximum number of planned episodes without a record, because a table has a row of 72 bytes for each episode."""
 _MOST_SCALARS: Final = 10 * MOST_UNRECORDED
-"""Maximum number of info scalars of such episodes, of 8 bytes each."""
+"""Maximum number of info scalars of episodes without a record. Each takes 8 bytes."""
 _WIDEST: Final = 10_000
-"""Maximum number of info scalars of one episode: metrics are computed for each one, and for each agent."""
+"""Maximum number of info scalars of one episode, because metrics are computed for each scalar, and for each agent."""
 
 _DEEPEST: Final = 100
-"""Maximum nesting of JSON. Recursive functions that read it later could take several times as many levels."""
+"""Maximum nesting depth of JSON. Recursive functions that read the data later could handle several times as many
+levels."""
 _TOO_DEEP: Final = f"it is nested too deeply: at most {_DEEPEST} levels are read"
 
 
@@ -155,11 +159,11 @@ def check_claim(num_episodes: int, num_records: int, num_scalars: int) -> None:
 
     Args:
         num_episodes: Number of episodes of the plan.
-        num_records: Number of its episodes with a record.
+        num_records: Number of episodes of the plan with a record.
         num_scalars: Number of info scalars of each episode.
 
     Raises:
-        ValueError: There are too many.
+        ValueError: The plan has too many episodes or info scalars.
     """
     missing = num_episodes - num_records
     claim = f"its plan has {num_episodes:,} episodes, {missing:,} more than there are records"
@@ -172,7 +176,10 @@ def check_claim(num_episodes: int, num_records: int, num_scalars: int) -> None:
 
 
 def damage(error: Exception) -> str:
-    """Return a description of damaged data: the text of an error, with its type unless it is a ``ValueError``."""
+    """Return a description of damaged data: the text of an error, after its type.
+
+    The type ``ValueError`` is omitted.
+    """
     return str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
 
 
@@ -189,7 +196,7 @@ def canonical_digest(value: Any) -> bytes:
     """Return a digest of a value: 16 bytes that depend only on the value.
 
     Raises:
-        TypeError: Part of it is neither data nor an object that can be pickled.
+        TypeError: A part of the value is neither data nor an object that can be pickled.
     """
     return _digest(value, ())
 
@@ -224,7 +231,7 @@ def _mapping(items: Iterable[tuple[Any, Any]], above: tuple[int, ...]) -> bytes:
 
 
 def _array(value: Any, above: tuple[int, ...]) -> bytes:
-    """Hash an array or a tensor; empty for any other value and for one that is not plain memory."""
+    """Return the hash of an array or a tensor; empty for any other value, and for an array that is not plain memory."""
     if type(value) is np.ndarray or isinstance(value, np.generic):
         if value.dtype.hasobject:
             return _node("objects", _digest(value.shape, above), _digest(value.ravel().tolist(), above))
@@ -241,7 +248,7 @@ def _memory(dtype: str, shape: tuple[int, ...], content: Any) -> bytes:
 
 
 def _object(value: Any, above: tuple[int, ...]) -> bytes:
-    """Hash the parts that rebuild an object: function, arguments, state, items of a list, items of a mapping."""
+    """Return the hash of the parts that rebuild an object: function, arguments, state, and items of a list or a mapping."""
     if isinstance(value, Mapping) and not isinstance(value, dict):
         return _node(type(value).__qualname__, _mapping(value.items(), above))
     special = copyreg.dispatch_table.get(type(value))

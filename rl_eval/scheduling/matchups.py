@@ -36,8 +36,7 @@ class Matchups:
 
     Args:
         turns: The seatings of each matchup; the seatings of one matchup share a seed. At least one matchup, with at
-            least one
-        seating.
+            least one seating.
     """
 
     turns: tuple[tuple[Seating, ...], ...]

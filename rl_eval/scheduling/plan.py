@@ -72,8 +72,7 @@ class EpisodePlan:
             ``first_index + i`` of a plan from 0 on. So plans over ranges that do not overlap have no seed in common.
             Use one range to choose a policy, and another, held-out range to evaluate the chosen policy.
         matchups: Matchups. They give each index of the permutation its seating; None without seats. The seatings of one
-            turn
-        share a seed, so a plan must contain whole turns.
+            turn share a seed, so a plan must contain whole turns.
         conditions: Initial conditions. They give each index of the permutation its condition; None without conditions.
 
     Raises:

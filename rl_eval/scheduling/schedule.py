@@ -63,8 +63,7 @@ class Schedule:
     Args:
         plan: Episodes to run.
         expected_runners: Number of runners that should join. The runners that join first leave a share of the episodes
-            for the
-        other runners.
+            for the other runners.
         done: Indices that are already finished, in a resumed run.
         attempts: Numbers of used attempts, by index. An episode without attempts left is given up with the first event.
         max_attempts: Maximum number of attempts of an episode.
