@@ -18,7 +18,7 @@ rows."""
 
 
 def agent_columns(agents: Sequence[object]) -> tuple[str, ...]:
-    """Return the names of the columns of agents: all columns of the first agent, then those of the second agent, and so on."""
+    """Return the names of the columns of agents: all columns of the first agent, then those of the next agent."""
     return tuple(f"{name}/{agent}" for agent in agents for name in AGENT_COLUMNS)
 
 

@@ -232,7 +232,7 @@ def _values(column: pa.ChunkedArray) -> list[Any]:
 
 
 def _words(column: pa.ChunkedArray) -> tuple[pa.Array, pa.Array]:
-    """Return the different values of a column of codes, with null at the end, and the position of the value of each row."""
+    """Return the different values of a column of codes, with null at the end, and the position of each row's value."""
     import pyarrow as pa
 
     codes = column.unify_dictionaries().combine_chunks()

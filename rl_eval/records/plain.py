@@ -248,7 +248,7 @@ def _memory(dtype: str, shape: tuple[int, ...], content: Any) -> bytes:
 
 
 def _object(value: Any, above: tuple[int, ...]) -> bytes:
-    """Return the hash of the parts that rebuild an object: function, arguments, state, and items of a list or a mapping."""
+    """Return the hash of the parts that rebuild an object: function, arguments, state, items of lists and mappings."""
     if isinstance(value, Mapping) and not isinstance(value, dict):
         return _node(type(value).__qualname__, _mapping(value.items(), above))
     special = copyreg.dispatch_table.get(type(value))

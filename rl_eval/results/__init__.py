@@ -1,4 +1,4 @@
 """Results: from records to numbers, intervals, comparisons, pages and files.
 
-It reads records and logs, and runs no episodes.
+This part reads records and logs. It runs no episodes.
 """

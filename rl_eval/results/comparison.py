@@ -1,8 +1,8 @@
 """Comparison of two results: checks that they can be compared, and statistics of their difference.
 
-Episodes are paired by index. Equal indices mean equal starts only when plan, environment and step limit are
-equal. Otherwise the error names the difference. A pair is an episode that completed on both sides, in the prefix of the
-plan that both sides finished.
+Episodes are paired by index. Equal indices mean equal starts only if plan, environment and step limit are equal. If
+they differ, an error names the difference. A pair is an episode that completed on both sides. It belongs to the first
+part of the plan, up to the first episode that one of the sides has not finished.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ MUST_AGREE: Final = ("environment", "max_episode_steps")
 _UNTESTED: Final = "the sum of the differences is too large for a float"
 _SHOWN: Final = 5
 _LONGEST: Final = 40
-"""Maximum number of characters of a value that are shown; a digest has 32."""
+"""Maximum number of shown characters of a value. A digest has 32 characters."""
 
 _RECORDED: Final = ("identity", "weights", "python", "packages", "numerics")
-"""Parts of the provenance that numbers may depend on."""
+"""Parts of the provenance on which numbers may depend."""
 _OF_A_POLICY: Final = ("identity", "weights")
 """Parts that determine a policy's numerics."""
 _UNTOLD: Final = ("weights.version",)
-"""Settings whose differences are not shown, because they have no meaning."""
+"""Settings that are not compared, because a difference has no meaning."""
 _OUTPUTS: Final = "numerics.outputs"
 """Digest of a policy's outputs, which differs between policies."""
 _OF_FLOATS: Final = ("numerics", "packages", "python")
@@ -69,19 +69,19 @@ class Side:
     status: str
     fingerprint: str
     mean_return: float
-    """Mean over the pairs, which may be fewer than the result's own episodes."""
+    """Mean return over the pairs. There may be fewer pairs than episodes of the result."""
     num_failed: int
-    """Number of failed episodes that could have been pairs."""
+    """Number of failed episodes that would otherwise be in a pair."""
     deterministic: bool | None
-    """Whether the determinism check passed; None without one."""
+    """Whether the determinism check passed; None without a check."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConditionDifference:
-    """Difference over the pairs of one condition, or of all conditions with one value of an axis."""
+    """Difference over the pairs of one condition, or of all conditions that have the same value of an axis."""
 
     value: Any
-    """Id of the condition, or the value."""
+    """Id of the condition, or value of the axis."""
     num_pairs: int
     mean_a: float
     mean_b: float
@@ -101,12 +101,12 @@ class Comparison(Printed):
     num_planned: int
     num_pairs: int
     num_dropped: int
-    """Number of episodes left out because they failed on one side or both."""
+    """Number of episodes that were left out because they failed on one side or on both sides."""
     num_unfinished: int
-    """Number of episodes left out because one side stopped before them."""
+    """Number of episodes that were left out because one side stopped before it finished them."""
     difference: PairedDifference
     success: McNemar | None
-    """None when no pair reports success on both sides."""
+    """Comparison of the success on both sides; None if no pair reports success on both sides."""
     confidence: float
     verdict: str
     different_settings: tuple[DifferentSetting, ...] = ()
@@ -116,20 +116,20 @@ class Comparison(Printed):
 
     @property
     def notes(self) -> list[str]:
-        """Notes that a reader needs before using the numbers; empty for an ordinary comparison."""
+        """Notes that limit the use of the numbers; empty for an ordinary comparison."""
         return list(_notes(self))
 
     @property
     def regressed(self) -> bool:
-        """Whether b is significantly worse than a, by both the interval and the test."""
+        """Whether ``b`` is significantly worse than ``a``, according to both the interval and the test."""
         return is_shown(self.difference, self.confidence) and self.difference.mean < 0
 
     @property
     def unanswerable(self) -> str:
-        """Reason why the pairs cannot show that a requirement holds; empty if they can.
+        """Reason why the pairs can never show that a requirement is met; empty if they can.
 
-        Pairs that are missing because a side failed are not a random sample: a policy that crashes its environment
-        if it plays badly would pass.
+        Pairs that are missing because an episode failed are not a random sample. Without them, a policy that crashes
+        its environment whenever it plays badly would meet a requirement.
         """
         if self.num_dropped:
             total, sides = self.num_dropped + self.num_pairs, f"in a {self.a.num_failed}, in b {self.b.num_failed}"
@@ -147,13 +147,13 @@ class Comparison(Printed):
 
     @property
     def unbounded(self) -> str:
-        """Reason, besides :attr:`unanswerable`, why the interval cannot show a bound; empty if it can."""
+        """Reason why the interval cannot show a bound, other than :attr:`unanswerable`; empty if there is none."""
         equal = self.difference.interval.note == FEW_EQUAL
         why = f"all {self.num_pairs} pairs have the same difference, so they do not show how other pairs vary"
         return f"{why}: run at least {FEW} episodes" if equal else ""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything as plain JSON values; NaN becomes None."""
+        """Return all fields as plain JSON values; NaN becomes None."""
         return {key: plain(value) for key, value in {**asdict(self), "notes": self.notes}.items()}
 
 
@@ -162,10 +162,10 @@ def compare(a: EvalResult, b: EvalResult, confidence: float = 0.95, *, force: bo
     """Compare two results of the same plan, episode by episode.
 
     Args:
-        a: The result to compare against.
-        b: The result to compare with ``a``; differences are ``b`` minus ``a``.
-        confidence: Coverage of the interval, and one minus the level of the test.
-        force: Compare also results that failed the determinism check; a note says so.
+        a: The first result, such as the baseline.
+        b: The second result. Differences are ``b`` minus ``a``.
+        confidence: Nominal coverage of the interval. The level of the test is ``1 - confidence``.
+        force: Whether to compare results that failed the determinism check. The comparison then has a note.
 
     Raises:
         UsageError: ``a`` or ``b`` is not a result.
@@ -233,7 +233,7 @@ def _check_plans(a: EvalResult, b: EvalResult) -> None:
 
 
 def _check_guarantees(a: EvalResult, b: EvalResult) -> None:
-    """Raise if a result depends on its number of environments, and the other result has another number."""
+    """Raise an error if a result depends on its number of environments, and the other result has another number."""
     if "layout" not in (a.guarantee, b.guarantee):
         return
     ours, theirs = (_mapping(side.provenance.get("numerics")) for side in (a, b))
@@ -267,7 +267,7 @@ def _identity(result: EvalResult) -> Mapping[str, Any]:
 
 
 def _different(problem: str, found: Sequence[Difference], fix: str = "") -> ComparisonError:
-    """Return an error that lists the first differences; its fields are those of the first one."""
+    """Return an error that lists the first differences. The fields of the error are those of the first difference."""
     shown = [f"{leaf.key} is {leaf.a!r} in a and {leaf.b!r} in b" for leaf in found[:_SHOWN]]
     more = [f"and {len(found) - _SHOWN} more differences"] if len(found) > _SHOWN else []
     key, *values = found[0]
@@ -275,7 +275,10 @@ def _different(problem: str, found: Sequence[Difference], fix: str = "") -> Comp
 
 
 def _different_settings(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[DifferentSetting]:
-    """Yield the different settings, except those that follow from others, such as packages that one policy uses."""
+    """Yield the settings that differ.
+
+    A setting that follows from another one is left out, such as packages of one policy.
+    """
     code = list(_different_code(a, b))
     others = bool(code) or any(True for part in _OF_A_POLICY for _ in _differing(a, b, part))
     yield from code
@@ -288,9 +291,9 @@ def _different_settings(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[
 
 
 def _different_code(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[DifferentSetting]:
-    """Yield the modules of environment or policy with another source or another version of their package.
+    """Yield the modules of environment or policy whose source or package version differs.
 
-    Both sides must have recorded them. Versions that every result has are compared elsewhere.
+    Only modules that both sides recorded are compared. Versions that every result has are compared elsewhere.
     """
     for kind, part, told in (("source", "files", {}), ("version", "packages", _mapping(a.get("packages")))):
         ours, theirs = _code(a, part), _code(b, part)
@@ -303,7 +306,7 @@ def _different_code(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[Diff
 
 
 def _code(provenance: Mapping[str, Any], part: str) -> dict[str, str]:
-    """Return digests or versions that a result recorded of its code at its start, by name."""
+    """Return the digests or versions of code that a result recorded when it started, by name."""
     found = _mapping(_mapping(provenance.get("code")).get(part))
     return {str(name): str(_mapping(value).get("sha256", value))[:16] for name, value in found.items()}
 
@@ -318,7 +321,7 @@ def _differing(a: Mapping[str, Any], b: Mapping[str, Any], part: str) -> Iterato
 
 
 def _short(value: Any) -> str:
-    """Return a value as text, without the middle of a long one: paths differ at their ends."""
+    """Return a value as text. Of a long value, the middle is left out, because paths differ at their ends."""
     text, half = str(value) or "not set", _LONGEST // 2
     return text if len(text) <= _LONGEST else f"{text[: half - 3]}...{text[-half:]}"
 
@@ -342,7 +345,7 @@ def _success(a: EvalResult, b: EvalResult, paired: npt.NDArray[np.bool_]) -> McN
 
 
 def _changes_of_floats(settings: Sequence[DifferentSetting]) -> list[str]:
-    """Return the keys of settings that change last bits; empty if anything else differs between the results."""
+    """Return the keys of settings that change only the last bits of floats; empty if any other setting differs."""
     keys = [one.key for one in settings if one.key != _OUTPUTS]
     return keys if all(key.partition(".")[0] in _OF_FLOATS for key in keys) else []
 
@@ -350,7 +353,7 @@ def _changes_of_floats(settings: Sequence[DifferentSetting]) -> list[str]:
 def verdict_of(difference: PairedDifference, confidence: float, settings: Sequence[DifferentSetting] = ()) -> str:
     """Return the verdict on pairs of results with different settings.
 
-    A difference is shown only if the interval and the test agree on it, and if it is more than rounding.
+    There is a difference only if both the interval and the test show it, and if it is larger than rounding.
     """
     interval, level = difference.interval, f"{100 * confidence:g} %"
     if why := _undecided(difference):
@@ -375,7 +378,7 @@ def verdict_of(difference: PairedDifference, confidence: float, settings: Sequen
 
 
 def _undecided(difference: PairedDifference) -> str:
-    """Return the reason why neither the interval nor the test is informative; empty if one of them is."""
+    """Return the reason why neither the interval nor the test can show a difference; empty if one of them can."""
     interval = difference.interval
     if not interval.exists and interval.note != FEW_EQUAL:
         return interval.note
@@ -385,7 +388,8 @@ def _undecided(difference: PairedDifference) -> str:
 def is_shown(difference: PairedDifference, confidence: float) -> bool:
     """Whether a difference is shown: the test rejects, and the interval at the same level excludes 0.
 
-    A few equal differences have no interval. Differences by rounding are never shown.
+    If there are only a few differences and all are equal, there is no interval. Differences by rounding are never
+    shown.
     """
     interval = difference.interval
     leaves_out_0 = 0 not in interval if interval.exists else interval.note == FEW_EQUAL

@@ -20,26 +20,26 @@ from rl_eval.scheduling.plan import EpisodePlan
 
 @dataclass(frozen=True, slots=True)
 class ConditionNumbers:
-    """Numbers of the episodes of one condition, or of all conditions with one value of an axis."""
+    """Numbers of the episodes of one condition, or of all conditions that have the same value of an axis."""
 
     value: Any
-    """Id of the condition, or the value."""
+    """Id of the condition, or value of the axis."""
     num_episodes: int
-    """Number of completed episodes that the numbers are computed from."""
+    """Number of completed episodes from which the numbers are computed."""
     num_missing: int
     """Number of episodes that have no return because they failed."""
     mean_return: float
-    """Mean return; NaN without episodes."""
+    """Mean return; NaN if no episode completed."""
     interval: Interval
     """Interval for the mean return."""
     success_rate: float | None
     """Fraction of successful episodes; None if no episode reports it."""
     success_interval: Interval | None
-    """Interval for the success rate; None without one."""
+    """Interval for the success rate; None if there is no success rate."""
 
 
 def by_condition(numbers: Numbers, plan: EpisodePlan) -> dict[str, list[ConditionNumbers]]:
-    """Return the numbers by each axis, and by ``id``; empty without conditions."""
+    """Return the numbers by the values of each axis, and by the ``id`` of the condition; empty without conditions."""
     found: dict[str, list[ConditionNumbers]] = {}
     for column, value, mask in condition_masks(plan):
         part = _Part(numbers, mask)
@@ -58,7 +58,10 @@ def by_condition(numbers: Numbers, plan: EpisodePlan) -> dict[str, list[Conditio
 
 
 def condition_masks(plan: EpisodePlan) -> Iterator[tuple[str, Any, npt.NDArray[np.bool_]]]:
-    """Yield each axis, and ``id``, with each of its values, and the mask of its episodes, shape (num_episodes,)."""
+    """Yield (name, value, mask) for each value of each axis, and for each ``id``.
+
+    The mask has shape (num_episodes,).
+    """
     if plan.conditions is None:
         return
     rows = plan.conditions.rows
@@ -74,7 +77,7 @@ def condition_masks(plan: EpisodePlan) -> Iterator[tuple[str, Any, npt.NDArray[n
 
 @final
 class _Part(Numbers):
-    """Numbers of some episodes of an evaluation."""
+    """Numbers of a part of the episodes of an evaluation."""
 
     def __init__(self, whole: Numbers, mask: npt.NDArray[np.bool_]) -> None:
         super().__init__(

@@ -1,8 +1,8 @@
 """Cross-play: statistics of games between several policies, for each pair of policies and for each seat.
 
-A seed is one observation, with all games on it. Every number is the mean over seeds of the mean over a seed's games,
-and every interval is over seeds. If each seed was played in all orders of its seats, the advantage of a seat cancels
-within the observation. A seat wins against another if its return is higher; equal returns are a draw.
+All games with the same seed together are one observation. Every number is a mean over seeds: for each seed, the mean of
+its games. Every interval is over seeds. If each seed was played in all orders of its seats, the advantage of a seat
+cancels within an observation. A seat wins against another seat if its return is higher; equal returns are a draw.
 
 The games can be written for other libraries: matches for openskill, payoff tables for OpenSpiel's alpha-rank.
 """
@@ -33,7 +33,7 @@ from rl_eval.results.text import Printed
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A mean over seeds, and its interval."""
+    """A mean over seeds, with its interval."""
 
     mean: float
     interval: Interval
@@ -49,38 +49,38 @@ class Outcomes:
 
     @property
     def score(self) -> float:
-        """Wins, and half the draws."""
+        """Fraction of games won, plus half the fraction of games drawn."""
         return self.wins + self.draws / 2
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One policy against another, or against itself."""
+    """Numbers of one policy against another policy, or against itself."""
 
     row: str
     column: str
     num_games: int
     num_seeds: int
     outcomes: Outcomes
-    """Outcomes of the policy in the row, against the policy in the column."""
+    """Outcomes of the policy of the row against the policy of the column."""
     score: Estimate
-    """Wins of the row, and half the draws, as a fraction of the games."""
+    """Score of the policy of the row: the fraction of games that it won, plus half the fraction of draws."""
     mean_return: Estimate
-    """Return of the policy in the row."""
+    """Return of the policy of the row."""
     difference: Estimate
-    """Return of the policy in the row minus the return of the policy in the column, in the same games."""
+    """Return of the policy of the row minus the return of the policy of the column, in the same games."""
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """One policy against all others."""
+    """Numbers of one policy against all other policies."""
 
     policy: str
     rating: Rating
     outcomes: Outcomes
-    """Outcomes of its seats against seats of other policies; NaN if there were no such games."""
+    """Outcomes of the policy's seats against seats of other policies; NaN if there were no such games."""
     mean_return: Estimate
-    """Return per capita in all of its games: the mean over its seats."""
+    """Return per seat: for each game, the mean over the policy's seats."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,22 +89,23 @@ class Seat:
 
     seat: str
     outcomes: Outcomes
-    """A win is a return above those of all other seats; a draw is a shared highest return."""
+    """Outcomes of the seat. A win is a return above the returns of all other seats. A draw is a shared highest
+    return."""
     mean_return: Estimate
 
 
 @dataclass(frozen=True, slots=True)
 class LineUp:
-    """Policies that play together in a game, in any order of seats."""
+    """Numbers of policies that play together in a game, over all orders of their seats."""
 
     policies: tuple[str, ...]
     """Policy of each seat, sorted."""
     num_games: int
     num_seeds: int
     team: Estimate
-    """Return of a game: the sum over its seats."""
+    """Return of the team: for each game, the sum over its seats."""
     per_capita: dict[str, Estimate]
-    """Return of each policy: the mean over its seats."""
+    """Return per seat, by policy: for each game, the mean over the policy's seats."""
 
 
 @dataclass(frozen=True)
@@ -115,9 +116,10 @@ class CrossPlay(Printed):
     num_games: int
     num_seeds: int
     num_missing: int
-    """Number of planned games that do not count: they, or another game of their seed, failed or did not run."""
+    """Number of planned games that do not count, because this game or another game with the same seed failed or did not
+    run."""
     absent: tuple[str, ...]
-    """Policies without a game that counts, and so without numbers."""
+    """Policies without numbers, because none of their games counts."""
     confidence: float
     cells: tuple[Cell, ...]
     """Cells of all pairs that played each other, row by row."""
@@ -127,11 +129,11 @@ class CrossPlay(Printed):
     """Numbers of each policy against all others, in the order of the policies."""
 
     def cell(self, row: str, column: str) -> Cell | None:
-        """Return one policy against another; None if they did not play each other."""
+        """Return the numbers of one policy against another; None if they did not play each other."""
         return next((cell for cell in self.cells if (cell.row, cell.column) == (row, column)), None)
 
     def matrix(self, number: str = "score") -> npt.NDArray[np.float64]:
-        """Return one number of all cells, shape (policies, policies); NaN if two did not play each other.
+        """Return one number of all cells, shape (policies, policies); NaN for policies that did not play each other.
 
         Args:
             number: ``"score"``, ``"mean_return"`` or ``"difference"``.
@@ -178,7 +180,7 @@ def crossplay(games: Games, confidence: float = 0.95) -> CrossPlay:
 
 
 class _Meetings(NamedTuple):
-    """Seats of every game against each other: one row for each ordered pair of seats in a game."""
+    """Pairs of seats: one row for each ordered pair of seats in a game."""
 
     games: npt.NDArray[np.int64]
     seeds: npt.NDArray[np.int64]
@@ -264,7 +266,7 @@ def _line_ups(games: Games, confidence: float) -> Iterator[LineUp]:
 
 
 def _points(games: Games) -> npt.NDArray[np.float64]:
-    """Return the points of each policy against each other on every seed, shape (seeds, policies, policies)."""
+    """Return the points of each policy against each other policy, by seed, shape (seeds, policies, policies)."""
     meetings, size = _Meetings.of(games), len(games.policies)
     seeds, which = np.unique(meetings.seeds, return_inverse=True)
     points = np.zeros((len(seeds), size, size))
@@ -292,12 +294,12 @@ def _outcomes(seeds: npt.NDArray[np.int64], points: npt.NDArray[np.float64]) -> 
 
 
 _LARGEST: Final = 10**7
-"""Maximum number of entries of all payoff tables."""
+"""Maximum number of entries of all payoff tables together."""
 
 
 @dataclass(frozen=True)
 class Games:
-    """Games of complete seeds: each seed was played under all of its seatings."""
+    """Games of complete seeds. A seed is complete if it was played with all of its seatings."""
 
     policies: tuple[str, ...]
     seats: tuple[str, ...]
@@ -317,7 +319,10 @@ class Games:
         return len(self.seeds)
 
     def sorted(self) -> Games:
-        """Return the games in an order that does not depend on this one: by seed, then seating, then returns."""
+        """Return the games sorted by seed, then by seating, then by returns.
+
+        So the result does not depend on their order.
+        """
         order = np.lexsort((*self.returns.T[::-1], *self.seatings.T[::-1], self.seeds))
         return replace(self, seeds=self.seeds[order], seatings=self.seatings[order], returns=self.returns[order])
 
@@ -326,7 +331,7 @@ def games_of(result: EvalResult) -> Games:
     """Return the games of an evaluation with ``evaluation.matchups``, in the order of the plan.
 
     Raises:
-        UsageError: The plan has no matchups, a seat has no return, or no seed was played under all of its seatings.
+        UsageError: The plan has no matchups, a seat has no return, or no seed was played with all of its seatings.
     """
     if result.plan.matchups is None:
         fix = "Set evaluation.matchups."
@@ -357,7 +362,7 @@ def _columns(result: EvalResult, name: str, seats: tuple[str, ...]) -> npt.NDArr
 
 
 def whole_games(result: EvalResult) -> npt.NDArray[np.int64]:
-    """Return the indices of counted episodes whose seed has only counted episodes."""
+    """Return the indices of the counted episodes of complete seeds."""
     _, groups = np.unique(result.plan.seeds, return_inverse=True)
     incomplete = np.zeros(groups.max() + 1, bool)
     incomplete[groups[~result.counted]] = True
@@ -379,10 +384,10 @@ def _check_returns(seats: tuple[str, ...], whole: npt.NDArray[np.int64], returns
 
 
 def openskill_matches(games: Games) -> list[dict[str, Any]]:
-    """Return the games as keyword arguments of ``rate`` of openskill's models, with names instead of ratings.
+    """Return the games as keyword arguments of ``rate``, a method of openskill's models, with names instead of ratings.
 
-    Each seat is a team of one, and ``scores`` are returns: the higher one wins. openskill updates its ratings match by
-    match, so they depend on the order of the games. The games are in the order of the plan.
+    Each seat is a team of one player. ``scores`` are returns; the highest return wins. openskill updates its ratings
+    match by match, so the ratings depend on the order of the games. The games are in the order of the plan.
     """
     return [
         {"teams": [[games.policies[policy]] for policy in seating], "scores": scores}
@@ -391,7 +396,7 @@ def openskill_matches(games: Games) -> list[dict[str, Any]]:
 
 
 def payoff_tables(games: Games) -> npt.NDArray[np.float64]:
-    """Return the mean return of each seat under every seating, as ``alpharank.compute`` of OpenSpiel takes them.
+    """Return the mean return of each seat for every seating, in the form that OpenSpiel's ``alpharank.compute`` takes.
 
     Returns:
         One table for each seat, shape (seats, policies, ..., policies) with an axis for the policy of each seat; NaN
@@ -419,7 +424,7 @@ def write_openskill(path: str | os.PathLike[str], games: Games) -> None:
 
 
 def write_payoffs(path: str | os.PathLike[str], games: Games) -> None:
-    """Write :func:`payoff_tables` as ``payoffs`` of an ``.npz`` file, with the names of ``policies`` and ``seats``.
+    """Write :func:`payoff_tables` to an ``.npz`` file, as ``payoffs``, with the names of ``policies`` and ``seats``.
 
     Raises:
         UsageError: The tables would be too large.

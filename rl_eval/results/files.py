@@ -37,7 +37,8 @@ EPISODES_FILE: Final = "episodes.parquet"
 
 _FAULT_FIELDS: Final = tuple(field.name for field in fields(Fault))
 _encode: Final = json.JSONEncoder(allow_nan=False).encode
-"""Returns JSON on one line; ``json.dumps`` would build an encoder for every fault."""
+"""Function that returns JSON on one line. ``json.dumps`` would be slower, because it builds an encoder for every
+fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,7 @@ def _is_summary(path: Path) -> bool:
 
 
 def _is_episodes(path: Path) -> bool:
-    """Whether a file has the columns of episodes: an interrupted save leaves only this file."""
+    """Whether a file has the columns of episodes. An interrupted save leaves only the file with the episodes."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -112,7 +113,7 @@ def check_regular(path: Path) -> None:
 
 
 def check_fingerprint(what: str, stored: str, actual: str) -> None:
-    """Check that records or a plan are those that were saved."""
+    """Check that the fingerprint of records or of a plan equals the saved fingerprint."""
     if stored != actual:
         problem = f"the {what} has fingerprint {actual[:16]}, but the result was saved with {str(stored)[:16]}"
         raise UsageError(problem, key=what, value=str(stored))
@@ -132,7 +133,7 @@ def write_episodes(path: str | os.PathLike[str], table: EpisodeTable) -> None:
 
 
 def episode_frame(table: EpisodeTable) -> pd.DataFrame:
-    """Return one row per finished episode as a pandas frame; success is nullable.
+    """Return one row per finished episode as a pandas frame. The success columns can be null.
 
     Raises:
         UsageError: pandas is not installed.
@@ -148,7 +149,7 @@ def episode_frame(table: EpisodeTable) -> pd.DataFrame:
 
 
 def read_folder(path: str | os.PathLike[str]) -> tuple[dict[str, Any], EpisodeTable]:
-    """Read both files of a result.
+    """Read the two files of a result.
 
     Args:
         path: The folder, or the ``result.json`` in it.
@@ -172,7 +173,7 @@ def read_folder(path: str | os.PathLike[str]) -> tuple[dict[str, Any], EpisodeTa
 
 
 def episode_table(table: EpisodeTable) -> pa.Table:
-    """Return one row per finished episode as an Arrow table, its faults as JSON text."""
+    """Return one row per finished episode as an Arrow table. Faults are JSON text."""
     import pyarrow as pa
 
     positions = np.flatnonzero(table.filled)

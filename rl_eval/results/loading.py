@@ -1,7 +1,7 @@
-"""Loading of results from a folder, from its evaluation log or from a saved result.
+"""Loading of results from a folder, which has an evaluation log or a saved result.
 
-The log has the committed records, so it takes precedence; a ``result.json`` beside it is a copy. A copy that
-contradicts the log is an error.
+The log has the committed records, so it takes precedence over a ``result.json`` in the same folder. If the two
+contradict each other, an error is raised.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _LOG_PARTS: Final = ("manifest.json", "segments")
 
 
 def load(path: str | os.PathLike[str]) -> EvalResult:
-    """Read the result of an evaluation back.
+    """Load the result of an evaluation.
 
     Args:
-        path: Folder or URI of an evaluation log, finished or not; or a folder of :meth:`EvalResult.save`, or the
-            ``result.json`` in it.
+        path: Folder or URI of an evaluation log, finished or not; a folder that :meth:`EvalResult.save` wrote; or the
+            ``result.json`` in such a folder.
 
     Raises:
         LogError: The log is damaged, or the URI has no log.
@@ -113,9 +113,9 @@ def _provenance(contents: LogContents) -> dict[str, Any]:
 def _compare_with_saved(
     log_dir: str, plan: EpisodePlan, table: EpisodeTable, retried: Sequence[int]
 ) -> Mapping[str, Any]:
-    """Check that a saved result agrees with the log, except for failed episodes that ran again later; return it.
+    """Check that a saved result agrees with the log, and return its summary; empty without a saved result.
 
-    Without a saved result, the mapping is empty.
+    Failed episodes that ran again after the result was saved may differ.
     """
     path = Path(log_dir, RESULT_FILE)
     if is_uri(log_dir) or not path.exists():
@@ -138,7 +138,8 @@ def _check_copy(
 ) -> None:
     """Compare a saved result with the log.
 
-    An older result lacks episodes. After an interrupted save, the records are newer than the summary.
+    A result that was saved earlier may lack episodes. After an interrupted save, its records are newer than its
+    summary.
     """
     check_fingerprint("plan of the evaluation log", data["plan"]["fingerprint"], plan.fingerprint)
     if data["status"] == "complete" and table.filled.all():

@@ -1,10 +1,10 @@
-"""Numbers computed from a table of records: the episodes that count, the names of the numbers, and notes on them.
+"""Numbers that are computed from a table of records: the episodes that count, the metrics, and notes on them.
 
 If a run finished its plan, its numbers are computed from all completed episodes. If a run was stopped early, its
 numbers are computed from the completed episodes in the longest prefix of the plan without unfinished episodes. Short
 episodes finish first, so a mean over all finished episodes would be biased. Failed episodes are always reported. They
 widen the interval if the return bounds are known; otherwise, there is no interval. Metrics have RLlib's names if RLlib
-has the same metric, so that its dashboards and stopping rules work.
+has the same metric, so that dashboards and stopping rules for RLlib work.
 """
 
 from __future__ import annotations
@@ -32,28 +32,28 @@ _TIMES: Final = ("wall_seconds", "reset_seconds", "step_seconds", "inference_sec
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Time that the parts of one evaluation took."""
+    """Seconds that one evaluation took, by activity, and its numbers of steps and runners."""
 
     wall_seconds: float
-    """Time from the first lease to the last record, on the driver's clock."""
+    """Seconds from the first lease to the last record, by the clock of the calling process."""
     env_steps: Annotated[int, Field(ge=0, lt=2**63)]
-    """Environment steps executed, including those of failed attempts."""
+    """Number of environment steps, including those of failed attempts."""
     reset_seconds: float
-    """Time inside ``env.reset``, summed over runners. The next two are summed in the same way."""
+    """Seconds in ``env.reset``, summed over runners. The next two fields are sums over runners, too."""
     step_seconds: float
     inference_seconds: float
     num_runners: Annotated[int, Field(ge=0, lt=2**31)]
-    """Runner processes; 0 when the caller's process ran the episodes."""
+    """Number of runner processes; 0 if the caller's process ran the episodes."""
 
     @classmethod
     def of_totals(cls, totals: Mapping[str, float], num_runners: int) -> Timing:
-        """Build it from sums by field name; missing sums are 0."""
+        """Create a timing from sums by field name. Missing sums are 0."""
         times = {name: totals.get(name, 0.0) for name in _TIMES}
         return cls(env_steps=int(totals.get("env_steps", 0)), num_runners=num_runners, **times)
 
     @property
     def shares(self) -> dict[str, float]:
-        """Fractions of the runners' time by activity; they sum to 1, or are empty without time."""
+        """Fractions of the runners' time by activity. Their sum is 1. Empty if no time was measured."""
         spent = {"step": self.step_seconds, "inference": self.inference_seconds, "reset": self.reset_seconds}
         total = max(self.wall_seconds * max(1, self.num_runners), sum(spent.values()))
         if not total > 0:
@@ -63,16 +63,16 @@ class Timing:
 
 @dataclass(eq=False, repr=False)
 class Numbers:
-    """Numbers of one evaluation, each computed once from the table and a few settings.
+    """Numbers of one evaluation. Each number is computed once, from the table and a few settings.
 
     Args:
-        table: Every record and fault.
-        timing: Time of the parts.
+        table: The records and faults of the evaluation.
+        timing: Seconds by activity, and numbers of steps and runners.
         provenance: Names and versions of the policies, and notes.
         confidence: Nominal coverage of every interval.
         return_bounds: Lowest and highest possible return, if known.
         audit_mismatches: Indices of episodes that ran twice with different outcomes.
-        determinism: Outcome of running a few episodes again.
+        determinism: Outcome of the determinism check.
     """
 
     table: EpisodeTable
@@ -94,18 +94,18 @@ class Numbers:
     def scope(self) -> npt.NDArray[np.bool_]:
         """Mask of the rows in scope of the numbers, shape (num_episodes,).
 
-        All rows; if the run was stopped early, the finished prefix of the plan.
+        All rows are in scope. If the run was stopped early, only the finished prefix of the plan is in scope.
         """
         return np.arange(len(self.table)) < self.table.prefix()
 
     @cached_property
     def counted(self) -> npt.NDArray[np.bool_]:
-        """Mask of the rows that the numbers are computed from: completed and in scope."""
+        """Mask of the rows from which the numbers are computed: completed episodes in scope."""
         return self.scope & self.table.completed
 
     @cached_property
     def counted_rows(self) -> npt.NDArray[np.void]:
-        """The rows that the numbers are computed from, array of ``ROW``."""
+        """The rows from which the numbers are computed, as an array of ``ROW``."""
         return np.asarray(self.table.rows[self.counted])
 
     @cached_property
@@ -134,7 +134,7 @@ class Numbers:
 
     @property
     def mean_return(self) -> float:
-        """Mean return of the counted episodes; NaN without any."""
+        """Mean return of the counted episodes; NaN if there are none."""
         return self.aggregates.mean
 
     @cached_property
@@ -147,7 +147,7 @@ class Numbers:
 
     @cached_property
     def mean_return_bounds(self) -> tuple[float, float] | None:
-        """Mean return if all failed episodes in scope had the lowest or highest possible return; None if unknown."""
+        """Mean return if all failed episodes in scope had the lowest, or the highest, possible return; None if unknown."""
         if not self.num_missing:
             return self.mean_return, self.mean_return
         if self.return_bounds is None or self.num_outside_bounds or not self.counted.any():
@@ -166,7 +166,7 @@ class Numbers:
 
     @cached_property
     def success_interval(self) -> Interval | None:
-        """Interval for the success rate; failed and non-reporting episodes count as unknown."""
+        """Interval for the success rate. Episodes that failed, or did not report success, count as unknown."""
         successes, reporting = success_counts(self.counted_rows["success_at_end"])
         if not reporting:
             return None
@@ -175,12 +175,12 @@ class Numbers:
 
     @property
     def num_missing(self) -> int:
-        """Episodes in scope that have no return because they failed."""
+        """Number of episodes in scope that have no return because they failed."""
         return int(self.scope.sum() - self.counted.sum())
 
     @property
     def num_outside_bounds(self) -> int:
-        """Counted returns that contradict ``return_bounds``."""
+        """Number of counted episodes whose return is outside of ``return_bounds``."""
         if self.return_bounds is None:
             return 0
         returns = self.counted_rows["episode_return"]
@@ -188,32 +188,32 @@ class Numbers:
 
     @property
     def num_failed(self) -> int:
-        """Episodes that ran out of attempts, whether or not they are in scope."""
+        """Number of episodes that failed in all attempts, in scope or not."""
         return int((self.table.rows["outcome"] == Outcome.FAILED).sum())
 
     @property
     def num_retried(self) -> int:
-        """Episodes that took more than one attempt, failed ones included."""
+        """Number of episodes with more than one attempt, including failed episodes."""
         return int((self.table.rows["attempts"][self.table.filled] > 1).sum())
 
     @cached_property
     def metrics(self) -> dict[str, float]:
-        """Every number as one flat mapping. All keys are always present; undefined values are NaN."""
+        """All metrics by name. All keys are always present; undefined values are NaN."""
         return {**_return_metrics(self), **_episode_metrics(self.counted_rows), **_run_metrics(self), **_by_agent(self)}
 
     @property
     def notes(self) -> list[str]:
-        """Notes that a reader needs before using the numbers; empty for an ordinary result."""
+        """Notes that limit the use of the numbers; empty for an ordinary result."""
         return [*_scope_notes(self), *value_notes(self)]
 
 
 def success_counts(column: npt.NDArray[np.int8]) -> tuple[int, int]:
-    """Return the number of successful episodes, and of those that report success at all."""
+    """Return the number of successful episodes, and the number of episodes that report success."""
     return int((column > 0).sum()), int((column >= 0).sum())
 
 
 def episode_seconds(rows: npt.NDArray[np.void]) -> npt.NDArray[np.float64]:
-    """Return the seconds of each episode, in reset, step and inference together, shape (n,)."""
+    """Return the seconds of each episode, as the sum over reset, step and inference, shape (n,)."""
     spent = [rows[f"{name}_seconds"].astype(np.float64) for name in ("reset", "step", "inference")]
     return np.asarray(spent[0] + spent[1] + spent[2])
 
@@ -232,7 +232,7 @@ def policy_versions(provenance: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def _mapping(value: Any, *keys: str) -> Mapping[str, Any]:
-    """Follow keys into nested mappings; return an empty mapping without one."""
+    """Return the mapping at a path of keys in nested mappings; an empty mapping if there is none."""
     for key in keys:
         value = value.get(key) if isinstance(value, Mapping) else None
     return value if isinstance(value, Mapping) else {}
@@ -259,7 +259,7 @@ def _scope_notes(numbers: Numbers) -> Iterator[str]:
 
 
 def value_notes(numbers: Numbers) -> Iterator[str]:
-    """Yield the notes on the numbers that do not concern their scope."""
+    """Yield all notes on the numbers, except those on their scope."""
     if numbers.num_outside_bounds:
         yield f"returns outside return_bounds {numbers.return_bounds}: {numbers.num_outside_bounds}"
     _, reporting = success_counts(numbers.counted_rows["success_at_end"])
@@ -332,7 +332,7 @@ def _run_metrics(numbers: Numbers) -> dict[str, float]:
 
 
 def _by_agent(numbers: Numbers) -> dict[str, float]:
-    """Return the numbers by agent and by policy; none for episodes of a single agent."""
+    """Return the numbers by agent and by policy; empty for episodes of a single agent."""
     agents, rows = agents_in(numbers.table.info_keys), numbers.counted_agents
     named = {}
     for seat, agent in enumerate(agents):

@@ -1,7 +1,7 @@
-"""Provenance of a result: the data needed to obtain it again, and the code that a second run would import.
+"""Provenance of a result: the data to obtain the result again, and the code that a second run would import.
 
-A result from another person can name any code. Reading, showing and comparing results never runs it. A function that
-runs episodes again calls :func:`check_trust` first.
+A result from another person can name any code. Reading, showing and comparing results never runs this code. A function
+that runs episodes again first calls :func:`check_trust`.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 
 _PACKAGES: Final = ("rl-eval", "gymnasium", "mujoco", "numpy", "ray", "tensordict", "torch")
 _NAMING: Final = re.compile(r"(.*\.)?(env|policy|weights|filters)|.*_kwargs\..*|runners\.runtime_env\..*")
-"""Config keys with values that are imported, loaded or run, even without the colon of a reference."""
+"""Config keys whose values are imported, loaded or run, even if a value has no colon, unlike a reference."""
 
 _evaluated: Final[set[tuple[str, ...]]] = set()
-"""Named code of the configs that this process has evaluated."""
+"""Code that is named in the configs that this process has evaluated."""
 
 
 def provenance(settings: EvalSettings, weights: WeightsSnapshot | None, numerics: dict[str, Any]) -> dict[str, Any]:
-    """Describe one evaluation as plain data."""
+    """Return the provenance of one evaluation, as plain data."""
     library = loader_of(settings.policy.policy)
     loaders = library.distributions if library else ()
     config = settings.described()
@@ -62,7 +62,7 @@ def check_trust(provenance: Mapping[str, Any]) -> None:
     """Check that this process has evaluated a config that names the same code as a result.
 
     Raises:
-        UntrustedError: No evaluation of this process named the code; the message lists it.
+        UntrustedError: No config that this process has evaluated names the code; the message lists the code.
     """
     if (names := _named_code(provenance.get("config"))) not in _evaluated:
         problem = (
@@ -73,7 +73,7 @@ def check_trust(provenance: Mapping[str, Any]) -> None:
 
 
 def _named_code(config: Any) -> tuple[str, ...]:
-    """Return the texts of a config that may name code or files, or be their arguments; a line each."""
+    """Return the texts in a config that may name code or files, and their arguments; one line per text."""
     return tuple(
         f"\n  {key} = {value!r}"
         for key, value in leaves(config)
@@ -90,7 +90,7 @@ def _described_weights(weights: WeightsSnapshot | None, files: dict[str, str]) -
 
 
 def manifest_of(settings: EvalSettings, plan: EpisodePlan, weights: WeightsSnapshot | None) -> Manifest:
-    """Describe one evaluation for its log."""
+    """Return the manifest of one evaluation for its log."""
     from rl_eval.log import Manifest
 
     described = provenance(settings, weights, {})
@@ -108,9 +108,9 @@ def manifest_of(settings: EvalSettings, plan: EpisodePlan, weights: WeightsSnaps
 
 @functools.cache
 def _git_commit() -> str | None:
-    """Return the commit of the working directory at the first call, with a ``+`` if files differ from it.
+    """Return the commit of the working directory at the first call, with a ``+`` if files differ from the commit.
 
-    It is read once, because the imported code does not change with the folder, and an evaluation during training must
+    The commit is read once. The imported code does not change with the folder, and an evaluation during training must
     be cheap.
     """
     try:

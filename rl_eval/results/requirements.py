@@ -1,4 +1,4 @@
-"""Requirements on results, in a small grammar for scripts. They are parsed, and never run as code.
+"""Requirements on results, in a small grammar for scripts. A requirement is parsed, and never run as code.
 
 - ``NAME OP NUMBER`` concerns one result: ``episode_return_ci_low >= 475``;
 - ``b OP a [± NUMBER]`` concerns a comparison: ``b >= a - 5``, b returns at most 5 less than a.
@@ -53,7 +53,7 @@ class MetricRequirement:
             raise ConfigError(problem, key="--require", value=self.metric)
 
     def judge(self, metrics: Mapping[str, float]) -> Answer:
-        """Return whether a result meets it; open if the metric has no value.
+        """Return whether a result meets the requirement; ``open`` if the metric has no value.
 
         Raises:
             ConfigError: The metric does not exist.
@@ -71,14 +71,14 @@ class DifferenceRequirement:
 
     text: str
     lower: bool
-    """Whether the difference must be at least the bound, not at most."""
+    """Whether the difference must be at least the bound. Otherwise, it must be at most the bound."""
     bound: float
 
     def __str__(self) -> str:
         return self.text
 
     def judge(self, interval: Interval) -> Answer:
-        """Return whether an interval of the mean difference meets the bound: all of it, none of it, or a part."""
+        """Return whether an interval of the mean difference meets the bound: all of it, none of it, or only a part."""
         if not interval.exists:
             return Answer.OPEN
         low, high = (interval.low, interval.high) if self.lower else (-interval.high, -interval.low)
@@ -88,7 +88,7 @@ class DifferenceRequirement:
         return Answer.FAILS if high < bound else Answer.OPEN
 
     def undecided(self, interval: Interval) -> str:
-        """Return the reason why an interval leaves the requirement open, and a remedy."""
+        """Return the reason why an interval cannot decide the requirement, and the next step of the user."""
         if not interval.exists:
             return "the mean difference has no interval"
         return (
@@ -111,7 +111,7 @@ def parse_metric(text: str) -> MetricRequirement:
 
 
 def parse_difference(text: str) -> DifferenceRequirement:
-    """Read ``b >= a``, ``b >= a - 5``, ``a <= b + 5`` and the like.
+    """Read a requirement such as ``b >= a``, ``b >= a - 5`` or ``a <= b + 5``.
 
     Raises:
         ConfigError: The text has another form.

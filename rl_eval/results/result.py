@@ -1,6 +1,6 @@
 """Result of one evaluation: episodes, status, provenance, and saving and loading.
 
-Its numbers are those of :class:`rl_eval.results.metrics.Numbers`.
+The class :class:`rl_eval.results.metrics.Numbers` computes the numbers of a result.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ def decide_status(table: EpisodeTable, limit: float | None, reason: str) -> tupl
     """Return the status, and the reason if it is not ``complete``.
 
     Args:
-        table: Every record.
-        limit: ``fault_tolerance.max_failed_episodes``.
-        reason: Why episodes did not finish, if some did not.
+        table: The records of the evaluation.
+        limit: Value of ``fault_tolerance.max_failed_episodes``.
+        reason: Reason why some episodes did not finish; empty if all finished.
     """
     failed = int((table.rows["outcome"] == Outcome.FAILED).sum())
     missing = int((~table.filled).sum())
@@ -77,7 +77,7 @@ def decide_status(table: EpisodeTable, limit: float | None, reason: str) -> tupl
 
 @dataclass(frozen=True)
 class _Described:
-    """Arguments of a result that its description contains unchanged."""
+    """Arguments of a result that are stored unchanged in its description."""
 
     status: Status
     reason: str
@@ -90,7 +90,7 @@ class _Described:
 
 
 class EpisodeSequence(Sequence[EpisodeRecord]):
-    """The finished episodes of a table in index order; records are built on access."""
+    """The finished episodes of a table, in index order. A record is built when it is accessed."""
 
     def __init__(self, table: EpisodeTable, positions: npt.NDArray[np.intp]) -> None:
         self._table = table
@@ -114,17 +114,17 @@ class EpisodeSequence(Sequence[EpisodeRecord]):
 
 @final
 class EvalResult(Numbers, Printed):
-    """The outcome of one evaluation. Do not change its table afterwards: numbers are computed once.
+    """The outcome of one evaluation. Its table must not change afterwards, because numbers are computed only once.
 
     Args:
-        table: Every record and fault.
+        table: The records and faults of the evaluation.
         plan: The planned episodes.
-        status: ``complete`` when every episode completed, ``partial`` when some failed or never
-            finished, ``failed`` when the evaluation itself broke down.
+        status: ``complete`` if every episode completed, ``partial`` if some episodes failed or did not finish,
+            ``failed`` if the evaluation itself failed.
         reason: Reason why the status is not ``complete``.
-        timing: Time by activity.
-        provenance: Description of the evaluation. Its ``identity`` has the settings on which the outcomes
-            depend. Stored as plain JSON values, so that a reloaded result equals a new one.
+        timing: Seconds by activity, and numbers of steps and runners.
+        provenance: Description of the evaluation. Its ``identity`` has the settings on which the outcomes depend. It is
+            stored as plain JSON values, so that a loaded result equals the original result.
         confidence: Nominal coverage of every interval.
         audit_mismatches: Indices of episodes that ran twice with different outcomes.
         return_bounds: Lowest and highest possible return, if known.
@@ -190,12 +190,12 @@ class EvalResult(Numbers, Printed):
 
     @property
     def episodes(self) -> EpisodeSequence:
-        """Every finished episode, failed ones included, in index order."""
+        """Records of the finished episodes, including failed episodes, in index order."""
         return EpisodeSequence(self.table, np.flatnonzero(self.table.filled))
 
     @property
     def faults(self) -> list[Fault]:
-        """All faults, in the order of the episodes; those of one episode in the order of time."""
+        """All faults, in the order of the episodes. The faults of one episode are in the order of time."""
         return [fault for index in sorted(self.table.faults) for fault in self.table.faults[index]]
 
     @property
@@ -205,7 +205,7 @@ class EvalResult(Numbers, Printed):
 
     @cached_property
     def by_condition(self) -> dict[str, list[ConditionNumbers]]:
-        """Numbers of each condition under ``id``, and of each value that several conditions share under its name.
+        """Numbers by condition: under ``id`` for each condition, and under the name of an axis for each value of the axis.
 
         Empty without ``evaluation.conditions``.
         """
@@ -219,24 +219,27 @@ class EvalResult(Numbers, Printed):
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 of the outcomes: equal for equal records, on any runners."""
+        """SHA-256 of the outcomes. It is equal for equal records, whatever runners made them."""
         return self.table.fingerprint()
 
     @property
     def plan_fingerprint(self) -> str:
-        """SHA-256 of the plan: only results of equal plans can be compared."""
+        """SHA-256 of the plan. Only results of equal plans can be compared."""
         return self.plan.fingerprint
 
     @property
     def guarantee(self) -> Guarantee:
-        """Changes of the execution that leave the records the same: ``exact``, ``conditions`` or ``layout``."""
+        """Changes of an execution that do not change the records: ``exact``, ``conditions`` or ``layout``."""
         numerics = self.provenance.get("numerics")
         return guarantee_of(numerics if isinstance(numerics, Mapping) else {})
 
     # Saving and loading
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything but the records as plain JSON values; NaN becomes None, infinity ``"inf"``."""
+        """Return everything except the records as plain JSON values.
+
+        NaN becomes None, and infinity becomes ``"inf"``.
+        """
         success = self.success_interval
         described = {
             "format": FORMAT,
@@ -266,14 +269,14 @@ class EvalResult(Numbers, Printed):
         return {key: plain(value) for key, value in described.items()} | {"faults": faults}
 
     def to_json(self, path: str | os.PathLike[str] | None = None) -> str:
-        """Return :meth:`to_dict` as JSON text, and write it to ``path`` if one is given."""
+        """Return :meth:`to_dict` as JSON text. If ``path`` is passed, also write the text to this file."""
         text = json_text(self.to_dict())
         if path is not None:
             write_text(path, text)
         return text
 
     def to_parquet(self, path: str | os.PathLike[str]) -> None:
-        """Write one row per finished episode."""
+        """Write a Parquet file with one row per finished episode."""
         write_episodes(path, self.table)
 
     def to_frame(self) -> pd.DataFrame:
@@ -285,7 +288,7 @@ class EvalResult(Numbers, Printed):
         return episode_frame(self.table)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write ``episodes.parquet`` and then ``result.json``, each atomically; replace an earlier result.
+        """Write ``episodes.parquet`` and then ``result.json``, each atomically. An earlier result is replaced.
 
         Raises:
             UsageError: A file of that name is not part of a result, or the folder has the log of another plan.
@@ -308,13 +311,13 @@ class EvalResult(Numbers, Printed):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> EvalResult:
-        """Read the files of :meth:`save`, compute every number again and check the fingerprint.
+        """Read the files that :meth:`save` wrote, compute every number again, and check the fingerprint.
 
         Args:
             path: The folder, or the ``result.json`` in it.
 
         Raises:
-            UsageError: A file is missing or damaged, or the records are not those that were saved.
+            UsageError: A file is missing or damaged, or the records differ from the saved records.
         """
         data, table = read_folder(path)
         try:
@@ -327,7 +330,7 @@ class EvalResult(Numbers, Printed):
         """Rebuild a result from :meth:`to_dict` and its records.
 
         Raises:
-            UsageError: A field is missing, or the records are not those that were described.
+            UsageError: A field is missing, or the records differ from those that the dict describes.
         """
         check_format(data)
         try:
@@ -349,7 +352,7 @@ class EvalResult(Numbers, Printed):
 
 @dataclass(frozen=True)
 class EvalPoint:
-    """A finished evaluation, with the training step that it belongs to."""
+    """A finished evaluation, with the training step to which it belongs."""
 
     step: int
     """Training step passed to ``submit``."""
@@ -357,7 +360,7 @@ class EvalPoint:
     """Version of the weights that were evaluated."""
     result: EvalResult
     metrics: dict[str, float]
-    """``"<log_prefix>/<key>"`` for every key of ``result.metrics`` and for every metric of ``metrics_fn``."""
+    """Metrics by name: every metric of ``result.metrics`` and of ``metrics_fn``, as ``"<log_prefix>/<key>"``."""
     held: HeldWeights = field(default_factory=HeldWeights, repr=False, compare=False)
     """Storage of :attr:`weights` until the point is delivered."""
 
@@ -365,6 +368,6 @@ class EvalPoint:
     def weights(self) -> WeightsSnapshot | None:
         """Evaluated weights, while callbacks and loggers handle the point.
 
-        None afterwards, for a policy without weights, and for a request to a service that sent no weights.
+        None after that time, for a policy without weights, and for a request without weights to a service.
         """
         return self.held.snapshot

@@ -1,13 +1,14 @@
-"""Digests of the code behind an evaluation: source files of environment and policy, versions of their packages.
+"""Digests of the code of an evaluation: source files of environment and policy, and versions of their packages.
 
-A name such as ``"my_project.envs:make"`` is looked up without importing it, since only a runner's process may import a
-user's code. For a file of an installed package, the version of the package is recorded. Every other file has a digest.
-The files that it imports also have digests, and files that it names in a string such as
-``entry_point="my_project.envs:Env"``. The same holds for the file that defines an object, unless that file is the
-started script. A script also sets the number of runners, so only the object's own source and the script's imports have
-digests.
+A name such as ``"my_project.envs:make"`` is looked up without importing the module, because only a runner's process may
+import a user's code. For a file of an installed package, the version of the package is recorded. For any other file, a
+digest is recorded, and also for the files that it imports, or names in a string such as
+``entry_point="my_project.envs:Env"``. The same holds for the file that defines an object, unless this file is the
+started script. A script also sets the number of runners, so digests are recorded only for the object's own source and
+for the script's imports.
 
-Imports resolved at run time, data files, compiled libraries, and code only on another machine are not found.
+Not found are imports that are resolved at run time, data files, compiled libraries, and code that is only on another
+machine.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _INSTALLED: Final = frozenset(("dist-packages", "site-packages"))
 
 
 def code_of(settings: EvalSettings) -> dict[str, Any]:
-    """Return ``files`` (module to path and sha256) and ``packages`` (name to version) as plain data."""
+    """Return plain data: ``files`` with path and SHA-256 by module, and ``packages`` with versions by name."""
     files: dict[str, Any] = {}
     packages: dict[str, str] = {}
     found = [part for value in _sources(settings) for part in _defined_in(value)]
@@ -60,7 +61,7 @@ def package_version(package: str) -> str | None:
 
 
 def _sources(settings: EvalSettings) -> Iterator[Any]:
-    """Return the implementations of environment, policies and runners: names and live objects."""
+    """Yield the names and the objects that implement environment, policies and runners."""
     env, policies = settings.environment, (settings.policy, *settings.policy.policies.values())
     yield from (env.env, _entry_point(env.env), settings.policy.policy_mapping_fn)
     yield from (settings.runners.runner, settings.runners.init_fn, *(one.policy for one in policies))
@@ -68,7 +69,7 @@ def _sources(settings: EvalSettings) -> Iterator[Any]:
 
 
 def _entry_point(env: Any) -> Any:
-    """Return the entry point of a known gymnasium id, with or without its module as in ``module:id``."""
+    """Return the entry point of a registered gymnasium id. The id may have a module, as in ``module:id``."""
     if not isinstance(env, str):
         return None
     import gymnasium
@@ -78,7 +79,7 @@ def _entry_point(env: Any) -> Any:
 
 
 def _live(value: Any) -> Iterator[Any]:
-    """Return the functions, classes and texts in a tree of arguments."""
+    """Yield the functions, classes and texts in nested arguments."""
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, (list, tuple)):
@@ -89,7 +90,7 @@ def _live(value: Any) -> Iterator[Any]:
 
 
 def _defined_in(value: Any) -> Iterator[tuple[str, Path, Callable[[], bytes]]]:
-    """Return module, file and source of a definition; none if it cannot be found."""
+    """Yield the module, the file and the source of a definition; nothing if the source cannot be found."""
     if value is None:
         return
     if isinstance(value, str):
@@ -116,7 +117,7 @@ def _definition(value: Any) -> Any:
 
 
 def _imports(module: str, path: Path) -> Iterator[tuple[str, Path]]:
-    """Return the modules that a file imports, or names in a text, and its package; none that are installed."""
+    """Yield the modules that a file imports or names in a text, and its package. Installed modules are left out."""
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
     if module.startswith("__main__:"):
         package = sys.modules["__main__"].__package__ or ""
@@ -136,7 +137,7 @@ def _all_named(source: bytes, package: str) -> frozenset[str]:
 
 
 def _named(node: ast.AST, package: str) -> Iterator[str]:
-    """Return the modules that a piece of code may import."""
+    """Yield the names of the modules that a piece of code may import."""
     if isinstance(node, ast.Import):
         yield from (alias.name for alias in node.names)
     elif isinstance(node, ast.ImportFrom):
@@ -174,7 +175,7 @@ def _installed(path: Path) -> bool:
 
 
 def _foreign(path: Path) -> bool:
-    """Whether a file is installed, or Python's own."""
+    """Whether a file belongs to an installed package or to Python itself."""
     return _installed(path) or path.is_relative_to(_stdlib())
 
 

@@ -1,7 +1,7 @@
 """Story of one episode: all its recorded events, in order.
 
-The story is a pure function of the result. It is the same for a new result, a saved one, and the log of a running
-evaluation. The handle of an evaluation in this process adds the runners of the episode, with times.
+The story is a pure function of the result. It is the same for a new result, a saved result, and the log of a running
+evaluation. The handle of an evaluation in this process adds the runners that held the episode, with times.
 """
 
 from __future__ import annotations
@@ -29,19 +29,20 @@ class Event:
     text: str
     """Description, in a few words."""
     attempt: int = 0
-    """Number of the attempt, from 1; 0 without one."""
+    """Number of the attempt, from 1; 0 if the event belongs to no attempt."""
     runner: int | None = None
-    """Index of the runner; None without one."""
+    """Index of the runner; None if the event belongs to no runner."""
     seconds: float | None = None
-    """Duration: age of the attempt at a fault, time inside the environment and the policy at the end."""
+    """Duration in seconds. For a fault, the age of the attempt. For the end, the time in the environment and the
+    policy."""
     fault: Fault | None = None
     """The fault, with node and traceback."""
     at: float | None = None
-    """Seconds since the session began; None if the event is only in the log."""
+    """Seconds since the start of the session; None if the event is known only from the log."""
 
 
 def check_planned(result: EvalResult, index: int) -> None:
-    """Check that the plan of a result has an episode.
+    """Check that the plan of a result has an episode with this index.
 
     Raises:
         UsageError: The plan has no such episode.
@@ -57,7 +58,7 @@ def story(result: EvalResult, index: int, moves: Sequence[Event] = ()) -> tuple[
     Args:
         result: Finished or unfinished result.
         index: Index of the episode.
-        moves: Events of the session about this episode: its runners and times.
+        moves: Events of this session that concern the episode: its runners, with times.
 
     Raises:
         UsageError: The plan has no such episode.
@@ -72,7 +73,7 @@ def story(result: EvalResult, index: int, moves: Sequence[Event] = ()) -> tuple[
 
 
 def _merged(moves: Sequence[Event], faults: list[Event]) -> Iterator[Event]:
-    """Place each fault at the end of its attempt; faults without a move come first."""
+    """Yield the moves, with each fault at the end of its attempt. Faults of attempts without moves come first."""
     ends = {_attempt(move) for move in moves if move.kind in ("fault", "lost")}
     found = {_attempt(fault): fault for fault in faults if _attempt(fault) in ends}
     yield from (fault for fault in faults if _attempt(fault) not in ends)
@@ -118,7 +119,7 @@ def _outcome(result: EvalResult, record: EpisodeRecord) -> Iterator[str]:
 
 
 def _checks(result: EvalResult, index: int) -> Iterator[str]:
-    """Yield the outcomes of running the episode a second time, if known."""
+    """Yield texts on the outcome of a second run of the episode, if there was one."""
     if index in result.audit_mismatches:
         yield "ran twice, with different outcomes"
     determinism = result.determinism

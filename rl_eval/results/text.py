@@ -1,4 +1,4 @@
-"""Numbers as text, and the base of values that print as a page."""
+"""Numbers as text, and the base class of objects that are printed as a page."""
 
 from __future__ import annotations
 
@@ -16,11 +16,14 @@ if TYPE_CHECKING:
 
 
 _PAGES: Final = "rl_eval.reports.pages"
-"""Module with ``page_of``, which returns the page of a value."""
+"""Module with the function ``page_of``, which returns the page of an object."""
 
 
 class Printed:
-    """Base of values that print as a page: in text, for :mod:`rich` in colour, and in a notebook as a table."""
+    """Base class of objects that are printed as a page.
+
+    In a terminal, :mod:`rich` adds colours. A notebook shows a table.
+    """
 
     __slots__ = ()
 
@@ -46,15 +49,15 @@ _METHODS: Final = {
     "newcombe": "Newcombe",
 }
 _LOADER: Final = re.compile(r"rl_eval\.integrations\.(\w+):\w+")
-"""Factory of the models of a library."""
+"""Factory of a library's models, as ``"module:attr"``."""
 
 
 def decimals(spread: float, value: float = 0.0) -> int:
     """Return the number of decimals to show.
 
     Args:
-        spread: A standard error: two of its digits are shown.
-        value: Shown value without a spread: four of its digits, none if it is whole.
+        spread: Standard error of the value. Two of its digits are shown. 0 if there is none.
+        value: The value. Without a standard error, four of its digits are shown, but no decimals of a whole number.
     """
     if math.isfinite(spread) and spread > 0:
         return max(0, 1 - math.floor(math.log10(spread)))
@@ -64,12 +67,18 @@ def decimals(spread: float, value: float = 0.0) -> int:
 
 
 def interval_places(interval: Interval, value: float) -> int:
-    """Return the decimals for a value with an interval; a quarter of its width is about the standard error."""
+    """Return the number of decimals for a value with an interval.
+
+    A quarter of its width counts as the standard error.
+    """
     return decimals((interval.high - interval.low) / 4, value)
 
 
 def number(value: float, places: int = 2) -> str:
-    """Write a number with thousands separators; ``n/a`` for NaN, powers of ten for the very large and small."""
+    """Return a number as text, with thousands separators; ``n/a`` for NaN.
+
+    Very large and small numbers have a power of ten.
+    """
     if math.isnan(value):
         return "n/a"
     if math.isfinite(value) and (abs(value) >= 1e12 or places > 8):
@@ -79,12 +88,12 @@ def number(value: float, places: int = 2) -> str:
 
 
 def percent(value: float) -> str:
-    """Write a fraction as percentage; ``n/a`` for NaN."""
+    """Return a fraction as a percentage; ``n/a`` for NaN."""
     return "n/a" if math.isnan(value) else f"{100 * value:.1f} %"
 
 
 def interval_text(interval: Interval, write: Callable[[float], str] = percent) -> str:
-    """Return an interval as text, with its method and note; without one, the reason."""
+    """Return an interval as text, with its method and note. If there is no interval, return the reason."""
     if not interval.exists:
         return f"no interval: {interval.note}"
     level = f"{100 * interval.confidence:g} % interval"
@@ -95,7 +104,7 @@ def interval_text(interval: Interval, write: Callable[[float], str] = percent) -
 
 
 def lookup(value: Any, *keys: str) -> str:
-    """Follow keys into nested mappings; return the text there, empty without one."""
+    """Return the text at a path of keys in nested mappings; empty if there is none."""
     for key in keys:
         value = value.get(key) if isinstance(value, Mapping) else None
     return "" if value is None else str(value)
@@ -110,8 +119,8 @@ def policy_name(provenance: Mapping[str, Any]) -> str:
     """Return the policy's name, empty if the provenance has none.
 
     The random policy is ``random``. The name of a library's model is the end of its path, such as
-    ``sb3:seed_1/best_model.zip``, because all models have one factory and many have the same file name. Switches
-    follow, such as ``vecnormalize=False``.
+    ``sb3:seed_1/best_model.zip``, because all models have the same factory, and many have the same file name. Arguments
+    with a bool follow, such as ``vecnormalize=False``.
     """
     factory = lookup(provenance, "identity", "policy")
     if factory == RANDOM:
@@ -127,11 +136,11 @@ def policy_name(provenance: Mapping[str, Any]) -> str:
 
 
 def weights_name(provenance: Mapping[str, Any], version: float) -> str:
-    """Return digests and version of the weights, as far as they are known.
+    """Return the digests and the version of the weights, if they are known.
 
     Args:
         provenance: Provenance of the result.
-        version: Version of the weights in the records; NaN without one.
+        version: Version of the weights in the records; NaN if there is none.
     """
     digest, recorded = lookup(provenance, "weights", "digest"), provenance.get("weights")
     files = recorded.get("files") if isinstance(recorded, Mapping) else None

@@ -1,1 +1,1 @@
-"""Statistics of a sample of episodes, with intervals; numpy and scipy only."""
+"""Statistics of a sample of episodes, with intervals, in NumPy and SciPy."""

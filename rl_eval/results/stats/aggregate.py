@@ -1,9 +1,8 @@
 """Aggregates of a sample of episodes, and their exact definitions.
 
-Everything is computed from the values themselves, once: never a mean of means, a window or a moving
-average. Sums are correctly rounded (:func:`math.fsum`), so they do not depend on the order of
-the values. Undefined numbers are NaN: every number of an empty sample, the spread of a single value, and every number
-that depends on a NaN.
+Every number is computed once, directly from the values: there is no mean of means, no window and no moving average.
+Sums are correctly rounded (:func:`math.fsum`), so they do not depend on the order of the values. Undefined numbers are
+NaN: every number of an empty sample, the spread of a single value, and every number that depends on a NaN.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ _QUANTILES: Final = (0.05, 0.25, 0.5, 0.75, 0.95)
 _MOST_BINS: Final = 60
 _LEAST_BINS: Final = 8
 _EXACT: Final = 2.0**53
-"""Limit up to which floats represent every whole number."""
+"""Highest number up to which floats represent every whole number."""
 
 
 @dataclass(frozen=True, slots=True)
 class Aggregates:
-    """Numbers that describe one sample, in the unit of its values."""
+    """Numbers that describe one sample, in the unit of the sample's values."""
 
     count: int
     """Number of values."""
@@ -35,11 +34,11 @@ class Aggregates:
     """Standard error of the mean, ``std / sqrt(count)``; NaN for a single value."""
     median: float
     iqm: float
-    """Mean of the middle half: ``count // 4`` values are cut off at either end."""
+    """Mean of the middle half, without the ``count // 4`` lowest and highest values."""
     minimum: float
     maximum: float
     q05: float
-    """Quantiles interpolate linearly between neighbouring values (numpy's default)."""
+    """The 5 % quantile. Quantiles are interpolated linearly between neighbouring values (NumPy's default)."""
     q25: float
     q75: float
     q95: float
@@ -48,9 +47,9 @@ class Aggregates:
 
 
 def exact_mean(values: npt.ArrayLike) -> float:
-    """Return the mean of values, shape (n,): correctly rounded sum over n; NaN when there are none.
+    """Return the mean of values, shape (n,): the correctly rounded sum, divided by n; NaN if n is 0.
 
-    The sum and the division each round, so the result is clipped to the range of the values: the mean of equal
+    The sum and the division are both rounded, so the result is clipped to the range of the values. So the mean of equal
     values is exactly this value.
     """
     sample = np.asarray(values, dtype=np.float64)
@@ -64,7 +63,7 @@ def exact_mean(values: npt.ArrayLike) -> float:
 
 
 def standard_deviation(values: npt.NDArray[np.float64], mean: float) -> float:
-    """Return the sample standard deviation of values, shape (n,); NaN when n < 2."""
+    """Return the sample standard deviation of values, shape (n,); NaN if n < 2."""
     if len(values) < 2:
         return math.nan
     with np.errstate(all="ignore"):
@@ -73,7 +72,7 @@ def standard_deviation(values: npt.NDArray[np.float64], mean: float) -> float:
 
 
 def interquartile_mean(ordered: npt.NDArray[np.float64]) -> float:
-    """Return the mean without the lowest and highest ``n // 4`` of sorted values, shape (n,)."""
+    """Return the mean of sorted values, shape (n,), without the ``n // 4`` lowest and the ``n // 4`` highest values."""
     cut = len(ordered) // 4
     return exact_mean(ordered[cut : len(ordered) - cut])
 
@@ -81,9 +80,9 @@ def interquartile_mean(ordered: npt.NDArray[np.float64]) -> float:
 def worst_tenth(ordered: npt.NDArray[np.float64]) -> float:
     """Return the conditional value at risk at 10 % of sorted values, shape (n,).
 
-    The worst tenth is ``n / 10`` values, which need not be whole: the lowest ``n // 10`` count
-    fully and the next one with the fraction that is left. Of 25 values that is
-    ``(x0 + x1 + x2 / 2) / 2.5``; of ten or fewer it is the minimum.
+    The worst tenth has ``n / 10`` values, which may be a fraction. The lowest ``n // 10`` values count fully, and the
+    next value counts with the rest of the fraction. For 25 values, the result is ``(x0 + x1 + x2 / 2) / 2.5``. For ten
+    or fewer values, it is the minimum.
     """
     whole, tenths = divmod(len(ordered), 10)
     if not whole:
@@ -103,7 +102,7 @@ def aggregate(values: npt.ArrayLike) -> Aggregates:
         values: One value per episode, shape (n,). NaN and infinities are kept, not dropped.
 
     Returns:
-        Its numbers; all NaN for an empty sample.
+        The numbers of the sample; all are NaN for an empty sample.
     """
     sample = np.asarray(values, dtype=np.float64)
     if not sample.size or np.isnan(sample).any():
@@ -133,9 +132,9 @@ def aggregate(values: npt.ArrayLike) -> Aggregates:
 def histogram_edges(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """Return the ends of bins, about 60 at most, in ascending order, by the rule of Freedman & Diaconis (1981).
 
-    All bins of whole numbers have the same number of possible values; otherwise, a smooth distribution would show false
-    modes. So their width is a whole number, and a multiple of the greatest common divisor of the differences if that is
-    smaller.
+    If the values are whole numbers, all bins contain the same number of possible values. Otherwise, a smooth
+    distribution would show false modes. So the width of a bin is a whole number. If the greatest common divisor of the
+    differences between values is smaller than the width, the width is a multiple of it.
 
     Args:
         values: Finite, shape (n,), n at least 1.

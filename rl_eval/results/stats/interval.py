@@ -1,9 +1,9 @@
 """Confidence intervals of aggregates, and the conditions for them.
 
-Mean returns get a BCa bootstrap interval (Efron 1987). Few values, for which a bootstrap is too narrow, and very many,
-for which it is slow, get a Student t interval. Success rates get Wilson's score interval (Wilson 1927). Failed episodes
-have no value: with known bounds the interval spans from "all of them worst" to "all of them best". Without bounds there
-is no interval. A missing interval always has a note with the reason.
+Mean returns get a BCa bootstrap interval (Efron 1987). For few values, a bootstrap is too narrow, and for very many
+values it is slow, so they get a Student t interval. Success rates get Wilson's score interval (Wilson 1927). Failed
+episodes have no value: with known bounds the interval spans from "all of them worst" to "all of them best". Without
+bounds there is no interval. A missing interval always has a note with the reason.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from rl_eval.results.stats.aggregate import aggregate
 Method = Literal["bca", "percentile", "student_t", "wilson", "newcombe", "none"]
 
 BCA_MAX: Final = 5_000
-"""Maximum size of a bootstrapped sample: the cost grows with the sample, the gain over Student t shrinks."""
+"""Maximum size of a sample for the bootstrap. With a larger sample, the bootstrap takes longer, and differs less from
+Student t."""
 
 FEW: Final = 20
-"""Minimum size of a bootstrapped sample. For fewer values, Student t covers the mean more often, but not often enough
-if they are skewed; its note reports that."""
+"""Minimum size of a sample for the bootstrap. For fewer values, Student t covers the mean more often than the
+bootstrap. If the values are skewed, this is still not often enough; the note of the interval says so."""
 
 FEW_EQUAL: Final = f"fewer than {FEW} values, all equal: other values may differ"
-"""Note instead of an interval for few equal returns."""
+"""Note of the missing interval of few equal returns."""
 
 ALL_EQUAL: Final = "all equal"
 """Note of the interval of equal values, which is a single value."""
@@ -37,9 +38,9 @@ _TOO_WIDE: Final = "the spread of the values is too large for a float"
 
 _RESAMPLES: Final = 9_999
 _SEED: Final = 0x5EED
-"""Resampling starts from the same state each time, so equal records give equal intervals."""
+"""Seed of every bootstrap, so that equal records give equal intervals."""
 _BATCH_ELEMENTS: Final = 2**18
-"""Values drawn at a time: bounds memory to a few MiB, and does not change the result."""
+"""Number of values to draw at a time. It bounds the memory to a few MiB, and does not change the result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,17 +48,17 @@ class Interval:
     """A confidence interval and its method."""
 
     low: float
-    """Lower end; NaN without an interval."""
+    """Lower end; NaN if there is no interval."""
     high: float
     confidence: float
     """Nominal coverage, e.g. 0.95."""
     method: Method
-    """``"none"`` without an interval; ``note`` then has the reason."""
+    """Method of the interval; ``"none"`` if there is no interval. Then ``note`` has the reason."""
     note: str = ""
 
     @property
     def exists(self) -> bool:
-        """Whether there is an interval at all."""
+        """Whether there is an interval."""
         return self.method != "none"
 
     def __contains__(self, value: float) -> bool:
@@ -69,12 +70,12 @@ class Interval:
 
 
 def no_interval(confidence: float, why: str) -> Interval:
-    """Return a missing interval, with the reason."""
+    """Return an interval without ends, whose note has the reason."""
     return Interval(math.nan, math.nan, confidence, "none", why)
 
 
 def check_confidence(confidence: float) -> None:
-    """Raise if a confidence is not strictly between 0 and 1."""
+    """Raise an error if a confidence is not strictly between 0 and 1."""
     if not 0 < confidence < 1:
         problem, fix = f"confidence is {confidence}", "Pass a number between 0 and 1, such as 0.95."
         raise UsageError(problem, key="confidence", value=confidence, fix=fix)
@@ -92,12 +93,13 @@ def mean_interval(
     Args:
         values: One value per completed episode, shape (n,).
         confidence: Nominal coverage.
-        num_missing: Episodes that have no value because they failed.
-        bounds: Lowest and highest possible value. With missing episodes, the lower end is that for all of them worst,
-            and the upper end that for all of them best.
+        num_missing: Number of episodes that have no value because they failed.
+        bounds: Lowest and highest possible value. If episodes are missing, the lower end assumes the lowest value for
+            all of them, and the upper end assumes the highest value for all of them.
 
     Returns:
-        BCa from :data:`FEW` to :data:`BCA_MAX` values, Student t below and above, or the reason why no interval exists.
+        A BCa interval for :data:`FEW` to :data:`BCA_MAX` values, a Student t interval for fewer or more values, or an
+        interval without ends, whose note has the reason.
     """
     check_confidence(confidence)
     sample = np.asarray(values, dtype=np.float64)
@@ -121,9 +123,10 @@ def return_interval(
     num_missing: int = 0,
     bounds: tuple[float, float] | None = None,
 ) -> Interval:
-    """Return the :func:`mean_interval` of returns, or of differences; a few equal values have no interval.
+    """Return the :func:`mean_interval` of returns, or of differences. A few equal values have no interval.
 
-    Otherwise two episodes that both reach a step limit would have an interval of width 0, and fulfil any requirement.
+    Otherwise, two episodes that both reach a step limit would have an interval of width 0, and could meet any
+    requirement.
     """
     if not num_missing and 1 < len(returns) < FEW and np.isfinite(returns[0]) and (returns == returns[0]).all():
         check_confidence(confidence)
@@ -135,11 +138,11 @@ def success_interval(successes: int, trials: int, confidence: float = 0.95, *, n
     """Return Wilson's score interval for a success rate.
 
     Args:
-        successes: Successful episodes.
-        trials: Episodes whose success is known.
+        successes: Number of successful episodes.
+        trials: Number of episodes whose success is known.
         confidence: Nominal coverage.
-        num_unknown: Episodes whose success is unknown. The lower end is that for no success in any of them, and the
-            upper end that for success in all.
+        num_unknown: Number of episodes whose success is unknown. The lower end assumes that none of them succeeded, and
+            the upper end assumes that all of them succeeded.
     """
     check_confidence(confidence)
     if trials < 1:
@@ -169,8 +172,8 @@ def _sample_interval(sample: npt.NDArray[np.float64], confidence: float) -> Inte
 def _bca(sample: npt.NDArray[np.float64], confidence: float) -> Interval:
     """Return the bias-corrected and accelerated interval of the mean (Efron 1987, with Efron & Tibshirani 1993, 14.3).
 
-    The same as ``scipy.stats.bootstrap(method="BCa")`` for the same generator, without the half second that
-    importing ``scipy.stats`` takes.
+    The result is that of ``scipy.stats.bootstrap(method="BCa")`` with the same generator. But the import of
+    ``scipy.stats`` takes half a second.
     """
     from scipy.special import ndtr, ndtri
 

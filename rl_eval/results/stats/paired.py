@@ -1,8 +1,8 @@
 """Paired comparison of two policies by their returns on the same episodes.
 
-The unit is the pair: the same index, hence the same seed, under either policy. A common effect (an easy or a hard
-start) cancels in the difference, which saves episodes. The factor is measured and reported. The same pairs give an
-interval for the mean difference, a sign-flip permutation test of "no difference", and McNemar's exact test on success.
+A pair is the same index, and so the same seed, with both policies. A common effect (an easy or a hard start) cancels in
+the difference, so fewer episodes are needed. The factor is measured and reported. The same pairs give an interval for
+the mean difference, a sign-flip permutation test of "no difference", and McNemar's exact test on success.
 """
 
 from __future__ import annotations
@@ -24,13 +24,11 @@ RESAMPLES: Final = 10_000
 _SEED: Final = 0x5EED
 _BATCH_ELEMENTS: Final = 2**20
 _TIE: Final = 1e-12
-"""Sums closer than this, relative to the sum of magnitudes, are equal up to rounding."""
+"""Sums whose difference, relative to the sum of magnitudes, is below this count as equal."""
 
 _ROUNDING: Final = 1e-5
-"""Largest difference between one policy's returns that counts as float32 rounding, relative to the largest return.
-
-A policy whose episodes amplify rounding further is not equal up to rounding.
-"""
+"""Largest difference, relative to the largest return, that counts as float32 rounding between two evaluations of one
+policy. If the episodes amplify rounding beyond this, the returns count as different."""
 
 TestKind = Literal["exact", "sampled"]
 
@@ -43,11 +41,12 @@ class PairedDifference:
     """Number of pairs."""
     mean: float
     interval: Interval
-    """Interval for the mean difference, from the differences themselves."""
+    """Interval for the mean difference, computed from the differences."""
     p_value: float
-    """Two-sided sign-flip permutation p-value; NaN when a difference, or the sum of all, is not finite."""
+    """Two-sided p-value of the sign-flip permutation test; NaN if a difference or the sum of all differences is not
+    finite."""
     test: TestKind
-    """Whether the p-value enumerates all sign patterns or samples them."""
+    """Whether the p-value is computed from all sign patterns or from a sample of them."""
     correlation: float | None
     """Pearson correlation of the two sides; None if a side does not vary."""
     episodes_saved: float | None
@@ -58,19 +57,19 @@ class PairedDifference:
     or all differences are as small as those of rounding.
     """
     rounding: bool
-    """Whether the sides are one policy, and all their differences are as small as those of rounding."""
+    """Whether both sides are the same policy, and all differences are small enough to be rounding."""
 
 
 @dataclass(frozen=True, slots=True)
 class McNemar:
-    """Success of both sides over the same episodes, and the exact test of equal rates."""
+    """Success of both sides in the same episodes, with the exact test of equal success rates."""
 
     both: int
     only_a: int
     only_b: int
     neither: int
     p_value: float
-    """Two-sided; 1 when no pair disagrees."""
+    """Two-sided p-value; 1 if no pair disagrees."""
 
     @property
     def count(self) -> int:
@@ -87,7 +86,7 @@ def paired_difference(
         a: Values of the first side, shape (n,).
         b: Values of the second side on the same episodes, shape (n,).
         confidence: Nominal coverage of the interval.
-        one_policy: Whether both sides are values of one policy, computed in two ways.
+        one_policy: Whether both sides are values of the same policy, computed in two ways.
     """
     first, second = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
     with np.errstate(all="ignore"):
@@ -108,7 +107,7 @@ def paired_difference(
 
 
 def sign_flip_test(differences: npt.NDArray[np.float64]) -> tuple[float, TestKind]:
-    """Return the two-sided p-value of the mean under random signs, and how it was computed.
+    """Return the two-sided p-value of the mean under random signs, and the kind of test.
 
     If the sides are exchangeable, each difference is as likely with the opposite sign. The p-value is the fraction of
     sign patterns whose sum is at least as far from 0 as the observed sum. Sampled patterns include the observed one, so
@@ -130,7 +129,7 @@ def sign_flip_test(differences: npt.NDArray[np.float64]) -> tuple[float, TestKin
 def mcnemar(a: npt.NDArray[np.bool_], b: npt.NDArray[np.bool_]) -> McNemar:
     """Test whether two sides succeed equally often on the same episodes.
 
-    Only pairs that disagree carry information: under equal rates each is a fair coin.
+    Only pairs that disagree carry information. If the rates are equal, each such pair is a fair coin toss.
 
     Args:
         a: Success of the first side, shape (n,).

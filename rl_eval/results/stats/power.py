@@ -1,6 +1,7 @@
-"""Power: episodes needed to show a difference, smallest difference that they show, and comparison of two rates.
+"""Power: the number of episodes that shows a difference, the smallest difference that a number of episodes shows, and the comparison of two rates.
 
-A difference is shown with power 0.8 if 80 % of such experiments reject "no difference" at the level of 5 %, two-sided.
+A number of episodes shows a difference if 80 % of experiments with this difference and number reject "no difference" in
+    a two-sided test at the level of 5 % (power 0.8).
 """
 
 from __future__ import annotations
@@ -31,14 +32,15 @@ class Spread:
     def episodes(self, difference: float, correlation: float | None = None) -> int:
         """Return the number of episodes per policy that show a difference of mean returns.
 
-        ``n = v (q / d)^2 + c``, with the variance ``v`` of one difference and a quantile ``q`` of the noncentral t
-        distribution, which allows for the uncertainty of the standard deviation in a pilot (Julious & Owen 2006). ``c``
-        is the number of episodes that the t test needs in addition to a normal test (Guenther 1981).
+        ``n = v (q / d)^2 + c``, with the variance ``v`` of one difference, the ``difference`` ``d``, and a quantile
+        ``q`` of the noncentral t distribution, which allows for the uncertainty of the standard deviation in a pilot
+        (Julious & Owen 2006). ``c`` is the number of episodes that the t test needs in addition to a normal test
+        (Guenther 1981).
 
         Args:
             difference: True difference of the means, not 0.
-            correlation: Correlation of the returns of both policies on equal seeds, for a paired comparison; None for
-                an unpaired one.
+            correlation: Correlation of the returns of the two policies on equal seeds, for a paired comparison; None
+                for an unpaired comparison.
         """
         wanted = self._variance(correlation) * (self._quantile() / difference) ** 2 + _correction(correlation)
         return max(2, math.ceil(wanted))
@@ -46,13 +48,13 @@ class Spread:
     def difference(self, episodes: int, correlation: float | None = None) -> float:
         """Return the smallest difference of mean returns that a number of episodes per policy shows.
 
-        NaN if they are too few for any difference.
+        NaN if there are too few episodes for any difference.
         """
         left = episodes - _correction(correlation)
         return self._quantile() * math.sqrt(self._variance(correlation) / left) if left > 0 else math.nan
 
     def half_width(self, episodes: int) -> float:
-        """Return half the width of an interval for the mean of a number of episodes; NaN for one episode."""
+        """Return half of the expected width of an interval for the mean return over a number of episodes; NaN for one episode."""
         from scipy.special import stdtrit
 
         if episodes < 2:
@@ -60,7 +62,7 @@ class Spread:
         return float(stdtrit(episodes - 1, (1 + CONFIDENCE) / 2)) * self.std / math.sqrt(episodes)
 
     def episodes_of_half_width(self, half_width: float) -> int:
-        """Return the smallest number of episodes with at most this :meth:`half_width`.
+        """Return the smallest number of episodes whose :meth:`half_width` is at most this large.
 
         Args:
             half_width: Half width of the interval, above 0.
@@ -78,9 +80,9 @@ class Spread:
 
 
 def episodes_for_rates(a: float, b: float) -> int:
-    """Return how many episodes of either policy show that two success rates differ, by Fisher's exact test.
+    """Return the number of episodes per policy with which Fisher's exact test shows that two success rates differ.
 
-    The normal approximation with the correction for exact tests of Fleiss, Tytun & Ury (1980).
+    The number is the normal approximation with the correction for exact tests of Fleiss, Tytun & Ury (1980).
 
     Args:
         a: True rate of one policy, within [0, 1].
@@ -132,9 +134,10 @@ class RateComparison:
     interval: Interval
     """Newcombe's interval (1998, method 10) for the difference."""
     p_value: float
-    """Two-sided p-value of Fisher's exact test: probability of at least this difference if the rates are equal."""
+    """Two-sided p-value of Fisher's exact test: the probability of a difference of at least this size if the rates are
+    equal."""
     episodes_needed: int | None
-    """Episodes per policy that show this difference in 80 % of experiments; None for equal rates."""
+    """Number of episodes per policy that shows this difference in 80 % of experiments; None for equal rates."""
 
     @property
     def is_shown(self) -> bool:
@@ -179,7 +182,7 @@ def compare_rates(a: Rate, b: Rate) -> RateComparison:
 
 
 def _newcombe(a: Rate, b: Rate) -> Interval:
-    """Return the interval of ``b - a`` that the two score intervals make (Newcombe 1998, method 10)."""
+    """Return the interval of ``b - a`` that follows from the two score intervals (Newcombe 1998, method 10)."""
     difference = b.value - a.value
     down = math.hypot(b.value - b.interval.low, a.interval.high - a.value)
     up = math.hypot(b.interval.high - b.value, a.value - a.interval.low)

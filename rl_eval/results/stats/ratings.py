@@ -1,12 +1,12 @@
 """Bradley-Terry ratings: one number for each policy that predicts wins, independent of the order of the games.
 
 The model gives each policy a strength, and ``P(i beats j) = 1 / (1 + exp(s_j - s_i))`` (Bradley & Terry 1952); a draw
-is half a win for either. The strengths maximize the likelihood of the games, so their order does not matter, unlike
-with ratings that are updated game by game (Elo, TrueSkill). One drawn game is added to each pairing that met. It keeps
-strengths finite if one side won all games, and hardly matters otherwise.
+is half a win for either. The strengths maximize the likelihood of the games. So the order of the games does not matter,
+unlike with ratings that are updated game by game (Elo, TrueSkill). One drawn game is added for each two policies that
+played each other. It keeps strengths finite if one side won all games, and hardly matters otherwise.
 
-Intervals come from resampling whole seeds within each matchup (percentile bootstrap): the games of one seed, its seats
-permuted, are one observation, and the frequency of draws need not fit a model.
+Intervals come from a percentile bootstrap, which resamples whole seeds within each matchup. All games with the same
+seed, in all orders of the seats, are one observation. The frequency of draws need not fit a model.
 """
 
 from __future__ import annotations
