@@ -1,8 +1,8 @@
 """Off-policy evaluation: the value of a policy, estimated from episodes that another policy ran.
 
-``data`` reads logged episodes. ``target`` builds the target policy. ``estimators`` has the sums of weighted returns,
-and ``fitted_q`` a model of action values. ``estimate`` computes the estimates with intervals and verdicts. See
-``docs/off_policy.md``.
+``data`` reads logged episodes. ``target`` builds the target policy. ``estimators`` computes the sums of weighted
+returns, and ``fitted_q`` fits a model of action values. ``estimate`` computes the estimates with intervals and
+verdicts. See ``docs/off_policy.md``.
 """
 
 from rl_eval.ope.data import LoggedEpisodes, load_episodes

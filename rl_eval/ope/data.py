@@ -27,10 +27,11 @@ _COLUMNS: Final = (
 """Required columns."""
 
 _BEHAVIOURS: Final = ("behaviour", "weights_version")
-"""Optional columns that identify the policy of a step. All steps must have the same value."""
+"""Optional columns that identify the policy of a step. In each column, all values must be equal."""
 
 _ROUNDING: Final = 1e-5
-"""Highest log-probability of an action with probability 1, after rounding to float32."""
+"""Maximum valid log-probability of a discrete action. Rounding to float32 can make a log-probability slightly
+positive."""
 
 _MISSING: Final = "Record episodes of a policy with log_prob: estimates need log-probabilities of recorded actions."
 """Advice for data without log-probabilities."""
@@ -39,10 +40,13 @@ _MISSING: Final = "Record episodes of a policy with log_prob: estimates need log
 @final
 @dataclass(frozen=True, eq=False)
 class LoggedEpisodes:
-    r"""Finished episodes of one behaviour policy, as read-only arrays of steps, one episode after the other."""
+    r"""Finished episodes of one behaviour policy, as read-only arrays of steps.
+
+    The steps of an episode are consecutive.
+    """
 
     observations: Array
-    """Observations before each action, shape (steps, \\*observation_shape)."""
+    """Observation before each action, shape (steps, \\*observation_shape)."""
     actions: Array
     """Shape (steps, \\*action_shape); integers are discrete actions, floats continuous ones."""
     rewards: npt.NDArray[np.float64]
@@ -50,9 +54,9 @@ class LoggedEpisodes:
     log_probs: npt.NDArray[np.float64]
     """Log-probability (density, if continuous) of each action under the policy that took it, shape (steps,)."""
     lengths: npt.NDArray[np.int64]
-    """Steps of each episode, at least 1, shape (episodes,)."""
+    """Number of steps of each episode, at least 1, shape (episodes,)."""
     terminated: npt.NDArray[np.bool_]
-    """Whether each episode terminated, rather than being truncated, shape (episodes,)."""
+    """Whether each episode terminated, shape (episodes,). The other episodes were truncated."""
     ids: npt.NDArray[np.int64]
     """Number of each episode in the data, shape (episodes,)."""
 
@@ -61,17 +65,17 @@ class LoggedEpisodes:
 
     @classmethod
     def from_steps(cls, columns: Mapping[str, npt.ArrayLike]) -> LoggedEpisodes:
-        r"""Build episodes from columns with one entry per step, and check them.
+        r"""Create episodes from columns with one entry per step, and check them.
 
         Args:
-            columns: ``episode`` and ``step`` (integers; the steps of an episode follow one another from 0 on),
+            columns: ``episode`` and ``step`` (integers; the steps of an episode are numbered from 0 without gaps),
                 ``observation``, ``action``, ``reward``, ``terminated``, ``truncated`` and ``action_log_prob``, each of
                 shape (steps, ...). If there is a column ``behaviour`` or ``weights_version``, all its entries must be
                 equal.
 
         Raises:
-            UsageError: A column is missing, or an episode is unfinished, out of order, of another policy, or has
-                impossible numbers; the message names the episode.
+            UsageError: A column is missing. Or an episode is unfinished or out of order, belongs to another policy, or
+                has invalid numbers; the message names the episode.
         """
         steps = _arrays(columns)
         _check(steps)
@@ -88,13 +92,20 @@ class LoggedEpisodes:
         )
 
     def padded(self, values: Array) -> npt.NDArray[np.float64]:
-        """Return values of steps, shape (steps,), as a matrix of shape (episodes, longest), with 0 after the ends."""
+        """Return values of steps, shape (steps,), as a matrix, shape (episodes, longest).
+
+        The matrix has 0 after the end of each episode.
+        """
         matrix = np.zeros((len(self), int(self.lengths.max())))
         matrix[np.arange(matrix.shape[1]) < self.lengths[:, None]] = values
         return matrix
 
     def rows_of(self, episodes: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-        """Return the mask of the steps of some episodes, given by a mask of shape (episodes,)."""
+        """Return the mask of the steps of some episodes, shape (steps,).
+
+        Args:
+            episodes: Mask of the episodes, shape (episodes,).
+        """
         return np.repeat(episodes, self.lengths)
 
     def step_numbers(self) -> npt.NDArray[np.int64]:
@@ -102,12 +113,12 @@ class LoggedEpisodes:
         return places_of(np.repeat(np.arange(len(self)), self.lengths))
 
     def place(self, row: int) -> str:
-        """Return the episode and the number of a step, for messages."""
+        """Return a text with the episode and the number of a step, for messages."""
         return f"episode {np.repeat(self.ids, self.lengths)[row]}, step {self.step_numbers()[row]}"
 
 
 def places_of(episode: Array) -> npt.NDArray[np.int64]:
-    """Return the place of each step in its episode, from 0, for steps that are grouped by episode, shape (steps,)."""
+    """Return the number of each step in its episode, from 0, shape (steps,). The steps must be grouped by episode."""
     first = _starts(episode)
     return np.arange(len(episode)) - np.repeat(first, np.diff(first, append=len(episode)))
 
@@ -123,7 +134,10 @@ def _frozen(array: Array) -> Array:
 
 
 def _arrays(columns: Mapping[str, npt.ArrayLike]) -> dict[str, Array]:
-    """Return the columns as numeric arrays of one length; all but observations and actions are flat."""
+    """Return the columns as numeric arrays of equal length.
+
+    All arrays except observations and actions have one dimension.
+    """
     if missing := [name for name in _COLUMNS if name not in columns]:
         fix = _MISSING if "action_log_prob" in missing else f"Pass {', '.join(_COLUMNS)}, one entry per step."
         raise UsageError(f"the data have no column {missing[-1]}", key=missing[-1], fix=fix)
@@ -151,7 +165,7 @@ def _arrays(columns: Mapping[str, npt.ArrayLike]) -> dict[str, Array]:
 
 
 def _check(steps: Mapping[str, Array]) -> None:
-    """Raise for the first step that breaks a rule; the message names its episode."""
+    """Raise an error for the first invalid step. The message names the step's episode."""
     episode, step, log_prob = steps["episode"], steps["step"], steps["action_log_prob"]
     ids, times = np.unique(episode[_starts(episode)], return_counts=True)
     if (times > 1).any():
@@ -228,19 +242,20 @@ _NAMES: Final[dict[str, tuple[str, ...]]] = {
     "behaviour": ("behaviour",),
     "mask": ("collector.mask", "mask"),
 }
-"""Names of each column: ours, and TorchRL's keys joined with dots. The first name that exists is used. TorchRL's flags
-under ``next`` come first, because the others belong to the previous step."""
+"""Possible names of each column: our name, and TorchRL's keys joined with dots. The first name that exists is used.
+TorchRL's flags under ``next`` come first, because its other flags belong to the previous step."""
 
 
 def load_episodes(source: Any) -> LoggedEpisodes:
     """Read logged episodes, and check them.
 
     Args:
-        source: A mapping of columns or the path of an npz file that has them (see :meth:`LoggedEpisodes.from_steps`);
-            a TensorDict in TorchRL's layout, or the folder of one on disk; a Minari dataset, or ``"minari:ID"``.
+        source: A mapping with the columns of :meth:`LoggedEpisodes.from_steps`, or the path of an npz file with these
+            columns; a TensorDict in TorchRL's layout, or the folder of a stored TensorDict; a Minari dataset, or
+            ``"minari:ID"``.
 
     Raises:
-        UsageError: The source cannot be read, or is not valid; the message names the episode.
+        UsageError: The source cannot be read, or an episode is invalid; the message names the episode.
     """
     if isinstance(source, str) and source.startswith(_MINARI):
         source = _minari_dataset(source.removeprefix(_MINARI))
@@ -282,7 +297,10 @@ def _tensordict_arrays(data: Any) -> dict[str, Array]:
 
 
 def _steps(arrays: Mapping[str, Any]) -> dict[str, Array]:
-    """Return one entry per step from arrays of shape (steps, ...), or of (episodes, longest, ...) with a mask."""
+    """Return arrays with one entry per step.
+
+    The given arrays have shape (steps, ...), or (episodes, longest, ...) with a mask.
+    """
     columns: dict[str, Array] = {
         name: np.asarray(arrays[key]) for name, keys in _NAMES.items() for key in reversed(keys) if key in arrays
     }
@@ -296,10 +314,10 @@ def _steps(arrays: Mapping[str, Any]) -> dict[str, Array]:
 
 
 def _positions(episode: Array, observation: Array, following: Array) -> Array:
-    """Number the steps of each episode, in their order in the data.
+    """Return the number of each step in its episode, in the order of the data.
 
     Raises:
-        UsageError: A step does not start with the next observation of the step before it.
+        UsageError: The observation of a step is not the next observation of the step before it.
     """
     episode = episode.reshape(len(episode), -1)[:, 0]
     positions = places_of(episode)
@@ -328,7 +346,10 @@ def _minari_dataset(name: str) -> Any:
 
 
 def _minari_columns(dataset: Any) -> dict[str, Array]:
-    """Return columns, with the version of the weights if the metadata of all episodes have one."""
+    """Return the columns of a Minari dataset.
+
+    The version of the weights is one of them, if the metadata of all episodes have a version.
+    """
     parts = [_minari_episode(episode) for episode in dataset.iterate_episodes()]
     if (storage := getattr(dataset, "storage", None)) is not None:
         metadata = storage.get_episode_metadata([int(part["episode"][0]) for part in parts])
@@ -340,7 +361,7 @@ def _minari_columns(dataset: Any) -> dict[str, Array]:
 
 
 def _minari_episode(episode: Any) -> dict[str, Array]:
-    """Return the columns of an episode; its infos have an entry for the reset, which is not a step."""
+    """Return the columns of an episode. Its infos have an additional entry for the reset."""
     length = len(episode.rewards)
     for name in ("observations", "actions"):
         if isinstance(parts := getattr(episode, name), (dict, tuple)):

@@ -1,8 +1,8 @@
 """Estimates of a target policy's value, each with an interval, statistics of its weights, and a verdict.
 
-An estimate has a value only if the data identify it. They do not identify it if the target policy's actions are not in
-the data, or if the effective sample size is below 10. They do not identify it either if the mean weight is not 1, since
-the log-probabilities are then not those of the two policies.
+An estimate has a value only if the data identify the value. The data do not identify it in three cases: the actions of
+the target policy are not in the data; the effective sample size is below 10; or the mean weight is not 1, which shows
+that the log-probabilities are not those of the two policies.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ if TYPE_CHECKING:
 Verdict = Literal["identified", "not identified", "model", "measured"]
 
 LEAST_SAMPLE_SIZE: Final = 10.0
-"""Lowest effective sample size for an estimate."""
+"""Minimum effective sample size for an estimate."""
 
 _SURE: Final = 0.999
-"""Coverage of the interval for the mean weight, which must contain 1. It is high, so that chance rarely rejects good
-data."""
+"""Coverage of the interval for the mean weight. The interval must contain 1. The coverage is high, so that good data
+are rarely rejected by chance."""
 
 _ROUNDING: Final = 1e-3
-"""Accepted distance of that interval from 1: stored log-probabilities are float32, and errors add up over an
-episode."""
+"""Accepted distance of the interval for the mean weight from 1. Log-probabilities are stored as float32, and their
+rounding errors add up over an episode."""
 
 
 @final
@@ -62,46 +62,46 @@ class WeightStatistics:
     """Statistics of the importance weights of an estimate."""
 
     effective_sample_size: float
-    """``sum(w)**2 / sum(w**2)``: number of episodes of the target policy itself that would give the same precision. For
-    an estimator with a weight at each step, it is the lowest over the steps."""
+    """Number of episodes of the target policy itself that would give the same precision: ``sum(w)**2 / sum(w**2)``. For
+    an estimator with a weight at each step, the minimum over the steps."""
     largest_share: float
-    """Highest fraction of one episode in the sum of the weights, at any step."""
+    """Largest fraction of the sum of the weights that one episode has, over all steps."""
     mean_weight: float
-    """Mean of the weights of whole episodes; it estimates 1."""
+    """Mean of the weights of whole episodes. Its expected value is 1."""
     mean_weight_interval: Interval
-    """99.9 % interval of it."""
+    """99.9 % interval for the mean weight."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """One number for the value of a policy, with its reliability."""
+    """One estimate of the value of a policy, with its reliability."""
 
     name: str
     value: float
-    """Mean discounted return; NaN if it is not identified."""
+    """Mean discounted return; NaN if the data do not identify it."""
     interval: Interval
     verdict: Verdict
-    """``identified``, ``not identified``, ``model`` (only as good as the fit, whose error is not in the interval), or
-    ``measured`` (a mean over episodes of the policy itself)."""
+    """``identified``, ``not identified``, ``model`` (as good as the fitted action values; their error is not in the
+    interval), or ``measured`` (a mean over episodes of the policy itself)."""
     reason: str = ""
-    """Reason why it is not identified."""
+    """Reason why the data do not identify the value; empty if they identify it."""
     weights: WeightStatistics | None = None
-    """None if the estimate uses no weights."""
+    """Statistics of the weights; None if the estimate uses no weights."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class OffPolicyEstimates:
-    """Off-policy estimates of a policy's value, one per estimator."""
+    """Off-policy estimates of a policy's value, one estimate per estimator."""
 
     estimates: tuple[Estimate, ...]
     gamma: float
     num_episodes: int
-    """Episodes in the data."""
+    """Number of episodes in the data."""
     num_steps: int
     longest: int
-    """Steps of the longest episode."""
+    """Number of steps of the longest episode."""
 
     def __getitem__(self, name: str) -> Estimate:
         named = {one.name: one for one in self.estimates}
@@ -118,7 +118,7 @@ class OffPolicyEstimates:
         return any(one.verdict == "identified" for one in self.estimates)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all estimates as plain JSON values; null for an unidentified estimate."""
+        """Return all estimates as plain JSON values. The value of an unidentified estimate is null."""
         return dict(plain(asdict(self)))
 
     def __str__(self) -> str:
@@ -128,7 +128,7 @@ class OffPolicyEstimates:
         return self._page()
 
     def _page(self) -> Page:
-        """Return a table of the estimates, and below it the reasons for missing values."""
+        """Return a page with a table of the estimates, and the reasons for missing values below the table."""
         simulated = next((one.value for one in self if one.name == "simulation"), None)
         level = f"{100 * self.estimates[0].interval.confidence:g} % interval"
         gap = () if simulated is None else ("- simulation",)
@@ -162,14 +162,15 @@ def estimate(
         episodes: Logged episodes.
         policy: The target policy: a :class:`~rl_eval.protocols.ActionLogProb`, or an ``nn.Module`` that returns logits
             or ``(mean, log_std)``, from which actions are sampled.
-        gamma: Discount of the returns, in [0, 1].
+        gamma: Discount factor of the returns, in [0, 1].
         values: Action values for the doubly robust estimators. ``fitted`` fits them to the data with
             :func:`~rl_eval.ope.fitted_q.fitted_action_values`; None leaves these estimators out.
-        simulation: Evaluation of the same policy with the same discount, shown beside the estimates.
+        simulation: Result of an evaluation of the same policy with the same discount factor. It is shown beside the
+            estimates.
         confidence: Nominal coverage of the intervals.
 
     Raises:
-        UsageError: The policy has no log-probabilities, or an argument is out of range.
+        UsageError: The policy does not return log-probabilities, or an argument is out of range.
     """
     if not 0 <= gamma <= 1:
         raise UsageError(f"gamma is {gamma}", key="gamma", value=gamma, fix="Pass a discount factor from 0 to 1.")
@@ -202,7 +203,7 @@ def estimate(
 
 
 def _fitted(episodes: LoggedEpisodes, policy: Any, gamma: float) -> ActionValues | None:
-    """Fit action values; return None for a single episode, which cannot be split into halves."""
+    """Return fitted action values; None for a single episode, because it cannot be split into halves."""
     if len(episodes) < 2:
         return None
     if not isinstance(policy, Policy):
@@ -219,7 +220,7 @@ def _measured(name: str, returns: npt.NDArray[np.float64], confidence: float, nu
 
 
 def _identified(name: str, ratios: RatioSum, weights: WeightStatistics, confidence: float) -> Estimate:
-    """Return an estimate, or the reason why there is none."""
+    """Return an estimate with a value, or with the reason why it has no value."""
     value, contributions = ratios.value(), ratios.influences()
     finite = bool(math.isfinite(value) and np.isfinite(contributions).all())
     if why := _objection(weights, finite=finite):
@@ -228,7 +229,7 @@ def _identified(name: str, ratios: RatioSum, weights: WeightStatistics, confiden
 
 
 def _objection(weights: WeightStatistics, *, finite: bool) -> str:
-    """Return the reason why the data do not identify a value; empty if they do."""
+    """Return the reason why the data do not identify a value; empty if they identify it."""
     size, interval = weights.effective_sample_size, weights.mean_weight_interval
     mean = f"the mean weight is {weights.mean_weight:.3g} ({_ends(interval, '{:.3g}'.format)})"
     if size == 0:

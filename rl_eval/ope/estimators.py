@@ -1,10 +1,10 @@
-"""Importance weights, and estimators of a policy's value: sums over steps of ratios of means over episodes.
+"""Importance weights, and estimators of a policy's value. Each estimator is a sum of ratios of means over episodes.
 
-A weight is the product of probability ratios along an episode, stored as a logarithm. An episode keeps its weight after
-its end. Otherwise, sums over later steps would include only the longer episodes.
+A weight is the product of probability ratios along an episode, stored as a logarithm. After its end, an episode keeps
+its last weight. Otherwise, the means at later steps would include only the longer episodes.
 
-In the table, ``w`` is the product of ratios up to and including step t, and ``v`` the product before step t. ``r`` is
-the reward times the discount to the power of t. ``Q`` and ``V`` are the values of a model with the same discount.
+In the table, ``w`` is the product of ratios up to and including step t, and ``v`` is the product before step t. ``r``
+is the reward times ``gamma**t``. ``Q`` and ``V`` are the values of a model with the same discount factor.
 
 ==============================  ======================================================================
 trajectory importance sampling  ``mean(w_end * sum(r))``
@@ -34,7 +34,7 @@ Matrix = npt.NDArray[np.float64]
 
 
 class ActionValues(NamedTuple):
-    """Values of a model at each logged step, not discounted to the start of the episode."""
+    """Values of a model at each logged step. They are not discounted to the start of the episode."""
 
     q: npt.NDArray[np.float64]
     """Value of the stored action under the target policy, shape (steps,)."""
@@ -45,22 +45,23 @@ class ActionValues(NamedTuple):
 @final
 @dataclass(frozen=True, eq=False)
 class RatioSum:
-    """Sum of ratios of means over episodes."""
+    """Sum of terms. Each term is the ratio of two means over episodes."""
 
     numerators: Matrix
-    """Shape (episodes, terms)."""
+    """Numerators, shape (episodes, terms)."""
     denominators: Matrix
-    """Shape (episodes, terms), or a 1 of shape (1, 1)."""
+    """Denominators, shape (episodes, terms), or a single 1 of shape (1, 1)."""
 
     def value(self) -> float:
         """Return the sum of ``mean(numerators) / mean(denominators)``."""
         return float((self.numerators.mean(0) / self.denominators.mean(0)).sum())
 
     def influences(self) -> npt.NDArray[np.float64]:
-        """Return the value plus each episode's influence on it, shape (episodes,).
+        """Return the value plus each episode's influence on the value, shape (episodes,).
 
-        Their mean is the value. To first order, the standard error of their mean is that of the value (infinitesimal
-        jackknife, Efron 1982). With denominators of 1, they are the contributions of the episodes.
+        The mean of these numbers is the value. To first order, the standard error of their mean is the standard error
+        of the value (infinitesimal jackknife, Efron 1982). With denominators of 1, they are the contributions of the
+        episodes.
         """
         top, bottom = self.numerators.mean(0), self.denominators.mean(0)
         influences = ((self.numerators - top / bottom * self.denominators) / bottom).sum(1)
@@ -75,7 +76,8 @@ class Inputs:
     logarithms: Matrix
     """Logarithms of the weights up to and including each step."""
     rewards: Matrix
-    """Discounted rewards, 0 after the end of each episode. The next two matrices are discounted in the same way."""
+    """Discounted rewards; 0 after the end of each episode. The matrices in the next two fields are discounted in the
+    same way."""
     q: Matrix
     v: Matrix
 
@@ -92,9 +94,9 @@ class Inputs:
         Args:
             episodes: Logged episodes.
             target_log_probs: Log-probability of each *stored* action under the target policy, shape (steps,); -inf for
-                an action that it never takes.
-            gamma: Discount.
-            values: Values of a model; 0 without it.
+                an action that the target policy never takes.
+            gamma: Discount factor.
+            values: Values of a model; None means 0 for all values.
 
         Raises:
             UsageError: A log-probability of the target policy is NaN or +inf.
@@ -113,19 +115,19 @@ class Inputs:
 
     @property
     def after(self) -> Matrix:
-        """Weights up to and including each step; infinite if they exceed float64."""
+        """Weights up to and including each step; infinite if a weight is too large for float64."""
         with np.errstate(over="ignore"):
             return np.exp(self.logarithms)
 
 
 def effective_sample_size(logarithms: Matrix) -> float:
-    """Return ``sum(w)**2 / sum(w**2)`` (Kish 1965), the lowest over columns; 0 if all weights of a column are 0."""
+    """Return the minimum of ``sum(w)**2 / sum(w**2)`` over columns (Kish 1965); 0 if all weights of a column are 0."""
     shares = _shares(logarithms)
     return 0.0 if shares is None else float((1 / (shares**2).sum(0)).min())
 
 
 def largest_share(logarithms: Matrix) -> float:
-    """Return the highest fraction of one weight in the sum of its column; NaN if all weights of a column are 0."""
+    """Return the largest ratio of a weight to the sum of its column; NaN if all weights of a column are 0."""
     shares = _shares(logarithms)
     return math.nan if shares is None else float(shares.max())
 
@@ -145,7 +147,7 @@ WITH_MODEL: Final = ("doubly_robust", "weighted_doubly_robust")
 """Names of the estimators that use the values of a model."""
 
 WHOLE_EPISODES: Final = ("trajectory_is", "weighted_is")
-"""Names of the estimators with one weight per episode, which is the weight at its end."""
+"""Names of the estimators with one weight per episode: the weight at the end of the episode."""
 
 
 def ratio_sums(inputs: Inputs) -> dict[str, RatioSum]:

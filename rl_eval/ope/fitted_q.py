@@ -1,9 +1,9 @@
 """Fitted Q evaluation: action values of the target policy, learned from logged episodes (Le, Voloshin & Yue 2019).
 
-A value is the discounted return of the rest of the episode, which ends at the time limit at the latest. So the number
-of the step is an input, and the value after the last step is 0. The values of each half of the episodes come from a
-network that was fitted to the other half: values that were fitted to the rewards of an episode would bias its doubly
-robust estimate.
+A value is the discounted return of the rest of the episode. An episode ends at the time limit at the latest. So the
+number of the step is an input, and the value after the last step is 0. The values of each half of the episodes come
+from a network that was fitted to the other half, because values that were fitted to the rewards of the same episode
+would bias the doubly robust estimate.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _FOLDS: Final = 2
 _BATCH: Final = 256
 _HIDDEN: Final = 64
 _AVERAGING: Final = 0.1
-"""Weight of the network in each update of its slow copy, which computes the targets."""
+"""Weight of the network in each update of its slow copy. The slow copy computes the targets."""
 _LEAST_UPDATES: Final = 2_000
 _UPDATES_PER_STEP: Final = 20
-"""Number of updates per step of the longest episode. The value of a step reaches the step before it within ten
+"""Number of updates per step of the longest episode. The value of a step influences the step before it within ten
 updates."""
 _MANY: Final = 1_000
-"""Integers with a range from this on count as numbers, not as classes."""
+"""Minimum number of different integers that count as numbers, and not as classes."""
 
 
 def fitted_action_values(
@@ -46,10 +46,10 @@ def fitted_action_values(
 
     Args:
         episodes: Logged episodes, at least two.
-        policy: The target policy; at each step some of its actions are drawn.
-        gamma: Discount.
-        updates: Gradient steps for each half of the episodes; by default 20 per step of the longest episode, at least 2
-            000.
+        policy: The target policy. At each step, some of its actions are drawn.
+        gamma: Discount factor.
+        updates: Number of gradient steps for each half of the episodes; by default 20 per step of the longest episode,
+            and at least 2,000.
         seed: Seed of the networks and the batches. Global generators do not change.
     """
     if updates is None:
@@ -95,7 +95,10 @@ class _Inputs:
         self.goes_on = torch.from_numpy(~last)
 
     def scale_of(self, rows: torch.Tensor) -> float:
-        """Return the approximate size of the values, so that the network's outputs are about 1."""
+        """Return the approximate size of the values.
+
+        The network's outputs are scaled by it, so that they are about 1.
+        """
         return float(self.rewards[rows].abs().mean() * len(rows) / (~self.goes_on[rows]).sum()) or 1.0
 
     def taken(self, rows: torch.Tensor) -> torch.Tensor:
@@ -109,7 +112,10 @@ class _Inputs:
 
 
 def _features(values: Array) -> torch.Tensor:
-    """Return single integers as one-hot classes, and other values scaled to mean 0 and standard deviation 1."""
+    """Return features: one-hot classes for single integers.
+
+    Other values are scaled to mean 0 and standard deviation 1.
+    """
     flat = values.reshape(len(values), -1)
     if values.dtype.kind in "iub" and flat.shape[1] == 1 and np.ptp(flat.astype(np.int64)) < _MANY:
         _, codes = np.unique(flat[:, 0], return_inverse=True)
@@ -120,7 +126,7 @@ def _features(values: Array) -> torch.Tensor:
 
 
 def _fit(inputs: _Inputs, rows: torch.Tensor, scale: float, gamma: float, updates: int, seed: int) -> nn.Module:
-    """Return a network that was fitted to rows, and whose outputs are values divided by ``scale``."""
+    """Return a network that is fitted to rows. Its outputs are values divided by ``scale``."""
     rewards = (inputs.rewards / scale).float()
     width = inputs.states.shape[1] + inputs.actions.shape[2]
     generator = torch.Generator().manual_seed(seed)

@@ -1,4 +1,4 @@
-"""Target policy, whose value is estimated, and its log-probabilities of logged actions."""
+"""The target policy, whose value is estimated, and its log-probabilities of logged actions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rl_eval.policies.inference.spaces import no_grad
 from rl_eval.protocols import ActionLogProb, Policy, Recurrent
 
 _BATCH: Final = 4096
-"""Steps in one forward pass."""
+"""Number of steps in one forward pass."""
 
 
 def target_policy(settings: EvalSettings, episodes: LoggedEpisodes) -> Policy:
@@ -32,7 +32,7 @@ def target_policy(settings: EvalSettings, episodes: LoggedEpisodes) -> Policy:
 
     Raises:
         ConfigError: Policy or environment cannot be built.
-        UsageError: The episodes are not of this environment, or the actions were changed before they were stored.
+        UsageError: The episodes do not fit this environment, or the actions were changed before they were stored.
     """
     alone = with_values(settings, runners={"num_runners": 0, "num_envs_per_runner": 1})
     with EvalRunnerGroup(alone, threaded=False) as group:
@@ -56,10 +56,10 @@ def check_unchanged_actions(episodes: LoggedEpisodes, action_space: gym.Space[An
     Args:
         episodes: Logged episodes, with the actions that the environment received.
         action_space: Action space of the environment.
-        handling: ``policy.actions``, which must have been the same for the behaviour policy.
+        handling: Value of ``policy.actions``. It must have been the same for the behaviour policy.
 
     Raises:
-        UsageError: An action was or may have been changed.
+        UsageError: An action was changed, or may have been changed.
     """
     if not isinstance(action_space, gym.spaces.Box) or handling == "none":
         return
@@ -80,7 +80,7 @@ def with_log_probs(policy: Any, episodes: LoggedEpisodes) -> Any:
     The action space is that of the logged actions: Box if they are floats, Discrete from 0 if they are single integers.
 
     Raises:
-        UsageError: Each action consists of several integers, so its space is unknown.
+        UsageError: Each action consists of several integers, so the action space is unknown.
     """
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(policy, torch.nn.Module) or isinstance(policy, ActionLogProb):

@@ -147,7 +147,7 @@ class Numbers:
 
     @cached_property
     def mean_return_bounds(self) -> tuple[float, float] | None:
-        """Mean return if all failed episodes in scope had the lowest, or the highest, possible return; None if unknown."""
+        """Mean return if all failed episodes in scope had the lowest, or highest, possible return; None if unknown."""
         if not self.num_missing:
             return self.mean_return, self.mean_return
         if self.return_bounds is None or self.num_outside_bounds or not self.counted.any():

@@ -205,7 +205,7 @@ class EvalResult(Numbers, Printed):
 
     @cached_property
     def by_condition(self) -> dict[str, list[ConditionNumbers]]:
-        """Numbers by condition: under ``id`` for each condition, and under the name of an axis for each value of the axis.
+        """Numbers of each condition (under ``id``), and of each value of an axis (under the name of the axis).
 
         Empty without ``evaluation.conditions``.
         """

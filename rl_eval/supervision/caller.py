@@ -1,7 +1,7 @@
 """State of the caller's process that an evaluation preserves: Ctrl-C, working directory, torch threads.
 
-Ctrl-C reaches Python code only in the main thread, through the handler of SIGINT. The handler here remembers whether it
-raised; any other ``KeyboardInterrupt`` comes from the environment.
+Ctrl-C reaches Python code only in the main thread, through the handler of SIGINT. The handler in this module remembers
+whether it raised. Any other ``KeyboardInterrupt`` comes from the environment.
 """
 
 from __future__ import annotations
@@ -54,17 +54,20 @@ def ctrl_c_noted() -> Iterator[None]:
 
 
 def expect_no_ctrl_c() -> None:
-    """Declare that this process only runs environments, so that any interrupt comes from them."""
+    """Declare that this process receives no Ctrl-C, so that any ``KeyboardInterrupt`` comes from an environment."""
     _unattended.set()
 
 
 def survivable() -> tuple[type[BaseException], ...]:
-    """Return exceptions that are faults of an environment: errors, ``sys.exit()``, an interrupt without Ctrl-C."""
+    """Return the exceptions that are faults of an environment.
+
+    They are errors, ``sys.exit()``, and an interrupt that does not come from Ctrl-C.
+    """
     return _ERRORS if _may_be_ctrl_c() else (*_ERRORS, KeyboardInterrupt)
 
 
 def _may_be_ctrl_c() -> bool:
-    """Whether a ``KeyboardInterrupt`` may come from SIGINT; true in doubt."""
+    """Whether a ``KeyboardInterrupt`` may come from SIGINT; true if this is unknown."""
     if _unattended.is_set() or threading.current_thread() is not threading.main_thread():
         return False
     handler = signal.getsignal(signal.SIGINT)
@@ -82,10 +85,10 @@ def current_folder() -> str | None:
 
 @contextmanager
 def working_in(folder: str | None) -> Iterator[None]:
-    """Change to a folder, and back at the end.
+    """Change the working directory, and change it back at the end.
 
     Args:
-        folder: Folder; None for the present working directory.
+        folder: New working directory; None for the present one.
     """
     former = current_folder()
     change_to(folder)
@@ -96,7 +99,7 @@ def working_in(folder: str | None) -> Iterator[None]:
 
 
 def change_to(folder: str | None) -> None:
-    """Change to a folder, if it is there; None for the present one."""
+    """Change the working directory, if the folder exists. None changes nothing."""
     if folder is not None and folder != current_folder():
         with suppress(FileNotFoundError, NotADirectoryError):  # It was removed meanwhile.
             os.chdir(folder)
@@ -106,8 +109,8 @@ def change_to(folder: str | None) -> None:
 def one_thread(*, kept: bool = False) -> Iterator[None]:
     """Compute with one torch thread, as runners in separate processes do.
 
-    More threads slow down small networks, especially on a busy machine, and the last bits of a sum depend on their
-    number. Each thread of a process has its own setting.
+    More threads slow down small networks, especially on a busy machine. The last bits of a sum depend on the number of
+    threads. Each thread of a process has its own setting.
 
     Args:
         kept: Whether the calling thread keeps the setting; by default, the former number is restored at the end.

@@ -1,9 +1,9 @@
 """Flight recorder: the present activity of a runner, readable by another process after its death.
 
 The flight recorder is a small memory-mapped file that a runner rewrites before each reset and step. The kernel keeps
-its pages after any end of the process, so a node agent can detect the episode of a dead or hanging runner. A write
-costs two stores, without locks or system calls. Times are ``perf_counter``, which on Linux is one clock for all
-processes of a machine.
+the pages of the file after any end of the process. So a node agent can detect the episode of a dead or hanging runner.
+A write costs two stores, without locks or system calls. Times are ``perf_counter``, which on Linux is the same clock
+for all processes of a machine.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _PHASES: Final[tuple[PhaseName, ...]] = get_args(PhaseName)
 NOW: Final = 2
 SINCE: Final = 3
 _HEADER: Final = 4
-"""Cells of 8 bytes: format, lanes, present activity, and its start."""
+"""Number of cells of 8 bytes before the lanes: format, number of lanes, present activity, and start of the activity."""
 _PER_LANE: Final = 5
-"""Cells of a lane: whether it is live, index, seed, attempt, start of the attempt."""
+"""Number of cells of a lane: whether the lane is live, index, seed, attempt, start of the attempt."""
 _FORMAT: Final = 1
 _LANE_SHIFT: Final = 36
 _PHASE_SHIFT: Final = 56
@@ -44,11 +44,11 @@ ALL_LANES: Final = _LANE_MASK
 """Lane of a call for all live lanes at once."""
 
 STACK_SIGNAL: Final = signal.SIGRTMIN + 5 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR2
-"""Signal to a runner to write the stacks of its threads to its stack file, in C, without the interpreter's lock."""
+"""Signal on which a runner writes the stacks of its threads to its stack file, in C, without the interpreter's lock."""
 
 _FOLDER: Final = "rl_eval-runner-"
 _YOUNG_S: Final = 60.0
-"""A younger folder may belong to a runner that has not locked its file yet."""
+"""Minimum age of an abandoned folder. A younger folder may belong to a runner that has not locked its file yet."""
 
 Cause = Literal["deadline", "stopped", "signal", "vanished"]
 
@@ -65,24 +65,24 @@ class LaneEntry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """One reading of a flight recorder."""
+    """Contents of a flight recorder at one moment."""
 
     phase: PhaseName
     lane: int
     step: int
-    """Environment steps that the attempt had completed."""
+    """Number of environment steps that the attempt had completed."""
     since: float
     """Start of the activity, by ``perf_counter``."""
     lanes: tuple[LaneEntry, ...]
 
     @property
     def shared(self) -> bool:
-        """Whether the present call is one for all live lanes."""
+        """Whether the present call concerns all live lanes."""
         return self.lane == ALL_LANES
 
     @property
     def current(self) -> LaneEntry | None:
-        """Attempt of the present environment call; None between such calls, and in a call for all lanes."""
+        """Attempt of the present environment call; None between environment calls, and in a call for all lanes."""
         if self.phase in ("idle", "act") or self.shared or not self.lanes:
             return None
         return self.lanes[self.lane]
@@ -93,16 +93,16 @@ class CrashReport:
     """Findings about a runner that died or was terminated."""
 
     cause: Cause
-    """A passed deadline; stopped (SIGSTOP) at a passed deadline; a recorded fatal signal; or an end without a
-    record."""
+    """Cause of the end: a passed deadline, a passed deadline while the process was stopped (SIGSTOP), a recorded fatal
+    signal, or an end without a record."""
     moment: Moment | None
-    """Last activity of the runner; None if it recorded none."""
+    """Last activity of the runner; None if it recorded no activity."""
     seconds: float
-    """Duration of that activity."""
+    """Duration of the last activity."""
     detail: str
-    """The deadline, or the signal."""
+    """Description of the deadline or the signal."""
     stack: str
-    """Stacks of its threads, the main thread's last; empty if it could not write them."""
+    """Stacks of the runner's threads, with the main thread at the end; empty if the runner could not write them."""
     node: str
 
     def __str__(self) -> str:
@@ -116,15 +116,15 @@ class FlightRecorder:
 
     Args:
         lanes: Number of lanes.
-        buffer: At least :meth:`size` bytes; by default private memory of this process.
+        buffer: Buffer of at least :meth:`size` bytes; by default private memory of this process.
     """
 
     def __init__(self, lanes: int, buffer: Any = None) -> None:
         view = memoryview(bytearray(self.size(lanes)) if buffer is None else buffer)
         self.cells = view.cast("B").cast("q")
-        """Integers, one of 8 bytes each."""
+        """Cells as integers of 8 bytes."""
         self.clock = view.cast("B").cast("d")
-        """The same bytes as floats: cells of times."""
+        """The same cells as floats, for times."""
         self.cells[1] = lanes
         self.cells[0] = _FORMAT
 
@@ -162,7 +162,7 @@ class FlightRecorder:
         self.cells[_HEADER + _PER_LANE * lane] = 0
 
     def clear(self) -> None:
-        """Remove all attempts and the present activity, since they are those of a runner that has ended."""
+        """Remove all attempts and the present activity, because they belong to a runner that has ended."""
         for cell in range(NOW, len(self.cells)):
             self.cells[cell] = 0
 
@@ -171,7 +171,7 @@ _installed: FlightRecorder | None = None
 
 
 def flight_recorder(lanes: int) -> FlightRecorder:
-    """Return the installed recorder of this process, otherwise one in private memory."""
+    """Return the installed recorder of this process. If none is installed, return a recorder in private memory."""
     return FlightRecorder(lanes) if _installed is None else _installed
 
 
@@ -179,8 +179,8 @@ def install(group: str, name: str, lanes: int, node_id: str) -> ProcessInfo:
     """Install the flight recorder of this process, which contains a single runner.
 
     The process becomes the leader of a process group and gets a mark, so that its descendants can be terminated after
-    it. Fatal signals and :data:`STACK_SIGNAL` write stacks to a file. The files are in a new folder that only this user
-    can enter. Folders left by killed runners of other groups are removed.
+    its end. Fatal signals and :data:`STACK_SIGNAL` write stacks to a file. The files are in a new folder that only this
+    user can enter. Folders left by killed runners of other groups are removed.
 
     Raises:
         RunnerStartError: The disk is full.
@@ -207,9 +207,9 @@ def install(group: str, name: str, lanes: int, node_id: str) -> ProcessInfo:
 
 
 def _remove_abandoned(group: str) -> None:
-    """Remove recordings of dead runners whose agent and reaper died too.
+    """Remove the recordings of dead runners whose agent and reaper died, too.
 
-    Recordings of the same group stay: its node agent may be about to read them.
+    Recordings of the same group are kept, because its node agent may be about to read them.
     """
     for place in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*"):
         with contextlib.suppress(OSError):  # BlockingIOError: its runner lives.
@@ -223,14 +223,17 @@ def _remove_abandoned(group: str) -> None:
 
 
 def _mapped(path: Path, size: int) -> mmap.mmap:
-    """Map a new file whose blocks are reserved: without them, a store to memory on a full disk kills the process."""
+    """Map a new file with reserved blocks.
+
+    Without reserved blocks, a store to this memory kills the process if the disk is full.
+    """
     with path.open("x+b") as file:
         os.posix_fallocate(file.fileno(), 0, size)
         return mmap.mmap(file.fileno(), size)
 
 
 def read_moment(path: str) -> Moment | None:
-    """Read a recorder; return None if it is missing or has another format."""
+    """Read a flight recorder; return None if its file is missing or has another format."""
     try:
         content = Path(path).read_bytes()
     except OSError:

@@ -1,8 +1,8 @@
-"""Node agent: terminates runners that exceed a deadline, and reports the activity of dead ones; one per node, no CPU.
+"""Node agent: terminates runners that exceed a deadline, and reports the last activity of dead runners.
 
-It works from outside, with flight recorders, signals and ``/proc``. So it can detect and terminate a process that is
-stopped, that holds the interpreter's lock, or that Ray no longer knows, with its child processes. Like the runner
-actor, it imports only light modules.
+There is one agent per node; Ray reserves no CPU for it. It works from outside the runners, with flight recorders,
+signals and ``/proc``. So it can detect and terminate a process that is stopped, that holds the interpreter's lock, or
+that Ray no longer knows, with its child processes. Like the runner actor, it imports only light modules.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ _STACK_WAIT_S: Final = 0.4
 _STACK_POLL_S: Final = 0.02
 _CONFIRM_S: Final = 0.02
 _PARTING_S: Final = 0.25
-"""Time for Ray to end a process itself; if we kill it first, Ray prints that a worker was lost."""
+"""Seconds that Ray has to end a process itself. If the agent kills the process first, Ray prints that a worker was
+lost."""
 _PARTING_POLL_S: Final = 0.005
 _FATAL: Final = "Fatal Python error: "
 
@@ -35,7 +36,7 @@ class Deadlines:
     """Time limits in seconds; None for no limit."""
 
     reset_s: float | None = None
-    """Limit of one reset, constructor or close."""
+    """Limit of one call of reset, the constructor or close."""
     step_s: float | None = None
     episode_s: float | None = None
     """Limit of one attempt, checked during its environment calls."""
@@ -43,7 +44,7 @@ class Deadlines:
     """Limit of any activity."""
 
     def passed(self, moment: Moment, now: float) -> str:
-        """Return the passed deadline, as a phrase; empty if none."""
+        """Return a description of the deadline that was passed; empty if none was passed."""
         if moment.phase == "idle":
             return ""
         seconds = now - moment.since
@@ -68,13 +69,13 @@ class Deadlines:
 
 @dataclass(slots=True)
 class _Ward:
-    """A runner under watch."""
+    """A runner that the agent watches."""
 
     process_info: ProcessInfo
     end_by_ray: Callable[[], object]
-    """Asks Ray to end the process."""
+    """Function that asks Ray to end the process."""
     running: float = field(default_factory=time.perf_counter)
-    """When it was last seen not to be stopped."""
+    """Time of the last check at which the process was not stopped."""
     crash_report: CrashReport | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -92,12 +93,12 @@ class NodeAgent:
         threading.Thread(target=self._monitor, daemon=True, name="rl_eval node agent").start()
 
     def watch(self, runner: int, process_info: ProcessInfo, end_by_ray: Callable[[], object]) -> None:
-        """Watch a runner from now on; terminate it if :meth:`stop` was called.
+        """Watch a runner from now on. If :meth:`stop` was called before, terminate the runner.
 
         Args:
             runner: Number of the runner.
             process_info: Process of the runner.
-            end_by_ray: Asks Ray to end the process.
+            end_by_ray: Function that asks Ray to end the process.
         """
         self._reaper.learn(process_info)
         self._wards.setdefault(runner, _Ward(process_info, end_by_ray))
@@ -105,7 +106,7 @@ class NodeAgent:
             self.end(runner)
 
     def wait_closed(self) -> None:
-        """Wait until the agent stops; if the call fails instead, the agent is lost.
+        """Wait until the agent stops. If this call fails, the agent is lost.
 
         Raises:
             RuntimeError: The watching thread has ended; replace the agent.
@@ -115,7 +116,10 @@ class NodeAgent:
             raise RuntimeError("the node agent no longer watches its runners") from self._broken
 
     def crash_report(self, runner: int, process_info: ProcessInfo, end_by_ray: Callable[[], object]) -> CrashReport:
-        """Terminate a runner and its child processes, and return its crash report; arguments as of :meth:`watch`."""
+        """Terminate a runner and its child processes, and return its crash report.
+
+        The arguments are those of :meth:`watch`.
+        """
         ward = self._wards.setdefault(runner, _Ward(process_info, end_by_ray))
         with ward.lock:
             ward.crash_report = ward.crash_report or _examine(ward.process_info, "")
@@ -128,7 +132,7 @@ class NodeAgent:
         self._end(runner, time.perf_counter() + _PARTING_S)
 
     def stop(self) -> None:
-        """Terminate every remaining runner, and remove their recordings."""
+        """Terminate the remaining runners, and remove their recordings."""
         deadline = time.perf_counter() + _PARTING_S
         for runner in list(self._wards):
             self._end(runner, deadline)
@@ -163,7 +167,10 @@ class NodeAgent:
                         self._inspect(ward)
 
     def _inspect(self, ward: _Ward) -> None:
-        """Terminate a runner that passed a deadline; Ray reports its death, and the backend asks for the report."""
+        """Terminate a runner if it passed a deadline.
+
+        Ray reports its death, and then the backend asks for the crash report.
+        """
         status = living(ward.process_info)
         if status is None:
             return
@@ -176,7 +183,7 @@ class NodeAgent:
             _end_quietly(ward)
 
     def _overdue(self, process_info: ProcessInfo) -> str:
-        """Return the deadline that a runner has passed in its present activity; empty if none."""
+        """Return a description of the deadline that a runner's present activity has passed; empty if there is none."""
         moment = read_moment(process_info.recorder)
         if moment is None or not (passed := self._deadlines.passed(moment, time.perf_counter())):
             return ""
@@ -186,7 +193,7 @@ class NodeAgent:
 
 
 def _end_quietly(ward: _Ward) -> None:
-    """Terminate a runner through Ray if possible, since Ray prints a page about any other end of a worker."""
+    """Terminate a runner through Ray if possible, because Ray prints a long message about any other end of a worker."""
     status = living(ward.process_info)
     if status is not None and not status.stopped:
         ward.end_by_ray()
@@ -201,7 +208,7 @@ def _await_end(process_info: ProcessInfo, deadline: float) -> None:
 
 
 def _examine(process_info: ProcessInfo, overdue: str) -> CrashReport:
-    """Return the crash report of a runner; a live one writes its stacks first."""
+    """Return the crash report of a runner. A live runner first writes its stacks."""
     now, status = time.perf_counter(), living(process_info)
     # Read first: the stack signal may interrupt a sleep, and the runner would continue.
     moment = read_moment(process_info.recorder)
@@ -226,7 +233,7 @@ def _cause(stopped: bool, overdue: str, stack: str) -> tuple[Cause, str]:
 
 
 def _ask_for_stack(process_info: ProcessInfo) -> None:
-    """Ask a live process for its stacks, and wait briefly until they are written."""
+    """Ask a live process to write its stacks, and wait briefly until they are written."""
     before = len(_read(process_info.stack))
     if not send_signal(process_info.pid, STACK_SIGNAL):
         return

@@ -1,11 +1,11 @@
-"""Reaper of the child processes of dead runners, in case their node agent died too.
+"""Reaper of the child processes of dead runners, for the case that their node agent died, too.
 
-If the evaluating process is killed, Ray ends its runners and agents, but not the simulators of runners, and not a
-stopped runner. This small separate process survives its agent. It reads the runners from a pipe. When the pipe breaks,
-it waits until each runner dies, and cleans up after it.
+If the evaluating process is killed, Ray ends its runners and node agents. But Ray does not end the child processes of
+runners, or a stopped runner. This small separate process survives its node agent. It reads the runners from a pipe.
+When the pipe breaks, it waits until each runner dies, and then terminates the runner's child processes.
 
-Run as ``python -m rl_eval.supervision.orphan_reaper SECONDS``, with the seconds between checks, and one JSON line per
-runner on standard input.
+The process is ``python -m rl_eval.supervision.orphan_reaper SECONDS``, with the seconds between two checks. Its
+standard input has one JSON line per runner.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from rl_eval.supervision.processes import ProcessInfo, end_runner, erase_recordi
 
 _ROUND_S: Final = 0.5
 _STOPPED_ROUNDS: Final = 20
-"""Checks after which a stopped runner is terminated, since no process is left to continue it."""
+"""Number of checks after which a stopped runner is terminated, because no process is left that could continue it."""
 
 
 class OrphanReaper:
-    """The agent's end of the pipe.
+    """The reaper as the node agent sees it: its process and the agent's end of the pipe.
 
     Args:
         round_s: Seconds between two checks of the runners.
@@ -49,13 +49,13 @@ class OrphanReaper:
         self._pipe: IO[bytes] = process.stdin
 
     def learn(self, process_info: ProcessInfo) -> None:
-        """Send a runner to the reaper; do nothing if the reaper is stopped."""
+        """Send a runner to the reaper, unless the reaper is stopped."""
         with contextlib.suppress(OSError, ValueError):  # Writing to a closed pipe raises ValueError.
             self._pipe.write(json.dumps(asdict(process_info)).encode() + b"\n")
             self._pipe.flush()
 
     def stop(self) -> None:
-        """Stop the reaper, since everything is cleaned up; may be called again."""
+        """Stop the reaper, because no runner is left. Further calls have no effect."""
         if not self._pipe.closed:
             with contextlib.suppress(OSError):
                 self._pipe.write(b"null\n")

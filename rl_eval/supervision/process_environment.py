@@ -1,12 +1,12 @@
 """Environment variables that make processes reproducible: equal floats at every batch size, and equal hashes.
 
-MKL picks kernels by batch size, alignment and instruction set, unless ``MKL_CBWR`` fixes them. torch splits a sum by
-its number of threads. Python hashes strings differently in each process, so sets of strings have another order, unless
-``PYTHONHASHSEED`` is set. torch and Python read these variables when they start, so they are set for new processes, and
-never in the caller's process.
+Unless ``MKL_CBWR`` is set, MKL chooses kernels by batch size, alignment and instruction set. torch splits a sum by its
+number of threads. Unless ``PYTHONHASHSEED`` is set, Python hashes strings differently in each process, so sets of
+strings have another order. torch and Python read these variables when they start. So the variables are set for new
+processes, and never in the caller's process.
 
-The command line chooses an MKL mode for its process. Runners get the mode of the process that starts them, so that it
-gets the same floats from its own process and from any number of runners.
+The command line sets an MKL mode for its own process. Runners get the mode of the process that starts them. So floats
+are the same in this process and on any number of runners.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 def reproducible_environment() -> dict[str, str]:
     """Return the variables of the command line's process.
 
-    An ``MKL_CBWR`` and a ``PYTHONHASHSEED`` that the user exported stay.
+    If the user has set ``MKL_CBWR`` or ``PYTHONHASHSEED``, it does not change.
     """
     mode = os.environ.get("MKL_CBWR") or f"{_instruction_set()},STRICT"
     hash_seed = os.environ.get("PYTHONHASHSEED") or "0"
@@ -26,9 +26,10 @@ def reproducible_environment() -> dict[str, str]:
 
 
 def runner_environment() -> dict[str, str]:
-    """Return the variables of a runner's process: with the MKL mode of this process, empty if it has none.
+    """Return the variables of a runner's process, with the MKL mode of this process.
 
-    MKL ignores an empty mode. It overrides a mode of the runner's node.
+    If this process has no mode, the mode is empty. MKL ignores an empty mode, and it replaces a mode that is set on the
+    runner's node.
     """
     return reproducible_environment() | {"MKL_CBWR": os.environ.get("MKL_CBWR", "")}
 

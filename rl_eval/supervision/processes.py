@@ -1,4 +1,4 @@
-"""Processes: their status, and termination of a runner's process and its descendants in any state."""
+"""Processes: their status, and termination of a runner's process and its descendants, whatever their state is."""
 
 from __future__ import annotations
 
@@ -15,39 +15,39 @@ RUNNER_MARK: Final = "RL_EVAL_RUNNER"
 
 @dataclass(frozen=True, slots=True)
 class ProcessInfo:
-    """Process of a runner, and the files of its recorder and its stacks."""
+    """Process of a runner, with the files of its flight recorder and its stacks."""
 
     node_id: str
     pid: int
     born: int
-    """Start time of the process in clock ticks since boot: distinguishes it from a later one with the same pid."""
+    """Start time of the process in clock ticks since boot. It differs for a later process with the same pid."""
     mark: str
-    """Value of :data:`RUNNER_MARK` in its environment."""
+    """Value of :data:`RUNNER_MARK` in the environment of the process."""
     recorder: str
     stack: str
 
 
 class ProcessStatus(NamedTuple):
-    """One reading of ``/proc/PID/stat``."""
+    """Contents of ``/proc/PID/stat`` at one moment."""
 
     state: str
-    """A letter: ``R`` runs, ``S`` sleeps, ``T`` is stopped, ``Z`` is a zombie."""
+    """State as a letter: ``R`` runs, ``S`` sleeps, ``T`` is stopped, ``Z`` is a zombie."""
     born: int
     """Start time, in clock ticks since boot."""
 
     @property
     def ended(self) -> bool:
-        """Whether it is a zombie."""
+        """Whether the process is a zombie."""
         return self.state in ("Z", "X")
 
     @property
     def stopped(self) -> bool:
-        """Whether a signal or a debugger has stopped it."""
+        """Whether a signal or a debugger has stopped the process."""
         return self.state in ("T", "t")
 
 
 def process_status(pid: int) -> ProcessStatus | None:
-    """Return the status of a process; None if it does not exist or is not readable."""
+    """Return the status of a process; None if the process does not exist or cannot be read."""
     try:
         # The name, in parentheses, may contain any character.
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -58,19 +58,19 @@ def process_status(pid: int) -> ProcessStatus | None:
 
 
 def process_born(pid: int) -> int | None:
-    """Return the start time of a process; None if it does not exist."""
+    """Return the start time of a process; None if the process does not exist."""
     status = process_status(pid)
     return None if status is None else status.born
 
 
 def living(process_info: ProcessInfo) -> ProcessStatus | None:
-    """Return the status of a runner's process; None if it ended, even if another process has its pid now."""
+    """Return the status of a runner's process; None if it has ended, even if another process has the same pid now."""
     status = process_status(process_info.pid)
     return status if status is not None and status.born == process_info.born and not status.ended else None
 
 
 def end_runner(process_info: ProcessInfo) -> None:
-    """Kill a runner, its process group and all processes with its mark."""
+    """Kill the process of a runner, its process group, and all processes with its mark."""
     if living(process_info):
         send_signal(process_info.pid, signal.SIGKILL)
     # While the group has members, no other process gets its number.

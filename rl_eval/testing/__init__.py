@@ -1,6 +1,6 @@
-"""Test tools for evaluators: environments with known truth or known faults, and contract suites to inherit.
+"""Test tools for evaluators: environments with a known mean return or known faults, and contract suites to inherit.
 
-Faults are placed by episode, attempt and step. So the same episode fails at the same step on any runner, and a retry
+A fault has a place: episode, attempt and step. So the same episode fails at the same step on any runner, and a retry
 can succeed. Every factory works as ``environment.env`` in a config, for example ``env: "rl_eval.testing:faulty"``.
 """
 

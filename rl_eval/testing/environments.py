@@ -20,7 +20,7 @@ class TwoLengthEnv(gym.Env[npt.NDArray[np.float32], np.int64]):
     An evaluator that counts the first episodes to finish reports a lower mean.
 
     Args:
-        step_seconds: Shortest duration of a step.
+        step_seconds: Minimum duration of a step, in seconds.
     """
 
     MEAN: Final = 0.5
@@ -37,7 +37,7 @@ class TwoLengthEnv(gym.Env[npt.NDArray[np.float32], np.int64]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[npt.NDArray[np.float32], dict[str, Any]]:
-        """Draw the length."""
+        """Draw the length of the episode."""
         super().reset(seed=seed)
         self._length = self.LONG if self.np_random.random() < self.MEAN else self.SHORT
         self._steps = 0
@@ -52,7 +52,7 @@ class TwoLengthEnv(gym.Env[npt.NDArray[np.float32], np.int64]):
         return self._observation(), float(done and self._length == self.LONG), done, False, {}
 
     def render(self) -> None:
-        """Return None; some evaluators render after every step."""
+        """Return None. The method exists because some evaluators render after every step."""
 
     def _observation(self) -> npt.NDArray[np.float32]:
         return np.array([self._steps / self.LONG, self._length == self.LONG], np.float32)
@@ -85,7 +85,7 @@ class DictObservation(gym.ObservationWrapper[Any, Any, Any]):
 
 
 class ImpureEnv(gym.Wrapper[Any, Any, Any, Any]):
-    """Wrapper that leaks state across resets: rewards grow with the number of episodes of this object."""
+    """Wrapper whose state survives a reset: rewards grow with the number of episodes that this object has run."""
 
     def __init__(self, env: gym.Env[Any, Any]) -> None:
         super().__init__(env)
@@ -97,7 +97,7 @@ class ImpureEnv(gym.Wrapper[Any, Any, Any, Any]):
         return self.env.reset(**kwargs)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Step, and add the leak to the reward."""
+        """Take a step, and add the number of earlier episodes to the reward."""
         observation, reward, terminated, truncated, info = self.env.step(action)
         return observation, float(reward) + 0.001 * self._episodes, terminated, truncated, info
 
@@ -110,7 +110,7 @@ def wrapped_env(context: EnvContext) -> tuple[gym.Env[Any, Any], dict[str, Any]]
             ``env_kwargs``.
 
     Returns:
-        The environment, and the items of the context that remain.
+        The environment, and the other items of the context.
     """
     kwargs = dict(context)
     name, inner = kwargs.pop("env", "CartPole-v1"), kwargs.pop("env_kwargs", {})
@@ -162,7 +162,7 @@ def make_gru(observation_space: gym.Space[Any], action_space: gym.Space[Any], hi
 
 
 def make_dict_policy(observation_space: gym.Space[Any]) -> Any:
-    """Build a numpy policy for batches of :class:`DictObservation` that pushes in the direction of the pole."""
+    """Build a NumPy policy for observations of :class:`DictObservation`. It pushes in the direction of the pole."""
 
     def act(observations: dict[str, Any]) -> npt.NDArray[np.int64]:
         cart, rest = observations["body"]

@@ -35,14 +35,14 @@ class InjectedFault(RuntimeError):
 
 
 class Strike(NamedTuple):
-    """Fault to inject now."""
+    """Fault that is injected now."""
 
     where: str
-    """Phase, episode, attempt and step, for the message."""
+    """Description of phase, episode, attempt and step, for the message."""
     seconds: float
-    """Duration of a hang."""
+    """Duration of a hang, in seconds."""
     limit_mib: int
-    """Memory limit of a balloon."""
+    """Maximum additional memory of ``balloon``, in MiB."""
 
 
 # ------------------------------------------------------------------ faults of the process
@@ -118,7 +118,7 @@ SPOILS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "nan_reward": lambda result: (result[0], float("nan"), *result[2:]),
     "not_a_tuple": lambda _: None,
 }
-"""Kinds that change the result of ``reset`` or ``step``."""
+"""Kinds of faults that change the result of ``reset`` or ``step``."""
 
 
 # ------------------------------------------------------------------ phases of each kind
@@ -133,7 +133,7 @@ PHASES: Final[Mapping[str, tuple[StrikePhase, ...]]] = {
     "leak": ("reset", "step"),
     "spawn": ("construct",),
 }
-"""Phases of each kind, the default first. ``leak`` and ``spawn`` need the environment's own state."""
+"""Possible phases of each kind, with the default first."""
 
 
 def check_kind(kind: str, phase: str | None, space: gym.Space[Any]) -> StrikePhase:
@@ -163,7 +163,7 @@ def check_kind(kind: str, phase: str | None, space: gym.Space[Any]) -> StrikePha
 
 
 class FaultyEnv(gym.Wrapper[Any, Any, Any, Any]):
-    """Wrapper with one kind of fault at one place; otherwise equal to the wrapped environment.
+    """Wrapper that injects one kind of fault, and otherwise behaves like the wrapped environment.
 
     ==================  ===========================================================================
     kind                effect
@@ -187,8 +187,8 @@ class FaultyEnv(gym.Wrapper[Any, Any, Any, Any]):
     ==================  ===========================================================================
 
     Faults occur in the listed episodes, and in attempts that are drawn with ``attempt_rates`` and ``step_rate``. The
-    draw depends only on episode and attempt, so a retry can succeed on any runner. For an evaluator that does not call
-    ``begin_episode``, draws have no fixed seed, like real faults.
+    draw depends only on the episode and the attempt, so a retry can succeed on any runner. If an evaluator does not
+    call ``begin_episode``, the draws have no fixed seed.
 
     A hang ends after ``seconds``, and the environment then continues normally.
 
@@ -197,15 +197,16 @@ class FaultyEnv(gym.Wrapper[Any, Any, Any, Any]):
         kind: Kind of the fault.
         phase: ``construct``, ``reset``, ``step`` or ``close``; by default the kind's first phase.
         episodes: Indices of the faulty episodes; None for all. A constructor does not know its episode and always
-            fails. ``close`` fails after the start of a faulty episode, or always if no episode is listed.
-        attempts: Faulty attempts of these episodes, from 1; None for all.
-        step: In phase ``step``, the step that fails, from 1. A shorter episode does not fail.
-        attempt_rates: Additional faults: the fraction of first, second, ... attempts of every episode that fail. Later
-            attempts do not fail.
-        within_steps: Such an attempt fails at a step drawn uniformly from this many, if it is long enough.
+            fails. ``close`` fails after the start of a faulty episode, or always if ``episodes`` is None.
+        attempts: Numbers of the faulty attempts of these episodes, from 1; None for all.
+        step: In phase ``step``, the number of the step that fails, from 1. A shorter episode does not fail.
+        attempt_rates: Additional faults: for the first, second, ... attempt of every episode, the probability that it
+            fails. Later attempts do not fail.
+        within_steps: Number of steps for ``attempt_rates``. The step that fails is drawn uniformly from them. A shorter
+            attempt does not fail.
         step_rate: Additional faults: the probability that a step fails, in every attempt.
-        after: Number of due faults that each object skips first.
-        seconds: Duration of hangs, and lifetime of children.
+        after: Number of faults that each object skips first.
+        seconds: Duration of hangs, and lifetime of child processes, in seconds.
         folder: Fail only once per listed episode, over all processes (in ``construct``, and with ``episodes=None``,
             only once). A file ``KIND-PHASE[-INDEX]`` in this folder records the fault and the id of the process. Use it
             if the fault kills the process, since this uses up no attempt. ``spawn`` is not limited; it writes a file
@@ -254,12 +255,12 @@ class FaultyEnv(gym.Wrapper[Any, Any, Any, Any]):
         self._leaks = 0
         self._shift = 0.0
         self._faulty = episodes is None
-        """Whether the current attempt is listed."""
+        """Whether the current attempt is one of the faulty attempts."""
         self._drawn_step = np.inf
         self._announced = False
         self._label = ""
         self._last_listed: int | None = None
-        """Index of the last listed episode that started."""
+        """Index of the last faulty episode that started."""
         if self._is_due("construct"):
             self._strike()
 
@@ -318,7 +319,7 @@ class FaultyEnv(gym.Wrapper[Any, Any, Any, Any]):
             self._drawn_step = min(self._drawn_step, float(rng.geometric(self._step_rate)))
 
     def _is_due(self, phase: StrikePhase) -> bool:
-        """Return whether to fail in this phase now, and record a fault that must not repeat."""
+        """Return whether to fail in this phase now. Record a fault that must not be repeated."""
         if phase != self._phase:
             return False
         if self._to_pass:
@@ -374,6 +375,6 @@ def faulty(context: EnvContext) -> FaultyEnv:
 
 
 def dict_observation(context: EnvContext) -> FaultyEnv:
-    """Build a :class:`DictObservation`; arguments of :class:`FaultyEnv` add faults."""
+    """Build a :class:`DictObservation`. The arguments of :class:`FaultyEnv` add faults."""
     env, kwargs = wrapped_env(context)
     return FaultyEnv(DictObservation(env), **kwargs)

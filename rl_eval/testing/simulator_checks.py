@@ -1,6 +1,6 @@
-"""Measurement of a batched simulator: the same few episodes run at several widths, and in other slots.
+"""Measurement of a batched simulator: the same few episodes run with several numbers of slots, and in other slots.
 
-Both ``rl-eval doctor`` and the contract suite of simulators use it.
+``rl-eval doctor`` and the contract suite of simulators use this measurement.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _SLOT: Final = "slot"
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Comparison of episodes between layouts."""
+    """Comparison of the same episodes with different numbers of slots and in different slots."""
 
     promised: Guarantee
     """Guarantee that the simulator declares."""
@@ -46,17 +46,17 @@ class Measured:
 
     @property
     def guarantee(self) -> Guarantee:
-        """Strongest guarantee that the comparison allows."""
+        """Strongest guarantee that agrees with the comparison."""
         return "layout" if self.start else "conditions" if self.episode else "exact"
 
     @property
     def broken(self) -> str:
-        """Difference that the declared guarantee excludes; empty if there is none."""
+        """Difference that contradicts the declared guarantee; empty if there is none."""
         return self.start if self.promised == "conditions" else self.episode
 
 
 def widths_of(settings: EvalSettings) -> list[int]:
-    """Return the widths to compare: :data:`WIDTHS` and the configured one, at which rounding may differ."""
+    """Return the numbers of slots to compare: :data:`WIDTHS` and the configured number, with which rounding may differ."""
     return sorted({*WIDTHS, settings.runners.lanes})
 
 

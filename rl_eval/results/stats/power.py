@@ -1,4 +1,4 @@
-"""Power: the number of episodes that shows a difference, the smallest difference that a number of episodes shows, and the comparison of two rates.
+"""Power: numbers of episodes that show a difference, differences that they show, and the comparison of two rates.
 
 A number of episodes shows a difference if 80 % of experiments with this difference and number reject "no difference" in
     a two-sided test at the level of 5 % (power 0.8).
@@ -54,7 +54,7 @@ class Spread:
         return self._quantile() * math.sqrt(self._variance(correlation) / left) if left > 0 else math.nan
 
     def half_width(self, episodes: int) -> float:
-        """Return half of the expected width of an interval for the mean return over a number of episodes; NaN for one episode."""
+        """Return half of the expected width of the interval for a mean over ``episodes``; NaN for one episode."""
         from scipy.special import stdtrit
 
         if episodes < 2:

@@ -22,16 +22,16 @@ import numpy.typing as npt
 from rl_eval.results.stats.interval import FEW, Interval, check_confidence, no_interval
 
 ELO: Final = 400 / math.log(10)
-"""Elo points of one unit of strength: 400 points are odds of ten to one."""
+"""Number of Elo points of one unit of strength. A difference of 400 points means odds of ten to one."""
 
 _ADDED: Final = 0.5
-"""Points of either side in the drawn game that is added to a pairing."""
+"""Points of each policy in the drawn game that is added for two policies."""
 
 _RESAMPLES: Final = 2_000
 _SEED: Final = 0x5EED
 _MAX_STEPS: Final = 500
 _LONGEST_STEP: Final = 1.0
-"""Newton's method may overshoot if one side won nearly all games; steps of this length are safe."""
+"""Maximum length of a step of Newton's method, which may overshoot if one policy won nearly all games."""
 _TOLERANCE: Final = 1e-10
 
 
@@ -41,17 +41,17 @@ class Rating:
 
     policy: str
     value: float
-    """NaN if games do not connect all policies, directly or through other policies."""
+    """Rating in Elo points; NaN if games do not connect all policies, directly or through other policies."""
     interval: Interval
 
 
 def rate(policies: Sequence[str], points: npt.NDArray[np.float64], confidence: float = 0.95) -> tuple[Rating, ...]:
-    """Rate policies by games against each other.
+    """Rate policies by their games against each other.
 
     Args:
-        policies: Names of the policies, k of them.
-        points: Points of i against j in the games of each seed, shape (seeds, k, k): 1 for each win, 1/2 for each draw.
-            The diagonal is ignored. The order of the seeds does not matter.
+        policies: Names of the policies; k is their number.
+        points: Points of policy i against policy j in the games of each seed, shape (seeds, k, k): 1 for each win, 1/2
+            for each draw. The diagonal is ignored. The order of the seeds does not matter.
         confidence: Nominal coverage of the intervals.
 
     Returns:
@@ -68,14 +68,14 @@ def rate(policies: Sequence[str], points: npt.NDArray[np.float64], confidence: f
 
 
 def strengths(points: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Return the strengths that make games most likely, by Newton's method.
+    """Return the strengths that make the games most likely, by Newton's method.
 
-    The log-likelihood is concave (Hunter 2004), and with the added games its maximum is unique but for a constant,
-    which is chosen so that the mean is 0.
+    The log-likelihood is concave (Hunter 2004). With the added games, its maximum is unique except for a constant. The
+    constant is chosen so that the mean strength is 0.
 
     Args:
-        points: Points of i against j over all games, shape (..., k, k). Every policy played every other one, directly
-            or through others.
+        points: Points of policy i against policy j over all games, shape (..., k, k). Games must connect every policy
+            with every other policy, directly or through other policies.
 
     Returns:
         Strengths, shape (..., k).
@@ -107,7 +107,7 @@ def _newton_step(
 
 
 def _unconnected(policies: Sequence[str], total: npt.NDArray[np.float64]) -> str:
-    """Return a note on policies that no games connect with the others; empty if games connect all policies."""
+    """Return a note on the policies that no games connect with the other policies; empty if there are none."""
     connected = _closure(total + total.T > 0)[0]
     if connected.all():
         return ""
@@ -116,7 +116,10 @@ def _unconnected(policies: Sequence[str], total: npt.NDArray[np.float64]) -> str
 
 
 def _one_sided(policies: Sequence[str], total: npt.NDArray[np.float64]) -> str:
-    """Name policies that won every game against the rest, so that no finite strength fits (Ford 1957), or return ""."""
+    """Return a note on policies that won every game against all others; empty if there are none.
+
+    No finite strength fits the games of such policies (Ford 1957).
+    """
     beats = _closure(total > 0)
     # No outsider has a point against these policies: they reach the most others.
     top = int(np.argmax(beats.sum(axis=1)))
@@ -130,7 +133,7 @@ def _one_sided(policies: Sequence[str], total: npt.NDArray[np.float64]) -> str:
 
 
 def _closure(edges: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """Return the pairs that edges connect in any number of steps, including none."""
+    """Return the pairs that edges connect in any number of steps, as a mask. Each element is connected with itself."""
     reached = edges | np.eye(len(edges), dtype=bool)
     for _ in range(len(edges).bit_length()):
         reached = reached @ reached
@@ -158,12 +161,12 @@ def _intervals(
 
 
 def _resampled(points: npt.NDArray[np.float64]) -> tuple[int, npt.NDArray[np.float64]]:
-    """Draw seeds with replacement, for each matchup as many as it has.
+    """Draw seeds with replacement. For each matchup, draw as many seeds as the matchup has.
 
     Seeds with equal points are drawn together, so the result does not depend on their order.
 
     Returns:
-        The seeds of the matchup that has the fewest, and points of i against j, shape (resamples, k, k).
+        The smallest number of seeds of a matchup, and the points of policy i against policy j, shape (resamples, k, k).
     """
     rng, size = np.random.default_rng(_SEED), points.shape[-1]
     games = (points + np.swapaxes(points, -1, -2)).reshape(len(points), -1)

@@ -29,7 +29,7 @@ _EPISODES: Final = 33
 
 Array = npt.NDArray[Any]
 Actions = list[list[Array]]
-"""Leaves of the batch of actions, by step."""
+"""Batches of actions by step; each batch is the list of its leaves."""
 
 
 class PolicyContract:
@@ -39,20 +39,20 @@ class PolicyContract:
         >>> class TestMyPolicy(PolicyContract):
         ...     config = EvalConfig().environment("CartPole-v1").policy("my_pkg.policies:make_policy")
 
-    The policy acts on sampled observations of the environment's space. Discrete actions must be equal. Floats may
-    differ by rounding, since a runner makes sure that rounding does not depend on the batch.
+    The policy acts on observations that are sampled from the environment's space. Discrete actions must be equal.
+    Floats may differ by rounding, because a runner makes sure that rounding does not depend on the batch.
     """
 
     config: EvalConfig
     """Config of the policy, and of an environment with its spaces."""
     batch_sizes: tuple[int, ...] = (1, 2, 16, 33)
     tolerance: float = 1e-4
-    """Highest relative difference of floats that counts as rounding."""
+    """Maximum relative difference of floats that counts as rounding."""
 
     # ------------------------------------------------------------------ rows are independent
 
     def test_actions_fit_the_action_space(self) -> None:
-        """The shape, dtype and values are valid."""
+        """The shape, the dtype and the values of actions are valid."""
         reader = ActionReader(self._subject.action_space, self._settings.policy.actions)
         structure = reader.structure
         for size in self.batch_sizes:
@@ -65,7 +65,7 @@ class PolicyContract:
             self._expect_alone(range(size), self._act(range(size)), f"in a batch of {size}")
 
     def test_a_row_does_not_depend_on_its_position(self) -> None:
-        """An action does not depend on the other rows either."""
+        """An action depends neither on its row nor on the contents of the other rows."""
         for size in self.batch_sizes:
             for seed in range(3):
                 episodes = np.random.default_rng(seed).permutation(_EPISODES)[:size].tolist()
@@ -78,7 +78,10 @@ class PolicyContract:
             self._expect_alone(range(size), self._act(range(size), live), "among dead rows", live)
 
     def test_a_lane_that_starts_over_starts_afresh(self) -> None:
-        """If the rows of its state are reset, an episode gets the actions of a new policy. Other rows do not change."""
+        """An episode whose row of the state is reset gets the same actions as from a new policy.
+
+        Other rows do not change.
+        """
         for size in self.batch_sizes:
             again = np.arange(size) % 2 == 0
             actions = self._act(range(size), restart=again)
@@ -89,7 +92,7 @@ class PolicyContract:
     # ------------------------------------------------------------------ no hidden state
 
     def test_acting_leaves_nothing_behind(self) -> None:
-        """Earlier evaluations with the same policy do not change actions."""
+        """Earlier evaluations with the same policy object do not change its actions."""
         first = self._act(range(8))
         self._expect_equal(self._act(range(8)), first, "when repeated")
         self._act(range(_EPISODES))
@@ -108,7 +111,7 @@ class PolicyContract:
             self._expect_equal(actions, first, "with other seeds of the global generators")
 
     def test_acting_does_not_write_into_its_arguments(self) -> None:
-        """Observations and the mask belong to the runner."""
+        """The policy does not change observations and mask, which belong to the runner."""
         observations, live = self._observations(np.arange(16)), np.ones(16, bool)
         kept = tree.map_structure(np.copy, observations)
         self._call(self._subject.policy, observations, self._fresh_state(self._subject.policy, 16), live, np.arange(16))
@@ -118,7 +121,7 @@ class PolicyContract:
             raise AssertionError("act() modified the mask of live rows. Copy the mask before you modify it.")
 
     def test_a_pickled_copy_acts_alike(self) -> None:
-        """A policy object is sent to runners as pickled bytes."""
+        """A copy of the policy through pickle, as runners get it, takes the same actions."""
         first = self._act(range(8))
         twin: Policy = pickle.loads(cloudpickle.dumps(self._subject.policy))
         self._expect_equal(self._act(range(8), policy=twin), first, "of a pickled copy")
@@ -140,7 +143,7 @@ class PolicyContract:
 
     @cached_property
     def _alone(self) -> list[Actions]:
-        """Actions of every episode in a batch of one."""
+        """Actions of every episode, if it is alone in its batch."""
         return [self._act([episode]) for episode in range(_EPISODES)]
 
     def _observations(self, rows: npt.NDArray[np.int64]) -> Any:
@@ -169,13 +172,13 @@ class PolicyContract:
         restart: npt.NDArray[np.bool_] | None = None,
         policy: Policy | None = None,
     ) -> Actions:
-        """Run episodes in one batch for some steps; each episode has its own observations and noise.
+        """Run episodes in one batch for some steps, each with its own observations and noise; return the actions.
 
         Args:
             episodes: Episode of each row.
-            live: Mask of the rows that run an episode; all by default.
-            restart: Mask of the rows in which the episode starts over after half of the steps.
-            policy: Policy; by default the one under test.
+            live: Mask of the rows that run an episode; by default, all rows.
+            restart: Mask of the rows in which the episode starts again after half of the steps.
+            policy: Policy; by default, the tested policy.
         """
         policy = self._subject.policy if policy is None else policy
         seeds, live = np.array(episodes, np.int64), np.ones(len(episodes), bool) if live is None else live
@@ -203,7 +206,7 @@ class PolicyContract:
     def _expect_alone(
         self, episodes: Sequence[int], actions: Actions, where: str, mask: npt.NDArray[np.bool_] | None = None
     ) -> None:
-        """Compare rows with the actions of their episodes in a batch of one."""
+        """Assert that the actions of each row are those of its episode alone in a batch."""
         for row, episode in enumerate(episodes):
             if mask is None or mask[row]:
                 alone = self._alone[episode][: len(actions)]

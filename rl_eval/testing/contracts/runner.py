@@ -1,6 +1,6 @@
-"""Contract of a runner: one row per lease, equal rows for any number of lanes, control, and calls to observers.
+"""Contract of a runner: one row per lease, equal rows for any number of lanes, control calls, and calls to observers.
 
-The reference is :class:`~rl_eval.SingleAgentEvalRunner`, a textbook loop.
+The reference is :class:`~rl_eval.SingleAgentEvalRunner`, which is a plain loop.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from rl_eval.weights import snapshot_weights
 
 
 class _Seen(NamedTuple):
-    """Artifact of the observer, for the attempt that counts."""
+    """Artifact of the observer for one episode."""
 
     episode: int
     seed: int
     attempt: int
     steps: tuple[bytes, ...]
-    """Digests of the first observation, and of the action and results of each step."""
+    """Digest of the first observation, and a digest of the action and the results of each step."""
 
 
 class _Diary:
@@ -75,7 +75,7 @@ def _raising(where: str) -> Callable[[Any], Any]:
 
 
 class ObserverContract(RunnerSuite):
-    """Tests of calls to ``evaluation.observers``; part of :class:`EvalRunnerContract`."""
+    """Tests of the calls to observers; a part of :class:`EvalRunnerContract`."""
 
     def test_an_observer_sees_every_step_of_each_episode_in_order(self) -> None:
         """Artifacts are bitwise equal to those of the reference loop."""
@@ -86,13 +86,16 @@ class ObserverContract(RunnerSuite):
             expect(played.notes, (), f"notes, {lanes} slots")
 
     def test_an_observer_sees_a_new_attempt_from_its_start(self) -> None:
-        """Artifacts come from the attempt that counts. Failed attempts do not call ``on_episode_end``."""
+        """Artifacts come from the completed attempt. Failed attempts do not call ``on_episode_end``."""
         fault = {"kind": "raise", "step": 2, "episodes": [1, 3], "attempts": [1, 2]}
         for lanes, runner in self.runners(fault, observers=[_Diary]):
             self._expect_seen(play(runner, leases_of(_FEW)).artifacts, {1: 3, 3: 3}, f"{lanes} slots, with faults")
 
     def test_what_an_observer_raises_is_its_own(self) -> None:
-        """A note names the observer. Episodes have no faults; rows and other observers' artifacts do not change."""
+        """A note names the observer that raised.
+
+        Episodes have no faults. Rows and the artifacts of other observers do not change.
+        """
         for where in ("factory", *_METHODS):
             broken = _raising(where)
             (name,) = observer_factories([broken])
@@ -105,7 +108,7 @@ class ObserverContract(RunnerSuite):
                     raise AssertionError(f"{what}: no note has its name {name!r} and its error, only {played.notes}")
 
     def test_an_episode_that_runs_to_be_compared_is_not_observed(self) -> None:
-        """Leases with ``fresh`` belong to the determinism check."""
+        """Leases with ``fresh`` belong to the determinism check, so their episodes call no observers."""
         leases = [lease._replace(fresh=True) for lease in leases_of(3)]
         for lanes, runner in self.runners(observers=[_Diary]):
             played = play(runner, leases)
@@ -117,8 +120,8 @@ class ObserverContract(RunnerSuite):
 
         Args:
             artifacts: Artifacts by index and observer.
-            attempts: Attempts that count, by index; 1 by default.
-            what: Description for the message.
+            attempts: Number of the completed attempt, by index; 1 by default.
+            what: Description of the run for the message.
         """
         kept = [(index, name) for index in sorted(artifacts) for name in artifacts[index]]
         expect(kept, [(index, _DIARY) for index in sorted(self._seen)], f"episodes and observers of artifacts, {what}")
@@ -136,7 +139,7 @@ class ObserverContract(RunnerSuite):
 
     @cached_property
     def _seen(self) -> dict[int, _Seen]:
-        """Diaries of the observer in the reference loop, by index."""
+        """Artifacts of the observer in the reference loop, by index."""
         with self.make_runner(1, runner=SingleAgentEvalRunner, observers=[_Diary]) as runner:
             artifacts = play(runner, leases_of(_FEW)).artifacts
         return {index: kept[_DIARY] for index, kept in artifacts.items()}
@@ -174,7 +177,10 @@ class EvalRunnerContract(ObserverContract):
                 self.expect_reference(play(runner, order).rows, f"{lanes} slots")
 
     def test_any_number_of_slots_gives_the_same_rows(self) -> None:
-        """Tested with more slots than episodes, and with calls of one step. No more episodes than slots are live."""
+        """The numbers include more slots than episodes.
+
+        Each call makes one step. There are never more live episodes than slots.
+        """
         cls = runner_class(self.runner)
         most = self.num_episodes + 3 if cls.max_lanes is None else min(cls.max_lanes, self.num_episodes + 3)
         if not 1 <= cls.default_lanes <= (cls.max_lanes or cls.default_lanes):
@@ -209,7 +215,10 @@ class EvalRunnerContract(ObserverContract):
     # ------------------------------------------------------------------ faults
 
     def test_a_fault_is_retried_with_the_same_seed(self) -> None:
-        """An exception in reset or step uses up an attempt, is reported with its number, and changes no outcome."""
+        """An exception in reset or step uses up an attempt.
+
+        The fault has the number of the attempt, and no outcome changes.
+        """
         faulty_ones, leases = {1, 3}, leases_of(self.num_episodes)
         for phase in ("reset", "step"):
             fault = {"kind": "raise", "phase": phase, "episodes": sorted(faulty_ones), "attempts": [1, 2]}
@@ -234,7 +243,10 @@ class EvalRunnerContract(ObserverContract):
                 expect(reported, [(0, 1, "env"), (2, 1, "env")], f"faults, {what}")
 
     def test_a_failed_attempt_is_reported_and_frees_its_lane(self) -> None:
-        """The attempt has a fault and no row; the group decides on another attempt. Other episodes complete."""
+        """A failed attempt has a fault and no row, because the group decides on another attempt.
+
+        Other episodes complete.
+        """
         for lanes, runner in self.runners({"kind": "raise", "episodes": [1]}):
             played = play(runner, leases_of(self.num_episodes))
             expect(1 in played.rows["index"], False, f"a row of the episode that fails, {lanes} slots")
@@ -243,7 +255,7 @@ class EvalRunnerContract(ObserverContract):
             self.expect_reference(played.rows, f"{lanes} slots")
 
     def test_a_lease_may_begin_at_a_later_attempt(self) -> None:
-        """Attempts on other runners count."""
+        """The row has the number of the lease's attempt, because earlier attempts may have run on other runners."""
         leases = [lease._replace(attempt=2) for lease in leases_of(3)]
         for lanes, runner in self.runners({"kind": "raise", "episodes": [1], "attempts": [2]}):
             played = play(runner, leases)
@@ -252,7 +264,7 @@ class EvalRunnerContract(ObserverContract):
             expect([fault.attempt for fault in played.faults], [2], f"attempt of each fault, {lanes} slots")
 
     def test_an_endless_episode_runs_into_its_timeout(self) -> None:
-        """``episode_timeout_s`` ends it between two steps."""
+        """``episode_timeout_s`` ends the episode between two steps."""
         for lanes, runner in self.runners(wrapper=_Endless, timeout_s=_TIMEOUT_S):
             played = play(runner, leases_of(lanes), budget_s=_TIMEOUT_S / 2, calls=20 * lanes)
             expect(len(played.rows), 0, f"rows, {lanes} slots")
@@ -286,7 +298,7 @@ class EvalRunnerContract(ObserverContract):
             self.expect_reference(np.concatenate([rest.rows, again.rows]), f"{lanes} slots, after reclaim")
 
     def test_abort_gives_everything_back(self) -> None:
-        """Live episodes are dropped too, without an effect on later episodes."""
+        """Live episodes are dropped, too. This has no effect on later episodes."""
         for lanes, runner in self.runners():
             leases = leases_of(lanes + self.num_episodes)
             reports = [runner.run(leases, 0.0), *(runner.run((), 0.0) for _ in range(3 * lanes))]
@@ -298,7 +310,7 @@ class EvalRunnerContract(ObserverContract):
             self.expect_reference(play(runner, unfinished).rows, f"{lanes} slots, after abort")
 
     def test_leases_that_come_with_an_abort_are_run(self) -> None:
-        """The runner drops earlier leases and episodes first."""
+        """The runner first drops earlier leases and episodes, and then runs the new leases."""
         leases = leases_of(self.num_episodes)
         for lanes, runner in self.runners():
             runner.run(leases, 0.0)
@@ -328,7 +340,7 @@ class EvalRunnerContract(ObserverContract):
             expect(runner.weights_version, 7, "weights_version")
 
     def test_stop_closes_every_environment(self) -> None:
-        """Environments after a fault and environments of live episodes are closed too."""
+        """Environments that had a fault and environments of live episodes are closed, too."""
         open_envs: list[_Counted] = []
         fault = {"kind": "raise", "episodes": [0, 2], "attempts": [1]}
         for lanes, runner in self.runners(fault, wrapper=functools.partial(_Counted, open_envs)):
@@ -350,7 +362,7 @@ class _Endless(gym.Wrapper[Any, Any, Any, Any]):
 
 
 class _Counted(gym.Wrapper[Any, Any, Any, Any]):
-    """Wrapper that is in a list until it is closed."""
+    """Wrapper that is a member of a list until it is closed."""
 
     def __init__(self, open_envs: list[_Counted], env: gym.Env[Any, Any]) -> None:
         super().__init__(env)

@@ -1,4 +1,4 @@
-"""Contract of a batched simulator: an episode depends only on its spec, at any width and in any slot."""
+"""Contract of a batched simulator: an episode depends only on its spec, for any number of slots and in any slot."""
 
 from __future__ import annotations
 
@@ -34,20 +34,26 @@ class SimulatorContract:
         ...     config = EvalConfig().environment("my_pkg.simulators:make_simulator")
 
     Actions are random. The suite builds simulators of 1, 4, 7 and ``num_envs_per_runner`` slots in the process of the
-    tests. A simulator whose slots cannot be started alone fails it, also with ``runners.block``.
+    tests. A simulator that cannot start single slots fails these tests, even if it is meant for ``runners.block``.
     """
 
     config: EvalConfig
     """Config of the environment: a factory of simulators or of vector environments."""
     distinct_starts: int = EPISODES
-    """Number of different first observations of eight seeds; 1 if all episodes start equally."""
+    """Expected number of different first observations for eight seeds; 1 if all episodes start equally."""
 
     def test_episodes_are_the_same_in_every_layout(self) -> None:
-        """Eight episodes are equal at every width, in any order; with ``couples_slots`` they start equally."""
+        """Eight episodes are equal for every number of slots, in any order.
+
+        With ``couples_slots``, only their starts are equal.
+        """
         expect(self._measured.broken, "", f"difference that the guarantee {self._measured.promised} excludes")
 
     def test_seeds_give_different_starts(self) -> None:
-        """A simulator that ignores its seeds runs one episode again and again."""
+        """The number of different starts is as expected.
+
+        A simulator that ignores its seeds would repeat one episode.
+        """
         expect(self._measured.distinct_starts, self.distinct_starts, f"distinct first observations of {EPISODES} seeds")
 
     def test_a_slot_is_started_alone(self) -> None:
@@ -60,7 +66,7 @@ class SimulatorContract:
         _with_simulator(self._settings, 4, _expect_shapes)
 
     def test_a_slot_may_be_stepped_past_its_end(self) -> None:
-        """While other episodes run, a slot that ended waits. The next episode in this slot is not affected."""
+        """Steps of a slot after the end of its episode do not affect the next episode in this slot."""
         _with_simulator(self._settings, 4, _expect_start_after_end)
 
     @cached_property
@@ -73,7 +79,7 @@ class SimulatorContract:
 
 
 def _with_simulator(settings: EvalSettings, width: int, test: Callable[[BatchSimulator, Specs], None]) -> None:
-    """Build a simulator for one test with a spec for each slot, and close it."""
+    """Build a simulator, run a test with it and a spec for each slot, and close it."""
     simulator = build_simulator(settings.environment, 0, 0, width)
     plan = EpisodePlan(width, seed=1, conditions=settings.evaluation.conditions)
     try:

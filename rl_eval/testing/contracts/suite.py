@@ -1,4 +1,4 @@
-"""Base of the contract suites: builds policies and runners, and runs leases and the reference loop to the end."""
+"""Base of the contract suites: builds policies and runners, and runs leases to the end."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from rl_eval.weights import (
 
 
 class Subject(NamedTuple):
-    """Policy with its environment's spaces."""
+    """Policy with the spaces of its environment."""
 
     policy: Policy
     observation_space: gym.Space[Any]
     action_space: gym.Space[Any]
 
     def snapshot(self) -> WeightsSnapshot | None:
-        """Return the policy's weights; None if it is not a module."""
+        """Return the policy's weights; None if the policy has no module."""
         return weights_of(self.policy)
 
 
@@ -56,13 +56,13 @@ def build_subject(settings: EvalSettings) -> Subject:
 
 MAX_ATTEMPTS: Final = 3
 PATIENCE: Final = 200
-"""Allowed number of consecutive calls without progress."""
+"""Maximum number of consecutive calls without progress."""
 _PLENTY_S: Final = 1.0
-"""Budget that does not limit a call."""
+"""Budget that is long enough for a whole run, in seconds."""
 
 
 class Played(NamedTuple):
-    """Combined reports of a run to the end."""
+    """Combined reports of leases that ran to the end."""
 
     rows: npt.NDArray[np.void]
     faults: tuple[Fault, ...]
@@ -70,7 +70,7 @@ class Played(NamedTuple):
     artifacts: dict[int, Mapping[str, Any]]
     notes: tuple[str, ...]
     most_live: int
-    """Highest number of live episodes at the end of a call."""
+    """Maximum number of live episodes at the end of a call."""
 
 
 class RunnerSuite:
@@ -79,7 +79,8 @@ class RunnerSuite:
     runner: str | type[Runner]
     """Runner class, or another value of ``runners.runner``."""
     config: EvalConfig | None = None
-    """Environment, policy and evaluation settings; by default CartPole with a recurrent policy that samples."""
+    """Environment, policy and evaluation settings. The default is CartPole with a recurrent policy that samples its
+    actions."""
     lane_counts: tuple[int, ...] = (1, 3, 8)
     """Numbers of lanes to test; ``(1,)`` for a runner with a single environment."""
     num_episodes: int = 10
@@ -122,9 +123,9 @@ class RunnerSuite:
         Args:
             lanes: Number of lanes.
             fault: Arguments of :class:`FaultyEnv`.
-            runner: Runner class; by default the one under test.
+            runner: Runner class; by default, the tested class.
             wrapper: Wrapper for every environment.
-            timeout_s: Time limit of an attempt, instead of the limit of steps.
+            timeout_s: Time limit of an attempt. If it is passed, there is no step limit.
             observers: Factories of observers.
         """
         selected = runner_class(self.runner if runner is None else runner)
@@ -146,13 +147,13 @@ class RunnerSuite:
             built.stop()
 
     def runners(self, fault: Mapping[str, Any] | None = None, **others: Any) -> Iterator[tuple[int, Runner]]:
-        """Yield each number of lanes with a runner; arguments as for :meth:`make_runner`."""
+        """Yield each tested number of lanes, with a runner. The arguments are those of :meth:`make_runner`."""
         for lanes in self.lane_counts:
             with self.make_runner(lanes, fault, **others) as runner:
                 yield lanes, runner
 
     def expect_reference(self, rows: npt.NDArray[np.void], what: str) -> None:
-        """Assert that rows equal those of the reference loop."""
+        """Assert that rows equal the rows of the reference loop."""
         wrong = self.reference.mismatches(rows, np.zeros((len(rows), 0)))
         if wrong:
             row = rows[rows["index"] == wrong[0]][0]
@@ -179,15 +180,15 @@ def play(
 ) -> Played:
     """Run leases to the end, and call the runner once more.
 
-    A failed episode runs again until it has used all attempts; then it has no row.
+    An episode that fails runs again until it has used all attempts. If all attempts fail, it has no row.
 
     Args:
-        runner: Runner.
+        runner: The runner.
         leases: Leases of the first call.
-        budget_s: Budget of every call.
-        begun: Reports of earlier calls to include.
-        count: Number of episodes that must end; by default the number of leases.
-        calls: Highest number of calls.
+        budget_s: Budget of every call, in seconds.
+        begun: Reports of earlier calls that belong to the same run.
+        count: Number of episodes that must end; by default, the number of leases.
+        calls: Maximum number of calls.
     """
     count = len(leases) if count is None else count
     reports = [*begun, runner.run(leases, budget_s)]
