@@ -1,7 +1,7 @@
 """Backends: they run runners and deliver requests to them.
 
-The reference backend runs them in this process, the other backend as Ray actors. In the core, only this folder imports
-Ray.
+The reference backend runs the runners in this process. The other backend runs them as Ray actors. In the core, only
+this folder imports Ray.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ class Call:
     """One request to one runner."""
 
     runner: int
-    """Incarnation."""
+    """Number of the runner."""
     request: Request
     tag: int
-    """Mark set by the caller, returned with the reply."""
+    """Number that the caller chooses. The reply has the same number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,47 +38,49 @@ class Reply:
     value: Any = None
     error: BaseException | None = None
     lost: bool = False
-    """Whether the runner is dead; ``error`` has the reason, and ``crash_report`` its last activity, if known."""
+    """Whether the runner is dead. Then ``error`` has the reason, and ``crash_report`` has the last activity, if it is
+    known."""
     crash_report: CrashReport | None = None
     preempted: bool = False
     """Whether the node of a lost runner was pre-empted."""
 
 
 class Backend(Protocol):
-    """Runners by incarnation number.
+    """Runners, each with a unique number.
 
-    A replacement of a lost runner has another number. Calls of one runner run in order; ``wait`` returns their replies.
+    A runner that replaces another runner has a new number. The calls of one runner run in order, and ``wait`` returns
+    their replies.
     """
 
     payload: Any
     """Settings and policy of all later starts, from :meth:`pack`."""
 
     def pack(self, settings: EvalSettings, policy: Any) -> Any:
-        """Return settings and a policy object, or None, in the form that runners get.
+        """Return settings and a policy object (or None), packed for runners.
 
         Raises:
             ConfigError: The settings or the policy cannot be pickled.
         """
 
     def spawn(self, runner: int, index: int, weights: Any) -> None:
-        """Start a runner; its reply to :class:`Start` follows.
+        """Start a runner. Its reply to :class:`Start` follows.
 
-        If there is a runner with this number, it stops first, and the new one uses its process.
+        If there is a runner with this number, it is stopped first, and the new runner uses its process.
 
         Args:
-            runner: Incarnation.
-            index: Position.
-            weights: Handle from :meth:`publish` of the policy's initial weights; None if it has none.
+            runner: Number of the runner.
+            index: Position of the runner in the group.
+            weights: Handle from :meth:`publish` of the policy's initial weights; None if the policy has no weights.
         """
 
     def call(self, runner: int, request: RunnerRequest, tag: int = 0) -> None:
         """Queue a request."""
 
     def publish(self, weights: WeightsSnapshot) -> tuple[Any, WeightsSnapshot]:
-        """Make weights available to all runners; return their handle, and the weights as stored."""
+        """Make weights available to all runners. Return a handle of the weights, and the stored weights."""
 
     def wait(self, timeout_s: float) -> list[Reply]:
-        """Return replies; wait at most ``timeout_s`` for the first."""
+        """Return the available replies. Wait at most ``timeout_s`` for the first reply."""
 
     @property
     def busy(self) -> bool:
@@ -88,19 +90,19 @@ class Backend(Protocol):
         """Terminate a runner at once, without answers to its calls."""
 
     def terminate(self, runner: int, why: RunnerLost) -> None:
-        """Terminate a faulty runner; a reply with ``lost`` and its crash report follows soon."""
+        """Terminate a faulty runner. A reply with ``lost`` and the crash report of the runner follows soon."""
 
     def shortage(self) -> str:
-        """Return requested and available resources, to explain why a runner does not start."""
+        """Return the requested and the available resources as text, to explain why a runner does not start."""
 
     def capacity(self) -> int | None:
-        """Return the number of runners that the resources allow; None if unknown."""
+        """Return the maximum number of runners with the resources of the cluster; None if unknown."""
 
     def starting(self, runners: Sequence[int]) -> str:
         """Return the activity of runners that are not ready yet, in a few words."""
 
     def leave(self) -> None:
-        """Release the resources of the calling thread; called once, at the end of that thread."""
+        """Release the resources of the calling thread. This is called once, at the end of that thread."""
 
     def stop(self) -> None:
-        """Terminate all runners and helper processes, within a time limit; may be called again."""
+        """Terminate all runners and helper processes, within a time limit. Further calls have no effect."""

@@ -1,6 +1,7 @@
-"""Node agents of a group: one on each node with runners.
+"""Node agents of a group: one agent on each node with runners.
 
-An agent starts with the first runner of its node if deadlines are configured, otherwise after the first loss.
+If deadlines are configured, an agent starts with the first runner of its node. Otherwise, agents start after the first
+runner was lost.
 """
 
 from __future__ import annotations
@@ -18,17 +19,18 @@ from rl_eval.supervision.processes import ProcessInfo, end_runner, erase_recordi
 
 _MAX_AGENTS_PER_NODE: Final = 10
 _CONCURRENCY: Final = 64
-"""Maximum number of deaths examined at the same time; each takes up to half a second."""
+"""Maximum number of dead runners that are examined at the same time. Each examination takes up to half a second."""
 
 
 @final
 class NodeAgents:
-    """Agents of a group; a dead agent is replaced.
+    """Node agents of a group. A dead agent is replaced.
 
     Args:
         deadlines: Deadlines after which agents terminate a runner.
         runtime_env: Ray runtime environment that contains this package.
-        at_once: Whether agents start with the first runner of a node, not with the first loss.
+        at_once: Whether an agent starts with the first runner of its node. Otherwise, agents start after the first
+            loss.
     """
 
     def __init__(self, deadlines: Deadlines, runtime_env: dict[str, Any], *, at_once: bool) -> None:
@@ -49,7 +51,7 @@ class NodeAgents:
 
     @property
     def refs(self) -> list[Any]:
-        """Pending calls; pass each finished one to :meth:`ended`."""
+        """References of pending calls. Pass the reference of a finished call to :meth:`ended`."""
         return [*self._settling, *self._watches]
 
     def knows(self, runner: int) -> bool:
@@ -57,7 +59,7 @@ class NodeAgents:
         return runner in self._processes
 
     def expect(self, runner: int, actor: Any) -> None:
-        """Ask a new runner for its process."""
+        """Ask a new runner for a description of its process."""
         self._settling[actor.settle.remote()] = runner, partial(ray.kill, actor)
 
     def ended(self, ref: Any) -> None:
@@ -86,7 +88,10 @@ class NodeAgents:
                 self._watch(runner)
 
     def crash_report(self, runner: int) -> Any:
-        """Ask why a runner died; return the pending call, or None if its process is unknown."""
+        """Ask for the crash report of a dead runner.
+
+        Return the pending call; None if the runner's process is unknown.
+        """
         found = self._processes.pop(runner, None)
         self._start_all()
         return None if found is None else self._agent(found[0].node_id).crash_report.remote(runner, *found)
@@ -100,7 +105,7 @@ class NodeAgents:
             agent.end.remote(runner)
 
     def end_on(self, node_id: str) -> None:
-        """Terminate the runners of this machine directly, since its raylet died, and their agent with it."""
+        """Terminate the runners of this machine directly, because its raylet has died, and their agent with it."""
         for process_info, _ in self._processes.values():
             if process_info.node_id == node_id:
                 end_runner(process_info)

@@ -22,30 +22,31 @@ from rl_eval.supervision.process_environment import runner_environment
 _CONNECT_TIMEOUT_S: Final = 5.0
 _PROBE_TIMEOUT_S: Final = 3.0
 _CLUSTER_ID: Final = "/ray.rpc.NodeInfoGcsService/GetClusterId"
-"""First call of Ray's own client."""
+"""Name of the first call that Ray's own client makes."""
 _HOOK: Final = "worker_process_setup_hook"
 _CRASH_SIGNALS: Final = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 _SIGACTION_SIZE: Final = 256
-"""Size of a buffer for ``struct sigaction``, which has up to 152 bytes and begins with the handler's address."""
+"""Size of a buffer for ``struct sigaction`` in bytes. The struct has up to 152 bytes, and begins with the handler's
+address."""
 _NO_HANDLER: Final = bytes(ctypes.sizeof(ctypes.c_void_p))
-"""Address in place of a missing handler."""
+"""Bytes of the address if there is no handler."""
 
 
 @final
 class Connection:
-    """Connection of this process to a Ray cluster: an existing one, or a new one that this object closes.
+    """Connection of this process to an existing Ray cluster, or to a new local cluster that this object stops.
 
     Args:
         section: Address and runtime environment.
 
     Raises:
         ConfigError: The process is connected to another cluster, or Ray rejects the ``runtime_env``.
-        RunnerStartError: No cluster answers at the address, or a local one cannot start.
+        RunnerStartError: No cluster answers at the address, or a local cluster cannot start.
     """
 
     def __init__(self, section: RunnersSection) -> None:
         self.owned = not ray.is_initialized()
-        """Whether this object closes it."""
+        """Whether this object stops the cluster."""
         address = section.address or os.environ.get("RAY_ADDRESS")
         self._starts_cluster = self.owned and not address
         if self.owned:
@@ -62,7 +63,7 @@ class Connection:
 
     @property
     def node_id(self) -> str:
-        """Ray's identifier of this machine. It is stored, because a later call of Ray could start a cluster."""
+        """Ray's id of the node of this process. It is stored, because a later call of Ray could start a cluster."""
         return self._identity[-1]
 
     @property
@@ -75,9 +76,9 @@ class Connection:
         return None if self._raylet is None else self._raylet.poll()
 
     def runtime_env(self, section: RunnersSection) -> dict[str, Any]:
-        """Return the runtime environment of an actor, without the parts that it inherits from this connection.
+        """Return the runtime environment of an actor, without the parts that the actor inherits from this connection.
 
-        Without variables, Ray does not start an additional interpreter for the worker.
+        If there are no environment variables, Ray does not start an additional interpreter for the actor.
         """
         variables = runner_environment()
         if self._starts_cluster:  # Its workers inherit the variables of this process.
@@ -87,7 +88,7 @@ class Connection:
         return {**inherited, "env_vars": variables} if variables else {}
 
     def close(self) -> None:
-        """Disconnect; may be called again."""
+        """Disconnect from the cluster. Further calls have no effect."""
         if self.end_of_raylet is not None and os.getppid() == 1:
             return  # Ray would take the parent of this orphan for the dead raylet, and end the process here.
         if self.owned and not self.lost:
@@ -96,13 +97,13 @@ class Connection:
 
 
 def _identity() -> tuple[str, ...]:
-    """Return cluster, job and node: each connection is a new job, so this is unique in the process."""
+    """Return cluster, job and node. Each connection is a new job, so the result is unique in the process."""
     context = ray.get_runtime_context()
     return context.gcs_address, context.get_job_id(), context.get_node_id()
 
 
 def _raylet_of_this_process() -> subprocess.Popen[bytes] | None:
-    """Return the raylet that this process started, in :class:`Connection` or earlier; None if it started none."""
+    """Return the raylet that this process started, here or before; None if it did not start one."""
     node = ray._private.worker._global_node  # noqa: SLF001 -- Ray has no public name for it.
     raylets = [] if node is None else node.all_processes.get("raylet", [])
     return raylets[0].process if raylets else None
@@ -144,7 +145,7 @@ def _connect(section: RunnersSection, address: str | None) -> None:
 
 
 def summarize(error: BaseException) -> str:
-    """Return the first and the last line of an error; Ray writes the cause in the last one."""
+    """Return the first and the last line of an error. Ray writes the cause in the last line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     return (lines[0] if len(lines) == 1 else f"{lines[0]} [...] {lines[-1]}").rstrip(".")
 
@@ -153,8 +154,9 @@ def summarize(error: BaseException) -> str:
 def _process_kept() -> Iterator[None]:
     """Undo side effects of ``ray.init`` and ``ray.shutdown`` on this process, which may be a trainer.
 
-    Ray draws from ``random``, sets environment variables and replaces the handlers of SIGTERM and of crashes. If there
-    was no handler of SIGTERM, Ray's handler stays, because it ends the daemons of a local cluster with this process.
+    Ray draws from ``random``, sets environment variables, and replaces the handlers of SIGTERM and of crashes. If there
+    was no handler of SIGTERM, Ray's handler is kept, because it ends the daemons of a local cluster together with this
+    process.
     """
     state, variables, handler = random.getstate(), dict(os.environ), signal.getsignal(signal.SIGTERM)
     try:
@@ -171,9 +173,9 @@ def _process_kept() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _crash_handlers_kept() -> Iterator[None]:
-    """Keep crash handlers, such as those of :mod:`faulthandler`; a new handler stays if there was none.
+    """Restore crash handlers, such as those of :mod:`faulthandler`. A new handler is kept if there was none before.
 
-    C code installs them, so the module :mod:`signal` does not see them.
+    C code installs these handlers, so the module :mod:`signal` does not know them.
     """
     sigaction = ctypes.CDLL(None).sigaction
     kept: dict[signal.Signals, Any] = {
@@ -202,7 +204,7 @@ def _check_connection(section: RunnersSection) -> None:
 
 
 def _is_same(address: str, connected: str) -> bool:
-    """Whether an address is another spelling of the address that Ray is connected to."""
+    """Whether an address is another spelling of the address to which Ray is connected."""
     host, _, port = address.rpartition(":")
     there, _, other = connected.rpartition(":")
     try:
@@ -213,7 +215,7 @@ def _is_same(address: str, connected: str) -> bool:
 
 
 def _connect_once(address: str) -> None:
-    """Connect once, since Ray retries a dead address for minutes.
+    """Check that a process listens at an address, because Ray would retry a dead address for minutes.
 
     Raises:
         OSError: No process listens at the address.
@@ -224,7 +226,7 @@ def _connect_once(address: str) -> None:
 
 
 def _check_token(address: str) -> None:
-    """Check that the cluster accepts this process; Ray itself would try twenty times and print each rejection.
+    """Check that the cluster accepts this process. Ray itself would try twenty times and print each rejection.
 
     Raises:
         RunnerStartError: The cluster asks for a token.

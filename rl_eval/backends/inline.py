@@ -1,4 +1,4 @@
-"""Runners in this process, one call at a time: the reference backend, which also suits debuggers."""
+"""Runners in this process, one call at a time: the reference backend, which is also useful with a debugger."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from rl_eval.weights import WeightsSnapshot
 
 @final
 class InlineBackend(Backend):
-    """Runs calls in the thread that waits for them.
+    """Backend that runs calls in the thread that waits for them.
 
-    The policy is pickled and unpickled, as for an actor: the caller's object keeps its mode, its weights and its random
-    state. Calls compute with one torch thread.
+    The policy is pickled and unpickled, as for an actor. So the caller's object keeps its mode, its weights and its
+    random state. Calls compute with one torch thread.
 
     Args:
         settings: Frozen configuration.
         policy: Policy object; None for the configured policy.
-        threaded: Whether calls run in another thread than the caller's. In the caller's thread, runners have a separate
-            working directory: an environment that changes it does not change the caller's. Threads of a process share
-            one working directory.
+        threaded: Whether calls run in another thread than the caller's thread. In the caller's thread, runners have a
+            separate working directory, so an environment cannot change the caller's. Threads of one process always
+            share the working directory.
     """
 
     def __init__(self, settings: EvalSettings, policy: Any, *, threaded: bool) -> None:
@@ -41,7 +41,7 @@ class InlineBackend(Backend):
         self._calls: deque[Call] = deque()
         self._threaded = threaded
         self._folder: str | None = None
-        """Working directory that an environment changed to; None if all stay in the caller's."""
+        """Working directory to which an environment changed; None if no environment changed it."""
 
     @override
     def pack(self, settings: EvalSettings, policy: Any) -> tuple[EvalSettings, bytes]:
@@ -102,7 +102,7 @@ class InlineBackend(Backend):
         return "building environment and policy"
 
     def stop(self) -> None:
-        """Do nothing: :meth:`leave` closes environments in the thread that stepped them."""
+        """Do nothing, because :meth:`leave` closes the environments in the thread that stepped them."""
 
     @override
     def leave(self) -> None:
@@ -111,7 +111,7 @@ class InlineBackend(Backend):
         self._calls.clear()
 
     def _end(self, runner: int) -> None:
-        """Stop a runner, if there is one; the next one begins in the caller's working directory."""
+        """Stop a runner, if there is one. The next runner begins in the caller's working directory."""
         if ended := self._runners.pop(runner, None):
             with self._in_their_folder():
                 ended.stop()
@@ -119,7 +119,7 @@ class InlineBackend(Backend):
 
     @contextmanager
     def _in_their_folder(self) -> Iterator[None]:
-        """Work in the runners' working directory, and return to the caller's."""
+        """Change to the runners' working directory, and back to the caller's at the end."""
         if self._threaded:
             yield
             return
@@ -143,7 +143,7 @@ class InlineBackend(Backend):
 
 
 def _given_back(call: Call) -> Call:
-    """Return a queued call before an abort, changed to return its episodes instead of playing them."""
+    """Return a queued call that must not run because of an abort. The returned call gives its episodes back."""
     run = call.request
     if not isinstance(run, Run):
         return call

@@ -1,7 +1,7 @@
 """Pickles for runners: settings, functions, and a policy without its weights, which are sent in a snapshot.
 
-To pickle a policy of 2 GB with its weights would need another 4 GB of memory: for the bytes, and while they are
-written.
+To pickle a policy of 2 GB together with its weights would need another 4 GB of memory: for the bytes, and for a copy of
+them during the pickling.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ def pickled(value: Any, what: str, without_weights_of: Any = None) -> bytes:
     Args:
         value: The value.
         what: Name of the value, for the error.
-        without_weights_of: Policy, or several by id, to pickle without weights; for :func:`unpickle_with_weights`.
+        without_weights_of: Policy, or several policies by id, to pickle without weights. Then use
+            :func:`unpickle_with_weights`.
 
     Raises:
         ConfigError: The value cannot be pickled.
@@ -70,7 +71,7 @@ def pickle_without_weights(value: Any, policy: Any) -> bytes:
 
     Args:
         value: The value.
-        policy: The policy, or several by id. Its parameters and buffers are left out.
+        policy: The policy, or several policies by id. Their parameters and buffers are left out.
     """
     file = io.BytesIO()
     _Pickler(
@@ -84,7 +85,7 @@ def unpickle_with_weights(data: bytes, weights: WeightsSnapshot | None) -> Any:
 
     Args:
         data: The pickle.
-        weights: Weights that the runner gets before its first episode. Tensors that are not in them become zero.
+        weights: Weights that the runner gets before its first episode. A tensor that is missing in them becomes zero.
     """
     return _Unpickler(data, weights).load()
 
@@ -131,7 +132,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _place(name: str, tensor: torch.Tensor) -> _Place | None:
-    """Return the reference to a plain tensor; None for any other, such as an instance of a subclass."""
+    """Return the reference to a plain tensor; None for any other tensor, such as an instance of a subclass."""
     import torch
 
     plain = type(tensor) in {torch.Tensor, torch.nn.Parameter} and tensor.layout is torch.strided

@@ -43,20 +43,21 @@ _LOSSES: Final = (
     ObjectLostError,
     RuntimeEnvSetupError,
 )
-"""Ray's errors for a dead runner; any other error concerns one call."""
+"""Ray's errors for a dead runner. Any other error concerns only one call."""
 
 _INLINE_BYTES: Final = 90_000
-"""Ray sends up to 100 KB with a call. Ray's client ends a process that owns objects in the object store when the raylet
-dies."""
+"""Maximum size of a payload that is sent with a call; Ray allows 100 KB. Larger payloads go to the object store. But if
+the raylet dies, Ray's client ends a process that owns objects in the store."""
 _STOP_TIMEOUT_S: Final = 3.0
 _AGENT_STOP_TIMEOUT_S: Final = 2.0
 _CRASH_REPORT_TIMEOUT_S: Final = 5.0
-"""A new agent's process needs a second or two to start; without an answer, no episode uses up an attempt."""
+"""Time limit for a crash report, in seconds. The process of a new agent needs up to two seconds to start. Without a
+report, no episode uses up an attempt."""
 
 
 @final
 class RayBackend(Backend):
-    """One actor per runner, in an existing cluster or in a local one that stops with this backend.
+    """Backend with one Ray actor per runner, in an existing cluster or in a local cluster that stops with this backend.
 
     Raises:
         ConfigError: Environment, policy or weights cannot be pickled.
@@ -87,10 +88,10 @@ class RayBackend(Backend):
         self._actors: dict[int, Any] = {}
         self._calls: dict[Any, Call] = {}
         self._postmortems: dict[Any, tuple[Reply, float]] = {}
-        """Losses with a pending crash report, and the deadline of the report."""
+        """Replies for lost runners with a pending crash report, and the deadline of the report, by the call."""
         self._dying: set[int] = set()
         self._unreported_losses: list[Reply] = []
-        """Losses without a crash report that are not reported yet."""
+        """Replies for lost runners without a crash report that were not returned yet."""
         self._stopped = False
 
     @override
@@ -213,7 +214,7 @@ class RayBackend(Backend):
             raise ClusterDied(f"the local Ray cluster died: its raylet {how}", value=code)
 
     def _wanted(self) -> dict[str, float]:
-        """Return the resources that each runner requests."""
+        """Return the resources that each runner requests, by name."""
         section = self._section
         asked: dict[str, float] = {"CPU": section.num_cpus_per_runner, "GPU": section.num_gpus_per_runner}
         asked |= section.custom_resources_per_runner
@@ -245,7 +246,7 @@ class RayBackend(Backend):
         return Reply(call, error=answer.error()) if isinstance(answer, Failure) else Reply(call, answer)
 
     def _lost(self, call: Call, why: RunnerLost, *, preempted: bool = False) -> Reply | None:
-        """Ask once for a crash report; return the reply at once if there is no agent to ask."""
+        """Ask once for a crash report. If there is no agent, return the reply without a report."""
         if call.runner in self._dying:
             return None
         self._drop_calls(call.runner)
@@ -272,17 +273,17 @@ class RayBackend(Backend):
 
 
 def _pickled(settings: EvalSettings, policy: Any) -> bytes:
-    """Pickle settings and policy without ``init_fn``, which must run before they are unpickled."""
+    """Pickle settings and policy without ``init_fn``, because ``init_fn`` must run before they are unpickled."""
     return pickled_settings(with_values(settings, runners={"init_fn": None}), policy, without_weights=True)
 
 
 def _stored(payload: bytes) -> Any:
-    """Return a pickle, or the reference of a large one in the object store."""
+    """Return a small pickle itself, and for a large pickle its reference in the object store."""
     return payload if len(payload) < _INLINE_BYTES else ray.put(payload)
 
 
 def _sent(actor: Any, request: RunnerRequest) -> Any:
-    """Send a request; return the reference of its answer."""
+    """Send a request, and return the reference of the answer."""
     if isinstance(request, SetWeights):
         # Ray fetches a reference only if it is an argument itself.
         return actor.set_weights.remote(request.weights)
@@ -328,7 +329,7 @@ def _deadlines(settings: EvalSettings) -> Deadlines:
 
 
 def _keeps_deadlines(settings: EvalSettings) -> bool:
-    """Whether a deadline is configured that needs node agents; silence is detected without them."""
+    """Whether a deadline is configured that needs node agents. The silence of a runner is detected without them."""
     faults = settings.fault_tolerance
     default = type(faults).model_fields["episode_timeout_s"].default
     given = (faults.reset_timeout_s, faults.step_timeout_s, faults.runner_timeout_s)

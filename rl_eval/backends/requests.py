@@ -17,31 +17,32 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Request to build the runner: environments, policy and their imports; a former runner stops first."""
+    """Request to build the runner with its environments and its policy. A former runner is stopped first."""
 
     index: int
-    """Position in the group."""
+    """Position of the runner in the group."""
     weights: Any
-    """Handle from :meth:`rl_eval.backends.Backend.publish` of the policy's initial weights; None for none."""
+    """Handle from :meth:`rl_eval.backends.Backend.publish` of the policy's initial weights; None if it has no
+    weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Request to run episodes for a while, and to report all events since the last report."""
+    """Request to run episodes for some time, and to report everything that happened since the last report."""
 
     leases: tuple[Lease, ...] = ()
     """Episodes to add to the queue."""
     budget_s: float = 0.1
     """Seconds to work."""
     reclaim: tuple[int, ...] = ()
-    """Indices to return, if they have not started."""
+    """Indices of the leases to return, if their episodes have not started."""
     abort: bool = False
     """Whether to drop the queue and live episodes first."""
 
 
 @dataclass(frozen=True, slots=True)
 class SetWeights:
-    """Request to copy weights into the policy; the answer is their version."""
+    """Request to copy weights into the policy. The answer is the version of the weights."""
 
     weights: Any
     """Handle from :meth:`rl_eval.backends.Backend.publish`."""
@@ -54,7 +55,7 @@ class GetWeightsVersion:
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """Request to call a function with the runner; the answer is its return value."""
+    """Request to call a function with the runner. The answer is the return value of the function."""
 
     function: Callable[[Any], Any]
 

@@ -1,7 +1,8 @@
-"""Runner in a separate process, with errors of its calls as return values.
+"""Runner in a separate process. Its calls return errors as values.
 
-An actor's process imports this module first, so it does not import torch or the runner: :meth:`RunnerActor.start` does.
-An error is returned, not raised, since Ray prints the traceback of every error that its caller does not read in time.
+An actor's process imports this module first. So this module does not import torch or the runner;
+:meth:`RunnerActor.start` imports them. An error is returned, not raised, because Ray prints the traceback of every
+error that its caller does not read in time.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Failure:
     """Pickled error of a call, for the control loop."""
 
     pickled: bytes
-    """Empty if it cannot be pickled."""
+    """Pickle of the error; empty if the error cannot be pickled."""
     summary: str
 
     @classmethod
@@ -47,7 +48,7 @@ class Failure:
             return cls(b"", summary_of(error))
 
     def error(self) -> Exception:
-        """Return the error; an :class:`EvalError` with its summary if it cannot be unpickled."""
+        """Return the error. If it cannot be unpickled, return an :class:`EvalError` with its summary."""
         try:
             error = pickle.loads(self.pickled)
         except Exception:
@@ -72,20 +73,21 @@ class RunnerActor:
     """Actor with one runner.
 
     Args:
-        init_fn: Pickled function, or its path, to call before all other code of the user; pickled None for none.
+        init_fn: Pickled function, or its path, that is called before all other code of the user; pickled None for no
+            function.
         group: Name of the group, for its flight recorders.
         name: Name of the runner, unique in the group.
-        lanes: Lanes of the runner.
+        lanes: Number of lanes of the runner.
     """
 
     def __init__(self, init_fn: bytes, group: str, name: str, lanes: int) -> None:
         self._init_fn: bytes | None = init_fn
-        """Function to call at the first start; None after it."""
+        """Function to call at the first start; None after the first start."""
         self._folder: str | None = None
         """Working directory in which each runner is built."""
         self._recording = group, name, lanes
         self._trouble: Exception | None = None
-        """Error that prevented the recording."""
+        """Error that prevented the installation of the flight recorder."""
         self._runner: Runner | None = None
         self._process_info: ProcessInfo | None = None
 
@@ -103,11 +105,11 @@ class RunnerActor:
 
     @errors_returned
     def start(self, index: int, weights: WeightsSnapshot | None, payload: bytes) -> None:
-        """Unpickle the user's code and build the runner, in place of one with other settings.
+        """Unpickle the user's code and build the runner, in place of a former runner with other settings.
 
         Args:
             index: Position in the group.
-            weights: The policy's initial weights; None for none.
+            weights: The policy's initial weights; None if it has no weights.
             payload: Pickled ``(settings, policy)``.
         """
         if self._trouble is not None:
@@ -133,7 +135,7 @@ class RunnerActor:
         change_to(self._folder)
 
     def set_weights(self, weights: Any) -> Any:
-        """Answer a :class:`SetWeights`; Ray passes the weights as an argument."""
+        """Answer a :class:`SetWeights`. Ray replaces the handle of the weights by the weights."""
         return self.answer(SetWeights(weights))
 
     @errors_returned

@@ -1,4 +1,4 @@
-"""Execution of evaluations: the group, the control loop that owns time, the pool of runners, and the record store.
+"""Execution of evaluations: the group, the control loop, the pool of runners, and the record store.
 
 Only this folder uses both the schedule and the backends.
 """

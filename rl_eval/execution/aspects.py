@@ -1,8 +1,8 @@
 """Aspects of an evaluation: provenance, checks and notes that do not change its records, in one list.
 
-The other modules of an evaluation (group, loop, session, schedule, runner, record store, outcome, result) call the
-hooks of :class:`~rl_eval.execution.outcome.Aspect`. They know no aspect by name. Without an aspect, the records are the
-same.
+The other modules of an evaluation (group, loop, session, schedule, runner, record store, outcome, result) call only the
+hooks of :class:`~rl_eval.execution.outcome.Aspect`. They do not name any aspect. If an aspect is removed, the records
+do not change.
 """
 
 from __future__ import annotations
@@ -34,39 +34,40 @@ def default_aspects(code: Callable[[], dict[str, Any]]) -> Sequence[Callable[[Ev
     """Return all aspects, in the order in which their hooks are called.
 
     Args:
-        code: Returns the digests of the code of this process, for an evaluation without a log.
+        code: Function that returns the digests of the code of this process.
     """
     return Provenance, Numerics, partial(Code, digests=code), Attendance, DeterminismSample, Redaction
 
 
 @final
 class Provenance(Aspect):
-    """Settings, weights, versions and machine in the provenance of the result."""
+    """The part of the provenance with settings, weights, versions and machine."""
 
     def describe(self, fields: dict[str, Any]) -> None:
-        """Add all data needed to repeat the evaluation."""
+        """Add all data that are needed to repeat the evaluation."""
         fields["provenance"] |= provenance(self.outcome.settings, self.outcome.weights, self.outcome.store.numerics)
 
 
 @final
 class Numerics(Aspect):
-    """Agreement of all runners on one numerics key: the facts besides the weights that floats depend on.
+    """Check that all runners have the same numerics key: the facts, apart from the weights, on which floats depend.
 
-    Until the first record, the most frequent key is the reference. Records cannot be withdrawn, so from then on their
-    key is the reference, even if more runners have another one.
+    Until the first record, the most frequent key is the reference. Records cannot be withdrawn. So after the first
+    record, the key of its runner is the reference, even if more runners have another key.
     """
 
     def __init__(self, outcome: EvalOutcome) -> None:
         super().__init__(outcome)
         self._reported: dict[int, tuple[dict[str, Any], str]] = {}
-        """Key of each runner, and digest of the weights that its policy was built with, by incarnation."""
+        """Numerics key of each runner, and digest of the weights with which its policy was built, by the runner's
+        number."""
 
     def reported(self, member: Member, report: RunReport) -> None:
         """Compare the key of a runner with the reference key.
 
         Raises:
-            NumericsMismatch: The keys differ, so the runner's floats could differ too.
-            ConfigError: The runner built its policy with other weights than the others.
+            NumericsMismatch: The keys differ, so the runner's floats could differ, too.
+            ConfigError: The runner built its policy with other weights than the other runners.
         """
         if not report.numerics:
             return
@@ -101,11 +102,11 @@ class Numerics(Aspect):
         self._reported.pop(member.incarnation, None)
 
     def describe(self, fields: dict[str, Any]) -> None:
-        """Add the key; before the first record, the most frequent one."""
+        """Add the reference key."""
         fields["provenance"]["numerics"] = dict(self.outcome.store.numerics or self._most_frequent())
 
     def _most_frequent(self) -> dict[str, Any]:
-        """Return the most frequent key, the first one if several are equally frequent; empty without any."""
+        """Return the most frequent key; the first of them if several are equally frequent; empty if there is no key."""
         keys = [key for key, _ in self._reported.values()]
         return max(keys, key=keys.count, default={})
 
@@ -117,11 +118,11 @@ class Numerics(Aspect):
 
 @final
 class Code(Aspect):
-    """Digests of the code of environment and policy, of all sessions of a log.
+    """Digests of the code of environment and policy, for all sessions of a log.
 
     Args:
         outcome: The evaluation.
-        digests: Returns the digests of this process.
+        digests: Function that returns the digests of the code of this process.
     """
 
     def __init__(self, outcome: EvalOutcome, digests: Callable[[], dict[str, Any]]) -> None:
@@ -129,7 +130,7 @@ class Code(Aspect):
         self._described = {} if outcome.store.durable else digests()
 
     def continued(self, ours: Manifest, found: LogContents) -> None:
-        """Use the digests of a log, and note packages that had another version."""
+        """Use the digests in the log, and add a note on each package that had another version."""
         self._described = {"code": found.manifest.code, "code_changes": [asdict(one) for one in found.amendments]}
         for text in found.manifest.version_notes(ours):
             self.outcome.store.note(text)
@@ -150,7 +151,7 @@ class Attendance(Aspect):
         self._losses: list[str] = []
 
     def begin(self, pool: RunnerPool) -> None:
-        """Count losses from here on."""
+        """Count the runners that are lost from now on."""
         self._pool, self._losses_before = pool, pool.losses
 
     def joined(self, pool: RunnerPool) -> None:
@@ -163,21 +164,21 @@ class Attendance(Aspect):
             self._losses.append(f"runner {member.index}: {crash_report}")
 
     def finish(self) -> None:
-        """Note why runners are missing, unless a rejected runner is already noted."""
+        """Add a note on missing runners, unless there already is a note on a rejected runner."""
         pool, asked = self._pool, self.outcome.asked
         if pool is None or pool.hopeless or self.outcome.refusals or not 0 < self._most_ready < asked:
             return
         self.outcome.store.note(f"{self._most_ready} of {asked} runners took part: {pool.absence()}")
 
     def describe(self, fields: dict[str, Any]) -> None:
-        """Add the losses."""
+        """Add the lost runners."""
         lost = 0 if self._pool is None else self._pool.losses - self._losses_before
         fields["provenance"] |= {"runners_lost": lost, "losses": self._losses}
 
 
 @final
 class Redaction(Aspect):
-    """Removal of secrets from strings of a result that other processes or users' code wrote."""
+    """Removal of secrets from texts of a result that come from other processes or from users' code."""
 
     def describe(self, fields: dict[str, Any]) -> None:
         """Redact the fields of the other aspects."""

@@ -2,10 +2,10 @@
 
 If an environment leaks state into the next episode, or a policy uses its own random generator, the result depends on
 the number of runners and environments. The sample is chosen before any episode runs, from the second half of the plan,
-where most environments have already run other episodes. It is traced during its first run. Traces show the first
-difference: the policy causes another action for equal observations, the environment any other difference. If the
-environment is the cause, the episodes run a third time, to compare new environments with each other. If the policy is
-the cause, a runner searches for the reason.
+where most environments have already run other episodes. Its episodes are traced in their first run. The traces show the
+first difference. If the observations are equal and the actions differ, the policy is the cause; otherwise, the
+environment is the cause. If the environment is the cause, the episodes run a third time, to compare new environments
+with each other. If the policy is the cause, a runner searches for the reason.
 """
 
 from __future__ import annotations
@@ -33,18 +33,20 @@ from rl_eval.supervision.flight_recorder import CrashReport
 Share = float | Literal["auto"]
 
 _MAX_TRIES: Final = 3
-"""Maximum tries of an episode; after the last, its failure is a finding."""
+"""Maximum number of tries of an episode. If the last try fails, the failure is a finding."""
 _PATIENCE: Final = 20.0
 """Time limit of the check, as a multiple of the first run of the same episodes."""
 _LEAST_PATIENCE_S: Final = 60.0
 _TRACED: Final = 6
-"""Maximum number of traced episodes: a few may fail, or take too long."""
+"""Maximum number of traced episodes. It exceeds the number of compared episodes, because some may fail or take too
+long."""
 
 _EPISODES: Final = 4
 """Number of episodes that ``auto`` runs again."""
 _FREE_SECONDS: Final = 2.0
 _FREE_SHARE: Final = 0.02
-"""Time limit of ``auto``: these seconds, or this fraction of the run's time if that is longer."""
+"""Time limit of ``auto`` as a fraction of the duration of the run, if this is longer than the fixed limit in
+seconds."""
 
 
 class Choice(NamedTuple):
@@ -53,14 +55,14 @@ class Choice(NamedTuple):
     origins: dict[int, Origin]
     """First runs, by index."""
     remark: str
-    """Why there are no episodes, or why they run in used environments; otherwise empty."""
+    """Reason why no episode runs again, or why the episodes run in used environments; otherwise empty."""
     seconds: float
-    """Duration of their first runs and of building their environments."""
+    """Expected duration in seconds: of the first runs, and of the construction of the environments."""
 
 
 @final
 class DeterminismSample(Aspect):
-    """Sample of an evaluation's episodes, chosen in advance, to run again at the end."""
+    """Sample of an evaluation's episodes. It is chosen in advance, and runs again at the end."""
 
     def __init__(self, outcome: EvalOutcome) -> None:
         super().__init__(outcome)
@@ -69,7 +71,7 @@ class DeterminismSample(Aspect):
         """Mask of the episodes that an earlier process finished."""
         self._construct_seconds = math.inf
         self._traces: dict[int, npt.NDArray[np.void]] = {}
-        """Traces of candidates whose rows count, by index."""
+        """Traces of recorded candidates, by index."""
 
     def begin(self, pool: RunnerPool) -> None:
         """Choose the candidates."""
@@ -82,7 +84,7 @@ class DeterminismSample(Aspect):
         return tuple([lease._replace(traced=True) if lease.index in traced else lease for lease in leases])
 
     def counted(self, report: RunReport, indices: set[int]) -> None:
-        """Keep traces, and the shortest time in which a runner built an environment."""
+        """Keep the traces of candidates, and the shortest construction time of an environment."""
         self._construct_seconds = min(self._construct_seconds, report.construct_seconds)
         self._traces |= {index: report.traces[index] for index in indices & report.traces.keys()}
 
@@ -98,7 +100,7 @@ class DeterminismSample(Aspect):
         """Choose the episodes to run again.
 
         Args:
-            run_seconds: Duration of the run.
+            run_seconds: Duration of the run, in seconds.
             runners: Number of ready runners, at least 1.
         """
         settings, store = self.outcome.settings, self.outcome.store
@@ -142,16 +144,15 @@ class DeterminismSample(Aspect):
 
 
 def candidates(num_episodes: int, share: Share, seed: int) -> list[int]:
-    """Choose the episodes to run again, before any has run.
+    """Choose the episodes to run again, before any episode has run.
 
     Args:
-        num_episodes: Episodes of the plan.
+        num_episodes: Number of episodes of the plan.
         share: Fraction of the plan; at least one episode is chosen. With ``auto``, up to six episodes of the second
-            half, or of the last five in a short plan; at most four of them run again.
+            half, or of the last five episodes of a short plan; at most four of them run again.
         seed: Root seed of the plan.
 
-    Returns:
-        Their indices, in random order; empty for a fraction of 0.
+    Returns: Indices of the episodes, in random order; empty for a fraction of 0.
     """
     if not share:
         return []
@@ -166,7 +167,7 @@ def candidates(num_episodes: int, share: Share, seed: int) -> list[int]:
 
 
 def _fitting(indices: Sequence[int], seconds: npt.NDArray[np.float64], budget: float, runners: int) -> list[int]:
-    """Return the first few episodes whose total time on the runners is within a budget."""
+    """Return the first episodes whose total time on the runners is within a budget."""
     fitting: list[int] = []
     for index in indices:
         together = float(seconds[[*fitting, index]].sum()) / runners
@@ -183,19 +184,19 @@ class Origin(NamedTuple):
     outcome: npt.NDArray[np.void]
     """Compared columns, from :func:`rl_eval.records.episode.outcomes_of`, shape (1,)."""
     position: int
-    """Position of the runner; -1 for a runner of an earlier process."""
+    """Position of the runner in the group; -1 for a runner of an earlier process."""
     trace: npt.NDArray[np.void] | None
-    """Array of :data:`rl_eval.records.determinism.TRACE`, if it was traced."""
+    """Trace of the episode, an array of :data:`rl_eval.records.determinism.TRACE`; None if it was not traced."""
 
 
 @dataclass(slots=True)
 class _Pass:
-    """Episodes to run again, and the runs to compare them with."""
+    """Episodes to run again, with the runs with which they are compared."""
 
     origins: Mapping[int, Origin]
     waiting: dict[int, None]
     held: dict[int, set[int]] = field(default_factory=dict)
-    """Indices by the incarnation that runs them."""
+    """Indices of the episodes that a runner holds, by the number of the runner."""
     tries: Counter[int] = field(default_factory=Counter)
     again: dict[int, Origin] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)
@@ -218,16 +219,17 @@ class _Pass:
 
 @final
 class Reruns:
-    """Distributes the episodes to run again, and compares their reports.
+    """Distributes episodes that run again to runners, and compares the reports with the first runs.
 
     Args:
         origins: First runs of these episodes, by index.
-        try_env_reuse: Whether to test if a new environment for each episode would help.
+        try_env_reuse: Whether to test if the records would repeat with a new environment for each episode.
         num_runners: Configured number of runners.
-        remark: Why no episode runs again, or why episodes run in used environments; empty to build new ones. Used
-            environments have another history than in the first run, so they show differences too.
+        remark: Reason why no episode runs again, or why the episodes run in used environments. If it is empty, new
+            environments are built. Used environments have another history than in the first run, so they can show
+            differences, too.
         info_keys: Names of the info scalars of a row.
-        block: Episodes of a block, which run again together; 0 without blocks.
+        block: Number of episodes of a block, which run again together; 0 without blocks.
     """
 
     def __init__(
@@ -248,26 +250,26 @@ class Reruns:
         self._first = self._current = _Pass(origins, dict.fromkeys(map(self._first_of, sorted(origins))))
 
     def _first_of(self, index: int) -> int:
-        """Return the first episode of a block; an episode of its own is the only one."""
+        """Return the index of the first episode of an episode's block; without blocks, the index of the episode."""
         return index - index % (self._block or 1)
 
     @property
     def done(self) -> bool:
-        """Whether nothing is left to run."""
+        """Whether no episode is left to run."""
         return self._current.done
 
     def holds(self, runner: int) -> bool:
-        """Whether a runner has episodes."""
+        """Whether a runner has episodes of this check."""
         return bool(self._current.held.get(runner))
 
     def take(self, runner: int, position: int, lanes: int, positions: Collection[int]) -> tuple[Lease, ...]:
         """Assign one episode to each free slot of a runner, or one block; return the leases.
 
         Args:
-            runner: Incarnation of the runner.
+            runner: Number of the runner.
             position: Position of the runner in the group.
-            lanes: Number of its lanes.
-            positions: Positions of all ready runners; with several, a runner does not check its own episodes.
+            lanes: Number of lanes of the runner.
+            positions: Positions of all ready runners. If there are several, a runner does not check its own episodes.
         """
         now, others = self._current, set(positions) - {position}
         held = now.held.setdefault(runner, set())
@@ -288,7 +290,7 @@ class Reruns:
         return lease._replace(block=tuple(int(one["seed"]) for one in together))
 
     def reported(self, runner: int, position: int, report: RunReport) -> None:
-        """Take the finished episodes of a runner."""
+        """Compare the finished episodes of a runner with their first runs."""
         now = self._current
         held = now.held.get(runner, set())
         indices = report.rows["index"].tolist()
@@ -311,13 +313,13 @@ class Reruns:
         self._go_on()
 
     def stop(self, why: str) -> None:
-        """End the check; ignore unfinished episodes."""
+        """End the check without the unfinished episodes."""
         if not self.done:
             self._cut = why
             self._current.waiting, self._current.held = {}, {}
 
     def _go_on(self) -> None:
-        """After a pass with mismatches, compare new environments with each other."""
+        """After a pass with mismatches, start a pass that compares new environments with each other."""
         mismatched = self._first.mismatched
         if self._current is not self._first or not self.done or not mismatched or not self._try_env_reuse:
             return
@@ -335,7 +337,7 @@ class Reruns:
 
     @property
     def result(self) -> Determinism:
-        """Finding so far."""
+        """Finding of the check so far."""
         first, second = self._first, self._current if self._current is not self._first else None
         mismatched, failed = first.mismatched, sorted(first.failed)
         elsewhere = sum(again.position != first.origins[index].position for index, again in first.again.items())
@@ -372,7 +374,7 @@ class Reruns:
 
 
 def _equal(one: Origin, other: Origin) -> bool:
-    """Compare outcomes, and traces if both exist: different episodes may have equal returns."""
+    """Whether two runs of an episode have equal outcomes, and equal traces if both runs were traced."""
     if different_columns(one.outcome, other.outcome):
         return False
     return one.trace is None or other.trace is None or one.trace.tobytes() == other.trace.tobytes()
@@ -380,7 +382,10 @@ def _equal(one: Origin, other: Origin) -> bool:
 
 @final
 class DeterminismCheck(Phase):
-    """Job that runs a sample of the episodes again and compares; a re-run that does not complete is a finding too."""
+    """Job that runs a sample of the episodes again and compares them.
+
+    A second run that does not complete is a finding, too.
+    """
 
     def __init__(self, outcome: EvalOutcome, sample: DeterminismSample) -> None:
         super().__init__(outcome)
@@ -420,7 +425,7 @@ class DeterminismCheck(Phase):
         return False
 
     def replied(self, member: Member, value: Any, now: float) -> None:
-        """Process a report or the likely cause; raise as :meth:`EvalOutcome.check_report`."""
+        """Process a report or the likely cause. The errors are those of :meth:`EvalOutcome.check_report`."""
         if isinstance(value, str):
             self._likely_cause, self._asking = value, False
         elif not self._over:
@@ -454,7 +459,7 @@ class DeterminismCheck(Phase):
         self._outcome.store.determinism = replace(self._reruns.result, likely_cause=self._likely_cause)
 
     def _pump_all(self, now: float) -> None:
-        """Keep two calls in flight on each runner with episodes; new episodes go with the next call."""
+        """Keep two calls in flight on each runner with episodes. New episodes are sent with the next call."""
         members, lanes = self.pool.ready(), self._outcome.settings.runners.lanes
         positions = [member.index for member in members]
         for member in members:

@@ -1,4 +1,4 @@
-"""``evaluate_policy`` with the signature of Stable-Baselines3, plus the complete result."""
+"""``evaluate_policy`` with the signature of Stable-Baselines3, which also returns the complete result."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ def evaluate_policy(
     """Evaluate a policy in this process, as ``stable_baselines3.common.evaluation.evaluate_policy`` does.
 
     The episodes are those of the plan with this seed, so equal calls return equal numbers for any number of
-    environments in ``env``. ``env`` itself is not stepped or closed: similar environments are built. A vector
-    environment of ``make_vec`` stays one, if its slots can be reset one by one.
+    environments in ``env``. ``env`` itself is not stepped or closed, because similar environments are built. For a
+    vector environment of ``make_vec``, a vector environment is built, if its slots can be reset one by one.
 
     Args:
         model: A model of Stable-Baselines3, or any policy that :func:`rl_eval.evaluate` takes. If ``env`` has a
@@ -77,12 +77,13 @@ def evaluate_policy(
         env: A gymnasium id, ``"module:attr"``, a function or class that builds an environment, or an environment built
             by ``gymnasium.make`` or ``make_vec``. Attributes that were set on it later are ignored.
         n_eval_episodes: Number of episodes.
-        deterministic: Take the most likely actions, instead of sampling.
-        render: Must be False: ``rl-eval replay --render human`` and ``--video`` show episodes of a run.
-        callback: Must be None: an observer in ``evaluation.observers`` sees every step.
-        reward_threshold: Mean return that must be exceeded.
-        return_episode_rewards: Return the lists of returns and lengths, instead of mean and standard deviation.
-        warn: Not used: episodes do not depend on a ``Monitor``.
+        deterministic: Whether to take the most likely actions, instead of sampling.
+        render: Must be False. Use ``rl-eval replay --render human`` or ``--video`` to see episodes of a run.
+        callback: Must be None. An observer in ``evaluation.observers`` sees every step.
+        reward_threshold: Mean return that must be exceeded; None for no check.
+        return_episode_rewards: Whether to return the lists of returns and lengths, instead of mean and standard
+            deviation.
+        warn: Not used, because episodes do not depend on a ``Monitor``.
         seed: Root seed of the plan.
 
     Returns:
@@ -149,8 +150,8 @@ def environment_like(env: Any, *, of_the_model: bool) -> dict[str, Any]:
     """Return the arguments of ``EvalConfig.environment`` for environments like ``env``.
 
     Args:
-        env: As for :func:`evaluate_policy`.
-        of_the_model: Leave out wrappers that the integration of the model replaces.
+        env: The environment, as for :func:`evaluate_policy`.
+        of_the_model: Whether to leave out wrappers that the integration of the model replaces.
 
     Raises:
         ConfigError: The environment cannot be built again.

@@ -65,17 +65,17 @@ class GroupCallbacks:
 class EvalRunnerGroup:
     """Runners that evaluate one policy in one environment, many times.
 
-    Runners start at once and in parallel; the first ready one starts to work. All methods may be called from any
+    Runners start at once and in parallel. The first ready runner starts to work. All methods may be called from any
     thread. Evaluations and weight broadcasts run one after the other, in the order of the calls.
 
     Args:
-        config: Configuration, of which the group keeps a frozen copy, or an environment as for :func:`evaluate`.
+        config: Configuration (the group keeps a frozen copy), or an environment as for :func:`evaluate`.
         policy: Policy object, used instead of the configured policy and its weights.
         threaded: Whether the group works in a separate thread, so that ``submit`` returns at once. Without a thread,
             every method works in the calling thread before it returns, and all calls must come from the same thread;
             this needs ``num_runners=0``. Use it, or :func:`evaluate`, for environments that need the main thread
             (signal handlers, event loops, windows) or change the working directory.
-        callbacks: Called when an evaluation has a result and when a runner is replaced.
+        callbacks: Object whose methods are called when an evaluation has a result, and when a runner is replaced.
 
     Raises:
         ConfigError: The configuration is invalid.
@@ -110,7 +110,7 @@ class EvalRunnerGroup:
         self._threaded = threaded
         self._lock = threading.Lock()
         self._post_lock = threading.Lock()
-        """Held while several jobs are posted together, so that no other job comes between them."""
+        """Lock that is held while several jobs are posted together, so that no other job comes between them."""
         weights = _initial_weights(settings.policy, live)
         self._callbacks = callbacks
         self._folder = current_folder()
@@ -133,14 +133,15 @@ class EvalRunnerGroup:
     def reconfigure(self, config: EvalConfig | EvalSettings | str | Callable[..., Any], policy: Any = None) -> None:
         """Evaluate another configuration from now on, in the processes of the present runners.
 
-        Wait for the end of running evaluations. Then the runners close their environments, drop their policy, and build
-        the new ones. This saves the start of processes and the imports. Results are those of a new group, unless code
-        of an environment or a policy leaves state in its module or in a library. Weights that were sent before are
-        dropped, and versions start at 0 again. Call this also to repair a group whose runners could not be built.
+        The call waits for the end of running evaluations. Then the runners close their environments, drop their policy,
+        and build the new environments and the new policy. This saves the start of processes and the imports. Results
+        are those of a new group, unless code of an environment or a policy leaves state in its module or in a library.
+        Weights that were sent before are dropped, and versions start at 0 again. The call also repairs a group whose
+        runners could not be built.
 
         Args:
-            config: As for the constructor.
-            policy: As for the constructor.
+            config: Configuration or environment, as for the constructor.
+            policy: Policy object, as for the constructor.
 
         Raises:
             ConfigError: The configuration is invalid, or needs other processes; see
@@ -183,7 +184,9 @@ class EvalRunnerGroup:
         held: HeldWeights | None = None,
         on_submitted: Callable[[EvalHandle], object] | None = None,
     ) -> EvalHandle:
-        """Start an evaluation and return its handle; in a group without a thread, run it first.
+        """Start an evaluation and return its handle.
+
+        In a group without a thread, the evaluation runs before the method returns.
 
         Args:
             num_episodes: Number of episodes; by default as configured.
@@ -195,13 +198,13 @@ class EvalRunnerGroup:
             first_index: Index of the plan's first episode; by default as configured. Episodes from index
                 ``num_episodes`` on are held out: an evaluation from index 0 does not use them.
             weights: Weights to evaluate, as for :meth:`sync_weights`; by default those that were sent last.
-            version: Number in the records; by default one more than the last.
+            version: Version of the weights in the records; by default one more than the last version.
             follow_up: Work for one runner directly after the evaluation, before other weights or evaluations.
-            accept_code_change: Continue a log although source files or packages of environment or policy have changed.
-                The log keeps both versions, and the result has a note.
-            held: Receives the weights that are evaluated, when the evaluation starts.
-            on_submitted: Called with the handle before any work; must not call the group. In a group without a thread,
-                use it to watch or cancel the evaluation.
+            accept_code_change: Whether to continue a log although source files or packages of environment or policy
+                have changed. The log keeps both versions, and the result has a note.
+            held: Object that receives the evaluated weights when the evaluation starts.
+            on_submitted: Function that is called with the handle before any work starts. It must not call the group. In
+                a group without a thread, use it to watch or cancel the evaluation.
 
         Raises:
             ConfigError: A value is out of range, or the folder cannot be used.
@@ -278,13 +281,13 @@ class EvalRunnerGroup:
         num_batches: int | None = None,
         **options: Any,
     ) -> Iterator[Any]:
-        """Return an iterator of batches like those of :meth:`sample`; one batch is prepared ahead.
+        """Return an iterator of batches like those of :meth:`sample`. The next batch is prepared in advance.
 
         Args:
             num_episodes: Number of complete episodes in each batch.
-            num_env_steps: Number of steps in each batch, instead of episodes.
+            num_env_steps: Number of steps in each batch, instead of a number of episodes.
             num_batches: Number of batches; by default unlimited.
-            **options: As for :meth:`sample`.
+            **options: The options of :meth:`sample`.
         """
         return self.sampler.iterate(self._request(num_episodes, num_env_steps, options), num_batches)
 
@@ -319,7 +322,14 @@ class EvalRunnerGroup:
         return sampler
 
     def _record(self, seed: int, first_index: int, num_episodes: int, recorder: Callable[..., Any]) -> EvalHandle:
-        """Start to run episodes with a recorder, which is called with an environment and ``info_keys``."""
+        """Start to run episodes with a recorder; return the handle.
+
+        Args:
+            seed: Root seed of the plan.
+            first_index: Index of the first episode.
+            num_episodes: Number of episodes.
+            recorder: Function that builds a recorder from an environment and ``info_keys``.
+        """
         from rl_eval.execution.recorded import Recorded
 
         changes = {"seed": seed, "first_index": first_index, "num_episodes": num_episodes, "determinism_check": 0.0}
@@ -340,13 +350,14 @@ class EvalRunnerGroup:
 
         Args:
             weights: An ``nn.Module``, a state dict, a ``TensorDict``, or a mapping of names to any of these.
-            version: Number in the records; by default one more than the last, including rejected weights.
+            version: Version of the weights in the records; by default one more than the last version, even if those
+                weights were rejected.
 
         Returns:
             The version.
 
         Raises:
-            WeightsError: The weights do not fit the policy, which keeps its present ones.
+            WeightsError: The weights do not fit the policy. The policy keeps its present weights.
         """
         with self._post_lock:
             job = self._weights_job(weights, version)
@@ -386,11 +397,11 @@ class EvalRunnerGroup:
         return results
 
     def apply_to_one(self, function: Callable[[EvalRunner], Result], timeout_s: float = 600.0) -> Result:
-        """Call a function with one ready runner, in its process, between evaluations; return its result.
+        """Call a function with one ready runner, in its process, between evaluations; return the function's result.
 
         Args:
-            function: Function of the runner; must be picklable for runners in other processes.
-            timeout_s: Time limit in seconds, after which the runner is terminated. In this process, a call cannot be
+            function: Function of the runner. For runners in other processes, it must be picklable.
+            timeout_s: Time limit in seconds, after which the runner is terminated. A call in this process cannot be
                 interrupted.
 
         Raises:
@@ -414,7 +425,7 @@ class EvalRunnerGroup:
         self._wait(Do(lambda pool, now: pool.grow(count, now)))
 
     def remove_runners(self, count: int = 1) -> None:
-        """End the last runners; other runners take over their episodes.
+        """End the runners at the last positions. Other runners take over their episodes.
 
         Raises:
             ConfigError: ``count`` is below 1 or leaves no runner, or the group runs in this process.
@@ -430,7 +441,7 @@ class EvalRunnerGroup:
         self._wait(Do(remove))
 
     def get_metrics(self) -> dict[str, float]:
-        """Return lifetime counters of the group, and sums over its runners, including lost runners."""
+        """Return the counters of the group since its start, and sums over its runners, including lost runners."""
         totals: dict[str, float] = {"num_healthy_runners": 0, "num_runner_restarts": self._pool.restarts}
         totals |= self._pool.reported
         for metrics in self.foreach_runner(lambda runner: runner.metrics()):
@@ -440,7 +451,10 @@ class EvalRunnerGroup:
         return totals
 
     def stop(self) -> None:
-        """Stop the group, its runners and its other processes within about ten seconds; may be called again."""
+        """Stop the group, its runners and its other processes within about ten seconds.
+
+        Further calls have no effect.
+        """
         with self._lock:
             self._loop.stop()
             self._weights.drop()
@@ -461,7 +475,7 @@ class EvalRunnerGroup:
 
     @cached_property
     def _code(self) -> dict[str, Any]:
-        """Digests of the code of environment and policy at the first evaluation; empty if that fails."""
+        """Digests of the code of environment and policy at the first evaluation; empty if they cannot be computed."""
         with contextlib.suppress(Exception):  # Users' objects may raise, and this only describes them.
             return {"code": code_of(self.settings)}
         return {}
@@ -475,10 +489,10 @@ class EvalRunnerGroup:
         return WeightsSync(published)
 
     def _located(self, place: str | os.PathLike[str]) -> str:
-        """Return the absolute path of a caller's path; a URI stays unchanged.
+        """Return the absolute path of a caller's path; return a URI unchanged.
 
-        An environment in a thread may have changed the caller's working directory, so the path is then relative to the
-        working directory at construction.
+        With environments in a thread of this process, the path is relative to the working directory at the group's
+        construction, because an environment may have changed the working directory.
         """
         from rl_eval.log.storage import absolute_place
 
@@ -528,11 +542,11 @@ def evaluate(
         log_dir: Folder or URI of an evaluation log, to start or to continue; see :meth:`EvalRunnerGroup.submit`.
         num_episodes: Number of episodes; 100 unless configured.
         seed: Root seed of all episodes; 0 unless configured.
-        max_episode_steps: Step limit of an episode; that of the environment unless configured.
-        deterministic: Take the most likely actions instead of sampling; True unless configured.
-        num_runners: Ray actors; 0 unless configured, which runs in this process without Ray.
-        num_envs_per_runner: Environments per runner; 8 unless configured.
-        accept_code_change: Continue a log of other code; see :meth:`EvalRunnerGroup.submit`.
+        max_episode_steps: Step limit of an episode, in addition to the environment's own limit; none unless configured.
+        deterministic: Whether to take the most likely actions instead of sampling; True unless configured.
+        num_runners: Number of Ray actors; 0 unless configured. With 0, everything runs in this process, without Ray.
+        num_envs_per_runner: Number of environments per runner; 8 unless configured.
+        accept_code_change: Whether to continue a log of other code; see :meth:`EvalRunnerGroup.submit`.
 
     Raises:
         ConfigError: The configuration is invalid, or a keyword is unknown.
@@ -562,7 +576,7 @@ def _without_none(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _checked(settings: EvalSettings, policy: Any) -> tuple[EvalSettings, Any]:
-    """Return checked settings, and their policy for runners: an object, several by id, or a string.
+    """Return checked settings, and the policy for the runners: an object, several objects by id, or a string.
 
     Raises:
         ConfigError: The settings are invalid.
@@ -580,7 +594,7 @@ def _checked(settings: EvalSettings, policy: Any) -> tuple[EvalSettings, Any]:
 
 
 def _for_runners(settings: EvalSettings, live: Any) -> tuple[EvalSettings, Any]:
-    """Return settings and policy object for a backend; a policy that is a string stays in the settings."""
+    """Return settings and policy object for a backend. If the policy is a string, it stays in the settings."""
     return (settings, None) if isinstance(live, str) else (without_live(settings), live)
 
 
@@ -595,7 +609,10 @@ def _read_columns(settings: EvalSettings) -> None:
 
 
 def _initial_weights(section: PolicySection, live: Any) -> WeightsSnapshot | None:
-    """Return the weights of the configured file, otherwise those of the policy object, if it has any."""
+    """Return the weights of the configured file.
+
+    Without a file, return the weights of the policy object, if it has any.
+    """
     if not section.policies and section.weights is None and section.weights_key is not None:
         problem = f"policy.weights_key is {section.weights_key!r}, but policy.weights is not set"
         fix = "Set policy.weights to the file, or remove the key."
@@ -631,7 +648,7 @@ def _make_backend(settings: EvalSettings, policy: Any, *, threaded: bool) -> Bac
 
 
 def portable_policy(policy: Any) -> Any:
-    """Return a policy, or several by id, that can be unpickled without its device and its trainer."""
+    """Return a copy of a policy, or of several by id, that can be unpickled without the policy's device and trainer."""
     if type(policy) is dict:
         return {name: portable_policy(one) for name, one in policy.items()}
     if (detach := integration_for(policy, "portable")) is not None:

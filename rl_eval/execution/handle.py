@@ -29,20 +29,20 @@ class _Granted(NamedTuple):
 
     runner: int
     attempts: dict[int, int]
-    """Attempt by episode."""
+    """Number of the attempt, by the index of the episode."""
 
 
 @final
 class EventRing:
-    """Latest events of the schedule with their commands; the oldest are dropped.
+    """Latest events of the schedule, with the commands that each event caused. The oldest events are dropped.
 
     Args:
-        capacity: Maximum number of episode mentions and events.
+        capacity: Maximum number of kept events, plus the number of episodes that they mention.
     """
 
     def __init__(self, capacity: int = _CAPACITY) -> None:
         self.positions: dict[int, int] = {}
-        """Position in the group of each runner, by incarnation."""
+        """Position of each runner in the group, by the number of the runner."""
         self._capacity = capacity
         self._entries: deque[tuple[float, int, events.Event, list[events.Command | _Granted]]] = deque()
         self._size = 0
@@ -60,15 +60,15 @@ class EventRing:
             self._size -= self._entries.popleft()[1]
 
     def moves(self, index: int) -> list[Event]:
-        """Return the kept events of one episode, in order; may be called from any thread.
+        """Return the kept events of one episode, in order. Any thread may call this.
 
-        These events have the time and the runner of a failed attempt. The table of records has its fault.
+        For a failed attempt, the event has the time and the runner. The fault itself is in the table of records.
         """
         from rl_eval.results.story import Event
 
         moves: list[Event] = []
         held = (-1, 0)
-        """Runner and attempt."""
+        """Runner and attempt of the episode's last assignment."""
         for now, _, event, commands in list(self._entries):
             told = [*_ended(event, index, *held), *_decided(commands, index, *held)]
             for kind, text, runner, attempt in told:
@@ -124,19 +124,19 @@ class EvalProgress:
     num_failed: int
     num_faults: int
     num_prefix: int
-    """Number of episodes in the finished index prefix. Mean and interval are computed from them."""
+    """Number of episodes in the finished prefix of the plan. Mean and interval are computed from them."""
     mean_return: float
-    """Mean return of the completed episodes in the prefix; NaN without any."""
+    """Mean return of the completed episodes in the prefix; NaN if there are none."""
     half_width: float
-    """Half width of its approximate 95 % interval; NaN below two episodes."""
+    """Half width of the approximate 95 % interval of the mean return; NaN for fewer than two episodes."""
     env_steps: int
-    """Steps of this session, without earlier sessions of a log."""
+    """Number of environment steps of this session, without earlier sessions of a log."""
     seconds: float
-    """Time since the first runner of this session took part."""
+    """Seconds since the first runner of this session took part."""
     num_runners: int
     """Number of ready runners."""
     num_earlier: int = 0
-    """Finished episodes of earlier sessions of the log."""
+    """Number of finished episodes of earlier sessions of the log."""
     phase: str = "running"
     """Present activity of the evaluation, in a few words."""
 
@@ -166,12 +166,12 @@ class EvalHandle:
     It can be awaited: ``result = await handle``.
 
     Args:
-        progress: Called for :meth:`progress`.
-        cancel: Called for :meth:`cancel` with its arguments.
-        flush: Called for :meth:`flush`.
+        progress: Function that :meth:`progress` calls.
+        cancel: Function that :meth:`cancel` calls with its arguments.
+        flush: Function that :meth:`flush` calls with its argument.
         weights_version: Version of the evaluated weights, if known.
-        snapshot: Called for :meth:`snapshot` with its argument.
-        moves: Function that :meth:`story` calls with its index, also after the evaluation has ended. It returns the
+        snapshot: Function that :meth:`snapshot` calls with its argument.
+        moves: Function that :meth:`story` calls with its index, even after the evaluation has ended. It returns the
             events of this episode.
     """
 
@@ -198,19 +198,20 @@ class EvalHandle:
         """Training step of the weights, if the caller passed one."""
 
     def done(self) -> bool:
-        """Whether :meth:`result` returns at once."""
+        """Whether the evaluation has ended, so that :meth:`result` does not wait."""
         return self._future.done()
 
     def result(self, timeout: float | None = None) -> EvalResult:
         """Wait for the result.
 
-        A cancelled evaluation has a result too: ``partial``, over the finished index prefix.
+        A cancelled evaluation has a result, too. Its status is ``partial``, and its numbers are those of the finished
+        prefix of the plan.
 
         Args:
             timeout: Time limit in seconds; None for no limit.
 
         Raises:
-            TimeoutError: The evaluation is not done in time, and continues.
+            TimeoutError: The evaluation has not ended in time. It continues.
             EvalError: The evaluation could not run.
         """
         wait([self._future], timeout)
@@ -219,13 +220,14 @@ class EvalHandle:
         return self._future.result()
 
     def exception(self) -> BaseException | None:
-        """Return the error of the evaluation; None if it has a result or is not done."""
+        """Return the error of the evaluation; None if it has a result, or has not ended."""
         return self._future.exception() if self.done() else None
 
     def add_done_callback(self, function: Callable[[EvalHandle], object]) -> None:
-        """Call a function with this handle when the evaluation is done, or now if it is; it must return soon.
+        """Call a function with this handle when the evaluation has ended; at once if it has ended already.
 
-        The thread that ends the evaluation calls it; this may be a thread that cancels.
+        The thread that ends the evaluation calls the function. This may be a thread that cancels. The function must
+        return soon.
         """
         self._future.add_done_callback(lambda _: function(self))
 
@@ -235,11 +237,11 @@ class EvalHandle:
         return asyncio.wrap_future(self._future).__await__()
 
     def cancel(self, reason: str = "cancelled", *, unless_started: bool = False) -> None:
-        """Stop the evaluation and drop unfinished episodes; a queued evaluation is done at once.
+        """Stop the evaluation and drop unfinished episodes. An evaluation that has not started ends at once.
 
         Args:
             reason: Reason in the result.
-            unless_started: Do nothing if the evaluation has started.
+            unless_started: Whether to do nothing if the evaluation has started.
         """
         if not self.done():
             self._cancel(reason or "cancelled", unless_started)
@@ -248,12 +250,12 @@ class EvalHandle:
         """Commit finished episodes to the evaluation log, if there is one, even while an environment hangs.
 
         Raises:
-            LogError: The log cannot be written, or writing it takes too long.
+            LogError: The log cannot be written, or writing takes longer than ``timeout_s``.
         """
         self._flush(timeout_s)
 
     def snapshot(self, reason: str = "it was still running") -> EvalResult:
-        """Return a result of the episodes finished so far; the evaluation continues.
+        """Return a result of the episodes that have finished so far. The evaluation continues.
 
         Args:
             reason: Reason for missing episodes in the result.
@@ -272,13 +274,14 @@ class EvalHandle:
     def story(self, index: int) -> tuple[Event, ...]:
         """Return the events of one episode so far, in order.
 
-        In addition to the result's events, it has the time and the runner of each assignment among the last 10 000.
+        In addition to the events in :func:`~rl_eval.results.story.story`, it has the time and the runner of each
+        assignment, if it is among the last 10,000.
 
         Args:
             index: Index of the episode.
 
         Raises:
-            UsageError: The plan has no such episode, or the evaluation runs in a service and is not done.
+            UsageError: The plan has no such episode, or the evaluation runs in a service and has not ended.
         """
         from rl_eval.results.story import story
 
@@ -289,34 +292,35 @@ class EvalHandle:
         return self._progress()
 
     def set_result(self, result: EvalResult) -> None:
-        """Set the result; called by the evaluation only."""
+        """Set the result. Only the evaluation calls this."""
         self._future.set_result(result)
         self._snapshot = None
 
     def set_error(self, error: BaseException) -> None:
-        """Set an error; called by the evaluation only."""
+        """Set an error. Only the evaluation calls this."""
         self._future.set_exception(error)
         self._snapshot = None
 
     def release(self, final: EvalProgress) -> None:
         """Drop the references to the evaluation and its weights, so that a kept handle holds only the result.
 
-        The snapshot is dropped when the result is set, so that finished episodes are available at any time.
+        The function for snapshots is dropped only when the result is set, so that finished episodes are available at
+        any time.
         """
         self._progress = lambda: final
         self._cancel = self._flush = _ignore
 
 
 def _ignore(*args: object) -> None:
-    """Do nothing, after the evaluation."""
+    """Do nothing. This replaces the functions of a handle after the evaluation has ended."""
 
 
 def result_unless(handle: EvalHandle, stopping: Callable[[], bool], every_s: float) -> EvalResult:
-    """Return the result of an evaluation; cancel it once the caller must stop.
+    """Return the result of an evaluation. If the caller must stop before, cancel the evaluation.
 
     Args:
         handle: The evaluation.
-        stopping: Whether the caller must stop.
+        stopping: Function that returns whether the caller must stop.
         every_s: Seconds between two calls of ``stopping``.
     """
     while not handle.done():

@@ -29,26 +29,29 @@ Result = TypeVar("Result")
 class Job(abc.ABC):
     """Request to a group.
 
-    The control loop's thread calls every method. It calls only :meth:`tick` and :meth:`fail` before :meth:`start`.
+    Only the control loop's thread calls the methods. Before :meth:`start`, it calls only :meth:`tick` and :meth:`fail`.
     """
 
     exclusive: ClassVar[bool]
     """Whether no other exclusive job may run at the same time."""
     renews = False
-    """Whether this job repairs a group that failed."""
+    """Whether this job may repair a group that has failed."""
     waits_for_disk = False
-    """Whether it is waiting for a read or write."""
+    """Whether the job is waiting for a read or a write."""
 
     pool: RunnerPool
-    """Runners. The control loop sets this attribute and the next two."""
+    """Runners of the group. The control loop sets this attribute and the next two attributes."""
     tag: int
-    """Tag of its calls and their replies."""
+    """Tag of the job's calls and their replies."""
     started = False
-    """Whether it was started."""
+    """Whether the job was started."""
 
     @abc.abstractmethod
     def start(self, now: float) -> None:
-        """Start. Some members may be ready; :meth:`joined` reports the others."""
+        """Start the job.
+
+        Some members may be ready now; :meth:`joined` is called for each member that becomes ready later.
+        """
 
     def joined(self, member: Member, now: float) -> None:  # noqa: B027  # Most jobs need no more than start().
         """Handle a member that became ready."""
@@ -61,7 +64,7 @@ class Job(abc.ABC):
         """Handle the return value of a call."""
 
     def tick(self, now: float) -> None:  # noqa: B027  # As above.
-        """Check the time; also called before the job starts."""
+        """Check the time. This is also called before the job starts."""
 
     @abc.abstractmethod
     def fail(self, error: BaseException) -> None:
@@ -73,7 +76,7 @@ class Job(abc.ABC):
         """Whether the job has ended."""
 
     def successors(self) -> list[Job]:
-        """Return the jobs to run directly after this one; called once."""
+        """Return the jobs to run directly after this job. This is called once."""
         return []
 
 
@@ -92,7 +95,7 @@ class Awaited(Job, Generic[Result]):
 
     @property
     def done(self) -> bool:
-        """Whether it has a result or an error."""
+        """Whether the future has a result or an error."""
         return self._over
 
     def _succeed(self, result: Result) -> None:
@@ -122,20 +125,23 @@ class Do(Awaited[None]):
 
 @final
 class Reconfigure(Do):
-    """Job that gives the runners other settings, after all evaluations before it, even failed ones."""
+    """Job that gives the runners other settings, after all earlier evaluations, even if they failed."""
 
     exclusive = True
     renews = True
 
 
 class _Broadcast(Awaited[Any]):
-    """Job that calls every ready member, or the first one that becomes ready, and collects the answers."""
+    """Job that calls all ready members and collects their answers.
+
+    If no member is ready, it calls the first that becomes ready.
+    """
 
     def __init__(self, request: RunnerRequest) -> None:
         super().__init__()
         self._request = request
         self._values: dict[int, Any] = {}
-        """Answers, by position in the group."""
+        """Answers of the members, by position in the group."""
         self._sent = False
 
     def start(self, now: float) -> None:
@@ -144,7 +150,7 @@ class _Broadcast(Awaited[Any]):
             self._send(member, now)
 
     def joined(self, member: Member, now: float) -> None:
-        """Call the first member that becomes ready, if none was ready at the start."""
+        """Call the first member that becomes ready, if no member was ready at the start."""
         if not self._sent:
             self._send(member, now)
 
@@ -177,7 +183,7 @@ class _Broadcast(Awaited[Any]):
 
 @final
 class WeightsSync(_Broadcast):
-    """Job that sends weights to every runner; runners that start later get them too."""
+    """Job that sends weights to every runner. Runners that start later get these weights, too."""
 
     exclusive = True
 
@@ -186,8 +192,8 @@ class WeightsSync(_Broadcast):
         self.weights = weights
         self._former: PublishedWeights | None = None
         self.superseded: Callable[[], bool] = lambda: False
-        """Whether the evaluation of these weights has ended. This job is then needless if other weights follow
-        directly."""
+        """Function that returns whether the evaluation of these weights has ended. Then this job is not needed if other
+        weights follow directly."""
 
     def start(self, now: float) -> None:
         """Send the weights."""
@@ -228,7 +234,7 @@ class Apply(_Broadcast):
 
 @final
 class Ask(Apply):
-    """Job that calls a function with the first ready runner, between evaluations.
+    """Job that calls a function with the first runner that is ready, between evaluations.
 
     A runner that does not answer in time is terminated, as if it hung in an episode.
     """
@@ -267,12 +273,11 @@ class FollowUp:
     """Work of a runner directly after an evaluation, with the same weights."""
 
     choose: Callable[[EvalResult], Sequence[Callable[[EvalRunner], Any]]]
-    """Returns the functions to call with a runner, in order, for a result; called in the control loop's thread.
-
-    If an evaluation is cancelled before it starts, the cancelling thread calls it, and no runner is called.
-    """
+    """Function that takes a result, and returns the functions to call with a runner, in order. The control loop's
+    thread calls it. If an evaluation is cancelled before it starts, the cancelling thread calls it, and no runner is
+    called."""
     done: Callable[[list[Future[Any]]], object]
-    """Called once with the futures of these calls when all are done; must return soon."""
+    """Function that is called once, with the futures of these calls, when all calls have ended. It must return soon."""
     timeout_s: float
     """Time limit of one call, in seconds."""
 

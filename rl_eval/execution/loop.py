@@ -1,6 +1,6 @@
 """Control loop: the only code that reads the time. It delivers replies to jobs and acts on failures.
 
-A turn reads all available replies before it checks timeouts, so a busy loop does not terminate a runner that has
+A turn reads all available replies before it checks timeouts. So a busy loop does not terminate a runner that has
 already answered. :mod:`rl_eval.scheduling.runner_failures` decides the consequences of a failure.
 """
 
@@ -28,13 +28,13 @@ from rl_eval.supervision.flight_recorder import CrashReport
 _STOP_TIMEOUT_S: Final = 8.0
 _POLL_S: Final = 0.05
 _DISK_POLL_S: Final = 0.002
-"""Poll interval while a job waits for a disk."""
+"""Poll interval while a job waits for a disk, in seconds."""
 _STOPPED: Final = "the group was stopped before this was done"
 
 
 @final
 class ControlLoop:
-    """Runs jobs on a pool, in a separate thread or in the caller's.
+    """Runs jobs on a pool, in a separate thread or in the caller's thread.
 
     Exclusive jobs (evaluations, weight broadcasts) run one after the other in the order of posting, so an evaluation
     never uses two versions of the weights. Other jobs run in parallel.
@@ -42,8 +42,8 @@ class ControlLoop:
     Args:
         backend: Backend of the runners.
         pool: The runners.
-        threaded: Whether there is a thread; without one, the thread that posts a job runs it.
-        clock: Returns the time in seconds.
+        threaded: Whether there is a separate thread. Without it, the thread that posts a job runs the job.
+        clock: Function that returns the time in seconds.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class ControlLoop:
 
         Raises:
             EvalError: The group is stopped.
-            UsageError: This process is a fork, without the thread.
+            UsageError: This process is a fork of the group's process, so it does not have the thread.
         """
         if self._forked:
             raise forked("the group")
@@ -88,12 +88,12 @@ class ControlLoop:
             self._run(until=job)
 
     def forget(self, members: list[Member]) -> None:
-        """Report to the jobs that members left on request; call this in the loop's thread."""
+        """Report to the jobs that members were removed on request. Only the loop's thread may call this."""
         for member in members:
             self._report_lost(member, None)
 
     def stop(self) -> None:
-        """Fail unfinished jobs, end the thread and the runners; do nothing in a fork."""
+        """Fail the unfinished jobs, and end the thread and the runners. In a fork, do nothing."""
         if self._forked:
             return
         self._stopping = True
@@ -154,13 +154,13 @@ class ControlLoop:
         job.pool, job.tag = self._pool, next(self._tags)
 
     def _advance(self) -> None:
-        """Remove finished jobs and start others until nothing changes: some jobs end when they start."""
+        """Remove finished jobs and start other jobs, until nothing changes. Some jobs end when they start."""
         self._retire()
         while self._start_jobs():
             self._retire()
 
     def _retire(self) -> None:
-        """Remove finished jobs; queue their successors first."""
+        """Remove finished jobs. Their successors go to the front of the queue."""
         # Read `done` once: another thread may end a waiting job at any moment.
         ended = {job.tag: job for job in [*self._active.values(), *self._waiting] if job.done}
         self._active = {tag: job for tag, job in self._active.items() if tag not in ended}
@@ -186,7 +186,7 @@ class ControlLoop:
         self._advance()
 
     def _posted(self, timeout_s: float = 0.0) -> Iterator[Job]:
-        """Yield the jobs that were posted, waiting for the first."""
+        """Yield the jobs that were posted. Wait at most ``timeout_s`` for the first job."""
         with suppress(queue.Empty):
             job = self._inbox.get(timeout=timeout_s) if timeout_s else self._inbox.get_nowait()
             while True:
@@ -195,7 +195,7 @@ class ControlLoop:
                 job = self._inbox.get_nowait()
 
     def _start_jobs(self) -> bool:
-        """Start the jobs that can start; return whether there were any."""
+        """Start the jobs that can start, and return whether any job was started."""
         waited = len(self._waiting)
         busy = any(job.exclusive for job in self._active.values())
         kept: deque[Job] = deque()
@@ -256,7 +256,7 @@ class ControlLoop:
             job.fail(error)
 
     def _raised(self, member: Member, reply: Reply, error: BaseException, now: float) -> None:
-        """Act on the error of a start or a call."""
+        """Handle the error of a start or of a call."""
         asked = self._active.get(reply.call.tag)
         if isinstance(reply.call.request, Apply):
             # An error of a caller's function is the caller's.
@@ -327,7 +327,7 @@ class ControlLoop:
 
 
 def _needless(job: Job, after: Job | None) -> bool:
-    """Whether weights are replaced before any evaluation uses them."""
+    """Whether a job sends weights that other weights replace before any evaluation uses them."""
     return isinstance(job, WeightsSync) and job.superseded() and isinstance(after, WeightsSync)
 
 

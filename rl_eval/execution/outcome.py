@@ -1,6 +1,7 @@
 """Outcome of an evaluation: its records, its runners, and the handle of its caller.
 
-The jobs of an evaluation write into it, one after the other. When it is done, it keeps only the handle's result.
+The jobs of an evaluation write into the outcome, one after the other. At the end, only the result in the handle is
+kept.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _LAST_FLUSH_S: Final = 5.0
 
 
 class Aspect:
-    """Base class of an aspect of an evaluation; every hook does nothing by default.
+    """Base class of an aspect of an evaluation. By default, a hook does nothing.
 
     The control loop's thread calls the hooks; any thread may call :meth:`describe`. See
     :mod:`rl_eval.execution.aspects`.
@@ -47,7 +48,7 @@ class Aspect:
         """Handle the contents of a continued log."""
 
     def begin(self, pool: RunnerPool) -> None:
-        """Start, after the weights are chosen and a log is read, and before any episode of this session."""
+        """Start. The weights are chosen, the log is read, and no episode of this session has started."""
 
     def joined(self, pool: RunnerPool) -> None:
         """Handle a runner that joined."""
@@ -77,7 +78,7 @@ class Aspect:
         """Add the last notes, after all runners' work and before the last commit."""
 
     def describe(self, fields: dict[str, Any]) -> None:
-        """Add to the fields of the result."""
+        """Add fields to the result."""
 
 
 @final
@@ -87,9 +88,9 @@ class EvalOutcome:
     Args:
         settings: Settings of the evaluation.
         plan: Episodes of the evaluation.
-        log: Open evaluation log, or None.
-        follow_up: Returns the jobs that follow, for a result.
-        aspects: Builders of its aspects.
+        log: Open evaluation log; None without a log.
+        follow_up: Function that takes the result, and returns the jobs that follow.
+        aspects: Functions that build the aspects of the evaluation.
     """
 
     def __init__(
@@ -111,27 +112,27 @@ class EvalOutcome:
         self.refusals: list[str] = []
         """Rejected runners, with reasons."""
         self.asked = 1
-        """Highest number of expected runners."""
+        """Largest number of expected runners."""
         self.started = 0.0
         """Time at which the first runner took part."""
         self.activity = ""
-        """Work after the last episode, in a few words."""
+        """Description of the work after the last episode."""
         self.failure = ""
-        """Reason for an early end without a cancellation."""
+        """Reason for an early end that is not a cancellation."""
         self.cancelled = ""
         """Reason for a cancellation after the start."""
         self.done = False
-        """Whether it has a result or an error."""
+        """Whether the evaluation has a result or an error."""
         self._taken = threading.Lock()
-        """Held after the start, or after a cancellation before the start."""
+        """Lock that is held after the start of the evaluation, or after a cancellation before the start."""
         self._follow_up = follow_up
         self._pool: RunnerPool | None = None
         self._ended = 0.0
         self._earlier = (0, 0)
-        """Episodes and steps of earlier sessions."""
+        """Numbers of episodes and of steps of earlier sessions."""
         self._aspects = [aspect(self) for aspect in aspects]
         self._undone = list(self._aspects)
-        """Aspects whose follow-up jobs were not requested yet."""
+        """Aspects whose follow-up job was not requested yet."""
         self.handle = EvalHandle(
             self.progress, self._request_cancel, self.store.flush, snapshot=self._snapshot, moves=self.ring.moves
         )
@@ -139,7 +140,10 @@ class EvalOutcome:
     # ------------------------------------------------------------------ what happens
 
     def take(self) -> bool:
-        """Claim the right to start the evaluation or to cancel it first; return False if it is already claimed."""
+        """Claim the right to start the evaluation, or to cancel it before its start.
+
+        Return whether the claim succeeded.
+        """
         return self._taken.acquire(blocking=False)
 
     def take_weights(self, pool: RunnerPool) -> None:
@@ -226,7 +230,7 @@ class EvalOutcome:
             self.store.add_end()
 
     def conclude(self, reason: str) -> list[Job]:
-        """Set the result; return the jobs that follow."""
+        """Set the result of the handle, and return the jobs that follow."""
         try:
             result = self._result(reason, self.store.table)
         except Exception as error:
@@ -238,7 +242,7 @@ class EvalOutcome:
         return [] if self._follow_up is None else self._follow_up(result)
 
     def fail(self, error: BaseException) -> None:
-        """Set an error; finished episodes stay in the log."""
+        """Set the error of the handle. Finished episodes stay in the log."""
         if self.done:
             return
         with suppress(EvalError):
@@ -249,7 +253,7 @@ class EvalOutcome:
     # ------------------------------------------------------------------ how far it is
 
     def progress(self) -> EvalProgress:
-        """Return the progress; may be called from any thread."""
+        """Return the progress. Any thread may call this."""
         return EvalProgress.of_table(
             self.store.table,
             env_steps=int(self.store.totals.get("env_steps", 0)) - self._earlier[1],
@@ -268,7 +272,10 @@ class EvalOutcome:
             self.cancelled = reason
 
     def _withdraw(self, reason: str) -> None:
-        """End the evaluation before its start, in the calling thread: many cancellations could block the loop."""
+        """End the evaluation before its start, in the calling thread.
+
+        Many cancellations could block the loop's thread.
+        """
         try:
             for job in self.conclude(reason):
                 job.fail(EvalError(reason))

@@ -1,7 +1,7 @@
 """Store of an evaluation's committed records.
 
-Without an evaluation log, a record is committed when it arrives; with a log, when its segment is written. Progress and
-result come from here, so they never contain an episode that a crash could still lose.
+Without an evaluation log, a record is committed when it arrives. With a log, it is committed when its segment is
+written. Progress and result are read from this store, so they never contain an episode that a crash could still lose.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ class RecordStore:
     def __init__(self, num_episodes: int, info_keys: tuple[str, ...], log: EvaluationLog | None) -> None:
         self.table = EpisodeTable(num_episodes, info_keys)
         self.totals: dict[str, float] = defaultdict(float)
-        """Sums over all committed records: steps, and seconds by activity."""
+        """Sums over all committed reports: number of steps, and seconds by activity."""
         self.numerics: dict[str, Any] = {}
-        """Numerics key of all records; empty before the first."""
+        """Numerics key of all records; empty before the first record."""
         self.notes: dict[str, None] = {}
-        """Notes of the result, without repetition."""
+        """Notes of the result, as keys, without duplicates."""
         self.determinism = UNFINISHED
         """Finding of the determinism check."""
         self.num_runners = 0
-        """Highest number of runner processes at one time, in any session."""
+        """Largest number of runner processes at one time, in any session."""
         self._log = log
         self._late: list[tuple[npt.NDArray[np.void], npt.NDArray[np.float64]]] = []
         self._mismatches: set[int] = set()
         self._charged: dict[tuple[int, int, int], Fault] = {}
-        """Failed attempts that runners reported, by index, attempt and position."""
+        """Charged faults that runners reported, by index, attempt and position of the runner."""
         self._unwritten: dict[str, float] = defaultdict(float)
         self._unwritten_notes: list[str] = []
         self._clock: float | None = None
@@ -62,7 +62,7 @@ class RecordStore:
     # ------------------------------------------------------------------ what happens
 
     def read(self, manifest: Callable[[], Manifest]) -> tuple[Manifest, LogContents] | None:
-        """Return the contents of the log; may be called from any thread, and does not change the store.
+        """Return the contents of the log; None if the log is new. Any thread may call this. The store does not change.
 
         Raises:
             LogMismatch: The log belongs to another evaluation.
@@ -82,7 +82,7 @@ class RecordStore:
         self._mismatches.update(found.mismatches)
 
     def note(self, text: str) -> None:
-        """Add a note, unless a note differs from it only in the place; the log gets it with the next rows."""
+        """Add a note, unless an equal note about another place exists. The log gets the note with the next rows."""
         text = redact_text(text)
         if without_place(text) not in map(without_place, self.notes):
             self.notes[text] = None
@@ -107,11 +107,11 @@ class RecordStore:
         self._enter(report.rows[chosen], report.infos[chosen], ())
 
     def uncharge(self, runner: int, attempts: Iterable[tuple[int, int]] | None = None) -> list[Fault]:
-        """Mark attempts that failed on a runner as uncharged; return their former faults.
+        """Mark failed attempts on a runner as uncharged, and return their faults as they were before.
 
         Args:
             runner: Position of the runner.
-            attempts: Pairs (index, attempt); by default all on this runner, except those of failed episodes.
+            attempts: Pairs (index, attempt); by default all attempts on this runner, except those of failed episodes.
         """
         if attempts is None:
             failed = self.table.rows["outcome"] == Outcome.FAILED
@@ -127,7 +127,7 @@ class RecordStore:
         self._enter(np.zeros(0, ROW), np.zeros((0, keys)), faults)
 
     def add_row(self, row: npt.NDArray[np.void]) -> None:
-        """Add a row, shape (1,), that does not come from a runner."""
+        """Add a row, shape (1,), that no runner reported."""
         self._enter(row, np.full((1, len(self.table.info_keys)), np.nan), ())
 
     def add_end(self) -> None:
@@ -139,7 +139,7 @@ class RecordStore:
             self._log.append(Batch(*nothing, notes=notes, determinism=found, num_runners=self.num_runners))
 
     def audit(self, rows: npt.NDArray[np.void], infos: npt.NDArray[np.float64]) -> None:
-        """Add duplicate rows, to compare them with the recorded ones."""
+        """Compare rows of episodes that ran again with their records. This happens when the records are committed."""
         self._late.append((rows, infos))
 
     def settle(self) -> None:
@@ -156,12 +156,12 @@ class RecordStore:
                 self._commit(batch)
 
     def hurry(self) -> None:
-        """Start to commit everything in another thread; :meth:`is_settled` returns True when that is done."""
+        """Start to commit all records in another thread. :meth:`is_settled` returns whether the commit has ended."""
         if self._log is not None:
             self._log.hurry()
 
     def is_settled(self) -> bool:
-        """Add newly committed rows to the table; return whether everything is committed.
+        """Add newly committed rows to the table, and return whether all records are committed.
 
         Raises:
             LogFenced: Another process has taken over the log.
@@ -172,18 +172,18 @@ class RecordStore:
         return settled
 
     def flush(self, timeout_s: float = FLUSH_TIMEOUT_S) -> None:
-        """Commit everything; may be called from any thread.
+        """Commit all records. Any thread may call this.
 
         Raises:
             LogFenced: Another process has taken over the log.
-            LogError: The log cannot be written, or writing it takes too long.
+            LogError: The log cannot be written, or writing takes longer than ``timeout_s``.
         """
         if self._log is not None:
             self._log.flush(timeout_s)
             self.settle()
 
     def snapshot(self) -> EpisodeTable:
-        """Return a copy of the committed table; may be called from any thread."""
+        """Return a copy of the table with the committed records. Any thread may call this."""
         with self._committing:
             return self.table.copy()
 
@@ -193,7 +193,7 @@ class RecordStore:
             self._log.close()
 
     def mismatches(self) -> tuple[int, ...]:
-        """Return the indices of episodes that ran twice with different outcomes; may be called from any thread."""
+        """Return the indices of episodes that ran twice with different outcomes. Any thread may call this."""
         found = set(self._mismatches)
         for rows, infos in self._late:
             known = self.table.filled[rows["index"]]

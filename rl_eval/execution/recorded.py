@@ -1,4 +1,4 @@
-"""Evaluation that records trajectories: its jobs, and an observer in every runner."""
+"""Evaluation that records trajectories: jobs that add an observer to every runner."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from rl_eval.runners.core import RunnerCore
 from rl_eval.supervision.flight_recorder import CrashReport
 
 TRAJECTORY: Final = "trajectory"
-"""Name of the artifact."""
+"""Name of the artifact with the recorded steps."""
 
 
 @final
 class Recorded(Job):
-    """Job of an evaluation; the runners record while it and its successors run, and only then.
+    """Job of an evaluation. The runners record only while this job or one of its successors runs.
 
-    The calls of a runner run in order, so it records from its first episode, even if it joins late.
+    The calls of a runner run in order. So a runner records from its first episode on, even if it joins late.
 
     Args:
-        job: The job.
-        recorder: Builds the observer of an environment; picklable.
+        job: The original job.
+        recorder: Function that builds the observer of an environment. It must be picklable.
     """
 
     exclusive = True
@@ -74,7 +74,7 @@ class Recorded(Job):
         return self._job.done
 
     def successors(self) -> list[Job]:
-        """Return recorded successors; after the last job, stop recording."""
+        """Return the successors as recorded jobs. After the last job, stop the recording."""
         if following := self._job.successors():
             return [Recorded(job, self._recorder) for job in following]
         if not self.started or not self.pool.ready():

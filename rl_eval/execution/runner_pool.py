@@ -1,10 +1,10 @@
 """Pool of runners: their states, and the back-off before a lost runner is replaced.
 
-Each position in the group (``index``) has one *incarnation* of a runner after another. A lost incarnation is replaced
-after a back-off that doubles with each consecutive loss. A finished episode of any runner resets the back-off. After
-``max_runner_restarts`` losses in a row the position stays empty. A loss caused by an episode or by a pre-empted node
-does not count. If incarnations of a position cannot start, raise, or fail all their episodes, other positions do not
-matter, since they may be on other machines. Then only a finished episode at this position resets its count.
+Each position in the group (``index``) has one runner after another. A lost runner is replaced after a back-off that
+doubles with each consecutive loss. A finished episode of any runner resets the back-off. After ``max_runner_restarts``
+consecutive losses, the position stays empty. A loss does not count if an episode or a pre-empted node caused it. A
+runner is *broken* if it cannot start, raises, or fails all its episodes. Then only a finished episode at the same
+position resets the count of losses, because other positions may be on other machines.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _logger: Final = logging.getLogger(__name__)
 _FIRST_BACKOFF_S: Final = 0.25
 _LONGEST_BACKOFF_S: Final = 10.0
 _LONG_START_S: Final = 15.0
-"""Waiting time for the first runner before a single warning; imports take less."""
+"""Seconds to wait for the first runner before a warning. Imports take less time."""
 
 
 @dataclass(slots=True)
 class Member:
-    """One incarnation of a runner."""
+    """One runner at a position of the group."""
 
     incarnation: int
     index: int
@@ -44,18 +44,19 @@ class Member:
     """Number of unanswered starts. Another start, with other settings, may come before the first answer."""
     ready: bool = False
     terminated: bool = False
-    """Whether it is being terminated, until its death is reported."""
+    """Whether the runner is being terminated, and its death is not reported yet."""
     broken: bool = False
-    """Whether it could not start, a call raised, or all its episodes failed although other runners completed theirs."""
+    """Whether the runner could not start, a call raised, or all its episodes failed although other runners completed
+    episodes."""
     heard: float = 0.0
-    """Time of its last answer, or of a call while idle."""
+    """Time of the runner's last answer, or of its last call if it was idle before the call."""
     pending: deque[tuple[int, RunnerRequest]] = field(default_factory=deque)
-    """Unanswered requests, each with the tag of its job; the running one is first."""
+    """Unanswered requests, each with the tag of its job. The first request is running."""
     probed: bool = False
-    """Whether it has answered a :class:`Run` with its present weights; the first :class:`Run` also probes the
+    """Whether the runner has answered a :class:`Run` with its present weights. The first :class:`Run` also probes the
     policy."""
     reported: Counter[str] = field(default_factory=Counter)
-    """Sums of its reports, by the names of the runner's counters."""
+    """Sums over the runner's reports, by the names of its counters."""
 
     def in_flight(self, tag: int) -> int:
         """Return the number of unanswered requests of a job."""
@@ -63,32 +64,32 @@ class Member:
 
 
 class RunnerPool:
-    """Spawns, watches and replaces runners."""
+    """Starts, watches and replaces runners."""
 
     def __init__(self, backend: Backend, settings: EvalSettings, weights: GroupWeights | None = None) -> None:
         self._backend = backend
         self._settings = settings
         self.weights = GroupWeights() if weights is None else weights
-        """Weights of the group; a starting runner gets them first."""
+        """Weights of the group. A starting runner gets them before any other request."""
         self.members: dict[int, Member] = {}
         self.restarts = 0
-        """Replacements over the pool's lifetime."""
+        """Number of replacements since the pool was built."""
         self.losses = 0
-        """Runners lost over the pool's lifetime."""
+        """Number of runners that were lost since the pool was built."""
         self.reported: Counter[str] = Counter()
-        """Sums of the reports of lost members."""
+        """Sums over the reports of lost members."""
         self.last_loss: BaseException | None = None
         self.ever_ready = False
         self.on_restart: Callable[[int], object] = lambda _: None
-        """Called with the position of a replaced runner."""
+        """Function that is called with the position of a runner that replaces another one."""
         self._next_incarnation = 0
         self._next_index = 0
         self._positions: set[int] = set()
         """All positions, including those that stay empty after too many losses."""
         self._consecutive: Counter[int] = Counter()
-        """Losses of each position since an episode finished anywhere."""
+        """Number of losses of each position since any runner finished an episode."""
         self._broken: Counter[int] = Counter()
-        """Broken incarnations of each position since an episode finished there."""
+        """Number of broken runners of each position since an episode finished at this position."""
         self._failing: set[int] = set()
         """Positions whose latest start or call raised."""
         self._due: list[tuple[float, int]] = []
@@ -98,7 +99,7 @@ class RunnerPool:
     # ------------------------------------------------------------------ size
 
     def grow(self, count: int, now: float) -> None:
-        """Add positions and fill them."""
+        """Add positions, and start a runner at each of them."""
         self._founded = now if self._founded is None else self._founded
         for _ in range(count):
             self._positions.add(self._next_index)
@@ -106,7 +107,10 @@ class RunnerPool:
             self._next_index += 1
 
     def shrink(self, count: int) -> list[Member]:
-        """Remove positions, first those that wait for a replacement, then the last; return the removed members."""
+        """Remove positions, and return their members.
+
+        Positions that wait for a replacement come first, then the last positions.
+        """
         waiting = sorted(self._due, key=lambda due: due[1])[-count:]
         self._due = [due for due in self._due if due not in waiting]
         rest = count - len(waiting)
@@ -117,7 +121,7 @@ class RunnerPool:
         return gone
 
     def reconfigure(self, settings: EvalSettings, payload: Any, weights: GroupWeights, now: float) -> None:
-        """Start all runners again with other settings, if possible in their processes; reset their restart counts.
+        """Start all runners again with other settings, if possible in their processes. Reset their counts of restarts.
 
         Args:
             settings: The settings.
@@ -143,12 +147,12 @@ class RunnerPool:
         return sorted(fit, key=lambda member: member.index)
 
     def expected(self) -> int:
-        """Return the number of members, including starting ones and pending replacements."""
+        """Return the number of members, including members that are starting and pending replacements."""
         return len(self.members) + len(self._due)
 
     @property
     def slice_s(self) -> float:
-        """Working time of a call: 0.1 s, or longer so that one control loop can handle many runners."""
+        """Working time of a call in seconds: 0.1 s, or longer if there are more runners than one loop can handle."""
         return max(0.1, 0.002 * len(self.members))
 
     @property
@@ -167,7 +171,7 @@ class RunnerPool:
         return "sending weights" if all(map(_gets_weights, ready)) else "probing the policy"
 
     def absence(self) -> str:
-        """Return why there are fewer runners than requested."""
+        """Return the reason why there are fewer runners than requested."""
         with suppress(Exception):  # A cluster that does not answer must not cost the result.
             if (most := self._backend.capacity()) is not None and most < self.expected():
                 return self._backend.shortage()
@@ -186,7 +190,7 @@ class RunnerPool:
         self._backend.call(member.incarnation, request, tag=tag)
 
     def answered(self, reply: Reply, now: float) -> Member | None:
-        """Handle a reply; return its member, or None if the member was removed or starts again."""
+        """Handle a reply. Return the member that sent it; None if this member was removed or starts again."""
         member = self.members.get(reply.call.runner)
         if member is None:
             return None
@@ -219,14 +223,17 @@ class RunnerPool:
     # ------------------------------------------------------------------ losses
 
     def raised(self, member: Member) -> bool:
-        """Record that a start or a call raised; return whether the latest one of every remaining position did."""
+        """Record that a start or a call raised.
+
+        Return whether the latest start or call of every remaining position raised.
+        """
         member.broken = True
         self._failing.add(member.index)
         positions = {*(other.index for other in self.members.values()), *(index for _, index in self._due)}
         return positions <= self._failing
 
     def terminate(self, member: Member, why: RunnerLost, *, broken: bool = False) -> None:
-        """Terminate a faulty member; its loss is reported with its crash report."""
+        """Terminate a faulty member. Its loss is reported later, with its crash report."""
         member.terminated = True
         member.broken = member.broken or broken
         self._backend.terminate(member.incarnation, why)
@@ -238,7 +245,7 @@ class RunnerPool:
             member: Lost member.
             why: Reason of the loss.
             now: Present time.
-            free: Whether the loss does not count, since an episode or a pre-empted node caused it.
+            free: Whether the loss does not count, because an episode or a pre-empted node caused it.
         """
         self._remove(member)
         self.losses += 1
@@ -256,10 +263,10 @@ class RunnerPool:
         self.last_loss = why
 
     def progressed(self, member: Member | None = None) -> None:
-        """Reset the counts of losses, since an episode finished.
+        """Reset the counts of losses, because an episode has finished.
 
         Args:
-            member: Member that finished it; None if it was given up.
+            member: Member that finished the episode; None if the episode was given up.
         """
         self._consecutive.clear()
         if member is not None:
@@ -355,30 +362,30 @@ class PublishedWeights(NamedTuple):
 
 @final
 class GroupWeights:
-    """Weights of a group; the methods may be called from any thread.
+    """Weights of a group. Any thread may call the methods.
 
     Args:
-        initial: Weights of starting runners; None if each keeps the initial weights of its policy.
+        initial: Weights of starting runners; None if each runner keeps the initial weights of its policy.
     """
 
     def __init__(self, initial: PublishedWeights | None = None) -> None:
         self.sent = initial
-        """Weights of starting runners, and of the next evaluation unless others are posted."""
+        """Weights of starting runners. The next evaluation uses them, unless other weights are posted."""
         self.posted = initial
-        """Weights that were posted last; they are sent after all earlier jobs."""
+        """Weights that were posted last. They are sent after all earlier jobs."""
         self._last_number = 0
         self._lock = threading.Lock()
 
     @property
     def posted_version(self) -> int:
-        """Version of the weights that were posted last; 0 before the first."""
+        """Version of the weights that were posted last; 0 if no weights were posted."""
         return 0 if self.posted is None else self.posted.snapshot.version
 
     def number(self, version: int | None = None) -> int:
-        """Return the version of new weights; the next default continues from it.
+        """Return the version of new weights. The next default version follows this version.
 
         Args:
-            version: The version; by default one more than the last, including rejected weights.
+            version: The version; by default one more than the last version, even if those weights were rejected.
 
         Raises:
             TypeError: The version is not an integer.
@@ -393,13 +400,13 @@ class GroupWeights:
             self.posted = weights
 
     def send(self, weights: PublishedWeights) -> PublishedWeights | None:
-        """Set the weights of the runners; return the former ones."""
+        """Set the weights of the runners, and return the former weights."""
         with self._lock:
             former, self.sent = self.sent, weights
             return former
 
     def withdraw(self, refused: PublishedWeights, former: PublishedWeights | None) -> None:
-        """Restore former weights, unless others were posted meanwhile."""
+        """Restore former weights, unless other weights were posted meanwhile."""
         with self._lock:
             self.sent = former
             if self.posted is refused:

@@ -40,22 +40,22 @@ if TYPE_CHECKING:
 
 
 CALLS_IN_FLIGHT: Final = 2
-"""Calls per runner: one runs and the next is queued, so that no lane waits for the control loop."""
+"""Number of calls per runner. One call runs and the next call is queued, so that no lane waits for the control loop."""
 
 
 class Phase(Job):
-    """Job in which runners run episodes; done when all its records are committed."""
+    """Job in which runners run episodes. It has ended when all its records are committed."""
 
     exclusive = True
 
     def __init__(self, outcome: EvalOutcome) -> None:
         self._outcome = outcome
         self._reason = ""
-        """Reason for an early end."""
+        """Reason for an early end of the phase; empty if there is none."""
         self._next: Job | None = None
-        """Job that follows after the last commit."""
+        """Job that runs after the last commit."""
         self._commit_ends = 0.0
-        """Deadline of the last commit; 0 before it starts."""
+        """Deadline of the last commit; 0 before the last commit starts."""
         self._successors: list[Job] | None = None
 
     @abc.abstractmethod
@@ -77,7 +77,7 @@ class Phase(Job):
     @property
     @abc.abstractmethod
     def _complete(self) -> bool:
-        """Whether nothing is left to run."""
+        """Whether no episode is left to run."""
 
     @abc.abstractmethod
     def _ended(self) -> None:
@@ -136,12 +136,12 @@ class Phase(Job):
     @final
     @property
     def _over(self) -> bool:
-        """Whether reports no longer count."""
+        """Whether the phase has ended, so that reports no longer count."""
         return bool(self._reason) or self._outcome.done
 
     @final
     def _look(self, now: float) -> None:
-        """End early if there is a reason."""
+        """End the phase early if there is a reason."""
         if reason := self._outcome.cancelled or self._outcome.failure:
             self._abandon(now)
             self._reason = reason
@@ -167,13 +167,14 @@ class Phase(Job):
 
     @final
     def _abort(self, runner: int, now: float) -> None:
-        """Ask a runner to drop all episodes."""
+        """Ask a runner to drop all its episodes."""
         if member := self.pool.members.get(runner):
             self.pool.call(member, Run(budget_s=0.0, abort=True), tag=self.tag, now=now)
 
 
 _LAST_READ_S: Final = 5.0
-"""Time limit of a running read when the evaluation fails: the folder must not be released while it is read."""
+"""Time limit of a running read when the evaluation fails, in seconds. The folder must not be released while it is
+read."""
 
 
 @final
@@ -182,8 +183,8 @@ class Opening(Job):
 
     Args:
         outcome: Outcome of the evaluation.
-        sync: Job, posted before this one, that sends the weights; if it fails, this job fails too.
-        held: Receives the evaluated weights.
+        sync: Job that sends the weights, and was posted before this job. If it fails, this job fails, too.
+        held: Object that receives the evaluated weights.
     """
 
     exclusive = True
@@ -259,7 +260,8 @@ class Opening(Job):
 
 _FEWEST: Final = 20
 _PER_LANE: Final = 4
-"""A runner holds up to two leases per lane, and their first attempts may all fail before a retry completes."""
+"""Number of failed first attempts per lane before the evaluation ends. A runner holds up to two leases per lane, and
+their first attempts may all fail before a retry completes."""
 _FRAME: Final = re.compile(r'^  File "(.+)", line (\d+), in ', re.MULTILINE)
 _PACKAGE: Final = Path(__file__).parents[1]
 
@@ -269,7 +271,7 @@ class FailFast:
     """Counter of the first attempts of an evaluation, while all of them fail with the same error at the same place.
 
     Args:
-        lanes: Lanes of all runners; each may fail four times before the evaluation ends.
+        lanes: Number of lanes of all runners. Each lane may fail four times before the evaluation ends.
     """
 
     def __init__(self, lanes: int) -> None:
@@ -303,13 +305,13 @@ def _kind(fault: Fault) -> tuple[object, ...]:
 
 
 def _place(fault: Fault) -> tuple[str, ...]:
-    """Return file and line of the innermost frame outside this package; empty if there is none."""
+    """Return the file and the line of the innermost frame outside of this package; empty if there is none."""
     frames = [frame for frame in _FRAME.findall(fault.traceback) if _PACKAGE not in Path(frame[0]).parents]
     return frames[-1] if frames else ()
 
 
 _PATIENCE_S: Final = 10.0
-"""Time that failed episodes wait for starting runners, before they run again on the same runner."""
+"""Seconds that failed episodes wait for starting runners, before they run again on the same runner."""
 
 
 @final
@@ -326,7 +328,7 @@ class EpisodeSession(Phase):
         self._excluded: set[int] = set()
         """Positions without a completed episode since a runner there was excluded."""
         self._impatient = 0.0
-        """End of the wait of failed episodes for more runners; 0 while none wait."""
+        """Time at which failed episodes no longer wait for more runners; 0 while no episode waits."""
 
     # ------------------------------------------------------------------ the job
 
@@ -373,7 +375,7 @@ class EpisodeSession(Phase):
         return any(fault.charged for fault in faults.values())
 
     def replied(self, member: Member, value: Any, now: float) -> None:
-        """Take a report.
+        """Handle a report of a runner.
 
         Raises:
             NumericsMismatch: The runner computes floats differently from the others.
@@ -436,11 +438,11 @@ class EpisodeSession(Phase):
         """Carry out commands.
 
         Args:
-            commands: In order.
-            now: The time.
+            commands: Commands of the schedule, in order.
+            now: Present time.
             member: Runner that reported, if the event was a report.
             report: Report of this runner.
-            faults: Uncharged faults by (index, attempt); those that a command charges are replaced.
+            faults: Uncharged faults by (index, attempt). If a command charges a fault, the charged fault replaces it.
         """
         outcome = self._outcome
         touched: dict[int, None] = {}
@@ -479,14 +481,14 @@ class EpisodeSession(Phase):
                 self._pump(holder, now)
 
     def _pump(self, member: Member, now: float) -> None:
-        """Keep two calls in flight; new leases go with the next call."""
+        """Keep two calls of a runner in flight. New leases are sent with the next call."""
         runner = member.incarnation
         while member.in_flight(self.tag) < CALLS_IN_FLIGHT and self._schedule.holds(runner):
             run = self._unsent.pop(runner, Run())
             self.pool.call(member, replace(run, budget_s=self.pool.slice_s), tag=self.tag, now=now)
 
     def _count(self, member: Member, report: RunReport, positions: tuple[int, ...]) -> None:
-        """Record the rows of a report at these positions."""
+        """Record the rows at some positions of a report."""
         self._outcome.store.add(report, positions)
         self._outcome.counted(report, set(report.rows["index"][list(positions)].tolist()))
         self.pool.progressed(member)
@@ -500,7 +502,7 @@ class EpisodeSession(Phase):
             self._outcome.failure = self._outcome.failure or failure
 
     def _exclude(self, runner: int, failures: int, uncharged: tuple[tuple[int, int], ...]) -> None:
-        """End a runner on which every attempt fails; another process may replace it, within the restart budget."""
+        """End a runner on which every attempt fails. Another process may replace it; this counts as a restart."""
         outcome, member = self._outcome, self.pool.members[runner]
         faults = outcome.store.uncharge(member.index, uncharged)
         why = f"all of the last {failures} attempts failed on it, while others completed episodes"

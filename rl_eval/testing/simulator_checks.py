@@ -24,7 +24,7 @@ from rl_eval.scheduling.plan import EpisodePlan
 
 EPISODES: Final = 8
 WIDTHS: Final = (1, 4, 7)
-"""Fewer slots than episodes, so that slots are restarted while others run."""
+"""Numbers of slots. They are below the number of episodes, so that slots are restarted while other slots run."""
 _MAX_STEPS: Final = 1_000
 _CALL_S: Final = 0.5
 _SLOT: Final = "slot"
@@ -40,9 +40,9 @@ class Measured:
     distinct_starts: int
     """Number of different first observations."""
     episode: str = ""
-    """First difference between two layouts; empty if all episodes are equal."""
+    """First difference between two runs of the episodes; empty if all episodes are equal."""
     start: str = ""
-    """First observation that differs between two layouts; empty if all are equal."""
+    """Description of a first observation that differs between two runs; empty if all first observations are equal."""
 
     @property
     def guarantee(self) -> Guarantee:
@@ -56,12 +56,12 @@ class Measured:
 
 
 def widths_of(settings: EvalSettings) -> list[int]:
-    """Return the numbers of slots to compare: :data:`WIDTHS` and the configured number, with which rounding may differ."""
+    """Return the numbers of slots to compare: :data:`WIDTHS` and the configured number."""
     return sorted({*WIDTHS, settings.runners.lanes})
 
 
 def measure(settings: EvalSettings) -> Measured:
-    """Run the same episodes with random actions at each of :func:`widths_of`, and in another order of slots.
+    """Run the same episodes with random actions, with each number of slots of :func:`widths_of`, and in other slots.
 
     Raises:
         ConfigError: The simulator is rejected.
@@ -86,7 +86,7 @@ def measure(settings: EvalSettings) -> Measured:
 
 
 def block_difference(settings: EvalSettings) -> str:
-    """Run a block twice, each time in a new simulator; return the first difference, empty if the records are equal.
+    """Run a block twice, each time in a new simulator; return the first difference; empty if the records are equal.
 
     Raises:
         ConfigError: The simulator is rejected.
@@ -156,7 +156,7 @@ def _slot(report: RunReport, index: int) -> int:
 
 
 def _start(report: RunReport, index: int) -> int:
-    """Return the digest of an episode's first observation."""
+    """Return the digest of the first observation of an episode."""
     return int(report.traces[index]["observation"][0])
 
 
