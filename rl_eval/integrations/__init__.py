@@ -1,7 +1,7 @@
 """Integrations of RLlib, TorchRL, SB3, CleanRL and Tianshou: their policies, weights, environments, training loops.
 
-This module has the table of integrations and imports no library. ``adapters.py`` imports a module by name when it finds
-an object, a string or a factory of its library.
+This module has the table of integrations, and imports no library. ``adapters.py`` imports the module of an integration
+when it finds an object, a string or a factory of the library.
 """
 
 from __future__ import annotations
@@ -84,11 +84,11 @@ INTEGRATIONS: Final = (
 
 
 def lazy_names(package: str, modules: Mapping[str, tuple[str, ...]]) -> Callable[[str], Any]:
-    """Return a ``__getattr__`` for a package: it imports a module when one of the names of this module is first used.
+    """Return a ``__getattr__`` for a package, which imports a module when one of the module's names is first used.
 
     Args:
         package: Name of the package.
-        modules: Names defined by each of its modules.
+        modules: For each module of the package, the names that it defines.
     """
 
     def find(name: str) -> Any:

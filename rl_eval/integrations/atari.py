@@ -1,6 +1,6 @@
 """Atari games with the usual preprocessing, set up for evaluation: sticky actions, whole games, raw scores.
 
-Needs ``pip install 'rl-eval[atari]'``.
+This module needs ``pip install 'rl-eval[atari]'``.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ def atari(context: EnvContext) -> gym.Env[Any, Any]:
     """Build an Atari game, from the ``env_kwargs`` of the config.
 
     Actions are sticky, as in Machado et al., "Revisiting the Arcade Learning Environment" (2018). The emulator repeats
-    the last action with a probability of 0.25 in each frame, so a memorized sequence does not score. An episode is
-    a whole game with all lives, or 30 minutes at 60 frames per second. Rewards are the game's own score, not clipped.
-    Sticky actions replace no-op starts.
+    the last action with a probability of 0.25 in each frame, so a memorized sequence of actions does not score. An
+    episode is a whole game with all lives, or 30 minutes at 60 frames per second. Rewards are the game's own score, not
+    clipped. Sticky actions replace no-op starts.
 
     Args:
         context: ``game``, such as ``"Pong"`` or ``"ALE/Pong-v5"``, and any of ``frame_stack`` (screens in an

@@ -1,4 +1,4 @@
-"""CleanRL: agents of its scripts as policies, from an object or from a file written by ``--save-model``."""
+"""CleanRL: agents of its scripts as policies, from an object or from a file that ``--save-model`` wrote."""
 
 from __future__ import annotations
 
@@ -28,16 +28,17 @@ _METHODS: Final = ("get_action_and_value", "get_action")
 class AgentPolicy:
     """A policy around an agent with ``get_action_and_value(x)``, such as PPO's, or ``get_action(x)``, such as SAC's.
 
-    The first value that the method returns is the action. Draws of torch's distributions use each episode's own noise.
-    With ``policy.deterministic``, a draw is the mode of its distribution. Pass networks without these methods, which
-    return Q values (DQN) or actions (TD3, DDPG), as policies directly.
+    The first value that the method returns is the action. Draws from torch's distributions use each episode's own
+    noise. With ``policy.deterministic``, a draw is the mode of the distribution. Networks without these methods, which
+    return Q values (DQN) or actions (TD3, DDPG), can be passed as policies directly.
 
     Args:
-        agent: The agent. It gets observations as float32, as CleanRL's ``torch.Tensor(obs)``. An observation of several
-            parts is a dict or a tuple of such tensors.
+        agent: The agent. It gets observations as float32, as from CleanRL's ``torch.Tensor(obs)``. An observation with
+            several parts is a dict or a tuple of such tensors.
 
     Raises:
-        ConfigError: The agent has neither method, or the method needs more arguments than observations.
+        ConfigError: The agent has neither of these methods, or the method needs other arguments in addition to
+            observations.
     """
 
     def __init__(self, agent: torch.nn.Module) -> None:
@@ -91,8 +92,8 @@ def load_agent(
     Args:
         agent: Class of the agent in the script, or ``"module:Class"``. It is called with ``envs``, which has
             ``single_observation_space`` and ``single_action_space``.
-        path: Model file: the weights of the agent, or a mapping with one entry that fits the agent. In a tuple of
-            networks, such as those of TD3, the first one acts.
+        path: Model file. It contains the weights of the agent, or a mapping with one entry that fits the agent. If it
+            contains a tuple of networks, as for TD3, the first network acts.
         observation_space: Observation space of the environment.
         action_space: Action space of the environment.
         agent_kwargs: More arguments of the class, such as C51's ``n_atoms``.
@@ -118,7 +119,10 @@ def load_agent(
 
 
 def _weights(file: Path, names: Collection[str]) -> Any:
-    """Return the entry of a file that has exactly these names, or the whole content if not exactly one entry fits."""
+    """Return the only entry of a file with exactly these names.
+
+    If not exactly one entry fits, return the whole content.
+    """
     saved = torch.load(file, map_location="cpu", weights_only=True)
     if isinstance(saved, tuple):
         return saved[0]
@@ -127,7 +131,7 @@ def _weights(file: Path, names: Collection[str]) -> Any:
 
 
 def _method_of(agent: torch.nn.Module) -> str:
-    """Return the name of the method that acts."""
+    """Return the name of the method that chooses actions."""
     for name in _METHODS:
         method = getattr(agent, name, None)
         if method is None:

@@ -1,6 +1,6 @@
-"""Tasks of EnvPool as batched simulators. Its environments take a seed only when they are built.
+"""Tasks of EnvPool as batched simulators. EnvPool's environments take a seed only when they are built.
 
-Needs ``pip install 'rl-eval[envpool]'``.
+This module needs ``pip install 'rl-eval[envpool]'``.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ class _Pool:
 
     envs: Any
     slots: Slots
-    """Slot of each environment."""
+    """Slot of each environment of the pool."""
     running: Flags
-    """Environments with an episode that has not ended."""
+    """Mask of the environments with a running episode."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Rows of some slots in the results of a step, in any order."""
+    """Results of a step for some slots, in any order of the slots."""
 
     slots: Slots
     results: tuple[Any, ...]
@@ -62,9 +62,9 @@ class _Rows:
 class EnvPoolSimulator(BatchSimulator):
     """Simulator of a task of EnvPool.
 
-    Only the first episode of an environment of EnvPool is a function of its seed. So the slots that restart together
-    get new environments, and an environment is not stepped after its episode. A new pool takes time to build, and many
-    small pools take long to step. So slots are restarted only when half of them are free.
+    Only the first episode of an environment of EnvPool is a function of the environment's seed. So slots that restart
+    together get new environments, and an environment is not stepped after its first episode. It takes time to build a
+    new pool, and to step many small pools. So slots are restarted only when half of them are free.
 
     Args:
         task: Id, such as ``"Pong-v5"``.
@@ -128,7 +128,7 @@ def _built(task: str, seeds: list[int], settings: Mapping[str, Any]) -> Any:
 
 
 def _stepped(pool: _Pool, actions: Any) -> _Rows:
-    """Step the environments of a pool whose episode has not ended."""
+    """Step the environments of a pool that have a running episode."""
     running = np.flatnonzero(pool.running)
     chosen = pool.slots[running]
     *results, infos = pool.envs.step(tree.map_structure(lambda leaf: leaf[chosen], actions), running)

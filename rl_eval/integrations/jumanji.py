@@ -1,6 +1,6 @@
-"""Environments of Jumanji as batched simulators, without its wrappers that restart episodes by themselves.
+"""Environments of Jumanji as batched simulators, without Jumanji's wrappers that restart episodes by themselves.
 
-Needs ``pip install 'rl-eval[jumanji]'``.
+This module needs ``pip install 'rl-eval[jumanji]'``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from rl_eval.runners.environment import check_id
 def simulator(name: str, num_envs: int, **kwargs: Any) -> FunctionalSimulator:
     """Build the simulator of an environment of Jumanji.
 
-    Observations with fields become dicts. An episode is terminated if its last discount is 0, else truncated.
+    Observations with fields become dicts. An episode is terminated if its last discount is 0; otherwise, it is
+    truncated.
 
     Args:
         name: Id, such as ``"Snake-v1"``.
@@ -41,7 +42,7 @@ def simulator(name: str, num_envs: int, **kwargs: Any) -> FunctionalSimulator:
 
 @functools.cache
 def _functions(name: str, kwargs: bytes) -> tuple[Any, Init, Step]:
-    """Return an environment and its functions, which are the same in every simulator so that they compile once.
+    """Return an environment and its functions. Every simulator gets the same functions, so that they are compiled once.
 
     The arguments are pickled, because lists, dicts and objects may have no hash.
     """

@@ -18,13 +18,13 @@ _CLEANRL: Final = ".cleanrl_model"
 
 @contextmanager
 def reading(key: str, path: object, what: str, advice: str = "") -> Iterator[None]:
-    """Turn any exception during the reading of a file into an error that names the file.
+    """Convert any exception during the reading of a file into an error that names the file.
 
     Args:
-        key: Argument that has the path.
+        key: Name of the argument with the path, for the message.
         path: The file.
-        what: Expected content, for the message.
-        advice: Sentence that ends the message.
+        what: Description of the expected content, for the message.
+        advice: Last sentence of the message.
 
     Raises:
         ConfigError: The file cannot be read.
@@ -39,7 +39,7 @@ def reading(key: str, path: object, what: str, advice: str = "") -> Iterator[Non
 
 
 def _module(form: str, what: str, reference: str, path: Path | None, given: Collection[str]) -> PolicySource:
-    """Return the module of a factory, with the weights of a file if there is one."""
+    """Return the source of a module that a factory builds, with the weights of a file if one is named."""
     _check(form, reference, path)
     said = f"{what} of {reference}"
     if path is None:
@@ -49,7 +49,7 @@ def _module(form: str, what: str, reference: str, path: Path | None, given: Coll
 
 
 def _agent(form: str, reference: str, path: Path | None, given: Collection[str]) -> PolicySource:
-    """Return an agent of CleanRL with the weights that its script saved."""
+    """Return the source of an agent of CleanRL, with the weights that its script saved."""
     _check(form, reference, path)
     if path is None:
         problem = f"the policy 'cleanrl:{reference}' has no model file"
@@ -62,7 +62,7 @@ def _agent(form: str, reference: str, path: Path | None, given: Collection[str])
 
 
 def _whole(reference: str, path: Path | None, given: Collection[str]) -> PolicySource:
-    """Return a module that was saved with its class."""
+    """Return the source of a module that was saved together with its class."""
     path = path_in("torch_module:policy.pt", path)
     return PolicySource(
         "rl_eval.integrations.torch_module:load_module",

@@ -1,4 +1,4 @@
-"""Tianshou: its policies and the policies of its algorithms. They act as in a collector that does not train."""
+"""Tianshou: its policies, and the policies of its algorithms. They act as in a collector outside of training."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from rl_eval.protocols import NoiseSource
 
 
 def portable(value: Algorithm | Policy) -> Policy:
-    """Copy the policy of an algorithm, or a policy, to the CPU."""
+    """Return a copy of a policy, or of an algorithm's policy, on the CPU."""
     return copy.deepcopy(_policy_of(value)).cpu().eval()
 
 
 def as_weights(value: Algorithm | Policy) -> dict[str, torch.Tensor]:
-    """Return the live tensors of a policy, named as in the copy of :func:`portable`."""
+    """Return the current tensors of a policy, by their names in the copy of :func:`portable`."""
     return dict(_policy_of(value).state_dict())
 
 
 def as_policy(
     value: Algorithm | Policy, section: PolicySection, observation_space: gym.Space[Any], action_space: gym.Space[Any]
 ) -> TianshouPolicy:
-    """Build the acting policy for an environment.
+    """Build the policy that acts in an environment.
 
     Raises:
         ConfigError: The policy has another action space than the environment.
@@ -49,12 +49,13 @@ def as_policy(
 class TianshouPolicy:
     """A policy of Tianshou behind the interface of :class:`rl_eval.Policy`.
 
-    Actions go through its ``map_action``. Without ``deterministic``, a stochastic policy samples from each episode's
-    own noise; its ``deterministic_eval`` is overwritten. ``deterministic`` does not change other policies.
+    Actions go through the policy's ``map_action``. A stochastic policy takes the mode if ``deterministic`` is true;
+    otherwise, it samples with each episode's own noise. Its ``deterministic_eval`` is overwritten. ``deterministic``
+    does not change other policies.
 
     Args:
-        policy: A policy without other users.
-        deterministic: Whether to take the mode of its distribution.
+        policy: A policy that no other code uses.
+        deterministic: Whether to take the mode of the policy's distribution.
     """
 
     def __init__(self, policy: Policy, deterministic: bool) -> None:

@@ -1,4 +1,4 @@
-"""Draws of torch's samplers from each episode's noise instead of the global generator, or their mode."""
+"""Draws of torch's samplers: from each episode's noise instead of the global generator, or the most likely value."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ _REFUSED: Final[Mapping[Any, Callable[..., NoReturn]]] = {
 class EpisodeDraws(TorchFunctionMode):
     """Context in which torch draws for a batch of episodes.
 
-    It replaces the functions that ``sample`` and ``rsample`` of distributions call, in this thread only. Other
-    distributions are built from categorical, Bernoulli, normal and uniform numbers. A function that would use torch's
-    generator raises.
+    It replaces the functions that ``sample`` and ``rsample`` of distributions call, in this thread only. All
+    distributions are built from categorical, Bernoulli, normal and uniform numbers. Any other function that would use
+    torch's generator raises an error.
 
     Args:
         live: Mask of lanes that run an episode, shape (batch,).
@@ -109,7 +109,7 @@ class EpisodeDraws(TorchFunctionMode):
         return (numbers.reshape(probabilities.shape).to(probabilities.device) < probabilities).to(probabilities.dtype)
 
     def _rows(self, numbers: torch.Tensor) -> torch.Tensor:
-        """Return numbers as shape (batch, parts, last dimension), with one row per episode."""
+        """Return numbers reshaped to (batch, parts, last dimension), with one row per episode."""
         batch = len(self._live)
         if not numbers.ndim or numbers.shape[0] % batch:
             problem = f"the policy draws numbers of shape {tuple(numbers.shape)} for a batch of {batch}"

@@ -1,4 +1,4 @@
-"""Loader of whole modules, which ``torch.save(module, path)`` writes as a pickle file."""
+"""Loader of whole modules, which ``torch.save(module, path)`` writes as pickle files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ADVICE: Final = (
 
 
 def load_module(path: str) -> torch.nn.Module:
-    """Load a module with its class. Loading can run code.
+    """Load a module that was saved with its class. Loading can run code of the file.
 
     Args:
         path: The file. The class of the module must be importable.

@@ -1,6 +1,6 @@
-"""RLlib: its RLModules with their connectors as policies, its configs as ours, our evaluation inside its Algorithms.
+"""RLlib: its RLModules and connectors as policies, its configs translated, and rl_eval inside its Algorithms.
 
-The names are found on first use, so that filters and worker names import no RLlib.
+Names are imported on first use, so that filters and :class:`RolloutWorkers` do not import RLlib.
 """
 
 from __future__ import annotations

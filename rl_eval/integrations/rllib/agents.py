@@ -1,4 +1,4 @@
-"""RLlib's ``MultiAgentEnv`` as turns: agents that have an observation act next, and ``__all__`` ends the episode."""
+"""RLlib's ``MultiAgentEnv`` as turns: the agents with an observation act next, and ``__all__`` ends the episode."""
 
 from __future__ import annotations
 
@@ -72,7 +72,10 @@ def as_agents_env(value: Any) -> RLlibAgents | None:
 
 
 def _seats(env: Any) -> tuple[Any, ...]:
-    """Return the possible agents; sorted by name if RLlib took them from a set, whose order depends on the process."""
+    """Return the possible agents.
+
+    If RLlib took them from a set, sort them by name, because a set has another order in each process.
+    """
     possible = list(env.possible_agents) or list(env.observation_spaces or ())
     unordered = getattr(env, "_agent_ids", None)
     return tuple(sorted(possible, key=str) if isinstance(unordered, set) and possible == list(unordered) else possible)

@@ -32,21 +32,23 @@ _PREFIX: Final = f"{FILTERS}."
 
 
 class VersionedWeights(NamedTuple):
-    """Weights at one moment, and RLlib's number for them."""
+    """Weights at one moment, with RLlib's sequence number of these weights."""
 
     tensors: dict[str, Any]
-    """Copies by name in :attr:`RLModulePolicy.module`; with several agents, one such dict per policy."""
+    """Copies of the tensors, by their names in :attr:`RLModulePolicy.module`. With several agents, one such dict per
+    policy."""
     weights_seq_no: int
 
 
 def portable(value: Any) -> RLModulePolicy:
-    """Return an Algorithm's policy with its current weights. It shares nothing with the Algorithm.
+    """Return an Algorithm's policy with its current weights, as a copy that shares nothing with the Algorithm.
 
     Args:
         value: An Algorithm of the new API stack with one agent.
 
     Raises:
-        ConfigError: The value is not an Algorithm, such as a bare RLModule, or rl_eval cannot apply its connectors.
+        ConfigError: The value is not an Algorithm (for example, it is an RLModule), or rl_eval cannot apply its
+            connectors.
         WeightsError: A MeanStdFilter has not seen two observations.
     """
     if isinstance(value, Algorithm):
@@ -81,7 +83,7 @@ def as_policies(value: Any, names: Collection[str]) -> dict[str, RLModulePolicy]
         names: Ids of the policies.
 
     Raises:
-        ConfigError: The value is not such an Algorithm, a policy does not exist, or one cannot be evaluated.
+        ConfigError: The value is not such an Algorithm, or a policy does not exist or cannot be evaluated.
         WeightsError: A MeanStdFilter has not seen two observations.
     """
     if not isinstance(value, Algorithm) or not value.config.is_multi_agent:
@@ -99,7 +101,9 @@ def as_policies(value: Any, names: Collection[str]) -> dict[str, RLModulePolicy]
 
 
 def as_weights(value: Any) -> dict[str, Any]:
-    """Return copies of an Algorithm's weights and filter statistics; with several agents, a dict by policy.
+    """Return copies of an Algorithm's weights and filter statistics.
+
+    With several agents, return a dict of them by policy.
 
     Raises:
         WeightsError: The object is not an Algorithm, or a MeanStdFilter has not seen two observations.
@@ -108,14 +112,14 @@ def as_weights(value: Any) -> dict[str, Any]:
 
 
 def versioned_weights(algorithm: Any, names: Collection[str] = ()) -> VersionedWeights:
-    """Return an Algorithm's weights and their number, read from its learners together.
+    """Return an Algorithm's weights and their sequence number, read from its learners in one call.
 
-    The filters include the observations of all environment runners, also those since RLlib's last merge. RLlib merges
-    after it evaluates, so the filters of its own evaluation are one iteration old.
+    The filters include the observations of all environment runners, even those since RLlib's last merge. RLlib merges
+    filters after its own evaluation, so the filters of that evaluation are one iteration old.
 
     Args:
         algorithm: The Algorithm.
-        names: Ids of policies, for an Algorithm of several agents; by default all.
+        names: Ids of policies, for an Algorithm of several agents; by default, all policies.
 
     Raises:
         ConfigError: A policy cannot be evaluated.
@@ -296,7 +300,7 @@ def _pipeline(folder: Path, name: str, cls: Any) -> Any:
 
 
 def _constructor(folder: Path) -> tuple[Any, dict[str, Any], Any]:
-    """Return the arguments and the class that RLlib saved for this part."""
+    """Return the arguments (args and kwargs) and the class that RLlib saved in the folder of a component."""
     file = folder / _CONSTRUCTOR
     with reading("path", file, "a part of RLlib", "Check that it is intact and that its code is importable here."):
         written = pickle.loads(file.read_bytes())

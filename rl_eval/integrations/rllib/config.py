@@ -73,8 +73,8 @@ def eval_config_of(config: AlgorithmConfig, ignore: Collection[str] = ()) -> Eva
     of the result.
 
     Args:
-        config: With ``environment()``, ``env_runners()`` and ``evaluation()`` as for RLlib's own evaluation.
-        ignore: Unsupported keys to leave out without an error.
+        config: Config with ``environment()``, ``env_runners()`` and ``evaluation()`` as for RLlib's own evaluation.
+        ignore: Unsupported keys that are left out without an error.
 
     Raises:
         ConfigError: A setting is not supported; the message names its key.
@@ -114,7 +114,7 @@ def eval_config_of(config: AlgorithmConfig, ignore: Collection[str] = ()) -> Eva
 
 
 def _refusals(config: AlgorithmConfig) -> Iterator[tuple[str, str]]:
-    """Yield every unsupported key, with the end of its message."""
+    """Yield each unsupported key that is set, with the end of its error message."""
     if not config.enable_env_runner_and_connector_v2:
         yield "enable_env_runner_and_connector_v2", "is False: rl_eval evaluates RLModules of the new API stack"
     if config.is_multi_agent and isinstance(config.rl_module_spec, MultiRLModuleSpec):
@@ -148,7 +148,7 @@ def _refused_callbacks(config: AlgorithmConfig) -> Iterator[tuple[str, str]]:
 
 
 def module_ids(config: AlgorithmConfig) -> tuple[str, ...]:
-    """Return the sorted ids of the acting RLModules in a config of several agents."""
+    """Return the sorted ids of the RLModules that act, from a config of several agents."""
     spec = config.rl_module_spec
     specs = spec.rl_module_specs if isinstance(spec, MultiRLModuleSpec) else {}
     known = {*config.policies, *specs}
@@ -156,7 +156,10 @@ def module_ids(config: AlgorithmConfig) -> tuple[str, ...]:
 
 
 def _overrides(config: AlgorithmConfig) -> set[str]:
-    """Return the keys whose values differ between evaluation and training; RLlib may have a whole config here."""
+    """Return the keys of ``evaluation_config`` whose values differ from those of the training.
+
+    It may be a whole config.
+    """
     overrides = config.evaluation_config or {}
     theirs = overrides.to_dict() if isinstance(overrides, AlgorithmConfig) else overrides
     mine = config.to_dict()
@@ -178,7 +181,7 @@ def _environment(evaluated: AlgorithmConfig) -> Any:
 class _Creator:
     """Factory of environments that calls the user's callable with RLlib's context, as RLlib's runners do.
 
-    It is sent by value, so runners do not need RLlib's registry. Results show the name of the callable.
+    The callable is pickled by value, so runners do not need RLlib's registry. Results show the name of the callable.
     """
 
     def __init__(self, creator: Callable[[Any], Any], name: str) -> None:
@@ -198,7 +201,7 @@ class _Creator:
 
 
 class _Mapping:
-    """RLlib's ``policy_mapping_fn`` for our runners, which cannot pass it an episode of RLlib."""
+    """RLlib's ``policy_mapping_fn`` for runners of rl_eval, which have no episode object of RLlib."""
 
     def __init__(self, function: Callable[[Any, Any], str]) -> None:
         self._function = function

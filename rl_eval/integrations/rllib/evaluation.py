@@ -1,6 +1,6 @@
 """RLlib's custom evaluation function: rl_eval inside ``Algorithm.train()``.
 
-A session has the :class:`rl_eval.Evaluator` of one Algorithm and its results so far. It ends with the Algorithm.
+A session contains the :class:`rl_eval.Evaluator` of one Algorithm and its results so far. It ends with the Algorithm.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class EvaluationSession:
     The session and its runners end with ``Algorithm.stop()``, or when the Algorithm is garbage collected.
 
     Args:
-        algorithm: Algorithm to evaluate on each call; only weakly referenced.
-        function: Settings of the evaluation and receivers of results. If it has ``on_error``, the session does not
-            raise the error of an evaluation.
+        algorithm: Algorithm to evaluate on each call. The session has only a weak reference to it.
+        function: Settings of the evaluation, and functions that receive results. If it has ``on_error``, the session
+            does not raise the error of an evaluation.
     """
 
     def __init__(self, algorithm: Algorithm, function: EvaluationFunction) -> None:
@@ -54,15 +54,15 @@ class EvaluationSession:
         self._raises = function.on_error is None
         self._handle: EvalHandle | None = None
         self.points: list[EvalPoint] = []
-        """The last 100 finished evaluations, in order; ``on_result`` gets all."""
+        """The last 100 finished evaluations, in order. ``on_result`` gets every finished evaluation."""
         self.num_episodes = 0
-        """Finished episodes of all evaluations."""
+        """Number of finished episodes of all evaluations."""
         self.reported: EvalPoint | None = None
         """Last evaluation that was reported to RLlib."""
         self.num_skipped = 0
-        """Evaluations that were due while another was running."""
+        """Number of evaluations that were skipped because another evaluation was running."""
         self.env_steps = 0
-        """Environment steps of all evaluations."""
+        """Number of environment steps of all evaluations."""
         self.stopped = False
         settings = settings_of(eval_config_of(algorithm.config) if function.config is None else function.config)
         self._policies = tuple(settings.policy.policies)
@@ -78,7 +78,7 @@ class EvaluationSession:
 
     @property
     def last(self) -> EvalPoint | None:
-        """Last evaluation that finished."""
+        """The last evaluation that finished; None if there is none."""
         return self.points[-1] if self.points else None
 
     @property
@@ -87,14 +87,14 @@ class EvaluationSession:
         return self._evaluator.pending
 
     def submit(self, timeout_s: float | None = None, *, only_new: bool = False) -> None:
-        """Wait for the running evaluation, if any, then start one of the current weights.
+        """Wait for the running evaluation, if any. Then start an evaluation of the current weights.
 
         Args:
-            timeout_s: Longest wait, in seconds.
-            only_new: Do nothing if the last evaluation had the same weights.
+            timeout_s: Maximum waiting time, in seconds; None for no limit.
+            only_new: Whether to do nothing if the last evaluation had the same weights.
 
         Raises:
-            TimeoutError: The running evaluation takes longer.
+            TimeoutError: The running evaluation takes longer than ``timeout_s``.
         """
         self.wait(timeout_s)
         algorithm = self._algorithm()
@@ -107,10 +107,10 @@ class EvaluationSession:
         self._handle = self._evaluator.submit(weights.tensors, int(step), version=weights.weights_seq_no)
 
     def wait(self, timeout_s: float | None = None) -> EvalPoint | None:
-        """Wait for the running evaluation and return it; None if there is none.
+        """Wait for the running evaluation, and return its result; None if no evaluation is running.
 
         Raises:
-            TimeoutError: The evaluation takes longer than ``timeout_s`` seconds, and continues.
+            TimeoutError: The evaluation takes longer than ``timeout_s`` seconds. It continues.
             EvalError: The evaluation could not run, and there is no ``on_error``.
         """
         if self._handle is None:
@@ -123,7 +123,7 @@ class EvaluationSession:
         return None if error is not None else self.last
 
     def stop(self) -> None:
-        """End the runners; keep the points."""
+        """End the runners. The results are kept."""
         self.stopped = True
         self._evaluator.shutdown()
 
@@ -161,22 +161,24 @@ def evaluation_function(
 
     Args:
         config: Config of the evaluation; by default the :func:`eval_config_of` the Algorithm's config.
-        parallel: Evaluate while training continues. Each call then starts an evaluation of the current weights, unless
-            one is running, and reports the last one that finished. ``result_is_new`` is 0 if it was reported before.
-            ``weights_seq_no`` and ``evaluated_at_env_steps`` identify its weights.
-            ``Algorithm.stop()`` evaluates the final weights before it ends.
-        on_result: Called with each :class:`rl_eval.results.result.EvalPoint`, the final one included.
-        on_error: Called with each exception of an evaluation, a callback or a logger; training continues. Without it,
-            an evaluation that could not run ends the training, and exceptions of callbacks and loggers are logged.
-        loggers: Additional loggers of results; closed by ``Algorithm.stop()``. If RLlib pickles its config, it pickles
-            loggers and callbacks too.
+        parallel: Whether training continues during an evaluation. Then each call starts an evaluation of the current
+            weights, unless an evaluation is running, and reports the last evaluation that finished. ``result_is_new``
+            is 0 if this evaluation was reported before. ``weights_seq_no`` and ``evaluated_at_env_steps`` identify its
+            weights. ``Algorithm.stop()`` evaluates the final weights before it ends.
+        on_result: Function, or several, that is called with each :class:`rl_eval.results.result.EvalPoint`, including
+            the final one.
+        on_error: Function that is called with each exception of an evaluation, a callback or a logger; training
+            continues. Without it, an evaluation that could not run ends the training, and exceptions of callbacks and
+            loggers are logged.
+        loggers: Additional loggers of results. ``Algorithm.stop()`` closes them. If RLlib pickles its config, it
+            pickles loggers and callbacks, too.
         videos: Episodes to record after each evaluation, and their folder.
-        final_timeout_s: Longest wait of ``Algorithm.stop()`` for the running evaluation, and again for the final one,
-            in seconds.
+        final_timeout_s: Maximum time that ``Algorithm.stop()`` waits for the running evaluation, and again for the
+            final evaluation, in seconds.
 
     Raises:
-        ConfigError: ``policy.actions`` is "unsquash", but the connectors unsquash already; or the config has a policy
-            or weights, which come from the Algorithm.
+        ConfigError: ``policy.actions`` is "unsquash", although the connectors already unsquash actions. Or the config
+            has a policy or weights, which come from the Algorithm.
     """
     policy = {} if config is None else config.to_dict().get("policy", {})
     if policy.get("actions") == "unsquash":
@@ -207,14 +209,14 @@ class EvaluationFunction:
     final_timeout_s: float
 
     def __deepcopy__(self, memo: object) -> EvaluationFunction:
-        """Return itself, so the caller's loggers and callbacks stay when RLlib copies its config."""
+        """Return this object, so that RLlib's copies of its config use the caller's loggers and callbacks."""
         return self
 
     def __call__(self, algorithm: Algorithm, eval_env_runner_group: Any = None) -> tuple[dict[str, Any], int, int]:
-        """Evaluate an Algorithm; RLlib calls this.
+        """Evaluate an Algorithm. RLlib calls this.
 
-        Returns:
-            The numbers, and the number of steps twice. RLlib reads the numbers from the Algorithm's MetricsLogger.
+        Returns: The numbers, and twice the number of steps (environment steps and agent steps). RLlib reads the numbers
+        from the Algorithm's MetricsLogger.
         """
         session = session_of(algorithm) or self._open(algorithm)
         if session.pending:
@@ -240,7 +242,7 @@ class EvaluationFunction:
 def report(session: EvaluationSession, is_new: bool) -> dict[str, Any]:
     """Return the values under ``evaluation/env_runners``.
 
-    They are RLlib's keys, the additional keys of rl_eval, and the age of the numbers.
+    They have RLlib's keys, the additional keys of rl_eval, and keys with the age of the numbers.
     """
     point = session.last
     numbers: dict[str, Any] = {
@@ -274,7 +276,7 @@ _NOTHING: Final[dict[str, Any]] = {
         math.nan,
     ),
 }
-"""Values before the first evaluation has finished, for stopping rules and schedulers that name these keys."""
+"""Values until the first evaluation has finished. Stopping rules and schedulers may use these keys."""
 
 
 def _numbers(point: EvalPoint) -> dict[str, Any]:
@@ -294,7 +296,7 @@ def _numbers(point: EvalPoint) -> dict[str, Any]:
 
 
 def _steps_by_part(result: EvalResult) -> dict[str, dict[str, float]]:
-    """Return the number of actions by agent and by module, under RLlib's keys."""
+    """Return the number of actions by agent and by module, with RLlib's keys."""
     if not len(result.agents):
         steps = result.metrics["num_env_steps_sampled"]
         return {
@@ -311,7 +313,7 @@ def _steps_by_part(result: EvalResult) -> dict[str, dict[str, float]]:
 
 
 def _returns_by_part(metrics: Mapping[str, float], mean: float) -> dict[str, dict[str, float]]:
-    """Return mean returns by agent and by module, under every key that RLlib uses for them."""
+    """Return mean returns by agent and by module, with every key that RLlib uses for them."""
     agents = _parts(metrics, "agent_episode_returns_mean") or {DEFAULT_AGENT_ID: mean}
     modules = _parts(metrics, "module_episode_returns_mean") or {DEFAULT_MODULE_ID: mean}
     return {
@@ -339,7 +341,7 @@ def _log(algorithm: Algorithm, numbers: dict[str, Any]) -> None:
 
 
 class _Forget(RLlibCallback):  # type: ignore[misc]
-    """Callback that removes an evaluation's numbers from the MetricsLogger, which would report them again."""
+    """Callback that removes the numbers of an evaluation from the MetricsLogger, so that it does not report them again."""
 
     @override
     def on_evaluate_end(self, *, algorithm: Algorithm, **kwargs: Any) -> None:
@@ -347,7 +349,7 @@ class _Forget(RLlibCallback):  # type: ignore[misc]
 
 
 def _stop_together(algorithm: Algorithm, session: EvaluationSession, final_timeout_s: float | None) -> None:
-    """Make ``Algorithm.stop()`` end the session first. RLlib has no callback for this."""
+    """Change ``Algorithm.stop()`` so that it first ends the session. RLlib has no callback for this."""
     alive = ref(algorithm)
 
     def cleanup() -> None:

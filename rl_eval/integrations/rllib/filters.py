@@ -1,8 +1,8 @@
 """Observation filters: normalization by statistics that are collected once, merged, and then frozen.
 
-A filter is a value. An evaluation never changes one, so its result does not depend on earlier evaluations.
-:class:`Filtered` puts a filter before a policy. The statistics are buffers of a module. They are sent with the weights
-and are part of their digest. This module does not import RLlib.
+A filter is a value. An evaluation never changes a filter, so its result does not depend on earlier evaluations.
+:class:`Filtered` puts a filter before a policy. The statistics are buffers of a module, so they are sent with the
+weights, and are part of the weights' digest. This module does not import RLlib.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Moments:
         return cls(len(values), mean, ((values - mean) ** 2).sum(0))
 
     def merge(self, other: Moments) -> Moments:
-        """Return the moments of both together (Chan, Golub and LeVeque, 1983)."""
+        """Return the moments of all values of both (Chan, Golub and LeVeque, 1983)."""
         count = self.count + other.count
         delta = other.mean - self.mean
         mean = self.mean + delta * (other.count / count)
@@ -61,17 +61,17 @@ class Moments:
 
     @property
     def std(self) -> Array:
-        """Sample standard deviation; 1 below two values."""
+        """Sample standard deviation; 1 for fewer than two values."""
         return np.sqrt(self.m2 / (self.count - 1)) if self.count > 1 else np.ones_like(self.mean)
 
 
 @final
 @dataclass(frozen=True)
 class MeanStdFilter:
-    """Filter that maps each number x of a Box to ``(x - mean) / (std + 1e-8)``, as RLlib's does.
+    """Filter that maps each number x of a Box to ``(x - mean) / (std + 1e-8)``, like RLlib's filter.
 
-    The result is computed in float64. It has the dtype of the observation, or float32 if that is not a float. Other
-    parts of an observation do not change.
+    The result is computed in float64. Then it is converted to the dtype of the observation, or to float32 if the
+    observation has no floats. Parts of an observation that are not in a Box do not change.
 
     Args:
         moments: Statistics of each Box of the observation space by path. The path is ``""`` if the space is a Box,
@@ -82,10 +82,10 @@ class MeanStdFilter:
 
     @classmethod
     def of(cls, mean: Any, std: Any, count: int = 2**20) -> MeanStdFilter:
-        """Build from the statistics of a training run.
+        """Create a filter from the statistics of a training run.
 
         Args:
-            mean: Array of the shape of the observation, or a mapping of paths to such arrays.
+            mean: Means: an array with the shape of the observation, or a mapping from paths to such arrays.
             std: Standard deviations, in the same form.
             count: Number of observations in the statistics, at least 2.
         """
@@ -101,7 +101,7 @@ class MeanStdFilter:
         return MeanStdFilter(ours)
 
     def __call__(self, observations: Any) -> Any:
-        """Return a batch of observations, filtered."""
+        """Return a batch of observations after the filter."""
         return tree.map_structure_with_path(self._filtered, observations)
 
     def __eq__(self, other: object) -> bool:
@@ -110,14 +110,14 @@ class MeanStdFilter:
     __hash__ = None  # type: ignore[assignment]
 
     def plain(self) -> dict[str, dict[str, Any]]:
-        """Return count, mean and m2 of each path as plain JSON."""
+        """Return count, mean and m2 (the sum of squared deviations) by path, as plain JSON."""
         return {
             path: {name: np.asarray(value).tolist() for name, value in vars(one).items()}
             for path, one in sorted(self.moments.items())
         }
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return the statistics by their names in the weights of a :class:`Filtered`."""
+        """Return the statistics, by their names in the weights of a :class:`Filtered`."""
         parts = ((path, name, getattr(one, name)) for path, one in self.moments.items() for name in vars(one))
         return {_name(path, part): torch.as_tensor(value) for path, part, value in parts}
 
@@ -138,14 +138,14 @@ def merged(filters: Iterable[MeanStdFilter]) -> MeanStdFilter:
 
 @final
 class Filtered(torch.nn.Module):
-    """Policy with a filter before it; you can pass it instead of a policy.
+    """Policy with a filter before it. It can be passed in place of a policy.
 
-    Its weights are those of the policy, under ``weights.``, and the statistics of the filter.
+    Its weights are the weights of the policy, with the prefix ``weights.``, and the statistics of the filter.
 
     Args:
-        policy: A policy as for :func:`rl_eval.evaluate`, or the ``"module:factory"`` of one.
-        statistics: Filter, or JSON file of :func:`save_filters`.
-        policy_kwargs: Arguments of the factory.
+        policy: A policy as for :func:`rl_eval.evaluate`, or the ``"module:factory"`` of a policy.
+        statistics: The filter, or a JSON file that :func:`save_filters` wrote.
+        policy_kwargs: Keyword arguments of the factory.
 
     Raises:
         ConfigError: The file cannot be read.
@@ -174,7 +174,7 @@ class Filtered(torch.nn.Module):
 
 @final
 class FilteredPolicy:
-    """Acting policy of a :class:`Filtered`; it has the optional methods of the policy inside."""
+    """Acting policy of a :class:`Filtered`. It has the same optional methods as the inner policy."""
 
     def __init__(self, policy: Policy, module: Filtered) -> None:
         self.policy = policy
@@ -193,7 +193,7 @@ class FilteredPolicy:
 
     @property
     def result_notes(self) -> tuple[str, ...]:
-        """Sentences of the policy for the reader of a result."""
+        """Notes of the inner policy for the readers of a result."""
         return getattr(self.policy, "result_notes", ())
 
     def act(
@@ -210,7 +210,7 @@ def as_policy(
 
     Raises:
         WeightsError: The statistics do not fit the observation space.
-        ConfigError: The policy behind the filter cannot act.
+        ConfigError: The inner policy cannot act.
     """
     boxes = {path: box.shape for path, box in _boxes(observation_space).items()}
     for path, moments in value.filter.moments.items():
@@ -243,13 +243,14 @@ def warm_up_filters(
 
     Args:
         config: Configuration of the evaluation.
-        policy: Policy object without its filter, used instead of the configured one.
-        num_episodes: Number of episodes; by default that of an evaluation.
+        policy: Policy object without its filter, used instead of the configured policy.
+        num_episodes: Number of episodes; by default, that of an evaluation.
         seed: Root seed; by default as configured.
-        first_index: Start of the plan; by default after the configured one, so that the plans share no episodes.
+        first_index: Index of the first episode. By default, the episodes follow those of the configured plan, so that
+            the two plans share no episodes.
 
     Returns:
-        Filters by the names of their policies.
+        Filters, by the names of the policies.
 
     Raises:
         EvalError: An episode failed.
@@ -305,7 +306,7 @@ def save_filters(filters: Mapping[str, MeanStdFilter], path: str | Path) -> None
 
 
 def load_filters(path: str | Path) -> dict[str, MeanStdFilter]:
-    """Read a file of :func:`save_filters`.
+    """Read a file that :func:`save_filters` wrote.
 
     Raises:
         ConfigError: The file is missing, or :func:`save_filters` did not write it.
@@ -323,7 +324,7 @@ def load_filters(path: str | Path) -> dict[str, MeanStdFilter]:
 
 
 def _filter_of(values: Mapping[str, Mapping[str, Any]]) -> MeanStdFilter:
-    """Return the filter of count, mean and m2 by path."""
+    """Return the filter with the given count, mean and m2 (the sum of squared deviations) by path."""
     return MeanStdFilter(
         {
             path: Moments(int(one["count"]), np.asarray(one["mean"], np.float64), np.asarray(one["m2"], np.float64))

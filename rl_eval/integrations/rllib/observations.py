@@ -1,7 +1,8 @@
 """Input of an RLModule: RLlib's env-to-module connector pieces, applied to all rows of a batch at once.
 
-RLlib passes one Python object per episode through its pieces. The output for a row depends only on that row. So this
-module applies RLlib's own pieces to whole batches, with the same numpy operations and bitwise equal results.
+RLlib passes one Python object per episode through its pieces, and the output for an episode depends only on this
+episode. So this module can apply the operations of RLlib's pieces to whole batches, with bitwise equal results.
+
 Filters are frozen: observations never change their statistics.
 """
 
@@ -27,7 +28,7 @@ from typing_extensions import override
 from rl_eval.errors import ConfigError, WeightsError
 
 FILTERS: Final = "env_to_module"
-"""Name of the submodule with the filters' statistics."""
+"""Name of the module's submodule with the statistics of the filters."""
 
 _PLUMBING: Final = frozenset(
     {
@@ -40,7 +41,7 @@ _PLUMBING: Final = frozenset(
         "WriteObservationsToEpisodes",
     }
 )
-"""Pieces that move data between episodes and batches; a batch of rows does not need them."""
+"""Pieces that only move data between episodes and batches. They are left out, because the rows are a batch already."""
 
 Array = npt.NDArray[Any]
 Stage = Callable[[Any, npt.NDArray[np.bool_]], Any]
@@ -50,9 +51,9 @@ class Observations(torch.nn.Module):
     """The pieces of one env-to-module pipeline.
 
     Args:
-        pieces: Connector pieces in order; only users' preprocessors are kept.
-        statistics: Statistics of their filters, from :func:`filter_tensors`.
-        agent: Agent, for pieces with a part per agent; None in an environment with one agent.
+        pieces: Connector pieces in order. Of them, only users' preprocessors are kept.
+        statistics: Statistics of the filters, from :func:`filter_tensors`.
+        agent: The agent, for pieces with a part per agent; None in an environment with one agent.
 
     Raises:
         ConfigError: A piece cannot be applied to a batch; the message names it.
@@ -68,7 +69,7 @@ class Observations(torch.nn.Module):
 
     @override
     def forward(self, observations: Any, frames: Any, live: npt.NDArray[np.bool_]) -> tuple[Any, Any]:
-        """Turn a batch of the environment's observations into the module's.
+        """Convert a batch of the environment's observations into the input of the module.
 
         Args:
             observations: Nested arrays with a leading batch dimension.
@@ -83,7 +84,7 @@ class Observations(torch.nn.Module):
         return (observations, None) if self._frames is None else self._frames(observations, frames)
 
     def initial_frames(self, batch_size: int) -> Any:
-        """Return the frames before a first observation, or None without frame stacking."""
+        """Return the frames before the first observation of an episode; None without frame stacking."""
         return None if self._frames is None else self._frames.initial(batch_size)
 
     def _append(self, piece: Any, statistics: Mapping[str, torch.Tensor], part: Any, agent: Any) -> None:
@@ -134,8 +135,9 @@ def filter_tensors(
 
     Args:
         pieces: Connector pieces.
-        others: States of the same pipeline in other processes; their observations since the last merge are added.
-        agent: Agent of the statistics; None in an environment with one agent.
+        others: States of the same pipeline in other processes. The observations that they have seen since the last
+            merge are added.
+        agent: The agent of the statistics; None in an environment with one agent.
 
     Raises:
         WeightsError: A filter has seen fewer than two observations.
@@ -204,7 +206,10 @@ class _Filter(torch.nn.Module):
 
 
 def _flatten(piece: FlattenObservations, agent: Any) -> Stage:
-    """Return FlattenObservations: one-hot vectors of discrete leaves and flat arrays of the others, side by side."""
+    """Return the stage of FlattenObservations.
+
+    It concatenates the one-hot vectors of discrete leaves and the flat arrays of other leaves.
+    """
     removed, structure = frozenset(piece._keys_to_remove), piece._input_obs_base_struct
     structure = structure if agent is None else structure[agent]
 
@@ -217,7 +222,7 @@ def _flatten(piece: FlattenObservations, agent: Any) -> Stage:
 
 
 def _preprocess(piece: SingleAgentObservationPreprocessor) -> Stage:
-    """Return a user's preprocessor of single observations, called row by row."""
+    """Return the stage that calls a user's preprocessor of single observations for each row."""
     episode = NoEpisode(f"the connector piece {type(piece).__name__}", "Use only the observation in a preprocessor.")
 
     def stage(observations: Any, live: npt.NDArray[np.bool_]) -> Any:
@@ -233,11 +238,11 @@ def _preprocess(piece: SingleAgentObservationPreprocessor) -> Stage:
 
 
 class NoEpisode:
-    """Replacement for RLlib's episode object; it raises if an attribute is read.
+    """Replacement for RLlib's episode object. It raises an error if an attribute is read.
 
     Args:
-        asking: Name of the function or object that gets it.
-        advice: Sentence that ends the message.
+        asking: Name of the function or object that gets the replacement, for the message.
+        advice: Last sentence of the message.
     """
 
     def __init__(self, asking: str, advice: str) -> None:
@@ -251,7 +256,7 @@ class NoEpisode:
 
 
 def _spread(leaves: Sequence[Any], live: npt.NDArray[np.bool_]) -> Array:
-    """Return a batch with the values of live rows, and zeros in the others."""
+    """Return a batch with the values of the live rows, and zeros in the other rows."""
     values = np.stack([np.asarray(leaf) for leaf in leaves])
     batch = np.zeros((len(live), *values.shape[1:]), values.dtype)
     batch[live] = values
@@ -259,7 +264,7 @@ def _spread(leaves: Sequence[Any], live: npt.NDArray[np.bool_]) -> Array:
 
 
 class _Frames:
-    """FrameStacking: the last frames side by side on the last axis, zeros before the first."""
+    """Stage of FrameStacking: it concatenates the last frames on the last axis, with zeros before the first frame."""
 
     def __init__(self, piece: FrameStacking, agent: Any) -> None:
         self._earlier = piece.num_frames - 1

@@ -2,8 +2,8 @@
 
 An action is the mode of the module's distribution, or a sample drawn with each episode's noise.
 
-RLlib's own distribution objects interpret the module's output. They draw in a context that replaces torch's global
-generator by the episode's noise. Then RLlib's own functions unsquash or clip Box actions of the whole batch.
+RLlib's own distribution classes interpret the module's output. They draw in a context in which each episode's noise
+replaces torch's global generator. Then RLlib's own functions unsquash or clip the Box actions of the whole batch.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Live = npt.NDArray[np.bool_]
 
 
 def actions_for_env(pieces: Sequence[Any], action_space: gym.Space[Any]) -> Callable[[Any], Any]:
-    """Return the action mapping of a module-to-env pipeline, given by ``normalize_actions`` and ``clip_actions``.
+    """Return the function that maps actions as a module-to-env pipeline does: unsquashed, clipped or unchanged.
 
     Args:
         pieces: Connector pieces in order.
@@ -84,7 +84,7 @@ def read_actions(module: Any, outputs: Mapping[str, Any], live: Live, noise: Noi
         noise: Randomness of each row; None for the mode.
 
     Raises:
-        ConfigError: The module samples itself, or its distribution cannot use the episode's noise.
+        ConfigError: The module samples actions itself, or its distribution cannot use the episode's noise.
         PolicyError: The output is NaN.
     """
     if Columns.ACTIONS in outputs:
@@ -120,17 +120,18 @@ def _numpy(value: Any) -> Array:
 class RLModulePolicy:
     """A policy around an RLModule and the connector pieces before and after it.
 
-    Without noise it acts as RLlib does with ``explore=False`` (``forward_inference`` and the distribution's mode), with
-    noise as with ``explore=True`` (``forward_exploration``), except that samples come from the episode's own stream.
+    Without noise, it acts as RLlib with ``explore=False`` (``forward_inference`` and the distribution's mode). With
+    noise, it acts as RLlib with ``explore=True`` (``forward_exploration``), but samples come from the episode's own
+    stream.
 
     Args:
-        module: A torch RLModule without other users. The filters become its submodule ``env_to_module``, so weights and
-            statistics are sent together.
+        module: A torch RLModule that no other code uses. The filters become its submodule ``env_to_module``, so weights
+            and statistics are sent together.
         env_to_module: Pieces of the env-to-module pipeline.
         module_to_env: Pieces of the module-to-env pipeline.
-        spaces: Observation and action space of the training environment.
-        statistics: Statistics of the filters, from :func:`filter_tensors`; by default those of the pieces.
-        agent: Agent, for pieces with a part per agent; None in an environment with one agent.
+        spaces: Observation space and action space of the training environment.
+        statistics: Statistics of the filters, from :func:`filter_tensors`; by default, those of the pieces.
+        agent: The agent, for pieces with a part per agent; None in an environment with one agent.
 
     Raises:
         ConfigError: A piece cannot be applied to a batch, or the module is not a torch module.
@@ -184,7 +185,10 @@ class RLModulePolicy:
         return self._for_env(read_actions(self.module, outputs, live, noise)), state
 
     def _forward(self, observations: Any, state: Any, live: Live, *, explore: bool) -> tuple[Mapping[str, Any], Any]:
-        """Run connectors and module; return its outputs without their time dimension, and the next state."""
+        """Run the connectors and the module.
+
+        Return the module's outputs without the time dimension, and the next state.
+        """
         if not self._familiar:
             self._check_familiar(observations)
         state = state or {}
@@ -203,7 +207,7 @@ class RLModulePolicy:
         return outputs, following or None
 
     def _check_familiar(self, observations: Any) -> None:
-        """Check once that observations have the shapes of the training."""
+        """Check once that observations have the same shapes as in the training."""
         ours, theirs = tree.flatten(self._trained_on), tree.flatten(observations)
         if [space.shape for space in ours] != [leaf.shape[1:] for leaf in theirs]:
             problem = (
@@ -225,7 +229,7 @@ def check_spaces(
 ) -> None:
     """Check that a policy and an environment have the same spaces.
 
-    Bounds of observations may differ, since they do not change the episodes.
+    Bounds of observations may differ, because they do not change the episodes.
 
     Raises:
         ConfigError: The spaces differ; the message shows both.
@@ -241,7 +245,7 @@ def check_spaces(
 
 
 def _tensor(value: Any) -> torch.Tensor:
-    """Convert as RLlib's NumpyToTensor does: floats become float32, except float16."""
+    """Convert a value as RLlib's NumpyToTensor does: floats become float32, except float16."""
     tensor = value if isinstance(value, torch.Tensor) else torch.from_numpy(np.ascontiguousarray(value))
     return tensor.float() if tensor.is_floating_point() and tensor.dtype != torch.float16 else tensor
 
@@ -274,7 +278,7 @@ class Pipelines(NamedTuple):
         )
 
     def spaces(self, agent: Any) -> tuple[gym.Space[Any], gym.Space[Any]]:
-        """Return the observation and action space of an agent; of the environment for None."""
+        """Return the observation space and the action space of an agent; for None, those of the environment."""
         spaces = self.env_to_module.input_observation_space, self.env_to_module.input_action_space
         return spaces if agent is None else (spaces[0][agent], spaces[1][agent])
 
@@ -282,7 +286,7 @@ class Pipelines(NamedTuple):
         """Return an agent that a module plays, to select parts of connectors; None if there is only one agent.
 
         Raises:
-            ConfigError: As for :meth:`policy`.
+            ConfigError: For the reasons of :meth:`policy`.
         """
         mapping = next((p for p in self.env_to_module.connectors if type(p) is AgentToModuleMapping), None)
         if mapping is None:
@@ -304,7 +308,10 @@ class Pipelines(NamedTuple):
         return first
 
     def _agents(self, module_id: str, mapping_fn: Any) -> list[Any]:
-        """Return the agents that a module plays; all agents if it has none or if the mapping reads the episode."""
+        """Return the agents that a module plays.
+
+        If there are none, or if the mapping reads the episode, return all agents.
+        """
         agents = list(self.env_to_module.input_observation_space.spaces)
         unknown = NoEpisode("policy_mapping_fn", "Use only the agent.")
         try:
@@ -317,7 +324,7 @@ def check_separate(kind: type) -> None:
     """Check that the modules of a MultiRLModule are independent.
 
     Raises:
-        ConfigError: The module is of a subclass, which may have shared parts, such as an encoder.
+        ConfigError: The module belongs to a subclass, which may have shared parts, such as an encoder.
     """
     if kind is not MultiRLModule:
         problem = f"{kind.__name__} is a subclass of MultiRLModule, and rl_eval runs each RLModule separately"

@@ -1,6 +1,6 @@
 """Methods of RLlib's rollout workers for a group of runners: calls, filters, state, and nodes of runners.
 
-The page "Filters, state and calls on runners" has the full table. This module does not import RLlib.
+The page "Filters, state and calls on runners" has a table of all methods. This module does not import RLlib.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ Result = TypeVar("Result")
 
 @final
 class RolloutWorkers:
-    """Methods of ``RolloutWorker`` and ``WorkerSet`` for the runners of a group, as far as evaluation needs them.
+    """Methods of ``RolloutWorker`` and ``WorkerSet`` that an evaluation needs, for the runners of a group.
 
-    Calls run between evaluations. Lists have one item per runner that is up.
+    Calls run between evaluations. Lists have one item per ready runner.
 
     Args:
         group: The runners.
@@ -63,21 +63,21 @@ class RolloutWorkers:
     # ------------------------------------------------------------------ filters, weights, state
 
     def get_filters(self) -> dict[str, MeanStdFilter]:
-        """Return the filters of one runner by the names of their policies; policies without one are left out."""
+        """Return the filters of one runner, by the names of the policies. Policies without a filter are left out."""
         return self._group.apply_to_one(_filters)
 
     def sync_filters(self, filters: Mapping[str, MeanStdFilter], version: int | None = None) -> int:
         """Send filters to all runners together with their current weights, as a new weights version.
 
         Args:
-            filters: Filters by the names of their policies; those of other policies stay.
-            version: Weights version in the records; by default one more than the last.
+            filters: Filters, by the names of the policies. The filters of other policies do not change.
+            version: Version of the weights in the records; by default one more than the last version.
 
         Returns:
             The version.
 
         Raises:
-            WeightsError: A policy has no filter, or one for other observations; runners keep their filters.
+            WeightsError: A policy has no filter, or a filter for other observations. The runners keep their filters.
         """
         weights = self.get_weights()
         for name, one in filters.items():
@@ -86,7 +86,7 @@ class RolloutWorkers:
         return self._group.sync_weights(weights, version)
 
     def get_weights(self) -> dict[str, Any]:
-        """Return the weights of one runner, filters included, as tensors by name.
+        """Return the weights of one runner, including the filters, as tensors by name.
 
         Raises:
             WeightsError: The weights have extra state that is not a tensor.
@@ -94,7 +94,7 @@ class RolloutWorkers:
         return self._group.apply_to_one(_weights)
 
     def save(self, path: str | Path) -> None:
-        """Write weights, filters and their version to a safetensors file.
+        """Write the weights, the filters and their version to a safetensors file.
 
         Raises:
             WeightsError: The weights have extra state that is not a tensor.
@@ -105,7 +105,7 @@ class RolloutWorkers:
         write_atomically(Path(path), lambda temporary: save_file(weights, temporary, {"version": version}))
 
     def restore(self, path: str | Path) -> int:
-        """Send the weights and filters of a file of :meth:`save` to all runners; return their version.
+        """Read a file that :meth:`save` wrote, and send its weights and filters to all runners; return their version.
 
         Raises:
             WeightsError: The weights do not fit, or :meth:`save` did not write the file.
@@ -130,7 +130,7 @@ class RolloutWorkers:
     # ------------------------------------------------------------------ where they run
 
     def creation_args(self) -> list[dict[str, Any]]:
-        """Return settings and index of every runner, the constructor arguments for an equal runner."""
+        """Return the settings and the index of every runner, which are the arguments to construct an equal runner."""
         return self._group.foreach_runner(
             lambda runner: {"settings": runner.settings, "runner_index": runner.runner_index}
         )
@@ -153,16 +153,16 @@ def as_remote(
     memory: int | None = None,
     resources: Mapping[str, float] | None = None,
 ) -> Any:
-    """Return a runner's class as a class of Ray actors; ``.remote(settings, runner_index, policy)`` starts one.
+    """Return a runner's class as a class of Ray actors. ``.remote(settings, runner_index, policy)`` starts an actor.
 
     A group starts and restarts its own runners. Use this function to control a runner yourself.
 
     Args:
         cls: Class of the runner.
-        num_cpus: CPUs that Ray reserves for an actor.
-        num_gpus: GPUs, or a fraction of one.
-        memory: Heap memory, in bytes.
-        resources: Custom resources by name.
+        num_cpus: Number of CPUs that Ray reserves for an actor.
+        num_gpus: Number of GPUs, or a fraction of a GPU.
+        memory: Heap memory that Ray reserves, in bytes.
+        resources: Custom resources, by name.
     """
     import ray
 

@@ -1,6 +1,6 @@
-"""Best model of a training, under SB3's file names: the model and its statistics, always from the same step.
+"""Best model of a training, with SB3's file names: the model and its statistics, always from the same step.
 
-Both are in one folder, which is complete before a link points to it::
+Both files are in one folder. The folder is complete before a link points to it::
 
     best_model.zip               -> best_model.d/best_model.zip
     best_model_vecnormalize.pkl  -> best_model.d/best_model_vecnormalize.pkl
@@ -35,13 +35,13 @@ _PAIR: Final = re.compile(r"best_model\.step_\d+\.[0-9a-f]{8}")
 
 @dataclass(eq=False)
 class Candidate:
-    """Submitted model in a separate folder; it may become the best one."""
+    """Model whose evaluation was submitted, in a separate folder. It may become the best model."""
 
     step: int
     path: Path
 
     def discard(self) -> None:
-        """Remove the folder, unless it has become that of the best model."""
+        """Remove the folder, unless it has become the folder of the best model."""
         shutil.rmtree(self.path, ignore_errors=True)
 
 
@@ -97,7 +97,7 @@ class BestModel:
 
         Args:
             candidate: The candidate; its folder is renamed.
-            facts: Facts about it, as JSON values.
+            facts: Facts about the candidate, as JSON values.
         """
         write_text(candidate.path / _FACTS, json.dumps({"step": candidate.step, **facts}, indent=2) + "\n")
         former = self._current()
@@ -110,7 +110,7 @@ class BestModel:
             shutil.rmtree(former, ignore_errors=True)
 
     def _name_files(self, home: Path) -> None:
-        """Link the pair under SB3's names, after removing a model that another trainer wrote."""
+        """Create the links with SB3's names. A model with such a name that another trainer wrote is removed."""
         if not self._is_link(_MODEL):
             (self._folder / _MODEL).unlink(missing_ok=True)
         if (home / _STATISTICS).exists():
@@ -120,7 +120,7 @@ class BestModel:
         self._link(_MODEL, f"{_POINTER}/{_MODEL}")
 
     def _current(self) -> Path | None:
-        """Return the folder of the best model; None without one."""
+        """Return the folder of the best model; None if there is no best model."""
         if not self._is_link(_POINTER):
             return None
         target = (self._folder / _POINTER).readlink()

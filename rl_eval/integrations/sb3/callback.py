@@ -1,8 +1,8 @@
 """Callback that evaluates a model during ``learn``, logs and keeps the results, and saves the best model.
 
-Evaluations run during training. At the same steps as SB3's callback, this one copies the weights and submits them.
+Evaluations run during training. At the same steps as SB3's callback, this callback copies the weights and submits them.
 Training continues, unless two evaluations are already waiting. The callback processes a result at the first training
-step after the evaluation is done, and logs it under the step of its weights.
+step after the end of the evaluation, and logs the result with the step of its weights.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class EvaluationArrays:
         self._arrays: dict[str, list[Any]] = {"timesteps": [], "results": [], "ep_lengths": [], "successes": []}
 
     def add(self, step: int, result: EvalResult) -> None:
-        """Add the numbers of an evaluation and replace the file; a reader sees the old file or the new one."""
+        """Add the numbers of an evaluation, and replace the file atomically."""
         columns = {"results": "episode_return", "ep_lengths": "length", "successes": "success_at_end"}
         if result.success_rate is None:
             self._arrays.pop("successes", None)
@@ -63,7 +63,7 @@ class EvaluationArrays:
 
 
 def _column(result: EvalResult, name: str) -> Any:
-    """Return one number per planned episode; NaN if it did not complete."""
+    """Return one number per planned episode; NaN for an episode that did not complete."""
     column = np.where(result.table.completed, result.table.rows[name].astype(np.float64), np.nan)
     return column > 0 if name == "success_at_end" else column
 
@@ -80,11 +80,11 @@ _LOGGED: Final = {
     "num_episodes": "num_episodes",
     "num_failed_episodes": "num_failed_episodes",
 }
-"""Logged metrics by name: SB3's name if it has one, otherwise ours."""
+"""Names of logged metrics. A metric that SB3 logs, too, has SB3's name."""
 
 _KEPT: Final = 100
 _MAX_WAITING: Final = 2
-"""Highest number of waiting evaluations, each with a copy of the weights."""
+"""Maximum number of waiting evaluations. Each has a copy of the weights."""
 _POLL_S: Final = 0.02
 
 _logger = logging.getLogger(__name__)
@@ -94,12 +94,12 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class _Open:
-    """Evaluation with a result that is not processed yet."""
+    """Evaluation whose result is not processed yet."""
 
     step: int
     handle: EvalHandle
     candidate: Candidate | None
-    """The submitted model, which may become the best one."""
+    """The submitted model, which may become the best model; None if no best model is saved."""
 
     def discard(self) -> None:
         """Remove the candidate, unless it has become the best model."""
@@ -111,33 +111,33 @@ class _Open:
 class EvalCallback(EventCallback):  # type: ignore[misc]
     """Evaluates the model during training, at the same steps as SB3's class of the same name.
 
-    The arguments are those of SB3's. An evaluation uses the weights of its step. It runs while training continues. At
-    most two others wait; for a further one, training waits. An error of a callback, of a writer of SB3's logger or of
-    a full disk is logged, and training continues.
+    The arguments are those of SB3's class. An evaluation uses the weights of its step, and runs while training
+    continues. At most two more evaluations wait; before a further one, training waits. An error of a callback or of a
+    writer of SB3's logger, or a full disk, is logged, and training continues.
 
     Args:
         eval_env: Environment, as for :func:`rl_eval.evaluate_policy`, or a config of the evaluation. An
-            :class:`~rl_eval.Evaluator` is used without changes and left open; training waits while it is busy.
-        callback_on_new_best: Triggered after a new best mean, which is in ``callback.parent.best_mean_reward``. The
-            model has trained further since the evaluation was submitted.
-        callback_after_eval: Triggered after every evaluation. The model has trained further here, too.
+            :class:`~rl_eval.Evaluator` is used without changes, and is not closed; training waits while it is busy.
+        callback_on_new_best: Callback that is triggered after a new best mean, which is in
+            ``callback.parent.best_mean_reward``. The model has trained further since the evaluation was submitted.
+        callback_after_eval: Callback that is triggered after every evaluation. The model has trained further here, too.
         n_eval_episodes: Number of episodes. By default as configured, or 5 for an environment.
-        eval_freq: Evaluate at every ``eval_freq``-th call. A call is one step of every training environment. By default
-            10000.
-        log_path: Folder of ``evaluations.npz``, with the same arrays as SB3's, for all evaluations. Failed episodes are
-            NaN.
+        eval_freq: Number of calls between two evaluations. A call is one step of every training environment. By default
+            10,000.
+        log_path: Folder of ``evaluations.npz``, which has the same arrays as SB3's file, for all evaluations. Failed
+            episodes are NaN.
         best_model_save_path: Folder of ``best_model.zip`` and, with a ``VecNormalize``, of
             ``best_model_vecnormalize.pkl``. They have the state of the submitted step. Both are links into one folder
-            and change together, so a kill leaves the old pair or the new one.
-        deterministic: Use the mode of the policy's distribution; by default as configured.
-        render: True is an error. ``rl-eval replay --render human`` and ``--video`` show episodes of a run.
+            and change together, so a kill leaves either the old pair or the new pair.
+        deterministic: Whether to use the mode of the policy's distribution; by default as configured.
+        render: Must be False. Use ``rl-eval replay --render human`` or ``--video`` to see episodes of a run.
         verbose: 1 prints each result.
-        warn: Not used: a ``Monitor`` is not needed.
-        every_steps: Evaluate at the first call in each interval of this many training steps, instead of by
-            ``eval_freq``. Steps of all environments count.
-        on_error: Called with the error of an evaluation that could not run. By default the error is raised, which ends
-            the training.
-        final_timeout_s: Longest wait for open evaluations at the end of the training, in seconds.
+        warn: Not used, because a ``Monitor`` is not needed.
+        every_steps: Number of training steps between two evaluations, in place of ``eval_freq``. An evaluation starts
+            at the first call in each interval. Steps of all environments count.
+        on_error: Function that is called with the error of an evaluation that could not run. By default, the error is
+            raised, which ends the training.
+        final_timeout_s: Maximum waiting time for open evaluations at the end of the training, in seconds.
 
     Raises:
         ConfigError: The arguments contradict each other, or the environment cannot be built again.
@@ -244,7 +244,7 @@ class EvalCallback(EventCallback):  # type: ignore[misc]
         return bool(self.num_timesteps % self._every_steps < self.training_env.num_envs)
 
     def _submit(self) -> bool:
-        """Submit the model of this step; return False if the evaluator is busy.
+        """Submit the model of this step; return whether the evaluator accepted it.
 
         Raises:
             WeightsError: The ``VecNormalize`` of the training environment has not seen an observation.
@@ -262,7 +262,7 @@ class EvalCallback(EventCallback):  # type: ignore[misc]
         return True
 
     def _release(self) -> None:
-        """Drop open evaluations and shut down our own evaluator."""
+        """Drop open evaluations, and shut down the evaluator if this callback created it."""
         while self._open:
             self._open.popleft().discard()
         if self.evaluator is not None and self.evaluator is not self._given:
@@ -272,7 +272,7 @@ class EvalCallback(EventCallback):  # type: ignore[misc]
     # ------------------------------------------------------------------ results
 
     def _take_in(self) -> bool:
-        """Process finished evaluations, in order; return whether training continues."""
+        """Process finished evaluations, in order. Return whether training continues."""
         go_on = True
         while self._open and self._open[0].handle.done():
             first = self._open.popleft()
@@ -324,7 +324,7 @@ class EvalCallback(EventCallback):  # type: ignore[misc]
 
     @staticmethod
     def _print(step: int, result: EvalResult) -> None:
-        """Print the same lines as SB3; its standard deviations divide by n."""
+        """Print the same lines as SB3, whose standard deviations divide by n."""
         returns, lengths = (result.counted_rows[name] for name in ("episode_return", "length"))
         print(f"Eval num_timesteps={step}, episode_reward={result.mean_return:.2f} +/- {_std(returns):.2f}")  # noqa: T201
         print(f"Episode length: {result.metrics['episode_len_mean']:.2f} +/- {_std(lengths):.2f}")  # noqa: T201
@@ -359,13 +359,13 @@ def _with_episodes(given: Any, num_episodes: int | None, deterministic: bool | N
 
 
 def _logged(result: EvalResult) -> dict[str, float]:
-    """Return the numbers of a result by the names used for logging."""
+    """Return the numbers of a result, by the names in the logger."""
     values = {f"eval/{name}": result.metrics[metric] for name, metric in _LOGGED.items()}
     return values if result.success_rate is None else {**values, "eval/success_rate": result.success_rate}
 
 
 def _attempt(what: str, function: Callable[[], Value], default: Value) -> Value:
-    """Call a function and log its error, which must not end the training."""
+    """Call a function. If it raises, log the error, so that the training does not end, and return a default."""
     try:
         return function()
     except Exception:

@@ -1,7 +1,7 @@
 """Scheme ``sb3:PATH``: saved models of Stable-Baselines3, and the normalizer next to them.
 
-The attributes of a model show whether it was trained with a ``VecNormalize``. Of pickled objects, this module builds
-only arrays. It imports and runs no code that a file names, and it does not import Stable-Baselines3.
+The attributes of a model show whether it was trained with a ``VecNormalize``. From pickles, this module builds only
+arrays. It imports and runs no code that a file names, and it does not import Stable-Baselines3.
 """
 
 from __future__ import annotations
@@ -28,16 +28,17 @@ from rl_eval.errors import ConfigError
 _logger: Final = logging.getLogger(__name__)
 
 NORMALIZERS: Final = "*vec*normalize*.pkl"
-"""``vecnormalize.pkl`` of SB3's zoo and callbacks, ``vec_normalize.pkl`` of its models on the Hub."""
+"""Pattern of the file names of normalizers: ``vecnormalize.pkl`` of SB3's zoo and callbacks, and ``vec_normalize.pkl``
+of SB3's models on the Hub."""
 _ZOO: Final = ("args.yml", "config.yml")
-"""Files that the zoo saves next to the normalizer of a run."""
+"""Files that SB3's zoo saves next to the normalizer of a run."""
 _MASKABLE: Final = "sb3_contrib.common.maskable.policies"
-"""Module of the class of a masked policy."""
+"""Module of the class of policies with action masks."""
 _SPACE: Final = "observation_space"
 _LAST: Final = "_last_obs"
 _ORIGINAL: Final = "_last_original_obs"
 _REPLAY_BUFFER: Final = "buffer_size"
-"""Setting of algorithms with a replay buffer."""
+"""Attribute that only algorithms with a replay buffer have."""
 _ARRAYS: Final = ("_frombuffer", "_reconstruct", "dtype", "ndarray", "scalar")
 """Names from NumPy in a pickled array."""
 _ROUNDING: Final = 1e-4
@@ -45,7 +46,7 @@ _KEY: Final = "policy.policy_kwargs.vecnormalize"
 
 
 def _source(reference: str, path: Path | None, given: Collection[str]) -> PolicySource:
-    """Return a model, with the normalizer next to it if it was trained with one."""
+    """Return the source of a model, with the file of its normalizer if it was trained with one."""
     path = path_in("sb3:model.zip", path)
     if path.is_dir():
         path = _only(path, sorted(path.glob("*.zip")), "model", "policy.policy", "Pass the path of one.")
@@ -80,7 +81,7 @@ def _recognises(path: Path) -> bool:
 def normalizer_of(model: Path) -> tuple[bool | None, Path | None]:
     """Return whether a model was trained with a ``VecNormalize``, and the file of its statistics.
 
-    SB3's callbacks save statistics in the model's folder. The zoo saves them in a subfolder with the environment's
+    SB3's callbacks save statistics in the model's folder. SB3's zoo saves them in a subfolder with the environment's
     name, for all models of the run. Statistics in other folders belong to other models.
 
     Returns:
@@ -108,7 +109,7 @@ def normalizer_of(model: Path) -> tuple[bool | None, Path | None]:
 
 @functools.cache
 def unknown(name: str) -> str:
-    """Return the note for a model that may lack its statistics; log it once per process."""
+    """Return the note for a model whose statistics may be missing. Log the note once per process."""
     note = (
         f"{name} does not show whether it was trained with a VecNormalize, and there are no statistics next to it. Its "
         f"observations are not normalized. If it was trained with one, set {_KEY} to the file of venv.save(); "
@@ -119,12 +120,12 @@ def unknown(name: str) -> str:
 
 
 def _name_of(normalizer: Path) -> str:
-    """Return the model's name from a normalizer's file name, as callbacks write it; empty if it has none."""
+    """Return the name of the model in a normalizer's file name, as callbacks write it; empty if there is none."""
     return re.sub("_?vec_?normalize", "", normalizer.stem).strip("_")
 
 
 def _is_of_another(name: str, model: Path) -> bool:
-    """Return whether a name belongs to another model, or to another model of the same series."""
+    """Return whether a name is that of another model, which may be of the same series."""
     ours, theirs = ({*re.findall(r"[^\W\d_]+|\d+", text)} for text in (model.stem, name))
     more, less = theirs - ours, ours - theirs
     numbered = any(map(str.isdigit, more)) and any(map(str.isdigit, less))
@@ -133,7 +134,7 @@ def _is_of_another(name: str, model: Path) -> bool:
 
 
 def _is_of_the_zoo(folder: Path) -> bool:
-    """Return whether the zoo made a folder: it has its run's name without the number, or files of the zoo."""
+    """Return whether SB3's zoo made a folder: it has the name of its run without the number, or files of the zoo."""
     run = re.sub(r"_\d+$", "", folder.parent.name)
     return run == folder.name or any((folder / name).is_file() for name in _ZOO)
 
@@ -189,7 +190,10 @@ def facts_of(model: Path) -> Mapping[str, Any]:
 
 
 def _shown_by(last: Mapping[Any, Any], original: Mapping[Any, Any], space: Mapping[Any, Any]) -> bool | None:
-    """Compare two observations by key. One normalized key gives True; False needs all keys."""
+    """Return whether the observation of a model was normalized, by comparing it with the original one, key by key.
+
+    If one key shows normalization, the result is True. It is False only if all keys show that there was none.
+    """
     verdicts = {_of_one(last[key], original.get(key), space.get(key)) for key in last}
     return True if True in verdicts else None if None in verdicts or not verdicts else False
 
@@ -209,7 +213,7 @@ def _of_one(last: Any, original: Any, space: Any) -> bool | None:
 
 
 def _outside(observations: npt.NDArray[Any], space: Any) -> bool:
-    """Return whether observations exceed the bounds of a space by more than rounding; False without bounds."""
+    """Return whether observations exceed the bounds of a space by more than rounding; False if there are no bounds."""
     low, high = getattr(space, "low", None), getattr(space, "high", None)
     if not isinstance(low, np.ndarray) or not isinstance(high, np.ndarray) or observations.shape[1:] != low.shape:
         return False
@@ -236,7 +240,7 @@ def _read(value: Any) -> Any:
 
 
 class _Inert:
-    """Replacement for an object of any class except an array, with its attributes and without its methods."""
+    """Replacement for an object that is not an array. It has the object's attributes, but not its methods."""
 
 
 class _Arrays(pickle.Unpickler):

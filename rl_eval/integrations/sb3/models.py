@@ -1,11 +1,11 @@
 """Policies of models: copies of a model in training, with its current weights, and policies of saved models.
 
-The copy can be pickled and shares no tensor, optimizer, gradient graph or environment with the model. It is an ordinary
-policy of Stable-Baselines3 with two more parts that are sent with its weights: the normalizers of the training
-environment and, if the algorithm has one, its ``exploration_rate``.
+The copy can be pickled, and shares no tensor, optimizer, gradient graph or environment with the model. It is an
+ordinary policy of Stable-Baselines3 with two more parts, which are sent with its weights: the normalizers of the
+training environment and, if the algorithm has one, its ``exploration_rate``.
 
-A saved model is loaded as its policy and its statistics, without the algorithm, whose replay buffer may not fit into
-memory.
+From a saved model, only the policy and the statistics are loaded, because the algorithm's replay buffer may be too
+large for the memory.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ _LOAD: Final = "rl_eval.integrations.sb3.load_policy(path, vecnormalize=FILE)"
 def portable(value: BaseAlgorithm | BasePolicy) -> BasePolicy:
     """Return a copy of a policy, or of a model's policy, that can be pickled and shares nothing with the training.
 
-    A policy does not contain the normalizers of its training environment. If that has a ``VecNormalize``, pass the
-    model.
+    A policy does not contain the normalizers of its training environment. If the training environment has a
+    ``VecNormalize``, pass the model.
 
     Raises:
-        ConfigError: The model has its own ``predict``, or lacks the ``VecNormalize`` of its training.
+        ConfigError: The model has its own ``predict``, or does not have the ``VecNormalize`` of its training.
     """
     copied = _copied(value)
     if isinstance(value, BasePolicy) or value.get_vec_normalize_env() is not None:
@@ -98,7 +98,10 @@ def attach(policy: BasePolicy, wrapper: Any, exploration_rate: float | None) -> 
 
 
 def for_environment(value: BaseAlgorithm | BasePolicy, env: Any) -> BaseAlgorithm | BasePolicy:
-    """Return a copy with the statistics of an environment's ``VecNormalize``; without one, the policy itself."""
+    """Return a copy with the statistics of an environment's ``VecNormalize``.
+
+    If there is none, return the policy itself.
+    """
     wrapper = unwrap_vec_normalize(env) if isinstance(env, VecEnv) else None
     if wrapper is None:
         return value
@@ -124,10 +127,10 @@ def as_weights(value: BaseAlgorithm | BasePolicy) -> dict[str, torch.Tensor]:
 
 
 def _detached(policy: BasePolicy) -> BasePolicy:
-    """Copy a policy to the CPU, without its optimizers and without the last batch in its distributions.
+    """Return a copy of a policy on the CPU, without its optimizers and without the last batch in its distributions.
 
-    That batch is part of a gradient graph, which cannot be copied. Building a new policy would draw from torch's
-    global generator.
+    The last batch is part of a gradient graph, which cannot be copied. The policy is copied and not built again,
+    because that would draw from torch's global generator.
     """
     memo: dict[int, Any] = {}
     for module in policy.modules():
@@ -152,7 +155,7 @@ def _blank(distribution: Distribution) -> Distribution:
 
 
 _NOT_ACTING: Final = ("learning_rate", "lr_schedule", "clip_range", "clip_range_vf", "exploration_schedule")
-"""Pickled functions of the trainer, which another version of Python often cannot read."""
+"""Pickled functions of the trainer, which are not needed here. Another version of Python often cannot read them."""
 
 
 def load_policy(
@@ -169,13 +172,13 @@ def load_policy(
 
     Args:
         path: Zip file of a model.
-        vecnormalize: Pickle of the ``VecNormalize`` of the training. None searches next to the model, unless the model
-            shows that it was trained without one. False for a model that was trained without one, or with one that
-            normalized only rewards.
+        vecnormalize: Pickle of the ``VecNormalize`` of the training. None searches for it next to the model, unless the
+            model shows that it was trained without one. Pass False for a model that was trained without a
+            ``VecNormalize``, or with one that normalized only rewards.
 
     Returns:
         The policy on the CPU, with its statistics, for ``evaluate(config, policy)``. Its ``result_notes`` name the
-        statistics that were found, or a model that does not show whether it needs statistics.
+        statistics that were found, or say that the model does not show whether it needs statistics.
 
     Raises:
         ConfigError: A file is missing, unreadable or of another type. Or the model was trained with a

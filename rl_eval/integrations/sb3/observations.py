@@ -1,7 +1,7 @@
-"""Preprocessing of an environment's observations into the form that a policy was trained on.
+"""Preprocessing of an environment's observations into the form of the observations in the training.
 
-A model is trained on a vector environment with wrappers, but lanes run plain environments. The wrappers follow from
-the two observation spaces and the shape of the statistics:
+A model is trained on a vector environment with wrappers, but lanes run environments without them. The wrappers are
+recognized by the two observation spaces and the shape of the statistics:
 
 ====================  ===========================================  ==================================================
 wrapper               recognized by                                preprocessing
@@ -53,8 +53,8 @@ class Normalizer(nn.Module):
     Args:
         key: Key of the Dict observation; None for any other observation.
         statistics: Statistics of the training's observations.
-        clip: Highest absolute value of a normalized number.
-        epsilon: Added to the variance.
+        clip: Maximum absolute value of a normalized number.
+        epsilon: Number that is added to the variance.
     """
 
     mean: torch.Tensor
@@ -72,7 +72,7 @@ class Normalizer(nn.Module):
 
     @property
     def empty(self) -> bool:
-        """Whether the statistics have seen no observation; a new ``RunningMeanStd`` has a count below one."""
+        """Whether the statistics have not seen any observation. A new ``RunningMeanStd`` has a count below one."""
         return bool(self.count < 1)
 
     @override
@@ -90,10 +90,10 @@ class Normalizer(nn.Module):
 
 
 def normalizers_of(wrapper: VecNormalize | None) -> nn.ModuleList:
-    """Copy the observation statistics of a ``VecNormalize``; empty without one, or if it normalizes rewards only.
+    """Return copies of the observation statistics of a ``VecNormalize``; empty if there are none.
 
     Raises:
-        ConfigError: Another ``VecNormalize`` inside normalizes observations too.
+        ConfigError: Inside the ``VecNormalize``, a second one normalizes observations, too.
     """
     if wrapper is None or not wrapper.norm_obs:
         return nn.ModuleList()
@@ -111,7 +111,7 @@ def normalizers_of(wrapper: VecNormalize | None) -> nn.ModuleList:
 
 
 def refuse_empty(normalizers: nn.ModuleList, error: type[ConfigError | WeightsError]) -> None:
-    """Raise if statistics have not seen an observation: the policy would get other numbers than in training.
+    """Raise an error if statistics have not seen an observation. The policy would get other numbers than in training.
 
     Raises:
         ConfigError: Statistics are uninitialized, and ``error`` is ConfigError.
@@ -147,12 +147,12 @@ class _Recipe:
     dtype: torch.dtype = torch.int64
     """Dtype of the stack."""
     before: nn.Module | None = None
-    """Normalizer of frames."""
+    """Normalizer of frames before stacking; None if frames are not normalized."""
     after: nn.Module | None = None
-    """Normalizer of stacks."""
+    """Normalizer of stacks; None if stacks are not normalized."""
 
     def __call__(self, frame: torch.Tensor, former: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return the policy's observations, and the stack for the next step."""
+        """Return the observations for the policy, and the stack for the next step."""
         if self.before is not None:
             frame = self.before(frame)
         stack = None
@@ -173,7 +173,7 @@ class Preprocessor:
     Args:
         given: Observation space of the environment.
         due: Observation space of the policy.
-        normalizers: Statistics, one per normalized key.
+        normalizers: Statistics of the normalized keys, one normalizer per key.
 
     Raises:
         ConfigError: No combination of wrappers converts the environment's space to the policy's.
@@ -193,7 +193,7 @@ class Preprocessor:
             raise _unexplained(given, due, str(reason)) from None
 
     def initial_state(self, batch_size: int, device: torch.device) -> State | None:
-        """Return the stacks of new episodes, all zero; None without stacking."""
+        """Return the stacks of new episodes, which are zero; None without stacking."""
         state = {
             key: torch.zeros((batch_size, *recipe.stacked_shape), dtype=recipe.dtype, device=device)
             for key, recipe in self._recipes.items()
@@ -248,7 +248,7 @@ def _recipe(given: gym.Space[Any], due: gym.Space[Any], normalizer: Any) -> _Rec
 
 
 def _layout(given: gym.spaces.Box, due: gym.spaces.Box) -> tuple[bool, int | None]:
-    """Return whether to transpose, and the axis of stacking, None without it; the fewest steps that fit the shapes."""
+    """Return whether to transpose, and the axis of stacking (None for no stacking): the fewest steps that fit the shapes."""
     goals = {False: due.shape}
     if is_image_space(given) and len(due.shape) == 3:
         goals[True] = _untransposed(due.shape)
@@ -262,7 +262,7 @@ def _layout(given: gym.spaces.Box, due: gym.spaces.Box) -> tuple[bool, int | Non
 
 
 def _stacking_axis(shape: tuple[int, ...], stacked: tuple[int, ...]) -> int | None:
-    """Return the only axis, first or last, that is a multiple of the shape's; None without one."""
+    """Return the axis (first or last) whose size is a multiple of that in ``shape``; None if there is no such axis."""
     if len(shape) != len(stacked):
         return None
     longer = [axis for axis, (one, many) in enumerate(zip(shape, stacked, strict=True)) if one != many]
@@ -272,7 +272,7 @@ def _stacking_axis(shape: tuple[int, ...], stacked: tuple[int, ...]) -> int | No
 
 
 def _channels_first(images: torch.Tensor) -> torch.Tensor:
-    """Transpose images to the same strides as SB3, since strides select the convolution kernel."""
+    """Transpose images to the same strides as in SB3, because torch chooses the convolution kernel by the strides."""
     batch, height, width, channels = images.shape
     return images.reshape(batch, 1, height, width) if channels == 1 else images.permute(0, 3, 1, 2)
 

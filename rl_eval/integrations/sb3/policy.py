@@ -1,4 +1,4 @@
-"""Policy of Stable-Baselines3, with the actions of its own ``predict``, for a batch of lanes.
+"""Policy of Stable-Baselines3, which takes the same actions as its own ``predict``, for a batch of lanes.
 
 Actions have the environment's scale: squashed actions are mapped onto the bounds, other actions are clipped to them.
 ``deterministic=False`` samples the policy's distribution with each episode's own noise:
@@ -51,10 +51,12 @@ def parameters(distribution: Distribution) -> list[Array]:
 
 @final
 class Exploration:
-    """Noise of a policy with gSDE: one matrix per episode, drawn at its first step and multiplied by the features.
+    """Noise of a policy with gSDE: one matrix per episode.
 
-    SB3 draws a new matrix when a rollout starts, or every ``sde_sample_freq`` steps. Its ``predict`` never draws one,
-    so all episodes of SB3's ``evaluate_policy`` share the last matrix of the training.
+    It is drawn at the first step, and multiplied by the features.
+
+    SB3 draws a new matrix when a rollout starts, or every ``sde_sample_freq`` steps. SB3's ``predict`` never draws a
+    matrix, so all episodes of SB3's ``evaluate_policy`` share the last matrix of the training.
 
     Args:
         actor: Part of the policy with the distribution.
@@ -64,7 +66,7 @@ class Exploration:
         self._actor = actor
 
     def initial_state(self, batch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return zero matrices, shape (batch, features, actions), and a mask of the drawn ones, shape (batch,)."""
+        """Return zero matrices, shape (batch, features, actions), and the mask of drawn matrices, shape (batch,)."""
         std = self._std()
         blank = torch.zeros((batch_size, *std.shape), dtype=std.dtype, device=std.device)
         return blank, torch.zeros(batch_size, dtype=torch.bool, device=std.device)
@@ -91,11 +93,12 @@ class Exploration:
 _RECURRENT: Final = "sb3_contrib.common.recurrent.policies"
 _MASKABLE: Final = "sb3_contrib.common.maskable.policies"
 _PREDICTS: Final = ("stable_baselines3.common.policies", _RECURRENT, _MASKABLE)
-"""Modules with a known ``predict``. ``RecurrentPPO`` has a state, ``MaskablePPO`` takes masks."""
+"""Modules whose ``predict`` this module can replace. ``RecurrentPPO`` has a state, and ``MaskablePPO`` takes action
+masks."""
 
 
 def _home_of(module: BasePolicy) -> str:
-    """Return the module of a policy's ``predict``.
+    """Return the name of the module that defines a policy's ``predict``.
 
     Raises:
         ConfigError: The policy has its own ``predict``.
@@ -147,13 +150,13 @@ class SB3Policy:
     """Policy of Stable-Baselines3 with the interface of :class:`rl_eval.Policy`.
 
     Args:
-        module: Detached policy, with its normalizers if it has any.
+        module: Policy that no other code uses, with its normalizers if it has any.
         observation_space: Observation space of the environment.
         action_space: Action space of the environment.
         deterministic: Whether the policy always uses the mode of its distribution.
 
     Raises:
-        ConfigError: The spaces do not fit the policy's, action masks are missing, or it has its own ``predict``.
+        ConfigError: The spaces do not fit the policy, action masks are missing, or the policy has its own ``predict``.
     """
 
     def __init__(
@@ -179,7 +182,7 @@ class SB3Policy:
         self._actor: Any = getattr(module, "actor", module)
         known = type(module)._predict.__module__.startswith(("stable_baselines3.", "sb3_contrib."))
         self._samples = known and hasattr(self._actor, "action_dist")
-        """Whether to sample from the distribution directly, since ``EpisodeDraws`` slows down each torch call in it."""
+        """Whether to sample from the distribution directly, because ``EpisodeDraws`` slows down each call of torch."""
         self._exploration: Exploration | None = None
         if not deterministic and isinstance(getattr(self._actor, "action_dist", None), StateDependentNoiseDistribution):
             self._exploration = Exploration(self._actor)
@@ -200,7 +203,10 @@ class SB3Policy:
 
     @torch.no_grad()
     def probe_outputs(self, observations: Any) -> list[Array]:
-        """Return Q values or the parameters of the distribution; with an LSTM, those of the second step."""
+        """Return Q values or the parameters of the distribution.
+
+        With an LSTM, these are the values of the second step.
+        """
         rows = len(tree.flatten(observations)[0])
         state = self.initial_state(rows) or {}
         prepared, arguments, _ = self._read(observations, state)
@@ -245,7 +251,7 @@ class SB3Policy:
     # ------------------------------------------------------------------ calls of the policy
 
     def _read(self, observations: Any, state: State) -> tuple[Any, dict[str, Any], Any]:
-        """Return the policy's observation and its other arguments by name, and the frames for the next step."""
+        """Return the observation for the policy, the policy's other arguments by name, and the frames for the next step."""
         observation = observations["observation"] if self._masked else observations
         prepared, frames = self._prepare(observation, state.get("frames"), self.module.device)
         return prepared, self._arguments(observations, state.get("lstm")), frames
@@ -260,7 +266,7 @@ class SB3Policy:
         return {}
 
     def _split(self, result: Any) -> tuple[Any, Any]:
-        """Return the output of such a call, and the next state of an LSTM, rows first."""
+        """Return the output of the policy, and the next state of an LSTM with the batch as the first dimension."""
         if not self._recurrent:
             return result, None
         computed, states = result
