@@ -1,4 +1,4 @@
-"""Charts of a report as shapes with coordinates; the template draws them as SVG."""
+"""Charts of a report, as shapes with coordinates. The template draws them as SVG."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rl_eval.results.stats.aggregate import histogram_edges
 
 WIDTH: Final = 540.0
 HEIGHT: Final = 250.0
-"""Size of a drawing in pixels; the template has the same numbers."""
+"""Height of a drawing in pixels. The template has the same size."""
 _LEFT: Final = 60.0
 _RIGHT: Final = 20.0
 _TOP: Final = 10.0
@@ -22,7 +22,7 @@ _BOTTOM: Final = 44.0
 
 _STEPS: Final = (1, 2, 2.5, 5, 10)
 _WIDEST: Final = 1e300
-"""Highest magnitude that is drawn; differences of larger values may overflow."""
+"""Maximum magnitude of drawn values. Differences between larger values may overflow."""
 _POINTS: Final = 300
 """Maximum number of points of a running mean."""
 
@@ -46,7 +46,7 @@ class Axis:
 
     @property
     def ticks(self) -> list[tuple[float, str]]:
-        """Four to eight round numbers with their positions in pixels; fewer for whole numbers."""
+        """Four to eight round numbers, with their positions in pixels. There may be fewer whole numbers."""
         width = (self.high - self.low) / 5
         power = 10.0 ** math.floor(math.log10(width))
         step = next(step * power for step in _STEPS if step * power >= width * (1 - 1e-9))
@@ -62,7 +62,7 @@ def axis_over(
 
     Args:
         label: Meaning of the values.
-        values: Values; NaN, infinities and extreme floats are omitted.
+        values: The values. NaN, infinities and extremely large numbers are omitted.
         start: Position of the lower end, in pixels.
         end: Position of the upper end, in pixels.
         margin: Margin as a fraction of the range of values.
@@ -84,7 +84,7 @@ class Shape(NamedTuple):
     css: str
     """CSS class, which sets the colour."""
     at: dict[str, str]
-    """Attributes: its position, and its range of returns if a click on it filters the episodes."""
+    """Attributes of the SVG element: its position and, if a click filters the episodes, its range of returns."""
     title: str = ""
     """Text of the tooltip."""
 
@@ -99,7 +99,7 @@ class Plot:
     y: Axis
     shapes: list[Shape]
     key: list[tuple[str, str]] = field(default_factory=list)
-    """Legend: CSS classes with their meanings."""
+    """Legend: pairs of CSS class and meaning."""
     caption: str = ""
 
 
@@ -109,9 +109,9 @@ def histogram(
     """Return a histogram, or None if no value can be drawn.
 
     Args:
-        values: Shape (n,).
+        values: The values, shape (n,).
         label: Meaning of the values, for the axis.
-        marks: Vertical lines: CSS class, meaning and value.
+        marks: Vertical lines, each with a CSS class, a meaning and a value.
     """
     x = axis_over(label, values, _LEFT, WIDTH - _RIGHT, margin=0.02)
     if x is None:
@@ -139,7 +139,9 @@ def histogram(
 
 
 def running_mean(places: npt.NDArray[np.int64], values: npt.NDArray[np.float64], confidence: float) -> Plot | None:
-    """Return a plot of the mean of the first n episodes for every n, with Student t limits; None with too few values.
+    """Return a plot of the mean of the first n episodes for every n, with Student t limits.
+
+    The result is None if there are too few values.
 
     Args:
         places: Indices of the episodes, in order, shape (n,).
@@ -183,8 +185,8 @@ def means(
     Args:
         steps: Position of each mean, in ascending order.
         values: Mean of each step; NaN is omitted.
-        ends: Low and high end of each interval; NaN without an interval.
-        label: Meaning of a step.
+        ends: Low and high end of each interval; NaN if there is no interval.
+        label: Meaning of the steps, for the axis.
     """
     x = axis_over(label, steps, _LEFT, WIDTH - _RIGHT, whole=True)
     y = axis_over("mean return", [*values, *(end for pair in ends for end in pair)], HEIGHT - _BOTTOM, _TOP)

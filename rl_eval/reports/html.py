@@ -1,10 +1,10 @@
-"""HTML of a report: template, style, script and data in one text, with a policy that forbids all connections.
+"""HTML of a report: template, style, script and data in one text. A content security policy forbids connections.
 
 Equal results give equal bytes: the output does not depend on the time, the machine or the process. Jinja2 escapes all
-text, markup characters in the JSON data are escaped, and only the script with the digest in the policy can run.
+text. Markup characters in the JSON data are escaped. Only the script whose digest is in the policy can run.
 
 Each column of the episodes is a little-endian array of the smallest type that shows the same seven digits. Its bytes
-are grouped by their position in the number for better compression, then encoded with zlib and base64.
+are grouped by their position in the number, which improves the compression. Then they are encoded with zlib and base64.
 """
 
 from __future__ import annotations
@@ -42,32 +42,32 @@ if TYPE_CHECKING:
 
 
 GENERATOR: Final = '<meta name="generator" content="rl-eval report">'
-"""Element near the start of each page that identifies a file as a report."""
+"""Element near the start of each page. It shows that a file is a report."""
 _STATIC_ROWS: Final = 100
-"""Number of episodes visible without JavaScript."""
+"""Number of episodes that are visible without JavaScript."""
 
 _HEADINGS: Final = ("episode", "seed", "return", "length", "end", "success", "attempts", "runner", "seconds")
 _FOLDER: Final = Path(__file__).parent
 _MANY: Final = 3
-"""Number of environments from which a heading counts them instead of listing their names."""
+"""Minimum number of environments for a heading that has their number instead of their names."""
 _MOST_VIDEOS: Final = 1_000
 _ESCAPES: Final = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
 
 _MOST_ROWS: Final = 200_000
-"""Maximum number of episodes of one result in the table; the numbers include all."""
+"""Maximum number of episodes of one result in the table. The numbers are computed from all episodes."""
 
 _MOST_TEXT: Final = 1_700_000
-"""Maximum length of the packed columns of one result; info scalars beyond it are omitted."""
+"""Maximum length of the packed columns of one result. Info scalars that exceed it are omitted."""
 _MOST_FAULTS: Final = 20_000
 _MOST_TRACEBACKS: Final = 2_000_000
-"""Maximum length of all different tracebacks of one result."""
+"""Maximum total length of the different tracebacks of one result."""
 _UNSIGNED: Final = ("<u1", "<u2", "<u4")
 _DIGITS: Final = 1e-7
-"""Relative error that is not visible."""
+"""Maximum relative error of packed numbers, which is not visible."""
 
 
 class Source(NamedTuple):
-    """Result with its folder or URI."""
+    """Result, with its folder or URI."""
 
     path: str
     result: EvalResult
@@ -79,7 +79,7 @@ def render(sources: Sequence[Source]) -> str:
     """Return a report of results.
 
     Args:
-        sources: At least one result; the others are compared with the first.
+        sources: At least one result. The other results are compared with the first.
     """
     results, names = [source.result for source in sources], _names(sources)
     runs = [
@@ -130,10 +130,10 @@ def render_template(
 
     Args:
         template: File name of the template.
-        script: The only script that may run.
+        script: Text of the only script that may run.
         data: JSON value for the script, in the element ``data``.
-        form: Allowed target of forms, as a source of the policy.
-        images: Allowed origin of images, in the same way.
+        form: Allowed target of forms, as in a content security policy.
+        images: Allowed origin of images, as in a content security policy.
         **shown: Variables of the template.
     """
     from markupsafe import Markup
@@ -149,7 +149,7 @@ def render_template(
 
 
 def _content_policy(style: str, script: str, form: str, images: str) -> str:
-    """Return a content security policy that allows only this style and this script."""
+    """Return a content security policy that allows only one style and one script."""
 
     def digest(text: str) -> str:
         return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
@@ -179,7 +179,7 @@ def _environment() -> jinja2.Environment:
 
 
 def _names(sources: Sequence[Source]) -> list[str]:
-    """Return the parts of paths that distinguish them; equal paths get a number."""
+    """Return the parts of the paths that distinguish the sources. Equal paths get a number."""
     parts = [_folder_of(source.path).parts for source in sources]
     if len(parts) == 1:
         return [parts[0][-1]]
@@ -189,14 +189,17 @@ def _names(sources: Sequence[Source]) -> list[str]:
 
 
 def _folder_of(path: str) -> Path:
-    """Return the folder of a result; its last part is the name of the folder."""
+    """Return the folder of a result as a path that ends with the folder's name."""
     text = path.partition("?")[0]
     folder = Path(text).parent if Path(text).name == RESULT_FILE else Path(text)
     return folder if folder.name not in ("", "..") else Path(absolute_place(folder))
 
 
 def _data_of_all(results: Sequence[EvalResult]) -> list[dict[str, Any]]:
-    """Return the data of each result, without columns that equal those of the first result, such as seeds."""
+    """Return the data of each result.
+
+    Columns that are equal to those of the first result, such as seeds, are left out.
+    """
     first, *others = map(episode_data, results)
     for other in others:
         columns = other["columns"].items()
@@ -245,7 +248,7 @@ def episode_data(result: EvalResult) -> dict[str, Any]:
 
 
 def _shown_rows(result: EvalResult) -> npt.NDArray[np.intp]:
-    """Return the indices of the episodes in the table: the first finished ones."""
+    """Return the indices of the episodes in the table: the first finished episodes."""
     return np.flatnonzero(result.table.filled)[:_MOST_ROWS]
 
 
@@ -270,7 +273,10 @@ def _narrow(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def _fault_data(result: EvalResult) -> dict[str, Any]:
-    """Return faults as rows and each different traceback once; a row without a traceback has place -1."""
+    """Return the faults as rows, and the list of different tracebacks.
+
+    A row has the position of its traceback; -1 for none.
+    """
     texts: dict[str, int] = {}
     left, rows = _MOST_TRACEBACKS, []
     events = (event for index in sorted(result.table.faults) for event in story(result, index))

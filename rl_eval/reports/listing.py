@@ -1,7 +1,7 @@
-"""List of the runs in a folder. Files are read as data, and an unreadable run has an error text.
+"""List of the runs in a folder. Files are only read as data. A run that cannot be read has an error text.
 
-The numbers of a complete result come from its summary, because computing them again is slow for many runs;
-``load`` and ``rl-eval show`` verify them. Numbers of an unfinished run come from its log.
+The numbers of a complete result come from its summary, because it takes long to compute them again for many runs.
+``load`` and ``rl-eval show`` verify them. The numbers of an unfinished run come from its log.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rl_eval.results.loading import load
 from rl_eval.results.text import decimals, environment_name, number, policy_name
 
 HEADINGS: Final = ("when", "status", "episodes", "mean return (interval)", "environment", "policy", "run")
-"""Columns of the list, on a terminal and in a browser."""
+"""Headings of the list's columns, in a terminal and in a browser."""
 
 _LOG_FOLDERS: Final = {"owners", "segments"}
 _LONGEST: Final = 200
@@ -38,16 +38,16 @@ class ListedRun:
     status: str
     """``complete``, ``partial``, ``failed``, or ``broken``."""
     episodes: int = 0
-    """Number of episodes in the mean."""
+    """Number of episodes from which the mean is computed."""
     planned: int = 0
     mean_return: float = math.nan
     low: float = math.nan
-    """Lower end of the interval of the mean; NaN without an interval."""
+    """Lower end of the interval of the mean; NaN if there is no interval."""
     high: float = math.nan
     policy: str = ""
     environment: str = ""
     when: str = ""
-    """ISO time of the end of the run; for a log, of its start."""
+    """ISO time of the end of the run. For a log, the time of the start."""
     problem: str = ""
     """Reason why a broken run cannot be read."""
     deterministic: bool | None = None
@@ -55,12 +55,12 @@ class ListedRun:
 
     @property
     def name(self) -> str:
-        """Path on one line."""
+        """Path of the run, as text on one line."""
         return _line(self.path)
 
     @property
     def cells(self) -> tuple[str, ...]:
-        """Texts of the columns; a broken run has its error text after its name, and no numbers."""
+        """Texts of the columns. A broken run has no numbers, and its error text follows its name."""
         if self.status == "broken":
             return "", self.status, "", "", "", "", f"{self.name}: {self.problem}"
         state = f"{self.status}, not deterministic" if self.deterministic is False else self.status
@@ -77,7 +77,9 @@ class ListedRun:
 
 
 def list_runs(folder: str | os.PathLike[str]) -> list[ListedRun]:
-    """Return the runs in a folder and its subfolders, newest first; links are not followed, and no code runs.
+    """Return the runs in a folder and its subfolders, newest first.
+
+    Links are not followed, and no code of a run is executed.
 
     Raises:
         UsageError: The folder does not exist.
@@ -110,7 +112,7 @@ def _listed(path: Path, name: str) -> ListedRun:
 
 
 def _summary(path: Path) -> dict[str, Any]:
-    """Return the summary of a complete result; empty if the log is needed."""
+    """Return the summary of a complete result; empty if the log must be read instead."""
     if not (path / RESULT_FILE).exists():
         return {}
     data = read_summary(path / RESULT_FILE)
@@ -122,7 +124,7 @@ def _summary(path: Path) -> dict[str, Any]:
 
 
 def _run(name: str, data: Mapping[str, Any]) -> ListedRun:
-    """Return the run of a summary, which may be malformed."""
+    """Return the listed run for a summary, which may be malformed."""
     metrics, interval, provenance = data["metrics"], data["interval"], data["provenance"]
     numbers = (metrics["episode_return_mean"], interval["low"], interval["high"])
     mean, low, high = (math.nan if value is None else float(value) for value in numbers)
@@ -144,7 +146,7 @@ def _run(name: str, data: Mapping[str, Any]) -> ListedRun:
 
 
 def _check_records(path: Path, planned: int) -> None:
-    """Check that there is a record of every episode."""
+    """Check that there is a record of every planned episode."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -159,5 +161,5 @@ def _check_records(path: Path, planned: int) -> None:
 
 
 def _line(text: str) -> str:
-    """Return text on one line, cut to the maximum length."""
+    """Return a text on one line, cut to the maximum length."""
     return " ".join(one_line(text[: 2 * _LONGEST]).split())[:_LONGEST]

@@ -1,8 +1,8 @@
-"""Page as data, and its renderings for a terminal, as plain text and for a notebook.
+"""Page as data, with renderers for a terminal, for plain text and for a notebook.
 
 Text from files is shown on one line and without unprintable characters. Otherwise, a line break in a name could imitate
-a line of the page, and a terminal would execute control characters. A lone surrogate, which JSON may contain, cannot be
-encoded.
+a line of the page, and a terminal would execute control characters. A single surrogate, which JSON may contain, could
+not be encoded.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _LABEL: Final = 13
 _GAP: Final = 3
 _COLOURS: Final = {"complete": "green", "partial": "yellow", "failed": "red"}
 _BYTES: Final = 0xDC00
-"""First of the surrogates by which Python represents bytes of a file name that are not UTF-8."""
+"""First of the surrogates with which Python represents the bytes of a file name that are not UTF-8."""
 
 
 class Line(NamedTuple):
-    """One labelled line; further lines of the same topic have an empty label."""
+    """One labelled line. Further lines of the same topic have an empty label."""
 
     label: str
     strong: str
@@ -40,30 +40,30 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
-    """Table of text; its first column names the rows."""
+    """Table of text. The first column contains the names of the rows."""
 
     title: str
     headings: Sequence[str]
     rows: Sequence[Sequence[str]]
     caption: str = ""
     folded: bool = False
-    """Whether a browser shows it only after a click on the title."""
+    """Whether a browser shows the table only after a click on its title."""
 
 
 @dataclass(frozen=True)
 class Page:
-    """Content of a page; renders itself as plain text, for :mod:`rich` and for a notebook."""
+    """Content of a page. It can be rendered as plain text, by :mod:`rich`, and in a notebook."""
 
     title: str
     subtitle: str
     state: str
-    """Shown at the right edge: ``complete``, ``partial``, ``failed``, or empty."""
+    """Status at the right edge: ``complete``, ``partial``, ``failed``, or empty."""
     sections: Sequence[Sequence[Line] | Table | Plot]
-    """Only browsers show plots."""
+    """Parts of the page, in order. Only browsers show plots."""
     notes: Sequence[str] = field(default_factory=list)
     verdict: str = ""
     failure: str = ""
-    """Reason why the numbers are missing or not reliable; shown first."""
+    """Reason why the numbers are missing or not reliable. It is shown first."""
 
     def __str__(self) -> str:
         from rich.console import Console, Group
@@ -74,13 +74,13 @@ class Page:
         return "\n".join(line.rstrip() for line in captured.get().splitlines())
 
     def __rich__(self) -> RenderableType:
-        """Return the page in colour, at most 80 columns wide except for its tables."""
+        """Return the page in colour. Except for tables, it has at most 80 columns."""
         from rich.console import Group
 
         return Group(*_parts(self, "─"))
 
     def _repr_html_(self) -> str:
-        """Return one HTML table for a notebook; all text is escaped."""
+        """Return one HTML table for a notebook. All text is escaped."""
         rows: list[Sequence[str]] = []
         for section in (self.head, *self.sections, self.tail):
             if isinstance(section, Table):
@@ -92,23 +92,29 @@ class Page:
 
     @property
     def head(self) -> list[Line]:
-        """The failure, as a line."""
+        """Line with the failure; empty if there is none."""
         return [Line("failed", "", self.failure)] if self.failure else []
 
     @property
     def tail(self) -> list[Line]:
-        """Verdict and notes, as lines."""
+        """Lines with the verdict and the notes."""
         verdict = [Line("verdict", "", self.verdict)] if self.verdict else []
         return verdict + [Line("note", "", note) for note in self.notes]
 
 
 def one_line(text: str) -> str:
-    """Return text on one line; unprintable characters become spaces, and bytes of file names become escapes."""
+    """Return a text on one line.
+
+    Unprintable characters become spaces, and undecodable bytes of file names become escapes.
+    """
     return text if text.isprintable() else "".join(map(_printed, text))
 
 
 def _printed(char: str) -> str:
-    r"""Return a character or its replacement; a byte becomes ``\xff``, so that file names stay distinct."""
+    r"""Return a character or its replacement.
+
+    A byte becomes an escape such as ``\xff``, so that file names stay distinct.
+    """
     if char.isprintable():
         return char
     byte = ord(char) - _BYTES
@@ -116,7 +122,7 @@ def _printed(char: str) -> str:
 
 
 def lines(text: str) -> str:
-    """Return text with several lines, such as a traceback, without unprintable characters."""
+    """Return a text with several lines, such as a traceback, without unprintable characters."""
     return "\n".join(one_line(line.expandtabs()).rstrip() for line in text.splitlines())
 
 
@@ -173,7 +179,7 @@ def _hanging(line: Line, style: str) -> RenderableType:
 
 
 def _grid(*widths: int) -> Grid:
-    """Return an empty grid: columns of the given widths, and a last column of the remaining width."""
+    """Return an empty grid with columns of the given widths, and a last column with the remaining width."""
     from rich.table import Table as Grid
 
     grid = Grid.grid()
@@ -190,7 +196,7 @@ def _text(text: str, style: str = "") -> Text:
 
 
 _LEFT: Final = 'style="text-align: left; white-space: pre-wrap"'
-"""Style of a cell in a notebook, whose own styles align to the right and collapse spaces."""
+"""Style of a table cell in a notebook. The notebook's own style aligns text to the right and collapses spaces."""
 
 
 def _html_row(row: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""Pages of a result, a comparison and cross-play: selection, order and precision of their numbers."""
+"""Pages of a result, a comparison and cross-play: the selection, the order and the precision of their numbers."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _MEANS: Final = ("module_episode_returns", "policy_team_return", "policy_per_cap
 _CONDITIONS: Final = 50
 """Maximum number of conditions in a table."""
 _LEAST_SHOWN: Final = 0.0005
-"""Smallest fraction that is not rounded to 0.0 %."""
+"""Smallest shown fraction; smaller fractions would be rounded to 0.0 %."""
 _WITH_INTERVALS: Final = 4
 """Maximum number of policies for matrices with intervals, so that they fit into 80 columns."""
 
@@ -133,7 +133,7 @@ def _success_lines(result: EvalResult) -> list[Line]:
 
 
 def _policy_tables(result: EvalResult) -> list[Table]:
-    """Return a table of the policies, per agent and episode; no table for a single agent."""
+    """Return a table of the policies, with numbers per agent and episode; empty for a single agent."""
     if not len(result.agents):
         return []
     names, shown = policy_names(result.provenance), result.metrics
@@ -151,7 +151,7 @@ def _policy_tables(result: EvalResult) -> list[Table]:
 
 
 def _condition_tables(result: EvalResult) -> list[Table]:
-    """Return a table of each axis and of the conditions; no table without conditions."""
+    """Return a table for each axis and a table of the conditions; empty without conditions."""
     tables: list[Table] = []
     headings: tuple[str, ...] = ("episodes", "mean return", "interval")
     if result.success_interval is not None:
@@ -177,7 +177,7 @@ def _success_cells(part: ConditionNumbers) -> tuple[str, str]:
 
 
 def _lowest(column: str, headings: Sequence[str], rows: Sequence[tuple[float, Sequence[str]]]) -> Table:
-    """Return a table of all rows, or of those with the lowest numbers if there are many."""
+    """Return a table of all rows. If there are many rows, return a table of the rows with the lowest numbers."""
     title, caption = f"by {'condition' if column == ID else column}", ""
     if len(rows) > _CONDITIONS:
         caption = f"The {_CONDITIONS} lowest of {len(rows):,}; use --json for all."
@@ -244,7 +244,7 @@ def _side_lines(comparison: Comparison) -> list[Line]:
 
 
 def _setting_lines(comparison: Comparison) -> list[Line]:
-    """Return the different settings, except those that the lines of the sides already show."""
+    """Return lines with the settings that differ, except those that the lines of the two sides already show."""
     a, b = comparison.a, comparison.b
     names, weights = a.policy != b.policy, a.weights != b.weights
     different = [
@@ -278,7 +278,7 @@ def _difference_lines(comparison: Comparison) -> list[Line]:
 
 
 def _difference_tables(shown: Comparison) -> list[Table]:
-    """Return a table of the differences by each axis and by condition; no table without conditions."""
+    """Return tables of the differences by the values of each axis, and by condition; empty without conditions."""
     tables = []
     for column, parts in shown.by_condition.items():
         write = _means(parts)
@@ -311,7 +311,7 @@ def _mcnemar_lines(comparison: Comparison) -> list[Line]:
 
 @page_of.register
 def _(shown: CrossPlay) -> Page:
-    """Return the tables of cross-play, sorted by rating."""
+    """Return the page of cross-play: tables of the policies, sorted by rating."""
     missing = f"; {shown.num_missing:,} planned games do not count" if shown.num_missing else ""
     head = f"{shown.num_games:,} games on {shown.num_seeds:,} seeds{missing}; {100 * shown.confidence:g} % intervals"
     best = sorted(shown.standings, key=lambda each: 0.0 if math.isnan(each.rating.value) else -each.rating.value)
@@ -347,7 +347,7 @@ def _(shown: CrossPlay) -> Page:
 
 
 def _matrix(played: CrossPlay, names: list[str], what: str, write: Write) -> list[list[str]]:
-    """Return one row of estimates per policy, with intervals below them if there is space."""
+    """Return one row of estimates per policy. If there is space, the intervals are below the estimates."""
     shown = 2 if len(names) <= _WITH_INTERVALS else 1
     cells = {(cell.row, cell.column): _both(getattr(cell, what), write)[:shown] for cell in played.cells}
     return [[row, *("\n".join(cells.get((row, column), "-")) for column in names)] for row in names]
@@ -361,7 +361,7 @@ def _writer(places: int) -> Write:
 
 
 def _means(estimates: Iterable[Estimate | Part]) -> Write:
-    """Return a formatter with the number of decimals of the narrowest interval."""
+    """Return a function that formats means with the number of decimals of the narrowest interval."""
     spreads = [(each.interval.high - each.interval.low) / 4 for each in estimates]
     return _writer(max((decimals(spread) for spread in spreads if spread > 0), default=2))
 

@@ -28,18 +28,19 @@ from rl_eval.results.text import decimals, lookup, number, percent
 
 _MOST_AGENTS: Final = 50
 _MOST_GROUPS: Final = 50
-"""Maximum number of groups of an info scalar; with more values it is a measurement, not the number of a task."""
+"""Maximum number of groups of an info scalar. A scalar with more values is a measurement, and not the number of a
+task."""
 _MOST_TABLES: Final = 8
 _MOST_KINDS: Final = 20
 _MOST_LEAVES: Final = 400
 _LONGEST: Final = 300
-"""Maximum number of characters shown of a provenance value."""
+"""Maximum number of shown characters of a value in the provenance."""
 _MOST_PAIRS: Final = 8
 _HIDDEN: Final = ("signature", "notes")
-"""Parts of the provenance that do not help a reader, or that are shown elsewhere."""
+"""Parts of the provenance that are not useful for a reader, or are shown elsewhere."""
 _MOST_INDICES: Final = 12
 _PATH: Final = "path"
-"""Argument that names the model file, in policy factories of other libraries."""
+"""Name of the argument with the model file, in the policy factories of libraries."""
 _NUMBER: Final = re.compile(r"[0-9]{1,15}")
 
 
@@ -47,7 +48,7 @@ _NUMBER: Final = re.compile(r"[0-9]{1,15}")
 
 
 def run_page(result: EvalResult) -> Page:
-    """Return the page of a result for a browser: with plots and further tables, but without the episodes."""
+    """Return the page of a result for a browser, with plots and more tables, but without the episodes."""
     rows, interval, page = result.counted_rows, result.interval, result_page(result)
     level = f"{100 * interval.confidence:g} % interval of the mean"
     ends = [("end", level, end) for end in (interval.low, interval.high)] if interval.exists else []
@@ -99,7 +100,7 @@ def _ends(interval: Interval, places: int = 2) -> str:
 
 
 def _agent_tables(result: EvalResult) -> list[Table]:
-    """Return a table of the agents; no table for a single agent."""
+    """Return a table of the agents; empty for a single agent."""
     rows, shown = result.counted_agents, []
     for agent in agents_in(result.table.info_keys)[:_MOST_AGENTS]:
         own = rows[rows["agent"] == agent]
@@ -110,7 +111,7 @@ def _agent_tables(result: EvalResult) -> list[Table]:
 
 
 def group_tables(result: EvalResult) -> list[Table]:
-    """Return a table for each info scalar with a few different whole numbers, which divide the counted episodes."""
+    """Return a table for each info scalar with a few different whole numbers, which divide the episodes into groups."""
     rows, keys, tables = result.counted_rows, result.table.info_keys, []
     of_agents = {*agent_columns(agents_in(keys))}
     for key, column in zip(keys, result.table.infos[result.counted].T, strict=True):
@@ -124,7 +125,7 @@ def group_tables(result: EvalResult) -> list[Table]:
 
 
 def _groups(column: npt.NDArray[np.float64]) -> list[float]:
-    """Return the different values of a column in ascending order if they are a few whole numbers; otherwise none."""
+    """Return the different values of a column, in ascending order; empty if they are not a few whole numbers."""
     values = np.unique(column[~np.isnan(column)])
     whole = (np.abs(values) < 1e6) & (values == np.rint(values))
     return values.tolist() if 2 <= len(values) <= _MOST_GROUPS and whole.all() else []
@@ -148,7 +149,7 @@ def _level(result: EvalResult) -> str:
 
 
 def _fault_table(result: EvalResult) -> Table:
-    """Return the faults by type and phase with one full example each, the most frequent first."""
+    """Return a table of the faults by type and phase, the most frequent first, each with one complete example."""
     if not result.faults:
         return Table("Faults", (), [], "No environment, policy or runner failed.")
     kinds: dict[str, list[Fault]] = {}
@@ -164,7 +165,7 @@ def _fault_table(result: EvalResult) -> Table:
 
 
 def _provenance(provenance: Mapping[str, Any]) -> Table:
-    """Return the leaves of a provenance without secrets; the items of a list share one row."""
+    """Return a table of the leaves of a provenance, without secrets. The items of a list share one row."""
     found: dict[str, list[str]] = {}
     for part in sorted(set(provenance) - set(_HIDDEN)):
         for key, value in leaves(redact(provenance[part], part), part):
@@ -192,7 +193,7 @@ def overview(names: Sequence[str], results: Sequence[EvalResult]) -> Page:
 
 
 def _curve(results: Sequence[EvalResult]) -> Plot | None:
-    """Plot the results that differ from the first one only in their weights."""
+    """Return a plot of the results that differ from the first result only in their weights; None if there are none."""
     alike = [result for result in results if _setting(result) == _setting(results[0])]
     for what, step_of in (("version of the weights", _version), ("number in the checkpoint's name", _checkpoint)):
         points = {step: result for result in alike if (step := step_of(result)) is not None}
@@ -226,7 +227,10 @@ def _checkpoint(result: EvalResult) -> int | None:
 
 
 def pair_pages(names: Sequence[str], results: Sequence[EvalResult]) -> list[Page]:
-    """Compare each result with the first one, like ``rl-eval compare``; an impossible comparison gives its reason."""
+    """Return the comparison of each result with the first result, like ``rl-eval compare``.
+
+    If two results cannot be compared, the page has the reason.
+    """
     pages, first = [], results[0]
     for name, result in [*zip(names, results, strict=True)][1 : _MOST_PAIRS + 1]:
         title, sides = f"{name} against {names[0]}", f"a is {names[0]}, b is {name}"

@@ -1,8 +1,9 @@
 """Local server of the runs in a folder: an index, reports and videos.
 
-Pages are rendered on request. The server listens on the loopback interface only, and rejects requests with any other
-host name, which prevents DNS rebinding. URLs contain ids from the index and names of videos, never paths.
-Files of runs are read as data; their code never runs.
+Pages are rendered on request. The server listens only on the loopback interface, and rejects requests with the name of
+another host, which prevents DNS rebinding. URLs contain ids from the index and names of videos, but no paths.
+
+Files of runs are only read as data. Code of a run is never executed.
 """
 
 from __future__ import annotations
@@ -32,9 +33,10 @@ from rl_eval.results.loading import load
 
 _LOOPBACK: Final = "127.0.0.1"
 _OWN_HOST: Final = re.compile(r"(localhost|127\.0\.0\.1)(:\d{1,5})?", re.IGNORECASE)
-"""Allows any port, since a tunnel to this machine may use another one."""
+"""Pattern of the host names of this server. It allows any port, because a tunnel to this machine may use another
+port."""
 _MOST_ROWS: Final = 2_000
-"""Maximum number of runs in the index; the newest are shown."""
+"""Maximum number of runs in the index. The newest runs are shown."""
 _MOST_FIELDS: Final = 200
 """Maximum number of fields in a query."""
 _HEADERS: Final = {
@@ -47,11 +49,11 @@ _HEADERS: Final = {
 
 
 class RunServer(socketserver.ThreadingTCPServer):
-    """HTTP server on 127.0.0.1 of the runs in a folder and its subfolders, until it is closed.
+    """HTTP server on 127.0.0.1 that shows the runs in a folder and its subfolders.
 
     Args:
         folder: Folder of runs.
-        port: Port; 0 for a free one.
+        port: Port; 0 for any free port.
 
     Raises:
         UsageError: The folder does not exist.
@@ -87,7 +89,7 @@ class RunServer(socketserver.ThreadingTCPServer):
             super().handle_error(request, client_address)
 
     def file_at(self, target: str) -> Path | None:
-        """Return the file for a URL, and render it first if it is a page; None if it does not exist.
+        """Return the file for a URL; None if it does not exist. A page is rendered first.
 
         Raises:
             EvalError: The runs cannot be read.
@@ -112,7 +114,7 @@ class RunServer(socketserver.ThreadingTCPServer):
         return page
 
     def _list(self) -> int:
-        """List the runs, and assign ids to the newest; return the number of runs."""
+        """List the runs, and assign ids to the newest runs. Return the number of runs."""
         runs = list_runs(self._folder)
         self._runs = {_id(run): run for run in runs[:_MOST_ROWS]}
         return len(runs)
@@ -132,7 +134,7 @@ class RunServer(socketserver.ThreadingTCPServer):
 
 
 def _id(run: ListedRun) -> str:
-    """Return the id of a run in URLs, which stays the same when the folder is listed again."""
+    """Return the id of a run in URLs. It stays the same when the folder is listed again."""
     return hashlib.sha256(os.fsencode(run.path)).hexdigest()[:16]
 
 
@@ -144,7 +146,7 @@ class _Handler(SimpleHTTPRequestHandler):
 
     @override
     def send_head(self) -> Any:
-        """Send the headers of a file and return it open; None after an error."""
+        """Send the headers of a file, and return the open file; None after an error."""
         hosts = self.headers.get_all("Host", [])
         if len(hosts) != 1 or not _OWN_HOST.fullmatch(hosts[0].strip()):
             self.send_error(
@@ -165,7 +167,7 @@ class _Handler(SimpleHTTPRequestHandler):
 
     @override
     def translate_path(self, path: str) -> str:
-        """Return the file chosen by :meth:`send_head`; the path is ignored."""
+        """Return the file that :meth:`send_head` has chosen. The path is ignored."""
         return str(self._file)
 
     @override

@@ -44,7 +44,7 @@ def _mean(counts: Counts, values: Floats) -> Floats:
 
 
 def _cumulative(counts: Counts, units: Units) -> Floats:
-    """Return the number of drawn scores up to each score, in ascending order, shape (batch, units)."""
+    """Return cumulative counts of drawn scores, in ascending order of the scores, shape (batch, units)."""
     return np.asarray(counts[:, units.order].cumsum(axis=1))
 
 
@@ -54,7 +54,7 @@ METRICS: Final[Mapping[Metric, tuple[str, Statistic]]] = {
     "median": ("median of the task means", lambda counts, units: np.median(_task_means(counts, units), axis=1)),
     "optimality gap": ("mean amount by which the {unit}s stay below 1", _optimality_gap),
 }
-"""Aggregates: the definition of each, and its function."""
+"""Aggregates by name, each with its definition and its function."""
 
 
 def _scores_above(counts: Counts, units: Units, thresholds: Floats) -> Floats:
@@ -69,7 +69,7 @@ def _means_above(counts: Counts, units: Units, thresholds: Floats) -> Floats:
 
 
 _PROFILES: Final = {"score": (_scores_above, "{unit}s"), "average score": (_means_above, "task means")}
-"""Performance profiles: the function of each, and the unit that it counts."""
+"""Performance profiles by name, each with its function and the unit that it counts."""
 
 
 def aggregate_scores(
@@ -77,17 +77,18 @@ def aggregate_scores(
 ) -> Table:
     """Return aggregates of each policy over its tasks and runs.
 
-    A policy with missing runs is aggregated over the others, with a note.
+    A policy with missing runs is aggregated over its other runs, and the table has a note.
 
     Args:
-        scores: Normalized scores, or scores with one unit on all tasks. The optimality gap needs normalized scores.
+        scores: Normalized scores, or scores that have the same unit on all tasks. The optimality gap needs normalized
+            scores.
         unit: ``"run"``: a score is the mean of a run, and runs are resampled within each task. ``"episode"``: episodes
             are resampled within each run.
-        metrics: Aggregates, which become the columns.
+        metrics: Names of the aggregates, which become the columns.
         confidence: Nominal coverage of the intervals.
 
     Raises:
-        ConfigError: No policy has two units to resample, such as with one training seed and ``unit="run"``.
+        ConfigError: No policy has two units to resample, for example if there is one training seed and ``unit="run"``.
     """
 
     def statistic(counts: Counts, units: Units) -> Floats:
@@ -112,7 +113,8 @@ def performance_profiles(
         scores: Normalized scores.
         unit: Unit that is resampled; see :func:`aggregate_scores`.
         thresholds: Thresholds of the scores.
-        distribution: ``"score"``: fraction of runs, or of episodes. ``"average score"``: fraction of task means.
+        distribution: ``"score"`` for the fraction of runs or episodes, ``"average score"`` for the fraction of task
+            means.
         confidence: Nominal coverage of the interval at each single threshold.
 
     Raises:
@@ -140,7 +142,7 @@ def learning_curves(
         confidence: Nominal coverage of the interval at each single step.
 
     Raises:
-        ConfigError: At some step no policy has two units to resample.
+        ConfigError: At one of the steps, no policy has two units to resample.
     """
     tables = {
         step: aggregate_scores(scores_by_step[step], unit, [metric], confidence=confidence)
@@ -153,7 +155,7 @@ def learning_curves(
 def task_means(scores: Scores, unit: Unit, *, confidence: float = 0.95) -> Table:
     """Return the mean score of each policy on each task.
 
-    The interval of the runs of a task, and of the episodes of a single run, is that of ``rl-eval run`` for a mean. The
+    For the runs of a task, and for the episodes of a single run, the interval is computed as in ``rl-eval run``. The
     episodes of several runs are resampled within each run.
 
     Args:
@@ -162,7 +164,7 @@ def task_means(scores: Scores, unit: Unit, *, confidence: float = 0.95) -> Table
         confidence: Nominal coverage of the intervals.
 
     Raises:
-        ConfigError: No policy has two units of a task.
+        ConfigError: No policy has two units on any task.
     """
     check_units(scores, unit, confidence)
     found: Cells = {}

@@ -1,4 +1,4 @@
-"""Human-normalized Atari scores: the published references of 57 games."""
+"""Human-normalized Atari scores: the published reference scores of 57 games."""
 
 from __future__ import annotations
 
@@ -17,13 +17,12 @@ HUMAN_SCALES: Final[Mapping[str, Scale]] = {
 }
 """Scores of a random policy and of a human tester on the 57 Atari games, with up to 30 no-ops at the start.
 
-They are the scores of Wang et al., "Dueling network architectures for deep reinforcement learning" (2016), as
-``dqn_zoo/atari_data.py`` of google-deepmind/dqn_zoo (Apache 2.0) lists them.
-"""
+The scores are those of Wang et al., "Dueling network architectures for deep reinforcement learning" (2016), as listed
+in ``dqn_zoo/atari_data.py`` of google-deepmind/dqn_zoo (Apache 2.0)."""
 
 
 def human_scale(game: str) -> Scale:
-    """Return the scale of an Atari game from a random policy (0) to a human (1).
+    """Return the scale of an Atari game, on which a random policy has 0 and a human has 1.
 
     Args:
         game: Name of the game: ``"Pong"``, ``"ALE/Pong-v5"`` or ``"PongNoFrameskip-v4"``; ``"road_runner"`` for

@@ -16,7 +16,7 @@ from rl_eval.suites.units import RESAMPLES, WITHIN, Counts, Unit, Units, units_o
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 Statistic: TypeAlias = Callable[[Counts, Units], Floats]
-"""Numbers of each resample of some units, shape (batch, ...)."""
+"""Function that returns numbers for each resample of some units, shape (batch, ...)."""
 Cells: TypeAlias = dict[tuple[str, "str | float"], Estimate]
 
 _ALONE: Final = {
@@ -26,17 +26,17 @@ _ALONE: Final = {
     ),
     "episode": ("aggregate.unit is episode, but no run has two episodes", "Run more episodes of each cell."),
 }
-"""Problem of a unit that is not available twice, and the next step."""
+"""Problem if there are no two units, and the next step of the user."""
 
 
 def method(unit: Unit, confidence: float) -> str:
-    """Return the sentence about the intervals for a caption."""
+    """Return the sentence about the intervals in a caption."""
     resampled = f"{RESAMPLES:,} resamples of the {unit}s within each {WITHIN[unit]}"
     return f"Intervals are {100 * confidence:g} % percentile intervals of {resampled}."
 
 
 def check_units(scores: Scores, unit: Unit, confidence: float) -> None:
-    """Raise if there is nothing to resample.
+    """Raise an error if there is nothing to resample.
 
     Raises:
         ConfigError: No policy has two units in any stratum.
@@ -56,7 +56,7 @@ def estimates(
     Args:
         scores: Scores of all policies.
         unit: Unit that is resampled.
-        statistic: The numbers, shape (batch, columns).
+        statistic: Function that returns the numbers of each resample, shape (batch, columns).
         columns: Names of the columns.
         confidence: Nominal coverage of the intervals.
 
@@ -75,11 +75,11 @@ def estimates(
 
 
 def percentiles(several: Sequence[Units], resampled: Floats, confidence: float) -> Interval:
-    """Return the percentile interval of a number, or the reason why there is none.
+    """Return the percentile interval of a number, or an interval without ends that has the reason.
 
     Args:
-        several: The policies that the number is about.
-        resampled: The number of each resample, shape (resamples,).
+        several: Units of the policies on which the number depends.
+        resampled: Value of the number for each resample, shape (resamples,).
         confidence: Nominal coverage.
     """
     notes = list(dict.fromkeys(note for units in several for note in units.notes))

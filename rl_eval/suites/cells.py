@@ -20,7 +20,8 @@ from rl_eval.records.plain import convert, plain_leaf
 from rl_eval.suites.definition import Keys, Method, Skip, Steps, SuiteDefinition
 
 EvaluatedSteps = Mapping[str, Mapping[int, str]]
-"""Checkpoints that were evaluated, relative to the suite's file, by name of the training run and by step."""
+"""Paths of the checkpoints that were evaluated, relative to the suite's file, by name of the training run and by
+step."""
 _CHECKPOINT: Final = "{checkpoint}"
 
 
@@ -38,12 +39,12 @@ class Cell:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Texts of the four parts, ``-`` for a missing one."""
+        """Texts of the four parts, with ``-`` for a missing part."""
         return tuple("-" if part is None else str(part) for part in (self.task, self.policy, self.seed, self.step))
 
     @property
     def run(self) -> str:
-        """Name of the training run: the cell's without the step."""
+        """Name of the training run: the name of the cell without the step."""
         return "/".join(self.parts[:3])
 
     @property
@@ -53,7 +54,7 @@ class Cell:
 
     @property
     def folder(self) -> str:
-        """Folder of the cell's evaluation log, relative to that of the suite."""
+        """Folder of the cell's evaluation log, relative to the folder of the suite."""
         return f"cells/{self.digest}"
 
 
@@ -63,7 +64,7 @@ class PlannedCell:
 
     cell: Cell
     checkpoint: Path | None = None
-    """Absolute path; None for a policy without checkpoints."""
+    """Absolute path of the checkpoint; None for a policy without checkpoints."""
     problem: str = ""
     """Reason why the cell cannot run; empty if it can."""
 
@@ -78,7 +79,7 @@ class Matrix:
 
 
 def matrix(suite: SuiteDefinition, evaluated: EvaluatedSteps) -> Matrix:
-    """Find all cells of a suite, with the checkpoints that are on disk now, or were when they were evaluated.
+    """Return all cells of a suite, with checkpoints that are on disk now, or were there when they were evaluated.
 
     Raises:
         ConfigError: Every cell is skipped.
@@ -97,7 +98,7 @@ def matrix(suite: SuiteDefinition, evaluated: EvaluatedSteps) -> Matrix:
 
 
 def chosen(cells: Sequence[PlannedCell], patterns: Sequence[str]) -> list[PlannedCell]:
-    """Return the cells whose names match a pattern such as ``hopper/ppo/0/*``; missing parts match everything.
+    """Return the cells whose names match a pattern such as ``hopper/ppo/0/*``. Missing parts match everything.
 
     Raises:
         ConfigError: No cell matches a pattern.
@@ -114,9 +115,10 @@ def chosen(cells: Sequence[PlannedCell], patterns: Sequence[str]) -> list[Planne
 
 
 def definition_of(suite: SuiteDefinition, planned: PlannedCell) -> dict[str, Any]:
-    """Return everything that the records of a cell depend on, as written in the suite, as plain JSON values.
+    """Return all settings on which the records of a cell depend, as written in the suite's file, as plain JSON values.
 
-    Conditions have the digest of their rows. Other files, such as one in ``policy_kwargs``, have their path only.
+    For conditions, the digest of the rows is added. For other files, such as those in ``policy_kwargs``, only the path
+    is known.
     """
     path = planned.checkpoint
     relative = None if path is None else Path(_relative(path, suite.folder)).as_posix()
@@ -137,7 +139,7 @@ def settings_of_cell(suite: SuiteDefinition, planned: PlannedCell, runners: Mapp
         runners: Values that replace those of the section ``runners``.
 
     Raises:
-        ConfigError: The cell has no checkpoint, or its settings are wrong.
+        ConfigError: The checkpoint of the cell is missing, or its settings are invalid.
     """
     if planned.problem:
         raise ConfigError(planned.problem, key=f"policies.{planned.cell.policy}.checkpoints", value=str(planned.cell))
@@ -152,7 +154,7 @@ def settings_of_cell(suite: SuiteDefinition, planned: PlannedCell, runners: Mapp
 
 
 def _section(suite: SuiteDefinition, planned: PlannedCell, checkpoint: str | None) -> Keys:
-    """Return the section ``policy`` as written in the suite, with its placeholders replaced."""
+    """Return the section ``policy`` as written in the suite's file, with the placeholders replaced."""
     cell = planned.cell
     names = {"{task}": cell.task, "{policy}": cell.policy, "{seed}": cell.seed, "{step}": cell.step}
     section: Keys = _filled(suite.policies[cell.policy].section, {**names, _CHECKPOINT: checkpoint})
@@ -160,7 +162,7 @@ def _section(suite: SuiteDefinition, planned: PlannedCell, checkpoint: str | Non
 
 
 def _values(suite: SuiteDefinition, planned: PlannedCell, section: Keys) -> dict[str, Keys]:
-    """Return the config values of a cell, by section; those of its policy are given."""
+    """Return the config values of a cell, by section. ``section`` has the values of the section ``policy``."""
     parts, conditions = (suite.shared, suite.tasks[planned.cell.task]), suite.conditions
     found = _merged(*(part.values_by_section() for part in parts))
     for part in parts:
@@ -190,7 +192,7 @@ def _with_checkpoint(policy: Any, checkpoint: str, planned: PlannedCell) -> Keys
 
 
 def _merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """Return nested mappings merged; a value of the second replaces one of the first."""
+    """Return two nested mappings merged. A value of the second mapping replaces the value of the first."""
     result = dict(one)
     for key, value in other.items():
         inner = result.get(key)
@@ -200,7 +202,7 @@ def _merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _filled(value: Any, names: Mapping[str, Any]) -> Any:
-    """Replace the placeholders in all texts."""
+    """Replace the placeholders in all texts of nested containers."""
     if isinstance(value, Mapping):
         return {key: _filled(item, names) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -221,7 +223,7 @@ def _all(suite: SuiteDefinition, evaluated: EvaluatedSteps) -> Iterator[PlannedC
 
 
 def _of_run(folder: Path, method: Method, cell: Cell, evaluated: Mapping[int, str]) -> Iterator[PlannedCell]:
-    """Find the cells of one training run, one for each step."""
+    """Yield the cells of one training run, one for each step."""
     if method.checkpoints is None:
         yield PlannedCell(cell)
         return
@@ -253,7 +255,7 @@ def _steps_on_disk(template: str) -> dict[int, Path]:
 
 
 def _wanted(method: Method, there: list[int]) -> list[int]:
-    """Return the steps to evaluate, given those on disk."""
+    """Return the steps to evaluate, given the steps on disk."""
     steps = method.steps
     if steps == "last":
         return there[-1:]

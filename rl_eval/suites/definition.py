@@ -1,4 +1,4 @@
-"""Definition of a suite, from a YAML file with strict keys."""
+"""Definition of a suite, from a YAML file. Unknown keys are errors."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Shared(_Config):
 
 
 class Task(_Config):
-    """Config values that differ from the shared ones, and the score of an episode."""
+    """Config values of one task, in addition to the shared values, and the score of an episode."""
 
     score: ScoreKind = "return"
     """Score of an episode."""
@@ -69,9 +69,9 @@ class Steps(_Part):
     first: Annotated[int, Field(ge=0)] = 0
     """Lowest step; 0 by default."""
     last: Annotated[int, Field(ge=0)] | None = None
-    """Highest step; by default that of the last checkpoint."""
+    """Highest step; by default, the step of the last checkpoint."""
     stride: Annotated[int, Field(ge=1)] | None = None
-    """Distance of the steps; by default the steps on disk are taken."""
+    """Distance between two steps; by default, the steps on disk are used."""
 
 
 class Method(BaseModel):
@@ -85,7 +85,7 @@ class Method(BaseModel):
     seeds: tuple[Annotated[int, Field(ge=0)], ...] = ()
     """Training seeds."""
     steps: Literal["last", "all"] | tuple[Annotated[int, Field(ge=0)], ...] | Steps = "last"
-    """Training steps: the last or all on disk, a list, or a range."""
+    """Training steps: ``last`` or ``all`` of those on disk, a list, or a range."""
 
     @property
     def section(self) -> Keys:
@@ -103,9 +103,9 @@ class Skip(_Part):
     policy: str = "*"
     """Name of the policy, or a pattern."""
     seed: int | None = None
-    """Training seed; by default every one."""
+    """Training seed; by default, every seed."""
     step: int | None = None
-    """Training step; by default every one."""
+    """Training step; by default, every step."""
 
     def applies(self, task: str, policy: str, seed: int | None, step: int | None) -> bool:
         """Whether a cell is skipped."""
@@ -126,7 +126,7 @@ class Compare(_Part):
     """Comparison of all policies with one of them."""
 
     baseline: str
-    """Name of the policy."""
+    """Name of the policy with which the other policies are compared."""
 
 
 class SuiteDefinition(_Part):
@@ -135,7 +135,7 @@ class SuiteDefinition(_Part):
     suite: Name
     """Name of the suite."""
     version: Annotated[int, Field(ge=1)] = 1
-    """Version; a folder has cells of one version only."""
+    """Version of the suite. A folder has cells of one version only."""
     shared: Shared = Shared()
     """Config values of all cells."""
     tasks: Annotated[dict[Name, Task], Field(min_length=1)]
@@ -155,15 +155,15 @@ class SuiteDefinition(_Part):
 
     @property
     def scales(self) -> dict[str, Scale] | None:
-        """Scales of the tasks; None if a task has none."""
+        """Scales of the tasks; None if a task has no scale."""
         found = {name: scale for name, task in self.tasks.items() if (scale := self._scale(task)) is not None}
         return found if len(found) == len(self.tasks) else None
 
     def _scale(self, task: Task) -> Scale | None:
-        """Return the scores that are normalized to 0 and 1; None if there are none. A rate of success has 0 and 1.
+        """Return the scale of a task; None if there is none. The scale of a success score is 0 to 1.
 
         Raises:
-            ConfigError: There is no published score of the game.
+            ConfigError: There are no published scores of the game.
         """
         if task.human_normalized:
             env = task.environment.get("env", self.shared.environment.get("env"))
@@ -178,7 +178,7 @@ class SuiteDefinition(_Part):
         return self._folder
 
     def conditions_digest(self, conditions: Any) -> str:
-        """Return the digest of the rows of conditions, or why there is none; a file is read once."""
+        """Return the digest of the rows of conditions, or the reason why there is none. A file is read only once."""
         key = repr(conditions)
         if key not in self._digests:
             try:
@@ -193,7 +193,8 @@ class SuiteDefinition(_Part):
         """Read a suite from a file.
 
         Raises:
-            ConfigError: The file cannot be read, or a key or value in it is wrong; the message has line and column.
+            ConfigError: The file cannot be read, or a key or value in it is wrong; the message names the line and the
+                column.
         """
         path = Path(path)
         values, marks = compose_yaml(read_text(path), path)
@@ -207,13 +208,13 @@ class SuiteDefinition(_Part):
         where: str = "",
         marks: Mapping[_Place, tuple[int, int]] = {},
     ) -> SuiteDefinition:
-        """Build a suite from nested values.
+        """Create a suite from nested values.
 
         Args:
             values: Values, nested as in the file.
             folder: Folder where relative paths begin.
-            where: Beginning of messages, such as the name of the file.
-            marks: Line and column of each key.
+            where: Beginning of error messages, such as the name of the file.
+            marks: Line and column of each key in the file.
 
         Raises:
             ConfigError: A key or a value is wrong.
@@ -228,7 +229,7 @@ class SuiteDefinition(_Part):
         return suite
 
     def problems(self) -> Iterator[tuple[_Place, str]]:
-        """Find keys and names that do not exist, and values that contradict each other."""
+        """Yield the place and the description of each problem: unknown keys and names, and contradictory values."""
         yield from _unknown_keys(("shared",), self.shared.values_by_section())
         for name, task in self.tasks.items():
             yield from _unknown_keys(("tasks", name), task.values_by_section())
@@ -264,7 +265,7 @@ _ONE_SEED: Final = (
 
 
 _PLACEHOLDERS: Final = ("task", "policy", "seed", "step")
-"""Names in ``checkpoints``."""
+"""Names of the placeholders in ``checkpoints``."""
 
 
 def _wrong_placeholders(place: _Place, method: Method) -> Iterator[tuple[_Place, str]]:
@@ -288,7 +289,7 @@ def _wrong_placeholders(place: _Place, method: Method) -> Iterator[tuple[_Place,
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Return all texts in nested containers."""
+    """Yield all texts in nested containers."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
@@ -356,7 +357,7 @@ _PARTS: Final[Mapping[str, type[BaseModel]]] = {
     "compare": Compare,
 }
 _OF_PYDANTIC: Final = ("tuple[", "function-", "literal[", "Steps", "constrained-")
-"""Beginnings of the names that pydantic adds to the place of a value for the members of a union."""
+"""Beginnings of the names that pydantic adds to a value's place for the members of a union."""
 
 
 def _explained(error: ValidationError, where: str, marks: Mapping[_Place, tuple[int, int]]) -> ConfigError:

@@ -1,7 +1,7 @@
 """Files of scores for other programs, and published scores from a CSV file.
 
-CSV has one line for each run. The matrices are those that rliable reads, and the JSON is that of marl-eval. Both need
-the same runs on every task.
+The CSV file has one line for each run. rliable reads the matrices, and marl-eval reads the JSON file. Both need the
+same runs on every task.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _COLUMNS: Final = ["policy", "task", "seed", "score"]
 
 
 def scores_csv(scores: Scores) -> str:
-    """Return the columns ``policy``, ``task``, ``seed`` and ``score``: one line for each run, with its mean score."""
+    """Return CSV with the columns ``policy``, ``task``, ``seed`` and ``score``: the mean score of each run."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(_COLUMNS)
@@ -38,11 +38,11 @@ def read_scores(path: str | os.PathLike[str]) -> Scores:
     """Read scores, such as published ones, from a CSV file with the columns of :func:`scores_csv`.
 
     Args:
-        path: The file: UTF-8, with a heading and exactly these columns, in this order. A run may not be in it twice.
+        path: The file, in UTF-8, with a heading and exactly these columns, in this order. A run must not occur twice.
 
     Raises:
         ConfigError: The file cannot be read, has other columns, or a line is wrong; the message names the line.
-        UsageError: The file has no scores, or one that is NaN or infinite.
+        UsageError: The file has no scores, or a score is NaN or infinite.
     """
     try:
         lines = list(csv.reader(Path(path).read_text("utf-8").splitlines()))
@@ -72,17 +72,18 @@ def _parsed(where: str, line: list[str]) -> tuple[Run, float]:
 
 
 def matrices(scores: Scores, unit: Unit) -> dict[str, npt.NDArray[np.float64]]:
-    """Return the scores of each policy as rliable takes them.
+    """Return the scores of each policy in the form that rliable takes.
 
     Args:
         scores: Scores with the same runs on every task.
-        unit: Meaning of a row: ``"run"``, by seed, or ``"episode"``, by seed and position.
+        unit: Meaning of a row: ``"run"`` (sorted by seed), or ``"episode"`` (sorted by seed and position).
 
     Returns:
         Arrays of shape (units, tasks), dtype float64, with the tasks in the order of the scores.
 
     Raises:
-        UsageError: A policy lacks a run, or its runs have different numbers of episodes and these are the rows.
+        UsageError: A run of a policy is missing. Or the rows are episodes, and the runs of a policy have different
+            numbers of episodes.
     """
     return {policy: np.stack(list(_columns(scores, policy, unit)), axis=1) for policy in scores.policies}
 
@@ -91,14 +92,14 @@ def rliable_json(scores: Scores, unit: Unit) -> str:
     """Return :func:`matrices` as JSON: ``{"tasks": [...], "scores": {policy: rows}}``.
 
     Raises:
-        UsageError: As in :func:`matrices`.
+        UsageError: For the reasons of :func:`matrices`.
     """
     rows = {policy: matrix.tolist() for policy, matrix in matrices(scores, unit).items()}
     return json.dumps({"tasks": scores.tasks, "scores": rows})
 
 
 def marl_eval_json(scores_by_step: Mapping[int, Scores], environment: str, metrics: Mapping[str, str]) -> str:
-    """Return scores as marl-eval reads them: by environment, task, policy, run and step.
+    """Return scores in the form that marl-eval reads: by environment, task, policy, run and step.
 
     Args:
         scores_by_step: Scores of the checkpoints of each training step. The mean scores of the last step are the
@@ -107,7 +108,7 @@ def marl_eval_json(scores_by_step: Mapping[int, Scores], environment: str, metri
         metrics: Name of the score of each task, such as ``"return"``.
 
     Raises:
-        UsageError: A policy lacks a run at one of its steps.
+        UsageError: A run of a policy is missing at one of the policy's steps.
     """
     ever = Scores({run: values for scores in scores_by_step.values() for run, values in scores.runs.items()})
     tasks: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Figures of tables with intervals, as SVG and PNG. Needs ``pip install 'rl-eval[plot]'``."""
+"""Figures of tables with intervals, as SVG and PNG. This module needs ``pip install 'rl-eval[plot]'``."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def line_figure(table: Table, ylabel: str) -> Figure:
 
 
 def picture(figure: Figure, kind: Literal["svg", "png"]) -> bytes:
-    """Return a figure as a file; equal figures give equal bytes."""
+    """Return the bytes of a figure's file. Equal figures give equal bytes."""
     from matplotlib import rc_context
 
     content = io.BytesIO()

@@ -15,9 +15,10 @@ from rl_eval.suites.units import Counts, Unit, Units, units_of
 
 
 def probabilities_of_improvement(scores: Scores, unit: Unit, *, confidence: float = 0.95) -> Table:
-    """Return the probability that the policy of the row has a higher score than that of the column.
+    """Return the probability that the policy of a row has a higher score than the policy of a column.
 
-    It is the Mann-Whitney statistic of each task, averaged over the tasks that both have. Equal scores count half.
+    The probability is the Mann-Whitney statistic of each task, averaged over the tasks on which both policies have
+    scores. Equal scores count half.
 
     Args:
         scores: Scores of all policies; their scale has no effect.
@@ -51,7 +52,7 @@ def _improvement(ours: Units, theirs: Units, confidence: float) -> Estimate:
 
 
 def _wins(ours: Units, theirs: Units) -> list[tuple[slice, slice, Floats]]:
-    """Return, for each task, the units of both policies and the wins of ours over theirs: 1, 1/2 or 0."""
+    """Return, for each task, the slices of both policies' units, and the wins of ``ours``: 1, 1/2 or 0."""
     return [
         (one, other, (1 + np.sign(ours.values[one][:, None] - theirs.values[other])) / 2)
         for one, other in zip(ours.slices, theirs.slices, strict=True)
@@ -59,7 +60,7 @@ def _wins(ours: Units, theirs: Units) -> list[tuple[slice, slice, Floats]]:
 
 
 def _probability(wins: list[tuple[slice, slice, Floats]], ours: Counts, theirs: Counts) -> Floats:
-    """Return the mean over tasks of the fraction of pairs that are won, for each resample, shape (batch,)."""
+    """Return the fraction of pairs that are won, averaged over tasks, for each resample, shape (batch,)."""
     won = [((ours[:, one] @ beaten) * theirs[:, other]).sum(axis=1) / beaten.size for one, other, beaten in wins]
     return np.asarray(np.mean(won, axis=0))
 

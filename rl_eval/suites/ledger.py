@@ -1,7 +1,7 @@
 """Folder of a suite: one subfolder for each cell, with its definition, its evaluation log and its score.
 
-Cells share only the name of the suite, so any number of processes may work on one folder. The evaluation log of a cell
-decides who runs it. Its score is a copy of numbers from the log, and can be made again.
+Cells share only the name of the suite, so any number of processes may work on one folder. The process that owns the
+evaluation log of a cell runs this cell. The score of a cell is a copy of numbers from its log, and can be made again.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from rl_eval.suites.cells import EvaluatedSteps, PlannedCell, definition_of
 from rl_eval.suites.definition import ScoreKind, SuiteDefinition
 
 CellStatus = Literal["complete", "partial", "failed", "error", "running", "missing"]
-"""Status of the result; ``error`` if no result is possible or the last attempt raised, ``missing`` if there is none
-yet."""
+"""Status of the result. ``error`` means that no result is possible, or that the last attempt raised an error.
+``missing`` means that there is no result yet."""
 SUITE_FILE: Final = "suite.json"
 CELL_FILE: Final = "cell.json"
 SCORE_FILE: Final = "score.json"
@@ -53,23 +53,23 @@ class Score:
     status: Literal["complete", "partial", "failed"]
     """Status of the result."""
     reason: str
-    """Why the result is not complete; empty if it is."""
+    """Reason why the result is not complete; empty if it is complete."""
     fingerprint: str
     """Fingerprint of the records."""
     guarantee: str
     """Guarantee of the result."""
     episodes: int
-    """Episodes in the plan."""
+    """Number of episodes in the plan."""
     values: tuple[float, ...]
     """Score of each completed episode, in the order of the plan."""
     seconds: float
-    """Time of the evaluation."""
+    """Duration of the evaluation, in seconds."""
     code: dict[str, str] = field(default_factory=dict)
     """SHA-256 of the files of environment and policy, by module."""
 
     @property
     def mean(self) -> float:
-        """Mean of the values; NaN without values."""
+        """Mean of the values; NaN if there are none."""
         return math.fsum(self.values) / len(self.values) if self.values else math.nan
 
     @classmethod
@@ -101,10 +101,10 @@ class CellState:
     planned: PlannedCell
     status: CellStatus
     reason: str = ""
-    """Why it is not complete, or why the last attempt has no result; empty without a reason."""
+    """Reason why the result is not complete, or why the last attempt has no result; empty if there is no reason."""
     score: Score | None = None
     open: bool = False
-    """Whether a run of the suite attempts it."""
+    """Whether a run of the suite attempts this cell."""
 
 
 @final
@@ -112,7 +112,7 @@ class Ledger:
     """Folder with the results of a suite.
 
     Args:
-        folder: Folder, which may be absent.
+        folder: The folder. It may not exist yet.
         suite: The suite.
 
     Raises:
@@ -129,7 +129,7 @@ class Ledger:
             _check_same(theirs, self._described_suite, self.folder)
 
     def begin(self) -> None:
-        """Create the folder, or join the processes that work on it.
+        """Create the folder, unless other processes already work on it.
 
         Raises:
             ConfigError: The folder cannot be written, or another suite has just begun in it.
@@ -165,7 +165,7 @@ class Ledger:
         return self.folder / planned.cell.folder
 
     def claim(self, planned: PlannedCell) -> None:
-        """Write the definition of a cell whose log this process owns, or check that the log has the same one.
+        """Write the definition of a cell whose log this process owns. If there is one, check that it is the same.
 
         Raises:
             ConfigError: The cell was evaluated with another definition, or another checkpoint.
@@ -183,7 +183,7 @@ class Ledger:
 
         Args:
             planned: The cell.
-            watch: Wait for heartbeats of a process on another machine, which may be dead.
+            watch: Whether to wait for the heartbeats of a process on another machine, which may be dead.
         """
         if difference := self._difference(planned):
             why = f"it was evaluated with another definition: {difference}; to evaluate it again, remove "
@@ -206,9 +206,10 @@ class Ledger:
         return CellState(planned, "missing", open=True)
 
     def _score(self, planned: PlannedCell) -> Score | None:
-        """Return the score of a cell; None without one.
+        """Return the score of a cell; None if it has no score.
 
-        A copy of another kind, or of a result that was not complete, is made again: its log may have changed.
+        If the stored score is of another kind, or of a result that was not complete, it is made again, because the log
+        may have changed.
         """
         copy = self._read(f"{planned.cell.folder}/{SCORE_FILE}")
         kind = self._suite.tasks[planned.cell.task].score
@@ -228,13 +229,13 @@ class Ledger:
         return score
 
     def record(self, planned: PlannedCell, result: EvalResult) -> CellState:
-        """Write the score of a result; return the new state."""
+        """Write the score of a result, and return the new state of the cell."""
         score = Score.of(result, self._suite.tasks[planned.cell.task].score)
         self._write(planned, score)
         return CellState(planned, score.status, score.reason, score)
 
     def fail(self, planned: PlannedCell, reason: str) -> CellState:
-        """Write the reason why a cell has no result, until it has one; return the new state."""
+        """Write the reason why a cell has no result yet, and return the new state of the cell."""
         write_text(self.log_dir(planned) / ERROR_FILE, _text({"cell": str(planned.cell), "reason": reason}))
         return CellState(planned, "error", reason, open=True)
 
@@ -242,12 +243,12 @@ class Ledger:
         write_text(self.log_dir(planned) / SCORE_FILE, _text(asdict(score)))
 
     def _claimed(self, planned: PlannedCell) -> dict[str, Any] | None:
-        """Return the definition of the cell's log; None without a log, as after an attempt that failed early."""
+        """Return the definition of the cell's log; None if there is no log, as after an attempt that failed early."""
         has_log = (self.log_dir(planned) / MANIFEST_FILE).exists()
         return self._read(f"{planned.cell.folder}/{CELL_FILE}") if has_log else None
 
     def _difference(self, planned: PlannedCell) -> str:
-        """Return the differences between the definition of the log and that of the suite; empty without one."""
+        """Return the differences between the cell's definitions in the folder and in the suite; empty without any."""
         there = self._claimed(planned)
         if there is None:
             return ""
@@ -261,7 +262,7 @@ class Ledger:
 
         Args:
             planned: The cell.
-            known: Description of the checkpoint in the folder; it saves hashing a file that has not changed.
+            known: Description of the checkpoint in the folder. If the file has not changed, it is not hashed again.
         """
         path, checkpoint = planned.checkpoint, known
         if path is not None and path.exists():
@@ -273,7 +274,7 @@ class Ledger:
         return {"cell": str(planned.cell), "definition": definition_of(self._suite, planned), "checkpoint": checkpoint}
 
     def _read(self, name: str) -> dict[str, Any] | None:
-        """Return the JSON object in a file; None if the file does not exist, or was only begun."""
+        """Return the JSON object in a file; None if the file does not exist, or is incomplete."""
         try:
             found = parse_json(self._storage.read(name))
         except (FileNotFoundError, NotADirectoryError, ValueError):

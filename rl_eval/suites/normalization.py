@@ -1,4 +1,4 @@
-"""Normalization of scores: 0 is a low reference of the task, 1 a high one."""
+"""Normalization of scores: a low reference score of the task becomes 0, and a high reference score becomes 1."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ class Scale(NamedTuple):
     """Reference scores of a task, in the unit of its scores."""
 
     low: float
-    """Score that becomes 0, such as that of a random policy."""
+    """Score that becomes 0, such as the score of a random policy."""
     high: float
-    """Score that becomes 1, such as that of a human. It may be the smaller number, if small scores are good."""
+    """Score that becomes 1, such as the score of a human. It is the smaller number if small scores are good."""
 
     @property
     def width(self) -> float:
-        """Difference of the two, with its sign."""
+        """Difference ``high - low``, which may be negative."""
         return self.high - self.low
 
 

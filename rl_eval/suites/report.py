@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 PAGE: Final = "report.html"
 _LINES: Final = {"profiles": "fraction of scores above", "curves": "IQM"}
-"""Tables that are drawn as lines, with the label of the vertical axis; others are drawn as intervals."""
+"""Tables that are drawn as lines, with the label of the vertical axis. Other tables are drawn as intervals."""
 
 
 def write_report(result: SuiteResult, folder: Path, cells: Path) -> tuple[list[Path], list[str]]:
@@ -37,7 +37,7 @@ def write_report(result: SuiteResult, folder: Path, cells: Path) -> tuple[list[P
     Args:
         result: The result.
         folder: Folder of the report; it is created, and older files of a report are replaced.
-        cells: Folder of the suite; its videos are linked.
+        cells: Folder of the suite. The page has links to the videos in this folder.
 
     Returns:
         The files, and notes on missing parts.
@@ -59,7 +59,7 @@ def write_report(result: SuiteResult, folder: Path, cells: Path) -> tuple[list[P
 
 
 def record_cell_videos(result: SuiteResult, cells: Path, select: str) -> Iterator[tuple[str, int | str]]:
-    """Record videos of some episodes of each cell with a result, beside its log.
+    """Record videos of some episodes of each cell with a result, into the cell's folder.
 
     Args:
         result: The result.
@@ -67,7 +67,7 @@ def record_cell_videos(result: SuiteResult, cells: Path, select: str) -> Iterato
         select: Episodes, such as ``failed,worst:1``; see ``rl-eval replay --select``.
 
     Yields:
-        Name of the cell, and the number of its videos, or why there are none.
+        Name of the cell, and the number of its videos, or the reason why there are none.
 
     Raises:
         ConfigError: A selector is unknown, or the encoder is not installed.
@@ -122,7 +122,7 @@ def _page(result: SuiteResult, drawn: Mapping[str, bytes], folder: Path, cells: 
 
 
 def _videos(result: SuiteResult, folder: Path, cells: Path) -> Iterator[tuple[str, int, str]]:
-    """Yield cell, episode and link of each video."""
+    """Yield the cell, the episode and the link of each video."""
     for state in result.cells:
         place = cells / state.planned.cell.folder
         if state.score is not None and video_folder(place).is_dir():

@@ -40,7 +40,7 @@ TITLES: Final = {
 }
 """Titles of the tables, by their names."""
 _UNSCALED: Final = ("improvement", "tasks")
-"""Tables of the scores as they are."""
+"""Names of the tables that do not use normalized scores."""
 _SCALED: Final = "Scores are normalized: low is 0, and high is 1."
 
 
@@ -54,7 +54,7 @@ class SuiteResult(Printed):
     skipped: tuple[tuple[Cell, str], ...]
     """Skipped cells, with the reason."""
     published: Scores | None = None
-    """Published scores to show beside those of the suite."""
+    """Published scores that are shown beside the scores of the suite."""
 
     @property
     def complete(self) -> bool:
@@ -63,40 +63,43 @@ class SuiteResult(Printed):
 
     @property
     def status(self) -> Status:
-        """``complete``; otherwise ``partial``, or ``failed`` if no cell has a result."""
+        """Status: ``complete`` if every cell is complete, ``failed`` if no cell has a result, otherwise ``partial``."""
         if self.complete:
             return "complete"
         return "partial" if any(state.score is not None for state in self.cells) else "failed"
 
     @cached_property
     def scores_by_step(self) -> dict[int, Scores]:
-        """Scores of all cells with a result, by training step; cells without steps are at step 0."""
+        """Scores of all cells with a result, by training step. Cells without a step are at step 0."""
         return _scores_by_step(self.cells)
 
     @property
     def has_scores(self) -> bool:
-        """Whether the last step of a run has a score."""
+        """Whether at least one run has a score of its last step."""
         return any(_has_score(states[-1]) for states in self._runs.values())
 
     @cached_property
     def scores(self) -> Scores:
-        """Scores of the last step of each run, with the published ones; a run whose last step has none is left out.
+        """Scores of the last step of each run, and published scores. A run whose last step has no score is left out.
 
         Raises:
-            UsageError: No cell has a score, or published scores are of other tasks.
+            UsageError: No cell has a score, or the published scores belong to other tasks.
         """
         ours = _scores(states[-1] for states in self._runs.values())
         return ours if self.published is None else ours.with_baselines(self.published)
 
     @cached_property
     def normalized_scores(self) -> Scores:
-        """The scores on the scales of their tasks; the scores themselves if there are none."""
+        """Scores that are normalized by the scales of the tasks. If there are no scales, the scores themselves."""
         scales = self.definition.scales
         return self.scores if scales is None else normalized(self.scores, scales)
 
     @cached_property
     def tables(self) -> dict[str, Table | UsageError]:
-        """Tables of the numbers by their names in :data:`TITLES`; an error if a table cannot be computed."""
+        """Tables of the numbers, by their names in :data:`TITLES`.
+
+        If a table cannot be computed, its value is the error.
+        """
         makers, lacking = self._makers(), sum(state.status != "complete" for state in self.cells)
         notes = (f"cells without a complete result: {lacking:,} of {len(self.cells):,}",) if lacking else ()
         notes_of = {"curves": notes}
@@ -116,7 +119,7 @@ class SuiteResult(Printed):
 
     @cached_property
     def _ends(self) -> list[str]:
-        """Notes on runs without a score of their last step, and on runs of a policy that end at different steps."""
+        """Notes on runs whose last step has no score, and on policies whose runs end at different steps."""
         lasts = {run: states[-1] for run, states in self._runs.items()}
         earlier = {run for run, states in self._runs.items() if any(map(_has_score, states[:-1]))}
         notes = [
@@ -154,7 +157,7 @@ class SuiteResult(Printed):
         return makers
 
     def _against_baseline(self, table: Table) -> Table:
-        """Return the columns of the baseline, if there is one."""
+        """Return the part of a table that compares with the baseline. Without a baseline, return the whole table."""
         compare = self.definition.compare
         if compare is None:
             return table
@@ -168,7 +171,7 @@ class SuiteResult(Printed):
 
     @property
     def short_page(self) -> Page:
-        """The page for a terminal: of more than 100 cells, it lists only those that are not complete."""
+        """The page for a terminal. If there are more than 100 cells, it lists only the cells that are not complete."""
         incomplete = [state for state in self.cells if state.status != "complete"]
         return self.page if len(self.cells) <= _MANY else self._page(incomplete)
 

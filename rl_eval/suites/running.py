@@ -1,4 +1,4 @@
-"""Run of a suite: its open cells, one after the other, on runners that stay warm between cells that can share them."""
+"""Run of a suite: its open cells, one after the other. Cells that can share runner processes use the same processes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _OTHERS_S: Final = 2.0
 
 
 class SuiteEvents:
-    """Base class for displays of a run, with one method per event."""
+    """Base class for objects that show a run of a suite, with one method per event."""
 
     def on_begin(self, count: int) -> None:
         """Handle the number of cells without a result, before the first one starts."""
@@ -33,7 +33,7 @@ class SuiteEvents:
         """Handle the start of a cell's evaluation."""
 
     def on_end(self, state: CellState) -> None:
-        """Handle the end of a cell that had no result, here or in another process."""
+        """Handle the end of a cell. The cell may have run in another process."""
 
     def stopping(self) -> bool:
         """Whether to cancel the present cell and return."""
@@ -49,7 +49,7 @@ class SuiteRun:
         ledger: Folder of the suite.
         cells: The cells to run.
         runners: Values that replace those of the section ``runners``.
-        events: Receives the events of the run.
+        events: Object that receives the events of the run.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class SuiteRun:
         self._home = Path.cwd()
 
     def run(self) -> None:
-        """Run the cells without a result, and wait for those that other processes run.
+        """Run the cells without a result, and wait for the cells that other processes run.
 
         A cell that fails does not end the run.
 
@@ -87,7 +87,7 @@ class SuiteRun:
             self._stop_group()
 
     def _attempt(self, planned: PlannedCell, watch: bool) -> bool:
-        """Run a cell, unless another process runs it; return whether it ended."""
+        """Run a cell, unless another process runs it. Return whether the cell has ended."""
         if self._events.stopping():
             return False
         state = self._ledger.state(planned, watch=watch)
@@ -123,7 +123,7 @@ class SuiteRun:
         self._events.on_start(planned, handle)
 
     def _group_for(self, settings: EvalSettings) -> EvalRunnerGroup:
-        """Return runners for a cell: those of the last cell, if the cells can share processes."""
+        """Return a group of runners for a cell. If the last cell can share its processes, they are used again."""
         if self._group is not None and shares_processes(self._group.settings, settings):
             self._group.reconfigure(settings)
             return self._group

@@ -1,6 +1,6 @@
 """Scores of a suite: one array for each training run of each policy on each task.
 
-Cells may have different numbers of runs and episodes. A run without scores is absent, and listed as missing.
+Cells may have different numbers of runs and episodes. A run without scores is absent, and is listed as missing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Run(NamedTuple):
     policy: str
     task: str
     seed: int
-    """Training seed; only distinguishes the runs."""
+    """Training seed, which only distinguishes the runs."""
 
 
 @final
@@ -30,8 +30,8 @@ class Scores:
     """Scores of all runs.
 
     Args:
-        runs: Scores of the episodes of each run, shape (episodes,), dtype float64. A published run may have one score,
-            the mean of its episodes.
+        runs: Scores of the episodes of each run, shape (episodes,), dtype float64. A published run may have a single
+            score, which is the mean of its episodes.
 
     Raises:
         UsageError: There are no runs, a run has no score, or a score is NaN or infinite.
@@ -61,7 +61,7 @@ class Scores:
         return {run: self.runs[run] for run in sorted(self.runs) if run.policy == policy}
 
     def missing(self, policy: str) -> tuple[Run, ...]:
-        """Return the absent runs of a policy, which has each of its seeds on each task of the suite."""
+        """Return the absent runs of a policy. Each seed of a policy should have a run on each task of the suite."""
         seeds = sorted({run.seed for run in self.runs if run.policy == policy})
         expected = (Run(policy, task, seed) for task in self.tasks for seed in seeds)
         return tuple(run for run in expected if run not in self.runs)
@@ -75,10 +75,10 @@ class Scores:
         return Scores({run: scores for run, scores in self.runs.items() if run.task in tasks})
 
     def with_baselines(self, published: Scores) -> Scores:
-        """Return these scores together with published ones, without those on other tasks.
+        """Return these scores together with published scores. Published scores on other tasks are left out.
 
         Raises:
-            UsageError: A policy is in both, or none of the published tasks is in the suite.
+            UsageError: Both have the same policy, or none of the published tasks is in the suite.
         """
         if both := sorted({*self.policies} & {*published.policies}):
             fix = "Rename the policy in one of them."

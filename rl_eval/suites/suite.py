@@ -1,4 +1,4 @@
-"""Front of a suite: its file, its cells, its run, and its results."""
+"""Suites for users: the file, the cells, the run and the results."""
 
 from __future__ import annotations
 
@@ -33,16 +33,17 @@ class Suite:
 
     @classmethod
     def from_yaml(cls, path: str | Path) -> Suite:
-        """Read a suite from a file; relative paths in it begin at its folder.
+        """Read a suite from a file. Relative paths in the file begin at the file's folder.
 
         Raises:
-            ConfigError: The file cannot be read, or a key or value in it is wrong; the message has line and column.
+            ConfigError: The file cannot be read, or a key or value in it is wrong; the message names the line and the
+                column.
         """
         return cls(SuiteDefinition.from_yaml(path))
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], folder: str | Path = ".") -> Suite:
-        """Build a suite from nested values, as in the file; relative paths begin at ``folder``.
+        """Create a suite from nested values, as in the file. Relative paths begin at ``folder``.
 
         Raises:
             ConfigError: A key or value is wrong.
@@ -51,7 +52,7 @@ class Suite:
 
     @cached_property
     def cells(self) -> tuple[PlannedCell, ...]:
-        """Cells, without the skipped ones, with the checkpoints that were on disk at the first access."""
+        """Cells that are not skipped, with the checkpoints that were on disk at the first access."""
         return matrix(self.definition, {}).cells
 
     def run(
@@ -68,9 +69,10 @@ class Suite:
 
         Args:
             out: Folder of the suite; by default ``suites/NAME``.
-            cells: Cells to choose, such as ``hopper/ppo/0/1000`` or ``hopper/*``; by default all.
-            num_runners: Replaces ``runners.num_runners``.
-            events: Receives the events of the run.
+            cells: Names or patterns of the cells to run, such as ``hopper/ppo/0/1000`` or ``hopper/*``; by default, all
+                cells.
+            num_runners: Value that replaces ``runners.num_runners``.
+            events: Object that receives the events of the run.
 
         Raises:
             ConfigError: No cell matches, or the folder belongs to another suite.

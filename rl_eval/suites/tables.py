@@ -1,4 +1,4 @@
-"""Tables of numbers with intervals, and their text: CSV with all digits, Markdown, and LaTeX with booktabs."""
+"""Tables of numbers with intervals, as CSV with all digits, as Markdown, and as LaTeX with booktabs."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class Estimate(NamedTuple):
     """A number and its interval."""
 
     value: float
-    """NaN if there is none; the interval then has the reason."""
+    """The number; NaN if there is none. Then the interval has the reason."""
     interval: Interval
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class Table:
-    """Estimates by row and column; a pair may be absent."""
+    """Estimates by row and column. A cell may be absent."""
 
     caption: str
     """Description of the numbers, in sentences."""
@@ -48,17 +48,17 @@ class Table:
 
     @property
     def columns(self) -> tuple[str | float, ...]:
-        """Names of the columns, in the order of the cells; numbers if they are steps or thresholds."""
+        """Names of the columns, in the order of the cells. Steps and thresholds are numbers."""
         return tuple(dict.fromkeys(column for _, column in self.cells))
 
     @property
     def interval_notes(self) -> tuple[str, ...]:
-        """Different notes of the intervals, in the order of the cells."""
+        """Notes of the intervals, in the order of the cells, without duplicates."""
         return tuple(dict.fromkeys(cell.interval.note for cell in self.cells.values() if cell.interval.note))
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Notes about the table, and those of its intervals."""
+        """Notes of the table and of its intervals."""
         return (*self.own_notes, *self.interval_notes)
 
     def transposed(self) -> Table:
@@ -74,7 +74,7 @@ class Table:
         return PageTable(title, heading, rows, self.caption)
 
     def csv(self) -> str:
-        """Return one line for each cell, with all digits; without an interval its ends are empty."""
+        """Return CSV with one line for each cell, with all digits. If there is no interval, its ends are empty."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow((self.rows_are, self.columns_are, "value", "low", "high", "confidence", "method", "note"))
@@ -91,7 +91,7 @@ class Table:
         return "\n".join([*lines, "", self.caption, *(f"\n- {note}" for note in self.notes), ""])
 
     def latex(self) -> str:
-        r"""Return a LaTeX table with a caption; needs ``\usepackage{booktabs}``."""
+        r"""Return a LaTeX table with a caption. The document needs ``\usepackage{booktabs}``."""
         heading, *body = (f"{' & '.join(_with_minus(cells))} \\\\" for cells in self._grid(_latex))
         notes = f" Notes: {'; '.join(self.notes)}." if self.notes else ""
         return "\n".join(

@@ -1,10 +1,10 @@
 """Units of the stratified bootstrap: the runs of each task, or the episodes of each run.
 
-``run``: the runs of a task are resampled. The interval is about the training method: other seeds could have been drawn.
-``episode``: the episodes of each run are resampled. The interval is about these trained policies, and no others.
+``run``: the runs of a task are resampled. The interval is about the training method, because other seeds could have
+been drawn. ``episode``: the episodes of each run are resampled. The interval is about these trained policies only.
 
-Each stratum has its own generator, seeded by its name. So equal scores give equal intervals, in any order, and another
-policy or task does not change the draws of the existing ones.
+Each stratum has its own generator, whose seed is the stratum's name. So equal scores give equal intervals, in any
+order, and another policy or task does not change the existing intervals.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ from rl_eval.suites.scores import Run, Scores
 Unit = Literal["run", "episode"]
 
 Counts: TypeAlias = npt.NDArray[np.float64]
-"""How often each unit was drawn in each resample, shape (batch, units)."""
+"""Number of times that each unit was drawn in each resample, shape (batch, units)."""
 
 RESAMPLES: Final = 2_000
 
 _FEW: Final = 10
-"""Number of runs from which the bias of a percentile interval's width is at most 5 %."""
+"""Number of runs below which a note says that intervals are too narrow. From this number on, the bias of a percentile
+interval's width is at most 5 %."""
 WITHIN: Final[Mapping[Unit, str]] = {"run": "task", "episode": "run"}
-"""Meaning of a stratum, by unit."""
+"""Name of the stratum within which a unit is resampled."""
 
 _BATCH_ELEMENTS: Final = 2**22
 """Number of values that are drawn at a time. It bounds the memory, and does not change the draws."""
@@ -45,7 +46,7 @@ class Stratum(NamedTuple):
     name: str
     """Name of the task, with the training seed if episodes are resampled."""
     values: npt.NDArray[np.float64]
-    """Scores in ascending order, shape (units,): the order of the seeds has no effect."""
+    """Scores in ascending order, shape (units,), so that the order of the seeds has no effect."""
 
 
 @final
@@ -57,7 +58,7 @@ class Units:
     unit: Unit
     strata: tuple[Stratum, ...]
     missing: tuple[Run, ...]
-    """Runs that the policy lacks on some tasks."""
+    """Runs of the policy that are missing on some tasks."""
 
     def on(self, tasks: Collection[str]) -> Units:
         """Return the units of some tasks."""
@@ -66,7 +67,7 @@ class Units:
 
     @cached_property
     def values(self) -> npt.NDArray[np.float64]:
-        """Score of each unit, shape (units,)."""
+        """Scores of the units, shape (units,)."""
         return np.concatenate([stratum.values for stratum in self.strata])
 
     @cached_property
@@ -77,12 +78,12 @@ class Units:
 
     @property
     def once(self) -> Counts:
-        """The sample itself: each unit once, shape (1, units)."""
+        """Counts of the sample itself, with each unit once, shape (1, units)."""
         return np.ones((1, len(self.values)))
 
     @cached_property
     def order(self) -> npt.NDArray[np.int64]:
-        """Positions of the units by ascending score, shape (units,)."""
+        """Positions of the units in ascending order of their scores, shape (units,)."""
         return np.asarray(np.argsort(self.values, kind="stable"), np.int64)
 
     @property
@@ -102,12 +103,12 @@ class Units:
 
     @property
     def vary(self) -> bool:
-        """Whether the units of a stratum differ."""
+        """Whether the units of at least one stratum have different scores."""
         return any(stratum.values[0] < stratum.values[-1] for stratum in self.strata)
 
     @property
     def notes(self) -> list[str]:
-        """Notes on the limits of an interval, without a full stop: few units and missing runs."""
+        """Notes on the limits of an interval (few units, missing runs), without a full stop."""
         single, notes = self.sizes.count(1), []
         if single:
             of_all = f"{single} of {len(self.strata)} {WITHIN[self.unit]}s"
@@ -120,10 +121,10 @@ class Units:
         return notes
 
     def resamples(self, largest: int) -> Iterator[Counts]:
-        """Yield batches of resamples as counts of the units; :data:`RESAMPLES` resamples in all.
+        """Yield batches of resamples, as counts of the units. There are :data:`RESAMPLES` resamples in total.
 
         Args:
-            largest: Number of units that a batch is sized for; of two policies, that of the larger one.
+            largest: Number of units that decides the size of a batch. For two policies, pass the larger number.
         """
         generators = [np.random.default_rng(_seed(self.policy, stratum.name)) for stratum in self.strata]
         firsts = np.cumsum([0, *self.sizes[:-1]])

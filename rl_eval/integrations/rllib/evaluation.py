@@ -341,7 +341,7 @@ def _log(algorithm: Algorithm, numbers: dict[str, Any]) -> None:
 
 
 class _Forget(RLlibCallback):  # type: ignore[misc]
-    """Callback that removes the numbers of an evaluation from the MetricsLogger, so that it does not report them again."""
+    """Callback that removes the numbers of an evaluation from the MetricsLogger, which would report them again."""
 
     @override
     def on_evaluate_end(self, *, algorithm: Algorithm, **kwargs: Any) -> None:

@@ -248,7 +248,10 @@ def _recipe(given: gym.Space[Any], due: gym.Space[Any], normalizer: Any) -> _Rec
 
 
 def _layout(given: gym.spaces.Box, due: gym.spaces.Box) -> tuple[bool, int | None]:
-    """Return whether to transpose, and the axis of stacking (None for no stacking): the fewest steps that fit the shapes."""
+    """Return whether to transpose, and the axis of stacking: the fewest steps that fit the shapes.
+
+    The axis is None if no stacking is needed.
+    """
     goals = {False: due.shape}
     if is_image_space(given) and len(due.shape) == 3:
         goals[True] = _untransposed(due.shape)

@@ -251,7 +251,7 @@ class SB3Policy:
     # ------------------------------------------------------------------ calls of the policy
 
     def _read(self, observations: Any, state: State) -> tuple[Any, dict[str, Any], Any]:
-        """Return the observation for the policy, the policy's other arguments by name, and the frames for the next step."""
+        """Return the observation for the policy, its other arguments by name, and the frames for the next step."""
         observation = observations["observation"] if self._masked else observations
         prepared, frames = self._prepare(observation, state.get("frames"), self.module.device)
         return prepared, self._arguments(observations, state.get("lstm")), frames

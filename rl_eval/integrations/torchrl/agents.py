@@ -1,4 +1,4 @@
-"""TorchRL environment of several agents as turns; groups are split into agents.
+"""TorchRL environment of several agents as turns. Groups are split into agents.
 
 =================  =============================================================================================
 item               rule
@@ -44,7 +44,7 @@ _MASK: Final = "mask"
 
 
 class _Seat(NamedTuple):
-    """Place of an agent in the environment's tensors."""
+    """Place of an agent in the tensors of its group."""
 
     group: str
     row: int
@@ -55,7 +55,7 @@ class TorchRLAgents(AgentsEnv):
     """A TorchRL environment with groups of agents.
 
     Args:
-        env: Single environment, built for the evaluation. Its normalizers become frozen.
+        env: Single environment, built for the evaluation. Its normalizers are frozen.
 
     Raises:
         ConfigError: A normalizer has no statistics, or a group lacks a key of the table above.
@@ -155,6 +155,9 @@ def as_agents_env(value: Any) -> TorchRLAgents | None:
 
 
 def _paths(keys: Sequence[Key], group: str) -> dict[tuple[str, ...], tuple[str, ...]]:
-    """Map the parts of a group's observations to paths in an agent's; a single ``observation`` has the path ``()``."""
+    """Return, for each part of a group's observations, its path in an agent's observation.
+
+    The path of a single ``observation`` is ``()``.
+    """
     parts = [key[1:] for key in keys if isinstance(key, tuple) and key[0] == group and key[1:] != (_MASK,)]
     return {part: () if parts == [("observation",)] else part for part in parts}

@@ -1,6 +1,7 @@
-"""Translation of the arguments of TorchRL's evaluation classes, shared by all three.
+"""Translation of the arguments of TorchRL's three evaluation classes.
 
-The docstring of a class explains the arguments that it keeps. The table below lists those without a counterpart.
+The docstring of a class explains the arguments that it keeps. The table below lists the arguments without a
+counterpart.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ ABSENT: Final[Mapping[str, Mapping[str, str | None]]] = {
         **dict.fromkeys(("weight_sync_schemes", "use_env_creator", "no_cuda_sync"), None),
     },
 }
-"""Arguments without a counterpart, by class: the reason to reject one; None if it is accepted and has no effect."""
+"""Arguments without a counterpart, by class. The value is the reason to reject the argument, or None if the argument is
+accepted and has no effect."""
 
 _ACTOR_OPTIONS: Final = {
     "num_cpus": "num_cpus_per_runner",
@@ -47,7 +49,10 @@ _ACTOR_OPTIONS: Final = {
 
 
 class ArgumentError(ConfigError, ValueError):
-    """An argument is wrong or not supported; the message names it. Also a ``ValueError``, as in TorchRL."""
+    """An argument is wrong or not supported; the message names the argument.
+
+    The error is a ``ValueError``, as in TorchRL.
+    """
 
 
 def take_rest(owner: str, given: Mapping[str, Any]) -> None:
@@ -65,7 +70,7 @@ def take_rest(owner: str, given: Mapping[str, Any]) -> None:
 
 
 def refuse(name: str, value: Any, why: str, *, unless: Any = None) -> None:
-    """Reject an argument, unless it is None or has its only supported value.
+    """Reject an argument, unless its value is None or the only supported value.
 
     Raises:
         ArgumentError: The argument has another value.
@@ -75,7 +80,7 @@ def refuse(name: str, value: Any, why: str, *, unless: Any = None) -> None:
 
 
 def one_of(name: str, value: str, known: Collection[str]) -> str:
-    """Return a value after a check that it is a known one.
+    """Return a value after a check that it is one of the known values.
 
     Raises:
         ArgumentError: The value is unknown.
@@ -87,10 +92,10 @@ def one_of(name: str, value: str, known: Collection[str]) -> str:
 
 
 def same(name: str, given: Any) -> Any:
-    """Return the common value of an argument that TorchRL takes once, or once per collector.
+    """Return the value of an argument that TorchRL takes once, or as a list with one value per collector.
 
     Raises:
-        ArgumentError: The list is empty, or its values differ.
+        ArgumentError: The list is empty, or has different values.
     """
     values = given if isinstance(given, (list, tuple)) else [given]
     if not values or any(one is not values[0] and one != values[0] for one in values):
@@ -119,14 +124,14 @@ def config_of(
     *,
     as_recorded: bool = False,
 ) -> EvalConfig:
-    """Build a config from an environment and a policy in the form of TorchRL's classes; copy both.
+    """Build a config from the environment and the policy of one of TorchRL's classes, with copies of both.
 
     Args:
-        env: An environment, which is copied, or a callable that builds one.
-        policy: Policy.
+        env: An environment, which is copied, or a callable that builds an environment.
+        policy: The policy, which is copied.
         policy_factory: Factory of the policy, instead of ``policy``.
         mode: Mode of the policy; see :class:`PolicySource`.
-        device: Device of the policy; by default the CPU.
+        device: Device of the policy; by default, the CPU.
         reward_keys: Key of the reward.
         done_keys: Key of the done flag that ends an episode.
         as_recorded: Whether a collector uses the frames; see :class:`EnvMaker`.
@@ -163,7 +168,7 @@ def config_of(
 
 
 def _plain_key(name: str, key: Key, default: str) -> Key | None:
-    """Convert a key of TorchRL's step data to the key in the environment's specs; None for the default one."""
+    """Return the key in the environment's specs for a key of TorchRL's step data; None for the default key."""
     path = (key,) if isinstance(key, str) else tuple(key)
     if path in {("next", default), (default,)}:
         return None
@@ -176,14 +181,14 @@ def _plain_key(name: str, key: Key, default: str) -> Key | None:
 def runner_settings(
     argument: str, options: Mapping[str, Any] | None, num_runners: int, num_gpus: float, init_fn: Any = None
 ) -> dict[str, Any]:
-    """Translate Ray's options of an actor into those of runners.
+    """Return the settings of runners for Ray's options of an actor.
 
     Args:
         argument: Name of the argument with the options.
         options: The options.
         num_runners: Number of runners.
-        num_gpus: GPUs per runner.
-        init_fn: Called first in each process.
+        num_gpus: Number of GPUs per runner.
+        init_fn: Function that is called first in each process.
 
     Raises:
         ArgumentError: An option has no counterpart, or ``resources`` is not a mapping.
@@ -206,13 +211,13 @@ def runner_settings(
 def with_rules(
     weights: Any, weights_dict: Mapping[str, Any] | None = None, max_steps: int | None = None, mode: str | None = None
 ) -> dict[str, Any] | None:
-    """Return the weights to send for a request; None if nothing changes.
+    """Return the weights to send for a request, together with its rules; None if nothing changes.
 
     Args:
         weights: Weights of the policy, unless ``weights_dict`` contains them.
         weights_dict: Models by name.
-        max_steps: Step limit of the episodes.
-        mode: Mode of the policy.
+        max_steps: Step limit of the episodes; None for no change.
+        mode: Mode of the policy; None for no change.
 
     Raises:
         WeightsError: A name is unknown, or a transform has no statistics.

@@ -67,16 +67,17 @@ def as_env(
     check_normalizers: bool = True,
     as_recorded: bool = False,
 ) -> gym.Env[Any, Any]:
-    """Convert a TorchRL environment to a gymnasium one.
+    """Convert a TorchRL environment to a gymnasium environment.
 
     Args:
-        env: Single environment, built for the evaluation. Its normalizers become frozen.
-        observation_keys: Keys of its ``observation_spec`` that policies see; by default all but bookkeeping.
-        reward_key: Key of the reward; by default the only one.
-        done_key: Key of the done flag that ends an episode; by default the one at the root.
-        check_normalizers: Whether to reject normalizers without statistics; False if the statistics arrive later.
-        as_recorded: Whether to do as TorchRL's collectors: show all keys, also bookkeeping, under their own names,
-            and pass actions in the form of their spec, unchecked.
+        env: Single environment, built for the evaluation. Its normalizers are frozen.
+        observation_keys: Keys of the ``observation_spec`` that policies see; by default, all keys except those for
+            bookkeeping.
+        reward_key: Key of the reward; by default, the only reward key.
+        done_key: Key of the done flag that ends an episode; by default, the key at the root.
+        check_normalizers: Whether to reject normalizers without statistics. Pass False if the statistics arrive later.
+        as_recorded: Whether to act like TorchRL's collectors: policies see all keys, including bookkeeping, with their
+            own names, and actions have the form of their spec and are not checked.
 
     Raises:
         ConfigError: The environment is a batch, has several agents, or has a normalizer without statistics.
@@ -108,7 +109,7 @@ def refuse_batch(env: EnvBase) -> None:
 
 @final
 class TorchRLEnv(gym.Env[Any, Any]):
-    """A gymnasium environment around a TorchRL one; see :func:`as_env`.
+    """A gymnasium environment around a TorchRL environment; see :func:`as_env`.
 
     Attributes:
         env: The TorchRL environment.
@@ -145,7 +146,7 @@ class TorchRLEnv(gym.Env[Any, Any]):
 
     @override
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
-        """Step once. After the last step of an episode, the caller resets the environment."""
+        """Take a step. After the last step of an episode, the caller must reset the environment."""
         assert self._current is not None, "step() was called before reset()"
         written = self._write_action(action)
         self._current.update(written if self._action_key is None else {self._action_key: written})
@@ -175,7 +176,7 @@ class TorchRLEnv(gym.Env[Any, Any]):
 
 @final
 class _BareGym(gym.Wrapper[Any, Any, Any, Any]):
-    """Gymnasium environment of a ``GymEnv``, with the changes that ``GymEnv`` makes itself."""
+    """Gymnasium environment inside a ``GymEnv``, with the changes to its episodes that ``GymEnv`` itself makes."""
 
     def __init__(self, env: EnvBase, inner: gym.Env[Any, Any], max_steps: int | None) -> None:
         super().__init__(inner)
@@ -214,7 +215,7 @@ class _BareGym(gym.Wrapper[Any, Any, Any, Any]):
 
 
 def _bare_gym(env: EnvBase) -> gym.Env[Any, Any] | None:
-    """Return the inner gymnasium environment for direct steps; None if its episodes could differ."""
+    """Return the inner gymnasium environment, to step it directly; None if its episodes could differ."""
     from torchrl.envs.libs.gym import GymEnv, GymWrapper
 
     transforms, base = peel(env)
@@ -238,7 +239,7 @@ def _bare_gym(env: EnvBase) -> gym.Env[Any, Any] | None:
 
 
 def peel(env: Any) -> tuple[list[Any], Any]:
-    """Return the transforms of an environment, outermost last, and the environment under them."""
+    """Return the transforms of an environment, with the outermost at the end, and the environment inside them."""
     from torchrl.envs import Compose, TransformedEnv
 
     found: list[Any] = []
@@ -265,7 +266,7 @@ def seen_keys(env: EnvBase) -> list[Key]:
 
 
 def _single(env: EnvBase, what: str, keys: Sequence[Key], given: Key | None) -> Key:
-    """Return the key of a kind after a check that it contains one number."""
+    """Return the key of a kind (such as the reward), after a check that its value is one number."""
     usual = keys[0] if len(keys) == 1 else what if what in keys else None
     key = usual if given is None else unravel_key(given)
     if key is None or key not in keys:

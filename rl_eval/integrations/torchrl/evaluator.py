@@ -1,8 +1,10 @@
 """TorchRL's ``Evaluator`` and ``RayEvalWorker`` on top of :class:`rl_eval.Evaluator`.
 
-The signatures and the result keys are TorchRL's, so only the import line changes. The numbers are rl_eval's: true
-returns of complete episodes, chosen before they run. An argument without a meaning here raises an error that names it.
-``reward`` of :class:`RayEvalWorker` is the mean return per episode. TorchRL's is the mean reward per step.
+The signatures and the result keys are those of TorchRL, so only the import line changes. The numbers are those of
+rl_eval: returns of complete episodes that are chosen before they run. An argument without a meaning here raises an
+error that names the argument.
+
+``reward`` of :class:`RayEvalWorker` is the mean return per episode. In TorchRL, it is the mean reward per step.
 """
 
 from __future__ import annotations
@@ -56,13 +58,13 @@ _LAST: Final = {
     "terminated": ("terminated", torch.bool),
     "truncated": ("truncated", torch.bool),
 }
-"""Keys under ``next`` for ``metrics_fn``, each with a field of the record and a dtype."""
+"""Keys under ``next`` for ``metrics_fn``, each with the field of the record and the dtype."""
 
 _logger = logging.getLogger(__name__)
 
 
 class EvaluationPending(EvaluatorBusy, RuntimeError):
-    """Another evaluation is pending. Also a ``RuntimeError``, as in TorchRL."""
+    """Another evaluation is pending. The error is a ``RuntimeError``, as in TorchRL."""
 
 
 class EvaluationFailed(EvalError, RuntimeError):
@@ -71,41 +73,46 @@ class EvaluationFailed(EvalError, RuntimeError):
 
 @final
 class Evaluator:
-    """Evaluator of policies in a TorchRL environment: blocking, or in parallel with training.
+    """Evaluator of policies in a TorchRL environment.
+
+    A call waits for its result, or the evaluation runs during training.
 
     Args:
-        env: An environment, or a callable that builds one. Backends with other processes need a callable.
-        policy: The policy; exclusive with ``policy_factory``.
-        policy_factory: Builds the policy, on all backends. Called with the environment, or without arguments if it
-            takes none.
+        env: An environment, or a callable that builds an environment. Backends with other processes need a callable.
+        policy: The policy. Pass either ``policy`` or ``policy_factory``.
+        policy_factory: Function that builds the policy, on all backends. It is called with the environment, or without
+            arguments if it takes none.
         num_trajectories: Exact number of episodes per evaluation, chosen before they run.
         max_steps: Step limit of every episode.
         log_prefix: Prefix of every metric.
         reward_keys: Key of the reward, if the environment has several.
         done_keys: Key of the done flag that ends an episode, if the environment has several.
-        device: Device of the evaluation policy; by default the CPU.
-        exploration_type: ``DETERMINISTIC``, ``MODE``, ``MEAN``, ``MEDIAN`` or ``RANDOM``. The global setting does not
-            change.
-        metrics_fn: Called with a tensordict of one row per episode, keys ``("next", "episode_reward")``,
-            ``("next", "step_count")``, ``("next", "done")``, ``("next", "terminated")``, ``("next", "truncated")``.
-        dump_video: Whether to call ``dump(step=...)`` of the environment's transforms after each evaluation.
-            Recorders raise an error; pass ``videos`` instead.
-        on_result: Called with a flat tensordict of every result, in a thread of the evaluator.
+        device: Device of the evaluation policy; by default, the CPU.
+        exploration_type: ``DETERMINISTIC``, ``MODE``, ``MEAN``, ``MEDIAN`` or ``RANDOM``. TorchRL's global setting does
+            not change.
+        metrics_fn: Function that returns more metrics. Its argument is a tensordict with one row per episode and the
+            keys ``("next", "episode_reward")``, ``("next", "step_count")``, ``("next", "done")``, ``("next",
+            "terminated")`` and ``("next", "truncated")``.
+        dump_video: Whether to call ``dump(step=...)`` of the environment's transforms after each evaluation. Recorders
+            raise an error; pass ``videos`` instead.
+        on_result: Function that is called with a flat tensordict of every result, in a thread of the evaluator.
         busy_policy: ``skip``, ``error`` or ``queue``.
-        backend: ``thread``, ``process`` or ``ray``. The last two are both Ray actors.
-        init_fn: Called first in the actor's process, before torch is imported.
-        num_gpus: GPUs of each actor.
+        backend: ``thread``, ``process`` or ``ray``. Both ``process`` and ``ray`` use Ray actors.
+        init_fn: Function that is called first in the actor's process, before torch is imported.
+        num_gpus: Number of GPUs of each actor.
         ray_kwargs: ``num_cpus``, ``resources``, ``label_selector`` and ``runtime_env`` of each actor.
-        seed: Root seed; every evaluation runs the same episodes.
-        num_envs: Environments that step together. Default: 8, or ``num_trajectories`` if less. With ``init_fn`` 1,
-            because simulators that need it often allow one instance per process.
-        num_runners: Number of actors, on ``process`` and ``ray``.
-        on_error: Called with the error of an evaluation or a callback. Without it, ``poll`` and ``wait`` raise the
-            error of an evaluation, and other errors are logged.
+        seed: Root seed. Every evaluation runs the same episodes.
+        num_envs: Number of environments that step together. The default is 8, or ``num_trajectories`` if it is smaller.
+            With ``init_fn``, the default is 1, because simulators that need ``init_fn`` often allow one instance per
+            process.
+        num_runners: Number of actors, for the backends ``process`` and ``ray``.
+        on_error: Function that is called with the error of an evaluation or a callback. Without it, ``poll`` and
+            ``wait`` raise the error of an evaluation, and other errors are logged.
         loggers: Loggers of the results.
         videos: Selection of episodes to record after each evaluation, and their folder.
-        **rest: Rejected. ``frames_per_batch``, ``collector_cls`` and ``collector_kwargs`` need a collector.
-            ``weight_sync_schemes`` has no effect, because weights travel once per request, with their version.
+        **rest: Arguments that are rejected: ``frames_per_batch``, ``collector_cls`` and ``collector_kwargs`` need a
+            collector. Only ``weight_sync_schemes`` is accepted, without effect, because weights are sent once per
+            request, with their version.
 
     Raises:
         ArgumentError: An argument is wrong or not supported.
@@ -161,7 +168,7 @@ class Evaluator:
         self._on_result, self._on_error = on_result, on_error
         self._outcomes: weakref.WeakKeyDictionary[EvalResult, dict[str, Any] | Exception] = weakref.WeakKeyDictionary()
         self._changed = threading.Condition()
-        """Guards the next attribute; notified when a result was delivered."""
+        """Condition that guards the next attribute. It is notified when a result was delivered."""
         self._triggered: deque[EvalHandle] = deque(maxlen=_MAX_UNREAD)
         """Evaluations of ``trigger_eval`` with unread results, in order."""
         self._evaluator = _Evaluator(
@@ -184,8 +191,8 @@ class Evaluator:
         """Evaluate and return the metrics.
 
         Args:
-            weights: An ``nn.Module``, a state dict or a ``TensorDict``; by default the last ones sent.
-            step: Training step; by default one more than the last.
+            weights: An ``nn.Module``, a state dict or a ``TensorDict``; by default, the weights that were sent last.
+            step: Training step; by default, one more than the last step.
             weights_dict: More models by name: ``policy``, and transforms such as ``env.transform[0]``.
 
         Raises:
@@ -220,10 +227,10 @@ class Evaluator:
         return True
 
     def poll(self, timeout: float | None = 0) -> dict[str, Any] | None:
-        """Return the oldest unread result of :meth:`trigger_eval`, or None.
+        """Return the oldest unread result of :meth:`trigger_eval`; None if there is none.
 
         Raises:
-            EvaluationFailed: Too many of its episodes failed. Raised only without ``on_error``.
+            EvaluationFailed: Too many episodes failed. Raised only without ``on_error``.
             Exception: Error of the evaluation. Raised only without ``on_error``.
         """
         with self._changed:
@@ -239,21 +246,21 @@ class Evaluator:
         return None
 
     def wait(self, timeout: float | None = None) -> dict[str, Any] | None:
-        """Wait for the next result, as :meth:`poll`; return None if none is pending, or if it takes too long.
+        """Wait for the next result of :meth:`trigger_eval`; return None if none is pending, or if it takes too long.
 
         Raises:
-            UsageError: A callback called it, while the results wait for that callback.
+            UsageError: A callback called this method. Results are delivered only after the callback returns.
         """
         self._evaluator.drain(0)
         return self.poll(timeout)
 
     @property
     def pending(self) -> bool:
-        """Whether a result is pending. If False, :meth:`poll` can return all results."""
+        """Whether a result is pending. If not, :meth:`poll` can return all results."""
         return self._evaluator.pending
 
     def shutdown(self, timeout: float = 5.0) -> None:
-        """Stop all evaluations and runners; further calls do nothing."""
+        """Stop all evaluations and runners. Further calls have no effect."""
         with self._changed:
             self._triggered = deque((handle for handle in self._triggered if handle.done()), _MAX_UNREAD)
         self._evaluator.shutdown(timeout)
@@ -273,7 +280,7 @@ class Evaluator:
         """Restore the state of :meth:`state_dict`, or of TorchRL's evaluator.
 
         Raises:
-            EvaluationPending: As :meth:`state_dict`.
+            EvaluationPending: A result is pending, or is unread and there is no ``on_result``.
         """
         self._check_idle("replaced")
         if "step_counter" in state_dict:
@@ -330,7 +337,7 @@ class Evaluator:
         return handle.done() and (handle.exception() is not None or handle.result() in self._outcomes)
 
     def _metrics(self, point: EvalPoint) -> dict[str, Any]:
-        """Return the metrics under TorchRL's names, and those of rl_eval."""
+        """Return the metrics with TorchRL's names, and the metrics of rl_eval."""
         numbers, reward = _numbers_of(point.result)
         named = {
             **reward,
@@ -357,7 +364,7 @@ def _numbers_of(result: EvalResult) -> tuple[Mapping[str, float], dict[str, floa
 
 
 def _measure(metrics_fn: Callable[[TensorDictBase], Mapping[str, Any]], episodes: EpisodeSequence) -> dict[str, Any]:
-    """Call the user's metrics function with one row per episode, from its last step."""
+    """Call the user's metrics function with one row per episode: the values at the last step of the episode."""
     records = [record for record in episodes if math.isfinite(record.episode_return)]
     last = {
         ("next", name): torch.from_numpy(np.array([[float(getattr(record, field))] for record in records])).to(dtype)
@@ -372,7 +379,7 @@ def _measure(metrics_fn: Callable[[TensorDictBase], Mapping[str, Any]], episodes
 
 
 def _as_tensordict(metrics: Mapping[str, Any]) -> TensorDictBase:
-    """Return metrics in the form of TorchRL's callbacks; values that are not numbers stay unchanged."""
+    """Return metrics in the form of TorchRL's callbacks. Values that are not numbers do not change."""
     values = {
         name: torch.as_tensor(value) if isinstance(value, (bool, int, float, torch.Tensor)) else NonTensorData(value)
         for name, value in metrics.items()
@@ -385,16 +392,17 @@ class RayEvalWorker:
     """Ray actor that evaluates weights, one request at a time.
 
     Args:
-        init_fn: Called first in the actor's process, before torch is imported; None for nothing.
-        env_maker: Builds an environment; called in the actor, once per environment.
-        policy_maker: Called with an environment; builds the policy.
-        num_gpus: GPUs of the actor.
+        init_fn: Function that is called first in the actor's process, before torch is imported; None for no function.
+        env_maker: Function that builds an environment. The actor calls it once per environment.
+        policy_maker: Function that builds the policy. Its argument is an environment.
+        num_gpus: Number of GPUs of the actor.
         reward_keys: Key of the reward, if the environment has several.
         name: Name of the worker, for :meth:`from_name` in other processes. A named worker survives this process.
-        num_episodes: Episodes per request.
-        num_envs: Environments that step together; by default 8 or ``num_episodes`` if less, and 1 with ``init_fn``.
+        num_episodes: Number of episodes per request.
+        num_envs: Number of environments that step together. The default is 8, or ``num_episodes`` if it is smaller, and
+            1 with ``init_fn``.
         num_runners: Number of actors.
-        seed: Root seed; every request runs the same episodes.
+        seed: Root seed. Every request runs the same episodes.
         videos: Selection of episodes to record after each request, and their folder.
         **remote_kwargs: ``num_cpus``, ``memory``, ``resources``, ``label_selector`` and ``runtime_env`` of the actor.
 
@@ -432,7 +440,7 @@ class RayEvalWorker:
         """Connect to a named worker of any process.
 
         Raises:
-            ArgumentError: ``reward_keys`` is set, but a worker keeps the reward key of its creation.
+            ArgumentError: ``reward_keys`` is set, but a worker keeps the reward key with which it was created.
         """
         why = f"the worker {name!r} keeps the reward key of its creation"
         refuse("reward_keys", reward_keys, why, unless=_REWARD)
@@ -448,13 +456,13 @@ class RayEvalWorker:
     def submit(
         self, weights: Any, max_steps: int | None, *, deterministic: bool = True, break_when_any_done: bool = True
     ) -> None:
-        """Start an evaluation; an earlier one that was not polled is cancelled.
+        """Start an evaluation. An earlier evaluation whose result was not polled is cancelled.
 
         Args:
-            weights: Weights of the policy; None for the current ones.
+            weights: Weights of the policy; None for the current weights.
             max_steps: Step limit of every episode; None for no limit.
-            deterministic: Whether actions are deterministic; False samples the policy's distribution.
-            break_when_any_done: Not used: each episode runs to its end in a separate environment.
+            deterministic: Whether actions are deterministic. If not, they are sampled from the policy's distribution.
+            break_when_any_done: Not used, because each episode runs to its end in a separate environment.
 
         Raises:
             WeightsError: The value does not contain weights.
@@ -467,10 +475,10 @@ class RayEvalWorker:
         self._handle = self._evaluator.submit(with_rules(weights, None, max_steps, mode))
 
     def poll(self, timeout: float | None = 0) -> dict[str, Any] | None:
-        """Return the result of the last request, once; None while it runs or if there is no request.
+        """Return the result of the last request, once. Return None if it is still running, or if there is no request.
 
         Args:
-            timeout: Longest wait, in seconds; None for no limit.
+            timeout: Maximum waiting time, in seconds; None for no limit.
 
         Returns:
             ``reward`` (mean return per episode), ``reward_std``, ``reward_per_step`` (TorchRL's ``reward``), ``length``
@@ -480,7 +488,7 @@ class RayEvalWorker:
 
         Raises:
             EvaluationFailed: Too many episodes failed to compute the metrics.
-            EvalError: The evaluation could not run. Raised once; the worker stays usable.
+            EvalError: The evaluation could not run. The error is raised once, and the worker can be used again.
         """
         handle = self._handle
         if handle is None:
@@ -493,9 +501,10 @@ class RayEvalWorker:
         return _as_reply(handle.result())
 
     def shutdown(self) -> None:
-        """Terminate the worker within seconds, even during an evaluation; further calls do nothing.
+        """Terminate the worker within seconds, even during an evaluation. Further calls have no effect.
 
-        On a result of :meth:`from_name`, only disconnect: the worker continues for other processes.
+        If :meth:`from_name` returned this object, it is only disconnected, and the worker continues for other
+        processes.
         """
         evaluator, self._evaluator, self._handle = self._evaluator, None, None
         if evaluator is not None:

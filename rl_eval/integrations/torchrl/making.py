@@ -1,9 +1,9 @@
 """Environments, policies and observers of TorchRL's classes, built in a runner's process.
 
 Pickles contain only the user's objects and plain values. The environments and the policy of one evaluator share a
-:class:`Scope` in each process. Weights go to policies, but TorchRL keeps normalizers in environments. So their
-statistics travel with the weights, and the policy loads them into the environments of its scope. The step limit and
-the mode of a request travel the same way.
+:class:`Scope` in each process. Weights are sent to policies, but TorchRL keeps normalizers in environments. So the
+statistics of normalizers are sent with the weights, and the policy loads them into the environments of its scope. The
+step limit and the mode of a request are sent in the same way.
 """
 
 from __future__ import annotations
@@ -47,21 +47,22 @@ _MAX_FRAME_BYTES: Final = 2**30
 
 @dataclass(frozen=True)
 class Rules:
-    """Rules that travel with the weights of one request."""
+    """Rules that are sent with the weights of one request."""
 
     tensors: int | None = None
-    """Number of the policy's tensors in the request; None if it has none and the policy keeps its weights."""
+    """Number of the policy's tensors in the request; None if the request has no tensors, so that the policy keeps its
+    weights."""
     statistics: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """State of transforms, by path from the environment, such as ``transform[0]``."""
+    """State of each transform, by the path of the transform in the environment, such as ``transform[0]``."""
     max_steps: int | None = None
-    """Step limit of every episode; None leaves the configured one."""
+    """Step limit of every episode; None for the configured limit."""
     mode: str | None = None
-    """Mode of the policy; None leaves the current one."""
+    """Mode of the policy; None for the current mode."""
 
 
 @final
 class Scope:
-    """Environments of one evaluator in this process, and the rules that they follow."""
+    """Environments of one evaluator in this process, with the rules of the last request."""
 
     def __init__(self) -> None:
         self.rules = Rules()
@@ -90,14 +91,14 @@ class Scope:
         self._checked = False
 
     def any_env(self) -> Any:
-        """Return an environment of the scope, for policies that are built from one."""
+        """Return an environment of the scope, for policies that are built from an environment."""
         return next(iter(self._environments), None)
 
     def check(self) -> None:
-        """Check that every normalizer has statistics, once after each change.
+        """Check, once after each change, that every normalizer has statistics.
 
         Raises:
-            ConfigError: A normalizer has none.
+            ConfigError: A normalizer has no statistics.
         """
         if not self._checked:
             for env in self._environments:
@@ -114,7 +115,7 @@ _SCOPES: Final[weakref.WeakValueDictionary[str, Scope]] = weakref.WeakValueDicti
 
 @dataclass(frozen=True)
 class EnvMaker:
-    """Environment factory with the signature that rl_eval expects."""
+    """Environment factory for ``environment.env``."""
 
     source: Any
     """A callable that builds an environment, or an environment to copy."""
@@ -122,7 +123,7 @@ class EnvMaker:
     reward_key: Key | None = None
     done_key: Key | None = None
     as_recorded: bool = False
-    """Whether a collector uses the frames: then policies see every key, and actions are not checked."""
+    """Whether a collector uses the frames. Then policies see every key, and actions are not checked."""
 
     def __call__(self, context: EnvContext) -> gym.Env[Any, Any]:
         """Build the environment of one lane."""
@@ -141,7 +142,7 @@ class EnvMaker:
 
 
 class _Limited(gym.Wrapper[Any, Any, Any, Any]):
-    """Environment that truncates episodes at the step limit of the rules, if they have one."""
+    """Environment that truncates episodes at the step limit of the rules, if the rules have a limit."""
 
     def __init__(self, env: gym.Env[Any, Any], scope: Scope) -> None:
         super().__init__(env)
@@ -210,7 +211,7 @@ class FirstEpisodeFrames:
         self._frames, self._filming = 0, False
 
     def on_episode_start(self, spec: EpisodeSpec, attempt: int, observation: Any) -> None:
-        """Start an episode; drop the frames of an earlier attempt."""
+        """Start an episode. Drop the frames of an earlier attempt."""
         self._rows, self._frames, self._filming = None, 0, self._renders and spec.index == 0
 
     def on_step(self, *step: Any) -> None:
@@ -233,7 +234,7 @@ class FirstEpisodeFrames:
 
 @dataclass(frozen=True)
 class PolicySource:
-    """Policy or its factory, with mode and device."""
+    """Policy or its factory, with the mode and the device of the policy."""
 
     policy: Any
     factory: Callable[..., Any] | None
@@ -248,7 +249,7 @@ class ScopedPolicy:
     """Policy that receives rules with its weights, and applies them to the environments of its scope.
 
     Args:
-        source: Policy or factory.
+        source: The policy, or its factory.
         observation_space: Space of one observation.
         action_space: Space of one action.
     """
@@ -291,7 +292,7 @@ class ScopedPolicy:
 
 
 class _Received(torch.nn.Module):
-    """Module that receives weights: those of the policy, and rules as extra state."""
+    """Module that receives the weights of the policy, and rules as extra state."""
 
     def __init__(self, policy: torch.nn.Module | None, obey: Callable[[Rules], None], scope: Scope) -> None:
         super().__init__()
@@ -320,7 +321,7 @@ class _Received(torch.nn.Module):
 
 
 def _call(factory: Callable[..., Any], env: Any) -> Any:
-    """Call a policy factory with the environment, or with nothing if it has no parameter without a default."""
+    """Call a policy factory with the environment, or without arguments if it has no required parameter."""
     parameters = inspect.signature(factory).parameters.values()
     positional = (one for one in parameters if one.kind not in (one.KEYWORD_ONLY, one.VAR_KEYWORD))
     takes_it = any(one.default is one.empty or one.name == "env" for one in positional)
@@ -328,10 +329,10 @@ def _call(factory: Callable[..., Any], env: Any) -> Any:
 
 
 def _as_module(policy: Any, env: Any) -> Any:
-    """Wrap a plain module as TorchRL's collectors do: the names of its parameters are keys of the observations.
+    """Wrap a plain module as TorchRL's collectors do: parameter names of ``forward`` are keys of the observations.
 
     Raises:
-        ConfigError: A parameter of ``forward`` without a default is not named like a key.
+        ConfigError: A required parameter of ``forward`` does not have the name of a key.
     """
     if isinstance(policy, RandomPolicy):
         spec = policy.action_spec
@@ -368,7 +369,9 @@ class RandomActions(TensorDictModuleBase):  # type: ignore[misc]  # If tensordic
         self.out_keys = list(self._drawn)
 
     def draw_from_noise(self, batch: TensorDictBase, noise: NoiseSource | None) -> TensorDictBase:
-        """Write actions into a batch of observations; respect its ``action_mask``.
+        """Write actions into a batch of observations.
+
+        If the batch has an ``action_mask``, only valid actions are drawn.
 
         Raises:
             ConfigError: There is no noise, because actions are deterministic.

@@ -1,6 +1,6 @@
 """Running statistics of TorchRL's normalizers: frozen during an evaluation, checked, and sent by a trainer.
 
-TorchRL keeps them in transforms (``VecNormV2``, the older ``VecNorm``), in an environment or in a policy.
+TorchRL keeps these statistics in transforms (``VecNormV2``, and the older ``VecNorm``) of an environment or a policy.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def check_initialized(module: torch.nn.Module, owner: str, key: str, error: type
     """Check that every normalizer has statistics.
 
     Raises:
-        ConfigError: A normalizer has none. ``error`` is the class to raise.
+        ConfigError: A normalizer has no statistics. ``error`` can be another class to raise.
     """
     for part in normalizers_of(module):
         if not _has_statistics(part):
@@ -40,7 +40,7 @@ def check_initialized(module: torch.nn.Module, owner: str, key: str, error: type
 
 
 def _has_statistics(normalizer: Any) -> bool:
-    """Return whether a normalizer has counted a value, or stores its statistics in the data."""
+    """Return whether a normalizer has counted a value, or keeps its statistics in the data."""
     if not getattr(normalizer, "stateful", True):
         return True
     state = normalizer.get_extra_state() if getattr(normalizer, "initialized", True) else None
@@ -52,7 +52,7 @@ def _has_statistics(normalizer: Any) -> bool:
 
 
 def statistics_of(path: str, source: Any) -> dict[str, Any]:
-    """Copy the state of a transform that a trainer sends.
+    """Return a copy of the state of a transform that a trainer sends.
 
     Args:
         path: Name of the transform in ``weights_dict``, for messages.

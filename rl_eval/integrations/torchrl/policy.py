@@ -41,7 +41,7 @@ _IS_INIT: Final = "is_init"
 
 
 def portable(value: Any) -> Any:
-    """Return a copy of a policy on the CPU that shares nothing with the trainer's.
+    """Return a copy of a policy on the CPU that shares nothing with the original.
 
     Args:
         value: A tensordict module. Its mode, device, gradients and hooks do not change.
@@ -76,14 +76,12 @@ class TensorDictPolicy:
     """A policy around a tensordict module, or around a callable that maps tensordicts to tensordicts.
 
     Args:
-        policy: The module. Pass a copy: its mode becomes ``eval()``, and its normalizers become frozen.
+        policy: The module. Pass a copy, because the module is set to ``eval()`` mode, and its normalizers are frozen.
         observation_space: Space of one observation.
         action_space: Space of one action.
         mode: ``random``, or one of :data:`~.stages.MODES`.
-        device: Torch device to run on.
-
-    Raises:
-        ConfigError: As :func:`as_policy`.
+        device: Torch device of the policy. Raises:
+        ConfigError: For the reasons of :func:`as_policy`.
     """
 
     def __init__(
@@ -126,9 +124,9 @@ class TensorDictPolicy:
 
     @property
     def outputs(self) -> dict[str, Array] | None:
-        """Output of the policy for the last batch, by dotted key, such as its raw action or values.
+        """Output of the policy for the last batch, by dotted key, such as the raw action or values.
 
-        It contains the recurrent state before the step, and under ``next`` the state after it.
+        It contains the recurrent state before the step and, under ``next``, the state after the step.
         """
         if self._last is None:
             return None
@@ -141,14 +139,14 @@ class TensorDictPolicy:
         }
 
     def initial_state(self, batch_size: int) -> dict[str, torch.Tensor] | None:
-        """Return the state of fresh episodes, by dotted key; None for a policy without memory."""
+        """Return the recurrent state of new episodes, by dotted key; None for a policy without such a state."""
         if not self._state_keys and not self._tracks_start:
             return None
         state = {".".join(path_of(key)): self._zeros(key, batch_size) for key in self._state_keys}
         return {**state, _IS_INIT: torch.ones(batch_size, 1, dtype=torch.bool)}
 
     def probe_outputs(self, observations: Any) -> list[Array]:
-        """Return every number that the module computes on the way to an action."""
+        """Return all numbers that the module computes for an action, such as logits."""
         count = _count(observations)
         batch = self._batch(observations, self.initial_state(count))
         given = _leaves(batch)
@@ -176,7 +174,7 @@ class TensorDictPolicy:
     # ------------------------------------------------------------------ in
 
     def _read_by(self, space: gym.Space[Any], inputs: list[Key]) -> dict[Key, tuple[str, ...]]:
-        """Return the path in the observation of each input of the policy."""
+        """Return the path in the observation for each input of the policy."""
         paths, needed = list(leaf_spaces(space)), [key for key in inputs if key != _IS_INIT]
         known = bool(getattr(self.module, "in_keys", ()))
         if paths != [()]:
@@ -218,7 +216,7 @@ class TensorDictPolicy:
     # ------------------------------------------------------------------ out
 
     def _read(self, output: TensorDictBase, live: npt.NDArray[np.bool_]) -> Any:
-        """Read the action of every row in the structure of the action space."""
+        """Return the actions of all rows, in the structure of the action space."""
         return nested({path: self._read_leaf(output, key, space, live) for path, key, space in self._actions})
 
     def _read_leaf(self, output: TensorDictBase, key: Key, space: gym.Space[Any], live: npt.NDArray[np.bool_]) -> Array:
@@ -233,7 +231,7 @@ class TensorDictPolicy:
         return _as_actions(array, space)
 
     def _zeros(self, key: Key, batch_size: int) -> torch.Tensor:
-        """Build the initial recurrent state from the declaration of its module, or of the observation space."""
+        """Return the initial recurrent state of a key, as its module or the observation space declares it."""
         for part in self.module.modules():
             if key in getattr(part, "in_keys", ()) and hasattr(part, "make_tensordict_primer"):
                 spec = part.make_tensordict_primer().primers[key]
@@ -249,7 +247,7 @@ class TensorDictPolicy:
 
 
 def _action_keys(outputs: list[Key], space: gym.Space[Any]) -> list[tuple[tuple[str, ...], Key, gym.Space[Any]]]:
-    """Return the parts of an action: (path in the action space, key in the tensordict, space)."""
+    """Return the parts of an action as tuples: path in the action space, key in the tensordict, space."""
     if isinstance(space, gym.spaces.Dict):
         return [(path, unravel_key(path), part) for path, part in leaf_spaces(space).items()]
     candidates = [key for key in outputs if path_of(key)[-1] == "action" and path_of(key)[0] != "next"]
@@ -262,7 +260,7 @@ def _action_keys(outputs: list[Key], space: gym.Space[Any]) -> list[tuple[tuple[
 
 
 def _as_actions(array: Array, space: gym.Space[Any]) -> Array:
-    """Convert a batch of raw actions to the form of the space; one-hot parts become indices."""
+    """Convert a batch of raw actions to the form of the space. One-hot vectors become indices."""
     batch = len(array)
     if isinstance(space, gym.spaces.Discrete):
         count = int(space.n)
@@ -287,14 +285,14 @@ def _reshaped(array: Array, shape: tuple[int, ...], space: gym.Space[Any]) -> Ar
 
 
 def leaf_spaces(space: gym.Space[Any]) -> dict[tuple[str, ...], gym.Space[Any]]:
-    """Return the spaces inside of nested Dict spaces by their paths; another space has the path ``()``."""
+    """Return the spaces inside nested Dict spaces, by path. Any other space has the path ``()``."""
     if not isinstance(space, gym.spaces.Dict):
         return {(): space}
     return {(name, *path): leaf for name, part in space.items() for path, leaf in leaf_spaces(part).items()}
 
 
 def nested(leaves: Mapping[tuple[str, ...], Any]) -> Any:
-    """Return nested dicts of leaves by path; a leaf with the path ``()`` is the whole value."""
+    """Return nested dicts for leaves by path. A leaf with the path ``()`` is the whole value."""
     whole: dict[str, Any] = {}
     for path, leaf in leaves.items():
         if not path:
@@ -312,7 +310,7 @@ def path_of(key: Key) -> tuple[str, ...]:
 
 
 def array_of(tensor: torch.Tensor) -> Array:
-    """Return a tensor as a numpy array; bfloat16 becomes float32."""
+    """Return a tensor as a NumPy array; bfloat16 becomes float32."""
     return np.asarray((tensor.float() if tensor.dtype is torch.bfloat16 else tensor).detach().cpu().numpy())
 
 

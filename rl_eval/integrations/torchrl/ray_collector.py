@@ -1,8 +1,8 @@
-"""Drop-in for ``torchrl.collectors.distributed.RayCollector`` on top of :meth:`rl_eval.EvalRunnerGroup.sample`.
+"""Replacement for ``torchrl.collectors.distributed.RayCollector`` on top of :meth:`rl_eval.EvalRunnerGroup.sample`.
 
-The signature and the layout of batches are TorchRL's, so only the import line changes. The data are rl_eval's: the
-exact number of frames, from a plan of episodes, in its order. They do not depend on the number of workers or on
-crashes. An argument without a meaning here raises an error that names it.
+The signature and the layout of batches are those of TorchRL, so only the import line changes. The data come from a plan
+of episodes, in the order of the plan, with the exact number of frames. They do not depend on the number of workers or
+on crashes. An argument without a meaning here raises an error that names the argument.
 """
 
 from __future__ import annotations
@@ -38,47 +38,49 @@ _JOIN_S: Final = 10.0
 class RayCollector:
     """Iterable over batches of frames that Ray actors collect.
 
-    A batch has ``frames_per_batch`` consecutive frames in the order of the plan. If a batch ends within an episode, the
-    next one continues it. Rewards are float32, as TorchRL's losses need them.
+    A batch has ``frames_per_batch`` consecutive frames, in the order of the plan. If a batch ends within an episode,
+    the next batch continues the episode. Rewards are float32, as TorchRL's losses need them.
 
     Args:
-        create_env_fn: A callable that builds one environment, or a list of the same one for each collector. An
-            environment is copied.
-        policy: The policy; without one, actions are random. It is copied: send new weights with
+        create_env_fn: A callable that builds one environment, or a list with the same callable for each collector. In
+            place of a callable, an environment is copied.
+        policy: The policy. Without a policy, actions are random. The policy is copied, so send new weights with
             :meth:`update_policy_weights_`.
-        policy_factory: Builds the policy; exclusive with ``policy``. Called with the environment, or without arguments
-            if it takes none.
+        policy_factory: Function that builds the policy, in place of ``policy``. It is called with the environment, or
+            without arguments if it takes none.
         frames_per_batch: Exact number of frames per batch.
-        total_frames: The iterator stops with the batch that reaches this number; negative for no limit.
-        device: Default of ``storing_device`` and ``policy_device``. Each device may also be a list of the same one for
-            each collector.
-        storing_device: Device of the batches; by default the CPU.
-        env_device: Only the CPU.
-        policy_device: Device of the policy in its runners; by default the CPU.
+        total_frames: Number of frames after which the iterator stops, at the end of a batch; negative for no limit.
+        device: Default of ``storing_device`` and ``policy_device``. Each device may also be a list with the same device
+            for each collector.
+        storing_device: Device of the batches; by default, the CPU.
+        env_device: Device of the environments, which can only be the CPU.
+        policy_device: Device of the policy in the runners; by default, the CPU.
         max_frames_per_traj: Step limit of every episode; negative for no limit.
         init_random_frames: Number of first frames with random actions, rounded up to whole batches. The policy then
             starts with a new episode.
-        reset_at_each_iter: Whether every batch starts with a new episode; the rest of the last one is dropped.
-        postproc: Called with every batch; the iterator yields its result.
-        split_trajs: Whether every trajectory gets a separate row, padded, with a ``("collector", "mask")``.
-        exploration_type: ``RANDOM``, ``DETERMINISTIC``, ``MODE``, ``MEAN`` or ``MEDIAN``. The global setting does not
-            change.
-        collector_kwargs: Only devices equal to the arguments. Others are rejected, because there is no inner collector.
-        num_workers_per_collector: Environments that step together in each runner.
-        ray_init_config: Arguments of ``ray.init``, called if Ray is not running.
+        reset_at_each_iter: Whether every batch starts with a new episode. The rest of the last episode is dropped.
+        postproc: Function that is called with every batch. The iterator yields the function's result.
+        split_trajs: Whether every trajectory gets a separate, padded row, with a ``("collector", "mask")``.
+        exploration_type: ``RANDOM``, ``DETERMINISTIC``, ``MODE``, ``MEAN`` or ``MEDIAN``. TorchRL's global setting does
+            not change.
+        collector_kwargs: Devices that equal the arguments above. Other items are rejected, because there is no inner
+            collector.
+        num_workers_per_collector: Number of environments that step together in each runner.
+        ray_init_config: Arguments of ``ray.init``, which is called if Ray is not running.
         remote_configs: ``num_cpus``, ``num_gpus``, ``memory``, ``resources``, ``label_selector`` and ``runtime_env`` of
             each actor.
-        num_collectors: Number of actors; by default the length of ``create_env_fn``. 0 collects in this process.
-        update_after_each_batch: Whether to send the weights of ``policy`` after every batch, before the next one.
-        max_weight_update_interval: Highest number of batches between two updates of the weights; negative for none.
-        replay_buffer: Extended with every batch; the iterator then yields None.
+        num_collectors: Number of actors; by default, the length of ``create_env_fn``. With 0, this process collects.
+        update_after_each_batch: Whether to send the weights of ``policy`` after every batch, before the next batch.
+        max_weight_update_interval: Maximum number of batches between two updates of the weights; negative for no
+            updates.
+        replay_buffer: Replay buffer that is extended with every batch. The iterator then yields None.
         trajs_per_batch: Number of whole trajectories per batch, instead of a number of frames.
-        pre_collect_hook: Called before every batch.
-        post_collect_hook: Called with every batch after ``postproc``.
+        pre_collect_hook: Function that is called before every batch.
+        post_collect_hook: Function that is called with every batch, after ``postproc``.
         seed: Root seed of the episodes.
-        **rest: Rejected: ``weight_updater`` and ``weight_recv_schemes``, because :meth:`update_policy_weights_` sends
-            weights once to all workers. Not used: ``trust_policy``, ``collector_class``, ``sync``,
-            ``weight_sync_schemes``, ``use_env_creator`` and ``no_cuda_sync``.
+        **rest: Other arguments of TorchRL. ``weight_updater`` and ``weight_recv_schemes`` are rejected, because
+            :meth:`update_policy_weights_` sends weights once to all workers. Not used are ``trust_policy``,
+            ``collector_class``, ``sync``, ``weight_sync_schemes``, ``use_env_creator`` and ``no_cuda_sync``.
 
     Raises:
         ArgumentError: An argument is wrong or not supported.
@@ -164,21 +166,21 @@ class RayCollector:
             if not ray.is_initialized():
                 ray.init(**ray_init_config)
         self.group = EvalRunnerGroup(config)
-        """Group that collects; also for evaluations and ``add_runners``."""
+        """Group that collects. It can also be used for evaluations and ``add_runners``."""
         self._was_random = self._random
         self._held: tuple[Any, Mapping[str, Any] | None] = None, None
         """Weights that wait for the end of the random frames."""
         self._turn, self._line = threading.Lock(), threading.Lock()
         self._holder = 0
-        """Thread that collects, sends weights or pauses; 0 for none."""
+        """Id of the thread that collects, sends weights or pauses; 0 if there is none."""
         self._filling: Future[None] | None = None
-        """Outcome of the thread of :meth:`start`."""
+        """Outcome of the thread that :meth:`start` started."""
         self._filler: threading.Thread | None = None
 
     # ------------------------------------------------------------------ collecting
 
     def __iter__(self) -> Iterator[Any]:
-        """Collect batches until there are ``total_frames``."""
+        """Yield batches until ``total_frames`` are collected."""
         while self.total_frames < 0 or self._frames < self.total_frames:
             with self._alone():
                 batch = self._collect()
@@ -187,13 +189,16 @@ class RayCollector:
     iterator = __iter__
 
     def next(self) -> Any:
-        """Return the next batch, or None after ``total_frames``."""
+        """Return the next batch; None if ``total_frames`` are collected."""
         self._iterator = self._iterator or iter(self)
         return next(self._iterator, None)
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Exclude other threads, in order of arrival; otherwise the collecting thread would always be first."""
+        """Exclude other threads.
+
+        Threads take turns in order of arrival; otherwise, the collecting thread would always be first.
+        """
         if self._holder == threading.get_ident():  # In a hook, or during a pause.
             yield
             return
@@ -258,11 +263,12 @@ class RayCollector:
         """Send weights to all workers, for all episodes that start later.
 
         Args:
-            policy_or_weights: A policy, a state dict or a ``TensorDict``; by default ``policy`` as it is now.
-            weights: As ``policy_or_weights``.
-            policy: As ``policy_or_weights``.
-            worker_ids: All workers, because a batch has one version of the weights.
-            model_id: Only ``"policy"``.
+            policy_or_weights: A policy, a state dict or a ``TensorDict``; by default, the current weights of
+                ``policy``.
+            weights: Another name of ``policy_or_weights``.
+            policy: Another name of ``policy_or_weights``.
+            worker_ids: Must name all workers, because a batch has one version of the weights.
+            model_id: Must be ``"policy"``.
             weights_dict: Several models: ``"policy"``, and transforms of the environment as ``"env.transform[0]"``.
 
         Raises:
@@ -300,7 +306,7 @@ class RayCollector:
 
         Args:
             seed: The root seed.
-            static_seed: Not used: every episode has its own seed.
+            static_seed: Not used, because every episode has its own seed.
 
         Returns:
             The root seed.
@@ -316,7 +322,7 @@ class RayCollector:
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continue from another collector's state; load its weights into ``policy`` and send them to all workers."""
+        """Continue from another collector's state. Load its weights into ``policy``, and send them to all workers."""
         self.group.sampler.load_state_dict(state_dict["sampler"])
         self._frames, self._batches = state_dict["frames"], state_dict["iter"]
         self._was_random = self._random
@@ -325,7 +331,9 @@ class RayCollector:
             self.update_policy_weights_()
 
     def start(self) -> None:
-        """Fill the replay buffer in a thread, up to ``total_frames``; the next call raises its error.
+        """Fill the replay buffer in a thread, up to ``total_frames``.
+
+        If the thread fails, the next call of a method raises the error.
 
         Raises:
             ArgumentError: There is no replay buffer.
@@ -348,7 +356,7 @@ class RayCollector:
             filling.set_exception(error)
 
     def _check_filling(self) -> None:
-        """Raise the error of the thread of :meth:`start`, once."""
+        """Raise the error of the thread that :meth:`start` started, once."""
         if self._filling is not None and self._filling.done():
             filling, self._filling = self._filling, None
             filling.result()
@@ -358,8 +366,8 @@ class RayCollector:
         """Finish the current batch, then pause inside of a ``with`` block.
 
         Args:
-            timeout: Not used: the current batch is always finished.
-            resume: Must be True; to stop for good, call :meth:`shutdown`.
+            timeout: Not used, because the current batch is always finished.
+            resume: Must be True. To stop collecting, call :meth:`shutdown`.
         """
         refuse("resume", resume, "shutdown() ends the collector", unless=True)
         self._check_filling()
@@ -368,10 +376,10 @@ class RayCollector:
             yield
 
     def shutdown(self, timeout: float | None = None, shutdown_ray: bool = False) -> None:
-        """Terminate all workers; further calls do nothing.
+        """Terminate all workers. Further calls have no effect.
 
         Args:
-            timeout: Not used: it takes about ten seconds at most.
+            timeout: Not used, because this takes at most about ten seconds.
             shutdown_ray: Must be False, because the cluster may have other users.
         """
         refuse("shutdown_ray", shutdown_ray, "the cluster may have other users: call ray.shutdown()", unless=False)
@@ -383,7 +391,7 @@ class RayCollector:
             self._check_filling()
 
     async def async_shutdown(self, shutdown_ray: bool = False) -> None:
-        """Terminate all workers as :meth:`shutdown`, without blocking the event loop."""
+        """Terminate all workers like :meth:`shutdown`, without blocking the event loop."""
         await asyncio.to_thread(self.shutdown, shutdown_ray=shutdown_ray)
 
     def __getattr__(self, name: str) -> Any:
@@ -398,7 +406,7 @@ class RayCollector:
 
 
 def _devices(env_device: Any, collector_kwargs: Any, **devices: Any) -> dict[str, torch.device]:
-    """Return the devices by argument; the default is ``device``, then the CPU.
+    """Return the devices, by the name of the argument. The default is ``device``; without it, the CPU.
 
     Raises:
         ArgumentError: ``env_device`` is not the CPU, or ``collector_kwargs`` has other items than these devices.
@@ -421,7 +429,7 @@ def _acting_mode(policy: Any, policy_factory: Any, mode: str) -> str:
 
 
 def _add_step_count(batch: Any) -> None:
-    """Write the keys of TorchRL's ``StepCounter``, 0 in padding, unless the environment has one."""
+    """Write the keys of TorchRL's ``StepCounter``, with 0 in padding, unless the environment has a ``StepCounter``."""
     keys = set(batch.keys(include_nested=True))
     if "step_count" in keys:
         return

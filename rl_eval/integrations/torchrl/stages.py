@@ -1,9 +1,9 @@
 """Stages of a tensordict module's computation of an action, without exploration.
 
-In TorchRL, a process-global switch selects the mode of a distribution or a draw, and torch's global generator draws.
-Both belong to the trainer, and its collectors may run in another thread of this process. This module uses neither: it
-splits a policy into stages. A stage chooses the value of a distribution, or draws it from the episode's own stream. A
-part that reads the switch and cannot be split raises an error.
+In TorchRL, a switch of the whole process selects the mode of a distribution or a draw, and torch's global generator
+draws. Both belong to the trainer, whose collectors may run in another thread of this process. This module uses neither
+of them. It splits a policy into stages. A stage chooses the value of a distribution, or draws it from the episode's own
+stream. A part that reads the switch and cannot be split raises an error.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _EXPLORATION: Final = "torchrl.modules.tensordict_module.exploration"
 """Module of TorchRL with only exploration classes."""
 
 _SWITCHES: Final = frozenset({"exploration_type", "interaction_type"})
-"""Functions that read the process-global switch."""
+"""Names of the functions that read the switch of the process."""
 
 _SEQUENCES: Final = (TensorDictSequential.forward, ProbabilisticTensorDictSequential.forward)
 
@@ -94,7 +94,7 @@ def stages_of(module: Any, mode: str) -> Iterator[Stage]:
 
 
 def _value_of(module: ProbabilisticTensorDictModule, mode: str) -> Stage:
-    """Return a stage that writes the chosen or drawn value of a distribution to the module's keys."""
+    """Return a stage that writes the value of a distribution, chosen or drawn, to the module's keys."""
     if module.num_samples is not None:
         problem = f"the policy draws num_samples={module.num_samples} actions per observation"
         raise ConfigError(problem, key="policy", value=module.num_samples, fix="Draw one.")
@@ -120,8 +120,8 @@ def _value_of(module: ProbabilisticTensorDictModule, mode: str) -> Stage:
 def _choose(distribution: Any, mode: str) -> Any:
     """Return a deterministic value of a distribution.
 
-    ``deterministic`` is TorchRL's ``ExplorationType.DETERMINISTIC``: the distribution's ``deterministic_sample`` if it
-    has one. Otherwise, the mode of a discrete distribution, or the mean of another one.
+    ``deterministic`` is TorchRL's ``ExplorationType.DETERMINISTIC``: the distribution's ``deterministic_sample``, if it
+    has one. Otherwise, it is the mode of a discrete distribution, or the mean of any other distribution.
 
     Raises:
         ConfigError: The distribution has no such value.
@@ -171,7 +171,7 @@ def _hooks_of(module: torch.nn.Module) -> Iterator[Stage]:
 
 
 def _check_switches(module: torch.nn.Module) -> None:
-    """Reject parts that depend on the exploration type, because the trainer's collectors change it too."""
+    """Reject parts that depend on the exploration type, because the trainer's collectors change it, too."""
     for part in module.modules():
         if hasattr(part, "_use_exploration_type"):
             vars(part)["_use_exploration_type"] = False  # NoisyLinear then depends on train() and eval().
