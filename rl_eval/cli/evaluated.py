@@ -45,7 +45,7 @@ class Evaluated:
         int | None, option("N", "Ray actors; 0 runs in this process, without Ray.", "--num-runners", "--runners")
     ] = None
     num_envs_per_runner: Annotated[
-        int | None, option("N", "Environments per runner.", "--num-envs-per-runner", "--envs-per-runner")
+        int | None, option("N", "Number of environments per runner.", "--num-envs-per-runner", "--envs-per-runner")
     ] = None
     batched: Annotated[
         bool,
