@@ -376,7 +376,7 @@ def _check_names(given: Any, known: Any, required: set[str]) -> None:
     if missing := sorted(required - set(given)):
         raise WeightsError(f"weights lack {_some(missing)}, which the policy has", key=missing[0])
     if unknown := sorted(set(given) - set(known)):
-        raise WeightsError(f"weights have {_some(unknown)}, which the policy lacks", key=unknown[0])
+        raise WeightsError(f"weights have {_some(unknown)}, which are missing in the policy", key=unknown[0])
 
 
 def _check_tensor(name: str, entry: TensorEntry, target: torch.Tensor) -> None:
@@ -384,7 +384,7 @@ def _check_tensor(name: str, entry: TensorEntry, target: torch.Tensor) -> None:
 
     if torch.nn.parameter.is_lazy(target):
         raise WeightsError(
-            f"the policy's {name!r} are uninitialized", key=name, fix="Run the module once in its factory."
+            f"the policy's {name!r} are uninitialized", key=name, fix="Run the module once in the policy's factory."
         )
     dtype, shape = _dtype(target), tuple(target.shape)
     if (entry.dtype, entry.shape) != (dtype, shape):

@@ -140,7 +140,10 @@ def _connect(section: RunnersSection, address: str | None) -> None:
         if type(error).__name__ == "AuthenticationError":  # Older versions of Ray have no such class.
             raise _token_needed(address) from error
         problem = f"no Ray cluster answers at runners.address={address!r}: {summarize(error)}{_cause(error)}"
-        fix = "Start one with `ray start --head`, correct the address, or remove it to run on a local cluster."
+        fix = (
+            "Start a cluster with `ray start --head`, correct the address, or remove the address to run on a local "
+            "cluster."
+        )
         raise RunnerStartError(problem, key="runners.address", value=address, fix=fix) from error
 
 
@@ -198,7 +201,7 @@ def _check_connection(section: RunnersSection) -> None:
         fix = "Remove the address, or call ray.shutdown() first."
         raise ConfigError(problem, key="runners.address", value=section.address, fix=fix)
     if _HOOK in section.runtime_env:
-        problem = f"runners.runtime_env.{_HOOK}: Ray would ignore it, since this process is already connected"
+        problem = f"runners.runtime_env.{_HOOK}: Ray would ignore this value, because this process is already connected"
         fix = "Pass it to ray.init(runtime_env=...), or call ray.shutdown() first."
         raise ConfigError(problem, key=f"runners.runtime_env.{_HOOK}", value=section.runtime_env[_HOOK], fix=fix)
 
@@ -255,7 +258,7 @@ def _token_needed(place: str) -> RunnerStartError:
     if os.environ.get("RAY_AUTH_MODE", "").lower() != "token":
         problem, fix = "", "Set RAY_AUTH_MODE=token, and put"
     elif os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH"):
-        problem, fix = "; RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH has another one", "Put"
+        problem, fix = "; RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH has another token", "Put"
     else:
         problem, fix = "; RAY_AUTH_MODE=token is set, but this machine has another token", "Put"
     return RunnerStartError(

@@ -36,7 +36,7 @@ def pickled(value: Any, what: str, without_weights_of: Any = None) -> bytes:
         return pickle_without_weights(value, without_weights_of)
     except Exception as error:
         problem = f"{what} cannot be sent to a runner, because pickling failed: {error}"
-        fix = 'Pass it as "module:attr", or remove open files, locks and generators from it.'
+        fix = 'Pass its name as "module:attr", or remove open files, locks and generators from the object.'
         raise ConfigError(problem, key=what, fix=fix) from error
 
 

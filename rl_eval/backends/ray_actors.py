@@ -318,7 +318,7 @@ def _placement(section: RunnersSection) -> Any:
     group = ray.util.get_current_placement_group()
     if group is None:
         problem = "runners.in_placement_group is true, but this process is not in a placement group"
-        fix = "Remove it, or evaluate in a Ray task or actor with a placement group, such as a Tune trial."
+        fix = "Remove the key, or evaluate in a Ray task or actor with a placement group, such as a Tune trial."
         raise ConfigError(problem, key="runners.in_placement_group", value=True, fix=fix)
     return PlacementGroupSchedulingStrategy(group)
 

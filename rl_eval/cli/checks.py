@@ -185,7 +185,7 @@ def check_policy(settings: EvalSettings) -> Iterator[Finding]:
         if isinstance(runner.inference, RowInference):  # Multi-agent runners have one inference per policy.
             yield _describe_inference(runner.inference, settings.runners.lanes)
             if cause := likely_cause_at(runner):
-                yield warning(f"{cause}; if actions depend on it, equal seeds give different episodes")
+                yield warning(f"{cause}; if actions depend on this state, equal seeds give different episodes")
             yield _try_other_mode(settings, runner)
     except Exception as error:
         yield raised("the policy", error)

@@ -42,7 +42,8 @@ class Evaluated:
     num_episodes: Annotated[int | None, option("N", "Number of episodes.", "--num-episodes", "-n")] = None
     max_episode_steps: Annotated[int | None, option("N", "Step limit of an episode.")] = None
     num_runners: Annotated[
-        int | None, option("N", "Ray actors; 0 runs in this process, without Ray.", "--num-runners", "--runners")
+        int | None,
+        option("N", "Number of Ray actors; 0 runs in this process, without Ray.", "--num-runners", "--runners"),
     ] = None
     num_envs_per_runner: Annotated[
         int | None, option("N", "Number of environments per runner.", "--num-envs-per-runner", "--envs-per-runner")
@@ -56,7 +57,7 @@ class Evaluated:
     ] = False
     device: Annotated[str | None, option("DEVICE", "Device of the policy, such as cpu, cuda or cuda:0.")] = None
     stochastic: Annotated[
-        bool | None, option(None, "Sample actions, or use the most likely ones.", "--stochastic/--deterministic")
+        bool | None, option(None, "Sample actions, or use the most likely actions.", "--stochastic/--deterministic")
     ] = None
     seed: Annotated[int | None, option("S", "Root seed of all episodes.")] = None
     address: Annotated[str | None, option("A", "Address of the Ray cluster.")] = None
@@ -126,7 +127,7 @@ class Evaluated:
         if source.pickled is not None and trust is False:
             facts = f"{source.pickled} is a pickle file, which can run any code when it is loaded"
             if not consents(f"{facts}.", "Load it?"):
-                fix = "Pass --trust if you trust its source."
+                fix = "Pass --trust if you trust the source of the file."
                 raise ConfigError(f"--policy {policy}: {facts}", key="--policy", value=policy, fix=fix)
         say(", with ".join([f"policy: {source.said}", *redact_command(kwargs)]))
         return {
@@ -173,7 +174,7 @@ def policy_source(text: str, given: Collection[str] = ()) -> PolicySource:
             return kinds[0].source("", path, given)
         files = ", ".join(sorted(file.name for file in path.glob("*.zip"))) if not kinds else ""
         possible = ", ".join(scheme.named(path) for scheme in kinds) or forms()
-        fix = "Pass one of these files." if files else f"Add a prefix, such as {possible}."
+        fix = "Pass one of the files in the folder." if files else f"Add a prefix, such as {possible}."
         problem = f"--policy {path}: unknown policy type{files and f'; the folder contains {files}'}"
         raise ConfigError(problem, key="--policy", value=text, fix=fix)
     if name and attribute and "/" not in name:

@@ -227,7 +227,7 @@ class _Examination:
             return ok(f"a reused environment gives the same episodes as a new one ({len(alone)} compared)")
         text = f"an environment keeps state between episodes: a reused and a new environment differ in {text}"
         if self._settings.environment.env_reuse == "episode":
-            return note(f"{text}; environment.env_reuse: episode avoids this")
+            return note(f"{text}; set environment.env_reuse: episode to avoid this")
         return problem(text, "restore all state in reset(), or set environment.env_reuse: episode")
 
     def _check_neighbours(self, reference: Trace) -> Finding:
@@ -285,7 +285,11 @@ class _Examination:
         if len(lengths := rows["length"][rows["truncated_by"] != Truncation.MAX_EPISODE_STEPS]):
             return ok(f"episodes end by themselves, here after {lengths.min():,} to {lengths.max():,} steps")
         timeout = self._settings.fault_tolerance.episode_timeout_s
-        stop = f"only fault_tolerance.episode_timeout_s={timeout:g} ends them" if timeout else "there is no limit"
+        stop = (
+            f"only fault_tolerance.episode_timeout_s={timeout:g} ends these episodes"
+            if timeout
+            else "there is no limit"
+        )
         return (problem if self._steps >= _ENDLESS_STEPS else warning)(
             f"no episode ended in {self._steps:,} steps or {MAX_SECONDS:g} s; {stop}",
             "set evaluation.max_episode_steps",

@@ -67,5 +67,5 @@ def _fetched(text: str, repo: str, path: str, revision: str | None, say: Callabl
         if isinstance(error, errors.LocalEntryNotFoundError):
             timeout = f"{constants.ENDPOINT} did not answer within {constants.HF_HUB_ETAG_TIMEOUT} s"
             why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else f"{timeout} (HF_HUB_ETAG_TIMEOUT)"
-            reason = f"it is not in the cache, and {why}"
+            reason = f"the file is not in the cache, and {why}"
         raise ConfigError(f"{text}: {reason}", key="--policy", value=text) from error

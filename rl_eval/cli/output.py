@@ -185,7 +185,7 @@ def _lead_to(folder: Path) -> Path:
             target = str(link.readlink())  # Raises if it is not a link.
             if not _OUR_TARGET.fullmatch(target):
                 print_note(
-                    f"{RUNS / LATEST} points to {target}, which rl-eval did not create; the link does not change"
+                    f"{RUNS / LATEST} points to {target}, which rl-eval did not create, so the link does not change"
                 )
                 return former
             former = folder.with_name(target)

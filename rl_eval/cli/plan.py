@@ -180,7 +180,7 @@ def _rates_page(found: RateComparison) -> Page:
         [difference, Line("Fisher", f"{found.p_value:.2g}", differing)],
     ]
     if found.episodes_needed is not None:
-        needed = "per policy detect this difference (power 80 %); fewer are enough on equal seeds"
+        needed = "per policy detect this difference (power 80 %); with equal seeds, fewer episodes are enough"
         sections.append([Line("episodes", f"{found.episodes_needed:,}", needed)])
     verdict = f"b succeeds {more} often than a at 95 %" if found.is_shown else "no difference shown at 95 %"
     return Page("two success rates", "", "b against a", sections, verdict=verdict)

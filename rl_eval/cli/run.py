@@ -100,7 +100,7 @@ def run(
     ] = None,
     require: Annotated[
         list[str] | None,
-        option("'METRIC >= X'", "Requirement on a metric. Exit with 5 if it does not hold. May be repeated."),
+        option("'METRIC >= X'", "Requirement on a metric. Exit with 5 if it is not met. May be repeated."),
     ] = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
@@ -144,7 +144,7 @@ def run(
     if logger is not None:
         _log_to(logger, name, result, str(output or log_dir))
     if result.num_failed and log_dir is None:
-        say("no log was kept, so --retry is not possible; pass --log-dir DIR to keep one")
+        say("no log was kept, so --retry is not possible; pass --log-dir DIR to keep a log")
     elif result.num_failed:
         say(f"retry the failed episodes with: rl-eval run --retry {shown(str(log_dir))}")
     code = exit_code_of(result, ctx.obj)
@@ -350,7 +350,7 @@ def carry_out(
 def _continuation(log_dir: str | None) -> str:
     """Return instructions to continue a run that ended early."""
     if log_dir is None:
-        return "this run has no log and cannot be continued; pass --log-dir DIR to keep one"
+        return "this run has no log and cannot be continued; pass --log-dir DIR to keep a log"
     return f"finished episodes are in the log; continue with the same command and --log-dir {shown(log_dir)}"
 
 

@@ -45,5 +45,5 @@ def _check_block(settings: EvalSettings) -> Finding:
         return ok(f"layout, repeatable: a block of {size} episodes has equal records when it runs again")
     return warning(
         f"layout, not repeatable: a block of {size} episodes has other records when it runs again: {difference}",
-        "make reset(seed=...) seed every generator of the simulator; until then no run can be repeated",
+        "make reset(seed=...) seed every generator of the simulator; until then, no run can be repeated",
     )

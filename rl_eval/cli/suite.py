@@ -51,7 +51,8 @@ def run(
         option("TASK/POLICY/SEED/STEP", "Run and print only these cells; * matches any part. May be repeated."),
     ] = None,
     num_runners: Annotated[
-        int | None, option("N", "Ray actors; 0 runs in this process, without Ray.", "--num-runners", "--runners", min=0)
+        int | None,
+        option("N", "Number of Ray actors; 0 runs in this process, without Ray.", "--num-runners", "--runners", min=0),
     ] = None,
     report: Annotated[
         bool, option(None, "Also write the report of the whole suite, as rl-eval suite report does.", "--report")
@@ -155,7 +156,7 @@ def report(
     ] = None,
     published: Annotated[
         Path | None,
-        option("CSV", "CSV file of published scores (policy,task,seed,score) to show beside those of the suite."),
+        option("CSV", "CSV file of published scores (policy,task,seed,score) to show beside the scores of the suite."),
     ] = None,
     videos: Annotated[
         str | None,

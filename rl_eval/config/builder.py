@@ -404,7 +404,7 @@ def _yaml_leaf(key: str, value: Any) -> Any:
     if value is None or isinstance(value, str | int | float | bool):
         return value
     problem = f"{key} is a Python object ({value!r}) and cannot be written to YAML"
-    raise ConfigError(problem, key=key, value=value, fix='Set it to "module:attr".')
+    raise ConfigError(problem, key=key, value=value, fix='Set the key to the name of the object, "module:attr".')
 
 
 def read_yaml(text: str) -> Any:

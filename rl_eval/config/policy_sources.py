@@ -98,7 +98,7 @@ def named_source(text: str, given: Collection[str] = ()) -> PolicySource | None:
     """
     if "hf://" in text:
         problem = f"the policy {text!r}: a config does not download files"
-        fix = f"Run rl-eval init FILE --policy {text}, which downloads it and writes a config with its path."
+        fix = f"Run rl-eval init FILE --policy {text}. It downloads the file, and writes a config with the file's path."
         raise ConfigError(problem, key="policy.policy", value=text, fix=fix)
     if text == "random":
         return PolicySource(RANDOM, "uniform random actions", settings={"policy.deterministic": False})
@@ -132,7 +132,7 @@ def path_in(example: str, path: Path | None) -> Path:
     if path is None:
         text = f"{example.partition(':')[0]}:"
         raise ConfigError(
-            f"the policy {text!r} lacks a path", key="policy.policy", value=text, fix=f"Add one, as in {example}."
+            f"the policy {text!r} lacks a path", key="policy.policy", value=text, fix=f"Add a path, as in {example}."
         )
     return path
 
@@ -187,7 +187,7 @@ def _expanded(section: Any, others: dict[str, Any]) -> Any:
     others |= {key: value for key, value in source.settings.items() if not key.startswith("policy.")}
     if "weights" in own and given.get("weights"):
         problem = f"policy.weights is {given['weights']!r}, but the policy {text!r} also names a file"
-        raise ConfigError(problem, key="policy.weights", value=given["weights"], fix="Remove one of them.")
+        raise ConfigError(problem, key="policy.weights", value=given["weights"], fix="Remove one of the two.")
     return {**own, **given, "policy": source.factory, "policy_kwargs": {**source.kwargs, **kwargs}}
 
 

@@ -30,7 +30,7 @@ def import_attribute(key: str, path: str) -> Any:
     """
     module_name, _, attribute = path.partition(":")
     if not module_name or not attribute:
-        raise ConfigError(f"{key} is {path!r}", key=key, value=path, fix='Write it as "module:attr".')
+        raise ConfigError(f"{key} is {path!r}", key=key, value=path, fix='Write "module:attr".')
     try:
         found: Any = importlib.import_module(module_name)
         for part in attribute.split("."):
@@ -38,9 +38,9 @@ def import_attribute(key: str, path: str) -> Any:
     except (ImportError, AttributeError) as error:
         missing = str(error.name).partition(".")[0] if isinstance(error, ImportError) else ""
         install = next((one.install for one in integrations() if missing in one.packages and one.install), "")
-        fix = f"Install it: pip install '{install}'" if install else ""
+        fix = f"Install the package: pip install '{install}'" if install else ""
         if isinstance(error, ModuleNotFoundError) and error.name == module_name.partition(".")[0] and not fix:
-            fix = "Run from the folder that contains it, or add that folder to PYTHONPATH."
+            fix = "Run in the folder that contains the module, or add this folder to PYTHONPATH."
         if close := difflib.get_close_matches(attribute, dir(sys.modules.get(module_name)), n=1):
             fix = f"Did you mean '{module_name}:{close[0]}'?"
         if module_name.endswith(".py"):

@@ -27,7 +27,7 @@ def check_processes(present: EvalSettings, new: EvalSettings) -> None:
     ours, wanted = _fixed(present), _fixed(new)
     for key in wanted | ours:
         if ours.get(key) != wanted.get(key):
-            problem = f"{key} differs from that of the group, whose processes cannot change it"
+            problem = f"{key} differs from the value of the group, whose processes cannot change this setting"
             raise ConfigError(problem, key=key, fix="Create another group, or set the same value.")
 
 

@@ -186,7 +186,7 @@ class RunnersSection(_Section):
     """The runners: their number, class and resources."""
 
     num_runners: Annotated[int, Field(ge=0)] = 0
-    """Ray actors; 0 runs in this process, without Ray."""
+    """Number of Ray actors; 0 runs in this process, without Ray."""
     num_envs_per_runner: PositiveInt | None = None
     """Number of environments per runner. The default is 1 for ``single_agent``, and 8 for other runners, unless their
     class has another default."""
@@ -382,7 +382,7 @@ class EvalSettings(_Section):
 DEFAULT_LANES: Final = 8
 """Number of lanes of a runner, unless its class has another default."""
 
-LIVE_ENVIRONMENT: Final = "every slot needs its own: pass a function that builds the environment"
+LIVE_ENVIRONMENT: Final = "every slot needs its own environment: pass a function that builds the environment"
 """Message for an environment object in place of a factory."""
 
 SECTIONS: Final[Mapping[str, type[_Section]]] = {
@@ -437,7 +437,7 @@ def _with_width(settings: EvalSettings) -> EvalSettings:
     if not runners.steps_all_slots:
         problem = (
             f"environment.env is a {type(env).__name__} object that steps {width} environments in one call, but "
-            f"runners.runner {runners.runner!r} steps single ones"
+            f"runners.runner {runners.runner!r} steps single environments"
         )
         raise ConfigError(problem, key="environment.env", value=type(env).__name__, fix="Set runners.runner: batched.")
     if runners.num_envs_per_runner not in (None, width):
@@ -445,7 +445,7 @@ def _with_width(settings: EvalSettings) -> EvalSettings:
             f"runners.num_envs_per_runner is {runners.num_envs_per_runner}, but environment.env is a "
             f"{type(env).__name__} object of {width} environments"
         )
-        fix = "Remove it, or pass a function of num_envs."
+        fix = "Remove the key, or pass a function of num_envs."
         raise ConfigError(problem, key="runners.num_envs_per_runner", value=runners.num_envs_per_runner, fix=fix)
     return with_values(settings, runners={"num_envs_per_runner": width})
 
@@ -523,7 +523,7 @@ def check_runner(settings: EvalSettings) -> None:
     cls = runners.runner_class
     if policies and not cls.several_agents:
         problem = f"runners.runner is {runners.runner!r}, which has one policy, but policy.policies has {len(policies)}"
-        fix = 'Set it to "multi_agent", or remove it.'
+        fix = 'Set runners.runner to "multi_agent", or remove the key.'
         raise ConfigError(problem, key="runners.runner", value=runners.runner, fix=fix)
     if cls.several_agents and settings.environment.wrappers:
         problem = "environment.wrappers are gymnasium wrappers, which a multi-agent environment cannot have"
@@ -534,11 +534,11 @@ def check_runner(settings: EvalSettings) -> None:
             f"runners.num_envs_per_runner is {runners.lanes}, but runners.runner {runners.runner!r} has at most "
             f"{cls.max_lanes}"
         )
-        fix = 'Remove it, or set runners.runner to "vector".'
+        fix = 'Remove the key, or set runners.runner to "vector".'
         raise ConfigError(problem, key="runners.num_envs_per_runner", value=runners.lanes, fix=fix)
     if runners.block is not None and not getattr(cls, "runs_blocks", False):
         problem = f"runners.block is {runners.block}, but runners.runner {runners.runner!r} runs single episodes"
-        fix = "Remove it, or set runners.runner: batched."
+        fix = "Remove the key, or set runners.runner: batched."
         raise ConfigError(problem, key="runners.block", value=runners.block, fix=fix)
     if settings.evaluation.conditions is not None and not getattr(cls, "meets_conditions", False):
         blocks = " with runners.block" if runners.block else ""
@@ -546,7 +546,7 @@ def check_runner(settings: EvalSettings) -> None:
         raise ConfigError(problem, key="evaluation.conditions", fix='Set runners.runner to "vector" or "subprocess".')
     if cls.needs_processes and not runners.num_runners:
         problem = f"runners.num_runners is 0, but runners.runner {runners.runner!r} cannot share this process"
-        raise ConfigError(problem, key="runners.num_runners", value=0, fix="Set it to 1 or more.")
+        raise ConfigError(problem, key="runners.num_runners", value=0, fix="Set runners.num_runners to 1 or more.")
 
 
 def _check_together(settings: EvalSettings) -> None:
@@ -555,7 +555,9 @@ def _check_together(settings: EvalSettings) -> None:
         check_runner(settings)  # A user's module is imported only when a group needs it.
     if settings.environment.env is None:
         problem = "environment.env is missing"
-        raise ConfigError(problem, key="environment.env", fix='Set it to a gymnasium id, "module:attr" or a callable.')
+        raise ConfigError(
+            problem, key="environment.env", fix='Set environment.env to a gymnasium id, "module:attr" or a callable.'
+        )
     if runners.num_runners and is_live_environment(settings.environment.env):
         problem = (
             f"environment.env is a {type(settings.environment.env).__name__} object, but runners.num_runners is "
@@ -569,7 +571,7 @@ def _check_together(settings: EvalSettings) -> None:
     settings.plan()
     bounds = settings.evaluation.return_bounds
     if bounds is not None and not -math.inf < bounds[0] < bounds[1] < math.inf:
-        problem, fix = f"evaluation.return_bounds is {bounds}", "Set two finite numbers, the lower one first."
+        problem, fix = f"evaluation.return_bounds is {bounds}", "Set two finite numbers, with the lower number first."
         raise ConfigError(problem, key="evaluation.return_bounds", value=bounds, fix=fix)
     if not runners.num_runners:
         _check_in_process(settings)
@@ -598,5 +600,5 @@ def _check_in_process(settings: EvalSettings) -> None:
                     f"{section}.{key} is {value!r}, but with runners.num_runners=0 everything runs in this process, "
                     "where no deadline can interrupt a call"
                 )
-                fix = "Remove it, or set runners.num_runners to 1 or more."
+                fix = "Remove the key, or set runners.num_runners to 1 or more."
                 raise ConfigError(problem, key=f"{section}.{key}", value=value, fix=fix)

@@ -85,8 +85,9 @@ class Numerics(Aspect):
             return
         if different == ["outputs"] and self.outcome.weights is None and self._built_others(report.built_weights):
             problem = (
-                f"runner {member.index} built another policy than the others; a factory with random initial weights "
-                "needs weights"
+                f"runner {member.index} built its policy with other weights than the other runners. A factory that "
+                "draws "
+                "random weights needs weights"
             )
             fix = "Set policy.weights, or call sync_weights before the evaluation."
             raise ConfigError(problem, key="policy.weights", runner=member.index, fix=fix)
@@ -94,7 +95,7 @@ class Numerics(Aspect):
         others = "the records in the log" if store.durable else "its group"
         why = f"runner {member.index} would compute different floats from {others}: {shown}"
         self.outcome.refusals.append(why)
-        store.note(f"{why}; it did not take part")
+        store.note(f"{why}; the runner did not take part")
         raise NumericsMismatch(why, key=different[0], value=key.get(different[0]), runner=member.index)
 
     def lost(self, member: Member, crash_report: CrashReport | None) -> None:

@@ -126,7 +126,7 @@ class DeterminismSample(Aspect):
             chosen = _fitting(completed, seconds + build, budget, runners)
             if not chosen and settings.environment.env_reuse == "lane":
                 chosen = _fitting(completed, seconds, budget, runners)
-                remark = f"in used environments, since a new one takes {build:.1f} s"
+                remark = f"in used environments, because a new environment takes {build:.1f} s"
             if not chosen:
                 unit = f"block of {size} episodes" if settings.runners.block_size else "episode"
                 remark = (
@@ -309,7 +309,7 @@ class Reruns:
     def lost(self, runner: int) -> None:
         """Retry the episodes of a lost runner, a few times."""
         for index in sorted(self._current.held.pop(runner, ())):
-            self._current.put_back(index, "its runner was lost")
+            self._current.put_back(index, "the runner of the episode was lost")
         self._go_on()
 
     def stop(self, why: str) -> None:
@@ -361,7 +361,7 @@ class Reruns:
             return self._why
         if self._cut and len(first.again) + len(first.failed) < len(first.origins):
             return f"{len(first.again)} of {len(first.origins)} had run again when the check ended early: {self._cut}"
-        alone = "no second runner was ready for it" if self._num_runners > 1 else "only one process took part"
+        alone = "no second runner was ready for the check" if self._num_runners > 1 else "only one process took part"
         return "; ".join(filter(None, ("" if elsewhere else alone, self._why)))
 
     def _difference(self, index: int) -> FirstDifference:
@@ -443,7 +443,7 @@ class DeterminismCheck(Phase):
             self._ends = now + self._patience_s
         elif now > self._ends:
             self._abandon(now)
-            self._reruns.stop("it took many times as long as the first run")
+            self._reruns.stop("the second run took many times as long as the first run")
             self._asking = False
 
     def _abandon(self, now: float) -> None:

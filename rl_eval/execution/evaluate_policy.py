@@ -135,7 +135,7 @@ def _evaluated(config: EvalConfig, policy: Any, env: Any) -> EvalResult:
         except ConfigError as error:
             if error.key != "environment.env":  # Otherwise its slots cannot be reset one by one.
                 raise
-            result, note = _result(config, policy), f"the episodes ran in single environments, since {error}"
+            result, note = _result(config, policy), f"the episodes ran in single environments, because {error}"
             result.provenance["notes"] = [*result.provenance.get("notes", []), note]
             return result
     return _result(config, policy)
@@ -167,7 +167,7 @@ def environment_like(env: Any, *, of_the_model: bool) -> dict[str, Any]:
     for number, text in enumerate(texts):
         if text != texts[0]:
             problem = f"env has different environments: number 0 is {texts[0]}, and number {number} is {text}"
-            raise ConfigError(problem, key="env", value=text, fix="Evaluate them one at a time.")
+            raise ConfigError(problem, key="env", value=text, fix="Evaluate the environments one after the other.")
     return described[0]
 
 
@@ -176,8 +176,11 @@ def _without_wrappers(env: Any, harmless: tuple[str, ...]) -> Any:
     while (inner := getattr(env, "venv", env.env if isinstance(env, gym.vector.VectorWrapper) else None)) is not None:
         wrapper = type(env)
         if not f"{wrapper.__module__}:{wrapper.__qualname__}".startswith(harmless):
-            problem = f"env has a {wrapper.__name__} around several environments at once, but an episode here has one"
-            fix = "Pass a function that builds one environment with a wrapper for one."
+            problem = (
+                f"env has a {wrapper.__name__} around several environments, but an episode here has a single "
+                "environment"
+            )
+            fix = "Pass a function that builds a single environment, with a wrapper for single environments."
             raise ConfigError(problem, key="env", value=wrapper.__name__, fix=fix)
         env = inner
     return env
@@ -186,7 +189,7 @@ def _without_wrappers(env: Any, harmless: tuple[str, ...]) -> Any:
 def _described(env: Any, spec: Any, harmless: tuple[str, ...]) -> dict[str, Any]:
     if spec is None:
         problem = f"env is a {type(env).__name__} object that gymnasium.make did not build"
-        fix = "Pass a function that builds one, such as lambda: MyEnv()."
+        fix = "Pass a function that builds the environment, such as lambda: MyEnv()."
         raise ConfigError(problem, key="env", value=type(env).__name__, fix=fix)
     kwargs = {name: value for name, value in spec.kwargs.items() if name not in _NOT_OF_THE_EPISODES}
     if spec.max_episode_steps is not None:
@@ -205,6 +208,6 @@ def _wrappers(spec: Any, harmless: tuple[str, ...]) -> list[Mapping[str, Any]]:
     for one in wrappers:
         if one.kwargs is None:
             problem = f"env has a wrapper {one.name}, which does not record its arguments"
-            fix = "Pass a function that builds the environment with it."
+            fix = "Pass a function that builds the environment with this wrapper."
             raise ConfigError(problem, key="env", value=one.name, fix=fix)
     return [{"wrapper": one.entry_point, **one.kwargs} for one in wrappers]

@@ -513,7 +513,7 @@ class EvalRunnerGroup:
             raise ConfigError(f"{what}({count})", key="count", value=count, fix="Pass at least 1.")
         if not self.settings.runners.num_runners:
             problem = f"{what}: with runners.num_runners=0 the only runner is this process"
-            raise ConfigError(problem, key="runners.num_runners", value=0, fix="Set it to 1 or more.")
+            raise ConfigError(problem, key="runners.num_runners", value=0, fix="Set runners.num_runners to 1 or more.")
 
 
 @checked_keywords
@@ -588,7 +588,9 @@ def _checked(settings: EvalSettings, policy: Any) -> tuple[EvalSettings, Any]:
     live = settings.policy.policy if not settings.policy.policies else live_policies(settings.policy)
     if live is None:
         problem = "policy.policy is missing"
-        raise ConfigError(problem, key="policy.policy", fix='Set it, or pass a policy object as the argument "policy".')
+        raise ConfigError(
+            problem, key="policy.policy", fix='Set policy.policy, or pass a policy object as the argument "policy".'
+        )
     learn(settings.model_dump())  # They may come from another process.
     return settings, live if isinstance(live, str) else portable_policy(live)
 

@@ -90,7 +90,7 @@ def _ended(event: events.Event, index: int, runner: int, attempt: int) -> Iterat
             if (index, attempt) in (*event.failed_attempts, *event.suspects):
                 yield "fault", "failed", runner, attempt
             elif index in event.returned:
-                yield "returned", "returned before it started", runner, attempt
+                yield "returned", "given back by the runner before it started", runner, attempt
             elif index in event.finished:
                 yield "completed", "reported", runner, attempt
         case events.RunnerLost(lost) if lost == runner:
@@ -108,7 +108,7 @@ def _decided(
             case _Granted(receiver, attempts) if index in attempts:
                 yield "granted", "assigned to the runner", receiver, attempts[index]
             case events.Reclaim(holder, indices) if holder == runner and index in indices:
-                yield "reclaimed", "reclaimed, to run on another runner", runner, attempt
+                yield "reclaimed", "taken back, to run on another runner", runner, attempt
             case events.Exclude(excluded) if excluded == runner:
                 yield "excluded", "its runner was excluded", runner, attempt
             case _:
@@ -216,7 +216,7 @@ class EvalHandle:
         """
         wait([self._future], timeout)
         if not self.done():
-            raise TimeoutError(f"the evaluation is not done after {timeout} s, and continues. See progress()")
+            raise TimeoutError(f"the evaluation has not ended after {timeout} s, and continues. See progress()")
         return self._future.result()
 
     def exception(self) -> BaseException | None:
@@ -254,7 +254,7 @@ class EvalHandle:
         """
         self._flush(timeout_s)
 
-    def snapshot(self, reason: str = "it was still running") -> EvalResult:
+    def snapshot(self, reason: str = "the evaluation was still running") -> EvalResult:
         """Return a result of the episodes that have finished so far. The evaluation continues.
 
         Args:

@@ -29,7 +29,7 @@ _STOP_TIMEOUT_S: Final = 8.0
 _POLL_S: Final = 0.05
 _DISK_POLL_S: Final = 0.002
 """Poll interval while a job waits for a disk, in seconds."""
-_STOPPED: Final = "the group was stopped before this was done"
+_STOPPED: Final = "the group was stopped before this request was done"
 
 
 @final
@@ -78,7 +78,7 @@ class ControlLoop:
             raise forked("the group")
         if self._stopping:
             cause = f" because of {type(self._fatal).__name__}: {self._fatal}" if self._fatal else ""
-            raise EvalError(f"the group is stopped{cause}", key="stop", fix="Create a new one.") from self._fatal
+            raise EvalError(f"the group is stopped{cause}", key="stop", fix="Create a new group.") from self._fatal
         self._adopt(job)
         self._inbox.put(job)
         if self._stopping:
@@ -333,5 +333,5 @@ def _needless(job: Job, after: Job | None) -> bool:
 
 def forked(what: str) -> UsageError:
     """Return the error for an object whose thread is in the parent of this process."""
-    problem = f"{what} was created before a fork, and its thread is only in the parent process"
-    return UsageError(problem, key=what, fix="Create it again in this process.")
+    problem = f"{what} was created before a fork, and the thread that it needs is only in the parent process"
+    return UsageError(problem, key=what, fix="Create the object again in this process.")

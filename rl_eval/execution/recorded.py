@@ -85,7 +85,7 @@ class Recorded(Job):
 def _observe(runner: Any, factories: Mapping[str, Callable[[Any], Any]]) -> None:
     """Add observers to a runner's environments, in addition to the configured ones."""
     if not isinstance(runner, RunnerCore):
-        problem = f"{type(runner).__name__} cannot record trajectories, since it is not an rl_eval.EvalRunner"
-        fix = "Set runners.runner: vector, or derive a class of your own from that class."
+        problem = f"{type(runner).__name__} cannot record trajectories, because it is not an rl_eval.EvalRunner"
+        fix = "Set runners.runner: vector, or derive your class from rl_eval.EvalRunner."
         raise ConfigError(problem, key="runners.runner", value=type(runner).__name__, fix=fix)
     runner.observe(factories)

@@ -176,8 +176,8 @@ class RunnerPool:
             if (most := self._backend.capacity()) is not None and most < self.expected():
                 return self._backend.shortage()
         if self.losses:
-            return f"the others were lost; last reason: {self.last_loss}"
-        return "the evaluation ended before the others were ready"
+            return f"the other runners were lost; last reason: {self.last_loss}"
+        return "the evaluation ended before the other runners were ready"
 
     # ------------------------------------------------------------------ calls
 

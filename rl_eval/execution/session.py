@@ -146,7 +146,7 @@ class Phase(Job):
             self._abandon(now)
             self._reason = reason
         elif self.pool.hopeless:
-            self._reason = f"no runner is left; the last one was lost because: {self.pool.last_loss}"
+            self._reason = f"no runner is left; the last runner was lost because: {self.pool.last_loss}"
         else:
             self._watch(now)
 
@@ -505,7 +505,7 @@ class EpisodeSession(Phase):
         """End a runner on which every attempt fails. Another process may replace it; this counts as a restart."""
         outcome, member = self._outcome, self.pool.members[runner]
         faults = outcome.store.uncharge(member.index, uncharged)
-        why = f"all of the last {failures} attempts failed on it, while others completed episodes"
+        why = f"all of the last {failures} attempts failed on this runner, while other runners completed episodes"
         if faults:
             last = faults[-1]
             why += f"; last failure on {last.node} in {last.phase}: {last.error_type}: {last.message}"

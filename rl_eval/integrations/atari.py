@@ -40,7 +40,9 @@ def atari(context: EnvContext) -> gym.Env[Any, Any]:
         raise ConfigError(problem, key="environment.env_kwargs", value=unknown[0])
     if "game" not in context:
         raise ConfigError(
-            "environment.env_kwargs has no game", key="environment.env_kwargs.game", fix='Set it, as {"game": "Pong"}.'
+            "environment.env_kwargs has no game",
+            key="environment.env_kwargs.game",
+            fix='Set game, as in {"game": "Pong"}.',
         )
     return _build(**context)
 

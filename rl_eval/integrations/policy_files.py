@@ -34,7 +34,7 @@ def reading(key: str, path: object, what: str, advice: str = "") -> Iterator[Non
     except Exception as error:
         newer = isinstance(error, ImportError) and error.name == "numpy._core"
         problem = f"policy_kwargs.{key}: {str(path)!r} cannot be read as {what}: {type(error).__name__}: {error}"
-        fix = "It was saved with NumPy 2. Install numpy>=2." if newer else advice
+        fix = "The file was saved with NumPy 2. Install numpy>=2." if newer else advice
         raise ConfigError(problem, key=f"policy.policy_kwargs.{key}", value=str(path), fix=fix) from error
 
 
@@ -53,7 +53,9 @@ def _agent(form: str, reference: str, path: Path | None, given: Collection[str])
     _check(form, reference, path)
     if path is None:
         problem = f"the policy 'cleanrl:{reference}' has no model file"
-        raise ConfigError(problem, key="policy.policy", value=f"cleanrl:{reference}", fix=f"Write it as {form}.")
+        raise ConfigError(
+            problem, key="policy.policy", value=f"cleanrl:{reference}", fix=f"Write the policy as {form}."
+        )
     return PolicySource(
         "rl_eval.integrations.cleanrl:load_agent",
         f"the agent {reference} of CleanRL with the weights of {path}",
@@ -103,15 +105,17 @@ def _has_weights(path: Path) -> bool:
 def _check(form: str, reference: str, path: Path | None) -> None:
     if path is not None and not reference and _is_whole(path):
         problem = f"the policy {str(path)!r} is a whole module"
-        raise ConfigError(problem, key="policy.policy", value=str(path), fix=f"Write it as torch_module:{path}.")
+        raise ConfigError(
+            problem, key="policy.policy", value=str(path), fix=f"Write the policy as torch_module:{path}."
+        )
     if path is not None and not reference:
         problem = f"the policy {str(path)!r} contains only weights"
-        fix = f"Name the factory of their module, as in {form.replace('FILE', str(path))}."
+        fix = f"Name the factory of the module with these weights, as in {form.replace('FILE', str(path))}."
         raise ConfigError(problem, key="policy.policy", value=str(path), fix=fix)
     module, _, attribute = reference.partition(":")
     if not module or not attribute:
         problem = f"the policy is {reference!r}, not MODULE:ATTR"
-        raise ConfigError(problem, key="policy.policy", value=reference, fix=f"Write it as {form}.")
+        raise ConfigError(problem, key="policy.policy", value=reference, fix=f"Write the policy as {form}.")
 
 
 def _has_suffix(suffixes: tuple[str, ...], path: Path) -> bool:

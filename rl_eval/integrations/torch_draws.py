@@ -75,7 +75,7 @@ class EpisodeDraws(TorchFunctionMode):
     ) -> torch.Tensor:
         if num_samples != 1:
             problem = f"the policy draws {num_samples} categories at once"
-            raise ConfigError(problem, key="policy", value=num_samples, fix="Draw one per episode.")
+            raise ConfigError(problem, key="policy", value=num_samples, fix="Draw one category per episode.")
         if self._noise is None:
             return probabilities.argmax(-1, keepdim=True)
         parts = self._rows(probabilities).numpy(force=True).astype(np.float64)
@@ -113,5 +113,7 @@ class EpisodeDraws(TorchFunctionMode):
         batch = len(self._live)
         if not numbers.ndim or numbers.shape[0] % batch:
             problem = f"the policy draws numbers of shape {tuple(numbers.shape)} for a batch of {batch}"
-            raise ConfigError(problem, key="policy", value=tuple(numbers.shape), fix="Draw for each row.")
+            raise ConfigError(
+                problem, key="policy", value=tuple(numbers.shape), fix="Draw separate numbers for each row."
+            )
         return numbers.reshape(batch, -1, numbers.shape[-1])

@@ -11,8 +11,9 @@ from rl_eval.errors import ConfigError
 from rl_eval.integrations.policy_files import reading
 
 _ADVICE: Final = (
-    "Its class must be importable, so run in the folder of its module. If a script defines the class, move it to a "
-    "module and save only the weights with torch.save(policy.state_dict(), 'x.pt'), for "
+    "The class of the module must be importable, so run in the folder of its source file. If a script defines the "
+    "class, move the class to a Python module, and save only the weights with torch.save(policy.state_dict(), "
+    "'x.pt'), for "
     "--policy torch:MODULE:CLASS@x.pt."
 )
 

@@ -109,7 +109,7 @@ def read_log(log_dir: str | os.PathLike[str]) -> LogContents:
     for name, reason in found.damaged.items():
         raise _damaged(storage, name, reason)
     for name in found.missing:
-        raise _damaged(storage, f"{name}-...parquet", "it was written, but is missing")
+        raise _damaged(storage, f"{name}-...parquet", "the file was written, but is missing")
     return fold(manifest, found, storage.label, amendments, retries)
 
 
@@ -128,7 +128,9 @@ def read_manifest(storage: Storage) -> Manifest | None:
     count = len(storage.names(_SEGMENTS))
     if count == 0:
         return None
-    problem = f"{storage.label}/{MANIFEST_FILE} {problem}; without it, the {count} segments of the log cannot be read"
+    problem = (
+        f"{storage.label}/{MANIFEST_FILE} {problem}; without this file, the {count} segments of the log cannot be read"
+    )
     raise LogError(problem, key=MANIFEST_FILE, value=storage.label, fix=RESTORE)
 
 
@@ -180,7 +182,7 @@ def fold(
     for name, segment in found.segments:
         if not _belongs(segment, manifest.num_episodes, width):
             problem = f"{label}/{_SEGMENTS}/{name} belongs to another log"
-            raise LogError(problem, key=str(name), value=label, fix="Remove it from the folder.")
+            raise LogError(problem, key=str(name), value=label, fix="Remove this file from the folder.")
     retried = retried_since(retries)
     rows = np.concatenate([np.zeros(0, ROW), *(segment.rows for _, segment in found.segments)])
     infos = np.concatenate(
@@ -227,7 +229,7 @@ def _read(storage: Storage, name: SegmentName) -> Segment | str:
     try:
         return decode(name, storage.read(f"{_SEGMENTS}/{name}"))
     except FileNotFoundError:
-        return "it was removed while the log was read"
+        return "the file was removed while the log was read"
     except ValueError as error:
         return str(error)
 
@@ -252,7 +254,7 @@ def _missing(names: Sequence[str], claims: Sequence[Claim]) -> list[str]:
 
 def _damaged(storage: Storage, name: str, reason: str) -> LogError:
     label = storage.label
-    fix = f"Continue the run with --log-dir {label}: it sets the segment aside and runs its episodes again."
+    fix = f"Continue the run with --log-dir {label}: this sets the segment aside, and runs its episodes again."
     return LogError(f"{label}/{_SEGMENTS}/{name} is damaged: {reason}", key=name, value=label, fix=fix)
 
 

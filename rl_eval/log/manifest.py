@@ -82,7 +82,8 @@ class Manifest:
             raise ValueError("it is not a manifest")
         if body.pop("format") != FORMAT:
             raise LogError(
-                f"the log does not have format {FORMAT}, the only one of this version of rl_eval", key="format"
+                f"the log does not have format {FORMAT}, the only format that this version of rl_eval reads",
+                key="format",
             )
         if body.pop("checksum", None) != checksum(body):
             raise ValueError("its checksum is wrong")
@@ -151,7 +152,7 @@ def read_numbered(storage: Storage, folder: str, kind: type[Value], unknown: str
         except (ValueError, TypeError, KeyError, AttributeError):
             intact = False
         if not intact:
-            problem = f"{storage.label}/{folder}/{name} is damaged; without it, {unknown} cannot be read"
+            problem = f"{storage.label}/{folder}/{name} is damaged; without this file, {unknown} cannot be read"
             raise LogError(problem, key=f"{folder}/{name}", value=storage.label, fix=RESTORE)
         yield found
 

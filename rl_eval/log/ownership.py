@@ -147,7 +147,7 @@ def take_ownership(storage: Storage) -> Ownership:
         if storage.create(name, _to_bytes(claim)):
             return Ownership(storage, name, claim)
         owner = "one new driver after another"
-    fix = "Wait for it to end, stop it, or pass another --log-dir."
+    fix = "Wait until that process ends, stop it, or pass another --log-dir."
     raise LogOwned(f"{storage.label} is being written by {owner}", key="log_dir", value=storage.label, fix=fix)
 
 

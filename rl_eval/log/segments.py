@@ -125,7 +125,7 @@ def decode(name: SegmentName, data: bytes) -> Segment:
     import pyarrow as pa
 
     if xxhash.xxh3_128_hexdigest(data) != name.digest:
-        raise ValueError("its bytes do not have the hash in its name")
+        raise ValueError("the hash of its bytes differs from the hash in its name")
     try:
         return _segment(name, ParquetColumns(pa.BufferReader(data), len(data), TEXTS))
     except (OSError, KeyError, TypeError, AttributeError, pa.ArrowException) as error:
@@ -135,7 +135,7 @@ def decode(name: SegmentName, data: bytes) -> Segment:
 def _segment(name: SegmentName, columns: ParquetColumns) -> Segment:
     described = parse_json(columns.metadata[_METADATA])
     if described["format"] != FORMAT:
-        problem = f"segment {name} does not have format {FORMAT}, the only one of this version of rl_eval"
+        problem = f"segment {name} does not have format {FORMAT}, the only format that this version of rl_eval reads"
         raise LogError(problem, key="format", value=described["format"])
     header = typed(Header, described)
     if name.kind == "faults":

@@ -158,7 +158,7 @@ class EvaluationLog:
         if differences := theirs.differences(ours):
             raise LogMismatch(
                 "\n  ".join([f"{self._storage.label} has another evaluation (in the log -> now):", *differences]),
-                "Pass another --log-dir, or start a new run next to it with --fresh.",
+                "Pass another --log-dir, or start a new run in a new folder with --fresh.",
             )
         amendments, retries = read_changes(self._storage)
         changes = code_differences(newest_code(theirs, amendments), ours.code)
@@ -245,7 +245,7 @@ class EvaluationLog:
                         self._storage,
                         f"was not written within {timeout_s:g} s: {reason}. "
                         f"{wanted - self._num_committed} batches are not in the log",
-                        fix="Continue the run: their episodes run again.",
+                        fix="Continue the run. The episodes of these segments run again.",
                     )
                 self._changed.wait(left)
 

@@ -187,7 +187,7 @@ def _check(steps: Mapping[str, Array]) -> None:
         (
             "episode",
             over & ~last,
-            "it continues after its end at step {step}",
+            "the episode continues after its end at step {step}",
             "Give every episode a different number.",
             step,
         ),
@@ -198,7 +198,7 @@ def _check(steps: Mapping[str, Array]) -> None:
             rules.append((name, steps[name] != steps[name][0], why, "Pass the episodes of one policy.", steps[name]))
     for name in ("observation", "action", "reward"):
         bad = ~np.isfinite(steps[name]) if name == "reward" else np.isnan(steps[name])
-        why = f"its {name} at step {{step}} is {{value}}"
+        why = f"the {name} at step {{step}} is {{value}}"
         rules.append((name, bad.reshape(len(bad), -1).any(1), why, "Omit it.", steps[name]))
     why, name = "the log-probability at step {step} is {value}", "action_log_prob"
     rules += [

@@ -72,7 +72,8 @@ def adapt_policy(section: PolicySection, observation_space: gym.Space[Any], acti
     if inspect.isclass(candidate):
         problem = f"policy.policy is the class {candidate.__name__}"
         fix = (
-            f"Pass an object of it, or its name as '{candidate.__module__}:{candidate.__qualname__}', which is "
+            "Pass an object of this class, or the name of the class, "
+            f"'{candidate.__module__}:{candidate.__qualname__}', which is "
             "built with policy.policy_kwargs."
         )
         raise ConfigError(problem, key="policy.policy", value=candidate.__name__, fix=fix)
@@ -100,7 +101,7 @@ def adapt_policy(section: PolicySection, observation_space: gym.Space[Any], acti
         raise ConfigError(problem, key="policy.deterministic", value=False, fix=fix)
     if not _takes_an_argument(candidate):
         problem = f"policy.policy is {candidate!r}, which does not take observations alone"
-        fix = 'If it builds the policy, pass its result, or its name as "module:attr".'
+        fix = 'If it builds the policy, pass its result or its name, as "module:attr".'
         raise ConfigError(problem, key="policy.policy", value=candidate, fix=fix)
     return CallablePolicy(candidate)
 
@@ -139,7 +140,10 @@ def _advice(names: Collection[str], reference: str) -> str:
 
 def _check_callable(candidate: Any, section: PolicySection) -> None:
     if isinstance(candidate, Mapping):
-        problem, fix = "policy.policy is a mapping, such as a state dict", "Pass the module that it belongs to."
+        problem, fix = (
+            "policy.policy is a mapping, such as a state dict",
+            "Pass the module to which the state dict belongs.",
+        )
         raise ConfigError(problem, key="policy.policy", value=type(candidate).__name__, fix=fix)
     if not callable(candidate):
         made = "built " if isinstance(section.policy, str) else "is "

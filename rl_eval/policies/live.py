@@ -32,7 +32,7 @@ def check_policies(section: PolicySection) -> None:
     for name, policy in section.policies.items():
         if policy.policy is None:
             problem = f"policy.policies.{name}.policy is missing"
-            fix = f'Configure it, or pass a mapping with a policy object for {name!r} as the argument "policy".'
+            fix = f'Set this key, or pass a mapping with a policy object for {name!r} as the argument "policy".'
             raise ConfigError(problem, key=f"policy.policies.{name}.policy", fix=fix)
 
 

@@ -305,7 +305,7 @@ def recorded_config(recorded: Mapping[str, Any], *, passed: bool = False) -> dic
     if masked := [key for key in secret if not (passed and key.startswith("policy."))]:
         problem = f"{', '.join(masked)}: the value was a secret, so the run did not record it"
         fix = (
-            "Pass a config that contains the secret, in Python: rl_eval.replay(DIR, INDEX, config=...) or "
+            "In Python, pass a config that contains the secret: rl_eval.replay(DIR, INDEX, config=...) or "
             "rl_eval.recording.video.record_videos(DIR, ..., config=...)."
         )
         raise ConfigError(problem, key=masked[0], fix=fix)

@@ -74,7 +74,7 @@ class ParquetColumns:
         for name in names:
             kind = self._kinds.get(name)
             if kind is None:
-                raise ValueError(f"it has no column {name} of single values")
+                raise ValueError(f"the file has no column {name} of single values")
             if kind == _BYTES or (kind == _TEXT and name not in self._texts):
                 stored = self._file.schema_arrow.field(name).type
                 raise ValueError(f"its column {name} contains {stored}, which is not a type of these columns")
@@ -91,7 +91,7 @@ class ParquetColumns:
             or self.num_rows * num_columns > max(values, per_byte * self._size)
             or sum(group.total_byte_size for group in groups) > self._size * _UNPACKED
         ):
-            raise ValueError(f"it claims {self.num_rows:,} rows, which its {self._size:,} bytes cannot contain")
+            raise ValueError(f"the file claims {self.num_rows:,} rows, which its {self._size:,} bytes cannot contain")
 
 
 TEXTS: Final = (
@@ -201,7 +201,7 @@ def _encode(name: str, column: pa.ChunkedArray) -> npt.NDArray[Any]:
     with _named(name, column, written.type):
         positions = _positions(column, written)
     if positions.null_count:
-        raise ValueError(f"column {name} holds a value other than {', '.join(map(str, codes))}")
+        raise ValueError(f"column {name} contains a value other than {', '.join(map(str, codes))}")
     stored: npt.NDArray[Any] = np.array(list(codes.values()), ROW[name])[positions.to_numpy()]
     return stored
 

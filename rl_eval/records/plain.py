@@ -119,7 +119,7 @@ _WIDEST: Final = 10_000
 _DEEPEST: Final = 100
 """Maximum nesting depth of JSON. Recursive functions that read the data later could handle several times as many
 levels."""
-_TOO_DEEP: Final = f"it is nested too deeply: at most {_DEEPEST} levels are read"
+_TOO_DEEP: Final = f"the data are nested too deeply: at most {_DEEPEST} levels are read"
 
 
 def parse_json(text: str | bytes) -> Any:

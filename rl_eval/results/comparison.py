@@ -142,7 +142,7 @@ class Comparison(Printed):
         if why := _undecided(self.difference):
             return why
         least = 2.0 ** (1 - self.num_pairs)
-        few = f"{self.num_pairs} pairs are too few: no difference of their returns has a p-value below {least:g}"
+        few = f"{self.num_pairs} pairs are too few: no difference of the returns has a p-value below {least:g}"
         return few if least > 1 - self.confidence else ""
 
     @property
@@ -250,7 +250,7 @@ def _check_determinism(a: EvalResult, b: EvalResult) -> None:
     for name, side in (("a", a), ("b", b)):
         if side.determinism.passed is False:
             problem = f"result {name} is {side.determinism}; their difference may not come from the policies"
-            fix = "Repair the cause and evaluate again, or compare anyway with force=True (--force)."
+            fix = "Mend the cause and evaluate again, or compare nevertheless with force=True (--force)."
             raise ComparisonError(problem, key="determinism", value=name, fix=fix)
 
 
@@ -302,7 +302,7 @@ def _different_code(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[Diff
                 yield DifferentSetting(f"{kind} of {name}", ours[name], theirs[name])
     changes = [len(found) if isinstance(found := side.get("code_changes"), list) else 0 for side in (a, b)]
     if changes[0] != changes[1]:
-        yield DifferentSetting("changes of the source while it ran", *changes)
+        yield DifferentSetting("changes of the source during the run", *changes)
 
 
 def _code(provenance: Mapping[str, Any], part: str) -> dict[str, str]:
@@ -359,7 +359,7 @@ def verdict_of(difference: PairedDifference, confidence: float, settings: Sequen
     if why := _undecided(difference):
         return f"no verdict: {why}"
     if difference.mean == 0 and interval.note in {ALL_EQUAL, FEW_EQUAL}:
-        return f"no difference: both returned the same in each of {difference.count} pairs"
+        return f"no difference: both sides have the same return in each of {difference.count} pairs"
     places = interval_places(interval, difference.mean)
     low, high, mean = (number(end, places) for end in (interval.low, interval.high, difference.mean))
     if difference.rounding:

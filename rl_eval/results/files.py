@@ -84,7 +84,7 @@ def check_ours(folder: Path) -> None:
     for path, is_ours in ((folder / RESULT_FILE, _is_summary), (folder / EPISODES_FILE, _is_episodes)):
         if path.exists() and not is_ours(path):
             problem = f"{path} exists and is not the result of an evaluation"
-            raise UsageError(problem, key=str(path), fix="Choose another folder, or remove it.")
+            raise UsageError(problem, key=str(path), fix="Choose another folder, or remove this file.")
 
 
 def _is_summary(path: Path) -> bool:
@@ -201,7 +201,7 @@ def read_summary(path: Path) -> dict[str, Any]:
             fix = "Pass the folder of an evaluation."
             raise UsageError(f"folder {str(folder)!r} does not exist", key=str(folder), fix=fix) from error
         problem = f"{str(folder)!r} is not the folder of an evaluation: it has neither {path.name} nor a log"
-        fix = f"Run rl-eval list {folder} to see the evaluations below it."
+        fix = f"Run rl-eval list {folder} to see the evaluations in its subfolders."
         raise UsageError(problem, key=str(folder), fix=fix) from error
     except (OSError, ValueError) as error:
         raise UsageError(f"{path} is damaged: {error}", key=str(path)) from error
@@ -215,7 +215,7 @@ def _read_episodes(path: Path, num_episodes: int) -> EpisodeTable:
 
     check_regular(path)
     if not path.exists():
-        raise UsageError(f"{path} does not exist, but the result beside it needs its records", key=str(path))
+        raise UsageError(f"{path} does not exist, but the result in the same folder needs its records", key=str(path))
     try:
         with path.open("rb") as file:
             columns = ParquetColumns(file, path.stat().st_size, TEXTS)

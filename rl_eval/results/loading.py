@@ -126,7 +126,7 @@ def _compare_with_saved(
     except (UsageError, KeyError, TypeError) as error:
         reason = str(error) if isinstance(error, UsageError) else f"it is damaged ({damage(error)})"
         fix, episode = (
-            f"Remove {path} if the evaluation log beside it is the right one.",
+            f"Remove {path} if the evaluation log in the same folder is right.",
             getattr(error, "episode", None),
         )
         raise UsageError(f"{path}: {reason}", key=str(path), episode=episode, fix=fix) from error

@@ -255,7 +255,7 @@ def _scope_notes(numbers: Numbers) -> Iterator[str]:
     if scope and not counted:
         yield "no episode completed: there are no numbers"
     elif counted < scope:
-        yield f"failed: {scope - counted} of {scope}; the numbers are those of the {counted} completed episodes"
+        yield f"failed: {scope - counted} of {scope}; the numbers are computed from the {counted} completed episodes"
 
 
 def value_notes(numbers: Numbers) -> Iterator[str]:

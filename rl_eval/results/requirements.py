@@ -26,8 +26,8 @@ _DIFFERENCE: Final = re.compile(rf"\s*([ab])\s*(>=|<=)\s*([ab])\s*(?:([+-])\s*({
 class Answer(Enum):
     """Answer to a requirement."""
 
-    HOLDS = "holds"
-    FAILS = "does not hold"
+    HOLDS = "is met"
+    FAILS = "is not met"
     OPEN = "cannot be answered"
 
 

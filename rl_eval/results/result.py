@@ -185,7 +185,7 @@ class EvalResult(Numbers, Printed):
             return
         low, high = self.return_bounds
         if not (math.isfinite(low) and math.isfinite(high) and low < high):
-            fix = "Pass two finite numbers, the lower one first."
+            fix = "Pass two finite numbers, with the lower number first."
             raise UsageError(f"return_bounds is ({low}, {high})", key="return_bounds", value=(low, high), fix=fix)
 
     @property

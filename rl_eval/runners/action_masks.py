@@ -32,7 +32,9 @@ class ActionMasks(gym.Wrapper[Any, Any, Any, Any]):
             problem = (
                 f"environment.action_masks is true, but the environment is a {type(env).__name__}, not a gymnasium.Env"
             )
-            raise ConfigError(problem, key="environment.action_masks", value=True, fix="Derive it from gymnasium.Env.")
+            raise ConfigError(
+                problem, key="environment.action_masks", value=True, fix="Derive the environment from gymnasium.Env."
+            )
         super().__init__(env)
         self._choices = _num_choices(env.action_space)
         mask = gym.spaces.Box(0, 1, (self._choices,), np.int8)

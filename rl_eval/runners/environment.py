@@ -54,7 +54,8 @@ _NOT_HERE: Final = (
 )
 _BATCHED: Final = "Set runners.runner: batched (--batched), or build single environments."
 _MUJOCO: Final = (
-    'Its version affects the episodes: pip install -c constraints.txt ".[mujoco]" installs the version of our tests.'
+    "The version of the simulator affects the episodes: "
+    'pip install -c constraints.txt ".[mujoco]" installs the version of our tests.'
 )
 
 
@@ -404,7 +405,7 @@ class ValueReader:
         flag = bool(value) if isinstance(value, _BOOLS) else self._flag(field, value)
         if flag is None:
             problem = f"{field} is {_shown(value)}, but gymnasium's contract is a bool"
-            raise EnvError(problem, key=field, value=_shown(value), fix="Return True or False for it from step().")
+            raise EnvError(problem, key=field, value=_shown(value), fix="Return True or False from step().")
         return flag
 
     def read_info(self, lane: Lane, info: Any) -> None:

@@ -79,7 +79,9 @@ def observer_factories(configured: Sequence[Any]) -> dict[str, Factory]:
             problem = (
                 f"evaluation.observers has {name!r} twice: outputs are named after factories, so the names must differ"
             )
-            raise ConfigError(problem, key="evaluation.observers", value=name, fix="Remove one, or rename it.")
+            raise ConfigError(
+                problem, key="evaluation.observers", value=name, fix="Remove or rename one of the factories."
+            )
         found[name] = factory
     return found
 

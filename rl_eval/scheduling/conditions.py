@@ -187,7 +187,7 @@ def _combined(axes: Any) -> dict[str, dict[str, Any]]:
 
 def _check_size(count: int) -> None:
     if not 1 <= count <= MAX_ROUND:
-        raise _invalid(f"one round has {count:,} episodes", count, f"Set from 1 to {MAX_ROUND:,}.")
+        raise _invalid(f"one round has {count:,} episodes", count, f"Set numbers with a sum from 1 to {MAX_ROUND:,}.")
 
 
 def _invalid(problem: str, value: Any = None, fix: str = "") -> ConfigError:

@@ -189,8 +189,8 @@ class _Expansion:
     def _checked(self, seating: Sequence[Any]) -> Seating:
         if len(seating) != self.seats:
             problem = (
-                f"evaluation.matchups has the seating {[*seating]!r} of {len(seating)} seats, but the first one, or "
-                f"environment.agents, has {self.seats}"
+                f"evaluation.matchups has the seating {[*seating]!r} of {len(seating)} seats, but the first seating, "
+                f"or environment.agents, has {self.seats}"
             )
             fix = "Name one policy for each seat."
             raise ConfigError(problem, key="evaluation.matchups", value=[*seating], fix=fix)

@@ -236,14 +236,20 @@ class SuiteDefinition(_Part):
             if (task.low is None) != (task.high is None) or (task.low is not None and task.low == task.high):
                 yield ("tasks", name), f"low is {task.low} and high is {task.high}; set two different numbers"
             if task.human_normalized and (task.low, task.high) != (None, None):
-                yield ("tasks", name, "human_normalized"), "there are low and high, too; remove one of the two"
+                yield (
+                    ("tasks", name, "human_normalized"),
+                    "low and high are set, too; remove human_normalized, or low and high",
+                )
             try:
                 scale = self._scale(task)
             except ConfigError as error:
                 yield ("tasks", name, "human_normalized"), str(error)
                 continue
             if scale is None and any(other.low is not None or other.human_normalized for other in self.tasks.values()):
-                yield ("tasks", name), "it has no low and high, but other tasks do; set them for every task or for none"
+                yield (
+                    ("tasks", name),
+                    "the task has no low and high, but other tasks have; set low and high for every task or for none",
+                )
         if self.aggregate.unit == "run" and all(len(method.seeds) < 2 for method in self.policies.values()):
             yield ("aggregate", "unit"), _ONE_SEED
         for name, method in self.policies.items():

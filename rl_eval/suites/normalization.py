@@ -43,7 +43,7 @@ def normalized(scores: Scores, scales: Mapping[str, Scale]) -> Scores:
 def _check(task: str, scales: Mapping[str, Scale]) -> None:
     if task not in scales:
         fix = "Set low and high of every task, or of none."
-        raise ConfigError(f"task {task!r} has no scale, but others have one", key="low", value=task, fix=fix)
+        raise ConfigError(f"task {task!r} has no scale, but other tasks have", key="low", value=task, fix=fix)
     scale = scales[task]
     if scale.width == 0 or not math.isfinite(scale.width):
         problem = f"task {task!r}: low is {scale.low} and high is {scale.high}"

@@ -253,7 +253,7 @@ def _made(make: Callable[[], Table], notes: tuple[str, ...], *, scaled: bool) ->
     except UsageError as error:
         return error
     if not table.cells:
-        return UsageError("it is empty: too few cells have a result", key="cells", fix="Finish the suite.")
+        return UsageError("the table is empty: too few cells have a result", key="cells", fix="Finish the suite.")
     return replace(table, own_notes=notes, caption=f"{table.caption} {_SCALED}" if scaled else table.caption)
 
 

@@ -81,7 +81,7 @@ class Scores:
             UsageError: Both have the same policy, or none of the published tasks is in the suite.
         """
         if both := sorted({*self.policies} & {*published.policies}):
-            fix = "Rename the policy in one of them."
+            fix = "Rename the policy in the suite or in the file."
             raise UsageError(f"policy {both[0]!r} is in the suite and published", key="policy", value=both[0], fix=fix)
         if not {*self.tasks} & {*published.tasks}:
             fix = f"Use the names of the suite: {', '.join(self.tasks)}."

@@ -124,11 +124,11 @@ UNSTABLE = ("--set", "environment.env=cli_toys:unstable")
 @pytest.mark.parametrize(
     ("options", "requirement", "code", "answer"),
     [
-        ((), "episode_return_mean < 1000", 0, "holds"),
-        ((), "episode_return_mean >= 1000", 5, "does not hold"),
+        ((), "episode_return_mean < 1000", 0, "is met"),
+        ((), "episode_return_mean >= 1000", 5, "is not met"),
         (FAILS, "episode_return_mean >= 0", 3, ""),
         (UNSTABLE, "episode_return_mean >= 0", 5, "cannot be answered"),
-        (UNSTABLE, "num_failed_episodes <= 0", 0, "holds"),
+        (UNSTABLE, "num_failed_episodes <= 0", 0, "is met"),
     ],
 )
 def test_a_requirement_is_judged_on_what_can_answer_it(folder, options, requirement, code, answer):

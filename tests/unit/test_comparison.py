@@ -164,7 +164,7 @@ def test_few_equal_differences_bound_nothing(count: int) -> None:
     assert not found.regressed
     assert bool(found.unbounded) == (count < 20)
     assert found.difference.interval.exists == (count == 20)
-    assert found.verdict == f"no difference: both returned the same in each of {count} pairs"
+    assert found.verdict == f"no difference: both sides have the same return in each of {count} pairs"
 
     found = compare(result_of(np.full(count, 500.0)), result_of(np.full(count, 15.0)))
     assert found.regressed == (count >= 6)

@@ -45,7 +45,7 @@ class RLlibAgents(AgentsEnv):
         observations, rewards, terminateds, truncateds, infos = result
         if _ALL not in terminateds or _ALL not in truncateds:
             problem = "step() returned terminateds or truncateds without '__all__', which ends an episode in RLlib"
-            raise EnvError(problem, key="__all__", fix="Return '__all__' in both.")
+            raise EnvError(problem, key="__all__", fix="Return '__all__' in both dicts.")
         ending = terminateds[_ALL], truncateds[_ALL]
         terminated, truncated = _without_all(terminateds), _without_all(truncateds)
         acting = [agent for agent in observations if not (terminated.get(agent) or truncated.get(agent))]

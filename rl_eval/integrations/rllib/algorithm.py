@@ -148,7 +148,7 @@ def _policy_of(algorithm: Algorithm) -> RLModulePolicy:
     _check_stack(algorithm)
     if algorithm.config.is_multi_agent:
         problem = f"the Algorithm has the policies {', '.join(module_ids(algorithm.config))}"
-        fix = "Name them in policy.policies, as eval_config_of(algorithm.config) does."
+        fix = "Name its policies in policy.policies, as eval_config_of(algorithm.config) does."
         raise ConfigError(problem, key="policy.policies", fix=fix)
     weights = versioned_weights(algorithm).tensors
     with random_state_kept():
@@ -270,9 +270,9 @@ def _check_folder(folder: Path) -> None:
     inside = sorted(candidate.parent for candidate in folder.rglob("rllib_checkpoint.json"))
     hint = "Pass the checkpoint folder of an Algorithm."
     if inside:
-        hint = f"Pass one of the {len(inside)} checkpoints in it, such as {str(inside[-1])!r}."
+        hint = f"Pass one of the {len(inside)} checkpoints in this folder, such as {str(inside[-1])!r}."
     if inside and inside[-1] == folder:
-        hint = "It comes from RLlib's old API stack. Train with the new one."
+        hint = "The checkpoint comes from RLlib's old API stack. Train with the new API stack."
     problem = f"policy_kwargs.path: {str(folder)!r} is not an Algorithm's checkpoint: {_MODULES.as_posix()} is missing"
     raise ConfigError(problem, key="policy.policy_kwargs.path", value=str(folder), fix=hint)
 
@@ -302,7 +302,9 @@ def _pipeline(folder: Path, name: str, cls: Any) -> Any:
 def _constructor(folder: Path) -> tuple[Any, dict[str, Any], Any]:
     """Return the arguments (args and kwargs) and the class that RLlib saved in the folder of a component."""
     file = folder / _CONSTRUCTOR
-    with reading("path", file, "a part of RLlib", "Check that it is intact and that its code is importable here."):
+    with reading(
+        "path", file, "a part of RLlib", "Check that the file is intact, and that its code can be imported here."
+    ):
         written = pickle.loads(file.read_bytes())
         args, kwargs = written["ctor_args_and_kwargs"]
         return args, kwargs, written["class"]

@@ -82,7 +82,7 @@ def eval_config_of(config: AlgorithmConfig, ignore: Collection[str] = ()) -> Eva
     for key, why in _refusals(config):
         if key not in ignore:
             raise ConfigError(
-                f"{key} {why}", key=key, fix=f"To leave it out, call eval_config_of(config, ignore=[{key!r}])."
+                f"{key} {why}", key=key, fix=f"To leave this key out, call eval_config_of(config, ignore=[{key!r}])."
             )
     evaluated = config if config.in_evaluation else config.get_evaluation_config_object()
     ours = EvalConfig()
@@ -172,7 +172,7 @@ def _environment(evaluated: AlgorithmConfig) -> Any:
     env = evaluated.env
     if env is None:
         problem = "the AlgorithmConfig has no environment"
-        raise ConfigError(problem, key="env", fix="Set it with config.environment(env=...).")
+        raise ConfigError(problem, key="env", fix="Set the environment with config.environment(env=...).")
     if isinstance(env, str) and _global_registry.contains(ENV_CREATOR, env):
         return _Creator(_global_registry.get(ENV_CREATOR, env), env)
     return _Creator(env, getattr(env, "__qualname__", type(env).__qualname__)) if callable(env) else env

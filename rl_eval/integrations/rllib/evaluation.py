@@ -116,7 +116,7 @@ class EvaluationSession:
         if self._handle is None:
             return None
         if not self._evaluator.drain(timeout_s):
-            raise TimeoutError(f"the evaluation is not done after {timeout_s} s, and continues")
+            raise TimeoutError(f"the evaluation has not ended after {timeout_s} s, and continues")
         error, self._handle = self._handle.exception(), None
         if error is not None and self._raises:
             raise error
@@ -190,7 +190,7 @@ def evaluation_function(
         for key in ("policy", "policy_kwargs", "weights"):
             if section.get(key):
                 problem = f"{place}.{key} is {section[key]!r}, but the Algorithm's own policy is evaluated"
-                raise ConfigError(problem, key=f"{place}.{key}", value=section[key], fix="Leave it out.")
+                raise ConfigError(problem, key=f"{place}.{key}", value=section[key], fix="Remove this key.")
     called = (on_result,) if callable(on_result) else tuple(on_result)
     return EvaluationFunction(config, parallel, called, on_error, tuple(loggers), videos, final_timeout_s)
 

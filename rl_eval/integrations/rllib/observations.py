@@ -91,7 +91,9 @@ class Observations(torch.nn.Module):
         kind = type(piece)
         if self._frames is not None:
             problem = f"the connector piece {kind.__name__} comes after FrameStacking"
-            raise ConfigError(problem, key="env_to_module", value=kind.__name__, fix="Put it before FrameStacking.")
+            raise ConfigError(
+                problem, key="env_to_module", value=kind.__name__, fix="Put this piece before FrameStacking."
+            )
         if kind is MeanStdFilter:
             if kind.__name__ in self._modules:
                 problem = f"the env-to-module pipeline has two {kind.__name__} pieces, which RLlib saves as one"

@@ -65,7 +65,7 @@ class BestModel:
         self._folder.mkdir(parents=True, exist_ok=True)
         if (self._folder / _POINTER).exists() and not self._is_link(_POINTER):
             problem = f"best_model_save_path: {self._folder / _POINTER} exists and is not a link"
-            fix = f"Move {_POINTER} away, or pass another folder."
+            fix = f"Move {_POINTER} to another place, or pass another folder."
             raise ConfigError(problem, key="best_model_save_path", value=str(self._folder), fix=fix)
         for path in self._folder.iterdir():
             if path.is_symlink():

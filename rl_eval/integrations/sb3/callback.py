@@ -167,10 +167,10 @@ class EvalCallback(EventCallback):  # type: ignore[misc]
             raise ConfigError("render is True, which is not supported", key="render", value=True, fix=fix)
         if eval_freq is not None and every_steps is not None:
             both = f"eval_freq is {eval_freq} and every_steps is {every_steps}"
-            raise ConfigError(both, key="every_steps", value=every_steps, fix="Set only one of them.")
+            raise ConfigError(both, key="every_steps", value=every_steps, fix="Set only one of the two.")
         for key, value in (("eval_freq", eval_freq), ("every_steps", every_steps)):
             if value is not None and value < 1:
-                raise ConfigError(f"{key} is {value}", key=key, value=value, fix="Set it to at least 1.")
+                raise ConfigError(f"{key} is {value}", key=key, value=value, fix="Set the value to at least 1.")
         self.callback_on_new_best = callback_on_new_best
         if callback_on_new_best is not None:
             callback_on_new_best.parent = self
@@ -342,7 +342,7 @@ def _with_episodes(given: Any, num_episodes: int | None, deterministic: bool | N
     if isinstance(given, Evaluator):
         for key, value in (("n_eval_episodes", num_episodes), ("deterministic", deterministic)):
             if value is not None:
-                fix = "Set it in the config of the Evaluator."
+                fix = "Set this value in the config of the Evaluator."
                 raise ConfigError(f"{key} is {value}, but eval_env is an Evaluator", key=key, value=value, fix=fix)
         return given
     if not isinstance(given, (EvalConfig, EvalSettings)):

@@ -49,7 +49,7 @@ def _source(reference: str, path: Path | None, given: Collection[str]) -> Policy
     """Return the source of a model, with the file of its normalizer if it was trained with one."""
     path = path_in("sb3:model.zip", path)
     if path.is_dir():
-        path = _only(path, sorted(path.glob("*.zip")), "model", "policy.policy", "Pass the path of one.")
+        path = _only(path, sorted(path.glob("*.zip")), "model", "policy.policy", "Pass the path of one model.")
     kwargs = {"path": absolute(path)}
     said = f"a model of Stable-Baselines3, {path}"
     if "vecnormalize" not in given:
@@ -104,7 +104,9 @@ def normalizer_of(model: Path) -> tuple[bool | None, Path | None]:
         problem = f"the policy: the name of {found[0].name} belongs to another model than {model.name}"
         fix = f"Set {_KEY} to the file of this model, or to false if it was trained without a VecNormalize."
         raise ConfigError(problem, key=_KEY, value=found[0].name, fix=fix)
-    return trained, _only(folder, possible, "normalizer", _KEY, f"Set {_KEY} to one.") if possible else None
+    return trained, _only(
+        folder, possible, "normalizer", _KEY, f"Set {_KEY} to one of these files."
+    ) if possible else None
 
 
 @functools.cache
@@ -112,8 +114,8 @@ def unknown(name: str) -> str:
     """Return the note for a model whose statistics may be missing. Log the note once per process."""
     note = (
         f"{name} does not show whether it was trained with a VecNormalize, and there are no statistics next to it. Its "
-        f"observations are not normalized. If it was trained with one, set {_KEY} to the file of venv.save(); "
-        "otherwise set it to false"
+        f"observations are not normalized. If it was trained with a VecNormalize, set {_KEY} to the file of "
+        "venv.save(); otherwise, set this key to false"
     )
     _logger.warning(note)
     return note

@@ -65,8 +65,9 @@ def portable(value: BaseAlgorithm | BasePolicy) -> BasePolicy:
         raise ConfigError(problem, key="policy", value=name, fix=fix)
     if trained is None:
         note = (
-            f"the {name} does not show whether it was trained with a VecNormalize, and has none. Its observations are "
-            f"not normalized. If it was trained with one, load it with {_LOAD}; otherwise pass model.policy"
+            f"the {name} does not show whether it was trained with a VecNormalize, and its environment has none. Its "
+            f"observations are not normalized. If it was trained with a VecNormalize, load it with {_LOAD}; otherwise, "
+            "pass model.policy"
         )
         _logger.warning(note)
         setattr(copied, NOTES, (note,))
@@ -85,7 +86,7 @@ def own_predict(value: BaseAlgorithm | BasePolicy) -> ConfigError:
     """Return the error for a model or policy with its own ``predict``."""
     name = type(value).__name__
     problem = f"{name} has its own predict(), which rl_eval cannot batch"
-    return ConfigError(problem, key="policy", value=name, fix="Wrap it in an rl_eval.Policy.")
+    return ConfigError(problem, key="policy", value=name, fix="Wrap the model in an rl_eval.Policy.")
 
 
 def attach(policy: BasePolicy, wrapper: Any, exploration_rate: float | None) -> BasePolicy:

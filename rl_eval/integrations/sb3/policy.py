@@ -117,7 +117,10 @@ def _without_mask(module: BasePolicy, space: gym.Space[Any]) -> gym.Space[Any]:
     """
     if not isinstance(space, gym.spaces.Dict) or set(space.spaces) != {"observation", "action_mask"}:
         problem = f"{type(module).__name__} needs the environment's action masks (environment.action_masks)"
-        fix = "Set it to true, and define the method action_masks() in the environment, as for sb3-contrib."
+        fix = (
+            "Set environment.action_masks to true, and define the method action_masks() in the environment, as for "
+            "sb3-contrib."
+        )
         raise ConfigError(problem, key="environment.action_masks", fix=fix)
     return space["observation"]
 

@@ -140,7 +140,7 @@ def config_of(
         ArgumentError: An argument is wrong.
     """
     if policy is not None and policy_factory is not None:
-        raise ArgumentError("both policy and policy_factory are set", key="policy_factory", fix="Pass one of them.")
+        raise ArgumentError("both policy and policy_factory are set", key="policy_factory", fix="Pass one of the two.")
     if not callable(env):
         fix = "Pass a callable that builds a TorchRL environment."
         raise ArgumentError(f"env is {env!r}", key="env", value=env, fix=fix)
@@ -148,7 +148,7 @@ def config_of(
         try:
             env = copy.deepcopy(env)
         except Exception as error:
-            fix = "Pass a callable that builds one."
+            fix = "Pass a callable that builds the environment."
             raise ArgumentError(f"env cannot be copied ({error})", key="env", fix=fix) from error
     token, device = uuid.uuid4().hex, str(device or "cpu")
     keys = _plain_key("reward_keys", reward_keys, "reward"), _plain_key("done_keys", done_keys, "done")
@@ -200,7 +200,7 @@ def runner_settings(
         raise ArgumentError(problem, key=argument, value=unknown[0])
     if "memory" in given:
         if not isinstance(resources := given.get("resources", {}), Mapping):
-            fix = "Pass a mapping of names to amounts, or omit it."
+            fix = "Pass a mapping of names to amounts, or omit the option."
             raise ArgumentError(f"{argument} has resources={resources!r}", key=argument, value=resources, fix=fix)
         given["resources"] = {**resources, "memory": given.pop("memory")}
     settings = {_ACTOR_OPTIONS[name]: value for name, value in given.items()}

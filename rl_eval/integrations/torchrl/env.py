@@ -271,11 +271,11 @@ def _single(env: EnvBase, what: str, keys: Sequence[Key], given: Key | None) -> 
     key = usual if given is None else unravel_key(given)
     if key is None or key not in keys:
         problem = f"{what}_key is {given!r}, but the TorchRL environment has {list(keys)}"
-        raise ConfigError(problem, key=f"{what}_key", value=given, fix="Pass one of these.")
+        raise ConfigError(problem, key=f"{what}_key", value=given, fix="Pass one of these keys.")
     shape = (env.full_reward_spec if what == "reward" else env.full_done_spec)[key].shape
     if shape.numel() != 1:
         problem = f"{what} {key!r} has shape {tuple(shape)}, one per agent: one value per step is needed"
-        fix = "Select one, or use policy.policies."
+        fix = "Select one key, or use policy.policies."
         raise ConfigError(problem, key=f"{what}_key", value=tuple(shape), fix=fix)
     return key
 

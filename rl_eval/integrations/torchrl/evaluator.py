@@ -153,7 +153,7 @@ class Evaluator:
         if policy is None and policy_factory is None:
             raise ArgumentError("there is no policy", key="policy", fix="Pass policy or policy_factory.")
         if remote and isinstance(env, EnvBase):
-            name, fix = type(env).__name__, "Pass a callable that builds it."
+            name, fix = type(env).__name__, "Pass a callable that builds the environment."
             raise ArgumentError(f"another process cannot build the env, a {name}", key="env", value=name, fix=fix)
         for name, value in {"init_fn": init_fn, "num_gpus": num_gpus, "ray_kwargs": ray_kwargs}.items():
             refuse(
@@ -468,7 +468,7 @@ class RayEvalWorker:
             WeightsError: The value does not contain weights.
         """
         if self._evaluator is None:
-            raise UsageError("the worker is shut down", key="shutdown", fix="Create a new one.")
+            raise UsageError("the worker is shut down", key="shutdown", fix="Create a new worker.")
         if self._handle is not None:
             self._handle.cancel()
         mode = "deterministic" if deterministic else "random"

@@ -345,7 +345,10 @@ def _as_module(policy: Any, env: Any) -> Any:
     keys = list(env.full_observation_spec.keys())
     read = [name for name in parameters if name in keys]
     if any(one.default is one.empty and name not in read for name, one in parameters.items()):
-        problem, fix = f"forward() of the policy takes {list(parameters)}", f"Name them like the observations: {keys}."
+        problem, fix = (
+            f"forward() of the policy takes {list(parameters)}",
+            f"Give the parameters the names of observations: {keys}.",
+        )
         raise ConfigError(problem, key="policy", value=list(parameters), fix=fix)
     return TensorDictModule(policy, read, list(env.action_keys))
 

@@ -35,7 +35,7 @@ def check_initialized(module: torch.nn.Module, owner: str, key: str, error: type
     """
     for part in normalizers_of(module):
         if not _has_statistics(part):
-            name, fix = type(part).__name__, "Collect some frames first, or send its statistics."
+            name, fix = type(part).__name__, "Collect some frames first, or send the statistics of the normalizer."
             raise error(f"{owner} has an uninitialized {name}", key=key, value=name, fix=fix)
 
 

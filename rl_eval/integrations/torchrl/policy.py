@@ -181,7 +181,7 @@ class TensorDictPolicy:
             wanted = needed if known else [unravel_key(path) for path in paths]
             if missing := [key for key in wanted if path_of(key) not in paths]:
                 problem = f"the policy reads {missing}, but observations have {paths}"
-                raise ConfigError(problem, key="policy", value=missing, fix="Rename its in_keys.")
+                raise ConfigError(problem, key="policy", value=missing, fix="Rename the in_keys of the policy.")
             return {key: path_of(key) for key in wanted}
         if len(needed) > 1:
             needed = [key for key in needed if path_of(key)[-1] == "observation"]
@@ -241,7 +241,7 @@ class TensorDictPolicy:
             return self._cast(torch.from_numpy(np.zeros((batch_size, *declared.shape), declared.dtype)))
         problem, fix = (
             f"the shape of the policy's state {key!r} is unknown",
-            "Its module needs make_tensordict_primer().",
+            "The module of this state needs make_tensordict_primer().",
         )
         raise ConfigError(problem, key="policy", value=str(key), fix=fix)
 
@@ -254,7 +254,7 @@ def _action_keys(outputs: list[Key], space: gym.Space[Any]) -> list[tuple[tuple[
     if not outputs or "action" in candidates:
         candidates = ["action"]
     if len(candidates) != 1:
-        fix = "Exactly one of them must be 'action' or end with 'action'."
+        fix = "Exactly one of the out_keys must be 'action' or end with 'action'."
         raise ConfigError(f"the policy has the out_keys {outputs}", key="policy", value=outputs, fix=fix)
     return [((), candidates[0], space)]
 

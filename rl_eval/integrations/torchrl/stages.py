@@ -67,7 +67,7 @@ def stages_of(module: Any, mode: str) -> Iterator[Stage]:
         yield lambda batch, chance: module.draw_from_noise(batch, chance.noise)
     elif any(base.__module__ == _EXPLORATION for base in type(module).__mro__):
         if mode == "random":
-            name, fix = type(module).__name__, "Remove it, or set policy.deterministic."
+            name, fix = type(module).__name__, "Remove this module, or set policy.deterministic."
             raise ConfigError(f"{name} adds its own noise", key="policy.deterministic", value=name, fix=fix)
         if hasattr(module, "td_module"):
             yield from stages_of(module.td_module, mode)
@@ -140,7 +140,7 @@ def _choose(distribution: Any, mode: str) -> Any:
     try:
         return getattr(distribution, attribute)
     except (AttributeError, NotImplementedError) as error:
-        problem, fix = f"{kind} has no {attribute}", "Add a deterministic_sample property to it."
+        problem, fix = f"{kind} has no {attribute}", "Add a property deterministic_sample to the distribution."
         raise ConfigError(problem, key="policy.deterministic", value=str(kind), fix=fix) from error
 
 
@@ -151,7 +151,10 @@ def _draw(distribution: Any, chance: Chance) -> Any:
         ConfigError: There is no noise, or the distribution needs torch's global generator.
     """
     if chance.noise is None:
-        problem, fix = "the policy samples its actions, but policy.deterministic is True", "Set it to False."
+        problem, fix = (
+            "the policy samples its actions, but policy.deterministic is True",
+            "Set policy.deterministic to False.",
+        )
         raise ConfigError(problem, key="policy.deterministic", value=True, fix=fix)
     with EpisodeDraws(*chance):
         return distribution.sample()

@@ -82,13 +82,15 @@ def likely_cause(probe: Probe) -> str:
         causes.append(f"{listed(layers, 3)} in training mode: call eval() on the module that has these layers")
     if drawn := changes(before.generators, after.generators):
         causes.append(
-            f"acting draws from {listed(drawn, 3)}: implement rl_eval.Policy, and draw from the noise argument of act()"
+            f"the policy draws from {listed(drawn, 3)} when it acts: implement rl_eval.Policy, and draw from the "
+            "noise argument of act()"
         )
     kept = changes(before.values, after.values) or changes(after.values, last.values)
     if kept and not causes:  # Values that depend on random numbers change as well.
         causes.append(
-            f"acting changes {listed(kept, 3)}, which the policy keeps between calls: freeze this state, or declare it "
-            "with initial_state()"
+            f"the policy changes {listed(kept, 3)} when it acts, and keeps the change between calls: freeze this "
+            "state, "
+            "or declare it with initial_state()"
         )
     return "; ".join(causes)
 

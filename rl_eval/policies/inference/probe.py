@@ -185,7 +185,10 @@ class Probe:
         found = f"the policy gives different results for {call}, computed twice from the same state with the same noise"
         if not self._allow_nondeterministic:
             problem = f"{found}. rl-eval doctor names the likely cause"
-            fix = "To evaluate it nevertheless, with a note in the result, set policy.allow_nondeterministic: true."
+            fix = (
+                "To evaluate this policy nevertheless, with a note in the result, set policy.allow_nondeterministic: "
+                "true."
+            )
             raise ConfigError(problem, key="policy.allow_nondeterministic", value=False, fix=fix)
         note = f"the result cannot be reproduced: {found} (policy.allow_nondeterministic is true)"
         return Finding("row", "", (note,), overwrites=True)

@@ -316,7 +316,7 @@ class ActionReader:
         leaves = tree.flatten(self.structure)
         if not leaves:
             problem = f"the environment's action_space is {space}, which has no parts"
-            fix = "Wrap the environment so that it has an action, such as Discrete(1)."
+            fix = "Wrap the environment so that its action space has a part, such as Discrete(1)."
             raise ConfigError(problem, key="action_space", value=str(space), fix=fix)
         for leaf in leaves:
             if mode == "unsquash" and isinstance(leaf, gym.spaces.Box) and not leaf.is_bounded():

@@ -581,7 +581,7 @@ def _check_supported(settings: EvalSettings) -> None:
     for key, value in unsupported.items():
         if value:
             problem = f"{key} applies to single environments, but runners.runner=batched steps all slots in one call"
-            raise ConfigError(problem, key=key, value=value, fix="Remove it, or set runners.runner: vector.")
+            raise ConfigError(problem, key=key, value=value, fix="Remove the key, or set runners.runner: vector.")
     if "num_envs" in environment.env_kwargs:
         raise ConfigError(
             "environment.env_kwargs has num_envs, which runners.num_envs_per_runner sets",

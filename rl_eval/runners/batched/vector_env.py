@@ -275,7 +275,7 @@ def _adapted(built: Any, section: EnvironmentSection, num_envs: int, *, blocks: 
     """
     if getattr(built, "num_envs", num_envs) != num_envs:
         problem = f"environment.env is {section.env!r}, which built {built.num_envs} slots instead of {num_envs}"
-        fix = "Build num_envs slots, which may be fewer than runners.num_envs_per_runner."
+        fix = "Build exactly num_envs slots. The number can be lower than runners.num_envs_per_runner."
         raise ConfigError(problem, key="environment.env", value=built.num_envs, fix=fix)
     if isinstance(built, BatchSimulator):
         return built

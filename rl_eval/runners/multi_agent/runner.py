@@ -142,7 +142,7 @@ class PolicyMapping:
                 f"policy.policies has {', '.join(map(repr, idle))}, but none of the agents "
                 f"{', '.join(map(str, self.agents))} uses it in the first {count} episodes"
             )
-            fix = "Remove it, or return it from policy.policy_mapping_fn."
+            fix = "Remove this policy, or return its name from policy.policy_mapping_fn."
             raise ConfigError(problem, key="policy.policies", value=", ".join(idle), fix=fix)
 
     def _check_repeats(self, spec: EpisodeSpec) -> None:

@@ -142,7 +142,7 @@ class AECAgents(_PettingZooAgents):
             self.env.step(None)
             if agent in self.env.agents:
                 problem = f"agent {agent!r} has ended and was stepped with None, but it is still among the agents"
-                fix = "Remove it in step(None), as PettingZoo's _was_dead_step does."
+                fix = "Remove the agent in step(None), as PettingZoo's _was_dead_step does."
                 raise EnvError(problem, key="agents", value=str(agent), fix=fix)
         return Turn({}, (), rewards, terminated, truncated, infos, over=True)
 
@@ -401,7 +401,7 @@ def _seats(env: AgentsEnv, names: Sequence[str]) -> tuple[Any, ...]:
     if not names:
         if not possible:
             problem = f"{type(env).__name__} has no possible_agents, so the agents that may appear are not known"
-            raise ConfigError(problem, key="environment.agents", fix="List them in environment.agents.")
+            raise ConfigError(problem, key="environment.agents", fix="List the agents in environment.agents.")
         return possible
     known = {str(agent): agent for agent in possible}
     return tuple(known.get(name, name) for name in names)
@@ -486,7 +486,7 @@ def _ask(settings: EvalSettings) -> tuple[str, ...]:
             f"the environment {settings.environment.env!r} cannot be built in the process that starts the evaluation, "
             f"to list its agents: {summary_of(error)}"
         )
-        raise EnvError(problem, key="environment.agents", fix="List them in environment.agents.") from error
+        raise EnvError(problem, key="environment.agents", fix="List the agents in environment.agents.") from error
     with suppress(Exception):  # Nothing depends on an environment that was only built for its agents.
         team.close()
     return tuple(map(str, team.agents))

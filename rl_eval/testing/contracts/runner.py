@@ -105,7 +105,9 @@ class ObserverContract(RunnerSuite):
                 self.expect_reference(played.rows, what)
                 self._expect_seen(played.artifacts, {}, what)
                 if not any(name in note and "disk full" in note for note in played.notes):
-                    raise AssertionError(f"{what}: no note has its name {name!r} and its error, only {played.notes}")
+                    raise AssertionError(
+                        f"{what}: no note has its name {name!r} and its error; the notes are {played.notes}"
+                    )
 
     def test_an_episode_that_runs_to_be_compared_is_not_observed(self) -> None:
         """Leases with ``fresh`` belong to the determinism check, so their episodes call no observers."""

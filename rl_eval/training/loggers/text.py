@@ -92,7 +92,7 @@ class _StepFile(Logger):
             return names, {int(row["step"]): row for row in rows}
         except (ValueError, KeyError, TypeError, csv.Error) as error:
             problem = f"{self.path} exists and is not a file of this logger ({type(error).__name__}: {error})"
-            fix = "It was not changed. Pass another path, or move the file."
+            fix = "The file was not changed. Pass another path, or move the file."
             raise UsageError(problem, key="path", value=str(self.path), fix=fix) from error
 
 
@@ -151,7 +151,7 @@ def _cell(value: Any) -> Any:
 def _check_mark(names: list[Any]) -> None:
     if names[: len(_MARK)] != _MARK:
         begin = ", ".join(map(str, names[:3])) or "a blank line"
-        raise ValueError(f"it begins with {begin}, not with {', '.join(_MARK)}")
+        raise ValueError(f"the file begins with {begin}, not with {', '.join(_MARK)}")
 
 
 @final

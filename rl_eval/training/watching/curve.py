@@ -75,7 +75,11 @@ def describe(best: Entry, checkpoint: str) -> dict[str, Any]:
         checkpoint: Path of its copy, relative to the output folder.
     """
     repeats = best.held_out is None or not best.held_out.determinism
-    worth = "quote this one" if repeats else "depends on the number of runners and environments, do not quote it"
+    worth = (
+        "quote this number"
+        if repeats
+        else "depends on the number of runners and environments, so do not quote this number"
+    )
     return {
         "checkpoint": checkpoint,
         "name": best.info.name,

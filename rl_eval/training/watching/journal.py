@@ -237,7 +237,7 @@ def claim_output(folder: Path, output: Path) -> IO[str]:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         lock.close()
-        problem, fix = f"another watcher writes to {output}", "Stop it, or pass another --output."
+        problem, fix = f"another watcher writes to {output}", "Stop that watcher, or pass another --output."
         raise LogOwned(problem, key="--output", value=str(output), fix=fix) from error
     _locks.add(lock)
     return lock
