@@ -31,9 +31,10 @@ class Evaluated:
         str | None,
         option(
             "POLICY",
-            "Policy: random, a model file or folder (or PREFIX:PATH, where PREFIX names its library), a module saved "
-            "by torch.save, torch:MODULE:ATTR@FILE, or pkg.module:attr (a factory, or a function from observations to "
-            "actions). A PATH or FILE may be hf://OWNER/REPO/FILE[@REVISION], which is downloaded.",
+            "Policy, one of: random; a model file or folder (or PREFIX:PATH, where PREFIX names its library); a module "
+            "saved by torch.save; torch:MODULE:ATTR@FILE (the module that MODULE:ATTR builds, with weights from FILE); "
+            "pkg.module:attr (a factory, or a function from observations to actions). A PATH or FILE may be "
+            "hf://OWNER/REPO/FILE[@REVISION], which is downloaded.",
         ),
     ] = None
     weights: Annotated[
@@ -52,7 +53,7 @@ class Evaluated:
         bool,
         option(
             None,
-            "Step all environments in one call; --env is a vector environment or a batched simulator.",
+            "Step all environments in one call. For this, --env must name a vector environment or a batched simulator.",
         ),
     ] = False
     device: Annotated[str | None, option("DEVICE", "Device of the policy, such as cpu, cuda or cuda:0.")] = None

@@ -65,7 +65,7 @@ EXIT_CODES: Final = (
     (ExitCode.USAGE, "compare", "usage error, or no answer: too few pairs, or pairs with a failed episode"),
     (ExitCode.USAGE, "plan", "usage error, or no answer: pilot episodes failed, or all have the same return"),
     (ExitCode.USAGE, "suite plan", "usage error, or some cells cannot run; the notes say why"),
-    (ExitCode.USAGE, "ope", "usage error, or the data do not identify any estimate"),
+    (ExitCode.USAGE, "ope", "usage error, or no estimator can identify the policy's value from the data"),
     (ExitCode.USAGE, "doctor", "usage error, or at least one problem"),
     (
         ExitCode.USAGE,

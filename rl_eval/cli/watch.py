@@ -73,7 +73,7 @@ def watch(
         typer.Option(
             metavar="S",
             min=0.0,
-            help="Seconds after the last change of a checkpoint in which failed reads are retried.",
+            help="Retry failed reads of a checkpoint until S seconds after its last change.",
         ),
     ] = 60.0,
     retry_unreadable: Annotated[

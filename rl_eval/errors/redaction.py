@@ -156,7 +156,7 @@ def redacted_traceback(error: BaseException) -> str:
 
 
 def redact_command(words: Sequence[str]) -> list[str]:
-    """Return a command line without secrets: in ``KEY=VALUE``, after ``--password``, and in URIs."""
+    """Return a command line with masked secrets, such as those in ``KEY=VALUE``, after ``--password``, and in URIs."""
     return [_redact_word(word, path) for path, word in _items(words, ())]
 
 

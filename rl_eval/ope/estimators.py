@@ -57,7 +57,7 @@ class RatioSum:
         return float((self.numerators.mean(0) / self.denominators.mean(0)).sum())
 
     def influences(self) -> npt.NDArray[np.float64]:
-        """Return the value plus each episode's influence on the value, shape (episodes,).
+        """Return one number per episode, shape (episodes,): the sum of the value and the episode's influence on it.
 
         The mean of these numbers is the value. To first order, the standard error of their mean is the standard error
         of the value (infinitesimal jackknife, Efron 1982). With denominators of 1, they are the contributions of the

@@ -14,7 +14,7 @@ from typing_extensions import override
 from rl_eval.results.metrics import Numbers
 from rl_eval.results.stats.aggregate import exact_mean
 from rl_eval.results.stats.interval import Interval
-from rl_eval.scheduling.conditions import ID
+from rl_eval.scheduling.conditions import ID, distinct
 from rl_eval.scheduling.plan import EpisodePlan
 
 
@@ -69,9 +69,9 @@ def condition_masks(plan: EpisodePlan) -> Iterator[tuple[str, Any, npt.NDArray[n
     places = np.array([place_of[name] for name in plan.condition_ids])
     columns = {axis: [row[axis] for row in rows.values()] for axis in plan.conditions.axes} | {ID: [*rows]}
     for column, values in columns.items():
-        code_of = {value: code for code, value in enumerate(dict.fromkeys(values))}
-        codes = np.array([code_of[value] for value in values])[places]
-        for value, code in code_of.items():
+        code_of = {key: code for code, key in enumerate(dict.fromkeys(map(distinct, values)))}
+        codes = np.array([code_of[distinct(value)] for value in values])[places]
+        for (_, value), code in code_of.items():
             yield column, value, codes == code
 
 

@@ -20,6 +20,7 @@ from time import perf_counter
 from typing import Any, Final, NamedTuple, TypeVar, cast, final
 
 import cloudpickle
+import numpy as np
 
 from rl_eval.errors import EnvError
 from rl_eval.records.episode import Lease
@@ -59,6 +60,12 @@ class SlotProcess:
         """Time of the last request. It is set again when a new environment is ready or the request is abandoned."""
         self.abandoned = False
         """Whether the next reply is dropped."""
+        self._request: tuple[str, int, tuple[Any, ...]] = (BEGIN, 0, ())
+        """Last request that :meth:`ask` sent."""
+        self._built: set[int] = set()
+        """Numbers of the environments that the process has built."""
+        self._closing = 0
+        """Number of closes that have not ended."""
         self.facts: dict[str, Any] = {}
         """Attributes (:data:`_FACTS`) and time limit of the environment that was built last."""
         self.build_seconds = 0.0
@@ -76,18 +83,37 @@ class SlotProcess:
         """Whether a reply has yet to come, even one that will be dropped."""
         return self._awaited > 0
 
+    @property
+    def constructing(self) -> bool:
+        """Whether an episode waits until its environment is built."""
+        return self.busy and self.doing == BEGIN and self._request[1] not in self._built
+
+    @property
+    def closing(self) -> bool:
+        """Whether the process is closing an earlier environment."""
+        return self._closing > 0
+
     def ask(self, kind: str, env: int, *args: Any) -> None:
         """Send a request; :meth:`poll` returns the reply."""
         assert not self.busy
         if kind == BEGIN:
             self._start()
-        self.doing, self.since = kind, perf_counter()
+        self.doing, self.since, self._request = kind, perf_counter(), (kind, env, args)
         self._awaited = self._send(kind, env, *args)
 
-    def tell(self, kind: str, env: int) -> None:
-        """Send a request that gets no reply. Do nothing if there is no process."""
+    def ask_again(self) -> None:
+        """End the process, and send the last request to a new one."""
+        abandoned, (kind, env, args) = self.abandoned, self._request
+        self.kill()
+        self.ask(kind, env, *args)
+        self.abandoned = abandoned
+
+    def close(self, env: int) -> None:
+        """Ask the process to close an environment, without waiting. Do nothing if there is no process."""
         if self.connection is not None:
-            self._send(kind, env)
+            self._built.discard(env)
+            self._closing += 1
+            self._send(CLOSE, env)
 
     def abandon(self) -> None:
         """Drop the next reply when it comes."""
@@ -102,7 +128,7 @@ class SlotProcess:
         """
         self._start()
         number = self._send(CALL, env, cloudpickle.dumps(function))
-        while (reply := self._read()) is None or reply.number not in (number, _LAST):
+        while (reply := self._read(repeats=False)) is None or reply.number not in (number, _LAST):
             if reply is not None:
                 self._stash.append(reply)
         if reply.number == _LAST and self.busy:
@@ -115,6 +141,11 @@ class SlotProcess:
     def has_stash(self) -> bool:
         """Whether a reply is already stored."""
         return bool(self._stash)
+
+    @property
+    def has_reply(self) -> bool:
+        """Whether a reply, or the end of the process, can be read now."""
+        return self.has_stash or (self.connection is not None and self.connection.poll())
 
     def poll(self) -> Reply | None:
         """Return the next reply if it answers the last request, else None. Call this when a reply can be read."""
@@ -174,27 +205,45 @@ class SlotProcess:
             if self.connection is not None:
                 self.connection.send_bytes(data)
 
-    def _read(self) -> Reply | None:
-        """Return the next reply; None if it only reports that a new environment is ready."""
+    def _read(self, *, repeats: bool = True) -> Reply | None:
+        """Return the next reply; None if it only reports that an environment is built or closed.
+
+        Args:
+            repeats: Whether to send the last request again if ``close`` of an earlier environment ended the process.
+        """
         reply = self._received()
         if reply is None:
+            if repeats and self.closing and self.busy:
+                self.ask_again()
+                return None
             ended = EnvError(f"the process of the environment ended: {_described(self._collect())}", key=self.doing)
             return Reply(_LAST, self.doing, None, ended)
         if reply.phase == MADE:
-            self.facts, self.build_seconds, self.since = reply.value, reply.seconds, perf_counter()
+            env, self.facts = reply.value
+            self._built.add(env)
+            self.build_seconds, self.since = reply.seconds, perf_counter()
+            return None
+        if reply.phase == CLOSED:
+            self._closing, self.since = self._closing - 1, perf_counter()
             return None
         return reply
 
     def _received(self) -> Reply | None:
         """Read a reply; None if the pipe is closed."""
+        data = b""
         with contextlib.suppress(EOFError, OSError):
             if self.connection is not None:
-                return cast("Reply", pickle.loads(self.connection.recv_bytes()))
-        return None
+                data = self.connection.recv_bytes()
+        try:
+            return cast("Reply", pickle.loads(data)) if data else None
+        except Exception as error:
+            problem = f"the result of {self.doing} cannot be read in the runner's process: {error}"
+            return Reply(self._awaited or self._number, self.doing, None, EnvError(problem, key=self.doing))
 
     def _collect(self) -> int:
         """Kill the process if it still runs; return its exit status."""
         self.finish()
+        self._built, self._closing = set(), 0
         if self._process is None:
             return 0
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -286,7 +335,7 @@ class SlotEnv:
 
     def close(self) -> None:
         """Ask the process to close its environment; do not wait."""
-        self._slot.tell(CLOSE, self._number)
+        self._slot.close(self._number)
 
     def _taken(self) -> Any:
         assert self.reply is not None
@@ -299,7 +348,9 @@ BEGIN: Final = "begin"
 CALL: Final = "call"
 """Call a pickled function with an environment."""
 CLOSE: Final = "close"
-"""Close an environment. There is no reply."""
+"""Close an environment."""
+CLOSED: Final = "closed"
+"""Phase of the reply after an environment was closed."""
 MADE: Final = "made"
 """Phase of an extra reply. It reports that a new environment is ready, before the reply to the request itself."""
 STEP: Final = "step"
@@ -315,7 +366,7 @@ class Reply(NamedTuple):
 
     number: int
     phase: str
-    """``made``, ``construct``, ``reset``, ``step`` or ``call``."""
+    """``made``, ``construct``, ``reset``, ``step``, ``call`` or ``closed``."""
     value: Any = None
     error: BaseException | None = None
     traceback: str = ""
@@ -337,11 +388,13 @@ class _Slot:
         try:
             if kind == CLOSE:
                 self.close(env)
+                self._reply(Reply(number, CLOSED))
                 return
             if kind != STEP and env not in self._envs:
                 phase = "construct"
                 self._envs[env] = construct_env(*self._where)
-                self._reply(Reply(number, MADE, _facts(self._envs[env]), seconds=perf_counter() - started))
+                made = env, _facts(self._envs[env])
+                self._reply(Reply(number, MADE, made, seconds=perf_counter() - started))
             started, phase = perf_counter(), _PHASES.get(kind, kind)
             value = getattr(self, f"_{kind}")(self._envs[env], *args)
             self._reply(Reply(number, phase, value, seconds=perf_counter() - started))
@@ -351,7 +404,7 @@ class _Slot:
     def close(self, env: int) -> None:
         """Close an environment if it exists; ignore an error of its ``close``."""
         if (gone := self._envs.pop(env, None)) is not None:
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(Exception, SystemExit):
                 gone.close()
 
     def close_all(self) -> None:
@@ -374,22 +427,41 @@ class _Slot:
         return cloudpickle.loads(function)(env)
 
     def _reply(self, reply: Reply) -> None:
-        """Send a reply; drop entries of ``info`` that cannot be pickled."""
+        """Send a reply; drop entries of ``info`` that cannot be pickled and unpickled."""
         try:
             data = fast_dumps(reply)
+            if not _is_plain(_info_of(reply)):
+                pickle.loads(data)
         except Exception as error:
             data = self._without_what_cannot_travel(reply, error)
         self._connection.send_bytes(data)
 
     def _without_what_cannot_travel(self, reply: Reply, error: Exception) -> bytes:
-        if isinstance(reply.value, tuple) and reply.value and isinstance(reply.value[-1], dict):
-            info = {key: value for key, value in reply.value[-1].items() if _travels(value)}
+        if found := _info_of(reply):
+            info = {key: value for key, value in found.items() if _travels(value)}
             with contextlib.suppress(Exception):
                 return bytes(cloudpickle.dumps(reply._replace(value=(*reply.value[:-1], info))))
         problem = EnvError(
             f"the result of {reply.phase} cannot be sent to the runner's process: {error}", key=reply.phase
         )
         return bytes(cloudpickle.dumps(reply._replace(value=None, error=problem)))
+
+
+def _info_of(reply: Reply) -> dict[Any, Any]:
+    """Return the info in the result of ``reset`` or ``step``; empty for other replies."""
+    value = reply.value
+    return value[-1] if isinstance(value, tuple) and value and isinstance(value[-1], dict) else {}
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value consists of types that can always be unpickled."""
+    if type(value) is dict:
+        return all(map(_is_plain, value)) and all(map(_is_plain, value.values()))
+    if type(value) in (list, tuple):
+        return all(map(_is_plain, value))
+    if type(value) is np.ndarray:
+        return value.dtype.kind in "biufcSU"
+    return value is None or type(value) in (bool, int, float, str, bytes) or isinstance(value, np.generic)
 
 
 def fast_dumps(value: Any) -> bytes:
@@ -408,7 +480,7 @@ def _facts(env: Any) -> dict[str, Any]:
 
 def _travels(value: Any) -> bool:
     try:
-        cloudpickle.dumps(value)
+        pickle.loads(cloudpickle.dumps(value))
     except Exception:
         return False
     return True
@@ -453,4 +525,8 @@ def main() -> None:
     """Answer requests of the runner that started this process. Arguments: file descriptor of the pipe, runner's pid."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the runner's process, which ends this one.
     _end_with(int(sys.argv[2]))
-    serve(Connection(int(sys.argv[1])))
+    connection = Connection(int(sys.argv[1]))
+    # A process that the environment starts must not keep the pipe open: the runner waits until it is closed.
+    os.set_inheritable(connection.fileno(), False)
+    os.register_at_fork(after_in_child=connection.close)
+    serve(connection)

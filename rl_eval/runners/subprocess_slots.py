@@ -187,8 +187,11 @@ class SubprocessEvalRunner(EvalRunner):
             if slot.abandoned:
                 if now - slot.since > _GRACE_S:
                     slot.kill()
-            elif (limit := self._limit(slot.doing)) is not None and now - slot.since > limit:
-                self._charge_deadline(lane, slot, limit)
+            elif (limit := self._limit(slot.doing)) is not None and now - slot.since > limit and not slot.has_reply:
+                if slot.closing:
+                    slot.ask_again()
+                else:
+                    self._charge_deadline(lane, slot, limit)
 
     def _limit(self, doing: str) -> float | None:
         faults = self.settings.fault_tolerance
@@ -207,6 +210,13 @@ class SubprocessEvalRunner(EvalRunner):
             runner=self.runner_index,
         )
         self._fault(lane, "timeout", phase, error)
+
+    @override
+    def _expire(self) -> None:
+        for lane, slot in zip(self._lanes, self._slots, strict=True):
+            if slot.constructing:
+                lane.started = perf_counter()  # Construction does not count as time of an episode.
+        super()._expire()
 
     def _discard(self, lane: Lane) -> None:
         """Drop the pending requests of an attempt."""

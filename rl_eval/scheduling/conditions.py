@@ -75,7 +75,7 @@ class Conditions:
         scalars = {
             key: column for key, column in columns.items() if not any(isinstance(one, list | dict) for one in column)
         }
-        found = {key: list(dict.fromkeys(column)) for key, column in scalars.items()}
+        found = {key: [value for _, value in dict.fromkeys(map(distinct, column))] for key, column in scalars.items()}
         return {key: values for key, values in found.items() if len(values) < len(self.rows)}
 
     @cached_property
@@ -98,6 +98,11 @@ class Conditions:
 class _Described:
     rows: dict[str, dict[str, Any]]
     counts: dict[str, Annotated[int, Field(ge=1, le=MAX_ROUND)]]
+
+
+def distinct(value: Any) -> tuple[bool, Any]:
+    """Return a key for a value of a condition. It differs for True and 1, which are equal in Python."""
+    return isinstance(value, bool), value
 
 
 def interleaved(counts: Sequence[int]) -> list[int]:

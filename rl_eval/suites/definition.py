@@ -265,8 +265,9 @@ class SuiteDefinition(_Part):
 
 
 _ONE_SEED: Final = (
-    "it is run, but no policy has two training seeds, so nothing is known about other seeds. Add seeds, or set episode "
-    "for numbers about these trained policies alone"
+    "the unit is 'run', but no policy has two training seeds, so nothing is known about other seeds. Add seeds, or "
+    "set the unit to 'episode' "
+    "to get numbers about these trained policies only"
 )
 
 

@@ -66,7 +66,9 @@ class PolicyInference(RowInference):
     def _refuse_illegal(self, errors: dict[int, Exception]) -> None:
         assert self._masks is not None
         masks, start = self._masks
-        rows = np.flatnonzero(self.live)
+        rows = np.array([row for row in np.flatnonzero(self.live).tolist() if row not in errors], np.int64)
+        if not len(rows):
+            return
         moves = np.asarray(self.chosen)[rows] - start
         for row, move in zip(rows[masks[rows, moves] == 0], moves[masks[rows, moves] == 0], strict=True):
             errors.setdefault(

@@ -10,7 +10,7 @@ as well.
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import reduce
 from math import isfinite, nan
@@ -42,6 +42,8 @@ class Turn(NamedTuple):
     """Whether all agents are done."""
     ending: tuple[Any, Any] | None = None
     """Whether the episode was terminated and whether it was truncated; None if the environment reports neither."""
+    present: Iterable[Any] = ()
+    """Agents that take part in the episode now, whether they act or not, or have ended in this turn."""
 
 
 class AgentsEnv(Protocol):
@@ -94,7 +96,7 @@ class ParallelAgents(_PettingZooAgents):
             raise EnvError(_broken("reset", "(observations, infos)", result), key="reset")
         observations, infos = result
         agents = tuple(self.env.agents)
-        return Turn(observations, agents, {}, {}, {}, infos, over=not agents)
+        return Turn(observations, agents, {}, {}, {}, infos, over=not agents, present=agents)
 
     @override
     def step(self, actions: Mapping[Any, Any]) -> Turn:
@@ -106,7 +108,9 @@ class ParallelAgents(_PettingZooAgents):
         alive = tuple(
             [agent for agent in self.env.agents if not (terminated.get(agent, False) or truncated.get(agent, False))]
         )
-        return Turn(observations, alive, rewards, terminated, truncated, infos, over=not alive)
+        ended = [agent for flags in (terminated, truncated) for agent, flag in flags.items() if flag]
+        present = (*alive, *ended)
+        return Turn(observations, alive, rewards, terminated, truncated, infos, over=not alive, present=present)
 
 
 @final
@@ -116,35 +120,59 @@ class AECAgents(_PettingZooAgents):
     Agents that are done are stepped with None, as in PettingZoo's own loop; such a step is not counted.
     """
 
+    def __init__(self, env: Any) -> None:
+        super().__init__(env)
+        self._conversion = _conversion_in(env)
+        self._read: set[Any] = set()
+        """Agents whose reward was read, although a conversion still shows it."""
+
     @override
     def reset(self, seed: int) -> Turn:
         self.env.reset(seed=seed)
+        self._read = set()
         return self._next_turn()
 
     @override
     def step(self, actions: Mapping[Any, Any]) -> Turn:
-        self.env.step(actions[self.env.agent_selection])
+        agent, shown = self.env.agent_selection, getattr(self._conversion, "_cumulative_rewards", None)
+        self.env.step(actions[agent])
+        if self._conversion is not None:  # It replaces all rewards after the last agent's action.
+            self._read = {*self._read, agent} if self._conversion._cumulative_rewards is shown else set()  # noqa: SLF001
         return self._next_turn()
 
     @override
     def unread_rewards(self) -> Mapping[Any, Any]:
-        collected = getattr(getattr(self.env, "unwrapped", self.env), "_cumulative_rewards", {})
-        return {agent: reward for agent, reward in collected.items() if agent != self.env.agent_selection}
+        # PettingZoo's wrappers pass this private attribute on, and wrappers of rewards have their own.
+        collected = getattr(self.env, "_cumulative_rewards", {})
+        read = {self.env.agent_selection, *self._read}
+        return {agent: reward for agent, reward in collected.items() if agent not in read}
 
     def _next_turn(self) -> Turn:
         """Remove agents that are done, until an agent must act or no agent is left."""
         rewards, terminated, truncated, infos = {}, {}, {}, {}
+        present = tuple(self.env.agents)
         while self.env.agents:
             agent = self.env.agent_selection
             observation, rewards[agent], terminated[agent], truncated[agent], infos[agent] = self.env.last()
             if not (terminated[agent] or truncated[agent]):
-                return Turn({agent: observation}, (agent,), rewards, terminated, truncated, infos, over=False)
+                shown = {agent: observation}, (agent,)
+                return Turn(*shown, rewards, terminated, truncated, infos, over=False, present=present)
             self.env.step(None)
             if agent in self.env.agents:
                 problem = f"agent {agent!r} has ended and was stepped with None, but it is still among the agents"
                 fix = "Remove the agent in step(None), as PettingZoo's _was_dead_step does."
                 raise EnvError(problem, key="agents", value=str(agent), fix=fix)
-        return Turn({}, (), rewards, terminated, truncated, infos, over=True)
+        return Turn({}, (), rewards, terminated, truncated, infos, over=True, present=present)
+
+
+def _conversion_in(env: Any) -> Any:
+    """Return PettingZoo's ``parallel_to_aec`` conversion in an environment; None if there is none.
+
+    Unlike other environments, it does not reset an agent's reward when the agent acts.
+    """
+    while env is not None and type(env).__name__ != "parallel_to_aec_wrapper":
+        env = getattr(env, "env", None)
+    return env
 
 
 def _broken(method: str, due: str, result: Any) -> str:
@@ -154,7 +182,6 @@ def _broken(method: str, due: str, result: Any) -> str:
 
 _COMMON: Final = "__common__"
 """Key of infos in RLlib that belong to no agent."""
-_SUCCESS: Final = ("is_success", "success")
 
 
 @final
@@ -226,6 +253,7 @@ class TeamEnv:
         turn = self._env.reset(seed)
         if turn.over:
             raise EnvError("the episode ended in reset(): no agent is left to act", key="reset")
+        self._note_present(turn.present)
         return self._observations(turn), {}
 
     def step(self, actions: Mapping[Any, Any]) -> tuple[dict[Any, Any], float, bool, bool, dict[str, Any]]:
@@ -237,6 +265,7 @@ class TeamEnv:
         self.rewards = turn.rewards
         if self._ended:
             self._refuse_the_gone(turn)
+        self._note_present(turn.present)
         reward = self._take_rewards(turn.rewards)
         ending = self._take_endings(turn)
         info = self._info(turn.infos) if any(turn.infos.values()) else {}
@@ -297,6 +326,12 @@ class TeamEnv:
         self.rewards = self.unread = {}
         self._ended: dict[Any, int] = {}
         """Step in which each agent ended, for the agents that have ended."""
+
+    def _note_present(self, agents: Iterable[Any]) -> None:
+        for agent in agents:
+            if (seat := self._seat.get(agent)) is None:
+                raise self._stranger(agent)
+            self._present[seat] = True
 
     def _observations(self, turn: Turn) -> dict[Any, Any]:
         """Return the observations of the agents that must act."""
@@ -382,9 +417,11 @@ class TeamEnv:
         for key, agent, name in self._wanted:
             if name in given.get(agent, ()):
                 info[key] = given[agent][name]
-        reported = [part[key] for part in given.values() for key in _SUCCESS if key in part]
-        if reported and not any(key in info for key in _SUCCESS):
-            info["is_success"] = all(reported)
+        if _success(info) is None:
+            reported = [value for part in given.values() if (value := _success(part)) is not None]
+            unclear = [value for value in reported if value not in (0, 1)]  # The reader of values adds a note on it.
+            if reported:
+                info["is_success"] = unclear[0] if unclear else all(reported)
         return info
 
     def _stranger(self, agent: Any) -> EnvError:
@@ -394,6 +431,11 @@ class TeamEnv:
             value=str(agent),
             fix="List every agent that may appear in environment.agents.",
         )
+
+
+def _success(info: Mapping[str, Any]) -> Any:
+    """Return the success that an info reports; None if it reports none."""
+    return info.get("is_success", info.get("success"))
 
 
 def _seats(env: AgentsEnv, names: Sequence[str]) -> tuple[Any, ...]:
