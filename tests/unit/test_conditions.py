@@ -301,6 +301,13 @@ def test_a_later_plan_continues_the_sequence() -> None:
     assert later.fingerprint != EpisodePlan(20, 0, 26, None, make_conditions(axes=GRID["axes"])).fingerprint
 
 
+def test_true_and_one_are_different_values() -> None:
+    """Python's dicts take them for one key."""
+    config = EvalConfig().environment(Sled).policy(still).evaluation(num_episodes=8, determinism_check=0)
+    result = evaluate(config.evaluation(conditions={"axes": {"friction": [0.5, 1.0], "light": [1, True]}}))
+    assert [(repr(one.value), one.num_episodes) for one in result.by_condition["light"]] == [("1", 4), ("True", 4)]
+
+
 def test_numbers_by_condition_are_those_of_its_episodes(whole: EvalResult) -> None:
     returns = whole.table.rows["episode_return"]
     of = {

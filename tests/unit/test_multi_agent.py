@@ -211,6 +211,74 @@ def leaving_config(**env_kwargs: Any) -> EvalConfig:
     return config.evaluation(num_episodes=4)
 
 
+class Reporting(Leaving):
+    """Agents report success in the last two of three steps, as the argument says."""
+
+    def __init__(self, reports: list[dict[str, Any]]) -> None:
+        super().__init__()
+        self.reports = reports
+
+    def step(self, actions: Any) -> Any:
+        *others, _ = super().step(actions)
+        return *others, self.reports[self.time - 2] if self.time > 1 else {}
+
+
+@pytest.mark.parametrize(
+    ("reports", "once", "at_end", "noted"),
+    [
+        ([{"brief": {"success": True}, "long": {"success": None}}, {}], True, True, False),
+        ([{"brief": {"is_success": True, "success": False}}, {"long": {"success": False}}], True, False, False),
+        ([{"brief": {"success": True}, "long": {"success": False}}, {"long": {"success": 1}}], True, True, False),
+        ([{"__common__": {"success": None}, "long": {"success": True}}, {}], True, True, False),
+        ([{"long": {"success": "False"}}, {}], None, None, True),
+        ([{"long": {"success": np.nan}, "brief": {"success": True}}, {}], None, None, True),
+    ],
+)
+def test_success_of_agents_is_read_as_that_of_a_single_agent(reports: Any, once: Any, at_end: Any, noted: bool) -> None:
+    """None is no report; a step succeeds if all agents that report succeed; other values get a note."""
+    result = evaluate(leaving_config(reports=reports).environment(Reporting))
+    record = result.episodes[0]
+    assert (record.success_once, record.success_at_end) == (once, at_end)
+    assert any("neither true nor false" in note for note in result.notes) == noted
+
+
+class Quick:
+    """Game that is over after the first move. The seed decides who wins; black never acts."""
+
+    possible_agents = ("white", "black")
+
+    def agent_iter(self) -> None: ...
+
+    def observation_space(self, agent: str) -> gym.Space[Any]:
+        return BODY
+
+    def action_space(self, agent: str) -> gym.Space[Any]:
+        return MOVES
+
+    def reset(self, seed: int, options: Any = None) -> None:
+        self.agents, self.agent_selection, self.over = ["white", "black"], "white", False
+        self.points = {"white": float(seed % 2 == 0), "black": float(seed % 2)}
+
+    def last(self) -> Any:
+        return np.zeros(3, np.float32), self.points[self.agent_selection] * self.over, self.over, False, {}
+
+    def step(self, action: Any) -> None:
+        if self.over:
+            self.agents.remove(self.agent_selection)
+            self.agent_selection = "black"
+        self.over = True
+
+    def close(self) -> None: ...
+
+
+def test_an_agent_that_never_acts_has_a_row_in_every_episode() -> None:
+    """Also if its return is 0, which is a loss."""
+    result = evaluate(EvalConfig().environment(Quick).policy(policies={"white": still, "black": still}))
+    odd = np.mean([record.seed % 2 for record in result.episodes])
+    assert len(result.agents) == 200
+    assert (result.metrics["win_rate/black"], result.metrics["loss_rate/black"]) == (odd, 1 - odd)
+
+
 def test_an_agent_that_leaves_early_keeps_its_own_return() -> None:
     """Returns 1 and 3, team 4, lengths 1 and 3; the episode ends when all agents are done."""
     result = evaluate(leaving_config())
@@ -658,6 +726,18 @@ def test_an_illegal_move_is_the_policys_fault() -> None:
     fault = result.faults[0]
     assert (fault.cause, fault.phase) == ("policy", "act")
     assert all(part in fault.message for part in ("'bob'", "action 0", "[1, 2, 3]")), fault.message
+
+
+def test_a_policy_with_masks_that_raises_is_a_fault_and_not_the_end() -> None:
+    """Although no row of its batch has an action."""
+
+    def fail(seen: Any) -> Any:
+        raise ValueError("the policy fails")
+
+    bob = {"policy": fail, "deterministic": True}
+    config = auction_config(num_envs_per_runner=1).policy(policies={"ann": Noisy(1), "bob": bob, "cyd": Noisy(3)})
+    result = evaluate(config.evaluation(num_episodes=3).fault_tolerance(fail_fast=False))
+    assert {(fault.cause, fault.error_type) for fault in result.faults} == {("policy", "ValueError")}
 
 
 class MaskedInfo(Crowd):

@@ -134,6 +134,83 @@ def test_images_of_a_visual_environment_reach_the_policies() -> None:
     assert results[0].fingerprint == results[1].fingerprint
 
 
+class Even(pettingzoo.ParallelEnv[str, int, int]):
+    """Each step pays 1 to a and 10 to b, without an end."""
+
+    metadata = {"name": "even"}  # noqa: RUF012
+    possible_agents = ["a", "b"]  # noqa: RUF012
+    render_mode = None
+
+    def observation_space(self, agent: str) -> gym.Space[int]:
+        return gym.spaces.Discrete(2)
+
+    def action_space(self, agent: str) -> gym.Space[int]:
+        return gym.spaces.Discrete(2)
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        self.agents = ["a", "b"]
+        return {"a": 0, "b": 0}, {"a": {}, "b": {}}
+
+    def step(self, actions: Any) -> Any:
+        no = {"a": False, "b": False}
+        return {"a": 0, "b": 0}, {"a": 1.0, "b": 10.0}, no, no, {"a": {}, "b": {}}
+
+
+class Tenth(pettingzoo.utils.BaseWrapper[str, int, int]):
+    """Wrapper that scales rewards, as SuperSuit's do."""
+
+    def reset(self, seed: int | None = None, options: Any = None) -> None:
+        super().reset(seed=seed, options=options)
+        self._cumulative_rewards = dict.fromkeys(self.env.agents, 0.0)
+
+    def step(self, action: int | None) -> None:
+        agent = self.env.agent_selection
+        super().step(action)
+        self.rewards = {agent: 0.1 * reward for agent, reward in self.env.rewards.items()}
+        self._cumulative_rewards[agent] = 0.0
+        self._accumulate_rewards()
+
+    def last(self, observe: bool = True) -> Any:
+        observation, _, *others = self.env.last(observe)
+        return observation, self._cumulative_rewards[self.agent_selection], *others
+
+
+class Paying(pettingzoo.AECEnv[str, int, int]):
+    """Agents take turns without an end; each move pays 1 to a and 10 to b."""
+
+    metadata = {"name": "paying"}  # noqa: RUF012
+    possible_agents = ["a", "b"]  # noqa: RUF012
+    render_mode = None
+    observation_space = action_space = Even.action_space
+
+    def reset(self, seed: int | None = None, options: Any = None) -> None:
+        self.agents, self.agent_selection = ["a", "b"], "a"
+        self.rewards, self._cumulative_rewards = {"a": 0.0, "b": 0.0}, {"a": 0.0, "b": 0.0}
+        self.terminations = self.truncations = {"a": False, "b": False}
+        self.infos = {"a": {}, "b": {}}
+
+    def observe(self, agent: str) -> int:
+        return 0
+
+    def step(self, action: int | None) -> None:
+        self._cumulative_rewards[self.agent_selection] = 0.0
+        self.rewards = {"a": 1.0, "b": 10.0}
+        self._accumulate_rewards()
+        self.agent_selection = "b" if self.agent_selection == "a" else "a"
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 4, 5])
+def test_a_cut_counts_every_reward_once_behind_wrappers_and_conversions(limit: int) -> None:
+    def total(make: Any) -> float:
+        config = EvalConfig().environment(make).policy(lambda seen: np.zeros(len(seen), np.int64))
+        config.runners(runner="multi_agent").evaluation(num_episodes=1, max_episode_steps=limit, determinism_check=0)
+        return evaluate(config).episodes[0].episode_return
+
+    assert total(Paying) == 11.0 * limit
+    assert total(lambda: Tenth(Paying())) == pytest.approx(1.1 * limit)
+    assert total(lambda: pettingzoo.utils.parallel_to_aec(Even())) == 11.0 * (limit // 2)
+
+
 def test_an_unknown_id_is_refused_with_what_there_is() -> None:
     """PettingZoo's own hint is in the message."""
     from rl_eval.errors import ConfigError

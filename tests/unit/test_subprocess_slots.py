@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -259,6 +260,94 @@ def test_observers_see_the_pass_that_chose_the_action() -> None:
     result = evaluate(made.evaluation(num_episodes=9, observers=[Watcher], determinism_check=0))
     assert not result.notes
     assert result.artifacts == {record.index: {"Watcher": record.length} for record in result.episodes}
+
+
+# ------------------------------------------------------------------------------ time, pipes and close
+
+
+class SimulatorError(Exception):
+    """Error that can be pickled, but not unpickled."""
+
+    def __init__(self, code: int, place: str) -> None:
+        super().__init__(f"{code} at {place}")
+
+
+class Odd(Walk):
+    """A walk with one oddity: slow construction, infos that do not arrive, a helper process, or a bad ``close``."""
+
+    def __init__(self, oddity: str, note: str = "") -> None:
+        super().__init__()
+        self.oddity = oddity
+        if oddity == "slow to build":
+            time.sleep(1.5)
+        if oddity == "forks":
+            helper = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,), daemon=True)
+            helper.start()
+            Path(note).write_text(str(helper.pid))
+
+    def step(self, action: Any) -> Any:
+        *others, info = super().step(action)
+        if self.oddity == "forks":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return *others, info | ({"error": SimulatorError(3, "joint")} if self.oddity == "odd info" else {})
+
+    def close(self) -> None:
+        if self.oddity == "exits in close":
+            os._exit(1)
+        if self.oddity == "leaves in close":
+            sys.exit(1)
+        if self.oddity == "hangs in close":
+            time.sleep(600)
+
+
+class Ponders:
+    """Policy whose passes take longer than a step may."""
+
+    def act(self, observations: Any, state: Any, live: Any, noise: Any) -> Any:
+        time.sleep(2.5 * live.any())
+        return steer(observations), None
+
+
+def odd(oddity: str, policy: Any = steer, **env_kwargs: Any) -> EvalConfig:
+    made = EvalConfig().environment(Odd, env_kwargs={"oddity": oddity, **env_kwargs}).policy(policy)
+    return made.runners(runner="subprocess", num_envs_per_runner=2).evaluation(num_episodes=4, determinism_check=0)
+
+
+@pytest.mark.parametrize("reuse", ["lane", "episode"])
+def test_construction_is_no_time_of_an_episode(reuse: Any) -> None:
+    made = odd("slow to build").environment(env_reuse=reuse).fault_tolerance(episode_timeout_s=1.0)
+    assert not evaluate(made).faults
+
+
+@pytest.mark.slow
+def test_the_time_of_the_policy_is_no_time_of_a_step() -> None:
+    made = odd("none", Ponders()).runners(num_runners=1).evaluation(num_episodes=2, max_episode_steps=2)
+    assert not evaluate(made.fault_tolerance(step_timeout_s=2.0)).faults
+
+
+def test_an_info_that_cannot_be_unpickled_is_left_out() -> None:
+    made = odd("odd info").evaluation(info_keys=["slow"])
+    assert evaluate(made).fingerprint == evaluate(made.runners(runner="vector")).fingerprint
+
+
+def test_a_process_that_the_environment_forked_does_not_hold_up_its_fault(tmp_path: Path) -> None:
+    made = odd("forks", note=str(tmp_path / "pid")).runners(num_envs_per_runner=1)
+    result = evaluate(made.evaluation(num_episodes=1).fault_tolerance(max_attempts_per_episode=1))
+    helper = int((tmp_path / "pid").read_text())
+    os.kill(helper, signal.SIGKILL)  # It has outlived the evaluation.
+    assert [fault.phase for fault in result.faults] == ["step"]
+
+
+@pytest.mark.parametrize(
+    "oddity", ["exits in close", "leaves in close", pytest.param("hangs in close", marks=pytest.mark.slow)]
+)
+def test_a_bad_close_costs_no_episode_an_attempt(oddity: str) -> None:
+    made = odd(oddity).environment(env_reuse="episode")
+    if oddity == "hangs in close":
+        made.runners(num_runners=1).fault_tolerance(reset_timeout_s=1.0)
+    result = evaluate(made)
+    assert (result.status, result.faults) == ("complete", [])
+    assert result.fingerprint == evaluate(odd("none").runners(runner="vector")).fingerprint
 
 
 # ------------------------------------------------------------------------------ the contract
