@@ -187,24 +187,26 @@ class SubprocessEvalRunner(EvalRunner):
             if slot.abandoned:
                 if now - slot.since > _GRACE_S:
                     slot.kill()
-            elif (limit := self._limit(slot.doing)) is not None and now - slot.since > limit and not slot.has_reply:
+            elif (found := self._limit(slot.doing)) is not None and now - slot.since > found[0] and not slot.has_reply:
                 if slot.closing:
                     slot.ask_again()
                 else:
-                    self._charge_deadline(lane, slot, limit)
+                    self._charge_deadline(lane, slot, *found)
 
-    def _limit(self, doing: str) -> float | None:
+    def _limit(self, doing: str) -> tuple[float, str] | None:
+        """Return the lowest time limit of a request, in seconds, and its key."""
         faults = self.settings.fault_tolerance
-        return faults.reset_timeout_s if doing == BEGIN else faults.step_timeout_s
+        keys = ("reset_timeout_s" if doing == BEGIN else "step_timeout_s", "runner_timeout_s")
+        return min(((limit, key) for key in keys if (limit := getattr(faults, key)) is not None), default=None)
 
-    def _charge_deadline(self, lane: Lane, slot: SlotProcess, limit: float) -> None:
+    def _charge_deadline(self, lane: Lane, slot: SlotProcess, limit: float, key: str) -> None:
         phase: Phase = "reset" if slot.doing == BEGIN else "step"
         slot.kill()
         self._discard(lane)
         assert lane.lease is not None
         error = EpisodeTimeout(
-            f"the {phase} took longer than fault_tolerance.{phase}_timeout_s={limit:g}; the process was terminated",
-            key=f"fault_tolerance.{phase}_timeout_s",
+            f"the {phase} took longer than fault_tolerance.{key}={limit:g}; the process was terminated",
+            key=f"fault_tolerance.{key}",
             value=limit,
             episode=lane.lease.index,
             runner=self.runner_index,

@@ -321,8 +321,10 @@ def test_construction_is_no_time_of_an_episode(reuse: Any) -> None:
 
 @pytest.mark.slow
 def test_the_time_of_the_policy_is_no_time_of_a_step() -> None:
-    made = odd("none", Ponders()).runners(num_runners=1).evaluation(num_episodes=2, max_episode_steps=2)
-    assert not evaluate(made.fault_tolerance(step_timeout_s=2.0)).faults
+    made = odd("none", Ponders()).evaluation(num_episodes=2, max_episode_steps=2)
+    with running(made, step_timeout_s=2.0) as runner:
+        reports = until(runner, [runner.run(leases(made))], finished(2))
+    assert not any(report.faults for report in reports)
 
 
 def test_an_info_that_cannot_be_unpickled_is_left_out() -> None:
@@ -343,11 +345,21 @@ def test_a_process_that_the_environment_forked_does_not_hold_up_its_fault(tmp_pa
 )
 def test_a_bad_close_costs_no_episode_an_attempt(oddity: str) -> None:
     made = odd(oddity).environment(env_reuse="episode")
-    if oddity == "hangs in close":
-        made.runners(num_runners=1).fault_tolerance(reset_timeout_s=1.0)
-    result = evaluate(made)
-    assert (result.status, result.faults) == ("complete", [])
-    assert result.fingerprint == evaluate(odd("none").runners(runner="vector")).fingerprint
+    with running(made, reset_timeout_s=5.0 if oddity == "hangs in close" else None) as runner:
+        reports = until(runner, [runner.run(leases(made))], finished(4))
+    assert not any(report.faults for report in reports)
+    returns = {row["index"]: row["episode_return"] for report in reports for row in report.rows}
+    plain = evaluate(odd("none").runners(runner="vector")).episodes
+    assert returns == {record.index: record.episode_return for record in plain}
+
+
+@pytest.mark.slow
+def test_a_step_that_hangs_ends_at_the_limit_of_any_call() -> None:
+    """``runner_timeout_s`` limits calls of environments in processes, too."""
+    made = config(2, num_episodes=4, kind="sleep", phase="step", episodes=[1], attempts=[1], seconds=600.0)
+    with running(made, runner_timeout_s=3.0) as runner:
+        reports = until(runner, [runner.run(leases(made))], finished(4))
+    assert [(fault.cause, fault.phase) for report in reports for fault in report.faults] == [("timeout", "step")]
 
 
 # ------------------------------------------------------------------------------ the contract

@@ -204,7 +204,10 @@ class RowInference:
             return actions if every else self._gather([(rows, actions)])
         chunks = [slice(start, start + self._chunk) for start in range(0, self._rows, self._chunk)]
         parts = [chunk for chunk in chunks if self.live[chunk].any()]
-        done = [(rows, *self._forward(rows, self.live[rows])) for rows in parts]
+        done = []
+        for rows in parts:
+            actions, state = self._forward(rows, self.live[rows])
+            done.append((rows, copy_batch(actions), copy_batch(state)))  # The next pass may return the same arrays.
         for rows, _, state in done:
             self._keep_state(rows, state)
         return self._gather([(rows, actions) for rows, actions, _ in done])
@@ -228,7 +231,7 @@ class RowInference:
                 errors[lane] = error
                 continue
             self._keep_state(slice(lane, lane + 1), take_rows(state, slice(0, 1)))
-            parts.append((slice(lane, lane + 1), take_rows(actions, slice(0, 1))))
+            parts.append((slice(lane, lane + 1), copy_batch(take_rows(actions, slice(0, 1)))))
         return self._gather(parts), errors
 
     def _gather(self, parts: list[tuple[Any, Any]]) -> Any:

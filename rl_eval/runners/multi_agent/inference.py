@@ -19,7 +19,7 @@ from typing_extensions import override
 from rl_eval.config.settings import PolicySection
 from rl_eval.errors import EnvError, PolicyError, UsageError
 from rl_eval.policies.inference.inference import RowInference
-from rl_eval.policies.inference.spaces import take_rows
+from rl_eval.policies.inference.spaces import copy_batch, take_rows
 from rl_eval.protocols import Policy
 from rl_eval.scheduling.plan import GAMMA, mix
 
@@ -58,7 +58,8 @@ class PolicyInference(RowInference):
 
     def choose(self) -> dict[int, Exception]:
         """Choose actions for the live rows; return the errors of rows without a valid action."""
-        self.chosen, errors = self.act()
+        chosen, errors = self.act()
+        self.chosen = copy_batch(chosen)  # The policy may play other agents, too, and return the same arrays.
         if self._masks is not None:
             self._refuse_illegal(errors)
         return errors

@@ -201,9 +201,9 @@ class TeamEnv:
         ConfigError: The environment does not list its possible agents, and neither does ``agents``.
     """
 
-    rewards: Mapping[Any, Any]
+    rewards: Mapping[Any, float]
     """Rewards of the last step, by agent."""
-    unread: Mapping[Any, Any]
+    unread: Mapping[Any, float]
     """Rewards, by agent, that agents would have received in their next turn. Empty unless the episode was cut."""
 
     def __init__(self, env: AgentsEnv, agents: Sequence[str], *, masks: bool, info_keys: Sequence[str]) -> None:
@@ -211,7 +211,8 @@ class TeamEnv:
         self.agents = _seats(env, agents)
         self._seat = {agent: seat for seat, agent in enumerate(self.agents)}
         self._masks = masks
-        self._wanted = [(key, *key.split("/", 1)) for key in info_keys if "/" in key]
+        names = [str(agent) for agent in self.agents]
+        self._wanted = [(key, name, key[len(name) + 1 :]) for key in info_keys for name in names if _is_of(name, key)]
         self._begin()
 
     # ------------------------------------------------------------------ spaces
@@ -262,11 +263,11 @@ class TeamEnv:
             self._lengths[self._seat[agent]] += 1
         turn = self._env.step(actions)
         self._steps += 1
-        self.rewards = turn.rewards
+        self.rewards = _numbers(turn.rewards)
         if self._ended:
             self._refuse_the_gone(turn)
         self._note_present(turn.present)
-        reward = self._take_rewards(turn.rewards)
+        reward = self._take_rewards(self.rewards)
         ending = self._take_endings(turn)
         info = self._info(turn.infos) if any(turn.infos.values()) else {}
         if turn.over:
@@ -280,7 +281,7 @@ class TeamEnv:
             The return of the team, and the part of this return that no step has reported.
         """
         if not (terminated or truncated):
-            self.unread = self._env.unread_rewards()
+            self.unread = _numbers(self._env.unread_rewards())
         unread = self._take_rewards(self.unread)
         ending = float(terminated), float(truncated or not terminated)
         for seat, agent in enumerate(self.agents):
@@ -359,12 +360,10 @@ class TeamEnv:
             raise EnvError(problem, key="environment.action_masks", value=True) from None
         return {"observation": turn.observations[agent], "action_mask": mask}
 
-    def _take_rewards(self, rewards: Mapping[Any, Any]) -> float:
+    def _take_rewards(self, rewards: Mapping[Any, float]) -> float:
         """Add rewards to the returns of their agents; return their sum."""
         total = 0.0
         for agent, reward in rewards.items():
-            if type(reward) is not float or not isfinite(reward):
-                reward = _number(agent, reward)
             seat = self._seat.get(agent)
             if seat is None:
                 raise self._stranger(agent)
@@ -378,8 +377,7 @@ class TeamEnv:
         now = [False, False]
         for position, (word, flags) in enumerate((("terminated", turn.terminated), ("truncated", turn.truncated))):
             for agent, value in flags.items():
-                if value is not False and _flag(word, agent, value):
-                    self._end(agent, position)
+                if value is not False and _flag(word, agent, value) and self._end(agent, position):
                     now[position] = True
         if turn.ending is not None:
             now = [_flag("terminated", "__all__", turn.ending[0]), _flag("truncated", "__all__", turn.ending[1])]
@@ -387,15 +385,17 @@ class TeamEnv:
             raise EnvError("no agent is left, but the last step terminated or truncated no agent", key="terminated")
         return now[0], now[1]
 
-    def _end(self, agent: Any, position: int) -> None:
+    def _end(self, agent: Any, position: int) -> bool:
+        """Record that an agent ends; return whether it ends in this step."""
         seat = self._seat.get(agent)
         if seat is None:
             raise self._stranger(agent)
         if self._ended.setdefault(agent, self._steps) != self._steps:
-            return  # Some environments repeat the flag in every step until the end of the episode.
+            return False  # Some environments repeat the flag in every step until the end of the episode.
         flags = list(self._endings[seat])
         flags[position] = 1.0
         self._endings[seat] = flags[0], flags[1]
+        return True
 
     def _refuse_the_gone(self, turn: Turn) -> None:
         """Raise for observations and rewards of agents that ended in an earlier step."""
@@ -447,6 +447,23 @@ def _seats(env: AgentsEnv, names: Sequence[str]) -> tuple[Any, ...]:
         return possible
     known = {str(agent): agent for agent in possible}
     return tuple(known.get(name, name) for name in names)
+
+
+def _is_of(agent: str, key: str) -> bool:
+    """Whether a key of ``evaluation.info_keys`` belongs to an agent, whose name may contain a slash."""
+    return key.startswith(f"{agent}/")
+
+
+def _numbers(rewards: Mapping[Any, Any]) -> dict[Any, float]:
+    """Return rewards as floats.
+
+    Raises:
+        EnvError: A reward is not a finite number.
+    """
+    return {
+        agent: reward if type(reward) is float and isfinite(reward) else _number(agent, reward)
+        for agent, reward in rewards.items()
+    }
 
 
 def _number(agent: Any, value: Any) -> float:
