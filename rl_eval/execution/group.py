@@ -305,8 +305,8 @@ class EvalRunnerGroup:
         """
         if (block := self.settings.runners.block) is not None:
             problem = (
-                f"runners.block is {block}, so an episode depends on the others of its block, and a batch of steps "
-                "would depend on the batches before it"
+                f"runners.block is {block}, so this group cannot sample: each episode depends on the other episodes of "
+                "its block, so each batch of steps would depend on earlier batches"
             )
             fix = "Record the steps of an evaluation with evaluation.observers."
             raise ConfigError(problem, key="runners.block", value=block, fix=fix)

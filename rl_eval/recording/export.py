@@ -287,7 +287,7 @@ def export_trajectories(
 
     Raises:
         UsageError: An episode did not complete, or the config differs from that of the run.
-        UntrustedError: The result names code that no evaluation of this process named.
+        UntrustedError: The result needs code that this process has not evaluated, and ``trust`` is false.
         WeightsError: The weights are not those of the run.
         ConfigError: The output exists or cannot be written, or the recorded config cannot be used again.
         EvalError: An episode differs from its record.

@@ -211,7 +211,7 @@ def rebuilt_runner(
 
     Raises:
         UsageError: The config differs from that of the run.
-        UntrustedError: The result names code that no evaluation of this process named.
+        UntrustedError: The result needs code that this process has not evaluated, and ``trust`` is false.
         WeightsError: The weights are not those of the run.
         ConfigError: The recorded config cannot be used again.
     """

@@ -233,7 +233,7 @@ def replay_in_window(result: EvalResult, indices: Sequence[int], *, trust: bool 
 
     Raises:
         UsageError: An episode has no record.
-        UntrustedError: The result names code that no evaluation of this process named.
+        UntrustedError: The result needs code that this process has not evaluated, and ``trust`` is false.
         WeightsError: The weights are not those of the run.
         ConfigError: There is no display, the environment does not open a window, or the recorded config cannot be used
             again.
@@ -532,7 +532,7 @@ def record_videos(
         Saved videos, in the order of the selection.
 
     Raises:
-        UntrustedError: The result names code that no evaluation of this process named.
+        UntrustedError: The result needs code that this process has not evaluated, and ``trust`` is false.
         UsageError: The result does not exist, no episode is selected, or the config differs from that of the run.
         WeightsError: The weights are not those of the run.
         ConfigError: The recorded config cannot be used again, the environment does not render, or an argument is out

@@ -3,8 +3,9 @@
 Equal results give equal bytes: the output does not depend on the time, the machine or the process. Jinja2 escapes all
 text. Markup characters in the JSON data are escaped. Only the script whose digest is in the policy can run.
 
-Each column of the episodes is a little-endian array of the smallest type that shows the same seven digits. Its bytes
-are grouped by their position in the number, which improves the compression. Then they are encoded with zlib and base64.
+Each column of the episodes is a little-endian array. It has the smallest type that keeps seven digits of every number.
+Its bytes are grouped by their position in the number, which improves the compression. Then they are encoded with zlib
+and base64.
 """
 
 from __future__ import annotations

@@ -273,7 +273,7 @@ def _difference_lines(comparison: Comparison) -> list[Line]:
         lines.append(Line("correlation", f"{difference.correlation:.2f}", "between the returns of the two sides"))
     if difference.episodes_saved is not None:
         saved = f"{difference.episodes_saved:,.2f} x"
-        lines.append(Line("equal seeds", saved, "as many episodes needed on different seeds"))
+        lines.append(Line("equal seeds", saved, "without them, this many times the episodes would be needed"))
     return lines
 
 

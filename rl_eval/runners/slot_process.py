@@ -263,7 +263,7 @@ def _described(code: int) -> str:
 
 
 def _look_at(env: Any) -> None:
-    """Do nothing with a built environment."""
+    """Do nothing: the slot builds its environment before it calls this function."""
 
 
 class _RemoteTraceback(Exception):

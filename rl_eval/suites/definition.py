@@ -330,7 +330,7 @@ def _with_catalogues(values: Any) -> Any:
         for one, given in _picked(f"tasks.{name}", task).items():
             full = str(name).replace("*", one.replace("/", "-"))
             if full in tasks or (full != name and full in values["tasks"]):
-                fix = "Write a name with *, which becomes the name in the catalogue, and which no other task has."
+                fix = "Put a * into the name: each name in the catalogue replaces it. Give no other task such a name."
                 raise ConfigError(f"tasks.{name}: two tasks have the name {full}", key=f"tasks.{name}", fix=fix)
             tasks[full] = {**given, **rest}
     return {**values, "tasks": tasks}

@@ -121,7 +121,7 @@ class Observations(torch.nn.Module):
 
 
 def _agent_of(piece: Any, agent: Any) -> Any:
-    """Return the agent if the piece has a part per agent, otherwise None."""
+    """Return ``agent`` if the connector piece treats each agent separately, otherwise None."""
     return agent if getattr(piece, "_multi_agent", False) else None
 
 

@@ -191,7 +191,7 @@ class RowInference:
         return self.sweeps
 
     def _act_in_parts(self) -> Any:
-        """Run a forward pass for each part of the rows with a live lane. Store the new state only if all succeed."""
+        """Run one forward pass for each part that has a live lane. Store the new states only if all passes succeed."""
         if self._chunk == self._rows:
             actions, state = self._forward(_ALL, self.live)
             self._keep_state(_ALL, state)

@@ -179,7 +179,7 @@ class EvalRunnerContract(ObserverContract):
                 self.expect_reference(play(runner, order).rows, f"{lanes} slots")
 
     def test_any_number_of_slots_gives_the_same_rows(self) -> None:
-        """The numbers include more slots than episodes.
+        """One of the tested numbers of slots is greater than the number of episodes, if ``max_lanes`` allows this.
 
         Each call makes one step. There are never more live episodes than slots.
         """
