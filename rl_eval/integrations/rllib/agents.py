@@ -59,6 +59,8 @@ class RLlibAgents(AgentsEnv):
             infos,
             over,
             ending if over else None,
+            # An agent whose end is reported has a row, even if it never acted and its reward is 0.
+            present=[agent for flags in (terminated, truncated) for agent, flag in flags.items() if flag],
         )
 
     @override
