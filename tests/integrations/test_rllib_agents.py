@@ -140,3 +140,28 @@ def test_agents_that_rllib_has_from_a_set_are_seated_by_name(seed: int) -> None:
             self.possible_agents = list(self._agent_ids)
 
     assert list(RLlibAgents(Old()).possible_agents) == sorted(Old().possible_agents)
+
+
+class Verdict(MultiAgentEnv):
+    """Car a acts once and wins; car b never acts, and its end with reward 0 is reported."""
+
+    def __init__(self, config: Any = None) -> None:
+        super().__init__()
+        self.possible_agents = ["a", "b"]
+        self.agents = list(self.possible_agents)
+        self.observation_spaces = dict.fromkeys("ab", gym.spaces.Discrete(2))
+        self.action_spaces = dict.fromkeys("ab", gym.spaces.Discrete(2))
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return {"a": 0}, {}
+
+    def step(self, action_dict: dict[str, Any]) -> Any:
+        ended = {"a": True, "b": True, "__all__": True}
+        return {"a": 1, "b": 1}, {"a": 1.0, "b": 0.0}, ended, {"__all__": False}, {}
+
+
+def test_an_agent_that_never_acts_has_a_row_if_its_end_is_reported() -> None:
+    config = EvalConfig().environment(Verdict).policy(lambda observations: np.zeros(len(observations), np.int64))
+    config = config.runners(runner="multi_agent").evaluation(num_episodes=1, determinism_check=0)
+    rows = evaluate(config).agents[["agent", "return", "outcome"]]
+    assert [tuple(row) for row in rows] == [("a", 1, 1), ("b", 0, -1)]
