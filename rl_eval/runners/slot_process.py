@@ -57,7 +57,9 @@ class SlotProcess:
         self.doing = BEGIN
         """Last request: ``begin`` for an episode, or ``step``."""
         self.since = 0.0
-        """Time of the last request. It is set again when a new environment is ready or the request is abandoned."""
+        """Time of the last request. It is set again at a start, at a new environment and at an abandoned request."""
+        self.started = False
+        """Whether the process has started and has imported the modules of its environment."""
         self.abandoned = False
         """Whether the next reply is dropped."""
         self._request: tuple[str, int, tuple[Any, ...]] = (BEGIN, 0, ())
@@ -92,6 +94,12 @@ class SlotProcess:
     def closing(self) -> bool:
         """Whether the process is closing an earlier environment."""
         return self._closing > 0
+
+    def start(self) -> None:
+        """Start the process. Wait until it has imported the modules of its environment, or has ended."""
+        self._start()
+        while self.connection is not None and not self.started:
+            self._read(repeats=False)
 
     def ask(self, kind: str, env: int, *args: Any) -> None:
         """Send a request; :meth:`poll` returns the reply."""
@@ -206,7 +214,7 @@ class SlotProcess:
                 self.connection.send_bytes(data)
 
     def _read(self, *, repeats: bool = True) -> Reply | None:
-        """Return the next reply; None if it only reports that an environment is built or closed.
+        """Return the next reply; None if it only reports a start, or that an environment is built or closed.
 
         Args:
             repeats: Whether to send the last request again if ``close`` of an earlier environment ended the process.
@@ -218,6 +226,9 @@ class SlotProcess:
                 return None
             ended = EnvError(f"the process of the environment ended: {_described(self._collect())}", key=self.doing)
             return Reply(_LAST, self.doing, None, ended)
+        if reply.phase == STARTED:
+            self.started, self.since = True, perf_counter()
+            return None
         if reply.phase == MADE:
             env, self.facts = reply.value
             self._built.add(env)
@@ -243,7 +254,7 @@ class SlotProcess:
     def _collect(self) -> int:
         """Kill the process if it still runs; return its exit status."""
         self.finish()
-        self._built, self._closing = set(), 0
+        self._built, self._closing, self.started = set(), 0, False
         if self._process is None:
             return 0
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -353,6 +364,8 @@ CLOSED: Final = "closed"
 """Phase of the reply after an environment was closed."""
 MADE: Final = "made"
 """Phase of an extra reply. It reports that a new environment is ready, before the reply to the request itself."""
+STARTED: Final = "started"
+"""Phase of the first message of a process: it has imported the modules of its environment."""
 STEP: Final = "step"
 _PHASES: Final = {BEGIN: "reset"}
 
@@ -366,7 +379,7 @@ class Reply(NamedTuple):
 
     number: int
     phase: str
-    """``made``, ``construct``, ``reset``, ``step``, ``call`` or ``closed``."""
+    """``started``, ``made``, ``construct``, ``reset``, ``step``, ``call`` or ``closed``."""
     value: Any = None
     error: BaseException | None = None
     traceback: str = ""
@@ -381,6 +394,7 @@ class _Slot:
         self._connection = connection
         self._envs: dict[int, Any] = {}
         self._where = cloudpickle.loads(connection.recv_bytes())
+        self._reply(Reply(0, STARTED))
 
     def answer(self, number: int, kind: str, env: int, *args: Any) -> None:
         """Execute a request and reply."""

@@ -56,6 +56,7 @@ class SubprocessEvalRunner(EvalRunner):
         self._actions: dict[int, Any] = {}
         self._outputs: dict[int, Any] = {}
         try:
+            self._slots[0].start()  # The imports of the process are not time of the first construction.
             super().__init__(settings, runner_index, policy)
         except BaseException:
             self._end_processes()
@@ -187,16 +188,18 @@ class SubprocessEvalRunner(EvalRunner):
             if slot.abandoned:
                 if now - slot.since > _GRACE_S:
                     slot.kill()
-            elif (found := self._limit(slot.doing)) is not None and now - slot.since > found[0] and not slot.has_reply:
+            elif (found := self._limit(slot)) is not None and now - slot.since > found[0] and not slot.has_reply:
                 if slot.closing:
                     slot.ask_again()
                 else:
                     self._charge_deadline(lane, slot, *found)
 
-    def _limit(self, doing: str) -> tuple[float, str] | None:
-        """Return the lowest time limit of a request, in seconds, and its key."""
+    def _limit(self, slot: SlotProcess) -> tuple[float, str] | None:
+        """Return the lowest time limit of a request, in seconds, and its key; None before the process has started."""
+        if not slot.started:
+            return None
         faults = self.settings.fault_tolerance
-        keys = ("reset_timeout_s" if doing == BEGIN else "step_timeout_s", "runner_timeout_s")
+        keys = ("reset_timeout_s" if slot.doing == BEGIN else "step_timeout_s", "runner_timeout_s")
         return min(((limit, key) for key in keys if (limit := getattr(faults, key)) is not None), default=None)
 
     def _charge_deadline(self, lane: Lane, slot: SlotProcess, limit: float, key: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import multiprocessing
 import os
 import signal
@@ -317,6 +318,21 @@ def odd(oddity: str, policy: Any = steer, **env_kwargs: Any) -> EvalConfig:
 def test_construction_is_no_time_of_an_episode(reuse: Any) -> None:
     made = odd("slow to build").environment(env_reuse=reuse).fault_tolerance(episode_timeout_s=1.0)
     assert not evaluate(made).faults
+
+
+@pytest.mark.slow
+def test_the_imports_of_a_process_are_no_time_of_a_reset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each process imports the module of the environment, which takes longer than a reset may."""
+    (tmp_path / "slow_to_import.py").write_text(
+        "import time\ntime.sleep(3)\nfrom test_subprocess_slots import Walk\nclass Late(Walk):\n    pass\n"
+    )
+    for folder in (tmp_path, Path(__file__).parent):
+        monkeypatch.syspath_prepend(folder)
+    late = importlib.import_module("slow_to_import").Late
+    made = odd("none").environment(late, env_kwargs={})
+    with running(made, reset_timeout_s=2.0) as runner:
+        reports = until(runner, [runner.run(leases(made))], finished(4))
+    assert not any(report.faults for report in reports)
 
 
 @pytest.mark.slow
