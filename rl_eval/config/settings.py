@@ -568,6 +568,10 @@ def _check_together(settings: EvalSettings) -> None:
         if policy.policies or policy.policy_mapping_fn is not None:
             problem = f"policy.policies.{name} has policies itself"
             raise ConfigError(problem, key=f"policy.policies.{name}", fix="Set one policy per id.")
+        for longer in settings.policy.policies:
+            if longer.startswith(f"{name}."):
+                problem = f"weights named {longer}.* could belong to policy.policies.{name} or policy.policies.{longer}"
+                raise ConfigError(problem, key=f"policy.policies.{longer}", value=longer, fix="Rename one of the two.")
     settings.plan()
     bounds = settings.evaluation.return_bounds
     if bounds is not None and not -math.inf < bounds[0] < bounds[1] < math.inf:

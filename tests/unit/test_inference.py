@@ -172,6 +172,28 @@ def test_a_policy_that_depends_on_other_rows_is_computed_row_by_row(name: str, l
     assert found == {lane: function(pool(200)[lane : lane + 1])[0].tobytes() for lane in range(lanes)}
 
 
+class Reusing:
+    """Policy that returns the same arrays in every pass, with new values."""
+
+    def __init__(self) -> None:
+        self.whole, self.outputs = np.zeros((64, 2)), {"thought": np.zeros(64)}
+
+    def act(self, observations: Any, state: Any, live: Any, noise: Any) -> tuple[Any, Any]:
+        self.whole[: len(observations)] = minus_mean(observations)
+        self.outputs["thought"][: len(observations)] = observations[:, 1]
+        return self.whole[: len(observations)], None
+
+
+def test_a_policy_may_return_the_same_arrays_in_every_pass() -> None:
+    """Rows that are computed in several passes keep their own actions and outputs."""
+    inference = infer(Reusing(), 3)
+    inference.keeps_outputs = True
+    assert inference.rows_per_pass == 1
+    found = act_once(inference, {lane: lane for lane in range(3)})
+    assert found == {lane: minus_mean(pool(200)[lane : lane + 1])[0].tobytes() for lane in range(3)}
+    assert [inference.outputs(lane)["thought"] for lane in range(3)] == pool(200)[:3, 1].tolist()
+
+
 @pytest.mark.parametrize("position", range(0, 64, 7))
 def test_one_bad_position_is_enough(position: int) -> None:
     """Every position is probed: within a block it forces rows, beyond it blocks, and lanes agree either way."""

@@ -232,6 +232,7 @@ class Reporting(Leaving):
         ([{"__common__": {"success": None}, "long": {"success": True}}, {}], True, True, False),
         ([{"long": {"success": "False"}}, {}], None, None, True),
         ([{"long": {"success": np.nan}, "brief": {"success": True}}, {}], None, None, True),
+        ([{"long": {"success": np.array([True, False])}}, {}], None, None, True),
     ],
 )
 def test_success_of_agents_is_read_as_that_of_a_single_agent(reports: Any, once: Any, at_end: Any, noted: bool) -> None:
@@ -240,6 +241,60 @@ def test_success_of_agents_is_read_as_that_of_a_single_agent(reports: Any, once:
     record = result.episodes[0]
     assert (record.success_once, record.success_at_end) == (once, at_end)
     assert any("neither true nor false" in note for note in result.notes) == noted
+
+
+class Repeating(Leaving):
+    """Names with a slash, rewards and flags as arrays of one, and the flags of those that left in every step."""
+
+    possible_agents = ("brief/1", "long/1")
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        self.agents, self.time = list(self.possible_agents), 0
+        return {agent: np.zeros(3, np.float32) for agent in self.agents}, {}
+
+    def step(self, actions: Any) -> Any:
+        self.time += 1
+        heard = list(self.agents)
+        self.agents = {1: heard[1:], 2: heard, 3: []}[self.time]
+        observations = {agent: np.zeros(3, np.float32) for agent in heard}
+        terminated = {"brief/1": np.array([True]), "long/1": np.array([False])}
+        truncated = {"brief/1": False, "long/1": self.time == 3}
+        rewards, infos = dict.fromkeys(heard, np.array([1.5])), {agent: {"score": self.time} for agent in heard}
+        return observations, rewards, terminated, truncated, infos
+
+
+def test_names_with_a_slash_arrays_of_one_and_repeated_flags() -> None:
+    """The episode has the flags of the agents that end in its last step."""
+    config = EvalConfig().environment(Repeating).policy(still).runners(runner="multi_agent")
+    config.evaluation(num_episodes=2, info_keys=["brief/1/score", "long/1/score"])
+    with EvalRunnerGroup(config, threaded=False) as group:
+        record, batch = group.evaluate().episodes[0], group.sample(2, as_arrays=True)
+    assert (record.info["brief/1/score"], record.info["long/1/score"]) == (1, 3)
+    assert (record.terminated, record.truncated) == (False, True)
+    assert batch["next.info.reward/brief/1"].tolist() == [1.5, 0, 0] * 2
+    assert batch["next.reward"].tolist() == [3, 1.5, 1.5] * 2
+
+
+class Buffered:
+    """Policy that returns the same array in every pass, with new values."""
+
+    def __init__(self) -> None:
+        self.moves = np.zeros(256, np.int64)
+
+    def act(self, observations: Any, state: Any, live: Any, noise: Any) -> tuple[Any, Any]:
+        count = len(observations)
+        np.argmax(observations, axis=1, out=self.moves[:count])
+        return self.moves[:count], None
+
+
+def test_a_policy_of_two_ids_may_return_the_same_array_in_every_pass() -> None:
+    def copied(observations: Any) -> Any:
+        return observations.argmax(1)
+
+    def made(policy: Any) -> EvalConfig:
+        return crowd_config().policy(policies={"hawk": policy, "dove": policy}, deterministic=True)
+
+    assert bits(evaluate(made(Buffered()))) == bits(evaluate(made(copied)))
 
 
 class Quick:
@@ -649,12 +704,14 @@ def test_trajectories_of_several_agents_are_what_a_plain_loop_sees() -> None:
 
 def test_rewards_that_a_cut_came_before_are_in_the_last_step() -> None:
     """As they are in the record: in turn, an agent gets its rewards when it is to act again."""
-    config = auction_config().evaluation(max_episode_steps=4)
+    config = auction_config().evaluation(max_episode_steps=4, gamma=0.5)
     with EvalRunnerGroup(config, threaded=False) as group:
         batch, result = group.sample(12, as_arrays=True), group.evaluate(num_episodes=12)
     for record in result.episodes:
         mine = batch["collector.index"] == record.index
-        assert batch["next.reward"][mine].sum() == pytest.approx(record.episode_return)
+        rewards = batch["next.reward"][mine]
+        assert rewards.sum() == pytest.approx(record.episode_return)
+        assert (rewards * 0.5 ** np.arange(len(rewards))).sum() == pytest.approx(record.discounted_return)
         for agent, found in agents_of(result, record.index).items():
             assert batch[f"next.info.reward/{agent}"][mine].sum() == pytest.approx(found["return"])
 
@@ -814,6 +871,7 @@ def test_what_cannot_be_pickled_is_named_by_its_key() -> None:
         ({"policies": {"hawk": Noisy(1), "dove": None}}, "policy.policies.dove.policy"),
         ({"policies": {"hawk": Noisy(1), "dove": {"policies": {"x": still}}}}, None),
         ({"policies": {"hawk": Noisy(1), "dove": {"polcy": still}}}, None),
+        ({"policies": {"hawk.2": Noisy(1), "hawk": Noisy(2)}}, "policy.policies.hawk.2"),
     ],
 )
 def test_a_wrong_cast_is_refused_before_anything_runs(change: dict[str, Any], key: str | None) -> None:

@@ -119,7 +119,9 @@ class TorchRLAgents(AgentsEnv):
         over = bool(following["done"])
         observations = {} if over else self._observations(following)
         ending = (bool(following["terminated"]), bool(following["truncated"])) if over else None
-        return Turn(observations, tuple(observations), rewards, terminated, truncated, {}, over, ending)
+        # TorchRL sets both flags of an agent that the environment does not mention.
+        ended = [agent for agent in present if terminated[agent] != truncated[agent]]
+        return Turn(observations, tuple(observations), rewards, terminated, truncated, {}, over, ending, ended)
 
     @override
     def close(self) -> None:

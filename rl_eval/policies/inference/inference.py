@@ -254,7 +254,7 @@ class RowInference:
         noise = None if self._deterministic else EpisodeNoise(self._seeds[rows], self._steps[rows])
         actions, state = self._policy.act(observations, state, live, noise)
         if self.keeps_outputs and (computed := getattr(self._policy, "outputs", None)) is not None:
-            self._computed.append((rows, computed))
+            self._computed.append((rows, copy_batch(computed)))  # The next pass may write to the same arrays.
         return self._reader.read(actions, live), state
 
     def _keep_state(self, rows: Any, state: Any) -> None:

@@ -300,7 +300,7 @@ class MultiAgentEvalRunner(VectorEvalRunner):
     def _finish(self, lane: Lane, terminated: bool, truncated: bool) -> None:
         team, numbers = self._team(lane), [self._numbers[name] for name in self._seated[lane.index]]
         lane.episode_return, unread = team.settle(terminated, truncated)
-        lane.discounted_return += lane.discount * unread
+        lane.discounted_return += self._gamma ** (lane.length - 1) * unread  # The rewards belong to the last step.
         lane.info[len(self.settings.evaluation.info_keys) :] = team.columns(numbers)
         super()._finish(lane, terminated, truncated)
 

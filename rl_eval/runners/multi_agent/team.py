@@ -419,7 +419,8 @@ class TeamEnv:
                 info[key] = given[agent][name]
         if _success(info) is None:
             reported = [value for part in given.values() if (value := _success(part)) is not None]
-            unclear = [value for value in reported if value not in (0, 1)]  # The reader of values adds a note on it.
+            # The reader of values adds a note on an unclear value.
+            unclear = [value for value in reported if scalar_of(value) not in (0, 1)]
             if reported:
                 info["is_success"] = unclear[0] if unclear else all(reported)
         return info
