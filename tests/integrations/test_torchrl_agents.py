@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -10,6 +10,8 @@ pytest.importorskip("torchrl")
 pytest.importorskip("pettingzoo")
 pytest.importorskip("mpe2")
 
+import gymnasium as gym
+import numpy as np
 import torch
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torchrl.envs import TransformedEnv
@@ -119,3 +121,37 @@ def test_policies_see_their_agents_part_alone() -> None:
     board_spaces = as_agents_env(board()).spaces("player_2")
     assert set(board_spaces[0].keys()) == {"action_mask", "observation"}
     assert board_spaces[1].n == 9
+
+
+def verdict() -> PettingZooWrapper:
+    """Game of one move: a acts and wins; b never acts, and its end with reward 0 is reported; c never comes."""
+    from pettingzoo import ParallelEnv
+
+    class Verdict(ParallelEnv):
+        metadata: ClassVar[dict[str, Any]] = {"name": "verdict"}
+        render_mode = None
+        possible_agents: ClassVar[list[str]] = ["a", "b", "c"]
+
+        def observation_space(self, agent: str) -> gym.Space[Any]:
+            return gym.spaces.Box(0, 1, (1,), np.float32)
+
+        def action_space(self, agent: str) -> gym.Space[Any]:
+            return gym.spaces.Discrete(2)
+
+        def reset(self, seed: int | None = None, options: Any = None) -> Any:
+            self.agents = ["a"]
+            return {agent: np.zeros(1, np.float32) for agent in "abc"}, {agent: {} for agent in "abc"}
+
+        def step(self, actions: Any) -> Any:
+            self.agents = []
+            seen = {agent: np.zeros(1, np.float32) for agent in "ab"}
+            return seen, {"a": 1.0, "b": 0.0}, dict.fromkeys("ab", True), dict.fromkeys("ab", False), {"a": {}, "b": {}}
+
+    return PettingZooWrapper(Verdict(), use_mask=True)
+
+
+def test_an_agent_that_never_acts_has_a_row_if_its_end_is_reported() -> None:
+    config = EvalConfig().environment(verdict).policy(lambda observations: np.zeros(len(observations), np.int64))
+    config = config.runners(runner="multi_agent").evaluation(num_episodes=1, determinism_check=0)
+    rows = evaluate(config).agents[["agent", "return", "outcome"]]
+    assert [tuple(row) for row in rows] == [("a", 1, 1), ("b", 0, -1)]
