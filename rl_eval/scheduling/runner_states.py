@@ -143,7 +143,7 @@ def _chance_of_streak(streak: int, live: int, completed: int, failed: int) -> fl
 def _suspicious_streak(lanes: int) -> int:
     """Return the number of consecutive failures after which a runner is paused.
 
-    The pause lasts until another runner has ended an attempt.
+    The pause lasts until every other runner has ended an attempt.
     """
     return max(_SHORTEST_STREAK, lanes)
 

@@ -320,9 +320,9 @@ class Schedule:
         return commands
 
     def _suspended(self, runner: int) -> bool:
-        """Whether a failing runner is paused until another runner has ended an attempt.
+        """Whether a failing runner is paused until every other runner has ended an attempt.
 
-        That attempt shows whether only this runner fails.
+        Those attempts show whether only this runner fails.
         """
         return runner in self._runners.failing and (self._awaited or self._runners.untried_beside(runner))
 
