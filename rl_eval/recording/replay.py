@@ -140,8 +140,8 @@ def lease_of(result: EvalResult, index: int) -> Lease:
 def run_again(runner: Runner, leases: Iterable[Lease], at_once: int = 1) -> Iterator[RunReport]:
     """Run one attempt of each episode with an idle runner; yield one report per episode, in order.
 
-    If the runner gives an episode back, it gets this episode again. If an episode is only suspected of a fault, it runs
-    again, alone.
+    If the runner returns an episode without running it, the runner gets this episode again. If the runner cannot tell
+    which of several episodes caused a fault, each of them runs again alone.
 
     Args:
         runner: The runner.

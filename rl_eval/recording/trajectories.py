@@ -184,7 +184,9 @@ class Trajectory:
 
     @property
     def told(self) -> dict[Key, Array]:
-        """Outputs whose keys are free in a batch. An output ``action`` is the action in the policy's own form.
+        """Outputs whose keys no other array of a batch has.
+
+        An output ``action`` is the action in the policy's own form.
 
         A recurrent state has values before and after each step. It replaces an observation with the same name: if an
         environment declares the state as a part of its observation, this part contains only zeros.

@@ -16,7 +16,7 @@ from rl_eval.suites.units import RESAMPLES, WITHIN, Counts, Unit, Units, units_o
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 Statistic: TypeAlias = Callable[[Counts, Units], Floats]
-"""Function that returns numbers for each resample of some units, shape (batch, ...)."""
+"""Function of the counts of resamples, and of the units. It returns numbers of each resample, shape (batch, ...)."""
 Cells: TypeAlias = dict[tuple[str, "str | float"], Estimate]
 
 _ALONE: Final = {
@@ -26,11 +26,11 @@ _ALONE: Final = {
     ),
     "episode": ("aggregate.unit is episode, but no run has two episodes", "Run more episodes of each cell."),
 }
-"""Problem if there are no two units, and the next step of the user."""
+"""Problem and fix of the error for scores without two units, by the unit of the bootstrap."""
 
 
 def method(unit: Unit, confidence: float) -> str:
-    """Return the sentence about the intervals in a caption."""
+    """Return a sentence for a caption: how the intervals are computed."""
     resampled = f"{RESAMPLES:,} resamples of the {unit}s within each {WITHIN[unit]}"
     return f"Intervals are {100 * confidence:g} % percentile intervals of {resampled}."
 
@@ -75,7 +75,9 @@ def estimates(
 
 
 def percentiles(several: Sequence[Units], resampled: Floats, confidence: float) -> Interval:
-    """Return the percentile interval of a number, or an interval without ends that has the reason.
+    """Return the percentile interval of a number.
+
+    If the units are too few for an interval, return an interval without ends, with the reason as its note.
 
     Args:
         several: Units of the policies on which the number depends.

@@ -79,7 +79,9 @@ class Matrix:
 
 
 def matrix(suite: SuiteDefinition, evaluated: EvaluatedSteps) -> Matrix:
-    """Return all cells of a suite, with checkpoints that are on disk now, or were there when they were evaluated.
+    """Return all cells of a suite.
+
+    A cell has a checkpoint that is on disk now, or one that was evaluated earlier and is gone.
 
     Raises:
         ConfigError: Every cell is skipped.
@@ -98,7 +100,9 @@ def matrix(suite: SuiteDefinition, evaluated: EvaluatedSteps) -> Matrix:
 
 
 def chosen(cells: Sequence[PlannedCell], patterns: Sequence[str]) -> list[PlannedCell]:
-    """Return the cells whose names match a pattern such as ``hopper/ppo/0/*``. Missing parts match everything.
+    """Return the cells whose names match one of the patterns, such as ``hopper/ppo/0/*``.
+
+    A pattern with fewer than four parts matches any value of the parts that it lacks.
 
     Raises:
         ConfigError: No cell matches a pattern.
@@ -192,7 +196,7 @@ def _with_checkpoint(policy: Any, checkpoint: str, planned: PlannedCell) -> Keys
 
 
 def _merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """Return two nested mappings merged. A value of the second mapping replaces the value of the first."""
+    """Merge two nested mappings. If both have a value for a key, use the value of the second mapping."""
     result = dict(one)
     for key, value in other.items():
         inner = result.get(key)

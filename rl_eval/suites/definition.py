@@ -272,7 +272,7 @@ _ONE_SEED: Final = (
 
 
 _PLACEHOLDERS: Final = ("task", "policy", "seed", "step")
-"""Names of the placeholders in ``checkpoints``."""
+"""Names of the placeholders that ``checkpoints`` may contain."""
 
 
 def _wrong_placeholders(place: _Place, method: Method) -> Iterator[tuple[_Place, str]]:

@@ -92,7 +92,7 @@ def rliable_json(scores: Scores, unit: Unit) -> str:
     """Return :func:`matrices` as JSON: ``{"tasks": [...], "scores": {policy: rows}}``.
 
     Raises:
-        UsageError: For the reasons of :func:`matrices`.
+        UsageError: The scores do not fit into matrices; see :func:`matrices`.
     """
     rows = {policy: matrix.tolist() for policy, matrix in matrices(scores, unit).items()}
     return json.dumps({"tasks": scores.tasks, "scores": rows})

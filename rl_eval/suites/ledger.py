@@ -208,8 +208,8 @@ class Ledger:
     def _score(self, planned: PlannedCell) -> Score | None:
         """Return the score of a cell; None if it has no score.
 
-        If the stored score is of another kind, or of a result that was not complete, it is made again, because the log
-        may have changed.
+        Read the stored score if it has the right kind and its result was complete. Otherwise compute the score from the
+        log, which may have changed.
         """
         copy = self._read(f"{planned.cell.folder}/{SCORE_FILE}")
         kind = self._suite.tasks[planned.cell.task].score
@@ -243,12 +243,12 @@ class Ledger:
         write_text(self.log_dir(planned) / SCORE_FILE, _text(asdict(score)))
 
     def _claimed(self, planned: PlannedCell) -> dict[str, Any] | None:
-        """Return the definition of the cell's log; None if there is no log, as after an attempt that failed early."""
+        """Return the definition in the cell's folder; None if the cell has no log, for example if it failed early."""
         has_log = (self.log_dir(planned) / MANIFEST_FILE).exists()
         return self._read(f"{planned.cell.folder}/{CELL_FILE}") if has_log else None
 
     def _difference(self, planned: PlannedCell) -> str:
-        """Return the differences between the cell's definitions in the folder and in the suite; empty without any."""
+        """Describe the differences between the definitions of a cell in the folder and in the suite; empty if equal."""
         there = self._claimed(planned)
         if there is None:
             return ""

@@ -157,7 +157,7 @@ class SuiteResult(Printed):
         return makers
 
     def _against_baseline(self, table: Table) -> Table:
-        """Return the part of a table that compares with the baseline. Without a baseline, return the whole table."""
+        """Return the columns of a table that compare with the baseline; without a baseline, return the whole table."""
         compare = self.definition.compare
         if compare is None:
             return table

@@ -27,7 +27,7 @@ class SuiteEvents:
     """Base class for objects that show a run of a suite, with one method per event."""
 
     def on_begin(self, count: int) -> None:
-        """Handle the number of cells without a result, before the first one starts."""
+        """Handle the begin of the run; ``count`` is the number of cells that have no result yet."""
 
     def on_start(self, planned: PlannedCell, handle: EvalHandle) -> None:
         """Handle the start of a cell's evaluation."""
@@ -87,7 +87,7 @@ class SuiteRun:
             self._stop_group()
 
     def _attempt(self, planned: PlannedCell, watch: bool) -> bool:
-        """Run a cell, unless another process runs it. Return whether the cell has ended."""
+        """Run a cell, if no other process runs it now. Return whether the cell has ended."""
         if self._events.stopping():
             return False
         state = self._ledger.state(planned, watch=watch)
@@ -123,7 +123,7 @@ class SuiteRun:
         self._events.on_start(planned, handle)
 
     def _group_for(self, settings: EvalSettings) -> EvalRunnerGroup:
-        """Return a group of runners for a cell. If the last cell can share its processes, they are used again."""
+        """Return a group of runners for a cell: the group of the previous cell, if its processes are suitable."""
         if self._group is not None and shares_processes(self._group.settings, settings):
             self._group.reconfigure(settings)
             return self._group

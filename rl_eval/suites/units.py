@@ -46,7 +46,7 @@ class Stratum(NamedTuple):
     name: str
     """Name of the task, with the training seed if episodes are resampled."""
     values: npt.NDArray[np.float64]
-    """Scores in ascending order, shape (units,), so that the order of the seeds has no effect."""
+    """Scores in ascending order, shape (units,), so that the order of the training seeds has no effect."""
 
 
 @final
