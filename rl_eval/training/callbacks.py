@@ -53,7 +53,7 @@ class StopOnThreshold:
         self.metric = metric
         self.patience = patience
         self.reached = False
-        """Whether the threshold was reached; never reset to False by later evaluations."""
+        """Whether the threshold was reached in enough consecutive evaluations. Once true, it stays true."""
         self.point: EvalPoint | None = None
         """Point of the evaluation at which ``reached`` became true; None before it, and after
         :meth:`load_state_dict`."""
@@ -83,7 +83,7 @@ class StopOnThreshold:
 class NewBest:
     """Callback that acts on every evaluation that is better than all earlier evaluations.
 
-    It calls a function, saves the weights, or both.
+    For each such evaluation, it calls a function, saves the weights, or both.
 
     The highest of many scores is biased upward, since luck helped to choose it. Evaluate the chosen policy on held-out
     episodes (``first_index``) before you quote a number.

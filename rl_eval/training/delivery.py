@@ -50,14 +50,14 @@ class Request:
 
     step: int
     replaceable: bool
-    """Whether a later request may replace it; False for requests of ``evaluate``."""
+    """Whether a later request may replace this request; False for requests of ``evaluate``."""
     held: HeldWeights = field(init=False, default_factory=HeldWeights)
     handle: EvalHandle = field(init=False)
     replaced: bool = False
     abandoned: bool = False
-    """Whether a shutdown stopped the evaluation; its error is not reported."""
+    """Whether a shutdown stopped the evaluation of this request. If so, its error is not reported."""
     concluded: bool = False
-    """Whether loggers and callbacks were called with its result."""
+    """Whether loggers and callbacks have received the result of this request."""
     point: EvalPoint | None = None
     videos: list[Future[Video]] | None = None
     """Futures of the videos; None until all videos are recorded or have failed."""
@@ -286,7 +286,7 @@ class Delivery:
     def _close(self, request: Request) -> None:
         """Deliver the videos of a request and close the request, if its result was delivered and its videos are ready.
 
-        The method does nothing if one of the two is missing. It is called again when the missing one is ready.
+        Otherwise do nothing. This method is called again at the delivery of the result, and when the videos are ready.
         """
         if request.videos is None or not request.concluded:
             return

@@ -24,7 +24,7 @@ class Logger(abc.ABC):
 
     @abc.abstractmethod
     def log(self, point: EvalPoint) -> None:
-        """Write a point. If possible, it replaces an earlier point of the same step."""
+        """Write a point. If the format allows this, the point replaces an earlier point of the same step."""
 
     def log_video(self, video: Video, point: EvalPoint) -> None:  # noqa: B027  # Optional.
         """Write a video of one episode of a point; called after :meth:`log` for this point."""

@@ -289,7 +289,7 @@ class MLflowLogger(Logger):
         return MlflowClient(self._tracking_uri)
 
     def _run(self, client: Any) -> str:
-        """Return the id of the run; create the run for the first point."""
+        """Return the id of the run. At the first point, create the run."""
         if self._run_id is None:
             name = self._experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME") or "Default"
             found = client.get_experiment_by_name(name)

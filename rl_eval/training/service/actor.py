@@ -230,7 +230,7 @@ class EvalService:
         return [request for request in self._requests.values() if request.ticket.client == client]
 
     def _undelivered(self, client: str, have: Collection[str] = ()) -> list[Request]:
-        """Return the answered, undelivered requests of a client."""
+        """Return the requests of a client that have an answer, but whose results the client has not delivered."""
         done = [one for one in self._of(client) if one.answer is not None and not one.delivered]
         return [one for one in done if one.ticket.id not in have]
 

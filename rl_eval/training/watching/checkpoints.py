@@ -38,7 +38,7 @@ class Checkpoint:
     step: int | None
     """Training step according to its name."""
     modified: float
-    """Time of its last change, in seconds since 1970."""
+    """Time of the last change of its files, in seconds since 1970."""
     signature: str
     """Digest of the sizes, times and inodes of its files."""
 

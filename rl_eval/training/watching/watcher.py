@@ -62,7 +62,7 @@ class WatchOptions:
     held_out: int | None = None
     """Number of held-out episodes; 0 for no held-out test. By default, ``evaluation.num_episodes``."""
     retry_s: float = 60.0
-    """If a checkpoint cannot be loaded, it is tried again until its last change is this number of seconds old."""
+    """A checkpoint that cannot be loaded is tried again, until this number of seconds after its last change."""
 
 
 class _BadCheckpoint(ClusterError):
@@ -366,7 +366,7 @@ class Watcher:
         return {"weights": weights, "version": step if step is not None and step < _VERSIONS else 0}
 
     def _new_group(self, entry: Entry) -> EvalRunnerGroup:
-        """Return runners for all checkpoints. If the policy's factory loads checkpoints, they are for this one only."""
+        """Return new runners for all checkpoints; if the policy's factory loads the checkpoint, for this one only."""
         if self._key == WEIGHTS:
             return EvalRunnerGroup(self._with_checkpoint(None))
         copied = self._copy_of(entry)
