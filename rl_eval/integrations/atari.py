@@ -29,7 +29,8 @@ def atari(context: EnvContext) -> gym.Env[Any, Any]:
             ``max_frames`` (108000), ``render_mode``.
 
     Returns:
-        An environment whose observations have shape (frame_stack, screen_size, screen_size) and dtype uint8.
+        An environment with observations of dtype uint8. The shape is (frame_stack, screen_size, screen_size). With
+        ``frame_stack`` 1, the first dimension is missing; with colours, there is a last dimension of 3.
 
     Raises:
         ConfigError: The game or an argument is unknown, or the extra is not installed.

@@ -29,8 +29,8 @@ class AgentPolicy:
     """A policy around an agent with ``get_action_and_value(x)``, such as PPO's, or ``get_action(x)``, such as SAC's.
 
     The first value that the method returns is the action. Draws from torch's distributions use each episode's own
-    noise. With ``policy.deterministic``, a draw is the mode of the distribution. Networks without these methods, which
-    return Q values (DQN) or actions (TD3, DDPG), can be passed as policies directly.
+    noise. If ``policy.deterministic`` is true, a draw is the mode of the distribution. A network without these
+    methods does not need this class: pass it as the policy if it returns Q values (DQN) or actions (TD3, DDPG).
 
     Args:
         agent: The agent. It gets observations as float32, as from CleanRL's ``torch.Tensor(obs)``. An observation with
@@ -46,7 +46,7 @@ class AgentPolicy:
         self._method = _method_of(agent)
 
     def probe_outputs(self, observations: Any) -> list[npt.NDArray[Any]]:
-        """Return log-probabilities, values and all other floats that the agent returns."""
+        """Return the float outputs of the agent that have one row per observation, such as log-probabilities."""
         batch = len(tree.flatten(observations)[0])
         result = self._call(observations, np.ones(batch, bool), None)
         return [
@@ -96,7 +96,7 @@ def load_agent(
             contains a tuple of networks, as for TD3, the first network acts.
         observation_space: Observation space of the environment.
         action_space: Action space of the environment.
-        agent_kwargs: More arguments of the class, such as C51's ``n_atoms``.
+        agent_kwargs: Arguments of the class in addition to ``envs``, such as C51's ``n_atoms``.
 
     Returns:
         An :class:`AgentPolicy`, or the network itself if it returns Q values or actions.
@@ -119,9 +119,10 @@ def load_agent(
 
 
 def _weights(file: Path, names: Collection[str]) -> Any:
-    """Return the only entry of a file with exactly these names.
+    """Return the agent's weights from a model file.
 
-    If not exactly one entry fits, return the whole content.
+    If the file contains a tuple, return the first item. If it contains a mapping, search for mappings among the
+    values. If exactly one of them has exactly the keys ``names``, return this one; otherwise, return the whole content.
     """
     saved = torch.load(file, map_location="cpu", weights_only=True)
     if isinstance(saved, tuple):

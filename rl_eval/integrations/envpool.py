@@ -34,12 +34,12 @@ _PROTOCOL: Final = (
     *("repeat_action_probability", "reward_clip", "episodic_life", "noop_max", "use_fire_reset", "frame_skip"),
     *("stack_num", "max_episode_steps"),
 )
-"""Settings that change returns."""
+"""Settings of EnvPool that change returns. The result shows their values in a note."""
 
 
 @dataclass(slots=True)
 class _Pool:
-    """Environments that were built together, one for each of some slots."""
+    """Environments that were built in one call. Each of them belongs to one slot."""
 
     envs: Any
     slots: Slots
@@ -50,7 +50,7 @@ class _Pool:
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Results of a step for some slots, in any order of the slots."""
+    """Results of one step for some of the slots. Row i belongs to ``slots[i]``."""
 
     slots: Slots
     results: tuple[Any, ...]
@@ -128,11 +128,11 @@ def _built(task: str, seeds: list[int], settings: Mapping[str, Any]) -> Any:
 
 
 def _stepped(pool: _Pool, actions: Any) -> _Rows:
-    """Step the environments of a pool that have a running episode."""
+    """Step those environments of a pool whose episode is running. Return one row for each of them."""
     running = np.flatnonzero(pool.running)
     chosen = pool.slots[running]
     *results, infos = pool.envs.step(tree.map_structure(lambda leaf: leaf[chosen], actions), running)
-    ids = infos["env_id"]  # The order in which the environments ended their step.
+    ids = infos["env_id"]  # Indices of the environments, in the order in which they finished this step.
     _, _, terminated, truncated = results
     pool.running[ids] = ~(terminated | truncated)
     return _Rows(pool.slots[ids], tuple(results), infos)

@@ -20,8 +20,8 @@ from rl_eval.runners.environment import check_id
 def simulator(name: str, num_envs: int, **kwargs: Any) -> FunctionalSimulator:
     """Build the simulator of an environment of Jumanji.
 
-    Observations with fields become dicts. An episode is terminated if its last discount is 0; otherwise, it is
-    truncated.
+    Observations that are named tuples or dataclasses become dicts. An episode is terminated if its last discount is 0;
+    otherwise, it is truncated.
 
     Args:
         name: Id, such as ``"Snake-v1"``.
@@ -42,9 +42,13 @@ def simulator(name: str, num_envs: int, **kwargs: Any) -> FunctionalSimulator:
 
 @functools.cache
 def _functions(name: str, kwargs: bytes) -> tuple[Any, Init, Step]:
-    """Return an environment and its functions. Every simulator gets the same functions, so that they are compiled once.
+    """Return an environment and its two functions, for the first state and for a step.
 
-    The arguments are pickled, because lists, dicts and objects may have no hash.
+    All simulators of this environment share the functions, so that JAX compiles them once.
+
+    Args:
+        name: Id, such as ``"Snake-v1"``.
+        kwargs: Arguments for ``jumanji.make``, pickled. The cache needs a hash, which lists and dicts do not have.
     """
     env = jumanji.make(name, **cloudpickle.loads(kwargs))
 
@@ -61,7 +65,7 @@ def _functions(name: str, kwargs: bytes) -> tuple[Any, Init, Step]:
 
 
 def _plain(observation: Any) -> Any:
-    """Turn named tuples and dataclasses into dicts."""
+    """Return an observation as dicts, if it is a named tuple or a dataclass; otherwise, return it unchanged."""
     if hasattr(observation, "_asdict"):
         observation = observation._asdict()
     elif hasattr(observation, "__dataclass_fields__"):

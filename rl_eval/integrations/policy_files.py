@@ -39,7 +39,7 @@ def reading(key: str, path: object, what: str, advice: str = "") -> Iterator[Non
 
 
 def _module(form: str, what: str, reference: str, path: Path | None, given: Collection[str]) -> PolicySource:
-    """Return the source of a module that a factory builds, with the weights of a file if one is named."""
+    """Return the policy source for a module that a factory builds. If ``path`` is set, load this file's weights."""
     _check(form, reference, path)
     said = f"{what} of {reference}"
     if path is None:
@@ -49,7 +49,7 @@ def _module(form: str, what: str, reference: str, path: Path | None, given: Coll
 
 
 def _agent(form: str, reference: str, path: Path | None, given: Collection[str]) -> PolicySource:
-    """Return the source of an agent of CleanRL, with the weights that its script saved."""
+    """Return the policy source for an agent of CleanRL. Its weights are in the file that CleanRL's script saved."""
     _check(form, reference, path)
     if path is None:
         problem = f"the policy 'cleanrl:{reference}' has no model file"
@@ -64,7 +64,7 @@ def _agent(form: str, reference: str, path: Path | None, given: Collection[str])
 
 
 def _whole(reference: str, path: Path | None, given: Collection[str]) -> PolicySource:
-    """Return the source of a module that was saved together with its class."""
+    """Return the policy source for a file that contains a whole module, not only weights."""
     path = path_in("torch_module:policy.pt", path)
     return PolicySource(
         "rl_eval.integrations.torch_module:load_module",
@@ -90,7 +90,7 @@ def _is_checkpoint(path: Path) -> bool:
 
 
 def _is_whole(path: Path) -> bool:
-    """Whether ``torch.save`` wrote a module with its attributes, not only its weights."""
+    """Whether a file contains a whole module that ``torch.save`` wrote, not only weights."""
     if _has_suffix(_TORCH, path):
         with suppress(OSError, zipfile.BadZipFile), zipfile.ZipFile(path) as archive:
             pickles = [name for name in archive.namelist() if name.endswith("/data.pkl")]

@@ -26,14 +26,14 @@ def portable(value: Algorithm | Policy) -> Policy:
 
 
 def as_weights(value: Algorithm | Policy) -> dict[str, torch.Tensor]:
-    """Return the current tensors of a policy, by their names in the copy of :func:`portable`."""
+    """Return the current tensors of a policy. The keys are the names that the copy from :func:`portable` uses."""
     return dict(_policy_of(value).state_dict())
 
 
 def as_policy(
     value: Algorithm | Policy, section: PolicySection, observation_space: gym.Space[Any], action_space: gym.Space[Any]
 ) -> TianshouPolicy:
-    """Build the policy that acts in an environment.
+    """Build the policy for an environment with these spaces.
 
     Raises:
         ConfigError: The policy has another action space than the environment.
@@ -50,8 +50,8 @@ class TianshouPolicy:
     """A policy of Tianshou behind the interface of :class:`rl_eval.Policy`.
 
     Actions go through the policy's ``map_action``. A stochastic policy takes the mode if ``deterministic`` is true;
-    otherwise, it samples with each episode's own noise. Its ``deterministic_eval`` is overwritten. ``deterministic``
-    does not change other policies.
+    otherwise, it samples with each episode's own noise. Its attribute ``deterministic_eval`` is set to
+    ``deterministic``. Policies without this attribute ignore ``deterministic``.
 
     Args:
         policy: A policy that no other code uses.

@@ -34,11 +34,11 @@ _REFUSED: Final[Mapping[Any, Callable[..., NoReturn]]] = {
 
 @final
 class EpisodeDraws(TorchFunctionMode):
-    """Context in which torch draws for a batch of episodes.
+    """Context in which torch's distributions draw with the noise of each episode, for a batch of episodes.
 
-    It replaces the functions that ``sample`` and ``rsample`` of distributions call, in this thread only. All
-    distributions are built from categorical, Bernoulli, normal and uniform numbers. Any other function that would use
-    torch's generator raises an error.
+    In this thread, it replaces the functions that ``sample`` and ``rsample`` call to draw categorical, Bernoulli,
+    normal and uniform numbers. Other functions that would use torch's generator, such as those of gamma distributions,
+    raise an error.
 
     Args:
         live: Mask of lanes that run an episode, shape (batch,).
@@ -62,7 +62,7 @@ class EpisodeDraws(TorchFunctionMode):
 
     @override
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call a function of torch, or its replacement."""
+        """Call the replacement of a torch function if there is one, otherwise the function itself."""
         return self._instead.get(func, func)(*args, **(kwargs or {}))
 
     @staticmethod
@@ -112,7 +112,10 @@ class EpisodeDraws(TorchFunctionMode):
         """Return numbers reshaped to (batch, parts, last dimension), with one row per episode."""
         batch = len(self._live)
         if not numbers.ndim or numbers.shape[0] % batch:
-            problem = f"the policy draws numbers of shape {tuple(numbers.shape)} for a batch of {batch}"
+            problem = (
+                f"the policy draws numbers of shape {tuple(numbers.shape)} for a batch of {batch}, but the first "
+                "dimension must be a multiple of the batch size"
+            )
             raise ConfigError(
                 problem, key="policy", value=tuple(numbers.shape), fix="Draw separate numbers for each row."
             )

@@ -15,7 +15,9 @@ from rl_eval.runners.environment import construct_env
 
 
 class TwoLengthEnv(gym.Env[npt.NDArray[np.float32], np.int64]):
-    """Environment with a true mean return of 0.5: half of the seeds give 5 steps and return 0, half 200 steps and 1.
+    """Environment with a true mean return of 0.5: half of the episodes have return 0, half return 1.
+
+    The seed decides: an episode has 5 steps and return 0, or 200 steps and return 1.
 
     An evaluator that counts the first episodes to finish reports a lower mean.
 
@@ -79,7 +81,7 @@ class DictObservation(gym.ObservationWrapper[Any, Any, Any]):
         )
 
     def observation(self, observation: npt.NDArray[np.float32]) -> dict[str, Any]:
-        """Split one observation."""
+        """Return a dict with the parts of one observation, an image and a discrete part."""
         pixels = np.full((4, 4, 1), int(abs(float(observation[0])) * 100) % 256, np.uint8)
         return {"body": (observation[:1], observation[1:]), "camera": pixels, "side": int(observation[0] > 0)}
 
@@ -97,7 +99,7 @@ class ImpureEnv(gym.Wrapper[Any, Any, Any, Any]):
         return self.env.reset(**kwargs)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Take a step, and add the number of earlier episodes to the reward."""
+        """Take a step, and add 0.001 to the reward for each reset of this object so far."""
         observation, reward, terminated, truncated, info = self.env.step(action)
         return observation, float(reward) + 0.001 * self._episodes, terminated, truncated, info
 
@@ -121,7 +123,7 @@ def wrapped_env(context: EnvContext) -> tuple[gym.Env[Any, Any], dict[str, Any]]
 
 
 def impure(context: EnvContext) -> ImpureEnv:
-    """Build an :class:`ImpureEnv` from ``env`` and ``env_kwargs``."""
+    """Build an :class:`ImpureEnv` around the environment of the context's ``env`` and ``env_kwargs``."""
     return ImpureEnv(wrapped_env(context)[0])
 
 

@@ -35,7 +35,7 @@ class InjectedFault(RuntimeError):
 
 
 class Strike(NamedTuple):
-    """Fault that is injected now."""
+    """Details of a fault that is injected now."""
 
     where: str
     """Description of phase, episode, attempt and step, for the message."""
@@ -69,7 +69,7 @@ def _balloon(strike: Strike) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     ceiling = pages * resource.getpagesize() + strike.limit_mib * 2**20
-    # The limit protects the machine.
+    # The limit keeps memory free for other processes.
     limits = [ceiling, *(limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY)]
     resource.setrlimit(resource.RLIMIT_AS, (min(limits), hard))
     blocks: list[bytes] = []
@@ -137,7 +137,7 @@ PHASES: Final[Mapping[str, tuple[StrikePhase, ...]]] = {
 
 
 def check_kind(kind: str, phase: str | None, space: gym.Space[Any]) -> StrikePhase:
-    """Return the phase of a kind of fault.
+    """Check a kind of fault, and return the phase in which it occurs.
 
     Args:
         kind: Name of the kind.
@@ -152,7 +152,7 @@ def check_kind(kind: str, phase: str | None, space: gym.Space[Any]) -> StrikePha
     if phase is not None and phase not in _EVERYWHERE:
         raise ValueError(f"unknown phase {phase!r}; {nearest(phase, _EVERYWHERE)}")
     if phase is not None and phase not in PHASES[kind]:
-        raise ValueError(f"kind {kind!r} has no phase {phase!r}. Use {' or '.join(map(repr, PHASES[kind]))}")
+        raise ValueError(f"kind {kind!r} cannot occur in phase {phase!r}. Use {' or '.join(map(repr, PHASES[kind]))}")
     if kind == "missing_key" and not isinstance(space, gym.spaces.Dict):
         raise ValueError(f"kind 'missing_key' needs a Dict observation space, not {space}")
     if kind == "nan_observation" and not any(
@@ -197,19 +197,20 @@ class FaultyEnv(gym.Wrapper[Any, Any, Any, Any]):
         kind: Kind of the fault.
         phase: ``construct``, ``reset``, ``step`` or ``close``; by default the kind's first phase.
         episodes: Indices of the faulty episodes; None for all. A constructor does not know its episode and always
-            fails. ``close`` fails after the start of a faulty episode, or always if ``episodes`` is None.
+            fails. ``close`` fails after the start of a faulty episode, or always if ``episodes`` is None or empty.
         attempts: Numbers of the faulty attempts of these episodes, from 1; None for all.
         step: In phase ``step``, the number of the step that fails, from 1. A shorter episode does not fail.
-        attempt_rates: Additional faults: for the first, second, ... attempt of every episode, the probability that it
-            fails. Later attempts do not fail.
+        attempt_rates: Additional faults: probabilities that the first, second, ... attempt of every episode fails.
+            Attempts after the last probability do not fail.
         within_steps: Number of steps for ``attempt_rates``. The step that fails is drawn uniformly from them. A shorter
             attempt does not fail.
-        step_rate: Additional faults: the probability that a step fails, in every attempt.
-        after: Number of faults that each object skips first.
+        step_rate: Additional faults: probability that a step fails, for every step of every attempt.
+        after: Number of faults that each object skips before its first fault.
         seconds: Duration of hangs, and lifetime of child processes, in seconds.
-        folder: Fail only once per listed episode, over all processes (in ``construct``, and with ``episodes=None``,
-            only once). A file ``KIND-PHASE[-INDEX]`` in this folder records the fault and the id of the process. Use it
-            if the fault kills the process, since this uses up no attempt. ``spawn`` is not limited; it writes a file
+        folder: Folder of files that record faults, with names ``KIND-PHASE[-INDEX]`` and the id of the process as
+            content. A recorded fault does not occur again in any process. So each listed episode fails only once. In
+            ``construct``, and with ``episodes=None``, there is only one fault in total. Pass a folder if the fault
+            kills the process, since such a fault uses up no attempt. ``spawn`` is not limited; it writes a file
             ``spawn-PID`` for each child.
         limit_mib: Highest additional memory of ``balloon``.
         new_session: Whether children of ``spawn`` start a separate session, which a signal to the process group does
@@ -265,7 +266,7 @@ class FaultyEnv(gym.Wrapper[Any, Any, Any, Any]):
             self._strike()
 
     def begin_episode(self, index: int, seed: int, attempt: int) -> None:
-        """Select the step at which the next attempt fails, if any."""
+        """Decide whether and at which step the next attempt fails. The wrapped environment gets the same call."""
         self._announced = True
         listed = self._episodes is not None and index in self._episodes
         self._faulty = (self._episodes is None or listed) and (self._attempts is None or attempt in self._attempts)
@@ -277,7 +278,7 @@ class FaultyEnv(gym.Wrapper[Any, Any, Any, Any]):
             self.env.get_wrapper_attr("begin_episode")(index, seed, attempt)
 
     def reset(self, **kwargs: Any) -> Any:
-        """Reset, or fail."""
+        """Reset the environment. If a fault is due in this reset, inject the fault."""
         if not self._announced:
             self._draw(np.random.default_rng(), attempt=1)
         self._announced = False
@@ -290,7 +291,7 @@ class FaultyEnv(gym.Wrapper[Any, Any, Any, Any]):
         return self._spoiled(result) if due else result
 
     def step(self, action: Any) -> Any:
-        """Step, or fail."""
+        """Take a step. If a fault is due at this step, inject the fault."""
         self._steps += 1
         fatal = (self._faulty and self._steps == self._step) or self._steps == self._drawn_step
         due = fatal and self._is_due("step")
@@ -302,7 +303,7 @@ class FaultyEnv(gym.Wrapper[Any, Any, Any, Any]):
         return self._spoiled(result) if due else result
 
     def close(self) -> None:
-        """Close the environment and terminate its child process, or fail."""
+        """Inject the fault if it is due. Then kill the child process, and close the environment."""
         try:
             if (self._last_listed is not None or not self._episodes) and self._is_due("close"):
                 self._strike()
@@ -319,7 +320,7 @@ class FaultyEnv(gym.Wrapper[Any, Any, Any, Any]):
             self._drawn_step = min(self._drawn_step, float(rng.geometric(self._step_rate)))
 
     def _is_due(self, phase: StrikePhase) -> bool:
-        """Return whether to fail in this phase now. Record a fault that must not be repeated."""
+        """Return whether the fault occurs in this phase now. With ``folder``, record it, so that it is not repeated."""
         if phase != self._phase:
             return False
         if self._to_pass:
@@ -369,7 +370,7 @@ class FaultyEnv(gym.Wrapper[Any, Any, Any, Any]):
 
 
 def faulty(context: EnvContext) -> FaultyEnv:
-    """Build a :class:`FaultyEnv` from ``env``, ``env_kwargs`` and its own arguments."""
+    """Build a :class:`FaultyEnv`. The context has ``env`` and ``env_kwargs``, and the arguments of the class."""
     env, kwargs = wrapped_env(context)
     return FaultyEnv(env, **kwargs)
 

@@ -1,4 +1,4 @@
-"""Measurement of a batched simulator: the same few episodes run with several numbers of slots, and in other slots.
+"""Measurement of a batched simulator: whether episodes are equal with several numbers of slots and in other slots.
 
 ``rl-eval doctor`` and the contract suite of simulators use this measurement.
 """
@@ -61,7 +61,9 @@ def widths_of(settings: EvalSettings) -> list[int]:
 
 
 def measure(settings: EvalSettings) -> Measured:
-    """Run the same episodes with random actions, with each number of slots of :func:`widths_of`, and in other slots.
+    """Compare the same episodes with several numbers of slots, and in different slots. Actions are random.
+
+    The episodes run once with each number of slots of :func:`widths_of`, and once in reverse order.
 
     Raises:
         ConfigError: The simulator is rejected.
@@ -86,7 +88,9 @@ def measure(settings: EvalSettings) -> Measured:
 
 
 def block_difference(settings: EvalSettings) -> str:
-    """Run a block twice, each time in a new simulator; return the first difference; empty if the records are equal.
+    """Run a block twice, each time in a new simulator, and return a description of the first difference.
+
+    The description is empty if the records are equal.
 
     Raises:
         ConfigError: The simulator is rejected.
@@ -104,7 +108,9 @@ def block_difference(settings: EvalSettings) -> str:
 
 
 def play(settings: EvalSettings, width: int, leases: Sequence[Lease]) -> dict[int, RunReport]:
-    """Run episodes in a new simulator; return the report of each by its index.
+    """Run the episodes of some leases in a new simulator with ``width`` slots.
+
+    Return, for the index of each episode, the report that contains its row.
 
     Raises:
         ConfigError: The simulator is rejected.
@@ -146,12 +152,12 @@ class _Slot:
         """Do nothing; see :class:`EpisodeObserver`."""
 
     def on_episode_end(self, record: EpisodeRecord) -> int:
-        """Return the slot."""
+        """Return the number of the slot."""
         return self.number
 
 
 def _slot(report: RunReport, index: int) -> int:
-    """Return the slot of an episode."""
+    """Return the number of the slot in which an episode ran."""
     return int(dict(report.artifacts)[_SLOT][index])
 
 
@@ -161,7 +167,7 @@ def _start(report: RunReport, index: int) -> int:
 
 
 def _difference(one: RunReport, other: RunReport, index: int, keys: tuple[str, ...]) -> FirstDifference | str | None:
-    """Return the first difference between two runs of an episode, in its trace or its outcome."""
+    """Return the first difference between two runs of an episode, in trace or outcome; None if both are equal."""
     if (found := first_difference(index, one.traces[index], other.traces[index])) is not None:
         return found
     rows = []

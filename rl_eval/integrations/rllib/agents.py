@@ -1,4 +1,4 @@
-"""RLlib's ``MultiAgentEnv`` as turns: the agents with an observation act next, and ``__all__`` ends the episode."""
+"""Adapter for RLlib's ``MultiAgentEnv``. Agents with an observation act next; ``__all__`` ends the episode."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ALL: Final = "__all__"
 
 @final
 class RLlibAgents(AgentsEnv):
-    """A ``ray.rllib.env.multi_agent_env.MultiAgentEnv``.
+    """Adapter for a ``ray.rllib.env.multi_agent_env.MultiAgentEnv``.
 
     Args:
         env: The environment.
@@ -74,9 +74,9 @@ def as_agents_env(value: Any) -> RLlibAgents | None:
 
 
 def _seats(env: Any) -> tuple[Any, ...]:
-    """Return the possible agents.
+    """Return all agents that may take part in an episode.
 
-    If RLlib took them from a set, sort them by name, because a set has another order in each process.
+    If RLlib took them from a set, sort them by name, because the order of a set differs between processes.
     """
     possible = list(env.possible_agents) or list(env.observation_spaces or ())
     unordered = getattr(env, "_agent_ids", None)

@@ -53,8 +53,8 @@ def portable(value: Any) -> RLModulePolicy:
     """
     if isinstance(value, Algorithm):
         return _policy_of(value)
-    several = " of each policy, in a mapping of ids" if isinstance(value, MultiRLModule) else ""
-    problem = f"a {type(value).__name__} alone does not contain its connectors, such as a MeanStdFilter"
+    several = " for each policy, in a dict by policy id" if isinstance(value, MultiRLModule) else ""
+    problem = f"a {type(value).__name__} alone cannot act: it does not contain its connectors, such as a MeanStdFilter"
     fix = (
         "Pass the Algorithm or rllib:CHECKPOINT; with RLlib's default connectors, pass "
         f"rl_eval.integrations.rllib.policy_of_module(rl_module){several}."
@@ -76,11 +76,11 @@ def as_policy(
 
 
 def as_policies(value: Any, names: Collection[str]) -> dict[str, RLModulePolicy]:
-    """Return policies of an Algorithm of several agents by id, as copies.
+    """Return copies of some policies of an Algorithm with several agents, by policy id.
 
     Args:
-        value: An Algorithm of the new API stack.
-        names: Ids of the policies.
+        value: An Algorithm of the new API stack, with several agents.
+        names: Ids of the policies to return.
 
     Raises:
         ConfigError: The value is not such an Algorithm, or a policy does not exist or cannot be evaluated.
@@ -103,7 +103,7 @@ def as_policies(value: Any, names: Collection[str]) -> dict[str, RLModulePolicy]
 def as_weights(value: Any) -> dict[str, Any]:
     """Return copies of an Algorithm's weights and filter statistics.
 
-    With several agents, return a dict of them by policy.
+    With several agents, return one such dict per policy, by policy id.
 
     Raises:
         WeightsError: The object is not an Algorithm, or a MeanStdFilter has not seen two observations.
@@ -147,7 +147,7 @@ def versioned_weights(algorithm: Any, names: Collection[str] = ()) -> VersionedW
 def _policy_of(algorithm: Algorithm) -> RLModulePolicy:
     _check_stack(algorithm)
     if algorithm.config.is_multi_agent:
-        problem = f"the Algorithm has the policies {', '.join(module_ids(algorithm.config))}"
+        problem = f"the config does not name the Algorithm's policies {', '.join(module_ids(algorithm.config))}"
         fix = "Name its policies in policy.policies, as eval_config_of(algorithm.config) does."
         raise ConfigError(problem, key="policy.policies", fix=fix)
     weights = versioned_weights(algorithm).tensors
@@ -242,8 +242,9 @@ def load_policy(
     Args:
         path: Folder written by ``Algorithm.save_to_path``, or a Tune trial's ``checkpoint_000000``.
         module_id: Id of the RLModule; with several agents, the id of the policy.
-        observation_space: Observation space of the environment, to compare with that of the training.
-        action_space: Action space of the environment, to compare with that of the training.
+        observation_space: Observation space of the environment, to compare with that of the training. None skips this
+            check.
+        action_space: Action space of the environment, to compare with that of the training. None skips this check.
 
     Raises:
         ConfigError: The folder is not a checkpoint, is damaged or comes from the old API stack, the spaces differ, or
@@ -300,10 +301,10 @@ def _pipeline(folder: Path, name: str, cls: Any) -> Any:
 
 
 def _constructor(folder: Path) -> tuple[Any, dict[str, Any], Any]:
-    """Return the arguments (args and kwargs) and the class that RLlib saved in the folder of a component."""
+    """Return the args, the kwargs and the class with which RLlib builds the component that it saved in a folder."""
     file = folder / _CONSTRUCTOR
     with reading(
-        "path", file, "a part of RLlib", "Check that the file is intact, and that its code can be imported here."
+        "path", file, "a component of RLlib", "Check that the file is intact, and that its code can be imported here."
     ):
         written = pickle.loads(file.read_bytes())
         args, kwargs = written["ctor_args_and_kwargs"]

@@ -67,10 +67,10 @@ _RUNNER_CALLBACKS: Final = (
 def eval_config_of(config: AlgorithmConfig, ignore: Collection[str] = ()) -> EvalConfig:
     """Translate the evaluation settings of an AlgorithmConfig.
 
-    The result has no policy. :func:`evaluation_function` takes it from the Algorithm; otherwise, set it with
-    ``.policy(...)`` or pass the Algorithm to :func:`rl_eval.evaluate`. With several agents, the result names one policy
-    per RLModule, and has RLlib's ``policy_mapping_fn``, which cannot read an episode. You can change all other settings
-    of the result.
+    The result has no policy. :func:`evaluation_function` takes the policy from the Algorithm. Otherwise, set the policy
+    with ``.policy(...)``, or pass the Algorithm to :func:`rl_eval.evaluate`. With several agents, the result names one
+    policy per RLModule and contains RLlib's ``policy_mapping_fn``. If this function reads its episode argument, that is
+    an error. You can change all other settings of the result.
 
     Args:
         config: Config with ``environment()``, ``env_runners()`` and ``evaluation()`` as for RLlib's own evaluation.
@@ -114,7 +114,7 @@ def eval_config_of(config: AlgorithmConfig, ignore: Collection[str] = ()) -> Eva
 
 
 def _refusals(config: AlgorithmConfig) -> Iterator[tuple[str, str]]:
-    """Yield each unsupported key that is set, with the end of its error message."""
+    """Yield a pair for each unsupported setting: its key, and the text after the key in the error message."""
     if not config.enable_env_runner_and_connector_v2:
         yield "enable_env_runner_and_connector_v2", "is False: rl_eval evaluates RLModules of the new API stack"
     if config.is_multi_agent and isinstance(config.rl_module_spec, MultiRLModuleSpec):
@@ -148,7 +148,7 @@ def _refused_callbacks(config: AlgorithmConfig) -> Iterator[tuple[str, str]]:
 
 
 def module_ids(config: AlgorithmConfig) -> tuple[str, ...]:
-    """Return the sorted ids of the RLModules that act, from a config of several agents."""
+    """Return the ids of the RLModules that choose actions, sorted. The config must have several agents."""
     spec = config.rl_module_spec
     specs = spec.rl_module_specs if isinstance(spec, MultiRLModuleSpec) else {}
     known = {*config.policies, *specs}
@@ -158,13 +158,13 @@ def module_ids(config: AlgorithmConfig) -> tuple[str, ...]:
 def _overrides(config: AlgorithmConfig) -> set[str]:
     """Return the keys of ``evaluation_config`` whose values differ from those of the training.
 
-    It may be a whole config.
+    ``evaluation_config`` is a dict, or a whole AlgorithmConfig.
     """
     overrides = config.evaluation_config or {}
     theirs = overrides.to_dict() if isinstance(overrides, AlgorithmConfig) else overrides
     mine = config.to_dict()
     changed = {key for key, value in theirs.items() if key not in mine or mine[key] != value} - _SET_BY_RLLIB
-    # Without a space, RLlib uses that of the environment, as rl_eval does.
+    # If a space is None, RLlib uses the environment's space, as rl_eval does.
     return {key for key in changed if key not in _SPACES or theirs[key] is not None}
 
 
@@ -201,7 +201,7 @@ class _Creator:
 
 
 class _Mapping:
-    """RLlib's ``policy_mapping_fn`` for runners of rl_eval, which have no episode object of RLlib."""
+    """Wrapper of RLlib's ``policy_mapping_fn``. In place of RLlib's episode, it passes a :class:`NoEpisode`."""
 
     def __init__(self, function: Callable[[Any, Any], str]) -> None:
         self._function = function

@@ -1,6 +1,7 @@
 """RLlib's custom evaluation function: rl_eval inside ``Algorithm.train()``.
 
-A session contains the :class:`rl_eval.Evaluator` of one Algorithm and its results so far. It ends with the Algorithm.
+A session contains the :class:`rl_eval.Evaluator` of one Algorithm, and the results of the evaluations so far. The
+session ends with the Algorithm.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ class EvaluationSession:
 
     Args:
         algorithm: Algorithm to evaluate on each call. The session has only a weak reference to it.
-        function: Settings of the evaluation, and functions that receive results. If it has ``on_error``, the session
-            does not raise the error of an evaluation.
+        function: Settings of the evaluation, and functions that receive results. If it has an ``on_error``
+            function, the session does not raise the error of an evaluation.
     """
 
     def __init__(self, algorithm: Algorithm, function: EvaluationFunction) -> None:
@@ -91,7 +92,7 @@ class EvaluationSession:
 
         Args:
             timeout_s: Maximum waiting time, in seconds; None for no limit.
-            only_new: Whether to do nothing if the last evaluation had the same weights.
+            only_new: Whether to do nothing if the last finished evaluation used the current weights.
 
         Raises:
             TimeoutError: The running evaluation takes longer than ``timeout_s``.
@@ -107,7 +108,9 @@ class EvaluationSession:
         self._handle = self._evaluator.submit(weights.tensors, int(step), version=weights.weights_seq_no)
 
     def wait(self, timeout_s: float | None = None) -> EvalPoint | None:
-        """Wait for the running evaluation, and return its result; None if no evaluation is running.
+        """Wait for the running evaluation, and return its result.
+
+        Return None if no evaluation is running, or if the evaluation could not run and ``on_error`` is set.
 
         Raises:
             TimeoutError: The evaluation takes longer than ``timeout_s`` seconds. It continues.
@@ -123,7 +126,7 @@ class EvaluationSession:
         return None if error is not None else self.last
 
     def stop(self) -> None:
-        """End the runners. The results are kept."""
+        """Terminate the runners. This object keeps the results."""
         self.stopped = True
         self._evaluator.shutdown()
 
@@ -157,7 +160,7 @@ def evaluation_function(
 ) -> EvaluationFunction:
     """Return a function for ``AlgorithmConfig.evaluation(custom_evaluation_function=...)``.
 
-    It evaluates the Algorithm's policy, with the weights and filter statistics at the time of the call.
+    The function evaluates the Algorithm's policy, with the weights and filter statistics at the time of the call.
 
     Args:
         config: Config of the evaluation; by default the :func:`eval_config_of` the Algorithm's config.
@@ -165,24 +168,24 @@ def evaluation_function(
             weights, unless an evaluation is running, and reports the last evaluation that finished. ``result_is_new``
             is 0 if this evaluation was reported before. ``weights_seq_no`` and ``evaluated_at_env_steps`` identify its
             weights. ``Algorithm.stop()`` evaluates the final weights before it ends.
-        on_result: Function, or several, that is called with each :class:`rl_eval.results.result.EvalPoint`, including
-            the final one.
-        on_error: Function that is called with each exception of an evaluation, a callback or a logger; training
-            continues. Without it, an evaluation that could not run ends the training, and exceptions of callbacks and
-            loggers are logged.
+        on_result: One function or several. Each is called with every :class:`rl_eval.results.result.EvalPoint`,
+            including that of the final weights.
+        on_error: Function that is called with each exception of an evaluation, a callback or a logger; then
+            training continues. Without this function, an evaluation that could not run ends the training, and
+            exceptions of callbacks and loggers are logged.
         loggers: Additional loggers of results. ``Algorithm.stop()`` closes them. If RLlib pickles its config, it
-            pickles loggers and callbacks, too.
+            also pickles the loggers and callbacks.
         videos: Episodes to record after each evaluation, and their folder.
-        final_timeout_s: Maximum time that ``Algorithm.stop()`` waits for the running evaluation, and again for the
-            final evaluation, in seconds.
+        final_timeout_s: Maximum time, in seconds, that ``Algorithm.stop()`` waits for the running evaluation. The final
+            evaluation has the same limit. Used only if ``parallel`` is true.
 
     Raises:
         ConfigError: ``policy.actions`` is "unsquash", although the connectors already unsquash actions. Or the config
-            has a policy or weights, which come from the Algorithm.
+            sets a policy or weights, although these come from the Algorithm.
     """
     policy = {} if config is None else config.to_dict().get("policy", {})
     if policy.get("actions") == "unsquash":
-        problem = 'policy.actions is "unsquash", but the Algorithm\'s own connectors unsquash (normalize_actions)'
+        problem = 'policy.actions is "unsquash", but the Algorithm\'s connectors already unsquash (normalize_actions)'
         raise ConfigError(problem, key="policy.actions", value="unsquash", fix='Use "none".')
     each = {f"policy.policies.{name}": given for name, given in (policy.get("policies") or {}).items()}
     for place, given in {"policy": policy, **each}.items():
@@ -198,7 +201,7 @@ def evaluation_function(
 @final
 @dataclass(frozen=True, eq=False)
 class EvaluationFunction:
-    """An evaluation function without state, so a config that contains it can be copied and pickled."""
+    """An evaluation function without state. A config that contains it can be copied and pickled."""
 
     config: EvalConfig | None
     parallel: bool
@@ -213,10 +216,11 @@ class EvaluationFunction:
         return self
 
     def __call__(self, algorithm: Algorithm, eval_env_runner_group: Any = None) -> tuple[dict[str, Any], int, int]:
-        """Evaluate an Algorithm. RLlib calls this.
+        """Evaluate an Algorithm. RLlib calls this method.
 
-        Returns: The numbers, and twice the number of steps (environment steps and agent steps). RLlib reads the numbers
-        from the Algorithm's MetricsLogger.
+        Returns:
+            The metrics, the number of environment steps, and the number of agent steps. Both numbers of steps are
+            equal. RLlib reads the metrics from the Algorithm's MetricsLogger.
         """
         session = session_of(algorithm) or self._open(algorithm)
         if session.pending:
@@ -240,9 +244,9 @@ class EvaluationFunction:
 
 
 def report(session: EvaluationSession, is_new: bool) -> dict[str, Any]:
-    """Return the values under ``evaluation/env_runners``.
+    """Return the values that RLlib reports under ``evaluation/env_runners``.
 
-    They have RLlib's keys, the additional keys of rl_eval, and keys with the age of the numbers.
+    The keys are those of RLlib, additional keys of rl_eval, and keys that show how old the values are.
     """
     point = session.last
     numbers: dict[str, Any] = {
@@ -296,7 +300,7 @@ def _numbers(point: EvalPoint) -> dict[str, Any]:
 
 
 def _steps_by_part(result: EvalResult) -> dict[str, dict[str, float]]:
-    """Return the number of actions by agent and by module, with RLlib's keys."""
+    """Return the number of actions of each agent and of each module, under RLlib's keys."""
     if not len(result.agents):
         steps = result.metrics["num_env_steps_sampled"]
         return {
@@ -313,7 +317,7 @@ def _steps_by_part(result: EvalResult) -> dict[str, dict[str, float]]:
 
 
 def _returns_by_part(metrics: Mapping[str, float], mean: float) -> dict[str, dict[str, float]]:
-    """Return mean returns by agent and by module, with every key that RLlib uses for them."""
+    """Return the mean return of each agent and of each module, under all keys that RLlib uses for these values."""
     agents = _parts(metrics, "agent_episode_returns_mean") or {DEFAULT_AGENT_ID: mean}
     modules = _parts(metrics, "module_episode_returns_mean") or {DEFAULT_MODULE_ID: mean}
     return {
@@ -341,7 +345,10 @@ def _log(algorithm: Algorithm, numbers: dict[str, Any]) -> None:
 
 
 class _Forget(RLlibCallback):  # type: ignore[misc]
-    """Callback that removes the numbers of an evaluation from the MetricsLogger, which would report them again."""
+    """Callback that removes the numbers of an evaluation from the MetricsLogger.
+
+    Otherwise, the MetricsLogger would report them in later training results, too.
+    """
 
     @override
     def on_evaluate_end(self, *, algorithm: Algorithm, **kwargs: Any) -> None:
@@ -349,7 +356,13 @@ class _Forget(RLlibCallback):  # type: ignore[misc]
 
 
 def _stop_together(algorithm: Algorithm, session: EvaluationSession, final_timeout_s: float | None) -> None:
-    """Change ``Algorithm.stop()`` so that it first ends the session. RLlib has no callback for this."""
+    """Change ``Algorithm.stop()`` so that it first ends the session. RLlib has no callback for this.
+
+    Args:
+        algorithm: The Algorithm.
+        session: Its session.
+        final_timeout_s: Time limit of an evaluation of the final weights, in seconds; None for no such evaluation.
+    """
     alive = ref(algorithm)
 
     def cleanup() -> None:

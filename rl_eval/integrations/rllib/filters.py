@@ -1,6 +1,6 @@
 """Observation filters: normalization by statistics that are collected once, merged, and then frozen.
 
-A filter is a value. An evaluation never changes a filter, so its result does not depend on earlier evaluations.
+Filters are immutable. An evaluation never changes a filter, so its result does not depend on earlier evaluations.
 :class:`Filtered` puts a filter before a policy. The statistics are buffers of a module, so they are sent with the
 weights, and are part of the weights' digest. This module does not import RLlib.
 """
@@ -39,7 +39,7 @@ _OBSERVER: Final = "rl_eval.integrations.rllib.filters:ObservationMoments"
 
 @dataclass(frozen=True)
 class Moments:
-    """Count, mean and sum of squared deviations of arrays of one shape, in float64."""
+    """Statistics of arrays with the same shape: count, mean, and sum of squared deviations (``m2``), in float64."""
 
     count: int
     mean: Array
@@ -53,7 +53,7 @@ class Moments:
         return cls(len(values), mean, ((values - mean) ** 2).sum(0))
 
     def merge(self, other: Moments) -> Moments:
-        """Return the moments of all values of both (Chan, Golub and LeVeque, 1983)."""
+        """Return the moments of the values of ``self`` and ``other`` together (Chan, Golub and LeVeque, 1983)."""
         count = self.count + other.count
         delta = other.mean - self.mean
         mean = self.mean + delta * (other.count / count)
@@ -70,8 +70,8 @@ class Moments:
 class MeanStdFilter:
     """Filter that maps each number x of a Box to ``(x - mean) / (std + 1e-8)``, like RLlib's filter.
 
-    The result is computed in float64. Then it is converted to the dtype of the observation, or to float32 if the
-    observation has no floats. Parts of an observation that are not in a Box do not change.
+    The result is computed in float64. Then it is converted to the dtype of the observation, or to float32 if that
+    dtype is not a float. Parts of an observation that are not in a Box do not change.
 
     Args:
         moments: Statistics of each Box of the observation space by path. The path is ``""`` if the space is a Box,
@@ -85,7 +85,7 @@ class MeanStdFilter:
         """Create a filter from the statistics of a training run.
 
         Args:
-            mean: Means: an array with the shape of the observation, or a mapping from paths to such arrays.
+            mean: Means, as an array with the shape of the observation, or as a mapping from paths to such arrays.
             std: Standard deviations, in the same form.
             count: Number of observations in the statistics, at least 2.
         """
@@ -94,14 +94,14 @@ class MeanStdFilter:
         return cls({path: Moments(count, mean, std**2 * (count - 1)) for path, (mean, std) in arrays.items()})
 
     def merge(self, other: MeanStdFilter) -> MeanStdFilter:
-        """Return a filter for the observations of both filters."""
+        """Return a filter with the combined statistics of ``self`` and ``other``."""
         ours = dict(self.moments)
         for path, theirs in other.moments.items():
             ours[path] = ours[path].merge(theirs) if path in ours else theirs
         return MeanStdFilter(ours)
 
     def __call__(self, observations: Any) -> Any:
-        """Return a batch of observations after the filter."""
+        """Return a batch of observations, normalized with the statistics of the filter."""
         return tree.map_structure_with_path(self._filtered, observations)
 
     def __eq__(self, other: object) -> bool:
@@ -117,7 +117,7 @@ class MeanStdFilter:
         }
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return the statistics, by their names in the weights of a :class:`Filtered`."""
+        """Return the statistics as tensors. The keys are the names in the weights of a :class:`Filtered`."""
         parts = ((path, name, getattr(one, name)) for path, one in self.moments.items() for name in vars(one))
         return {_name(path, part): torch.as_tensor(value) for path, part, value in parts}
 
@@ -129,7 +129,7 @@ class MeanStdFilter:
 
 
 def merged(filters: Iterable[MeanStdFilter]) -> MeanStdFilter:
-    """Return one filter for the observations of several filters, such as one per episode."""
+    """Return one filter with the combined statistics of several filters, such as those of all episodes."""
     return reduce(MeanStdFilter.merge, filters, MeanStdFilter())
 
 
@@ -138,7 +138,7 @@ def merged(filters: Iterable[MeanStdFilter]) -> MeanStdFilter:
 
 @final
 class Filtered(torch.nn.Module):
-    """Policy with a filter before it. It can be passed in place of a policy.
+    """Policy with a filter for its observations. Pass it wherever rl_eval accepts a policy.
 
     Its weights are the weights of the policy, with the prefix ``weights.``, and the statistics of the filter.
 
@@ -157,7 +157,7 @@ class Filtered(torch.nn.Module):
         super().__init__()
         if not isinstance(statistics, MeanStdFilter):
             statistics = load_filters(statistics)[DEFAULT_POLICY]
-        object.__setattr__(self, "policy", policy)  # A module as an attribute would have its weights here twice.
+        object.__setattr__(self, "policy", policy)  # A plain attribute would register its weights a second time.
         self.policy: Any
         self.policy_kwargs = dict(policy_kwargs or {})
         self.weights = module_of(policy)
@@ -174,7 +174,10 @@ class Filtered(torch.nn.Module):
 
 @final
 class FilteredPolicy:
-    """Acting policy of a :class:`Filtered`. It has the same optional methods as the inner policy."""
+    """Policy that filters observations with a :class:`Filtered`, and then calls the inner policy.
+
+    It has the same optional methods as the inner policy.
+    """
 
     def __init__(self, policy: Policy, module: Filtered) -> None:
         self.policy = policy
@@ -188,7 +191,7 @@ class FilteredPolicy:
 
     @property
     def outputs(self) -> Any:
-        """Outputs of the policy's last call, without the actions; None if the policy has no other outputs."""
+        """Outputs of the inner policy's last call, without the actions; None if it returns only actions."""
         return getattr(self.policy, "outputs", None)
 
     @property
@@ -236,21 +239,21 @@ def warm_up_filters(
     seed: int | None = None,
     first_index: int | None = None,
 ) -> dict[str, MeanStdFilter]:
-    """Collect statistics in episodes that are not part of the evaluation.
+    """Run episodes that are not part of the evaluation, and collect filter statistics from their observations.
 
-    The statistics include every observation for which the policy chose an action. They are merged in the order of the
-    episodes, so they depend only on policy, environment and plan.
+    The statistics include every observation for which the policy chose an action. The statistics are merged in
+    the order of the episodes, so they depend only on policy, environment and plan.
 
     Args:
         config: Configuration of the evaluation.
-        policy: Policy object without its filter, used instead of the configured policy.
-        num_episodes: Number of episodes; by default, that of an evaluation.
-        seed: Root seed; by default as configured.
+        policy: Policy object without its filter, used instead of the configured policy; None for the configured policy.
+        num_episodes: Number of episodes; by default, the configured number.
+        seed: Root seed; by default, the configured seed.
         first_index: Index of the first episode. By default, the episodes follow those of the configured plan, so that
             the two plans share no episodes.
 
     Returns:
-        Filters, by the names of the policies.
+        Filters, by policy name.
 
     Raises:
         EvalError: An episode failed.
@@ -274,25 +277,25 @@ def warm_up_filters(
 
 @final
 class ObservationMoments:
-    """Observer that returns the moments of an episode's observations, except the last one."""
+    """Observer of episodes. It returns the moments of an episode's observations, without the last observation."""
 
     def __init__(self, env: Any) -> None:
         self._boxes = _boxes(env.observation_space)
 
     def on_episode_start(self, spec: EpisodeSpec, attempt: int, observation: Any) -> None:
-        """Start an attempt."""
+        """Discard the statistics of the last attempt, and keep the first observation of the new attempt."""
         self._moments: dict[str, Moments] = {}
         self._seen = self._copied(observation)
 
     def on_step(self, observation: Any, *rest: Any) -> None:
-        """Count the observation before the step."""
+        """Add the observation before the step to the statistics. Keep the observation after the step."""
         for path, array in self._seen.items():
             one = Moments(1, array, np.zeros_like(array))
             self._moments[path] = self._moments[path].merge(one) if path in self._moments else one
         self._seen = self._copied(observation)
 
     def on_episode_end(self, record: EpisodeRecord) -> MeanStdFilter:
-        """Return the filter of the episode."""
+        """Return a filter with the statistics of the episode."""
         return MeanStdFilter(self._moments)
 
     def _copied(self, observation: Any) -> dict[str, Array]:
@@ -301,7 +304,7 @@ class ObservationMoments:
 
 
 def save_filters(filters: Mapping[str, MeanStdFilter], path: str | Path) -> None:
-    """Write a JSON file for :func:`load_filters`. The numbers are exact."""
+    """Write filters to a JSON file, which :func:`load_filters` reads. The numbers keep their full precision."""
     Path(path).write_text(json.dumps({name: one.plain() for name, one in filters.items()}) + "\n")
 
 
@@ -324,7 +327,7 @@ def load_filters(path: str | Path) -> dict[str, MeanStdFilter]:
 
 
 def _filter_of(values: Mapping[str, Mapping[str, Any]]) -> MeanStdFilter:
-    """Return the filter with the given count, mean and m2 (the sum of squared deviations) by path."""
+    """Return a filter. ``values`` has the count, mean and m2 (the sum of squared deviations) of each path."""
     return MeanStdFilter(
         {
             path: Moments(int(one["count"]), np.asarray(one["mean"], np.float64), np.asarray(one["m2"], np.float64))
@@ -346,5 +349,5 @@ def _joined(path: tuple[Any, ...]) -> str:
 
 
 def _name(path: str, part: str) -> str:
-    """Return the name of a buffer, which cannot have dots."""
+    """Return the name of the buffer for one statistic of a Box. Torch forbids dots in such a name."""
     return f"{path}/{part}".replace(".", "_")

@@ -48,12 +48,13 @@ Stage = Callable[[Any, npt.NDArray[np.bool_]], Any]
 
 
 class Observations(torch.nn.Module):
-    """The pieces of one env-to-module pipeline.
+    """Stages that apply one env-to-module pipeline to batches of observations.
 
     Args:
-        pieces: Connector pieces in order. Of them, only users' preprocessors are kept.
+        pieces: RLlib's connector pieces, in order. This object keeps references only to users' preprocessors.
         statistics: Statistics of the filters, from :func:`filter_tensors`.
-        agent: The agent, for pieces with a part per agent; None in an environment with one agent.
+        agent: Agent whose settings and statistics are used, in pieces that treat each agent separately; None in an
+            environment with one agent.
 
     Raises:
         ConfigError: A piece cannot be applied to a batch; the message names it.
@@ -84,7 +85,7 @@ class Observations(torch.nn.Module):
         return (observations, None) if self._frames is None else self._frames(observations, frames)
 
     def initial_frames(self, batch_size: int) -> Any:
-        """Return the frames before the first observation of an episode; None without frame stacking."""
+        """Return zeros as the frames before the first observation of an episode; None without frame stacking."""
         return None if self._frames is None else self._frames.initial(batch_size)
 
     def _append(self, piece: Any, statistics: Mapping[str, torch.Tensor], part: Any, agent: Any) -> None:
@@ -133,13 +134,13 @@ def _structure_of(space: gym.Space[Any], agent: Any) -> Any:
 def filter_tensors(
     pieces: Sequence[Any], others: Sequence[Mapping[str, Any]] = (), agent: Any = None
 ) -> dict[str, torch.Tensor]:
-    """Return the statistics of a pipeline's filters, by their names in :class:`Observations`.
+    """Return the statistics of a pipeline's filters as tensors. The keys are the names in :class:`Observations`.
 
     Args:
         pieces: Connector pieces.
-        others: States of the same pipeline in other processes. The observations that they have seen since the last
-            merge are added.
-        agent: The agent of the statistics; None in an environment with one agent.
+        others: States of the same pipeline in other processes. The result includes the observations that these
+            processes have seen since RLlib's last merge.
+        agent: Agent whose statistics are returned; None in an environment with one agent.
 
     Raises:
         WeightsError: A filter has seen fewer than two observations.
@@ -155,7 +156,7 @@ def filter_tensors(
         )
         for leaf, (stat, *elsewhere) in enumerate(zip(ours, *theirs, strict=True)):
             for one in elsewhere:
-                stat.update(one)  # As RLlib merges them, in copies.
+                stat.update(one)  # RLlib merges them in the same way. These are copies.
             if stat.num_pushes < 2:
                 problem = f"the MeanStdFilter has seen {stat.num_pushes} observations, so it has no standard deviation"
                 fix = "Train for an iteration before you evaluate."
@@ -208,9 +209,9 @@ class _Filter(torch.nn.Module):
 
 
 def _flatten(piece: FlattenObservations, agent: Any) -> Stage:
-    """Return the stage of FlattenObservations.
+    """Return a stage that does the work of a FlattenObservations piece.
 
-    It concatenates the one-hot vectors of discrete leaves and the flat arrays of other leaves.
+    The stage concatenates the one-hot vectors of discrete leaves and the flat arrays of other leaves.
     """
     removed, structure = frozenset(piece._keys_to_remove), piece._input_obs_base_struct
     structure = structure if agent is None else structure[agent]
@@ -224,11 +225,11 @@ def _flatten(piece: FlattenObservations, agent: Any) -> Stage:
 
 
 def _preprocess(piece: SingleAgentObservationPreprocessor) -> Stage:
-    """Return the stage that calls a user's preprocessor of single observations for each row."""
+    """Return a stage that calls a user's preprocessor once for each live row, with the observation of this row."""
     episode = NoEpisode(f"the connector piece {type(piece).__name__}", "Use only the observation in a preprocessor.")
 
     def stage(observations: Any, live: npt.NDArray[np.bool_]) -> Any:
-        # At least one row is needed to find the shape of the output.
+        # If no row is live, call it for all rows: only its result shows the shape of the output.
         chosen = live if live.any() else np.ones_like(live)
         rows = [
             piece.preprocess(tree.map_structure(lambda leaf, row=row: leaf[row], observations), episode)
@@ -253,12 +254,12 @@ class NoEpisode:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        problem = f"{self._asking} reads {name!r} of its episode, which rl_eval does not have"
+        problem = f"{self._asking} reads {name!r} of RLlib's episode object, which does not exist in rl_eval"
         raise ConfigError(problem, key=self._asking.rpartition(" ")[2], value=name, fix=self._advice)
 
 
 def _spread(leaves: Sequence[Any], live: npt.NDArray[np.bool_]) -> Array:
-    """Return a batch with the values of the live rows, and zeros in the other rows."""
+    """Return a batch from one leaf per live row. All other rows are zeros."""
     values = np.stack([np.asarray(leaf) for leaf in leaves])
     batch = np.zeros((len(live), *values.shape[1:]), values.dtype)
     batch[live] = values

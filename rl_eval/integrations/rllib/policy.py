@@ -45,7 +45,9 @@ Live = npt.NDArray[np.bool_]
 
 
 def actions_for_env(pieces: Sequence[Any], action_space: gym.Space[Any]) -> Callable[[Any], Any]:
-    """Return the function that maps actions as a module-to-env pipeline does: unsquashed, clipped or unchanged.
+    """Return a function that maps a batch of actions as a module-to-env pipeline does.
+
+    The function unsquashes the actions, clips them, or returns them unchanged.
 
     Args:
         pieces: Connector pieces in order.
@@ -79,13 +81,13 @@ def read_actions(module: Any, outputs: Mapping[str, Any], live: Live, noise: Noi
 
     Args:
         module: The RLModule, which has the class of its action distribution.
-        outputs: Output of its forward pass, without a time dimension.
+        outputs: Output of the module's forward pass, without a time dimension.
         live: Mask of the rows that run an episode, shape (batch,).
         noise: Randomness of each row; None for the mode.
 
     Raises:
         ConfigError: The module samples actions itself, or its distribution cannot use the episode's noise.
-        PolicyError: The output is NaN.
+        PolicyError: The output contains NaN, or neither actions nor inputs of the distribution.
     """
     if Columns.ACTIONS in outputs:
         if noise is not None:
@@ -131,7 +133,8 @@ class RLModulePolicy:
         module_to_env: Pieces of the module-to-env pipeline.
         spaces: Observation space and action space of the training environment.
         statistics: Statistics of the filters, from :func:`filter_tensors`; by default, those of the pieces.
-        agent: The agent, for pieces with a part per agent; None in an environment with one agent.
+        agent: Agent whose settings and statistics are used, in pieces that treat each agent separately; None in an
+            environment with one agent.
 
     Raises:
         ConfigError: A piece cannot be applied to a batch, or the module is not a torch module.
@@ -163,7 +166,7 @@ class RLModulePolicy:
             self._stateful = bool(self._rl_module.is_stateful())
 
     def initial_state(self, batch_size: int) -> Any:
-        """Return recurrent state and earlier frames of new episodes; None if the policy has neither."""
+        """Return the recurrent state and the earlier frames for new episodes; None if the policy uses neither."""
         state: dict[str, Any] = {}
         if self._stateful:
             state[Columns.STATE_IN] = tree.map_structure(
@@ -227,9 +230,14 @@ def check_spaces(
     trained: tuple[gym.Space[Any] | None, gym.Space[Any] | None],
     offered: tuple[gym.Space[Any] | None, gym.Space[Any] | None],
 ) -> None:
-    """Check that a policy and an environment have the same spaces.
+    """Check that a policy and an environment have the same spaces. A space that is None is not checked.
 
     Bounds of observations may differ, because they do not change the episodes.
+
+    Args:
+        what: Description of the policy, for the message.
+        trained: Observation space and action space of the training.
+        offered: Observation space and action space of the environment.
 
     Raises:
         ConfigError: The spaces differ; the message shows both.
@@ -283,10 +291,12 @@ class Pipelines(NamedTuple):
         return spaces if agent is None else (spaces[0][agent], spaces[1][agent])
 
     def agent(self, module_id: str) -> Any:
-        """Return an agent that a module plays, to select parts of connectors; None if there is only one agent.
+        """Return one of the agents that a module plays; None in an environment with one agent.
+
+        Connector pieces that treat each agent separately use the settings and statistics of this agent.
 
         Raises:
-            ConfigError: For the reasons of :meth:`policy`.
+            ConfigError: The module plays agents with different spaces, or several agents with separate filters.
         """
         mapping = next((p for p in self.env_to_module.connectors if type(p) is AgentToModuleMapping), None)
         if mapping is None:
@@ -321,10 +331,10 @@ class Pipelines(NamedTuple):
 
 
 def check_separate(kind: type) -> None:
-    """Check that the modules of a MultiRLModule are independent.
+    """Check that the modules in a MultiRLModule of this class are independent.
 
     Raises:
-        ConfigError: The module belongs to a subclass, which may have shared parts, such as an encoder.
+        ConfigError: ``kind`` is a subclass of MultiRLModule. Its modules may share parts, such as an encoder.
     """
     if kind is not MultiRLModule:
         problem = f"{kind.__name__} is a subclass of MultiRLModule, and rl_eval runs each RLModule separately"

@@ -26,7 +26,7 @@ Result = TypeVar("Result")
 class RolloutWorkers:
     """Methods of ``RolloutWorker`` and ``WorkerSet`` that an evaluation needs, for the runners of a group.
 
-    Calls run between evaluations. Lists have one item per ready runner.
+    Calls run between evaluations. Returned lists have one item per ready runner.
 
     Args:
         group: The runners.
@@ -43,11 +43,11 @@ class RolloutWorkers:
     # ------------------------------------------------------------------ environments and policies
 
     def foreach_env(self, function: Callable[[Any], Result]) -> list[list[Result]]:
-        """Call a function with every environment that is built; return the results by runner and slot."""
+        """Call a function with every environment that exists. Return a list per runner, with one result per slot."""
         return self._group.foreach_runner(lambda runner: runner.foreach_env(function))
 
     def for_policy(self, function: Callable[[Policy], Result], policy_id: str = DEFAULT_POLICY) -> list[Result]:
-        """Call a function with a policy, without its filter, on every runner; return the results by runner.
+        """On every runner, call a function with one policy, without its filter. Return one result per runner.
 
         Raises:
             EvalError: No policy has this name.
@@ -55,7 +55,10 @@ class RolloutWorkers:
         return self._group.foreach_runner(lambda runner: function(_bare(_policy(runner, policy_id))))
 
     def foreach_policy(self, function: Callable[[Policy, str], Result]) -> list[list[Result]]:
-        """Call a function with every policy and its name on every runner; return the results by runner."""
+        """On every runner, call a function with each policy (without its filter) and the policy's name.
+
+        Return a list per runner, with one result per policy.
+        """
         return self._group.foreach_runner(
             lambda runner: [function(_bare(policy), name) for name, policy in _policies(runner).items()]
         )
@@ -63,21 +66,22 @@ class RolloutWorkers:
     # ------------------------------------------------------------------ filters, weights, state
 
     def get_filters(self) -> dict[str, MeanStdFilter]:
-        """Return the filters of one runner, by the names of the policies. Policies without a filter are left out."""
+        """Return the filters of one runner, by policy name. Policies without a filter are left out."""
         return self._group.apply_to_one(_filters)
 
     def sync_filters(self, filters: Mapping[str, MeanStdFilter], version: int | None = None) -> int:
-        """Send filters to all runners together with their current weights, as a new weights version.
+        """Send filters and the current weights to all runners, as a new weights version.
 
         Args:
-            filters: Filters, by the names of the policies. The filters of other policies do not change.
+            filters: New filters, by policy name. Policies that are not named keep their filters.
             version: Version of the weights in the records; by default one more than the last version.
 
         Returns:
             The version.
 
         Raises:
-            WeightsError: A policy has no filter, or a filter for other observations. The runners keep their filters.
+            WeightsError: A named policy has no filter, or the new filter does not fit the policy's observations.
+                Then all runners keep their old filters.
         """
         weights = self.get_weights()
         for name, one in filters.items():
@@ -130,7 +134,7 @@ class RolloutWorkers:
     # ------------------------------------------------------------------ where they run
 
     def creation_args(self) -> list[dict[str, Any]]:
-        """Return the settings and the index of every runner, which are the arguments to construct an equal runner."""
+        """Return the settings and the index of every runner, as arguments to construct an equal runner."""
         return self._group.foreach_runner(
             lambda runner: {"settings": runner.settings, "runner_index": runner.runner_index}
         )
@@ -156,13 +160,14 @@ def as_remote(
     """Return a runner's class as a class of Ray actors. ``.remote(settings, runner_index, policy)`` starts an actor.
 
     A group starts and restarts its own runners. Use this function to control a runner yourself.
+    For an argument that is None, Ray's default applies.
 
     Args:
         cls: Class of the runner.
         num_cpus: Number of CPUs that Ray reserves for an actor.
-        num_gpus: Number of GPUs, or a fraction of a GPU.
-        memory: Heap memory that Ray reserves, in bytes.
-        resources: Custom resources, by name.
+        num_gpus: Number of GPUs, or a fraction of a GPU, that Ray reserves for an actor.
+        memory: Heap memory that Ray reserves for an actor, in bytes.
+        resources: Amounts of Ray's custom resources, by name.
     """
     import ray
 

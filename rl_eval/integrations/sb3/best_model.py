@@ -35,7 +35,7 @@ _PAIR: Final = re.compile(r"best_model\.step_\d+\.[0-9a-f]{8}")
 
 @dataclass(eq=False)
 class Candidate:
-    """Model whose evaluation was submitted, in a separate folder. It may become the best model."""
+    """Saved model that waits for the result of its evaluation, in a separate folder. It may become the best model."""
 
     step: int
     path: Path
@@ -47,10 +47,10 @@ class Candidate:
 
 @final
 class BestModel:
-    """The best model in a folder.
+    """Best model of a training, in a folder.
 
     Args:
-        folder: The folder.
+        folder: Folder for the links and for the folder of the model.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -79,7 +79,7 @@ class BestModel:
         return is_temporary(path.name) or bool(_PAIR.fullmatch(path.name) and (path / _FACTS).exists())
 
     def save(self, model: Any, step: int) -> Candidate:
-        """Save a model with its statistics, but not yet as the best one."""
+        """Save a model and its VecNormalize statistics in a separate folder, as a candidate for the best model."""
         path = self._folder / temporary_name("best_model")
         path.mkdir()
         candidate = Candidate(step, path)
@@ -97,7 +97,7 @@ class BestModel:
 
         Args:
             candidate: The candidate; its folder is renamed.
-            facts: Facts about the candidate, as JSON values.
+            facts: JSON values that ``best_model.json`` stores together with the step.
         """
         write_text(candidate.path / _FACTS, json.dumps({"step": candidate.step, **facts}, indent=2) + "\n")
         former = self._current()
@@ -110,7 +110,7 @@ class BestModel:
             shutil.rmtree(former, ignore_errors=True)
 
     def _name_files(self, home: Path) -> None:
-        """Create the links with SB3's names. A model with such a name that another trainer wrote is removed."""
+        """Create the links with SB3's file names. First remove a ``best_model.zip`` that another trainer wrote."""
         if not self._is_link(_MODEL):
             (self._folder / _MODEL).unlink(missing_ok=True)
         if (home / _STATISTICS).exists():

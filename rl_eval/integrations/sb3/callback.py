@@ -37,10 +37,10 @@ from rl_eval.training.evaluator import Evaluator
 
 @final
 class EvaluationArrays:
-    """Returns, lengths and successes of all evaluations, kept in a file.
+    """Returns, lengths and successes of all evaluations, in a file that NumPy can load.
 
     Args:
-        file: The file.
+        file: Path of the file. Each evaluation replaces the file.
     """
 
     def __init__(self, file: Path) -> None:
@@ -80,7 +80,7 @@ _LOGGED: Final = {
     "num_episodes": "num_episodes",
     "num_failed_episodes": "num_failed_episodes",
 }
-"""Names of logged metrics. A metric that SB3 logs, too, has SB3's name."""
+"""Metrics of a result by their names in the logger. A metric that SB3 also logs has SB3's name."""
 
 _KEPT: Final = 100
 _MAX_WAITING: Final = 2
@@ -112,24 +112,25 @@ class EvalCallback(EventCallback):  # type: ignore[misc]
     """Evaluates the model during training, at the same steps as SB3's class of the same name.
 
     The arguments are those of SB3's class. An evaluation uses the weights of its step, and runs while training
-    continues. At most two more evaluations wait; before a further one, training waits. An error of a callback or of a
-    writer of SB3's logger, or a full disk, is logged, and training continues.
+    continues. At most two more evaluations can wait. If a further evaluation is due, training waits. An error of a
+    callback or of a writer of SB3's logger, or a full disk, is logged, and training continues.
 
     Args:
         eval_env: Environment, as for :func:`rl_eval.evaluate_policy`, or a config of the evaluation. An
             :class:`~rl_eval.Evaluator` is used without changes, and is not closed; training waits while it is busy.
         callback_on_new_best: Callback that is triggered after a new best mean, which is in
-            ``callback.parent.best_mean_reward``. The model has trained further since the evaluation was submitted.
-        callback_after_eval: Callback that is triggered after every evaluation. The model has trained further here, too.
-        n_eval_episodes: Number of episodes. By default as configured, or 5 for an environment.
+            ``callback.parent.best_mean_reward``. The model then has newer weights than those that were evaluated.
+        callback_after_eval: Callback that is triggered after every evaluation. Here, too, the model has newer weights.
+        n_eval_episodes: Number of episodes; by default, the configured number, or 5 if ``eval_env`` is an environment.
         eval_freq: Number of calls between two evaluations. A call is one step of every training environment. By default
             10,000.
         log_path: Folder of ``evaluations.npz``, which has the same arrays as SB3's file, for all evaluations. Failed
             episodes are NaN.
         best_model_save_path: Folder of ``best_model.zip`` and, with a ``VecNormalize``, of
-            ``best_model_vecnormalize.pkl``. They have the state of the submitted step. Both are links into one folder
-            and change together, so a kill leaves either the old pair or the new pair.
-        deterministic: Whether to use the mode of the policy's distribution; by default as configured.
+            ``best_model_vecnormalize.pkl``. Both have the state of the training step at which the evaluation was
+            submitted. They are links into one folder and change together, so a kill leaves either the old pair or the
+            new pair.
+        deterministic: Whether to use the mode of the policy's distribution; by default, the configured value.
         render: Must be False. Use ``rl-eval replay --render human`` or ``--video`` to see episodes of a run.
         verbose: 1 prints each result.
         warn: Not used, because a ``Monitor`` is not needed.
@@ -203,7 +204,7 @@ class EvalCallback(EventCallback):  # type: ignore[misc]
     @override
     def _on_training_start(self) -> None:
         super()._on_training_start()
-        self._release()  # From a training that was interrupted.
+        self._release()  # Evaluations that an interrupted training left open.
         given = self._given
         self.evaluator = (
             given
@@ -324,7 +325,7 @@ class EvalCallback(EventCallback):  # type: ignore[misc]
 
     @staticmethod
     def _print(step: int, result: EvalResult) -> None:
-        """Print the same lines as SB3, whose standard deviations divide by n."""
+        """Print the same lines as SB3. Standard deviations divide by n, as in SB3."""
         returns, lengths = (result.counted_rows[name] for name in ("episode_return", "length"))
         print(f"Eval num_timesteps={step}, episode_reward={result.mean_return:.2f} +/- {_std(returns):.2f}")  # noqa: T201
         print(f"Episode length: {result.metrics['episode_len_mean']:.2f} +/- {_std(lengths):.2f}")  # noqa: T201
@@ -365,7 +366,7 @@ def _logged(result: EvalResult) -> dict[str, float]:
 
 
 def _attempt(what: str, function: Callable[[], Value], default: Value) -> Value:
-    """Call a function. If it raises, log the error, so that the training does not end, and return a default."""
+    """Call a function and return its result. If it raises an error, log the error and return ``default``."""
     try:
         return function()
     except Exception:

@@ -33,20 +33,20 @@ of SB3's models on the Hub."""
 _ZOO: Final = ("args.yml", "config.yml")
 """Files that SB3's zoo saves next to the normalizer of a run."""
 _MASKABLE: Final = "sb3_contrib.common.maskable.policies"
-"""Module of the class of policies with action masks."""
+"""Module that defines the policies with action masks."""
 _SPACE: Final = "observation_space"
 _LAST: Final = "_last_obs"
 _ORIGINAL: Final = "_last_original_obs"
 _REPLAY_BUFFER: Final = "buffer_size"
 """Attribute that only algorithms with a replay buffer have."""
 _ARRAYS: Final = ("_frombuffer", "_reconstruct", "dtype", "ndarray", "scalar")
-"""Names from NumPy in a pickled array."""
+"""Names of NumPy that a pickle of an array refers to."""
 _ROUNDING: Final = 1e-4
 _KEY: Final = "policy.policy_kwargs.vecnormalize"
 
 
 def _source(reference: str, path: Path | None, given: Collection[str]) -> PolicySource:
-    """Return the source of a model, with the file of its normalizer if it was trained with one."""
+    """Return the policy source for a saved model. If a file with its ``VecNormalize`` is found, include this file."""
     path = path_in("sb3:model.zip", path)
     if path.is_dir():
         path = _only(path, sorted(path.glob("*.zip")), "model", "policy.policy", "Pass the path of one model.")
@@ -111,7 +111,7 @@ def normalizer_of(model: Path) -> tuple[bool | None, Path | None]:
 
 @functools.cache
 def unknown(name: str) -> str:
-    """Return the note for a model whose statistics may be missing. Log the note once per process."""
+    """Return the note for a model whose statistics may be missing. Log the note once per file name and process."""
     note = (
         f"{name} does not show whether it was trained with a VecNormalize, and there are no statistics next to it. Its "
         f"observations are not normalized. If it was trained with a VecNormalize, set {_KEY} to the file of "
@@ -122,12 +122,12 @@ def unknown(name: str) -> str:
 
 
 def _name_of(normalizer: Path) -> str:
-    """Return the name of the model in a normalizer's file name, as callbacks write it; empty if there is none."""
+    """Return the model's name in a normalizer's file name, as SB3's callbacks write it; empty if there is none."""
     return re.sub("_?vec_?normalize", "", normalizer.stem).strip("_")
 
 
 def _is_of_another(name: str, model: Path) -> bool:
-    """Return whether a name is that of another model, which may be of the same series."""
+    """Whether a name belongs to another model: to a file in the folder, or to another model of the same series."""
     ours, theirs = ({*re.findall(r"[^\W\d_]+|\d+", text)} for text in (model.stem, name))
     more, less = theirs - ours, ours - theirs
     numbered = any(map(str.isdigit, more)) and any(map(str.isdigit, less))
@@ -136,7 +136,10 @@ def _is_of_another(name: str, model: Path) -> bool:
 
 
 def _is_of_the_zoo(folder: Path) -> bool:
-    """Return whether SB3's zoo made a folder: it has the name of its run without the number, or files of the zoo."""
+    """Whether SB3's zoo created a folder.
+
+    Such a folder has the name of its parent folder without the number at the end, or contains files of the zoo.
+    """
     run = re.sub(r"_\d+$", "", folder.parent.name)
     return run == folder.name or any((folder / name).is_file() for name in _ZOO)
 
@@ -163,7 +166,7 @@ def trained_normalized(facts: Mapping[str, Any]) -> bool | None:
         facts: Attributes of a model: ``vars(model)``, or those of a file from :func:`facts_of`.
 
     Returns:
-        None if the attributes do not show it.
+        The answer; None if the attributes do not show it.
     """
     if facts.get("_vec_normalize_env") is not None:
         return True
@@ -192,9 +195,10 @@ def facts_of(model: Path) -> Mapping[str, Any]:
 
 
 def _shown_by(last: Mapping[Any, Any], original: Mapping[Any, Any], space: Mapping[Any, Any]) -> bool | None:
-    """Return whether the observation of a model was normalized, by comparing it with the original one, key by key.
+    """Return whether a model's last observation was normalized. Compare it with the original observation, key by key.
 
-    If one key shows normalization, the result is True. It is False only if all keys show that there was none.
+    The result is True if one key shows normalization, and False if all keys show that there was none. Otherwise, it is
+    None.
     """
     verdicts = {_of_one(last[key], original.get(key), space.get(key)) for key in last}
     return True if True in verdicts else None if None in verdicts or not verdicts else False

@@ -1,8 +1,8 @@
-"""Policies of models: copies of a model in training, with its current weights, and policies of saved models.
+"""Policies of models: copies of the policy of a model in training, and policies of saved models.
 
-The copy can be pickled, and shares no tensor, optimizer, gradient graph or environment with the model. It is an
-ordinary policy of Stable-Baselines3 with two more parts, which are sent with its weights: the normalizers of the
-training environment and, if the algorithm has one, its ``exploration_rate``.
+A copy has the current weights of the model. It can be pickled, and shares no tensor, optimizer, gradient graph or
+environment with the model. It is an ordinary policy of Stable-Baselines3 with two more parts, which are sent with its
+weights: the normalizers of the training environment and, if the algorithm has one, its ``exploration_rate``.
 
 From a saved model, only the policy and the statistics are loaded, because the algorithm's replay buffer may be too
 large for the memory.
@@ -90,7 +90,7 @@ def own_predict(value: BaseAlgorithm | BasePolicy) -> ConfigError:
 
 
 def attach(policy: BasePolicy, wrapper: Any, exploration_rate: float | None) -> BasePolicy:
-    """Add the normalizers and the exploration rate to a policy, and return it."""
+    """Add the normalizers of a ``VecNormalize`` and an exploration rate to a policy. Return the same policy."""
     setattr(policy, ATTRIBUTE, normalizers_of(wrapper))
     if exploration_rate is not None:
         # Not persistent, so a state dict of the policy alone is complete.
@@ -99,9 +99,9 @@ def attach(policy: BasePolicy, wrapper: Any, exploration_rate: float | None) -> 
 
 
 def for_environment(value: BaseAlgorithm | BasePolicy, env: Any) -> BaseAlgorithm | BasePolicy:
-    """Return a copy with the statistics of an environment's ``VecNormalize``.
+    """Return a copy of a policy with the statistics of an environment's ``VecNormalize``.
 
-    If there is none, return the policy itself.
+    If the environment has no ``VecNormalize``, return ``value`` itself.
     """
     wrapper = unwrap_vec_normalize(env) if isinstance(env, VecEnv) else None
     if wrapper is None:
@@ -110,7 +110,7 @@ def for_environment(value: BaseAlgorithm | BasePolicy, env: Any) -> BaseAlgorith
 
 
 def as_weights(value: BaseAlgorithm | BasePolicy) -> dict[str, torch.Tensor]:
-    """Return the current tensors of a model, by their names in the copy of :func:`portable`.
+    """Return the current tensors of a model. The keys are the names that the copy from :func:`portable` uses.
 
     Raises:
         WeightsError: The model's ``VecNormalize`` has not seen an observation.
@@ -183,7 +183,8 @@ def load_policy(
 
     Raises:
         ConfigError: A file is missing, unreadable or of another type. Or the model was trained with a
-            ``VecNormalize``, and its statistics are neither passed nor next to it. Or several files next to it match.
+            ``VecNormalize``, and its statistics are neither passed nor next to the model. Or several files next to the
+            model match.
     """
     file = _existing("path", path, ".zip")
     with reading("path", file, "a model of Stable-Baselines3"):
@@ -202,7 +203,7 @@ def load_policy(
 
 
 def _beside(file: Path) -> tuple[Path | None, tuple[str, ...]]:
-    """Return the statistics that were saved with a model, and notes for readers of its results."""
+    """Return the file of the statistics next to a model (or None), and notes for readers of the results."""
     trained, found = normalizer_of(file)
     if found is not None:
         note = f"{file.name} is evaluated with the VecNormalize statistics {found.name}, which are next to it"
@@ -219,7 +220,7 @@ def _beside(file: Path) -> tuple[Path | None, tuple[str, ...]]:
 
 
 def _build(data: dict[str, Any]) -> BasePolicy:
-    """Build the policy with the same arguments as its algorithm."""
+    """Build the policy of a saved model from the model's attributes, with the same arguments as in training."""
     policy_class = data["policy_class"]
     kwargs = dict(data["policy_kwargs"])
     kwargs.pop("device", None)

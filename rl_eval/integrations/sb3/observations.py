@@ -1,7 +1,7 @@
-"""Preprocessing of an environment's observations into the form of the observations in the training.
+"""Conversion of an environment's observations into the form that the policy saw in training.
 
-A model is trained on a vector environment with wrappers, but lanes run environments without them. The wrappers are
-recognized by the two observation spaces and the shape of the statistics:
+A model is trained on a vector environment with wrappers, but lanes run environments without these wrappers. This module
+recognizes the wrappers by the observation spaces of the environment and the policy, and by the shape of the statistics:
 
 ====================  ===========================================  ==================================================
 wrapper               recognized by                                preprocessing
@@ -48,7 +48,7 @@ NOTES: Final = "result_notes"
 
 @final
 class Normalizer(nn.Module):
-    """Statistics of an observation, or of one key of a Dict observation, as float64 buffers.
+    """Module that normalizes an observation, or one key of a Dict observation. The statistics are float64 buffers.
 
     Args:
         key: Key of the Dict observation; None for any other observation.
@@ -83,7 +83,7 @@ class Normalizer(nn.Module):
             observations: Numbers of any dtype, shape (batch, \*shape).
 
         Returns:
-            float32, of the same shape.
+            Normalized numbers as float32, of the same shape.
         """
         scaled = (observations.double() - self.mean) / torch.sqrt(self.var + self.epsilon)
         return scaled.clamp(-self.clip, self.clip).float()
@@ -93,7 +93,7 @@ def normalizers_of(wrapper: VecNormalize | None) -> nn.ModuleList:
     """Return copies of the observation statistics of a ``VecNormalize``; empty if there are none.
 
     Raises:
-        ConfigError: Inside the ``VecNormalize``, a second one normalizes observations, too.
+        ConfigError: The ``VecNormalize`` wraps a second ``VecNormalize`` that also normalizes observations.
     """
     if wrapper is None or not wrapper.norm_obs:
         return nn.ModuleList()
@@ -111,7 +111,9 @@ def normalizers_of(wrapper: VecNormalize | None) -> nn.ModuleList:
 
 
 def refuse_empty(normalizers: nn.ModuleList, error: type[ConfigError | WeightsError]) -> None:
-    """Raise an error if statistics have not seen an observation. The policy would get other numbers than in training.
+    """Raise an error if a normalizer has not seen any observation.
+
+    Without statistics, the policy would get other numbers than in training.
 
     Raises:
         ConfigError: Statistics are uninitialized, and ``error`` is ConfigError.
@@ -152,7 +154,10 @@ class _Recipe:
     """Normalizer of stacks; None if stacks are not normalized."""
 
     def __call__(self, frame: torch.Tensor, former: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return the observations for the policy, and the stack for the next step."""
+        """Return the observations for the policy, and the stack for the next step.
+
+        ``former`` is the stack of the last step; None without stacking.
+        """
         if self.before is not None:
             frame = self.before(frame)
         stack = None
@@ -176,7 +181,7 @@ class Preprocessor:
         normalizers: Statistics of the normalized keys, one normalizer per key.
 
     Raises:
-        ConfigError: No combination of wrappers converts the environment's space to the policy's.
+        ConfigError: No combination of wrappers converts the environment's space to the policy's space.
     """
 
     def __init__(self, given: gym.Space[Any], due: gym.Space[Any], normalizers: nn.ModuleList) -> None:
@@ -202,7 +207,7 @@ class Preprocessor:
         return state or None
 
     def __call__(self, observations: Any, state: State | None, device: torch.device) -> tuple[Any, State | None]:
-        r"""Prepare a batch.
+        r"""Convert a batch of the environment's observations.
 
         Args:
             observations: Array of shape (batch, \*shape), or one array per key.
@@ -210,7 +215,7 @@ class Preprocessor:
             device: Device of the policy.
 
         Returns:
-            The policy's observations, and the next stacks.
+            The observations for the policy, and the stacks for the next call; None without stacking.
         """
         arrays: Mapping[str, Array] = observations if self._by_key else {_WHOLE: observations}
         prepared, following = {}, {}
@@ -223,7 +228,7 @@ class Preprocessor:
 
 
 class _Mismatch(Exception):
-    """A part of the environment's space cannot be converted to the policy's."""
+    """A part of the environment's space cannot be converted to the policy's space."""
 
 
 def _parts(space: gym.Space[Any]) -> dict[str, gym.Space[Any]]:
@@ -248,9 +253,9 @@ def _recipe(given: gym.Space[Any], due: gym.Space[Any], normalizer: Any) -> _Rec
 
 
 def _layout(given: gym.spaces.Box, due: gym.spaces.Box) -> tuple[bool, int | None]:
-    """Return whether to transpose, and the axis of stacking: the fewest steps that fit the shapes.
+    """Return whether to transpose images, and the axis of a batch on which to stack frames.
 
-    The axis is None if no stacking is needed.
+    The axis is None if no stacking is needed. The result has the fewest operations that convert the shapes.
     """
     goals = {False: due.shape}
     if is_image_space(given) and len(due.shape) == 3:
@@ -265,7 +270,7 @@ def _layout(given: gym.spaces.Box, due: gym.spaces.Box) -> tuple[bool, int | Non
 
 
 def _stacking_axis(shape: tuple[int, ...], stacked: tuple[int, ...]) -> int | None:
-    """Return the axis (first or last) whose size is a multiple of that in ``shape``; None if there is no such axis."""
+    """Return the first or last axis if only its size differs and ``stacked`` has a multiple of it; otherwise None."""
     if len(shape) != len(stacked):
         return None
     longer = [axis for axis, (one, many) in enumerate(zip(shape, stacked, strict=True)) if one != many]

@@ -1,4 +1,4 @@
-"""Policy of Stable-Baselines3, which takes the same actions as its own ``predict``, for a batch of lanes.
+"""Policy of Stable-Baselines3 for a batch of lanes. It takes the same actions as the policy's own ``predict``.
 
 Actions have the environment's scale: squashed actions are mapped onto the bounds, other actions are clipped to them.
 ``deterministic=False`` samples the policy's distribution with each episode's own noise:
@@ -10,7 +10,7 @@ PPO, A2C and similar        categorical, multi-categorical, Bernoulli or diagona
 SAC and similar             tanh of a diagonal Gaussian
 DQN and similar             greedy, or any action with probability ``exploration_rate``
 TD3 and similar             the deterministic action, as from their ``predict``
-gSDE                        the mean plus the episode's own noise matrix, drawn at its first step
+gSDE                        the mean plus noise from the episode's own matrix (:class:`Exploration`)
 ==========================  ========================================================================
 """
 
@@ -40,7 +40,10 @@ Array = npt.NDArray[Any]
 
 
 def parameters(distribution: Distribution) -> list[Array]:
-    """Return the logits of each part, or the mean and standard deviation, each of shape (batch, n)."""
+    """Return the parameters of a distribution as arrays of shape (batch, n).
+
+    These are the logits of each part, or the mean and the standard deviation.
+    """
     parts = getattr(distribution, "distributions", None)
     return [
         getattr(part, name).numpy(force=True)
@@ -53,13 +56,13 @@ def parameters(distribution: Distribution) -> list[Array]:
 class Exploration:
     """Noise of a policy with gSDE: one matrix per episode.
 
-    It is drawn at the first step, and multiplied by the features.
+    The matrix is drawn at the episode's first step. At every step, it is multiplied by the features.
 
     SB3 draws a new matrix when a rollout starts, or every ``sde_sample_freq`` steps. SB3's ``predict`` never draws a
     matrix, so all episodes of SB3's ``evaluate_policy`` share the last matrix of the training.
 
     Args:
-        actor: Part of the policy with the distribution.
+        actor: Part of the policy that contains the action distribution.
     """
 
     def __init__(self, actor: Any) -> None:
@@ -137,7 +140,9 @@ def as_policy(
     observation_space: gym.Space[Any],
     action_space: gym.Space[Any],
 ) -> SB3Policy:
-    """Build the policy of a model, or of a result of :func:`portable` or :func:`load_policy`, for an environment.
+    """Build the policy for an environment with these spaces.
+
+    ``value`` is a model, or a result of :func:`portable` or :func:`load_policy`.
 
     Raises:
         ConfigError: The spaces do not fit, or the policy cannot act as configured.
@@ -185,7 +190,7 @@ class SB3Policy:
         self._actor: Any = getattr(module, "actor", module)
         known = type(module)._predict.__module__.startswith(("stable_baselines3.", "sb3_contrib."))
         self._samples = known and hasattr(self._actor, "action_dist")
-        """Whether to sample from the distribution directly, because ``EpisodeDraws`` slows down each call of torch."""
+        """Whether the forward pass runs outside of ``EpisodeDraws``, which slows down each call of torch."""
         self._exploration: Exploration | None = None
         if not deterministic and isinstance(getattr(self._actor, "action_dist", None), StateDependentNoiseDistribution):
             self._exploration = Exploration(self._actor)
@@ -208,7 +213,7 @@ class SB3Policy:
     def probe_outputs(self, observations: Any) -> list[Array]:
         """Return Q values or the parameters of the distribution.
 
-        With an LSTM, these are the values of the second step.
+        With an LSTM, these are the parameters at the second step. Return an empty list if the policy has neither.
         """
         rows = len(tree.flatten(observations)[0])
         state = self.initial_state(rows) or {}
@@ -269,7 +274,10 @@ class SB3Policy:
         return {}
 
     def _split(self, result: Any) -> tuple[Any, Any]:
-        """Return the output of the policy, and the next state of an LSTM with the batch as the first dimension."""
+        """Split a result of the policy into its output and the next LSTM state; None without an LSTM.
+
+        The first dimension of the returned state is the batch.
+        """
         if not self._recurrent:
             return result, None
         computed, states = result

@@ -7,11 +7,11 @@ TorchRL                               here
 ``EnvBase``                           :func:`as_env` (called for you): a :class:`gymnasium.Env`
 ``EnvBase`` with groups of agents     :func:`as_agents_env` (called for you): agents that act in turns
 ``torchrl.collectors.Evaluator``      :class:`Evaluator`, with the same arguments and result keys
-``RayEvalWorker``                     :class:`RayEvalWorker`, likewise
-``RayCollector``                      :class:`RayCollector`, likewise, with batches in the same layout
+``RayEvalWorker``                     :class:`RayEvalWorker`, with the same arguments and result keys
+``RayCollector``                      :class:`RayCollector`, with the same arguments and layout of batches
 ====================================  ======================================================================
 
-A plain ``TensorDictModule`` needs tensordict only; the rest needs torchrl.
+A plain ``TensorDictModule`` needs only tensordict. Everything else needs torchrl.
 """
 
 from __future__ import annotations

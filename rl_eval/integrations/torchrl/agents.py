@@ -1,4 +1,4 @@
-"""TorchRL environment of several agents as turns. Groups are split into agents.
+"""Adapter for a TorchRL environment with several agents, which act in turns. Groups are split into agents.
 
 =================  =============================================================================================
 item               rule
@@ -6,7 +6,7 @@ item               rule
 agents             agents of ``group_map``, group by group
 seed               ``set_seed(seed, static_seed=True)``, then ``reset()``; same episode as ``env.rollout``
 observation        the agent's row of its group's observations, without keys outside the group
-acting             agents that are not done; in a group with a ``mask``, only those marked by it
+acting             agents that are not done; in a group with a ``mask``, only those that the mask marks
 reward             the agent's row of ``(group, "reward")``
 terminated,        the agent's row of ``(group, "terminated")`` and ``(group, "truncated")``
 truncated
@@ -58,7 +58,8 @@ class TorchRLAgents(AgentsEnv):
         env: Single environment, built for the evaluation. Its normalizers are frozen.
 
     Raises:
-        ConfigError: A normalizer has no statistics, or a group lacks a key of the table above.
+        ConfigError: A normalizer has no statistics, or a group lacks the key ``action``, ``reward``, ``terminated`` or
+            ``truncated``.
     """
 
     def __init__(self, env: EnvBase) -> None:
@@ -157,9 +158,9 @@ def as_agents_env(value: Any) -> TorchRLAgents | None:
 
 
 def _paths(keys: Sequence[Key], group: str) -> dict[tuple[str, ...], tuple[str, ...]]:
-    """Return, for each part of a group's observations, its path in an agent's observation.
+    """Return the path in an agent's observation for each key of its group's observations.
 
-    The path of a single ``observation`` is ``()``.
+    If ``observation`` is the only key, its path is ``()``.
     """
     parts = [key[1:] for key in keys if isinstance(key, tuple) and key[0] == group and key[1:] != (_MASK,)]
     return {part: () if parts == [("observation",)] else part for part in parts}

@@ -1,7 +1,7 @@
 """Translation of the arguments of TorchRL's three evaluation classes.
 
-The docstring of a class explains the arguments that it keeps. The table below lists the arguments without a
-counterpart.
+The docstring of each class explains the supported arguments. :data:`ABSENT` lists the arguments without a counterpart
+in rl_eval.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def refuse(name: str, value: Any, why: str, *, unless: Any = None) -> None:
 
 
 def one_of(name: str, value: str, known: Collection[str]) -> str:
-    """Return a value after a check that it is one of the known values.
+    """Return ``value``, after a check that it is one of the known values.
 
     Raises:
         ArgumentError: The value is unknown.
@@ -92,7 +92,7 @@ def one_of(name: str, value: str, known: Collection[str]) -> str:
 
 
 def same(name: str, given: Any) -> Any:
-    """Return the value of an argument that TorchRL takes once, or as a list with one value per collector.
+    """Return the value of an argument. TorchRL accepts the value itself, or a list with one value per collector.
 
     Raises:
         ArgumentError: The list is empty, or has different values.
@@ -104,7 +104,7 @@ def same(name: str, given: Any) -> Any:
 
 
 def mode_of(exploration_type: Any) -> str:
-    """Return the name of an exploration type.
+    """Return the name of an exploration type in lower case, such as ``random``.
 
     Raises:
         ArgumentError: The type is unknown.
@@ -159,7 +159,7 @@ def config_of(
         .policy(
             "rl_eval.integrations.torchrl.making:ScopedPolicy",
             policy_kwargs={"source": PolicySource(policy, policy_factory, token, mode, device)},
-            # A RandomPolicy needs noise, and a factory may build one. Other policies ignore it.
+            # A RandomPolicy needs noise, and a factory may build a RandomPolicy. Other policies ignore the noise.
             deterministic=mode in MODES and policy_factory is None and not isinstance(policy, RandomPolicy),
             device=device,
             actions="none" if as_recorded else "clip",
@@ -168,7 +168,7 @@ def config_of(
 
 
 def _plain_key(name: str, key: Key, default: str) -> Key | None:
-    """Return the key in the environment's specs for a key of TorchRL's step data; None for the default key."""
+    """Convert a key of TorchRL's step data to a key of the environment's specs; None for the default key."""
     path = (key,) if isinstance(key, str) else tuple(key)
     if path in {("next", default), (default,)}:
         return None
@@ -181,14 +181,14 @@ def _plain_key(name: str, key: Key, default: str) -> Key | None:
 def runner_settings(
     argument: str, options: Mapping[str, Any] | None, num_runners: int, num_gpus: float, init_fn: Any = None
 ) -> dict[str, Any]:
-    """Return the settings of runners for Ray's options of an actor.
+    """Convert Ray's options of an actor to settings of runners.
 
     Args:
-        argument: Name of the argument with the options.
-        options: The options.
+        argument: Name of the argument with the options, for messages.
+        options: Ray's options by name; None for no options.
         num_runners: Number of runners.
         num_gpus: Number of GPUs per runner.
-        init_fn: Function that is called first in each process.
+        init_fn: Function that is called first in each runner's process; None for no function.
 
     Raises:
         ArgumentError: An option has no counterpart, or ``resources`` is not a mapping.
@@ -226,7 +226,7 @@ def with_rules(
     policy = models.pop("policy", weights)
     if unknown := [name for name in models if not name.startswith("env.")]:
         fix = "Use 'policy', and for transforms 'env.transform[0]'."
-        raise WeightsError(f"weights_dict has {unknown}", key="weights_dict", value=unknown, fix=fix)
+        raise WeightsError(f"weights_dict has the unknown names {unknown}", key="weights_dict", value=unknown, fix=fix)
     statistics = {name.removeprefix("env."): statistics_of(name, model) for name, model in models.items()}
     if policy is None and not statistics and max_steps is None and mode is None:
         return None

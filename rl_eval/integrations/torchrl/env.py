@@ -1,4 +1,4 @@
-"""TorchRL environment as a :class:`gymnasium.Env`.
+"""Adapter that makes a :class:`gymnasium.Env` of a TorchRL environment.
 
 =================  =============================================================================================
 item               rule
@@ -176,7 +176,7 @@ class TorchRLEnv(gym.Env[Any, Any]):
 
 @final
 class _BareGym(gym.Wrapper[Any, Any, Any, Any]):
-    """Gymnasium environment inside a ``GymEnv``, with the changes to its episodes that ``GymEnv`` itself makes."""
+    """Wrapper of the gymnasium environment inside a ``GymEnv``. Episodes are the same as in the ``GymEnv``."""
 
     def __init__(self, env: EnvBase, inner: gym.Env[Any, Any], max_steps: int | None) -> None:
         super().__init__(inner)
@@ -215,7 +215,7 @@ class _BareGym(gym.Wrapper[Any, Any, Any, Any]):
 
 
 def _bare_gym(env: EnvBase) -> gym.Env[Any, Any] | None:
-    """Return the inner gymnasium environment, to step it directly; None if its episodes could differ."""
+    """Return a wrapper of the inner gymnasium environment; None if its episodes could differ from those of ``env``."""
     from torchrl.envs.libs.gym import GymEnv, GymWrapper
 
     transforms, base = peel(env)
@@ -239,7 +239,7 @@ def _bare_gym(env: EnvBase) -> gym.Env[Any, Any] | None:
 
 
 def peel(env: Any) -> tuple[list[Any], Any]:
-    """Return the transforms of an environment, with the outermost at the end, and the environment inside them."""
+    """Return the transforms of an environment (the last is the outermost), and the environment inside all of them."""
     from torchrl.envs import Compose, TransformedEnv
 
     found: list[Any] = []
@@ -266,7 +266,7 @@ def seen_keys(env: EnvBase) -> list[Key]:
 
 
 def _single(env: EnvBase, what: str, keys: Sequence[Key], given: Key | None) -> Key:
-    """Return the key of a kind (such as the reward), after a check that its value is one number."""
+    """Return the key of the reward or of the done flag, after a check that its value is one number per step."""
     usual = keys[0] if len(keys) == 1 else what if what in keys else None
     key = usual if given is None else unravel_key(given)
     if key is None or key not in keys:
@@ -274,7 +274,7 @@ def _single(env: EnvBase, what: str, keys: Sequence[Key], given: Key | None) -> 
         raise ConfigError(problem, key=f"{what}_key", value=given, fix="Pass one of these keys.")
     shape = (env.full_reward_spec if what == "reward" else env.full_done_spec)[key].shape
     if shape.numel() != 1:
-        problem = f"{what} {key!r} has shape {tuple(shape)}, one per agent: one value per step is needed"
+        problem = f"{what} {key!r} has shape {tuple(shape)}, but rl_eval needs one value per step, not one per agent"
         fix = "Select one key, or use policy.policies."
         raise ConfigError(problem, key=f"{what}_key", value=tuple(shape), fix=fix)
     return key
@@ -319,7 +319,12 @@ def observation_space(spec: TensorSpec) -> gym.spaces.Box:
         raise ConfigError(problem, key="environment.env")
     if spec.dtype is torch.bfloat16:
         fix = "Add a DTypeCastTransform to the environment."
-        raise ConfigError("numpy has no bfloat16", key="environment.env", value="bfloat16", fix=fix)
+        raise ConfigError(
+            "an observation has the dtype bfloat16, which NumPy does not have",
+            key="environment.env",
+            value="bfloat16",
+            fix=fix,
+        )
     shape, dtype = tuple(spec.shape), torch.empty((), dtype=spec.dtype).numpy().dtype.type
     low: Any = -np.inf
     high: Any = np.inf

@@ -1,8 +1,8 @@
 """TorchRL's ``Evaluator`` and ``RayEvalWorker`` on top of :class:`rl_eval.Evaluator`.
 
 The signatures and the result keys are those of TorchRL, so only the import line changes. The numbers are those of
-rl_eval: returns of complete episodes that are chosen before they run. An argument without a meaning here raises an
-error that names the argument.
+rl_eval: returns of complete episodes that are chosen before they run. An argument without a counterpart in
+rl_eval raises an error that names the argument.
 
 ``reward`` of :class:`RayEvalWorker` is the mean return per episode. In TorchRL, it is the mean reward per step.
 """
@@ -50,7 +50,7 @@ _REWARD: Final = ("next", "reward")
 _DONE: Final = ("next", "done")
 _MAX_UNREAD: Final = 1000
 _NAMESPACE: Final = "rl_eval"
-"""Namespace of the names of workers."""
+"""Ray namespace in which names of workers are unique."""
 
 _LAST: Final = {
     "episode_reward": ("episode_return", torch.float64),
@@ -64,18 +64,18 @@ _logger = logging.getLogger(__name__)
 
 
 class EvaluationPending(EvaluatorBusy, RuntimeError):
-    """Another evaluation is pending. The error is a ``RuntimeError``, as in TorchRL."""
+    """Rejected because a result is pending or unread. The error is a ``RuntimeError``, as in TorchRL."""
 
 
 class EvaluationFailed(EvalError, RuntimeError):
-    """Too many episodes failed to compute the metrics. The text contains the first error."""
+    """Too many episodes failed, so there are no metrics. The text contains the first error."""
 
 
 @final
 class Evaluator:
     """Evaluator of policies in a TorchRL environment.
 
-    A call waits for its result, or the evaluation runs during training.
+    :meth:`evaluate` waits for its result. :meth:`trigger_eval` starts an evaluation that runs during training.
 
     Args:
         env: An environment, or a callable that builds an environment. Backends with other processes need a callable.
@@ -85,18 +85,20 @@ class Evaluator:
         num_trajectories: Exact number of episodes per evaluation, chosen before they run.
         max_steps: Step limit of every episode.
         log_prefix: Prefix of every metric.
-        reward_keys: Key of the reward, if the environment has several.
-        done_keys: Key of the done flag that ends an episode, if the environment has several.
+        reward_keys: Key of the reward, if the environment has several rewards.
+        done_keys: Key of the done flag that ends an episode, if the environment has several done flags.
         device: Device of the evaluation policy; by default, the CPU.
         exploration_type: ``DETERMINISTIC``, ``MODE``, ``MEAN``, ``MEDIAN`` or ``RANDOM``. TorchRL's global setting does
             not change.
         metrics_fn: Function that returns more metrics. Its argument is a tensordict with one row per episode and the
             keys ``("next", "episode_reward")``, ``("next", "step_count")``, ``("next", "done")``, ``("next",
             "terminated")`` and ``("next", "truncated")``.
-        dump_video: Whether to call ``dump(step=...)`` of the environment's transforms after each evaluation. Recorders
-            raise an error; pass ``videos`` instead.
-        on_result: Function that is called with a flat tensordict of every result, in a thread of the evaluator.
-        busy_policy: ``skip``, ``error`` or ``queue``.
+        dump_video: Whether to call ``dump(step=...)`` of the environment's transforms after each evaluation. Transforms
+            that record video are rejected; pass ``videos`` instead.
+        on_result: Function that is called for every result, with a flat tensordict of the metrics. It runs in a thread
+            of the evaluator.
+        busy_policy: Effect of :meth:`trigger_eval` if the evaluator is busy: ``skip`` (return False), ``error`` (raise
+            an error) or ``queue`` (evaluate afterwards).
         backend: ``thread``, ``process`` or ``ray``. Both ``process`` and ``ray`` use Ray actors.
         init_fn: Function that is called first in the actor's process, before torch is imported.
         num_gpus: Number of GPUs of each actor.
@@ -110,9 +112,9 @@ class Evaluator:
             ``wait`` raise the error of an evaluation, and other errors are logged.
         loggers: Loggers of the results.
         videos: Selection of episodes to record after each evaluation, and their folder.
-        **rest: Arguments that are rejected: ``frames_per_batch``, ``collector_cls`` and ``collector_kwargs`` need a
-            collector. Only ``weight_sync_schemes`` is accepted, without effect, because weights are sent once per
-            request, with their version.
+        **rest: Other arguments of TorchRL, which are rejected unless they are None. ``frames_per_batch``,
+            ``collector_cls`` and ``collector_kwargs`` need a collector. ``weight_sync_schemes`` would have no effect,
+            because weights are sent once per request, with their version.
 
     Raises:
         ArgumentError: An argument is wrong or not supported.
@@ -168,9 +170,9 @@ class Evaluator:
         self._on_result, self._on_error = on_result, on_error
         self._outcomes: weakref.WeakKeyDictionary[EvalResult, dict[str, Any] | Exception] = weakref.WeakKeyDictionary()
         self._changed = threading.Condition()
-        """Condition that guards the next attribute. It is notified when a result was delivered."""
+        """Condition that guards ``_triggered``. It is notified when a result was delivered."""
         self._triggered: deque[EvalHandle] = deque(maxlen=_MAX_UNREAD)
-        """Evaluations of ``trigger_eval`` with unread results, in order."""
+        """Evaluations that ``trigger_eval`` started and whose results are unread, in the order of their start."""
         self._evaluator = _Evaluator(
             config,
             backend="ray" if remote else "thread",
@@ -196,7 +198,7 @@ class Evaluator:
             weights_dict: More models by name: ``policy``, and transforms such as ``env.transform[0]``.
 
         Raises:
-            EvaluationFailed: Too many episodes failed to compute the metrics.
+            EvaluationFailed: Too many episodes failed, so there are no metrics.
             WeightsError: The weights do not fit.
         """
         result = self._evaluator.evaluate(with_rules(weights, weights_dict), step)
@@ -227,7 +229,7 @@ class Evaluator:
         return True
 
     def poll(self, timeout: float | None = 0) -> dict[str, Any] | None:
-        """Return the oldest unread result of :meth:`trigger_eval`; None if there is none.
+        """Return the oldest unread result of :meth:`trigger_eval`; None if there is none after ``timeout`` seconds.
 
         Raises:
             EvaluationFailed: Too many episodes failed. Raised only without ``on_error``.
@@ -246,7 +248,7 @@ class Evaluator:
         return None
 
     def wait(self, timeout: float | None = None) -> dict[str, Any] | None:
-        """Wait for the next result of :meth:`trigger_eval`; return None if none is pending, or if it takes too long.
+        """Wait for the next result of :meth:`trigger_eval`. Return None if no result is pending, or after ``timeout``.
 
         Raises:
             UsageError: A callback called this method. Results are delivered only after the callback returns.
@@ -256,7 +258,7 @@ class Evaluator:
 
     @property
     def pending(self) -> bool:
-        """Whether a result is pending. If not, :meth:`poll` can return all results."""
+        """Whether an evaluation has no result yet. If false, :meth:`poll` returns the results without waiting."""
         return self._evaluator.pending
 
     def shutdown(self, timeout: float = 5.0) -> None:
@@ -290,12 +292,12 @@ class Evaluator:
     def _check_idle(self, what: str) -> None:
         unread = 0 if self._on_result is not None else len(self._triggered)
         if self.pending or unread:
-            problem = f"the state cannot be {what}: {unread} results are unread, or some are pending"
+            problem = f"the state cannot be {what} while a result is pending or unread ({unread} results are unread)"
             raise EvaluationPending(problem, key="state", value=unread, fix="Call wait().")
 
     @staticmethod
     def extract_weights(policy: torch.nn.Module) -> TensorDictBase:
-        """Copy a module's weights to the CPU."""
+        """Return a copy of a module's weights, on the CPU."""
         weights: TensorDictBase = TensorDict.from_module(policy).data.detach().clone().cpu()
         return weights
 
@@ -330,7 +332,7 @@ class Evaluator:
             raised = any(handle.exception() is error for handle in self._triggered)
         if self._on_error is not None:
             self._on_error(error)
-        elif not raised:  # poll() raises the others.
+        elif not raised:  # poll() raises the errors of evaluations in _triggered.
             _logger.error("%s: %s", type(error).__name__, error, exc_info=error)
 
     def _delivered(self, handle: EvalHandle) -> bool:
@@ -374,12 +376,12 @@ def _measure(metrics_fn: Callable[[TensorDictBase], Mapping[str, Any]], episodes
     try:
         return dict(metrics_fn(TensorDict(last, batch_size=[len(records)])))
     except KeyError as error:
-        problem = f"metrics_fn reads {error}, but its rows, one per episode, have {list(last)}"
+        problem = f"metrics_fn reads {error}, but its argument has only the keys {list(last)}, with one row per episode"
         raise ArgumentError(problem, key="metrics_fn", value=str(error)) from error
 
 
 def _as_tensordict(metrics: Mapping[str, Any]) -> TensorDictBase:
-    """Return metrics in the form of TorchRL's callbacks. Values that are not numbers do not change."""
+    """Return metrics in the form of TorchRL's callbacks. Numbers become tensors; other values do not change."""
     values = {
         name: torch.as_tensor(value) if isinstance(value, (bool, int, float, torch.Tensor)) else NonTensorData(value)
         for name, value in metrics.items()
@@ -396,11 +398,11 @@ class RayEvalWorker:
         env_maker: Function that builds an environment. The actor calls it once per environment.
         policy_maker: Function that builds the policy. Its argument is an environment.
         num_gpus: Number of GPUs of the actor.
-        reward_keys: Key of the reward, if the environment has several.
+        reward_keys: Key of the reward, if the environment has several rewards.
         name: Name of the worker, for :meth:`from_name` in other processes. A named worker survives this process.
         num_episodes: Number of episodes per request.
-        num_envs: Number of environments that step together. The default is 8, or ``num_episodes`` if it is smaller, and
-            1 with ``init_fn``.
+        num_envs: Number of environments that step together. The default is 8, or ``num_episodes`` if it is smaller.
+            With ``init_fn``, the default is 1.
         num_runners: Number of actors.
         seed: Root seed. Every request runs the same episodes.
         videos: Selection of episodes to record after each request, and their folder.
@@ -475,7 +477,9 @@ class RayEvalWorker:
         self._handle = self._evaluator.submit(with_rules(weights, None, max_steps, mode))
 
     def poll(self, timeout: float | None = 0) -> dict[str, Any] | None:
-        """Return the result of the last request, once. Return None if it is still running, or if there is no request.
+        """Return the result of the last request.
+
+        Return None if the evaluation is still running, if there is no request, or if its result was already returned.
 
         Args:
             timeout: Maximum waiting time, in seconds; None for no limit.
@@ -487,7 +491,7 @@ class RayEvalWorker:
             a gibibyte; None if the environment's ``render_mode`` is not ``rgb_array``.
 
         Raises:
-            EvaluationFailed: Too many episodes failed to compute the metrics.
+            EvaluationFailed: Too many episodes failed, so there are no metrics.
             EvalError: The evaluation could not run. The error is raised once, and the worker can be used again.
         """
         handle = self._handle

@@ -1,4 +1,4 @@
-"""Environments, policies and observers of TorchRL's classes, built in a runner's process.
+"""Environments, policies and observers of TorchRL's evaluators and collectors, built in a runner's process.
 
 Pickles contain only the user's objects and plain values. The environments and the policy of one evaluator share a
 :class:`Scope` in each process. Weights are sent to policies, but TorchRL keeps normalizers in environments. So the
@@ -78,7 +78,7 @@ class Scope:
             load_statistics(env, path, state)
 
     def obey(self, rules: Rules) -> None:
-        """Follow the rules of a request.
+        """Store the rules of a request, and load its statistics into all environments of the scope.
 
         Raises:
             WeightsError: Statistics do not fit a transform of the environment.
@@ -91,7 +91,7 @@ class Scope:
         self._checked = False
 
     def any_env(self) -> Any:
-        """Return an environment of the scope, for policies that are built from an environment."""
+        """Return an environment of the scope, to build a policy from; None if the scope has no environment."""
         return next(iter(self._environments), None)
 
     def check(self) -> None:
@@ -130,7 +130,7 @@ class EnvMaker:
         built = copy.deepcopy(self.source) if isinstance(self.source, EnvBase) else self.source()
         if not isinstance(built, EnvBase):
             name, fix = type(built).__name__, "Build a TorchRL environment."
-            raise ConfigError(f"env builds a {name}", key="env", value=name, fix=fix)
+            raise ConfigError(f"env builds a {name}, not a TorchRL environment", key="env", value=name, fix=fix)
         built = _one_of(built, context.lane_index) if built.batch_size else built
         _refuse_recorders(built, context.num_runners)
         adapted = as_env(
@@ -166,7 +166,7 @@ def _one_of(batched: Any, lane_index: int) -> Any:
     transforms, inner = peel(batched)
     factories = vars(inner).get("create_env_fn")
     if factories is None or any(type(transform).__name__.startswith("VecNorm") for transform in transforms):
-        problem, fix = f"env builds a {type(inner).__name__}, which is a batch", "Build single environments."
+        problem, fix = f"env builds a {type(inner).__name__}, a batch of environments", "Build single environments."
         raise ConfigError(problem, key="env", value=type(inner).__name__, fix=fix)
     number = lane_index % len(factories)
     single = factories[number](**vars(inner)["create_env_kwargs"][number])
@@ -196,7 +196,7 @@ def dump_transforms(runner: EvalRunner, step: int) -> None:
 
 @final
 class FirstEpisodeFrames:
-    """Observer that renders after each step of episode 0, if the environment renders.
+    """Observer that renders after each step of episode 0, if the ``render_mode`` is ``rgb_array``.
 
     Its artifact has shape (steps, height, width, 3), dtype uint8, and at most a gibibyte before compression.
 
@@ -302,7 +302,7 @@ class _Received(torch.nn.Module):
         named = (self.named_parameters(remove_duplicate=False), self.named_buffers(remove_duplicate=False))
         names = {name for tensors in named for name, _ in tensors}
         self._all, self._required = len(names), len(self.state_dict(keep_vars=True).keys() & names)
-        # Rules may come without weights, so no tensor is required by name. The rules have their number.
+        # Rules may come without weights, so no tensor is required by name. The rules contain the number of tensors.
         self._non_persistent_buffers_set = names
 
     @override
@@ -346,7 +346,7 @@ def _as_module(policy: Any, env: Any) -> Any:
     read = [name for name in parameters if name in keys]
     if any(one.default is one.empty and name not in read for name, one in parameters.items()):
         problem, fix = (
-            f"forward() of the policy takes {list(parameters)}",
+            f"forward() of the policy takes {list(parameters)}, but observations do not have all of these keys",
             f"Give the parameters the names of observations: {keys}.",
         )
         raise ConfigError(problem, key="policy", value=list(parameters), fix=fix)

@@ -31,7 +31,7 @@ def check_initialized(module: torch.nn.Module, owner: str, key: str, error: type
     """Check that every normalizer has statistics.
 
     Raises:
-        ConfigError: A normalizer has no statistics. ``error`` can be another class to raise.
+        ConfigError: A normalizer has no statistics. If ``error`` is another class, this class is raised instead.
     """
     for part in normalizers_of(module):
         if not _has_statistics(part):
@@ -40,7 +40,7 @@ def check_initialized(module: torch.nn.Module, owner: str, key: str, error: type
 
 
 def _has_statistics(normalizer: Any) -> bool:
-    """Return whether a normalizer has counted a value, or keeps its statistics in the data."""
+    """Whether a normalizer has seen a value. True, too, for a normalizer that keeps its statistics in the data."""
     if not getattr(normalizer, "stateful", True):
         return True
     state = normalizer.get_extra_state() if getattr(normalizer, "initialized", True) else None
@@ -52,7 +52,7 @@ def _has_statistics(normalizer: Any) -> bool:
 
 
 def statistics_of(path: str, source: Any) -> dict[str, Any]:
-    """Return a copy of the state of a transform that a trainer sends.
+    """Return a copy of a transform's state, which a trainer sends to the runners.
 
     Args:
         path: Name of the transform in ``weights_dict``, for messages.
@@ -76,7 +76,7 @@ def statistics_of(path: str, source: Any) -> dict[str, Any]:
 
 
 def load_statistics(env: Any, path: str, state: Mapping[str, Any]) -> None:
-    """Load the state of a transform of an environment.
+    """Load a state into a transform of an environment.
 
     Args:
         env: The environment.

@@ -80,8 +80,10 @@ class TensorDictPolicy:
         observation_space: Space of one observation.
         action_space: Space of one action.
         mode: ``random``, or one of :data:`~.stages.MODES`.
-        device: Torch device of the policy. Raises:
-        ConfigError: For the reasons of :func:`as_policy`.
+        device: Torch device of the policy.
+
+    Raises:
+        ConfigError: The module cannot act in these spaces or in this mode; the message names the key or the module.
     """
 
     def __init__(
@@ -292,7 +294,7 @@ def leaf_spaces(space: gym.Space[Any]) -> dict[tuple[str, ...], gym.Space[Any]]:
 
 
 def nested(leaves: Mapping[tuple[str, ...], Any]) -> Any:
-    """Return nested dicts for leaves by path. A leaf with the path ``()`` is the whole value."""
+    """Return nested dicts, built from leaves and their paths. A leaf with the path ``()`` is the whole value."""
     whole: dict[str, Any] = {}
     for path, leaf in leaves.items():
         if not path:

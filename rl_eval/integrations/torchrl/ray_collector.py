@@ -2,7 +2,7 @@
 
 The signature and the layout of batches are those of TorchRL, so only the import line changes. The data come from a plan
 of episodes, in the order of the plan, with the exact number of frames. They do not depend on the number of workers or
-on crashes. An argument without a meaning here raises an error that names the argument.
+on crashes. An argument without a counterpart in rl_eval raises an error that names the argument.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class RayCollector:
     the next batch continues the episode. Rewards are float32, as TorchRL's losses need them.
 
     Args:
-        create_env_fn: A callable that builds one environment, or a list with the same callable for each collector. In
-            place of a callable, an environment is copied.
+        create_env_fn: A callable that builds one environment, or a list with the same callable for each collector. An
+            environment is also accepted. It is copied.
         policy: The policy. Without a policy, actions are random. The policy is copied, so send new weights with
             :meth:`update_policy_weights_`.
         policy_factory: Function that builds the policy, in place of ``policy``. It is called with the environment, or
@@ -56,9 +56,10 @@ class RayCollector:
         env_device: Device of the environments, which can only be the CPU.
         policy_device: Device of the policy in the runners; by default, the CPU.
         max_frames_per_traj: Step limit of every episode; negative for no limit.
-        init_random_frames: Number of first frames with random actions, rounded up to whole batches. The policy then
-            starts with a new episode.
-        reset_at_each_iter: Whether every batch starts with a new episode. The rest of the last episode is dropped.
+        init_random_frames: Number of frames with random actions at the start, rounded up to whole batches. After them,
+            the policy starts with a new episode.
+        reset_at_each_iter: Whether every batch starts with a new episode. The remaining steps of an unfinished episode
+            are dropped.
         postproc: Function that is called with every batch. The iterator yields the function's result.
         split_trajs: Whether every trajectory gets a separate, padded row, with a ``("collector", "mask")``.
         exploration_type: ``RANDOM``, ``DETERMINISTIC``, ``MODE``, ``MEAN`` or ``MEDIAN``. TorchRL's global setting does
@@ -71,16 +72,17 @@ class RayCollector:
             each actor.
         num_collectors: Number of actors; by default, the length of ``create_env_fn``. With 0, this process collects.
         update_after_each_batch: Whether to send the weights of ``policy`` after every batch, before the next batch.
-        max_weight_update_interval: Maximum number of batches between two updates of the weights; negative for no
-            updates.
+        max_weight_update_interval: Maximum number of batches between two automatic updates of the weights; negative for
+            no automatic updates.
         replay_buffer: Replay buffer that is extended with every batch. The iterator then yields None.
         trajs_per_batch: Number of whole trajectories per batch, instead of a number of frames.
         pre_collect_hook: Function that is called before every batch.
         post_collect_hook: Function that is called with every batch, after ``postproc``.
         seed: Root seed of the episodes.
         **rest: Other arguments of TorchRL. ``weight_updater`` and ``weight_recv_schemes`` are rejected, because
-            :meth:`update_policy_weights_` sends weights once to all workers. Not used are ``trust_policy``,
-            ``collector_class``, ``sync``, ``weight_sync_schemes``, ``use_env_creator`` and ``no_cuda_sync``.
+            :meth:`update_policy_weights_` sends weights once to all workers. These arguments have no effect:
+            ``trust_policy``, ``collector_class``, ``sync``, ``weight_sync_schemes``, ``use_env_creator`` and
+            ``no_cuda_sync``.
 
     Raises:
         ArgumentError: An argument is wrong or not supported.
@@ -145,7 +147,8 @@ class RayCollector:
         limits = [max_frames_per_traj] if max_frames_per_traj and max_frames_per_traj > 0 else []
         self._counts_steps = bool(limits)
         if self.total_frames >= 0 and trajs_per_batch is None:
-            # Some episodes never end by themselves. One more step, so that the last frame does not end its episode.
+            # Some episodes never end by themselves. The limit allows one more step than total_frames, so that the last
+            # frame does not end its episode.
             limits.append(self.total_frames + 1)
         config = (
             config_of(
@@ -169,7 +172,7 @@ class RayCollector:
         """Group that collects. It can also be used for evaluations and ``add_runners``."""
         self._was_random = self._random
         self._held: tuple[Any, Mapping[str, Any] | None] = None, None
-        """Weights that wait for the end of the random frames."""
+        """Weights and ``weights_dict`` to send after the last batch with random actions."""
         self._turn, self._line = threading.Lock(), threading.Lock()
         self._holder = 0
         """Id of the thread that collects, sends weights or pauses; 0 if there is none."""
@@ -195,9 +198,9 @@ class RayCollector:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Exclude other threads.
+        """Context in which no other thread collects, sends weights or pauses.
 
-        Threads take turns in order of arrival; otherwise, the collecting thread would always be first.
+        Threads enter in order of arrival. Otherwise, the collecting thread would always enter first.
         """
         if self._holder == threading.get_ident():  # In a hook, or during a pause.
             yield
@@ -260,16 +263,17 @@ class RayCollector:
         model_id: str | None = None,
         weights_dict: Mapping[str, Any] | None = None,
     ) -> None:
-        """Send weights to all workers, for all episodes that start later.
+        """Send weights to all workers. Episodes that start after this call use these weights.
 
         Args:
             policy_or_weights: A policy, a state dict or a ``TensorDict``; by default, the current weights of
                 ``policy``.
             weights: Another name of ``policy_or_weights``.
             policy: Another name of ``policy_or_weights``.
-            worker_ids: Must name all workers, because a batch has one version of the weights.
-            model_id: Must be ``"policy"``.
-            weights_dict: Several models: ``"policy"``, and transforms of the environment as ``"env.transform[0]"``.
+            worker_ids: Must be None or name all workers, because a batch has one version of the weights.
+            model_id: Must be None or ``"policy"``.
+            weights_dict: Several models by name: ``"policy"``, and transforms of the environment, such as
+                ``"env.transform[0]"``.
 
         Raises:
             ArgumentError: An argument is wrong or not supported.
@@ -302,7 +306,7 @@ class RayCollector:
         return max(1, self.group.settings.runners.num_runners)
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
-        """Start the plan of another root seed.
+        """Start over, with the plan of another root seed.
 
         Args:
             seed: The root seed.
@@ -333,7 +337,8 @@ class RayCollector:
     def start(self) -> None:
         """Fill the replay buffer in a thread, up to ``total_frames``.
 
-        If the thread fails, the next call of a method raises the error.
+        If the thread fails, its error is raised by the next call of :meth:`start`, :meth:`pause`, :meth:`shutdown` or
+        :meth:`update_policy_weights_`.
 
         Raises:
             ArgumentError: There is no replay buffer.
@@ -356,14 +361,14 @@ class RayCollector:
             filling.set_exception(error)
 
     def _check_filling(self) -> None:
-        """Raise the error of the thread that :meth:`start` started, once."""
+        """If the thread from :meth:`start` failed, raise its error. Later calls do not raise this error."""
         if self._filling is not None and self._filling.done():
             filling, self._filling = self._filling, None
             filling.result()
 
     @contextmanager
     def pause(self, timeout: float = 30.0, *, resume: bool = True) -> Iterator[None]:
-        """Finish the current batch, then pause inside of a ``with`` block.
+        """Context in which no batch is collected. The current batch is finished before the context starts.
 
         Args:
             timeout: Not used, because the current batch is always finished.
@@ -379,7 +384,7 @@ class RayCollector:
         """Terminate all workers. Further calls have no effect.
 
         Args:
-            timeout: Not used, because this takes at most about ten seconds.
+            timeout: Not used, because this call takes at most about ten seconds.
             shutdown_ray: Must be False, because the cluster may have other users.
         """
         refuse("shutdown_ray", shutdown_ray, "the cluster may have other users: call ray.shutdown()", unless=False)
@@ -406,7 +411,7 @@ class RayCollector:
 
 
 def _devices(env_device: Any, collector_kwargs: Any, **devices: Any) -> dict[str, torch.device]:
-    """Return the devices, by the name of the argument. The default is ``device``; without it, the CPU.
+    """Return the torch device of each argument, by argument name. The default is ``device``, or else the CPU.
 
     Raises:
         ArgumentError: ``env_device`` is not the CPU, or ``collector_kwargs`` has other items than these devices.
@@ -420,7 +425,11 @@ def _devices(env_device: Any, collector_kwargs: Any, **devices: Any) -> dict[str
 
 
 def _acting_mode(policy: Any, policy_factory: Any, mode: str) -> str:
-    """Return the mode of the policy after the random frames."""
+    """Return the mode in which actions are chosen after the random frames.
+
+    Without a policy, it is ``UNIFORM``. For a callable that is not a tensordict module, ``random`` becomes
+    ``deterministic``.
+    """
     if policy is None and policy_factory is None:
         return UNIFORM
     # A plain callable has no distribution to draw from.

@@ -1,9 +1,9 @@
-"""Stages of a tensordict module's computation of an action, without exploration.
+"""Split of a tensordict module into stages, which compute an action without exploration.
 
-In TorchRL, a switch of the whole process selects the mode of a distribution or a draw, and torch's global generator
-draws. Both belong to the trainer, whose collectors may run in another thread of this process. This module uses neither
-of them. It splits a policy into stages. A stage chooses the value of a distribution, or draws it from the episode's own
-stream. A part that reads the switch and cannot be split raises an error.
+In TorchRL, a process-wide switch selects whether an action is the mode of a distribution or a draw, and draws use
+torch's global generator. The trainer uses this switch and this generator, perhaps in another thread of this process.
+So this module uses neither of them. It splits a policy into stages. A stage with a distribution chooses a value, or
+draws the value from the episode's own stream. A module that reads the switch and cannot be split is rejected.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Chance(NamedTuple):
 
 
 Stage: TypeAlias = Callable[[TensorDictBase, Chance], TensorDictBase]
-"""One step of the computation, applied to a batch in place."""
+"""One step of the computation of an action. It changes a batch in place."""
 
 
 def stages_of(module: Any, mode: str) -> Iterator[Stage]:
@@ -77,7 +77,7 @@ def stages_of(module: Any, mode: str) -> Iterator[Stage]:
     elif (
         isinstance(module, TensorDictSequential)
         and type(module).forward in _SEQUENCES
-        and not module.partial_tolerant  # Only such a module knows the children that it skips.
+        and not module.partial_tolerant  # A module with partial_tolerant itself decides which children it skips.
     ):
         for child in module._module_iter():
             yield from stages_of(child, mode)
@@ -94,10 +94,10 @@ def stages_of(module: Any, mode: str) -> Iterator[Stage]:
 
 
 def _value_of(module: ProbabilisticTensorDictModule, mode: str) -> Stage:
-    """Return a stage that writes the value of a distribution, chosen or drawn, to the module's keys."""
+    """Return a stage that chooses or draws a value of the module's distribution, and writes it to the module's keys."""
     if module.num_samples is not None:
         problem = f"the policy draws num_samples={module.num_samples} actions per observation"
-        raise ConfigError(problem, key="policy", value=module.num_samples, fix="Draw one.")
+        raise ConfigError(problem, key="policy", value=module.num_samples, fix="Draw one action.")
     keys = module.dist_sample_keys
 
     def run(batch: TensorDictBase, chance: Chance) -> TensorDictBase:
@@ -120,8 +120,9 @@ def _value_of(module: ProbabilisticTensorDictModule, mode: str) -> Stage:
 def _choose(distribution: Any, mode: str) -> Any:
     """Return a deterministic value of a distribution.
 
-    ``deterministic`` is TorchRL's ``ExplorationType.DETERMINISTIC``: the distribution's ``deterministic_sample``, if it
-    has one. Otherwise, it is the mode of a discrete distribution, or the mean of any other distribution.
+    ``mode`` is one of :data:`MODES`. For ``deterministic``, return the distribution's ``deterministic_sample``, if it
+    has one. Otherwise, return the mode of a discrete distribution, or the mean of any other distribution. TorchRL's
+    ``ExplorationType.DETERMINISTIC`` does the same.
 
     Raises:
         ConfigError: The distribution has no such value.
@@ -174,14 +175,14 @@ def _hooks_of(module: torch.nn.Module) -> Iterator[Stage]:
 
 
 def _check_switches(module: torch.nn.Module) -> None:
-    """Reject parts that depend on the exploration type, because the trainer's collectors change it, too."""
+    """Reject submodules that read TorchRL's exploration type, because the trainer's collectors change this type."""
     for part in module.modules():
         if hasattr(part, "_use_exploration_type"):
             vars(part)["_use_exploration_type"] = False  # NoisyLinear then depends on train() and eval().
         elif isinstance(part, ProbabilisticTensorDictModule) or _reads_switch(type(part)):
             name = type(part).__name__
             problem = f"{name} in a {type(module).__name__} depends on a process-global setting"
-            raise ConfigError(problem, key="policy", value=name, fix="Remove it.")
+            raise ConfigError(problem, key="policy", value=name, fix="Remove this module.")
 
 
 def _reads_switch(kind: type) -> bool:

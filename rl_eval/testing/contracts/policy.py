@@ -29,7 +29,7 @@ _EPISODES: Final = 33
 
 Array = npt.NDArray[Any]
 Actions = list[list[Array]]
-"""Batches of actions by step; each batch is the list of its leaves."""
+"""One batch of actions per step. A batch is a list with one array per leaf of the action space."""
 
 
 class PolicyContract:
@@ -44,7 +44,7 @@ class PolicyContract:
     """
 
     config: EvalConfig
-    """Config of the policy, and of an environment with its spaces."""
+    """Config with the policy, and with an environment for which the policy can act."""
     batch_sizes: tuple[int, ...] = (1, 2, 16, 33)
     tolerance: float = 1e-4
     """Maximum relative difference of floats that counts as rounding."""
@@ -72,13 +72,13 @@ class PolicyContract:
                 self._expect_alone(episodes, self._act(episodes), f"at another position in a batch of {size}")
 
     def test_rows_of_dead_lanes_do_not_matter(self) -> None:
-        """Rows of dead lanes contain data of earlier episodes."""
+        """Actions of live rows do not depend on rows of dead lanes, which contain data of earlier episodes."""
         for size in self.batch_sizes:
             live = np.arange(size) % 2 == 0
             self._expect_alone(range(size), self._act(range(size), live), "among dead rows", live)
 
     def test_a_lane_that_starts_over_starts_afresh(self) -> None:
-        """An episode whose row of the state is reset gets the same actions as from a new policy.
+        """After the state of a row is reset, its episode gets the same actions as with a new policy.
 
         Other rows do not change.
         """
@@ -172,7 +172,9 @@ class PolicyContract:
         restart: npt.NDArray[np.bool_] | None = None,
         policy: Policy | None = None,
     ) -> Actions:
-        """Run episodes in one batch for some steps, each with its own observations and noise; return the actions.
+        """Run episodes in one batch for a few steps, and return the actions.
+
+        Each episode has its own observations and noise.
 
         Args:
             episodes: Episode of each row.

@@ -24,7 +24,7 @@ from rl_eval.weights import snapshot_weights
 
 
 class _Seen(NamedTuple):
-    """Artifact of the observer for one episode."""
+    """Artifact of :class:`_Diary` for one episode."""
 
     episode: int
     seed: int
@@ -34,7 +34,7 @@ class _Seen(NamedTuple):
 
 
 class _Diary:
-    """Observer that records all its arguments."""
+    """Observer that records digests of the values that it gets."""
 
     def __init__(self, env: Any) -> None:
         self.steps: list[bytes] = [b"the start was not shown"]
@@ -59,7 +59,7 @@ _METHODS: Final = ("on_episode_start", "on_step", "on_episode_end")
 
 
 def _raising(where: str) -> Callable[[Any], Any]:
-    """Return a factory for an observer that raises in one place."""
+    """Return a factory of an observer that raises an error in ``where``, which is ``factory`` or a method."""
 
     def fail(*args: Any) -> None:
         raise OSError("disk full")
@@ -106,7 +106,7 @@ class ObserverContract(RunnerSuite):
                 self._expect_seen(played.artifacts, {}, what)
                 if not any(name in note and "disk full" in note for note in played.notes):
                     raise AssertionError(
-                        f"{what}: no note has its name {name!r} and its error; the notes are {played.notes}"
+                        f"{what}: no note has the observer's name {name!r} and the error; the notes are {played.notes}"
                     )
 
     def test_an_episode_that_runs_to_be_compared_is_not_observed(self) -> None:
@@ -118,7 +118,7 @@ class ObserverContract(RunnerSuite):
             expect(played.artifacts, {}, f"artifacts, {lanes} slots, new environments")
 
     def _expect_seen(self, artifacts: dict[int, Any], attempts: dict[int, int], what: str) -> None:
-        """Assert that the diary of each episode equals that of the reference loop.
+        """Assert that the artifact of :class:`_Diary` for each episode equals that of the reference loop.
 
         Args:
             artifacts: Artifacts by index and observer.
@@ -135,8 +135,8 @@ class ObserverContract(RunnerSuite):
             if seen.steps != due.steps:
                 raise AssertionError(
                     f"{what}: the {len(seen.steps) - 1} steps that the observer of episode {index} got differ from the "
-                    f"{len(due.steps) - 1} steps of the reference loop. Call it once with the reset and once with each "
-                    "step, in order, with the values of the environment."
+                    f"{len(due.steps) - 1} steps of the reference loop. Call it once after the reset and once "
+                    "after each step, in order, with the values of the environment."
                 )
 
     @cached_property
@@ -158,7 +158,7 @@ class EvalRunnerContract(ObserverContract):
         ...     runner = "my_pkg.runners:MyRunner"
 
     You can also replace the environment, the policy, the evaluation settings and the numbers of lanes. An episode of
-    the environment must have a few steps. Runners are built in the process of the tests.
+    the environment must have at least a few steps. Runners are built in the process of the tests.
     """
 
     # ------------------------------------------------------------------ rows
@@ -181,7 +181,7 @@ class EvalRunnerContract(ObserverContract):
     def test_any_number_of_slots_gives_the_same_rows(self) -> None:
         """One of the tested numbers of slots is greater than the number of episodes, if ``max_lanes`` allows this.
 
-        Each call makes one step. There are never more live episodes than slots.
+        Each call makes at most one step per slot. There are never more live episodes than slots.
         """
         cls = runner_class(self.runner)
         most = self.num_episodes + 3 if cls.max_lanes is None else min(cls.max_lanes, self.num_episodes + 3)
@@ -195,7 +195,7 @@ class EvalRunnerContract(ObserverContract):
             expect(played.env_steps, int(played.rows["length"].sum()), f"env_steps without faults, {slots} slots")
 
     def test_leases_may_come_one_by_one(self) -> None:
-        """A lease that joins live episodes does not change their rows."""
+        """Rows do not change if each call passes only one lease, while other episodes are live."""
         for lanes, runner in self.runners():
             reports = [runner.run([lease], 0.0) for lease in leases_of(self.num_episodes)]
             rows = play(runner, (), budget_s=0.0, begun=reports, count=self.num_episodes).rows
@@ -205,7 +205,10 @@ class EvalRunnerContract(ObserverContract):
                 expect(report.infos.shape, (len(report.rows), len(names)), f"shape of infos, whose columns are {names}")
 
     def test_the_numerics_key_is_the_references(self) -> None:
-        """A runner without leases reports only its numerics key, which is equal for any number of lanes."""
+        """A runner without leases reports only its numerics key.
+
+        The key equals that of the reference loop, for any number of lanes.
+        """
         with self.make_runner(1, runner=SingleAgentEvalRunner) as reference:
             key = reference.run().numerics
         for lanes, runner in self.runners():
@@ -234,7 +237,7 @@ class EvalRunnerContract(ObserverContract):
                 expect(reported, due, f"faults, {what}")
 
     def test_a_nan_observation_is_the_environments_fault(self) -> None:
-        """The policy never gets the observation, and the fault uses up an attempt."""
+        """The policy never gets an observation with NaN, and the fault uses up an attempt."""
         for phase in ("reset", "step"):
             for lanes, runner in self.runners(
                 {"kind": "nan_observation", "phase": phase, "episodes": [0, 2], "attempts": [1]}
@@ -252,8 +255,8 @@ class EvalRunnerContract(ObserverContract):
         for lanes, runner in self.runners({"kind": "raise", "episodes": [1]}):
             played = play(runner, leases_of(self.num_episodes))
             expect(1 in played.rows["index"], False, f"a row of the episode that fails, {lanes} slots")
-            expect([fault.attempt for fault in played.faults], [*range(1, MAX_ATTEMPTS + 1)], "attempts of its faults")
-            expect(len(played.rows), self.num_episodes - 1, f"rows of the others, {lanes} slots")
+            expect([fault.attempt for fault in played.faults], [*range(1, MAX_ATTEMPTS + 1)], "attempts of the faults")
+            expect(len(played.rows), self.num_episodes - 1, f"rows of the other episodes, {lanes} slots")
             self.expect_reference(played.rows, f"{lanes} slots")
 
     def test_a_lease_may_begin_at_a_later_attempt(self) -> None:
@@ -287,7 +290,7 @@ class EvalRunnerContract(ObserverContract):
                 )
 
     def test_reclaim_gives_back_only_what_has_not_started(self) -> None:
-        """Live episodes continue. Returned leases have no row and can run later."""
+        """With ``reclaim``, live episodes continue. Returned leases have no row and can run later."""
         for lanes, runner in self.runners():
             leases = leases_of(lanes + self.num_episodes)
             first = runner.run(leases, 0.0)
@@ -300,7 +303,7 @@ class EvalRunnerContract(ObserverContract):
             self.expect_reference(np.concatenate([rest.rows, again.rows]), f"{lanes} slots, after reclaim")
 
     def test_abort_gives_everything_back(self) -> None:
-        """Live episodes are dropped, too. This has no effect on later episodes."""
+        """With ``abort``, live episodes are dropped, and unfinished leases returned. Later episodes do not change."""
         for lanes, runner in self.runners():
             leases = leases_of(lanes + self.num_episodes)
             reports = [runner.run(leases, 0.0), *(runner.run((), 0.0) for _ in range(3 * lanes))]
@@ -321,7 +324,7 @@ class EvalRunnerContract(ObserverContract):
             expect(sorted(rows["index"].tolist()), [0, 1], f"rows after abort, {lanes} slots")
 
     def test_weights_are_refused_while_an_episode_is_live(self) -> None:
-        """An evaluation never uses two versions of the weights."""
+        """``set_weights`` raises an error, because an evaluation must not use two versions of the weights."""
         for _, runner in self.runners(wrapper=_Endless):
             expect(len(runner.run(leases_of(2), 0.0).progress) > 0, True, "an episode is live after the first call")
             error: Exception | None = None

@@ -45,7 +45,7 @@ class SimulatorContract:
     def test_episodes_are_the_same_in_every_layout(self) -> None:
         """Eight episodes are equal for every number of slots, in any order.
 
-        With ``couples_slots``, only their starts are equal.
+        If the simulator declares ``couples_slots``, only their first observations must be equal.
         """
         expect(self._measured.broken, "", f"difference that the guarantee {self._measured.promised} excludes")
 
@@ -57,7 +57,7 @@ class SimulatorContract:
         expect(self._measured.distinct_starts, self.distinct_starts, f"distinct first observations of {EPISODES} seeds")
 
     def test_a_slot_is_started_alone(self) -> None:
-        """The first observation follows from the spec, and the other slots do not change."""
+        """A slot that is started alone has the first observation of its spec, and the other slots do not change."""
         for width in WIDTHS:
             _with_simulator(self._settings, width, _expect_trial)
 
@@ -79,7 +79,7 @@ class SimulatorContract:
 
 
 def _with_simulator(settings: EvalSettings, width: int, test: Callable[[BatchSimulator, Specs], None]) -> None:
-    """Build a simulator, run a test with it and a spec for each slot, and close it."""
+    """Build a simulator, call ``test`` with the simulator and one spec per slot, and close the simulator."""
     simulator = build_simulator(settings.environment, 0, 0, width)
     plan = EpisodePlan(width, seed=1, conditions=settings.evaluation.conditions)
     try:

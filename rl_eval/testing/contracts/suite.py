@@ -1,4 +1,4 @@
-"""Base of the contract suites: builds policies and runners, and runs leases to the end."""
+"""Base of the contract suites. It builds policies and runners, and runs leases to the end."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Played(NamedTuple):
 
 
 class RunnerSuite:
-    """Runners of the tested class and of the reference class."""
+    """Base of tests of runners. It builds runners of the tested class and of the reference class."""
 
     runner: str | type[Runner]
     """Runner class, or another value of ``runners.runner``."""
@@ -118,14 +118,14 @@ class RunnerSuite:
         timeout_s: float | None = None,
         observers: Sequence[Callable[[Any], Any]] = (),
     ) -> Iterator[Runner]:
-        """Build a runner, and stop it on exit.
+        """Context with a new runner, which is stopped when the context ends.
 
         Args:
             lanes: Number of lanes.
-            fault: Arguments of :class:`FaultyEnv`.
+            fault: Arguments of :class:`FaultyEnv`; None for no faults.
             runner: Runner class; by default, the tested class.
             wrapper: Wrapper for every environment.
-            timeout_s: Time limit of an attempt. If it is passed, there is no step limit.
+            timeout_s: Time limit of an attempt, in seconds. With this argument, there is no step limit.
             observers: Factories of observers.
         """
         selected = runner_class(self.runner if runner is None else runner)
@@ -165,7 +165,7 @@ class RunnerSuite:
 
 
 def leases_of(count: int) -> list[Lease]:
-    """Return leases for the first episodes of a plan."""
+    """Return leases for the first ``count`` episodes of a plan."""
     return [Lease(index, int(seed), 1, 0) for index, seed in enumerate(EpisodePlan(count).seeds)]
 
 
@@ -178,7 +178,7 @@ def play(
     count: int | None = None,
     calls: int = 100_000,
 ) -> Played:
-    """Run leases to the end, and call the runner once more.
+    """Run leases until all their episodes have ended. Then call the runner once more, for its last report.
 
     An episode that fails runs again until it has used all attempts. If all attempts fail, it has no row.
 
