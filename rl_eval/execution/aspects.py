@@ -112,7 +112,7 @@ class Numerics(Aspect):
         return max(keys, key=keys.count, default={})
 
     def _built_others(self, built: str) -> bool:
-        """Whether no runner with the reference key built its policy with these weights."""
+        """Whether every runner with the reference key built its policy with other weights than ``built``."""
         theirs = {weights for key, weights in self._reported.values() if key == self.outcome.store.numerics}
         return not built or built not in theirs
 
@@ -152,7 +152,7 @@ class Attendance(Aspect):
         self._losses: list[str] = []
 
     def begin(self, pool: RunnerPool) -> None:
-        """Count the runners that are lost from now on."""
+        """Remember the number of lost runners, so that only later losses count."""
         self._pool, self._losses_before = pool, pool.losses
 
     def joined(self, pool: RunnerPool) -> None:
@@ -165,7 +165,7 @@ class Attendance(Aspect):
             self._losses.append(f"runner {member.index}: {crash_report}")
 
     def finish(self) -> None:
-        """Add a note on missing runners, unless there already is a note on a rejected runner."""
+        """Add a note if fewer runners took part than requested, unless a note already reports a rejected runner."""
         pool, asked = self._pool, self.outcome.asked
         if pool is None or pool.hopeless or self.outcome.refusals or not 0 < self._most_ready < asked:
             return

@@ -57,7 +57,7 @@ class Choice(NamedTuple):
     remark: str
     """Reason why no episode runs again, or why the episodes run in used environments; otherwise empty."""
     seconds: float
-    """Expected duration in seconds: of the first runs, and of the construction of the environments."""
+    """Expected duration of the check, in seconds: the durations of the first runs, and of building the environments."""
 
 
 @final
@@ -74,12 +74,12 @@ class DeterminismSample(Aspect):
         """Traces of recorded candidates, by index."""
 
     def begin(self, pool: RunnerPool) -> None:
-        """Choose the candidates."""
+        """Choose the candidates: episodes that may run again."""
         evaluation, self._former = self.outcome.settings.evaluation, self.outcome.store.table.filled
         self._candidates = candidates(len(self._former), evaluation.determinism_check, evaluation.seed)
 
     def granted(self, leases: tuple[Lease, ...]) -> tuple[Lease, ...]:
-        """Request traces of the first few candidates."""
+        """Mark the leases of the first few candidates, so that runners trace these episodes."""
         traced = self._candidates[:_TRACED]
         return tuple([lease._replace(traced=True) if lease.index in traced else lease for lease in leases])
 
@@ -307,7 +307,7 @@ class Reruns:
         self._go_on()
 
     def lost(self, runner: int) -> None:
-        """Retry the episodes of a lost runner, a few times."""
+        """Queue the episodes of a lost runner again, up to the maximum number of tries."""
         for index in sorted(self._current.held.pop(runner, ())):
             self._current.put_back(index, "the runner of the episode was lost")
         self._go_on()
@@ -425,7 +425,7 @@ class DeterminismCheck(Phase):
         return False
 
     def replied(self, member: Member, value: Any, now: float) -> None:
-        """Process a report or the likely cause. The errors are those of :meth:`EvalOutcome.check_report`."""
+        """Handle a report, or the likely cause that a runner found. Raise the errors of :meth:`EvalOutcome.check_report`."""
         if isinstance(value, str):
             self._likely_cause, self._asking = value, False
         elif not self._over:

@@ -105,7 +105,7 @@ class Awaited(Job, Generic[Result]):
 
 
 class Do(Awaited[None]):
-    """Job that calls a function in the control loop's thread between two turns, when it may change the pool."""
+    """Job that calls a function in the control loop's thread, between two turns. The function may change the pool."""
 
     exclusive = False
 
@@ -125,7 +125,7 @@ class Do(Awaited[None]):
 
 @final
 class Reconfigure(Do):
-    """Job that gives the runners other settings, after all earlier evaluations, even if they failed."""
+    """Job that gives the runners other settings. It runs after all earlier evaluations, also if one of them failed."""
 
     exclusive = True
     renews = True
@@ -134,7 +134,7 @@ class Reconfigure(Do):
 class _Broadcast(Awaited[Any]):
     """Job that calls all ready members and collects their answers.
 
-    If no member is ready, it calls the first that becomes ready.
+    If no member is ready at the start, it calls the first member that becomes ready.
     """
 
     def __init__(self, request: RunnerRequest) -> None:
@@ -155,7 +155,7 @@ class _Broadcast(Awaited[Any]):
             self._send(member, now)
 
     def lost(self, member: Member, crash_report: CrashReport | None, now: float) -> bool:
-        """Continue without a member."""
+        """Stop waiting for the answer of a lost member."""
         self._settle(without=member)
         return False
 

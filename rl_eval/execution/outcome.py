@@ -48,7 +48,7 @@ class Aspect:
         """Handle the contents of a continued log."""
 
     def begin(self, pool: RunnerPool) -> None:
-        """Start. The weights are chosen, the log is read, and no episode of this session has started."""
+        """Handle the start of the session: weights and log are known, and no episode of this session has started."""
 
     def joined(self, pool: RunnerPool) -> None:
         """Handle a runner that joined."""
@@ -65,7 +65,7 @@ class Aspect:
         """
 
     def counted(self, report: RunReport, indices: set[int]) -> None:
-        """Handle a report after its rows with these indices were recorded."""
+        """Handle a report. Its rows with these indices have just been recorded."""
 
     def lost(self, member: Member, crash_report: CrashReport | None) -> None:
         """Handle a lost runner."""
@@ -112,7 +112,7 @@ class EvalOutcome:
         self.refusals: list[str] = []
         """Rejected runners, with reasons."""
         self.asked = 1
-        """Largest number of expected runners."""
+        """Largest number of runners that were expected at one time."""
         self.started = 0.0
         """Time at which the first runner took part."""
         self.activity = ""
@@ -129,7 +129,7 @@ class EvalOutcome:
         self._pool: RunnerPool | None = None
         self._ended = 0.0
         self._earlier = (0, 0)
-        """Numbers of episodes and of steps of earlier sessions."""
+        """Number of episodes, and number of steps, of earlier sessions of the log."""
         self._aspects = [aspect(self) for aspect in aspects]
         self._undone = list(self._aspects)
         """Aspects whose follow-up job was not requested yet."""
@@ -189,7 +189,7 @@ class EvalOutcome:
         """Check that a report belongs to this evaluation, and that its rows are comparable.
 
         Raises:
-            NumericsMismatch: The runner computes floats differently from the others.
+            NumericsMismatch: The runner computes floats differently from the other runners.
             EvalError: The runner used other weights.
         """
         version = self.weights_version

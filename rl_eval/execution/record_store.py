@@ -82,7 +82,7 @@ class RecordStore:
         self._mismatches.update(found.mismatches)
 
     def note(self, text: str) -> None:
-        """Add a note, unless an equal note about another place exists. The log gets the note with the next rows."""
+        """Add a note, unless the same note about another place exists. The log gets the note with the next rows."""
         text = redact_text(text)
         if without_place(text) not in map(without_place, self.notes):
             self.notes[text] = None
@@ -139,7 +139,7 @@ class RecordStore:
             self._log.append(Batch(*nothing, notes=notes, determinism=found, num_runners=self.num_runners))
 
     def audit(self, rows: npt.NDArray[np.void], infos: npt.NDArray[np.float64]) -> None:
-        """Compare rows of episodes that ran again with their records. This happens when the records are committed."""
+        """Compare rows of episodes that ran again with their records, as soon as these records are committed."""
         self._late.append((rows, infos))
 
     def settle(self) -> None:

@@ -157,7 +157,7 @@ class RunnerPool:
 
     @property
     def hopeless(self) -> bool:
-        """Whether no runner is left or pending."""
+        """Whether the pool has no runner, and none will replace a lost one."""
         return not self.members and not self._due
 
     @property
@@ -223,9 +223,9 @@ class RunnerPool:
     # ------------------------------------------------------------------ losses
 
     def raised(self, member: Member) -> bool:
-        """Record that a start or a call raised.
+        """Record that a start or a call of a runner raised an error.
 
-        Return whether the latest start or call of every remaining position raised.
+        Return whether the latest start or call raised an error at every remaining position.
         """
         member.broken = True
         self._failing.add(member.index)
@@ -290,7 +290,7 @@ class RunnerPool:
                 self.terminate(member, why)
 
     def patience(self, now: float) -> float:
-        """Return the seconds until the next replacement, at most 1."""
+        """Return the time until the next replacement of a lost runner, in seconds, at most 1."""
         return max(0.0, min([1.0, *(when - now for when, _ in self._due)]))
 
     def _await_first(self, seconds: float) -> None:

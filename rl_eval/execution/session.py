@@ -64,11 +64,11 @@ class Phase(Job):
 
     @abc.abstractmethod
     def _lost(self, member: Member, crash_report: CrashReport | None, now: float) -> bool:
-        """Continue without a member; return whether an episode caused the loss."""
+        """Take back the episodes of a lost member; return whether an episode caused the loss."""
 
     @abc.abstractmethod
     def _watch(self, now: float) -> None:
-        """Check timeouts, and the size of the pool."""
+        """Check time limits, and handle changes of the number of runners."""
 
     @abc.abstractmethod
     def _abandon(self, now: float) -> None:
@@ -81,7 +81,7 @@ class Phase(Job):
 
     @abc.abstractmethod
     def _ended(self) -> None:
-        """Record the outcome."""
+        """Record the outcome of the phase."""
 
     @final
     @override
@@ -136,7 +136,7 @@ class Phase(Job):
     @final
     @property
     def _over(self) -> bool:
-        """Whether the phase has ended, so that reports no longer count."""
+        """Whether the phase has ended. Later reports do not count."""
         return bool(self._reason) or self._outcome.done
 
     @final
@@ -167,7 +167,7 @@ class Phase(Job):
 
     @final
     def _abort(self, runner: int, now: float) -> None:
-        """Ask a runner to drop all its episodes."""
+        """Tell a runner to drop all its episodes."""
         if member := self.pool.members.get(runner):
             self.pool.call(member, Run(budget_s=0.0, abort=True), tag=self.tag, now=now)
 
@@ -328,7 +328,7 @@ class EpisodeSession(Phase):
         self._excluded: set[int] = set()
         """Positions without a completed episode since a runner there was excluded."""
         self._impatient = 0.0
-        """Time at which failed episodes no longer wait for more runners; 0 while no episode waits."""
+        """Time from which failed episodes no longer wait for more runners; 0 while no episode waits."""
 
     # ------------------------------------------------------------------ the job
 
@@ -378,7 +378,7 @@ class EpisodeSession(Phase):
         """Handle a report of a runner.
 
         Raises:
-            NumericsMismatch: The runner computes floats differently from the others.
+            NumericsMismatch: The runner computes floats differently from the other runners.
             EvalError: The runner used other weights.
         """
         if self._over:
