@@ -45,8 +45,8 @@ _EPISODES: Final = 4
 """Number of episodes that ``auto`` runs again."""
 _FREE_SECONDS: Final = 2.0
 _FREE_SHARE: Final = 0.02
-"""Time limit of ``auto`` as a fraction of the duration of the run, if this is longer than the fixed limit in
-seconds."""
+"""Time limit of ``auto``, as a fraction of the duration of the run. If it is shorter than the fixed limit of
+``_FREE_SECONDS``, the fixed limit applies."""
 
 
 class Choice(NamedTuple):
@@ -425,7 +425,7 @@ class DeterminismCheck(Phase):
         return False
 
     def replied(self, member: Member, value: Any, now: float) -> None:
-        """Handle a report, or the likely cause that a runner found. Raise the errors of :meth:`EvalOutcome.check_report`."""
+        """Handle a report, or the likely cause that a runner found. See :meth:`EvalOutcome.check_report` for errors."""
         if isinstance(value, str):
             self._likely_cause, self._asking = value, False
         elif not self._over:

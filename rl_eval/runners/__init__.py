@@ -56,7 +56,7 @@ class Runner(Protocol):
 
     @classmethod
     def columns(cls, settings: EvalSettings) -> tuple[str, ...]:
-        """Return the names of the columns in ``RunReport.infos``. Records have them besides the fixed columns."""
+        """Return the names of the columns in ``RunReport.infos``. Records have these and the fixed columns."""
 
     def run(
         self, leases: Sequence[Lease] = (), budget_s: float = 0.1, reclaim: Sequence[int] = (), abort: bool = False

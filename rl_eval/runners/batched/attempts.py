@@ -34,7 +34,7 @@ class Attempts:
         self.infos = np.full((slots, num_keys), np.nan)
 
     def begin(self, slots: Sequence[int], leases: Sequence[Lease], inference_clock: float, step_clock: float) -> None:
-        """Start attempts in some slots, with all sums at zero."""
+        """Start an attempt in each of these slots. Set all sums of the attempts to zero."""
         begun = [(lease.index, lease.attempt, self.steps, -1, -1) for lease in leases]
         self._integers[:, slots] = np.array(begun, np.int64).T
         zeros = 0.0, 0.0, 1.0, perf_counter(), 0.0, inference_clock, step_clock
@@ -43,7 +43,7 @@ class Attempts:
         self.live[slots], self._live_slots = True, None
 
     def end(self, slots: Sequence[int]) -> None:
-        """Free some slots."""
+        """Mark these slots as free."""
         self.live[slots], self._live_slots = False, None
 
     @property

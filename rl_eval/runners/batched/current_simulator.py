@@ -90,7 +90,7 @@ class CurrentSimulator:
             return self._build(self._width)  # Its factory has one width.
 
     def reject(self) -> None:
-        """Do not use the current simulator again after its live episodes."""
+        """Mark the current simulator as unusable. It is replaced when its live episodes have ended."""
         self._rejected = True
 
     def blame(self, slot: int) -> None:

@@ -260,7 +260,7 @@ class BatchedEvalRunner(RunnerCore):
         return free[: (len(self._queue) + 1) // 2] if first.fresh else free
 
     def _begin(self, slots: list[int], leases: list[Lease]) -> None:
-        """Give slots to episodes, with all sums at zero."""
+        """Assign episodes to slots. Set all sums of these slots to zero."""
         for slot, lease in zip(slots, leases, strict=True):
             self._leases[slot] = lease
         self._attempts.begin(slots, leases, self._inference_clock, self._step_clock)
@@ -543,7 +543,7 @@ def _alike(lease: Lease, first: Lease) -> bool:
 
 
 def _filled(actions: Any, acting: npt.NDArray[np.int64], width: int) -> Any:
-    """Return a copy of the actions of all slots; those without an episode get a valid one.
+    """Return a copy of the actions of all slots. Slots without an episode get a valid action.
 
     Args:
         actions: Nested arrays with at least one row for each slot.
