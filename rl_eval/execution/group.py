@@ -373,7 +373,7 @@ class EvalRunnerGroup:
         """
         snapshot = weights if isinstance(weights, WeightsSnapshot) else snapshot_weights(weights, 0)
         snapshot = replace(snapshot, version=self._weights.number(version))
-        if self.settings.policy.policies:
+        if self.settings.policy.policies and not snapshot.versions:
             # A runner that starts later gets only these, so they must include the other policies' weights.
             former = self._weights.posted and self._weights.posted.snapshot
             snapshot = add_missing(snapshot, former, self.settings.policy.policies)

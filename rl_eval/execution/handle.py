@@ -196,6 +196,8 @@ class EvalHandle:
         """Version of the evaluated weights."""
         self.step: int | None = None
         """Training step of the weights, if the caller passed one."""
+        self.delivered = True
+        """Whether callbacks and loggers have received the result; False until then for a request of an evaluator."""
 
     def done(self) -> bool:
         """Whether the evaluation has ended, so that :meth:`result` does not wait."""

@@ -56,6 +56,8 @@ class Request:
     replaced: bool = False
     abandoned: bool = False
     """Whether a shutdown stopped the evaluation of this request. If so, its error is not reported."""
+    expected: bool = False
+    """Whether :meth:`Delivery.expect` was called with this request. ``after`` may end before."""
     concluded: bool = False
     """Whether loggers and callbacks have received the result of this request."""
     point: EvalPoint | None = None
@@ -66,8 +68,12 @@ class Request:
     def of(cls, handle: EvalHandle) -> Request:
         """Return a request for the handle of a request that an earlier process submitted."""
         request = cls(handle.step or 0, replaceable=True)
-        request.handle = handle
+        request.submitted(handle)
         return request
+
+    def submitted(self, handle: EvalHandle) -> None:
+        """Keep the handle of the evaluation, and set its step."""
+        self.handle, handle.step = handle, self.step
 
 
 @final
@@ -133,10 +139,18 @@ class Delivery:
 
     def expect(self, *requests: Request) -> None:
         """Add accepted requests, in order; each result is delivered when it is ready."""
+        for request in requests:
+            request.handle.delivered = False
         with self._changed:
             self.open += requests
+            followed_up = [request for request in requests if request.videos is not None]
+            for request in requests:
+                request.expected = True
         for request in requests:
             request.handle.add_done_callback(partial(self._done, request))
+        if self._after is not None:
+            for request in followed_up:
+                self._post(partial(self._conclude, request))
 
     def announce(self, step: int) -> None:
         """Report the current training step to the loggers, before the result of this step.
@@ -235,8 +249,16 @@ class Delivery:
                 return
             self._thread.join(timeout_s)
         with self._changed:
+            missing = [one.step for one in self.open if not (one.concluded or one.abandoned or one.replaced)]
             self.open.clear()  # A callback that hangs keeps its request open, but threads must not wait for it.
             self._changed.notify_all()
+        if missing:
+            _logger.warning(
+                "callbacks and loggers are not done with the results of steps %s after the %g s of shutdown(). Call "
+                "drain() before shutdown(), or pass a longer timeout_s",
+                ", ".join(map(str, missing)),
+                timeout_s,
+            )
 
     # ------------------------------------------------------------------ delivering
 
@@ -271,7 +293,7 @@ class Delivery:
             request.held.release()
             if self._videos is None or request.handle.exception() is not None:
                 request.videos = []
-            request.concluded = True
+            request.concluded = request.handle.delivered = True
             self._close(request)
 
     def _deliver(self, request: Request) -> None:
@@ -354,10 +376,11 @@ class Delivery:
         """
         for future in futures[:others]:
             self._attempt(future.result)
-        request.videos = futures[others:]
+        with self._changed:
+            request.videos, expected = futures[others:], request.expected
         if self._after is None:
             self._close(request)
-        else:
+        elif expected:
             self._conclude(request)
 
     def _log_videos(self, videos: list[Future[Video]], point: EvalPoint) -> None:

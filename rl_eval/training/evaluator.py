@@ -361,10 +361,16 @@ class Evaluator:
                 version = self._version + 1
             if self._service is None:
                 follow_up = self._delivery.follow_up(request)
-                handle = self._group.submit(weights=weights, version=version, follow_up=follow_up, held=request.held)
+                handle = self._group.submit(
+                    weights=weights,
+                    version=version,
+                    follow_up=follow_up,
+                    held=request.held,
+                    on_submitted=request.submitted,
+                )
             else:
                 handle = self._service.submit(weights, version, request.step, request.held)
-            request.handle, handle.step = handle, request.step
+                request.submitted(handle)
             self._next_step = request.step + 1
             self._version = self._version if version is None else handle.weights_version
             self._delivery.expect(request)

@@ -2,8 +2,8 @@
 
 The training steps are divided into intervals of ``every_steps``. The first step in a new interval is due for an
 evaluation, and stays due while the evaluator is busy. A loop that skips several intervals gets one evaluation, of its
-current policy. A training checkpoint counts unfinished evaluations as not done. After a restore, they are due again, so
-the learning curve has no gap.
+current policy. In a training checkpoint, an evaluation is done when callbacks and loggers have received its result.
+Other evaluations are due again after a restore, so the learning curve has no gap.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ _RETRY_S: Final = 0.05
 
 
 class _Handle(Protocol):
+    @property
+    def delivered(self) -> bool: ...
     def done(self) -> bool: ...
     def exception(self) -> BaseException | None: ...
     def result(self, timeout: float | None = None) -> EvalResult: ...
@@ -64,7 +66,7 @@ class EvalSchedule:
         self.every_steps = whole
         self.final = final
         self.unfinished: tuple[int, ...] = ()
-        """After :meth:`finish`: steps whose evaluations did not finish in time."""
+        """After :meth:`finish`: steps whose results were not delivered in time."""
         self._last: int | None = None
         """Step of the last evaluation that was accepted."""
         self._final: int | None = None
@@ -111,8 +113,8 @@ class EvalSchedule:
         """Evaluate the final policy, and wait for all evaluations of this schedule.
 
         It evaluates the last step again even if it was evaluated already, since the weights may have changed.
-        Afterwards, :attr:`unfinished` contains the steps whose evaluations have not finished. It includes the final
-        step if the evaluator was busy all the time.
+        Afterwards, :attr:`unfinished` contains the steps whose results were not delivered in time. It includes the
+        final step if the evaluator was busy all the time.
 
         Args:
             evaluator: As in :meth:`update`.
@@ -132,7 +134,7 @@ class EvalSchedule:
         for _, handle in list(self._open):
             _wait(handle, give_up)
         self._settle()
-        self.unfinished = tuple(step for step, handle in self._open if not handle.done())
+        self.unfinished = tuple(step for step, handle in self._open if not _is_over(handle))
         if refused:
             self.unfinished += (step,)
         if refused or self._handle is None or not self._handle.done():
@@ -158,7 +160,7 @@ class EvalSchedule:
         return True
 
     def _settle(self) -> None:
-        while self._open and self._open[0][1].done():
+        while self._open and _is_over(self._open[0][1]):
             step, handle = self._open.popleft()
             if handle.exception() is None:
                 self._settled = step
@@ -189,7 +191,12 @@ class EvalSchedule:
         return f"EvalSchedule(every_steps={self.every_steps}, final={self.final}, last_step={self._last})"
 
 
+def _is_over(handle: _Handle) -> bool:
+    """Whether an evaluation has ended, and callbacks and loggers have received its result."""
+    return handle.done() and handle.delivered
+
+
 def _wait(handle: _Handle, give_up: float) -> None:
-    """Wait until an evaluation has finished or failed, or until the deadline."""
-    while not handle.done() and (left := give_up - time.monotonic()) > 0:
+    """Wait until an evaluation is over, or until the deadline."""
+    while not _is_over(handle) and (left := give_up - time.monotonic()) > 0:
         time.sleep(min(_RETRY_S, left))

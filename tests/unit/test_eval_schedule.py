@@ -18,7 +18,7 @@ from tests.refused import refused
 
 class FakeHandle:
     def __init__(self, step):
-        self.step, self.finished, self.error = step, threading.Event(), None
+        self.step, self.finished, self.error, self.delivered = step, threading.Event(), None, True
 
     def done(self):
         return self.finished.is_set()
@@ -192,6 +192,20 @@ def test_results_of_the_past_are_let_go():
 def test_an_interval_that_is_not_a_whole_number_of_steps_is_refused(every):
     with refused(UsageError, "every_steps"):
         EvalSchedule(every_steps=every)
+
+
+def test_an_evaluation_is_done_when_its_result_is_delivered():
+    """A kill before would lose the point, so the step is due again after a restore."""
+    schedule, evaluator = EvalSchedule(every_steps=10, final=False), FakeEvaluator()
+    schedule.update(evaluator, None, 10)
+    (handle,) = evaluator.running
+    handle.delivered = False
+    evaluator.end_all()
+    assert schedule.state_dict() == {"last_step": None}
+    schedule.finish(evaluator, None, 10, timeout_s=0.0)
+    assert schedule.unfinished == (10,)
+    handle.delivered = True
+    assert schedule.state_dict() == {"last_step": 10}
 
 
 @pytest.mark.parametrize("state", [{}, {"last_step": "10"}, {"step": 3}])

@@ -36,7 +36,9 @@ class Cue:
         self.stopped = 0
         self.before_callback: Callable[[], object] = lambda: None
 
-    def submit(self, *, weights: Any, version: int | None, follow_up: Any, held: Any) -> EvalHandle:
+    def submit(
+        self, *, weights: Any, version: int | None, follow_up: Any, held: Any, on_submitted: Callable[[EvalHandle], Any]
+    ) -> EvalHandle:
         if self.refusal is not None:
             raise self.refusal
         position = len(self.handles)
@@ -56,6 +58,7 @@ class Cue:
         handle.add_done_callback = add_later  # type: ignore[method-assign]
         self.handles.append(handle)
         self.weights.append(weights)
+        on_submitted(handle)
         return handle
 
     def apply_to_one(self, function: Callable[[Any], object]) -> None:
@@ -368,14 +371,17 @@ def test_a_callback_may_submit_but_not_wait_for_itself(cue: Cue) -> None:
     assert isinstance(error, UsageError)
 
 
-def test_a_callback_that_hangs_delays_the_shutdown_and_nothing_else(cue: Cue) -> None:
-    """After its limit the shutdown returns, and so does who waits."""
+def test_a_callback_that_hangs_delays_the_shutdown_and_nothing_else(cue: Cue, caplog: pytest.LogCaptureFixture) -> None:
+    """After its limit, the shutdown returns with a warning, and waiting threads continue."""
     hold = Hold()
-    ev = Evaluator(config(), on_result=hold)
-    ev.submit()
+    ev = Evaluator(config(), on_result=hold, busy_policy="queue")
+    handles = [ev.submit(step=step) for step in (10, 20)]
     cue.end(0)
+    cue.end(1)
     assert hold.held.wait(LIMIT_S)
     ev.shutdown(0.05)
+    assert "10, 20" in caplog.text
+    assert not any(handle.delivered for handle in handles)
     waiting = threading.Thread(target=ev.drain)
     waiting.start()
     waiting.join(LIMIT_S / 2)
@@ -482,7 +488,8 @@ def test_a_state_is_refused_while_a_result_could_be_lost(cue: Cue) -> None:
 # ------------------------------------------------------------------------------ after an evaluation
 
 
-def test_after_is_called_with_a_runner_before_the_result_is_delivered() -> None:
+@pytest.mark.parametrize("backend", ["thread", "inline"])
+def test_after_is_called_with_a_runner_before_the_result_is_delivered(backend: Any) -> None:
     """With the step; what it raises is reported, and costs no result."""
     seen: list[Any] = []
 
@@ -491,9 +498,11 @@ def test_after_is_called_with_a_runner_before_the_result_is_delivered() -> None:
         if step == 8:
             raise ValueError("disk full")
 
-    with Evaluator(config(), after=after, on_result=lambda point: seen.append(point.step), on_error=seen.append) as ev:
+    reports: Any = {"on_result": lambda point: seen.append(point.step), "on_error": seen.append}
+    with Evaluator(config(), after=after, backend=backend, **reports) as ev:
         for step in (3, 8):
             ev.evaluate(step=step)
+        assert ev.drain()
     assert seen[:3] == [(3, 1), 3, (8, 1)]
     assert isinstance(seen[3], ValueError)
     assert seen[4] == 8

@@ -5,6 +5,7 @@ import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from evaluator_modules import Scale
@@ -48,17 +49,16 @@ def gated(context):
 class World:
     """A service, its folder, and the gate before every evaluation."""
 
-    def __init__(self, folder, policy):
+    def __init__(self, folder, policy, config=None):
         self.folder, self.gate, self.policy = folder / "service", folder / "gate", policy
+        kwargs = {"gate": str(self.gate), "password": secret("password")}
+        self.config = config or EvalConfig().environment(gated, env_kwargs=kwargs, env_reuse="episode")
         self.gate.touch()
         self.begin("first")
 
     def begin(self, start, idle_timeout_s=600.0):
         """Start a process: in the place of the former one, if the name is the same."""
-        config = EvalConfig().environment(
-            gated, env_kwargs={"gate": str(self.gate), "password": secret("password")}, env_reuse="episode"
-        )
-        config = config.evaluation(num_episodes=1, determinism_check=0).runners(num_runners=0)
+        config = self.config.evaluation(num_episodes=1, determinism_check=0).runners(num_runners=0)
         content = config.build(), self.policy
         payload, taken = split_secrets(content, redaction.secrets_in(content[0].model_dump()))
         options = ServiceOptions("one", "here", str(self.folder), True, idle_timeout_s, None, start, taken)
@@ -226,6 +226,52 @@ def test_weights_that_no_request_can_need_are_removed(world):
         world.submit(str(number), number, sent=weights(number))
         world.result(str(number))
     assert len(list(world.folder.glob("weights/*"))) == 1
+
+
+class Two:
+    """Parallel environment of two agents and one step; the reward of an agent is its action."""
+
+    possible_agents = ("a", "b")
+
+    def observation_space(self, agent):
+        return Line.observation_space
+
+    def action_space(self, agent):
+        return Line.action_space
+
+    def reset(self, seed=None, options=None):
+        self.agents = ["a", "b"]
+        return {agent: np.ones(1, np.float32) for agent in "ab"}, {}
+
+    def step(self, actions):
+        self.agents = []
+        rewards = {agent: float(actions[agent][0]) for agent in "ab"}
+        seen = {agent: np.ones(1, np.float32) for agent in "ab"}
+        return seen, rewards, dict.fromkeys("ab", True), dict.fromkeys("ab", False), {}
+
+    def close(self):
+        pass
+
+
+def test_weights_of_one_policy_join_the_other_weights_of_the_same_client(tmp_path):
+    """Whatever other clients sent, and whether another process takes the place of the first."""
+
+    def submit(name, client, **sent):
+        parts = {f"{part}.weight": torch.tensor([[float(value)]]) for part, value in sent.items()}
+        world.submit(name, client=client, sent=snapshot_weights(parts, 0))
+        result = world.result(name, client)
+        return result.mean_return, result.agents["weights_version"].tolist()
+
+    policies = {"a": Scale(), "b": Scale(7.0)}
+    world = World(tmp_path, None, EvalConfig().environment(Two).policy(policies=policies))
+    assert submit("1", "me", a=1) == (8, [1, 0])
+    assert submit("2", "me", a=1, b=10) == (11, [2, 2])
+    assert submit("3", "other", a=100, b=1000) == (1100, [3, 3])
+    assert submit("4", "me", a=2) == (12, [4, 2])
+    world.service.close()
+    world.begin("first")
+    assert submit("5", "me", a=3) == (13, [5, 2])
+    world.service.close()
 
 
 # ------------------------------------------------------------------------------ what goes wrong

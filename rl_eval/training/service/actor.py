@@ -15,6 +15,7 @@ import time
 from collections.abc import Collection, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -25,6 +26,7 @@ from rl_eval.config.settings import with_values
 from rl_eval.errors import ClusterError, ConfigError, UsageError, WeightsError
 from rl_eval.errors.redaction import redacted_traceback
 from rl_eval.training.service.requests import Request, ServiceOptions, Ticket, Welcome, join_secrets
+from rl_eval.weights import WeightsSnapshot, add_missing
 
 if TYPE_CHECKING:
     from rl_eval.execution.group import EvalRunnerGroup
@@ -33,7 +35,6 @@ if TYPE_CHECKING:
     from rl_eval.execution.runner_pool import PublishedWeights
     from rl_eval.recording.video import Video
     from rl_eval.results.result import EvalResult
-    from rl_eval.weights import WeightsSnapshot
 
 
 _OPENING_S: Final = 180.0
@@ -137,13 +138,18 @@ class EvalService:
             ClusterError: The service is ending.
         """
         with self._changed:
-            self._open_group()
+            group = self._open_group()
             if request not in self._requests:
                 tickets = [one.ticket for one in self._requests.values()]
                 version = max(version, 1 + max((one.weights_version for one in tickets), default=0))
+                kept = {one.ticket.weights_version: one.weights for one in self._of(client) if one.weights.exists()}
                 if weights is None:
-                    kept = (one.ticket.weights_version for one in self._of(client) if one.weights.exists())
                     version = max(kept, default=0)
+                elif policies := group.settings.policy.policies:
+                    # Other policies keep the last weights of this client. The runners may have those of another client.
+                    first = self._initial and self._initial.snapshot
+                    last = pickle.loads(kept[max(kept)].read_bytes()) if kept else first
+                    weights = add_missing(replace(weights, version=version), last, policies)
                 ticket = Ticket(1 + max((one.number for one in tickets), default=-1), request, client, step, version)
                 self._requests[request] = Request.create(self._folder / "requests", ticket, weights)
                 self._changed.notify_all()
