@@ -233,21 +233,36 @@ class Delivery:
         return [request.step for request in unfinished]
 
     def flush(self, timeout_s: float) -> None:
-        """Wait until finished results are delivered; return at once in a callback, which would wait for itself."""
-        if self._thread is not threading.current_thread() and not self._ended:
+        """Wait until finished results are delivered. Do not call this in a callback, which would wait for itself."""
+        if self._ended:
+            self.join(timeout_s)
+        else:
             delivered = threading.Event()
             self._post(delivered.set)
             delivered.wait(timeout_s)
 
-    def end(self, timeout_s: float) -> None:
-        """Deliver finished results, close the loggers, and release all threads that still wait for a result."""
-        self._ended = True
-        self._post(self._close_loggers)
+    def join(self, timeout_s: float) -> None:
+        """Wait until the delivery has ended."""
         if self._thread is not None:
-            self._deliveries.put(None)
-            if self._thread is threading.current_thread():
-                return
             self._thread.join(timeout_s)
+
+    @property
+    def in_callback(self) -> bool:
+        """Whether the caller is the delivery thread."""
+        return self._thread is threading.current_thread()
+
+    def end(self, timeout_s: float, leave: Callable[[], object] = lambda: None) -> None:
+        """Deliver finished results, close the loggers, and release all threads that still wait for a result.
+
+        Args:
+            timeout_s: Longest wait, in seconds. A call in a callback does not wait.
+            leave: Function that is called when finished results are delivered.
+        """
+        self._ended = True
+        self._post(partial(self._finish, leave))
+        if self.in_callback:
+            return
+        self.join(timeout_s)
         with self._changed:
             missing = [one.step for one in self.open if not (one.concluded or one.abandoned or one.replaced)]
             self.open.clear()  # A callback that hangs keeps its request open, but threads must not wait for it.
@@ -259,6 +274,12 @@ class Delivery:
                 ", ".join(map(str, missing)),
                 timeout_s,
             )
+
+    def _finish(self, leave: Callable[[], object]) -> None:
+        leave()
+        self._post(self._close_loggers)
+        if self._thread is not None:
+            self._deliveries.put(None)
 
     # ------------------------------------------------------------------ delivering
 
@@ -320,7 +341,7 @@ class Delivery:
             self._changed.notify_all()
 
     def _point(self, request: Request) -> EvalPoint | None:
-        """Return the point to deliver; None if the request failed, or was replaced before its first episode."""
+        """Return the point to deliver; None if the request failed, or was cancelled or replaced before it started."""
         handle = request.handle
         if (error := handle.exception()) is not None:
             raised = not request.replaceable and self._on_error is None
@@ -328,7 +349,7 @@ class Delivery:
                 self._report(error)
             return None
         result = handle.result()
-        if request.replaced and not len(result.episodes):
+        if not (len(result.episodes) or result.timing.num_runners):
             return None
         metrics = dict(result.metrics)
         if self._metrics_fn is not None:

@@ -255,9 +255,12 @@ class Evaluator:
         """
         request = self._submit(weights, step, None, patient=True)
         try:
-            return request.handle.result()
-        finally:
+            result = request.handle.result()
+        except Exception:  # Not an interrupt, which must not wait for the end of the evaluation.
             self._delivery.await_delivery(request)
+            raise
+        self._delivery.await_delivery(request)
+        return result
 
     def drain(self, timeout_s: float | None = None) -> bool:
         """Wait until no result is :attr:`pending`; return False if that takes longer than ``timeout_s``.
@@ -334,10 +337,13 @@ class Evaluator:
                 )
         if self._service is None:
             self._group.stop()
+            self._delivery.end(timeout_s)
+        elif self._delivery.in_callback:  # Leave the service after the results that are already here.
+            self._delivery.end(timeout_s, self._service.stop)
         else:
             self._delivery.flush(timeout_s)  # Report the deliveries to the service before this client leaves.
             self._service.stop()
-        self._delivery.end(timeout_s)
+            self._delivery.end(timeout_s)
 
     def __enter__(self) -> Evaluator:
         return self

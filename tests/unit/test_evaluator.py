@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from evaluator_world import LIMIT_S, config
 
 from rl_eval import EvalHandle, EvalPoint, EvalResult, Evaluator, evaluate
 from rl_eval.errors import ClusterError, ConfigError, EvaluatorBusy, UsageError, WeightsError
+from rl_eval.training.delivery import Delivery, Request
 from rl_eval.training.loggers import Logger
 from tests.refused import refused
 
@@ -348,6 +350,58 @@ def test_a_callback_may_shut_down(cue: Cue, caplog: pytest.LogCaptureFixture) ->
         ev.submit()
     assert told == []
     assert "20, 30" in caplog.text
+
+
+def test_a_callback_that_ends_the_delivery_gets_the_results_that_are_there(cue: Cue) -> None:
+    """All are acknowledged before the client leaves its service, so the next client does not receive them again."""
+    acknowledged: list[int | None] = []
+    left: list[int] = []
+    hold = Hold()
+
+    def stop(point: EvalPoint) -> None:
+        if point.step == 1:
+            hold(point)
+            delivery.end(LIMIT_S, lambda: left.append(len(acknowledged)))
+
+    delivery = Delivery(stop, None, None, "", ())
+    delivery.begin(lambda handle: acknowledged.append(handle.step), None, threaded=True)
+    for position, step in enumerate((1, 2)):
+        request = Request(step, True)
+        cue.submit(weights=None, version=None, follow_up=None, held=None, on_submitted=request.submitted)
+        delivery.expect(request)
+        cue.end(position)
+    hold.go.set()
+    assert delivery.drain(LIMIT_S)
+    delivery.flush(LIMIT_S)
+    assert (acknowledged, left) == ([1, 2], [2])
+
+
+def test_a_request_that_is_cancelled_before_it_starts_gives_no_point(tmp_path: Path) -> None:
+    """It has a result, without episodes."""
+    steps: list[int] = []
+    gate = tmp_path / "gate"
+    gate.mkdir()
+    with Evaluator(config(gate=str(gate)), busy_policy="queue", on_result=lambda point: steps.append(point.step)) as ev:
+        _, second, _ = (ev.submit(step=step) for step in (10, 20, 30))
+        second.cancel("not needed")
+        assert second.result(LIMIT_S).status == "failed"
+        (gate / "open").touch()
+        settled(ev)
+    assert steps == [10, 30]
+
+
+def test_an_interrupt_ends_the_wait_of_evaluate(cue: Cue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The evaluation continues."""
+
+    def interrupt(self: EvalHandle, timeout: float | None = None) -> EvalResult:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(EvalHandle, "result", interrupt)
+    ev = Evaluator(config())
+    with pytest.raises(KeyboardInterrupt):
+        ev.evaluate()
+    assert ev.pending
+    ev.shutdown()
 
 
 def test_a_callback_may_submit_but_not_wait_for_itself(cue: Cue) -> None:

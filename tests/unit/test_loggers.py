@@ -232,6 +232,13 @@ def test_a_file_of_something_else_is_refused(tmp_path, logger, rows):
         assert (path.read_bytes(), path.stat().st_mtime_ns) == before
 
 
+@pytest.mark.parametrize("logger", [JSONLinesLogger, CSVLogger])
+def test_a_metric_with_the_name_of_a_column_is_refused(tmp_path, logger):
+    """It would replace the value of the row."""
+    with refused(UsageError, "status"):
+        logger(tmp_path / "rows").log(point(prefix="", status=1.0))
+
+
 # ------------------------------------------------------------------------------ console
 
 

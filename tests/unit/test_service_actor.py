@@ -200,9 +200,26 @@ def test_names_of_clients_need_not_be_those_of_folders(world):
         assert world.tickets(name) == [(f"of {name}", 0)]
 
 
+def test_a_delivery_that_cannot_be_noted_costs_only_a_repetition(world, monkeypatch):
+    """The disk is full for a moment."""
+
+    def full(*args):
+        raise OSError("No space left on device")
+
+    world.submit("0")
+    world.result("0")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "touch", full)
+        assert world.service.poll("me", ["0"], ["0"], False)[0] == {}
+    assert world.tickets() == []
+    world.service.close()
+    world.begin("first")
+    assert world.tickets() == [("0", 0)]
+
+
 @scored
 def test_weights_that_do_not_fit_fail_alone_and_are_forgotten(world):
-    """Also twice in a row, and if a request without weights of its own waits behind them."""
+    """Also twice in a row. A request without weights that waits behind them gets the last weights that fitted."""
     world.submit("good", sent=weights(3))
     world.result("good")
     world.gate.unlink()
@@ -210,8 +227,10 @@ def test_weights_that_do_not_fit_fail_alone_and_are_forgotten(world):
         world.submit(name, sent=weights(1, size=2))
     world.submit("behind")
     world.gate.touch()
-    for name in ("bad", "worse", "behind"):
+    for name in ("bad", "worse"):
         assert isinstance(world.result(name), WeightsError)
+    assert world.result("behind").mean_return == 3
+    assert world.service.history()[-1][0].weights_version == 1
     world.service.close()
     world.begin("first")
     assert world.submit("again").weights_version == 1, "the last ones of this client that fitted"

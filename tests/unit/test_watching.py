@@ -619,7 +619,7 @@ def contents(folder):
 
 FOREIGN = ("run", ".", "link", "results", "other", "damaged", "escaping", None)
 """The watched folder, one above it, a link to it; other files; three kinds of watch.json; what the trainer uses."""
-ESCAPING = {"schema": "rl_eval watch", "format": 2, "checkpoints": [{"info": 3, "digest": "/../../run"}]}
+ESCAPING = {"schema": "rl_eval watch", "format": 3, "checkpoints": [{"info": 3, "digest": "/../../run"}]}
 
 
 @pytest.mark.parametrize("output", FOREIGN)
@@ -629,8 +629,8 @@ def test_a_foreign_folder_is_refused_and_stays_as_it_is(folder, output):
     for name in ("run/best/mine/model.bin", "results/notes.txt", "other/best/x/y", "damaged/x", "escaping/x"):
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         Path(name).write_text("precious")
-    Path("other/watch.json").write_text('{"format": 2, "interval": 5}')
-    Path("damaged/watch.json").write_text('{"schema": "rl_eval watch", "format": 2, "checkp')
+    Path("other/watch.json").write_text('{"format": 3, "interval": 5}')
+    Path("damaged/watch.json").write_text('{"schema": "rl_eval watch", "format": 3, "checkp')
     Path("escaping/watch.json").write_text(json.dumps(ESCAPING))
     Path("link").symlink_to("run")
     if output is None:
@@ -641,6 +641,11 @@ def test_a_foreign_folder_is_refused_and_stays_as_it_is(folder, output):
     assert outcome.exit_code == ExitCode.USAGE, outcome.output
     assert "--output" in outcome.stderr
     assert contents(".") == before
+
+
+def test_checkpoints_with_equal_contents_have_folders_of_their_own():
+    names = ["a/b_1.pt", "a_b_1.pt", "a b_1.pt", f"x/{'long' * 30}/m.pt", f"y/{'long' * 30}/m.pt"]
+    assert len({Entry(Checkpoint(name, 0, 0.0, ""), "same").id for name in names}) == len(names)
 
 
 def test_names_in_a_journal_lead_to_no_other_folder():

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Self
 
+from rl_eval.errors import UsageError
 from rl_eval.results.result import EvalPoint
 
 if TYPE_CHECKING:
@@ -50,16 +51,25 @@ class Logger(abc.ABC):
 
 
 def row_of(point: EvalPoint) -> dict[str, Any]:
-    """Return a point as one flat row: step, weights version, time, status, fingerprint and metrics."""
+    """Return a point as one flat row: step, weights version, time, status, fingerprint and metrics.
+
+    The time is the end of the evaluation, or its start if the result was read from an evaluation log.
+
+    Raises:
+        UsageError: A metric has the name of another value of the row.
+    """
     result = point.result
-    return {
+    row = {
         "step": point.step,
         "weights_version": point.weights_version,
-        "time": result.provenance.get("finished_at"),
+        "time": result.provenance.get("finished_at") or result.provenance.get("started_at"),
         "status": result.status,
         "fingerprint": result.fingerprint,
-        **point.metrics,
     }
+    if taken := sorted(row.keys() & point.metrics.keys()):
+        problem = f"metrics_fn returned {taken[0]!r}, but each row has another value of this name"
+        raise UsageError(problem, key=taken[0], fix="Rename the metric, or set log_prefix.")
+    return row | dict(point.metrics)
 
 
 def finite_metrics(point: EvalPoint) -> dict[str, float]:

@@ -23,10 +23,10 @@ from urllib.parse import quote
 
 from rl_eval.atomic_write import write_atomically
 from rl_eval.config.settings import with_values
-from rl_eval.errors import ClusterError, ConfigError, UsageError, WeightsError
+from rl_eval.errors import ClusterError, ConfigError, WeightsError
 from rl_eval.errors.redaction import redacted_traceback
 from rl_eval.training.service.requests import Request, ServiceOptions, Ticket, Welcome, join_secrets
-from rl_eval.weights import WeightsSnapshot, add_missing
+from rl_eval.weights import WeightsSnapshot, add_missing, weights_of
 
 if TYPE_CHECKING:
     from rl_eval.execution.group import EvalRunnerGroup
@@ -68,6 +68,7 @@ class EvalService:
         self._seen: dict[str, float] = {}  # Time of the last call of each client.
         self._group: EvalRunnerGroup | None = None
         self._initial: PublishedWeights | None = None
+        self._knows_initial = False
         self._closed = False
         if self._settings.exists():
             self.open(self._settings.read_bytes())
@@ -138,18 +139,13 @@ class EvalService:
             ClusterError: The service is ending.
         """
         with self._changed:
-            group = self._open_group()
+            self._open_group()
             if request not in self._requests:
                 tickets = [one.ticket for one in self._requests.values()]
                 version = max(version, 1 + max((one.weights_version for one in tickets), default=0))
-                kept = {one.ticket.weights_version: one.weights for one in self._of(client) if one.weights.exists()}
                 if weights is None:
+                    kept = (one.ticket.weights_version for one in self._of(client) if one.weights.exists())
                     version = max(kept, default=0)
-                elif policies := group.settings.policy.policies:
-                    # Other policies keep the last weights of this client. The runners may have those of another client.
-                    first = self._initial and self._initial.snapshot
-                    last = pickle.loads(kept[max(kept)].read_bytes()) if kept else first
-                    weights = add_missing(replace(weights, version=version), last, policies)
                 ticket = Ticket(1 + max((one.number for one in tickets), default=-1), request, client, step, version)
                 self._requests[request] = Request.create(self._folder / "requests", ticket, weights)
                 self._changed.notify_all()
@@ -288,26 +284,44 @@ class EvalService:
         return None
 
     def _start(self, request: Request) -> EvalHandle:
-        """Start an evaluation.
-
-        Raises:
-            WeightsError: The weights did not fit the policy in an earlier request.
-            UsageError: The initial weights of the policy are lost.
-        """
-        client, version, weights = request.ticket.client, request.ticket.weights_version, self._initial
+        """Start an evaluation."""
         with self._changed:
             group = self._open_group()
-            if version and not request.weights.exists():
-                problem = f"the last weights of client {client!r} do not fit the policy"
-                raise WeightsError(problem, key="weights", fix="Send other weights.")
-            if version:
-                weights = group.publish_weights(pickle.loads(request.weights.read_bytes()), version)
-            elif weights is None and group.published_weights is not None:
-                problem = f"client {client!r} sent no weights, and the initial weights of the policy are lost"
-                raise UsageError(problem, key="weights", fix="Send weights.")
+        if not self._knows_initial:  # A runner has them until other weights are sent.
+            snapshot = None if self._initial else group.apply_to_one(_weights_of_policy)
+            with self._changed:
+                self._initial = group.publish_weights(snapshot, 0) if snapshot else self._initial
+                self._knows_initial = True
+        with self._changed:
+            weights = self._weights_for(request, group)
             request.handle = group.submit(log_dir=request.log_dir, weights=weights, follow_up=self._follow_up(request))
             self._changed.notify_all()
             return request.handle
+
+    def _weights_for(self, request: Request, group: EvalRunnerGroup) -> PublishedWeights | None:
+        """Return the weights of a request; None if the policy has no weights.
+
+        If a request without weights waited behind weights that do not fit, return the client's weights before them.
+        Policies without weights in the request keep the client's former weights, whatever the runners have.
+        """
+        if request.ticket.weights_version and not request.weights.exists():
+            former = self._former_of(request)
+            request.use(former.ticket.weights_version if former else 0)
+        if not (version := request.ticket.weights_version):
+            return self._initial
+        snapshot: WeightsSnapshot = pickle.loads(request.weights.read_bytes())
+        if (policies := group.settings.policy.policies) and not snapshot.versions:
+            former = self._former_of(request)
+            last = pickle.loads(former.weights.read_bytes()) if former else self._initial and self._initial.snapshot
+            snapshot = add_missing(replace(snapshot, version=version), last, policies)
+            request.put_weights(snapshot)
+        return group.publish_weights(snapshot, version)
+
+    def _former_of(self, request: Request) -> Request | None:
+        """Return the client's request with the last weights before those of ``request``; None if there is none."""
+        kept = [one for one in self._of(request.ticket.client) if one.weights.exists()]
+        earlier = [one for one in kept if one.ticket.weights_version < request.ticket.weights_version]
+        return max(earlier, key=lambda one: one.ticket.weights_version, default=None)
 
     def _follow_up(self, request: Request) -> FollowUp | None:
         """Return the job that records the videos of an evaluation, in a folder per client and step."""
@@ -346,6 +360,10 @@ class EvalService:
         import ray
 
         ray.kill(ray.get_runtime_context().current_actor)
+
+
+def _weights_of_policy(runner: Any) -> WeightsSnapshot | None:
+    return weights_of(runner.policy)
 
 
 def _write_private(content: bytes, file: Path) -> None:

@@ -378,6 +378,8 @@ class ServiceClient:
             return
         timing = outcome.timing
         rest = {"env_steps": timing.env_steps, "seconds": timing.wall_seconds, "num_runners": timing.num_runners}
+        if len(outcome.episodes):
+            handle.weights_version = outcome.episodes[0].weights_version
         handle.release(EvalProgress.of_table(outcome.table, **rest))
         handle.set_result(outcome)
 

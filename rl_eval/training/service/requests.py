@@ -7,7 +7,7 @@ import json
 import logging
 import pickle
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
@@ -139,8 +139,8 @@ class Request:
         name = f"{ticket.number:08d}_{quote(ticket.client, safe='')[:_LONGEST]}_step_{ticket.step}"
         request = cls(parent / name, ticket)
         if weights is not None:
-            write_bytes(request.weights, pickle.dumps(weights, pickle.HIGHEST_PROTOCOL))
-        write_text(request.folder / "request.json", json.dumps(asdict(ticket)))
+            request.put_weights(weights)
+        request.use(ticket.weights_version)
         return request
 
     @classmethod
@@ -152,6 +152,15 @@ class Request:
             content = answer.read_bytes() if answer.exists() else None
             found[ticket.id] = cls(file.parent, ticket, content, file.with_name("delivered").exists())
         return found
+
+    def put_weights(self, weights: WeightsSnapshot) -> None:
+        """Write the weights."""
+        write_bytes(self.weights, pickle.dumps(weights, pickle.HIGHEST_PROTOCOL))
+
+    def use(self, weights_version: int) -> None:
+        """Write the ticket, with this version of the weights."""
+        self.ticket = replace(self.ticket, weights_version=weights_version)
+        write_text(self.folder / "request.json", json.dumps(asdict(self.ticket)))
 
     @property
     def log_dir(self) -> Path:
@@ -181,8 +190,13 @@ class Request:
 
     def note_delivery(self) -> None:
         """Record that the client has the result; it is not sent again."""
-        (self.folder / "delivered").touch()
         self.delivered = True
+        try:
+            (self.folder / "delivered").touch()
+        except OSError as error:
+            _logger.warning(
+                "the delivery of %s is not noted, so it is repeated after a restart: %s", self.folder, error
+            )
 
 
 def pickled(outcome: EvalResult | Exception) -> bytes:

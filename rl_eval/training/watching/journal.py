@@ -18,6 +18,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any, Final, Literal, final
 
+import xxhash
+
 from rl_eval.atomic_write import is_temporary, write_text
 from rl_eval.errors import ConfigError, LogOwned
 from rl_eval.log.manifest import code_differences
@@ -108,14 +110,15 @@ class Entry:
     @property
     def id(self) -> str:
         """Name of the folders of this checkpoint: of its copy and of its evaluation logs."""
-        name, digest = (re.sub(r"[^A-Za-z0-9._-]", "_", text).lstrip(".") for text in (self.info.name, self.digest))
-        return f"{name[-80:]}-{digest[:16]}"
+        name = re.sub(r"[^A-Za-z0-9._-]", "_", self.info.name).lstrip(".")
+        # The digest includes the name, since different names may have the same shortened form.
+        return f"{name[-80:]}-{xxhash.xxh3_64_hexdigest(f'{self.info.name} {self.digest}'.encode())}"
 
 
 @dataclass
 class _State:
     schema: Literal["rl_eval watch"]
-    format: Literal[2]
+    format: Literal[3]
     task: dict[str, Any] = field(default_factory=dict)
     checkpoints: list[Entry] = field(default_factory=list)
     best: str | None = None
@@ -199,7 +202,7 @@ class Journal:
 
     def save(self) -> None:
         """Write ``watch.json``."""
-        state = _State("rl_eval watch", 2, self._task, list(self.entries.values()), self.best)
+        state = _State("rl_eval watch", 3, self._task, list(self.entries.values()), self.best)
         write_text(self._path, json.dumps(asdict(state), indent=1, default=str) + "\n")
 
 
@@ -250,7 +253,7 @@ def _read(path: Path) -> _State:
         ConfigError: The file is damaged, or this version of the watcher did not write it.
     """
     if not path.exists():
-        return _State("rl_eval watch", 2)
+        return _State("rl_eval watch", 3)
     try:
         state = typed(_State, parse_json(path.read_text()))
     except (OSError, ValueError) as error:
