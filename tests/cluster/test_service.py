@@ -316,7 +316,8 @@ except ClusterError as error:
 
 
 @pytest.mark.slow
-def test_weights_that_a_factory_made_cannot_be_had_back() -> None:
+def test_a_client_without_weights_gets_those_that_the_factory_made() -> None:
+    """Also after another client has sent weights."""
     config = (
         EvalConfig()
         .environment("CartPole-v1")
@@ -327,8 +328,10 @@ def test_weights_that_a_factory_made_cannot_be_had_back() -> None:
     weights_file = ROOT / "configs" / "weights" / "cartpole_ppo_early.safetensors"
     with Evaluator(config, name="factory") as ev, Evaluator.from_name("factory") as other:
         ev.evaluate(load_weights_file(weights_file))
-        with refused(UsageError, "weights"):
-            other.evaluate()
+        original = other.evaluate()
+        ev.evaluate()
+        assert other.evaluate().fingerprint == original.fingerprint
+        assert original.episodes[0].weights_version == 0
         assert ev.evaluate().episodes[0].weights_version == 1
 
 

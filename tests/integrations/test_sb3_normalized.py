@@ -6,6 +6,7 @@ result has a note: a wrong number never comes without a word.
 
 import json
 import logging
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,7 +28,13 @@ from rl_eval.integrations.sb3 import EvalCallback, load_policy
 from rl_eval.integrations.sb3.files import facts_of, trained_normalized, unknown
 
 STEPS, EPISODES = 256, 2
-ALGORITHMS = {"PPO": (PPO, {"n_steps": 64}), "SAC": (SAC, {}), "TD3": (TD3, {}), "DQN": (DQN, {})}
+ALGORITHMS = {
+    "PPO": (PPO, {"n_steps": 64}, "Pendulum-v1"),
+    "SAC": (SAC, {}, "Pendulum-v1"),
+    "TD3": (TD3, {}, "Pendulum-v1"),
+    "DQN": (DQN, {}, "CartPole-v1"),
+    "SAC, unbounded": (SAC, {}, "Drift-v0"),
+}
 OF_FILES = ["command line", "config", "load_policy", "watch"]
 
 
@@ -45,6 +52,25 @@ class Trained:
     @property
     def config(self) -> EvalConfig:
         return config_for(self.env)
+
+
+class Drift(gym.Env):
+    """Unbounded observations of type float32, from which a model does not show whether they were normalized."""
+
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (3,), np.float32)
+    action_space = gym.spaces.Box(-1, 1, (1,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.position = self.np_random.normal(50, 20, 3).astype(np.float32)
+        return self.position, {}
+
+    def step(self, action):
+        self.position = (0.9 * self.position + 5 + 3 * self.np_random.normal(size=3)).astype(np.float32)
+        return self.position, float(action[0]), False, False, {}
+
+
+gym.register("Drift-v0", Drift, max_episode_steps=20)
 
 
 def config_for(env: str) -> EvalConfig:
@@ -77,8 +103,7 @@ def trained(tmp_path_factory):
 
 
 def train(name: str, normalized: bool, folder: Path) -> Trained:
-    algorithm, kwargs = ALGORITHMS[name]
-    env = "CartPole-v1" if name == "DQN" else "Pendulum-v1"
+    algorithm, kwargs, env = ALGORITHMS[name]
     venv = DummyVecEnv([lambda: gym.make(env)])
     normalizer = venv = VecNormalize(venv) if normalized else venv
     model = algorithm("MlpPolicy", venv, seed=3, device="cpu", policy_kwargs={"net_arch": [16]}, **kwargs)
@@ -170,6 +195,17 @@ def test_a_file_without_its_statistics_is_refused_or_noted(algorithm, door, trai
     else:
         assert found == "wrong, noted"
         assert "VecNormalize" in caplog.text
+
+
+def test_a_normalizer_that_appears_after_the_evaluation_repeats_it(trained, tmp_path, monkeypatch):
+    """An off-policy model does not show that it needs one, and its trainer writes the replay buffer before it."""
+    monkeypatch.chdir(tmp_path)
+    one = trained("SAC, unbounded", True)
+    Path("run").mkdir()
+    shutil.copy(one.file, "run")
+    assert outcome("watch", one, Path("run/model.zip")) == "wrong, noted"
+    shutil.copy(one.file.with_name("model_vecnormalize.pkl"), "run")
+    assert outcome("watch", one, Path("run/model.zip")) == "right"
 
 
 def test_a_model_that_trains_on_shows_its_environment(trained, caplog):

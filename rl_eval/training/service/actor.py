@@ -68,7 +68,7 @@ class EvalService:
         self._seen: dict[str, float] = {}  # Time of the last call of each client.
         self._group: EvalRunnerGroup | None = None
         self._initial: PublishedWeights | None = None
-        self._knows_initial = False
+        self._knows_initial = self._has_sent = False
         self._closed = False
         if self._settings.exists():
             self.open(self._settings.read_bytes())
@@ -299,7 +299,7 @@ class EvalService:
             return request.handle
 
     def _weights_for(self, request: Request, group: EvalRunnerGroup) -> PublishedWeights | None:
-        """Return the weights of a request; None if the policy has no weights.
+        """Return the weights of a request; None for those that the runners have.
 
         If a request without weights waited behind weights that do not fit, return the client's weights before them.
         Policies without weights in the request keep the client's former weights, whatever the runners have.
@@ -308,13 +308,14 @@ class EvalService:
             former = self._former_of(request)
             request.use(former.ticket.weights_version if former else 0)
         if not (version := request.ticket.weights_version):
-            return self._initial
+            return self._initial if self._has_sent else None  # None: the runners still have the initial weights.
         snapshot: WeightsSnapshot = pickle.loads(request.weights.read_bytes())
         if (policies := group.settings.policy.policies) and not snapshot.versions:
             former = self._former_of(request)
             last = pickle.loads(former.weights.read_bytes()) if former else self._initial and self._initial.snapshot
             snapshot = add_missing(replace(snapshot, version=version), last, policies)
             request.put_weights(snapshot)
+        self._has_sent = True
         return group.publish_weights(snapshot, version)
 
     def _former_of(self, request: Request) -> Request | None:

@@ -187,6 +187,14 @@ def companions_of(model: Path, settings: EvalSettings) -> dict[str, Path]:
     return {name: file for name, file in own.items() if name not in configured}
 
 
+def companion_files(folder: Path, settings: EvalSettings) -> frozenset[str]:
+    """Return the files below a folder that may belong to a model, by the naming scheme of the policy's library."""
+    library = loader_of(settings.policy.policy)
+    if library is None or not library.companions:
+        return frozenset()
+    return frozenset(glob.glob(f"**/{library.companions}", root_dir=folder, recursive=True))  # noqa: PTH207
+
+
 def without_companions(settings: EvalSettings) -> EvalSettings:
     """Return settings without the files that belong to the configured model, because checkpoints replace this model."""
     configured = settings.policy.policy_kwargs

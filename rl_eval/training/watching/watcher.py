@@ -30,6 +30,7 @@ from rl_eval.results.source_code import code_of
 from rl_eval.training.watching.checkpoints import (
     Checkpoint,
     CheckpointFolder,
+    companion_files,
     companions_of,
     compile_step_pattern,
     copy_checkpoint,
@@ -118,6 +119,8 @@ class Watcher:
         folder, pattern = options.folder.resolve(), compile_step_pattern(options.step_pattern)
         self._folder = CheckpointFolder(folder, options.pattern, pattern, self._output)
         self._group: EvalRunnerGroup | None = None
+        self._companion_files: frozenset[str] = frozenset()
+        """Files in the watched folder that may belong to a model, at the last scan."""
         self._logged: set[str] = set()
         self._claim = claim_output(folder, self._output)
         try:
@@ -213,11 +216,28 @@ class Watcher:
         self._publish()
 
     def _turn(self) -> None:
-        for checkpoint in self._folder.scan():
+        stable = self._folder.scan()
+        self._drop_incomplete()
+        for checkpoint in stable:
             self._check_stop()
             if not self.journal.knows(checkpoint) and (entry := self._take(checkpoint)):
                 self._evaluate_checkpoint(entry)
         self._choose_best()
+
+    def _drop_incomplete(self) -> None:
+        """Drop the entries of models whose normalizer appeared after their copy. They are evaluated again, with it."""
+        files = frozenset() if self._key == WEIGHTS else companion_files(self._folder.folder, self._settings)
+        if files == self._companion_files:
+            return
+        self._companion_files = files
+        for entry in list(self.journal.entries.values()):
+            source = self._folder.folder / entry.info.name
+            if not entry.companions and (late := companions_of(source, self._settings)):
+                names = ", ".join(path.name for path in late.values())
+                self._log(f"{entry.info.name} was evaluated before {names} appeared, and is evaluated again")
+                if entry.id == self.journal.best:
+                    self.journal.best = None
+                self.journal.drop(entry)
 
     # ------------------------------------------------------------------ copies
 
