@@ -123,8 +123,8 @@ class EvalRunnerGroup:
         self._loop = ControlLoop(self._backend, self._pool, threaded)
         _read_columns(settings)
         self._loop.start()
-        if settings.runners.num_runners:
-            # Stop before Ray shuts down at exit: Ray must not be called then.
+        if threaded:
+            # Stop at exit: Ray must not be called after its shutdown, and a thread in native code aborts the process.
             atexit.register(self.stop)
         count = max(1, settings.runners.num_runners)
         self._loop.post(Do(lambda pool, now: pool.grow(count, now)))

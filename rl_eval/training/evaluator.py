@@ -7,6 +7,7 @@ callbacks and loggers.
 
 from __future__ import annotations
 
+import atexit
 import logging
 import operator
 import os
@@ -145,6 +146,7 @@ class Evaluator:
                 with suppress(Exception):  # The first evaluation raises the error.
                     self._group.apply_to_one(lambda _: None)
             self._delivery.begin(lambda _: None, videos, threaded=backend != "inline")
+            atexit.register(self._end_with_process)  # After the group's function, so that this one is called first.
             return
         from rl_eval.training.service.client import ServiceClient, start_service
         from rl_eval.training.service.requests import ServiceOptions
@@ -217,6 +219,7 @@ class Evaluator:
         """Held while a request is accepted and submitted, so that steps and weights keep their order."""
         self._next_step = self._version = 0
         self._stopped = False
+        self._process = os.getpid()
 
     def _join(self, service: ServiceClient) -> None:
         """Continue as the client of a service."""
@@ -226,6 +229,7 @@ class Evaluator:
         self._delivery.begin(service.acknowledge, None, threaded=True)
         self.resumed = tuple(service.resumed)
         self._delivery.expect(*(Request.of(handle) for handle in self.resumed))
+        atexit.register(self._end_with_process)
 
     # ------------------------------------------------------------------ asking
 
@@ -326,6 +330,7 @@ class Evaluator:
         Args:
             timeout_s: Longest wait for callbacks that are still running, in seconds.
         """
+        atexit.unregister(self._end_with_process)
         with self._submitting:
             self._stopped = True
             ended = self._delivery.abandon()
@@ -344,6 +349,10 @@ class Evaluator:
             self._delivery.flush(timeout_s)  # Report the deliveries to the service before this client leaves.
             self._service.stop()
             self._delivery.end(timeout_s)
+
+    def _end_with_process(self) -> None:
+        if os.getpid() == self._process:  # Not in a fork.
+            self.shutdown()
 
     def __enter__(self) -> Evaluator:
         return self

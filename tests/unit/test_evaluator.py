@@ -6,6 +6,9 @@
 from __future__ import annotations
 
 import logging
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -402,6 +405,34 @@ def test_an_interrupt_ends_the_wait_of_evaluate(cue: Cue, monkeypatch: pytest.Mo
         ev.evaluate()
     assert ev.pending
     ev.shutdown()
+
+
+ENDS = """
+import time
+from evaluator_world import config
+from rl_eval import Evaluator
+
+def slow(point):
+    time.sleep(0.3)
+    print(point.step)
+
+done = Evaluator(config(), busy_policy="queue", on_result=slow)
+for handle in [done.submit(step=step) for step in (1, 2)]:
+    handle.result(60)
+running = Evaluator(config(endless=True))
+running.submit(step=3)
+"""
+
+
+@pytest.mark.process
+def test_the_end_of_the_process_delivers_finished_results_and_warns_of_others() -> None:
+    """Without a shutdown, a thread of the evaluator could abort the process in native code."""
+    path = os.pathsep.join(filter(None, sys.path))
+    ended = subprocess.run(
+        [sys.executable, "-c", ENDS], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True
+    )
+    assert (ended.returncode, ended.stdout.split()) == (0, ["1", "2"]), ended.stderr
+    assert "steps 3" in ended.stderr
 
 
 def test_a_callback_may_submit_but_not_wait_for_itself(cue: Cue) -> None:

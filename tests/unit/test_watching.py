@@ -20,7 +20,7 @@ from rl_eval import EvalConfig, evaluate, load, replay
 from rl_eval.atomic_write import is_temporary
 from rl_eval.cli.exits import ExitCode
 from rl_eval.config.settings import make_settings
-from rl_eval.errors import ConfigError, LogOwned
+from rl_eval.errors import ClusterError, ConfigError, LogOwned
 from rl_eval.training.watching import Watcher, WatchOptions, watcher
 from rl_eval.training.watching.checkpoints import (
     Checkpoint,
@@ -154,6 +154,13 @@ def test_the_picture_can_be_decoded(folder, monkeypatch):
     picture = imread("run/eval/curve.png")
     assert picture.shape == (540, 960, 4)
     assert ((picture[..., 0] > 0.7) & (picture[..., 1] < 0.3)).any(), "the best is red"
+
+
+def test_the_title_of_the_picture_may_contain_dollar_signs():
+    """Matplotlib would read the text between them as mathematics."""
+    pytest.importorskip("matplotlib")
+    entry = Entry(Checkpoint("m", 1, 0.0, ""), "1", selection=Score("complete", mean=1.0, low=0.5, high=1.5))
+    assert curve_png([entry], None, "run_$a_$b").startswith(b"\x89PNG")
 
 
 def test_the_best_is_tested_again_on_episodes_that_no_choice_has_seen(folder):
@@ -436,7 +443,7 @@ def test_a_checkpoint_that_changes_while_it_is_copied_gives_no_copy(folder, monk
     if fate == "untouched":
         with pytest.raises(OSError, match="No space left"):
             copy_checkpoint(copied, info, {}, Path("copy"))
-        with refused(ConfigError, "--output", value=str(Path("run/eval").resolve())):
+        with refused(ClusterError, "--output", value=str(Path("run/eval").resolve())):
             run_watcher(pattern="model_1")
     else:
         assert copy_checkpoint(copied, info, {}, Path("copy")) is None

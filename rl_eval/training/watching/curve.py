@@ -114,7 +114,7 @@ def curve_png(entries: Sequence[Entry], best: str | None, title: str) -> bytes:
             label = f"best on {entry.held_out.num_episodes if entry.held_out else 0} held-out episodes"
             _draw(axes, [(place, entry.held_out)], label, color=_BEST, marker="D", markersize=6, fillstyle="none")
     axes.set(xlabel="training step" if stepped else "checkpoint", ylabel="mean return")
-    axes.set_title(title, fontsize="medium")
+    axes.set_title(title, fontsize="medium", parse_math=False)  # A name may contain two dollar signs.
     axes.grid(alpha=0.25)
     if axes.get_legend_handles_labels()[0]:
         axes.legend(fontsize="small", loc="best")

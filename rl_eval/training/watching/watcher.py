@@ -12,8 +12,8 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, final
@@ -43,6 +43,7 @@ from rl_eval.weights import load_weights_file
 WEIGHTS: Final = "policy.weights"
 _KWARGS: Final = "policy.policy_kwargs."
 _REFRESH_S: Final = 0.2
+_CONTINUES: Final = "Free disk space, or check the permissions. The next call continues."
 _VERSIONS: Final = 2**31
 
 
@@ -146,7 +147,7 @@ class Watcher:
             ConfigError: The config cannot work, or ``once`` is set and there is no checkpoint.
             ClusterError: The evaluations cannot run; the next watcher continues them.
         """
-        with suppress(_Stopped):
+        with suppress(_Stopped), _written(self._output):
             before = len(self.journal.curve)
             self._folder.scan()
             if not self._folder.found:
@@ -257,7 +258,7 @@ class Watcher:
             digest = copy_checkpoint(source, checkpoint, companions, self._incoming)
         except OSError as error:
             problem = f"{checkpoint.name} cannot be copied to {self._output}: {error}"
-            raise ConfigError(problem, key="--output", value=str(self._output)) from error
+            raise ClusterError(problem, key="--output", value=str(self._output), fix=_CONTINUES) from error
         if digest is None:
             fate = "changed while it was copied; the next scan tries again" if source.exists() else "was removed"
             self._log(f"{checkpoint.name} {fate}")
@@ -422,6 +423,15 @@ def _check_key(key: str) -> str:
         return key
     fix = f"Pass {WEIGHTS}, or {_KWARGS}NAME for an argument of the factory."
     raise ConfigError(f"--as {key}: a checkpoint cannot be the value of this key", key="--as", value=key, fix=fix)
+
+
+@contextmanager
+def _written(output: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        problem = f"a file in the output folder {output} cannot be written: {error}"
+        raise ClusterError(problem, key="--output", value=str(output), fix=_CONTINUES) from error
 
 
 def _advice(path: Path) -> str:
