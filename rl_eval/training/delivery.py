@@ -116,6 +116,8 @@ class Delivery:
         self._reached: int | None = None
         """Step to report to the loggers next; None if there is none."""
         self._deliveries: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._delivers = False
+        """Whether the queue is run now, without a thread."""
         self._thread: threading.Thread | None = None
         self._process = os.getpid()
         self._delivering: threading.Thread | None = None
@@ -248,8 +250,8 @@ class Delivery:
 
     @property
     def in_callback(self) -> bool:
-        """Whether the caller is the delivery thread."""
-        return self._thread is threading.current_thread()
+        """Whether the caller is the thread that delivers results now."""
+        return threading.current_thread() in (self._thread, self._delivering)
 
     def end(self, timeout_s: float, leave: Callable[[], object] = lambda: None) -> None:
         """Deliver finished results, close the loggers, and release all threads that still wait for a result.
@@ -288,11 +290,16 @@ class Delivery:
             self._post(partial(self._conclude, request))
 
     def _post(self, delivery: Callable[[], None]) -> None:
-        """Queue a delivery; without a thread, run it now."""
-        if self._thread is None:
-            delivery()
-        else:
-            self._deliveries.put(delivery)
+        """Queue a delivery. Without a thread, run the queue now, unless a callback is the caller."""
+        self._deliveries.put(delivery)
+        if self._thread is None and not self._delivers:
+            self._delivers = True
+            try:
+                while not self._deliveries.empty():
+                    if (next_one := self._deliveries.get()) is not None:
+                        next_one()
+            finally:
+                self._delivers = False
 
     def _deliver_all(self) -> None:
         while True:

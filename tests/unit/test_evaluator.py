@@ -407,6 +407,39 @@ def test_an_interrupt_ends_the_wait_of_evaluate(cue: Cue, monkeypatch: pytest.Mo
     ev.shutdown()
 
 
+@pytest.mark.parametrize("backend", ["thread", "inline"])
+def test_all_callbacks_get_a_point_before_any_gets_the_next(backend: Any) -> None:
+    """Although the first callback submits the next request."""
+    seen: list[tuple[str, int]] = []
+
+    def first(point: EvalPoint) -> None:
+        seen.append(("first", point.step))
+        if point.step == 1:
+            ev.submit(step=2)
+
+    receivers = [first, lambda point: seen.append(("second", point.step))]
+    with Evaluator(config(), backend=backend, busy_policy="queue", on_result=receivers) as ev:
+        ev.submit(step=1)
+        settled(ev)
+    assert seen == [("first", 1), ("second", 1), ("first", 2), ("second", 2)]
+
+
+def test_a_callback_of_the_inline_backend_may_shut_down(caplog: pytest.LogCaptureFixture) -> None:
+    class Kept(Logger):
+        closed = False
+
+        def log(self, point: EvalPoint) -> None: ...
+
+        def close(self) -> None:
+            self.closed = True
+
+    logger = Kept()
+    ev = Evaluator(config(), backend="inline", on_result=lambda point: ev.shutdown(), loggers=logger)
+    assert ev.evaluate(step=1).status == "complete"
+    assert logger.closed
+    assert not caplog.messages
+
+
 ENDS = """
 import time
 from evaluator_world import config
