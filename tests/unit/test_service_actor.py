@@ -252,6 +252,9 @@ class Two:
 
     possible_agents = ("a", "b")
 
+    def __init__(self, until):
+        self.until = Path(until)
+
     def observation_space(self, agent):
         return Line.observation_space
 
@@ -263,6 +266,8 @@ class Two:
         return {agent: np.ones(1, np.float32) for agent in "ab"}, {}
 
     def step(self, actions):
+        while not self.until.exists():
+            time.sleep(0.01)
         self.agents = []
         rewards = {agent: float(actions[agent][0]) for agent in "ab"}
         seen = {agent: np.ones(1, np.float32) for agent in "ab"}
@@ -275,14 +280,18 @@ class Two:
 def test_weights_of_one_policy_join_the_other_weights_of_the_same_client(tmp_path):
     """Whatever other clients sent, and whether another process takes the place of the first."""
 
-    def submit(name, client, **sent):
+    def send(name, client, **sent):
         parts = {f"{part}.weight": torch.tensor([[float(value)]]) for part, value in sent.items()}
-        world.submit(name, client=client, sent=snapshot_weights(parts, 0))
+        world.submit(name, client=client, sent=snapshot_weights(parts, 0) if sent else None)
+
+    def submit(name, client, **sent):
+        send(name, client, **sent)
         result = world.result(name, client)
         return result.mean_return, result.agents["weights_version"].tolist()
 
     policies = {"a": Scale(), "b": Scale(7.0)}
-    world = World(tmp_path, None, EvalConfig().environment(Two).policy(policies=policies))
+    config = EvalConfig().environment(Two, env_kwargs={"until": str(tmp_path / "gate")}).policy(policies=policies)
+    world = World(tmp_path, None, config)
     assert submit("1", "me", a=1) == (8, [1, 0])
     assert submit("2", "me", a=1, b=10) == (11, [2, 2])
     assert submit("3", "other", a=100, b=1000) == (1100, [3, 3])
@@ -290,6 +299,13 @@ def test_weights_of_one_policy_join_the_other_weights_of_the_same_client(tmp_pat
     world.service.close()
     world.begin("first")
     assert submit("5", "me", a=3) == (13, [5, 2])
+    world.gate.unlink()
+    send("running", "me")
+    send("cancelled", "me", b=20)
+    world.service.cancel("cancelled", "replaced", unless_started=True)
+    world.gate.touch()
+    assert submit("6", "other", b=2000) == (2100, [3, 7])
+    assert submit("7", "me", a=4) == (24, [8, 6])
     world.service.close()
 
 

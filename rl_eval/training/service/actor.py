@@ -302,21 +302,28 @@ class EvalService:
         """Return the weights of a request; None for those that the runners have.
 
         If a request without weights waited behind weights that do not fit, return the client's weights before them.
-        Policies without weights in the request keep the client's former weights, whatever the runners have.
         """
         if request.ticket.weights_version and not request.weights.exists():
             former = self._former_of(request)
             request.use(former.ticket.weights_version if former else 0)
         if not (version := request.ticket.weights_version):
             return self._initial if self._has_sent else None  # None: the runners still have the initial weights.
-        snapshot: WeightsSnapshot = pickle.loads(request.weights.read_bytes())
-        if (policies := group.settings.policy.policies) and not snapshot.versions:
-            former = self._former_of(request)
-            last = pickle.loads(former.weights.read_bytes()) if former else self._initial and self._initial.snapshot
-            snapshot = add_missing(replace(snapshot, version=version), last, policies)
-            request.put_weights(snapshot)
         self._has_sent = True
-        return group.publish_weights(snapshot, version)
+        return group.publish_weights(self._complete(request, group), version)
+
+    def _complete(self, request: Request, group: EvalRunnerGroup) -> WeightsSnapshot:
+        """Return the weights of all policies for a request with weights.
+
+        A policy without weights in the request has the client's former weights, whatever the runners have.
+        """
+        snapshot: WeightsSnapshot = pickle.loads(request.weights.read_bytes())
+        policies = group.settings.policy.policies
+        if policies and not snapshot.versions:
+            former = self._former_of(request)
+            last = self._complete(former, group) if former else self._initial and self._initial.snapshot
+            snapshot = add_missing(replace(snapshot, version=request.ticket.weights_version), last, policies)
+            request.put_weights(snapshot)
+        return snapshot
 
     def _former_of(self, request: Request) -> Request | None:
         """Return the client's request with the last weights before those of ``request``; None if there is none."""
