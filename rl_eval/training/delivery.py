@@ -293,13 +293,18 @@ class Delivery:
         """Queue a delivery. Without a thread, run the queue now, unless a callback is the caller."""
         self._deliveries.put(delivery)
         if self._thread is None and not self._delivers:
-            self._delivers = True
-            try:
-                while not self._deliveries.empty():
-                    if (next_one := self._deliveries.get()) is not None:
-                        next_one()
-            finally:
-                self._delivers = False
+            self._run_queue()
+
+    def _run_queue(self) -> None:
+        self._delivers = True
+        try:
+            while not self._deliveries.empty():
+                if (delivery := self._deliveries.get()) is not None:
+                    delivery()
+        finally:
+            self._delivers = False
+            if not self._deliveries.empty():  # An interruption must not lose the other deliveries.
+                self._run_queue()
 
     def _deliver_all(self) -> None:
         while True:

@@ -6,6 +6,7 @@ result has a note: a wrong number never comes without a word.
 
 import json
 import logging
+import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -206,6 +207,27 @@ def test_a_normalizer_that_appears_after_the_evaluation_repeats_it(trained, tmp_
     assert outcome("watch", one, Path("run/model.zip")) == "wrong, noted"
     shutil.copy(one.file.with_name("model_vecnormalize.pkl"), "run")
     assert outcome("watch", one, Path("run/model.zip")) == "right"
+
+
+def test_a_normalizer_that_is_half_written_is_read_again(trained, tmp_path, monkeypatch):
+    """The model itself has not changed for a long time; the exit code 0 says that it has a score."""
+    monkeypatch.chdir(tmp_path)
+    one = trained("SAC, unbounded", True)
+    Path("run").mkdir()
+    shutil.copy(one.file, "run")
+    os.utime("run/model.zip", (1e9, 1e9))
+    normalizer = one.file.with_name("model_vecnormalize.pkl")
+    Path("run", normalizer.name).write_bytes(normalizer.read_bytes()[:-100])
+    arguments = ["watch", "run/*.zip", "--env", one.env, "-n", str(EPISODES), "--trust", "--once", "--poll-s", "0.02"]
+    torn = CliRunner().invoke(app, [*arguments, "-o", "seen"])
+    assert (torn.exit_code, "tried again" in torn.output) == (1, True), torn.output
+    shutil.copy(normalizer, "run")
+    whole = CliRunner().invoke(app, [*arguments, "-o", "seen", "--json"])
+    assert whole.exit_code == 0, whole.output
+    point = json.loads(whole.stdout)[0]
+    assert np.allclose(
+        load(Path("seen", "evaluations", point["evaluation"])).mean_return, one.expected.mean(), rtol=1e-3
+    )
 
 
 def test_a_model_that_trains_on_shows_its_environment(trained, caplog):

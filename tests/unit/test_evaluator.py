@@ -424,6 +424,23 @@ def test_all_callbacks_get_a_point_before_any_gets_the_next(backend: Any) -> Non
     assert seen == [("first", 1), ("second", 1), ("first", 2), ("second", 2)]
 
 
+def test_an_interruption_in_a_callback_loses_no_other_point() -> None:
+    """Inline, where the callback runs in the caller's thread."""
+    steps: list[int] = []
+
+    def interrupted(point: EvalPoint) -> None:
+        steps.append(point.step)
+        if point.step == 1:
+            ev.submit(step=2)
+            raise SystemExit
+
+    with Evaluator(config(), backend="inline", on_result=interrupted) as ev:
+        with pytest.raises(SystemExit):
+            ev.submit(step=1)
+        settled(ev)
+    assert steps == [1, 2]
+
+
 def test_a_callback_of_the_inline_backend_may_shut_down(caplog: pytest.LogCaptureFixture) -> None:
     class Kept(Logger):
         closed = False

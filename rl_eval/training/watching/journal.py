@@ -14,6 +14,7 @@ import os
 import re
 import weakref
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any, Final, Literal, final
@@ -113,6 +114,15 @@ class Entry:
         name = re.sub(r"[^A-Za-z0-9._-]", "_", self.info.name).lstrip(".")
         # The digest includes the name, since different names may have the same shortened form.
         return f"{name[-80:]}-{xxhash.xxh3_64_hexdigest(f'{self.info.name} {self.digest}'.encode())}"
+
+    @property
+    def modified(self) -> float:
+        """Time of the last change of the checkpoint and its companions, in seconds since 1970."""
+        times = [self.info.modified]
+        for file in self.companions.values():
+            with suppress(OSError):
+                times.append(file.stat().st_mtime)
+        return max(times)
 
 
 @dataclass

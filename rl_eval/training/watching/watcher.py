@@ -148,7 +148,7 @@ class Watcher:
             ClusterError: The evaluations cannot run; the next watcher continues them.
         """
         with suppress(_Stopped), _written(self._output):
-            before = len(self.journal.curve)
+            before, known = len(self.journal.curve), self._scores()
             self._folder.scan()
             if not self._folder.found:
                 if once and not before:
@@ -161,10 +161,13 @@ class Watcher:
             while not once:
                 self._sleep(poll_s)
                 self._turn()
-            if self._folder.found and len(self.journal.curve) == before and not self.unfinished:
+            if self._folder.found and self._scores() == known and not self.unfinished:
                 self._log(f"nothing new: {before} checkpoints are in {self._output / 'curve.csv'}")
             for name in self._folder.unstable:
                 self._log(f"{name} is new or has just changed; the next `rl-eval watch` evaluates it")
+
+    def _scores(self) -> set[tuple[str, Score]]:
+        return {(entry.id, entry.selection) for entry in self.journal.curve}
 
     def close(self) -> None:
         """Stop the runners, and unlock the output folder."""
@@ -291,7 +294,7 @@ class Watcher:
         try:
             score = self._evaluate(entry, "evaluations", self._selection)
         except _BadCheckpoint as error:
-            if time.time() - entry.info.modified < self._retry_s:
+            if time.time() - entry.modified < self._retry_s:
                 self._log_once(f"{entry.info.name} cannot be evaluated yet, and is tried again: {error}")
                 shutil.rmtree(self._copy_of(entry).parent, ignore_errors=True)
                 self.journal.drop(entry)
