@@ -71,10 +71,11 @@ class EnvironmentSection(_Section):
     """The environment, its arguments and its wrappers."""
 
     env: Any = None
-    """A gymnasium id, ``"module:attr"``, or a callable. A parameter annotated ``EnvContext`` receives one. Without this
-    annotation, the first parameter receives it in two cases: its name is ``config``, ``context`` or ``env_config``, or
-    it has no default and is not in ``env_kwargs``. For a class, both must hold. Multi-agent runners also take
-    PettingZoo ids, such as ``aec:classic/tictactoe-v3`` and ``parallel:classic/rps-v2``."""
+    """A gymnasium id, ``"module:attr"``, or a callable. A parameter annotated ``EnvContext`` receives an
+    ``EnvContext``. Without this annotation, the first parameter of a function receives it if its name is ``config``,
+    ``context`` or ``env_config``, or if it has no default and is not in ``env_kwargs``. For a class, both conditions
+    must hold. Multi-agent runners also take PettingZoo ids, such as ``aec:classic/tictactoe-v3`` and
+    ``parallel:classic/rps-v2``."""
     env_kwargs: dict[str, Any] = {}
     """Keyword arguments of the environment."""
     wrappers: tuple[Any, ...] = ()

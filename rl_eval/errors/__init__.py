@@ -173,7 +173,7 @@ class NumericsMismatch(ClusterError):
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Return the end of a message about an unknown word: the nearest known words, or all known words.
+    """Return advice about an unknown word: "did you mean" and the nearest known words, or all known words.
 
     A known word that contains all parts of the unknown word is near: ``episode_return_mean`` for ``mean_return``.
     """

@@ -144,7 +144,7 @@ def digest_secrets(value: Any, *path: str) -> Any:
 
 
 def redact_text(text: str) -> str:
-    """Return a string without known secrets, and without secrets that names, URIs or forms in the string reveal."""
+    """Return a text with masked secrets: known values, and values that a name, a URI or their form marks as secret."""
     if len(os.environ) != _num_variables:
         _learn_variables()
     return _redact_inside(text if _pattern is None else _pattern.sub(MASK, text))
@@ -272,7 +272,7 @@ def _digest(path: Path, value: Any) -> str:
 
 
 def _redact_inside(text: str) -> str:
-    """Mask the secrets that names, URIs or forms in the string reveal."""
+    """Mask the values in a text that a name, a URI or their form marks as secret."""
     parts, done = [], 0
     for start, end, _ in sorted(_spots(text)):
         if start >= done:
@@ -282,7 +282,7 @@ def _redact_inside(text: str) -> str:
 
 
 def _spots(text: str) -> Iterator[tuple[int, int, str]]:
-    """Yield the start, the end and the text of each secret that a name, a URI or a form in the string reveals."""
+    """Yield the start, the end and the text of each value in a text that a name, a URI or its form marks as secret."""
     for found in _USER.finditer(text):
         yield *found.span(1), found[1].rpartition(":")[2]
     for found in _QUERY.finditer(text):
@@ -310,7 +310,7 @@ def _gives_secret(name: str, value: str) -> bool:
 
 
 def _is_told(name: str, value: str) -> bool:
-    """Whether a name, a colon and a value in prose reveal a secret: ``token: str`` does not."""
+    """Whether ``name: value`` in prose contains a secret; for example, ``token: str`` does not."""
     words = _words(name)
     return bool(words & _SECRET_NUMBER) or (words != {"key"} and len(value) >= 4 and not _COMMON.fullmatch(value))
 

@@ -115,7 +115,10 @@ class Manifest:
 
 
 def _is_elsewhere(leaf: Difference) -> bool:
-    """Return whether only one of two manifests has the digest of a model file. The loader reports a missing file."""
+    """Return whether a difference is the digest of a model file that exists on one machine only.
+
+    It does not prevent continuing the log, because the policy's loader reports a missing file.
+    """
     return leaf.key.startswith("weights.files") and ABSENT in (leaf.a, leaf.b)
 
 

@@ -1,8 +1,8 @@
 """Segments: Parquet files with the rows of a log.
 
 A name is ``<epoch>-<number>-<kind>-<hash>.parquet``: the session, the place in the session, the kind of rows, and the
-    hash of the bytes. The hash shows a damaged segment. Numbers start at 1 and have no gaps, so they show a missing
-    segment.
+hash of the bytes. The hash shows a damaged segment. Numbers start at 1 and have no gaps, so they show a missing
+segment.
 """
 
 from __future__ import annotations

@@ -404,7 +404,7 @@ class EpisodeTable:
         faults.append(fault)
 
     def outcomes(self, chosen: slice | npt.NDArray[Any]) -> npt.NDArray[np.void]:
-        """Return :func:`outcomes_of` chosen rows."""
+        """Return :func:`outcomes_of` of the chosen rows."""
         return outcomes_of(self.rows[chosen], self.infos[chosen], self.info_keys)
 
     def mismatches(self, rows: npt.NDArray[np.void], infos: npt.NDArray[np.float64]) -> list[int]:

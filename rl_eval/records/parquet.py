@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 _ROW_BYTES: Final = 3
-"""Minimum number of bytes per row. rl_eval writes at least 4.7 bytes, for a million failed episodes with shared
-seeds."""
+"""Minimum number of bytes per row of a valid file. rl_eval writes at least 4.7 bytes per row, for a million failed
+episodes with shared seeds."""
 _UNPACKED: Final = 64
 """Maximum compression ratio of columns without dictionaries. Snappy, which rl_eval uses, reaches 21."""
 _VALUES: Final = (20_000_000, 10)

@@ -277,7 +277,7 @@ def _different(problem: str, found: Sequence[Difference], fix: str = "") -> Comp
 def _different_settings(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[DifferentSetting]:
     """Yield the settings that differ.
 
-    A setting that follows from another one is left out, such as packages of one policy.
+    A setting that differs only because the policies differ is left out, such as a package that one policy imports.
     """
     code = list(_different_code(a, b))
     others = bool(code) or any(True for part in _OF_A_POLICY for _ in _differing(a, b, part))

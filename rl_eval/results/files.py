@@ -55,7 +55,7 @@ class _Summary:
 
 
 def fault_values(fault: Fault) -> dict[str, Any]:
-    """Return a fault as plain JSON values; ``asdict`` would copy each, which takes seconds for many."""
+    """Return a fault as plain JSON values. ``asdict`` copies every value, which takes seconds for many faults."""
     return {name: plain(getattr(fault, name)) for name in _FAULT_FIELDS}
 
 

@@ -69,7 +69,7 @@ def decimals(spread: float, value: float = 0.0) -> int:
 def interval_places(interval: Interval, value: float) -> int:
     """Return the number of decimals for a value with an interval.
 
-    A quarter of its width counts as the standard error.
+    A quarter of the interval's width is used as the standard error.
     """
     return decimals((interval.high - interval.low) / 4, value)
 

@@ -65,7 +65,7 @@ class Conditions:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """Names of the values for the environment."""
+        """Names of the values that ``env.reset`` receives as options, without ``id``."""
         return tuple(next(iter(self.rows.values())))
 
     @property

@@ -16,8 +16,7 @@ other floats than the group's                                    yes
 =========================================  =========  =========  =========  =====
 
 A replacement counts towards ``max_runner_restarts``, unless an episode is charged or the node was pre-empted. An error
-    of an
-environment or a policy during an episode is not a failure of a runner: it uses up an attempt of the episode. The
+of an environment or a policy during an episode is not a failure of a runner: it uses up an attempt of the episode. The
 schedule excludes a runner on which every attempt fails while another runner completes episodes.
 """
 
@@ -80,7 +79,7 @@ def silence_limit(limit_s: float, slice_s: float, *, probed: bool) -> float:
 
 @dataclass(frozen=True, slots=True)
 class LossAttribution:
-    """Episodes that ended, or may have ended, one lost runner, as pairs (index, attempt)."""
+    """Episodes that killed, or may have killed, one lost runner, as pairs (index, attempt)."""
 
     charged: tuple[tuple[int, int], ...] = ()
     suspects: tuple[tuple[int, int], ...] = ()
@@ -102,7 +101,7 @@ class LossAttribution:
 
 
 def attribute_loss(crash_report: CrashReport | None, runner: int) -> LossAttribution:
-    """Find the episodes that ended, or may have ended, a runner.
+    """Find the episodes that killed, or may have killed, a runner.
 
     Args:
         crash_report: Report of the node agent; None if there is no node agent, for example because the node died.

@@ -49,7 +49,7 @@ class RunnerState:
 
     @property
     def free(self) -> int:
-        """Number of lanes without a lease that may get a lease."""
+        """Number of leases that the runner may get now for lanes without a lease."""
         return 0 if self.isolating else max(0, self.lanes - len(self.held))
 
 

@@ -17,7 +17,7 @@ from rl_eval.policies.inference.device_arrays import kind_of, numpy_of
 
 Array = npt.NDArray[Any]
 _FITTING_KINDS: Final = {"f": "biuf", "i": "biu", "u": "biu", "b": "b"}
-"""For each dtype kind of an array, the dtype kinds of values that may be written to it, as NumPy names them."""
+"""Kinds of values that may be written to an array, by the kind of the array: letters of NumPy's ``dtype.kind``."""
 _LOOK_EVERY: Final = 17
 """The bounds are checked in every 17th batch. The number is prime, so that checks do not follow episode lengths."""
 _ROUNDING: Final = 1e-5

@@ -86,7 +86,10 @@ class SweepLog:
         return bool(self._starts)
 
     def begin(self, slot: int) -> None:
-        """Record the episode that begins in a slot with the next sweep. It must act in every sweep until its end."""
+        """Record the episode that starts in a slot with the next sweep.
+
+        The episode must act in every sweep until its end.
+        """
         self._starts[slot] = self._count
 
     def end(self, slot: int) -> None:

@@ -29,7 +29,7 @@ FEW: Final = 20
 bootstrap. If the values are skewed, this is still not often enough; the note of the interval says so."""
 
 FEW_EQUAL: Final = f"fewer than {FEW} values, all equal: other values may differ"
-"""Note of the missing interval of few equal returns."""
+"""Note for a few equal returns, which have no interval."""
 
 ALL_EQUAL: Final = "all equal"
 """Note of the interval of equal values, which is a single value."""

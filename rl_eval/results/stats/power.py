@@ -1,7 +1,7 @@
 """Power: numbers of episodes that show a difference, differences that they show, and the comparison of two rates.
 
 A number of episodes shows a difference if 80 % of experiments with this difference and number reject "no difference" in
-    a two-sided test at the level of 5 % (power 0.8).
+a two-sided test at the level of 5 % (power 0.8).
 """
 
 from __future__ import annotations
