@@ -56,7 +56,7 @@ _BESIDE_RETRY: Final = "retry attempts episodes accept_code_change trust logger 
 _Tracker = Literal["wandb", "mlflow", "tensorboard"]
 _LOG, _RETRY = {"log_dir": "--log-dir"}, {"retry": "--retry"}
 _NEEDED: Final = {"attempts": _RETRY, "accept_code_change": _LOG | _RETRY, "fresh": _LOG}
-"""Parameters that need another parameter; each with the parameters of which one is enough, and their options."""
+"""Parameters that need another parameter. Each has a mapping of alternatives: one of these parameters is enough."""
 _NAMED: Final = 10
 """Maximum number of failed episodes in a message."""
 

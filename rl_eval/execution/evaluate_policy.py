@@ -198,7 +198,7 @@ def _described(env: Any, spec: Any, harmless: tuple[str, ...]) -> dict[str, Any]
 
 
 def _specs_of(env: Any) -> list[Any]:
-    """Return the spec of an environment, or those of several."""
+    """Return the ``spec`` of an environment in a list; for a vectorized environment, the ``spec`` of each slot."""
     of_each: Callable[[str], Any] | None = getattr(env, "get_attr", None)
     return [getattr(env, "spec", None)] if of_each is None else list(of_each("spec"))
 

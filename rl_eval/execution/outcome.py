@@ -54,7 +54,7 @@ class Aspect:
         """Handle a runner that joined."""
 
     def granted(self, leases: tuple[Lease, ...]) -> tuple[Lease, ...]:
-        """Return the leases to send instead of these."""
+        """Return the leases that a runner gets; an aspect may change them."""
         return leases
 
     def reported(self, member: Member, report: RunReport) -> None:
@@ -166,7 +166,7 @@ class EvalOutcome:
             aspect.begin(pool)
 
     def granted(self, leases: tuple[Lease, ...]) -> tuple[Lease, ...]:
-        """Return the leases to send instead of these."""
+        """Return the leases that a runner gets; an aspect may change them."""
         for aspect in self._aspects:
             leases = aspect.granted(leases)
         return leases

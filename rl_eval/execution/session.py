@@ -1,4 +1,4 @@
-"""Session of an evaluation: it chooses the weights, reads the log, and runs the episodes without a record.
+"""Session of an evaluation: it chooses the weights, reads the log, and runs the episodes that have no record yet.
 
 A *phase* is a job in which runners run episodes, such as the session or the determinism check.
 """
@@ -316,7 +316,7 @@ _PATIENCE_S: Final = 10.0
 
 @final
 class EpisodeSession(Phase):
-    """Job that runs the episodes of a plan without a record."""
+    """Job that runs the episodes of a plan that have no record yet."""
 
     def __init__(self, outcome: EvalOutcome) -> None:
         super().__init__(outcome)
