@@ -167,7 +167,7 @@ class Phase(Job):
 
     @final
     def _abort(self, runner: int, now: float) -> None:
-        """Tell a runner to drop all its episodes."""
+        """Ask a runner to drop all its episodes."""
         if member := self.pool.members.get(runner):
             self.pool.call(member, Run(budget_s=0.0, abort=True), tag=self.tag, now=now)
 
