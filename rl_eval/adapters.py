@@ -65,8 +65,8 @@ class Integration:
     """Wrappers that ``for_environment`` replaces with preprocessing of observations, as prefixes of
     ``"module:Class"``."""
     advice: Mapping[str, str] = field(default_factory=dict)
-    """Advice for a policy that cannot act. A key is a method of the policy, or an argument that the policy needs.
-    ``{}`` is replaced with the policy's name."""
+    """Advice for a policy that cannot act. A key is the name of a method of the policy, or of an argument that its
+    factory needs. ``{}`` is replaced with the ``"module:attr"`` of the policy's class or factory."""
 
 
 @functools.cache

@@ -77,7 +77,11 @@ def sweep(folder: str | os.PathLike[str]) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Create a folder and its missing parents, and force them to disk."""
+    """Create a folder and its missing parents, and force them to disk.
+
+    Raises:
+        NotADirectoryError: A file has the name of a missing folder.
+    """
     missing = []
     while not folder.is_dir():
         missing.append(folder)

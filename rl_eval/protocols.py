@@ -98,7 +98,7 @@ class TakesDeviceArrays(Protocol):
     """
 
     takes_device_arrays: ClassVar[bool]
-    """True."""
+    """Must be True."""
 
 
 @runtime_checkable

@@ -128,7 +128,8 @@ def apply_weights(snapshot: WeightsSnapshot, module: torch.nn.Module) -> None:
     """Copy a snapshot into the tensors of a module, in place. If an error is raised, nothing has changed.
 
     Raises:
-        WeightsError: A tensor is missing, unknown, or has another shape or dtype.
+        WeightsError: A tensor is missing, unknown or uninitialized, or has another shape or dtype. Or the module
+            rejects the extra state.
     """
     import torch
 
@@ -151,8 +152,9 @@ def load_weights_file(path: str | Path, key: str | None = None) -> dict[str, tor
 
     Args:
         path: The file.
-        key: Key of the weights in a file that contains more: ``"model"`` in ``{"model": ..., "optimizer": ...}``. Dots
-            separate nested keys, and parts of the common prefix of names.
+        key: Key of the weights in a file that contains more, such as ``"model"`` in
+            ``{"model": ..., "optimizer": ...}``. ``"a.b"`` selects the key ``b`` inside ``a``, or all names that begin
+            with ``a.b.``, without this prefix.
 
     Raises:
         ConfigError: The file is missing, damaged, or a pickle that ``weights_only=True`` rejects, or it has no weights
@@ -246,13 +248,16 @@ def _explain_unreadable(path: Path, error: Exception) -> tuple[str, str]:
 
 
 def _was_pickled(path: Path) -> bool:
-    """Whether a file begins like a pickle, or like an archive of ``torch.save``."""
+    """Whether a file looks like a pickle or an archive of ``torch.save``."""
     with path.open("rb") as file:
         return file.read(1) == pickle.PROTO or zipfile.is_zipfile(file)
 
 
 def _select(loaded: Any, key: str, path: Path) -> Any:
-    """Return the weights at a dotted key in nested mappings. A part of the key may also be a common prefix of names."""
+    """Return the weights at a dotted key in nested mappings.
+
+    A part of the key may also be a prefix that several names have in common. The prefix is removed from the names.
+    """
     found = loaded
     for part in key.split("."):
         inner = found if isinstance(found, Mapping) else {}
@@ -436,7 +441,7 @@ def _view(buffer: npt.NDArray[np.uint8], entry: TensorEntry) -> torch.Tensor:
 
     part = buffer[entry.offset : entry.offset + entry.num_bytes]
     if part.flags.writeable:
-        flat = torch.from_numpy(part)  # Warning filters are skipped, since a trainer's threads share them.
+        flat = torch.from_numpy(part)  # No warning filter is set here: a trainer's threads share the filters.
     else:
         with warnings.catch_warnings():
             # Torch warns about a read-only buffer; we only read it.
@@ -471,7 +476,7 @@ def module_of(policy: Any) -> Any:
     torch = sys.modules.get("torch")
     if torch is None:
         return None
-    # A module with a part called `module`, such as tensordict's, counts itself.
+    # A module may have a submodule called `module`, as in tensordict. Then return the outer module.
     module = policy if isinstance(policy, torch.nn.Module) else getattr(policy, "module", policy)
     return module if isinstance(module, torch.nn.Module) else None
 
@@ -491,9 +496,9 @@ def policies_of(snapshot: WeightsSnapshot, names: Iterable[str]) -> set[str]:
 
 
 def add_missing(snapshot: WeightsSnapshot, former: WeightsSnapshot | None, names: Iterable[str]) -> WeightsSnapshot:
-    """Return a snapshot of several policies.
+    """Complete a snapshot of several policies.
 
-    A policy without weights in it gets the weights and the version of ``former``.
+    A policy without weights in ``snapshot`` gets its weights and its version from ``former``, unless that is None.
     """
     given = policies_of(snapshot, names)
     versions = dict.fromkeys(given, snapshot.version)

@@ -36,14 +36,14 @@ class NodeAgents:
     def __init__(self, deadlines: Deadlines, runtime_env: dict[str, Any], *, at_once: bool) -> None:
         self._deadlines = deadlines
         self._needed = at_once
-        # The hook prepares environments and policies; agents have none.
+        # The hook prepares a process for environments and policies. An agent has neither.
         plain = {key: value for key, value in runtime_env.items() if key != "worker_process_setup_hook"}
         self._actor_class = ray.remote(NodeAgent)
         self._options = {"num_cpus": 0, "max_concurrency": _CONCURRENCY, "max_restarts": 0, "runtime_env": plain}
         self._agents: dict[str, Any] = {}
         self._spawned: Counter[str] = Counter()
         self._processes: dict[int, tuple[ProcessInfo, partial[None]]] = {}
-        """Process of each running runner, and the call with which Ray terminates it."""
+        """Process of each running runner, and the function with which Ray terminates the process."""
         self._settling: dict[Any, tuple[int, partial[None]]] = {}
         self._ended: set[int] = set()
         """Runners that were terminated before their process was known."""
@@ -73,7 +73,7 @@ class NodeAgents:
         try:
             self._processes[runner] = ray.get(ref), killer
         except RayError:
-            return  # Its other calls fail as well.
+            return  # The runner's other calls fail as well.
         if self._needed:
             self._watch(runner)
         if runner in self._ended:
@@ -97,7 +97,7 @@ class NodeAgents:
         return None if found is None else self._agent(found[0].node_id).crash_report.remote(runner, *found)
 
     def end(self, runner: int) -> None:
-        """Terminate a runner's process and its child processes."""
+        """Terminate a runner's process and its child processes, if the runner's node has an agent."""
         if any(runner == settling for settling, _ in self._settling.values()):
             self._ended.add(runner)
         found = self._processes.pop(runner, None)
@@ -105,7 +105,10 @@ class NodeAgents:
             agent.end.remote(runner)
 
     def end_on(self, node_id: str) -> None:
-        """Terminate the runners of this machine directly, because its raylet has died, and their agent with it."""
+        """Terminate the runners of this process's node from this process.
+
+        The raylet of the node has died, and the agent with it.
+        """
         for process_info, _ in self._processes.values():
             if process_info.node_id == node_id:
                 end_runner(process_info)

@@ -68,7 +68,9 @@ class Connection:
 
     @property
     def end_of_raylet(self) -> int | None:
-        """Exit code of the raylet that this process started, negative for a signal; None while it is alive.
+        """Exit code of the raylet that this process started, negative for a signal.
+
+        None while the raylet is alive, or if this process started no raylet.
 
         The object store dies with the raylet. Ray's client then ends this process with exit code 1 when it needs the
         store, at the latest when the cluster notices the loss.
@@ -78,7 +80,8 @@ class Connection:
     def runtime_env(self, section: RunnersSection) -> dict[str, Any]:
         """Return the runtime environment of an actor, without the parts that the actor inherits from this connection.
 
-        If there are no environment variables, Ray does not start an additional interpreter for the actor.
+        If the actor inherits all environment variables, the result is empty. Then Ray does not start an additional
+        interpreter for the actor.
         """
         variables = runner_environment()
         if self._starts_cluster:  # Its workers inherit the variables of this process.
@@ -88,7 +91,7 @@ class Connection:
         return {**inherited, "env_vars": variables} if variables else {}
 
     def close(self) -> None:
-        """Disconnect from the cluster. Further calls have no effect."""
+        """Disconnect from the cluster, unless this process was connected before. Further calls have no effect."""
         if self.end_of_raylet is not None and os.getppid() == 1:
             return  # Ray would take the parent of this orphan for the dead raylet, and end the process here.
         if self.owned and not self.lost:
@@ -103,7 +106,7 @@ def _identity() -> tuple[str, ...]:
 
 
 def _raylet_of_this_process() -> subprocess.Popen[bytes] | None:
-    """Return the raylet that this process started, here or before; None if it did not start one."""
+    """Return the raylet that this process started, now or for an earlier connection; None if it started no raylet."""
     node = ray._private.worker._global_node  # noqa: SLF001 -- Ray has no public name for it.
     raylets = [] if node is None else node.all_processes.get("raylet", [])
     return raylets[0].process if raylets else None

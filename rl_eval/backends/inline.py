@@ -69,7 +69,7 @@ class InlineBackend(Backend):
         try:
             if isinstance(call.request, Start):
                 self._end(call.runner)
-            # The calling loop already computes with one thread, if torch was loaded when it started.
+            # The calling loop already computes with one thread, unless torch was loaded after the loop had started.
             with one_thread(kept=self._threaded), self._in_their_folder():
                 return [Reply(call, self._answer(call.runner, call.request))]
         except Exception as error:

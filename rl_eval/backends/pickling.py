@@ -85,7 +85,8 @@ def unpickle_with_weights(data: bytes, weights: WeightsSnapshot | None) -> Any:
 
     Args:
         data: The pickle.
-        weights: Weights that the runner gets before its first episode. A tensor that is missing in them becomes zero.
+        weights: Weights that the runner gets before its first episode. A tensor that is missing in them, or has
+            another shape or dtype in them, becomes zero.
     """
     return _Unpickler(data, weights).load()
 

@@ -246,7 +246,11 @@ class RayBackend(Backend):
         return Reply(call, error=answer.error()) if isinstance(answer, Failure) else Reply(call, answer)
 
     def _lost(self, call: Call, why: RunnerLost, *, preempted: bool = False) -> Reply | None:
-        """Ask once for a crash report. If there is no agent, return the reply without a report."""
+        """Ask once for the crash report of a lost runner.
+
+        Return None if the reply follows with the report, or if the loss is already known. If the process of the runner
+        is unknown, there is no report, so return the reply at once.
+        """
         if call.runner in self._dying:
             return None
         self._drop_calls(call.runner)

@@ -73,8 +73,8 @@ class RunnerActor:
     """Actor with one runner.
 
     Args:
-        init_fn: Pickled function, or its path, that is called before all other code of the user; pickled None for no
-            function.
+        init_fn: Pickle of a function that is called before all other code of the user, of its ``"module:attr"``, or of
+            None.
         group: Name of the group, for its flight recorders.
         name: Name of the runner, unique in the group.
         lanes: Number of lanes of the runner.
@@ -125,7 +125,7 @@ class RunnerActor:
         self._runner = settings.runners.runner_class(settings, index, policy)
 
     def _end_runner(self) -> None:
-        """Stop the runner, if there is one, and remove the traces of earlier starts."""
+        """Stop the runner, if there is one, and reset the flight recorder and the working directory."""
         former, self._runner = self._runner, None
         if former is not None:
             former.stop()

@@ -78,7 +78,7 @@ def check_machine() -> Iterator[Finding]:
 
 
 def check_address(settings: EvalSettings) -> Iterator[Finding]:
-    """Check that a server listens at the configured Ray address, if any, without joining or starting a cluster."""
+    """Check that a server listens at the Ray address, if one is set, without joining or starting a cluster."""
     runners = settings.runners
     if not runners.num_runners:
         yield ok("runners.num_runners is 0, so Ray is not needed")
@@ -101,7 +101,10 @@ def check_address(settings: EvalSettings) -> Iterator[Finding]:
 
 
 def check_cluster(settings: EvalSettings) -> Iterator[Finding]:
-    """Run a few short episodes on Ray, as an evaluation would; on a CPU, compare their records with this process."""
+    """Run a few short episodes on Ray, as an evaluation would.
+
+    If the policy's device is the CPU, run them in this process, too, and compare the records.
+    """
     from rl_eval.execution.group import EvalRunnerGroup
 
     runners = settings.runners

@@ -42,7 +42,11 @@ def on_this_machine(text: str, say: Callable[[str], None]) -> str:
 
 
 def _fetched(text: str, repo: str, path: str, revision: str | None, say: Callable[[str], None]) -> Path:
-    """Return the folder of the downloaded revision; its name is the digest of the revision."""
+    """Return the folder of the downloaded revision; its name is the commit hash.
+
+    Raises:
+        ConfigError: ``huggingface_hub`` is not installed, or the download failed.
+    """
     with needs_extra("hf", f"{text} needs the package huggingface_hub", "--policy", text):
         from huggingface_hub import HfApi, constants, errors, snapshot_download
         from huggingface_hub.utils import disable_progress_bars

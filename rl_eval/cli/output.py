@@ -82,6 +82,7 @@ def claim_folder(output: Path | None, log_dir: str | None, *, force: bool = Fals
 
     Raises:
         ConfigError: The folder cannot be used.
+        UsageError: The folder cannot be created.
     """
     from rl_eval.results.files import RESULT_FILE, check_ours
 
@@ -106,7 +107,7 @@ def claim_folder(output: Path | None, log_dir: str | None, *, force: bool = Fals
 def unsaved_folder(
     fingerprint: str, output: Path | None, log_dir: str | None, say: Callable[[str], None], *, force: bool = False
 ) -> Path | None:
-    """Return the folder to save the result of a run that is already complete; None if no save is needed or possible.
+    """Return the folder in which to save the result of a complete run; None if no save is needed or possible.
 
     Args:
         fingerprint: Fingerprint of the result.
@@ -131,7 +132,7 @@ def _folder_of(output: Path | None, log_dir: str | None) -> Path | None:
 
 
 def _is_of_run(folder: Path, log_dir: str | None) -> bool:
-    """Whether the result in a folder belongs to the run of a log; the result may be of an unfinished state."""
+    """Whether the result in a folder belongs to the run of a log, even if it was saved before the run was complete."""
     if log_dir is None or folder == _folder_of(None, log_dir):
         return log_dir is not None
     from rl_eval.log.contents import read_manifest
@@ -174,10 +175,10 @@ def _lead_to(folder: Path) -> Path:
     A run works without the link, so errors are ignored. A link that another program created does not change.
 
     Args:
-        folder: Target in the folder of the link.
+        folder: Target, in the same folder as the link.
 
     Returns:
-        The former target of the link; a path that does not exist if there was none.
+        The former target of the link. If there was none, or the link did not change, a path that does not exist.
     """
     link, former = folder.with_name(LATEST), folder.with_name("none")
     with suppress(OSError):
@@ -270,7 +271,7 @@ def _is_free(log_dir: str) -> bool:
 
 
 def finished_result(log_dir: str, settings: EvalSettings, say: Callable[[str], None]) -> EvalResult | None:
-    """Return the result of a complete run of these settings; None if there is something left to run.
+    """Return the result of a complete run; None if something is left to run, or if the log has other settings.
 
     Args:
         log_dir: Folder or URI of the evaluation log of the run; the log may not exist.
@@ -315,7 +316,7 @@ def _read_log(log_dir: str, label: str, say: Callable[[str], None]) -> LogConten
         say(str(error))
         return None
     except OSError:
-        return None  # The log reports it when it is opened.
+        return None  # The evaluation reports the error when it opens the log.
     folder = _folder_of(None, log_dir)
     if folder is not None and _read_result(folder):
         fix = "Pass another --log-dir, or --fresh to use a new folder."

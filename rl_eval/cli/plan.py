@@ -81,7 +81,12 @@ def plan(
 
 
 def run_pilot(settings: EvalSettings, episodes: int) -> EvalResult:
-    """Run the first episodes of the plan, in this process if possible."""
+    """Run the first episodes of the plan, in this process if possible, and return their result.
+
+    Raises:
+        EvalError: The pilot failed.
+        UsageError: Some episodes of the pilot failed or did not run.
+    """
     from rl_eval.config.settings import SECTIONS, needs_processes, with_values
     from rl_eval.execution.group import EvalRunnerGroup
 

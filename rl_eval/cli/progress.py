@@ -1,6 +1,6 @@
 """Progress of a command on stderr: live rows on a terminal; otherwise a line at the start, every 30 s and at the end.
 
-A thread writes it, because the main thread is busy with imports, Ray and environments.
+A separate thread writes the progress, because the main thread is busy with imports, Ray and environments.
 """
 
 from __future__ import annotations
@@ -89,7 +89,10 @@ class Monitor:
 
     @contextmanager
     def room(self, phase: str) -> Iterator[None]:
-        """Write the final progress, and show nothing while the result is printed."""
+        """Show nothing while the result is printed.
+
+        Before that, remove the live rows; if there are none, write the final progress as a line.
+        """
         with self._showing:
             self._hide()
             if not self._live:

@@ -1,7 +1,7 @@
 """Restarts of ``rl-eval run``: run the same command in a child process until its log is complete.
 
 The parent survives any failure of the child, such as out of memory or a crash in native code.
-The evaluation log keeps the finished episodes; the next child continues it.
+The evaluation log keeps the finished episodes. The next child continues the log.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def run_with_restarts(log_dir: str | None, max_restarts: int, *, fresh: bool) ->
 
         try:
             contents = read_log(log_dir)
-        except EvalError:  # The run reports it.
+        except EvalError:  # The run itself reports the error.
             return Progress()
         return Progress(len(contents.rows), contents.manifest.num_episodes)
 

@@ -76,7 +76,7 @@ def read_config(
 
 
 def find_modules_here() -> None:
-    """Import modules such as ``my_pkg.policies`` from the current folder first, as with ``python -m``."""
+    """Put the current folder first on the module path, as ``python -m`` does, to find modules of the user there."""
     folder = str(Path.cwd())
     if folder not in sys.path and "" not in sys.path:
         sys.path.insert(0, folder)
@@ -138,7 +138,11 @@ def parse_episodes(text: str, num_episodes: int) -> list[int]:
 
 
 def with_episodes(settings: EvalSettings, text: str) -> EvalSettings:
-    """Return settings for one range of the plan; its episodes keep their seeds."""
+    """Return settings for one range of the plan; its episodes keep their seeds.
+
+    Raises:
+        UsageError: The text is malformed, contains several ranges, or has an index outside of the plan.
+    """
     from rl_eval.config.settings import with_values
 
     section = settings.evaluation

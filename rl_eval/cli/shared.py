@@ -29,12 +29,12 @@ def argument(metavar: str, text: str, **more: Any) -> Any:
 
 
 def absolute_path(text: str) -> Path:
-    """Return a local path as absolute, since user code may change the working directory before it is used."""
+    """Return a local path as absolute, since user code may change the working directory in the meantime."""
     return Path(text).absolute()
 
 
 def absolute_place(text: str) -> str:
-    """Return a folder or URI as absolute, since user code may change the working directory before it is used."""
+    """Return a folder or URI as absolute, since user code may change the working directory in the meantime."""
     from rl_eval.log import storage
 
     return storage.absolute_place(text)

@@ -2,7 +2,7 @@
 
 Before the evaluation, a signal ends the command. During the evaluation, the first signal cancels it and flushes its
 log. After that, the command saves and prints the finished episodes. A second signal ends the command immediately. A
-signal after the result is printed also ends it immediately.
+signal after the result is printed also ends the command immediately.
 """
 
 from __future__ import annotations
@@ -94,13 +94,13 @@ class Interruption:
         if self._exit_code is not None:
             self._leave(self._exit_code)
             return
-        # A supervisor sends SIGTERM after Ctrl-C. The kernel and the shell both send SIGHUP.
+        # A supervisor's SIGTERM after Ctrl-C is not a second signal. The kernel and the shell both send SIGHUP.
         repeated = number == self.number or (self.number is not None and number == signal.SIGINT)
         if self._stop is None or (repeated and number != signal.SIGHUP):
             raise Interrupted(number)
         if self.number in (None, signal.SIGINT):
             self.number = number
-            # A handler must not block, but a cancel of an evaluation that has not started ends it.
+            # A handler must not block. But the cancel of an evaluation that has not started delivers its result.
             threading.Thread(target=self._stop, name="rl_eval stop", daemon=True).start()
 
 

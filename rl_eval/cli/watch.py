@@ -95,7 +95,7 @@ def watch(
         of_any = replace(evaluated, policy="random").keys(lambda _: None, assignments, trust=trust)
         read_config(None, section, assignments, of_any).build()
         evaluated = replace(evaluated, policy=_first_policy(folder, pattern or "*", look_s, tell))
-    # Notes about a single model are dropped: there are many checkpoints.
+    # Drop notes about a single model, because there are many checkpoints.
     read = read_config(config, section, assignments, evaluated.keys(lambda _: None, assignments, trust=trust))
     settings = read.build()
     factory = settings.policy.policy
@@ -125,7 +125,7 @@ def watch(
         submitted=lambda handle: interruption.defer(handle.flush),
     )
     with closing(watcher):
-        interruption.defer(lambda _: None)  # Between two evaluations all results are saved.
+        interruption.defer(lambda _: None)  # Between two evaluations all results are saved, so no flush is needed.
         if retry_unreadable:
             watcher.journal.drop_unreadable()
         if not once:

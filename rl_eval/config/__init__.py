@@ -1,4 +1,5 @@
 """Configuration of an evaluation: the builder, its frozen settings, and ``"module:attr"`` references.
 
-Contains values only and starts nothing. Imported by everything from ``policies/`` up.
+A configuration contains values and starts no process. ``policies`` and the parts above it in ``docs/architecture.md``
+import this part.
 """

@@ -184,11 +184,12 @@ class EvalConfig:
 
         Args:
             values: Values by section and key.
-            folder: Folder where relative paths begin: paths of weights, of conditions, and of policies with a scheme.
-                By default, the working directory.
+            folder: Folder to which relative paths of weights, of conditions, and of policies with a scheme are
+                relative. By default, the working directory.
 
         Raises:
-            ConfigError: A section or key is unknown; the message suggests the nearest name.
+            ConfigError: A section or key is unknown, in which case the message suggests the nearest name; or ``values``
+                or a section is not a mapping.
         """
         config = cls()
         if not isinstance(values, Mapping):
@@ -224,7 +225,7 @@ class EvalConfig:
                 file.
 
         Raises:
-            ConfigError: The file is missing or invalid, or contains an unknown section or key.
+            ConfigError: The file is missing or invalid, does not contain ``section``, or has an unknown section or key.
         """
         path = Path(path)
         values = _read_yaml(path)
@@ -287,7 +288,9 @@ class EvalConfig:
 
 
 def settings_of(config: Any, **sections: Mapping[str, Any]) -> EvalSettings:
-    """Return the settings of a config, or the default settings for an environment. Return settings unchanged.
+    """Return the settings of a config, or the default settings for an environment.
+
+    Settings are returned unchanged, unless ``sections`` contains values.
 
     Args:
         config: An :class:`EvalConfig`, :class:`~rl_eval.config.settings.EvalSettings`, or an environment: an id or a
@@ -413,7 +416,7 @@ def read_yaml(text: str) -> Any:
     Raises:
         yaml.YAMLError: The text is not valid YAML, or contains a key twice.
     """
-    return yaml.load(text, _StrictLoader)  # noqa: S506 - it is a safe one.
+    return yaml.load(text, _StrictLoader)  # noqa: S506 - the loader is safe.
 
 
 class _StrictLoader(yaml.SafeLoader):

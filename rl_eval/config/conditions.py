@@ -21,11 +21,11 @@ _FIX: Final = (
 
 
 def load_conditions(given: Any) -> Conditions | None:
-    """Return the conditions that a config names, from their file if they have one.
+    """Return the conditions that a config sets, read from a file if the config names a file; None without conditions.
 
     Args:
         given: A path, a list of rows, or a mapping with exactly one of ``file``, ``rows`` and ``axes``, and optional
-            ``counts``.
+            ``counts`` and ``sha256``. A :class:`Conditions` object or None is returned unchanged.
 
     Raises:
         ConfigError: The value or the file is invalid, or the rows have another digest than ``sha256``.
@@ -47,7 +47,7 @@ def load_conditions(given: Any) -> Conditions | None:
 
 
 def anchored_conditions(given: Any, folder: Path) -> Any:
-    """Return the conditions of a config, with a relative path of their file resolved against a folder."""
+    """Return the ``conditions`` value of a config. If it names a file, resolve a relative path against a folder."""
     named = _as_mapping(given)
     if not isinstance(file := named.get("file"), str):
         return given

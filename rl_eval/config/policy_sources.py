@@ -1,7 +1,7 @@
 """Schemes of policy strings, such as ``torch:my_pkg.nets:make@net.pt``.
 
 The schemes of a library (:attr:`rl_eval.adapters.Integration.schemes`) are in a module that does not import the
-library, because a command describes a policy before it loads anything.
+library, because a command reads the policy string before it loads any library.
 """
 
 from __future__ import annotations
@@ -87,14 +87,15 @@ def forms() -> str:
 
 
 def named_source(text: str, given: Collection[str] = ()) -> PolicySource | None:
-    """Return the source for ``random`` or a string with a scheme; None for any other string.
+    """Return the source of the policy for ``random`` or a string with a scheme; None for any other string.
 
     Args:
         text: Value of ``policy.policy``, such as ``torch:my_pkg.nets:make@net.pt``.
         given: Names of policy arguments that the config sets. The scheme does not search for their files.
 
     Raises:
-        ConfigError: The file does not exist, or it does not belong to the scheme.
+        ConfigError: The file does not exist or does not belong to the scheme, the string has a file but no scheme, or
+            the file must be downloaded first.
     """
     if "hf://" in text:
         problem = f"the policy {text!r}: a config does not download files"
@@ -115,7 +116,7 @@ def named_source(text: str, given: Collection[str] = ()) -> PolicySource | None:
 
 
 def absolute(path: Path) -> str:
-    """Return the absolute path of a file. A link is not followed, because its target may have another name."""
+    """Return the absolute path of a file. A link to the file is not followed: its target may have another name."""
     return str(path.parent.resolve() / path.name)
 
 
@@ -124,7 +125,7 @@ def path_in(example: str, path: Path | None) -> Path:
 
     Args:
         example: Complete policy string of the scheme, such as ``torch_module:policy.pt``.
-        path: The path in the policy string; None if there is none.
+        path: The path in the policy string; None if the string has no path.
 
     Raises:
         ConfigError: The path is missing.
@@ -212,7 +213,7 @@ def file_digests(factory: Any, kwargs: Mapping[str, Any]) -> dict[str, str]:
     to a library whose models are folders; any other folder could be very large.
 
     Args:
-        factory: The factory. If it is not a ``"module:attr"``, there are no arguments, so the result is empty.
+        factory: The factory, as ``"module:attr"``. Any other policy has no arguments, so the result is empty.
         kwargs: Keyword arguments of the factory.
     """
     texts = {name: os.fspath(value) for name, value in kwargs.items() if isinstance(value, (str, os.PathLike))}
@@ -227,7 +228,7 @@ def file_digests(factory: Any, kwargs: Mapping[str, Any]) -> dict[str, str]:
 
 
 def changed_files(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """Return the arguments that have a digest both times, and whose digest has changed."""
+    """Return the arguments whose digest has changed. An argument without a digest before or now is skipped."""
     return [name for name, digest in before.items() if now.get(name, digest) != digest]
 
 

@@ -1,4 +1,4 @@
-"""References in a config: import of a ``"module:attr"``, and checks of the signature of the imported function."""
+"""References in a config: import of ``"module:attr"``, and checks of the signature of the imported function."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rl_eval.adapters import integrations
 from rl_eval.errors import ConfigError
 
 _OBSERVATIONS: Final = ("obs", "observation", "observations")
-"""Parameter names of functions that act. A function whose parameter has another name is a factory."""
+"""Parameter names of functions that return actions. A function whose parameter has another name is a factory."""
 
 
 def dotted(path: str) -> str:
@@ -23,10 +23,10 @@ def dotted(path: str) -> str:
 
 
 def import_attribute(key: str, path: str) -> Any:
-    """Import ``"module:attr"`` (attr may be dotted).
+    """Import ``"module:attr"`` (attr may be dotted) and return the object.
 
     Raises:
-        ConfigError: The string has no colon, or the module or attribute does not exist; the message names the key.
+        ConfigError: The string has no colon, or the module or attribute cannot be imported; the message names ``key``.
     """
     module_name, _, attribute = path.partition(":")
     if not module_name or not attribute:

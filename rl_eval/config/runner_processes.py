@@ -8,7 +8,8 @@ from rl_eval.config.settings import EvalSettings, RunnersSection
 from rl_eval.errors import ConfigError
 
 _OF_EACH_START: Final = {"runner", "block", "runner_start_timeout_s", "num_envs_per_runner"}
-"""Keys of the section ``runners`` that may change. The last key is compared separately, by the number of lanes."""
+"""Keys of the section ``runners`` that are not compared by value. ``num_envs_per_runner`` is compared by the number of
+lanes, because None means the default of the runner class. The other keys may change."""
 _DEADLINES: Final = ("episode_timeout_s", "reset_timeout_s", "step_timeout_s", "runner_timeout_s")
 """Keys of the deadlines that node agents were started with."""
 
@@ -22,7 +23,7 @@ def check_processes(present: EvalSettings, new: EvalSettings) -> None:
     """Check that the present processes can run the runners of new settings.
 
     Raises:
-        ConfigError: A setting differs that is fixed when a process starts.
+        ConfigError: A setting that is fixed when a process starts has another value.
     """
     ours, wanted = _fixed(present), _fixed(new)
     for key in wanted | ours:
@@ -34,7 +35,7 @@ def check_processes(present: EvalSettings, new: EvalSettings) -> None:
 def _fixed(settings: EvalSettings) -> dict[str, Any]:
     """Return the settings that are fixed when a process starts, by key.
 
-    Runners in this process have only their number.
+    For runners in this process, only their number is fixed.
     """
     runners, faults = settings.runners, settings.fault_tolerance
     number = {"runners.num_runners": runners.num_runners}

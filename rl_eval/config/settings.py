@@ -50,10 +50,7 @@ class _Section(BaseModel):
 
 
 def _types_of(annotation: Any) -> set[Any]:
-    """Return the types of a union annotation, without ``Annotated`` metadata.
-
-    If bool is one of them, return an empty set.
-    """
+    """Return the types of an annotation, without ``Annotated`` metadata; an empty set if bool is one of the types."""
     parts = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
     found = {get_args(part)[0] if get_origin(part) is Annotated else part for part in parts}
     return set() if bool in found else found
@@ -133,7 +130,7 @@ class PolicySection(_Section):
     arguments."""
 
     def model_post_init(self, _: Any) -> None:
-        """Hash the files now, because a file could change before it is hashed and after it was loaded."""
+        """Hash the files now, before they are loaded. A later digest could be that of a file that changed meanwhile."""
         for name, digest in file_digests(self.policy, self.policy_kwargs).items():
             self._digests[name] = self.policy_kwargs[name], digest
 
@@ -154,7 +151,7 @@ class PolicySection(_Section):
     def named_as(self, policy_kwargs: Mapping[str, Any]) -> PolicySection:
         """Return this section with other paths in the policy's arguments.
 
-        The digests remain those of the present files.
+        The digests are those of the files at the present paths.
         """
         section = self.model_copy(update={"policy_kwargs": policy_kwargs})
         digests = file_digests(self.policy, self.policy_kwargs)
@@ -333,7 +330,8 @@ class EvalSettings(_Section):
         """Return the episode plan.
 
         Raises:
-            ConfigError: The plan would exceed the highest index, or ``evaluation.matchups`` is invalid.
+            ConfigError: The plan would exceed the highest index or split a turn, ``evaluation.matchups`` is invalid, or
+                ``evaluation.symmetric`` is set without matchups.
         """
         asked, matchups = self.evaluation, None
         if asked.matchups is not None:
@@ -349,7 +347,7 @@ class EvalSettings(_Section):
     def identity(self) -> dict[str, Any]:
         """Return the settings on which a result depends, apart from the plan, the weights and the numerics.
 
-        The numbers of runners and environments do not belong to them. Secrets are replaced with digests.
+        The numbers of runners and environments are not included. Secrets are replaced with digests.
         """
         environment, policy = self.environment, self.policy
         built = {
@@ -413,7 +411,7 @@ def make_settings(values: Mapping[str, Mapping[str, Any]]) -> EvalSettings:
     Raises:
         ConfigError: A value is invalid, or two settings contradict each other.
     """
-    learn(values)  # Before a message can quote them.
+    learn(values)  # Before a message can quote secrets.
     try:
         settings = EvalSettings.model_validate(copy_containers(with_named_policies(values)))
     except ValidationError as error:
@@ -426,7 +424,9 @@ def make_settings(values: Mapping[str, Mapping[str, Any]]) -> EvalSettings:
 
 
 def _with_width(settings: EvalSettings) -> EvalSettings:
-    """Return settings with the number of slots of a vector environment or simulator object.
+    """Return settings in which ``num_envs_per_runner`` is the number of slots of a vector environment or simulator.
+
+    This applies only if ``environment.env`` is such an object. Other settings do not change.
 
     Raises:
         ConfigError: The runner steps single environments, or ``num_envs_per_runner`` differs from this number.
@@ -504,7 +504,7 @@ def _acting(section: PolicySection, *path: str) -> dict[str, Any]:
 
 
 def _explained(error: ValidationError) -> ConfigError:
-    """Return an error about all invalid values. The fields of the error are those of the first value."""
+    """Return an error about all invalid values. The fields of the error describe the first invalid value."""
     found = []
     for problem in error.errors():
         key = ".".join(str(part) for part in problem["loc"][:2])
@@ -585,7 +585,7 @@ def _check_together(settings: EvalSettings) -> None:
 
 
 def _check_devices(section: PolicySection, key: str = "policy") -> None:
-    """Reject a GPU device, if Ray would reserve no GPU for the runners."""
+    """Reject any device other than ``cpu``, because Ray would reserve no GPU for the runners."""
     if section.device != "cpu":
         problem = (
             f"{key}.device is {section.device!r}, but runners.num_gpus_per_runner is 0, so no runner would see a GPU"

@@ -9,7 +9,7 @@
     │   ├── EvaluatorBusy          the queue of an evaluator is full
     │   ├── ComparisonError        two results cannot be compared
     │   ├── UntrustedError         a result names code that needs the user's consent to run
-    │   ├── LogMismatch            an evaluation log belongs to another plan, policy or environment
+    │   ├── LogMismatch            an evaluation log has another plan, policy, environment, weights or code
     │   └── LogOwned               another process is writing the evaluation log
     ├── EpisodeError               in an episode: raised by a runner, recorded as a ``Fault``
     │   ├── EnvError               the environment raised, or broke its own contract
@@ -19,6 +19,7 @@
         ├── RunnerStartError       no runner started in time
         ├── ClusterDied            the Ray cluster that this process started has died
         ├── RunnerLost             a runner died or stopped answering
+        ├── PolicyUnavailable      a policy cannot act for now, for example because its server does not answer
         ├── LogError               an evaluation log is damaged, or cannot be read or written
         ├── LogFenced              another process took over the evaluation log
         └── NumericsMismatch       a runner computes floats differently from its group
@@ -90,7 +91,7 @@ class WeightsError(UsageError):
 
 
 class EvaluatorBusy(UsageError):
-    """The queue of an evaluator is full, so it rejected a request; no weights were copied."""
+    """The queue of an evaluator is full, so the evaluator rejected a request; no weights were copied."""
 
 
 class ComparisonError(UsageError):
@@ -102,7 +103,7 @@ class UntrustedError(UsageError):
 
 
 class LogMismatch(UsageError):
-    """An evaluation log belongs to another plan, policy or environment; the message shows the difference.
+    """An evaluation log has another plan, policy, environment, weights or code; the message shows the difference.
 
     Args:
         differences: Differences between the log and this evaluation.
@@ -153,7 +154,7 @@ class RunnerLost(ClusterError):
 class PolicyUnavailable(ClusterError):
     """A policy cannot act for now, for example because its server does not answer.
 
-    This uses up no attempt of an episode.
+    This error uses up no attempt of an episode.
     """
 
 
@@ -208,7 +209,7 @@ def listed(names: Sequence[Any], most: int) -> str:
 
 
 def checked_keywords(function: _Function) -> _Function:
-    """Make a function reject an unknown keyword with a :class:`ConfigError` that names the nearest known one."""
+    """Make a function reject an unknown keyword with a :class:`ConfigError` that names the nearest known keyword."""
     parameters = inspect.signature(function).parameters.values()
     known = [one.name for one in parameters if one.name != "self"]
 

@@ -6,8 +6,8 @@ and the query of a URI. Forms are ``sk-...``, ``Bearer ...`` or a PEM block. In 
 is also recognized by its value: secrets of the configuration and of this process's environment variables are masked
 everywhere. Variables that only configure libraries (``OMP_NUM_THREADS``) are not secrets.
 
-Masking changes the identity of a run and prevents its replay, so a name has to be unmistakable: ``pass_rate``,
-``tokenizer`` and ``obs_key`` are not secrets.
+Masking changes the identity of a run and prevents its replay. So only an unmistakable name marks a secret:
+``pass_rate``, ``tokenizer`` and ``obs_key`` are not secrets.
 """
 
 from __future__ import annotations
@@ -97,8 +97,8 @@ _MARKS: Final = (
     *("uthorization", "ookie:", "Bearer", "Basic", "sk-", "ghp_", "gho_", "ghr_", "ghs_", "ghu_", "github_pat_", "hf_"),
     *("AKIA", "ASIA", "-----BEGIN"),
 )
-"""Strings for a quick check: a secret that its form reveals contains at least one of them; most other texts contain
-none."""
+"""Strings for a quick check: a secret of one of these forms contains at least one of the strings, and most other texts
+contain none of them."""
 _SWITCH: Final = re.compile(r"true|false|none|null|~", re.IGNORECASE)
 """Values that are not secrets in formats where every value is a string."""
 _OPEN_QUERY: Final = frozenset(
@@ -167,7 +167,7 @@ def learn(value: Any, *path: str) -> None:
     with _lock:
         if not found <= _known:
             _known.update(found)
-            # The longest first: one secret may be the beginning of another.
+            # The longest secret comes first, because a secret may be the beginning of another secret.
             _pattern = re.compile("|".join(map(_searched, sorted(_known, key=len, reverse=True))))
 
 
@@ -190,7 +190,7 @@ def _is_secret(path: Path, value: Any) -> bool:
                 return True
         elif words & _SECRET_NUMBER:
             return True
-        # Text where a mapping should be may be an assignment.
+        # A string in place of a mapping may be an assignment, such as KEY=VALUE.
         if name in _PLACES and name == path[-1] and isinstance(value, (str, bytes)):
             return True
         if position and path[position - 1] == "env_vars" and not _STEERING.fullmatch(name):
@@ -261,7 +261,7 @@ def _digested(path: Path, value: Any) -> str:
 
 
 def _identified(path: Path, text: str) -> str:
-    # Without other secrets of this process: an identity is the same everywhere.
+    # Secrets that only this process knows are not masked, because an identity must be the same in every process.
     redacted = _redact_inside(text)
     return text if redacted == text else f"{redacted} ({_digest(path, text)})"
 
@@ -302,7 +302,7 @@ def _spots(text: str) -> Iterator[tuple[int, int, str]]:
 
 
 def _gives_secret(name: str, value: str) -> bool:
-    # Messages advise RAY_AUTH_MODE=token.
+    # RAY_AUTH_MODE=token is not a secret, and messages contain it.
     plain = value.strip("\"'") or value
     return not (name.endswith("_MODE") or _SWITCH.fullmatch(plain.rstrip(",)]}"))) and _is_secret(
         (name,), 1 if value.isdecimal() else plain

@@ -1,8 +1,13 @@
 """Evaluation log: a folder of files that never change, from which a run is read and continued.
 
-``manifest.json`` describes the evaluation. ``segments/`` contains finished episodes and faults. ``owners/`` contains
-the claims of drivers, ``amendments/`` accepted code changes, ``retries/`` requests to run failed episodes again, and
-``damaged/`` segments that were set aside. See ``docs/log.md``.
+- ``manifest.json`` describes the evaluation.
+- ``segments/`` contains finished episodes and faults.
+- ``owners/`` contains a claim of each driver, the process that runs the evaluation and writes the log.
+- ``amendments/`` contains accepted code changes.
+- ``retries/`` contains requests to run failed episodes again.
+- ``damaged/`` contains segments that were set aside.
+
+See ``docs/log.md``.
 """
 
 from rl_eval.log.contents import LogContents, read_log

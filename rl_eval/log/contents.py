@@ -53,7 +53,7 @@ class LogContents:
     infos: npt.NDArray[np.float64]
     """Info scalars of the rows, shape (n, len(manifest.info_keys))."""
     faults: tuple[Fault, ...]
-    """Faults in order of writing. Equal charged faults of the same attempt, as after a restart, count once."""
+    """Faults in order of writing. A charged fault that was written again after a restart appears only once."""
     numerics: dict[str, Any]
     """Numerics key of the first session that recorded a key."""
     totals: dict[str, float]
@@ -67,12 +67,12 @@ class LogContents:
     amendments: tuple[Amendment, ...]
     """Accepted code changes, in order. There is a note about each change."""
     damaged: tuple[str, ...]
-    """Names of segments that were set aside, now or earlier. The rows contain their episodes only if these ran
-    again."""
+    """Names of segments that were set aside: in the result of ``EvaluationLog.begin`` by this call, in the result of
+    :func:`read_log` at any time. The rows contain an episode of such a segment only if the episode ran again."""
     num_runners: int | None
     """Largest number of runner processes at one time in any session; None if unknown."""
     retried: tuple[int, ...] = ()
-    """Indices of failed records that a retry set aside."""
+    """Indices of episodes whose failed records a retry set aside."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,8 @@ def read_log(log_dir: str | os.PathLike[str]) -> LogContents:
     """Read an evaluation log, even while a driver writes it.
 
     Raises:
-        LogError: The log does not exist or is damaged; the message names the file and the next step.
+        LogError: The log does not exist, is damaged or cannot be read. For damage, the message names the file and the
+            next step.
         ConfigError: The folder or URI cannot be opened.
     """
     storage = open_storage(log_dir)
@@ -114,10 +115,11 @@ def read_log(log_dir: str | os.PathLike[str]) -> LogContents:
 
 
 def read_manifest(storage: Storage) -> Manifest | None:
-    """Return the manifest of a log; None if there is neither a manifest nor a segment.
+    """Return the manifest of a log; None if there is no segment and the manifest is missing or damaged.
 
     Raises:
-        LogError: The manifest is damaged, or is missing although there are segments.
+        LogError: The manifest has another format, or it is missing or damaged although there are segments.
+        OSError: The folder cannot be read.
     """
     try:
         return Manifest.from_json(storage.read(MANIFEST_FILE))
@@ -157,7 +159,10 @@ def scan(storage: Storage) -> Scan:
 
 
 def set_aside(storage: Storage, found: Scan) -> tuple[str, ...]:
-    """Move damaged segments to another folder and mark missing ones, so that the log can be read again."""
+    """Move damaged segments to the folder ``damaged``, and create a mark there for each missing segment.
+
+    Then the log can be read again. Return the names of the moved segments and of the marks.
+    """
     for name in found.damaged:
         storage.move(f"{_SEGMENTS}/{name}", f"{_DAMAGED}/{name}")
     notes = [f"{name}-missing" for name in found.missing]
@@ -176,7 +181,7 @@ def fold(
     """Combine the segments of a log.
 
     Raises:
-        LogError: A row does not belong to the plan.
+        LogError: A segment belongs to another log: an index is not in the plan, or the number of info keys differs.
     """
     width = len(manifest.info_keys)
     for name, segment in found.segments:
@@ -235,7 +240,10 @@ def _read(storage: Storage, name: SegmentName) -> Segment | str:
 
 
 def _missing(names: Sequence[str], claims: Sequence[Claim]) -> list[str]:
-    """Return the prefixes of the names that are missing between the first and the last segment of each session."""
+    """Return the prefixes of the names of missing segments.
+
+    The segments of a session have the numbers from 1 to the highest number in a file name or in the session's claim.
+    """
     numbers: dict[int, set[int]] = defaultdict(set)
     for name in names:
         epoch, number = name.split("-")[:2]
@@ -263,7 +271,7 @@ def _once(faults: Iterable[Fault]) -> Iterable[Fault]:
     for fault in faults:
         ended = (fault.index, fault.attempt, fault.cause, fault.phase, fault.step, fault.error_type, fault.message)
         if not fault.charged:
-            yield fault  # The attempt was repeated, and may end in the same way.
+            yield fault  # The attempt ran again with the same number, so an equal fault may be a new one.
         elif ended not in charged:
             charged.add(ended)
             yield fault
@@ -272,7 +280,10 @@ def _once(faults: Iterable[Fault]) -> Iterable[Fault]:
 def _mismatches(
     rows: npt.NDArray[np.void], infos: npt.NDArray[np.float64], keys: Sequence[str], first: npt.NDArray[np.intp]
 ) -> tuple[int, ...]:
-    """Return the indices of rows that differ from the first row of their index."""
+    """Return the indices of rows whose outcome differs from that of the first row with the same index.
+
+    ``first`` is the position of that first row, for each row.
+    """
     again = np.flatnonzero(first != np.arange(len(rows)))
     ours, theirs = (outcomes_of(rows[places], infos[places], keys) for places in (first[again], again))
     different = {int(a["index"]) for a, b in zip(ours, theirs, strict=True) if a.tobytes() != b.tobytes()}

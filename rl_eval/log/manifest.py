@@ -1,12 +1,13 @@
 """Manifest of an evaluation log, the check whether a run may continue the log, and later changes.
 
-The manifest is written once, before the first episode: plan, identity, weights, and the data to run the evaluation
-again. A run may continue a log if plan, identity, weights and info keys are equal. Config and provenance may differ,
-because the number of runners and the machine do not change the result.
+The manifest is written once, before the first episode. It contains the plan, the identity (all other settings on which
+the result depends), the weights, and the data to run the evaluation again. A run may continue a log if plan, identity,
+weights and info keys are equal. Config and provenance may differ, because the number of runners and the machine do not
+change the result.
 
-The manifest never changes. Accepted code changes are numbered files in ``amendments/``, and failed episodes to run
-again are numbered files in ``retries/``; these files never change either. The next session is compared with the
-digests in the last amendment.
+The manifest never changes. Accepted code changes are numbered files in ``amendments/``. Requests to run failed episodes
+again are numbered files in ``retries/``. These files never change either. The code of the next session is compared with
+the last amendment.
 """
 
 from __future__ import annotations
@@ -103,10 +104,11 @@ class Manifest:
                 yield f"the run started with {name} {there[name]} and continued with {version}"
 
     def differences(self, other: Manifest) -> list[str]:
-        """Return one line per difference of another manifest that prevents its run from continuing this log."""
+        """Return one line for each difference that prevents the run of another manifest from continuing this log."""
         found = [leaf for leaf in differences(self._compared(), other._compared()) if not _is_elsewhere(leaf)]
         if any(leaf.key.partition(".")[0] in _PLAN for leaf in found):
-            found = [leaf for leaf in found if leaf.key != "plan_fingerprint"]  # The plan determines it.
+            # The plan determines its fingerprint, so this difference would repeat the others.
+            found = [leaf for leaf in found if leaf.key != "plan_fingerprint"]
         lines = [f"{leaf.key}: {_shown(leaf.a)} -> {_shown(leaf.b)}" for leaf in found[:_MOST_DIFFERENCES]]
         return lines + ([f"and {len(found) - len(lines):,} more differences"] if len(found) > len(lines) else [])
 
@@ -117,7 +119,7 @@ class Manifest:
 def _is_elsewhere(leaf: Difference) -> bool:
     """Return whether a difference is the digest of a model file that exists on one machine only.
 
-    It does not prevent continuing the log, because the policy's loader reports a missing file.
+    Such a difference does not prevent a run from continuing the log: the policy's loader reports a missing file.
     """
     return leaf.key.startswith("weights.files") and ABSENT in (leaf.a, leaf.b)
 
@@ -185,7 +187,10 @@ class Amendment:
 
 
 def code_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return one line per file or package that has a digest both times, and whose digest differs."""
+    """Return one line for each file with another digest, and for each package with another version.
+
+    A file or package that is missing on one side is not a difference.
+    """
     files, packages = before.get("files", {}), before.get("packages", {})
     return [
         *(
@@ -265,7 +270,7 @@ def ask_again(storage: Storage, epoch: int, indices: Iterable[int], known: Seque
 
 
 def retried_since(retries: Iterable[Retry]) -> dict[int, int]:
-    """Return the number of the session that last requested a retry, by index."""
+    """Return, by index of an episode, the number of the session that last requested a retry of the episode."""
     return {index: retry.epoch for retry in retries for index in retry.indices}
 
 

@@ -1,10 +1,11 @@
 """Ownership of an evaluation log by the driver with the newest claim.
 
-Claims are numbered by *epoch*. A driver creates a claim only after the previous one was released or its driver died.
-On the same machine, the kernel knows whether that driver lives, by process id and start time. On another machine, its
-heartbeat shows it: a counter that changes. A driver counts as dead if the counter does not change for some intervals,
-so clocks are never compared. A driver that was only suspended finds the newer claim before its next write, and stops
-writing.
+A *driver* is the process that runs the evaluation and writes the log. Each driver creates a *claim*, a file with a
+number, the *epoch*. It creates the claim only after the previous claim was released or the previous driver died. On the
+same machine, the process id and the start time show whether the previous driver lives. On another machine, its
+heartbeat shows this, a counter in the claim. The driver counts as dead if the counter does not change for some
+intervals, so clocks are never compared. A driver that was only suspended finds the newer claim before its next write,
+and stops writing.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ class Claim:
     process: str
     """Start time of the process in the kernel's ticks. It shows whether a process id was reused."""
     machine: str
-    """Ids of the boot and of the process namespace. They are equal for processes that see each other's ids; empty if
-    unknown."""
+    """Ids of the boot and of the process namespace, which are equal for processes that see each other's process ids.
+    Empty if unknown."""
     since: str
     beat: int = 0
     """Number of heartbeats."""
@@ -105,12 +106,12 @@ class Ownership:
         Raises:
             LogFenced: Another driver took the log over.
             LogError: The claim is missing.
-            OSError: The claim cannot be written.
+            OSError: The claim cannot be read or written.
         """
         self._rewrite(replace(self._claim, beat=self._claim.beat + 1, segments=segments))
 
     def release(self, segments: int) -> None:
-        """Release the log, so that the next driver can claim it at once. The errors are those of :meth:`beat`."""
+        """Release the log, so that the next driver can claim it at once. Raise the same errors as :meth:`beat`."""
         self._rewrite(replace(self._claim, segments=segments, released=True))
 
     def _rewrite(self, claim: Claim) -> None:
@@ -178,7 +179,7 @@ def _newest(storage: Storage) -> str | None:
 
 
 def _read(storage: Storage, name: str) -> Claim | None:
-    """Return a claim; None if the file is missing, or is still empty."""
+    """Return a claim; None if the file is missing or invalid, for example because it is not completely written yet."""
     try:
         return typed(Claim, parse_json(storage.read(name)))
     except (FileNotFoundError, ValueError):
@@ -190,9 +191,9 @@ def _to_bytes(claim: Claim) -> bytes:
 
 
 def _living_owner(storage: Storage, name: str) -> str | None:
-    """Return the living owner of a claim; None if the claim was released or its driver is dead.
+    """Return a description of the living owner of a claim; None if the claim was released or its driver is dead.
 
-    A driver on another machine is watched for some heartbeats.
+    If the driver is on another machine, wait for its next heartbeat. Without a heartbeat, the driver counts as dead.
     """
     first = _read(storage, name)
     give_up = time.monotonic() + MISSED_BEATS * BEAT_SECONDS + BEAT_SECONDS / 3
@@ -233,7 +234,7 @@ def _own_claim(epoch: int) -> Claim:
 
 
 def _process(pid: int) -> str | None:
-    """Return the start time of a process; an empty text for a zombie, None if unknown."""
+    """Return the start time of a process; an empty string if the process has ended, None if unknown."""
     status = process_status(pid)
     return None if status is None else "" if status.ended else str(status.born)
 

@@ -41,7 +41,7 @@ Kind = Literal["episodes", "faults"]
 
 _METADATA: Final = b"rl_eval"
 _MOST_FAULTS: Final = 1_000_000
-"""Maximum number of faults to read from a segment. One flush has far fewer faults. In memory, a fault takes some
+"""Maximum number of faults to read from a segment. One flush has far fewer faults. In memory, a fault takes several
 hundred bytes."""
 _NAME: Final = re.compile(r"(\d{6,})-(\d{8,})-(episodes|faults)-([0-9a-f]{32})\.parquet")
 
@@ -69,7 +69,7 @@ class Header:
     """Metadata of a segment: facts about the flush that wrote the segment."""
 
     session: str
-    """Unique text of the session. It differs even if two sessions claimed the same epoch at the same time."""
+    """Unique string of the session. It differs even if two sessions claimed the same epoch at the same time."""
     numerics: dict[str, Any] = field(default_factory=dict)
     totals: dict[str, float] = field(default_factory=dict)
     """Steps and seconds since the previous flush, by name."""
@@ -111,7 +111,7 @@ def encode(batches: Sequence[Batch], info_keys: Sequence[str], session: str) -> 
 
 
 def name_of(data: bytes, epoch: int, number: int, kind: Kind) -> SegmentName:
-    """Return the name of the segment with some bytes."""
+    """Return the name of a segment whose file contains ``data``."""
     return SegmentName(epoch, number, kind, xxhash.xxh3_128_hexdigest(data))
 
 

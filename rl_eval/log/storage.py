@@ -1,8 +1,9 @@
 """Files of a run folder on a disk or an object store, with atomic writes and exclusive creation.
 
 On a disk, :mod:`rl_eval.atomic_write` writes the files. So a crash leaves the old file, the new file or an unused
-temporary file. Exclusive creation uses ``O_EXCL``. In an object store, an object becomes visible when its upload is
-complete. Exclusive creation is a conditional upload, which fails if the object exists.
+temporary file. Exclusive creation uses ``O_EXCL``, and a crash can leave an incomplete file. In an object store, an
+object becomes visible when its upload is complete. Exclusive creation is a conditional upload, which fails if the
+object exists.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _SCHEMES: Final = frozenset({"s3", "s3a", "gs", "az", "abfs", "abfss"})
 """URI schemes of object stores."""
 
 _PATIENCE: Final[dict[str, Any]] = {"max_retries": 3, "retry_timeout": datetime.timedelta(seconds=5)}
-"""Retries inside one call of the store. The writer of the log retries, too, and sends heartbeats between its
+"""Retries inside one call to the object store. The writer of the log also retries, and sends heartbeats between its own
 retries."""
 
 _UNUSABLE: Final = frozenset(
@@ -113,16 +114,18 @@ def is_unusable(error: OSError) -> bool:
 
 
 def is_uri(path: str) -> bool:
-    """Return whether a place is a URI."""
+    """Return whether a string is a URI, and not a local path."""
     return "://" in path
 
 
 def absolute_place(place: str | os.PathLike[str], folder: str | None = None) -> str:
-    """Return the absolute path of a local place, with its name at the end; a URI does not change.
+    """Return the absolute path of a local path. Return a URI or an empty string unchanged.
+
+    A path with ``..`` is resolved, so that the result ends with the name of the folder or file.
 
     Args:
         place: Path or URI.
-        folder: Absolute path of the folder where a relative path begins; by default the working directory.
+        folder: Absolute path of the folder that contains a relative path; by default the working directory.
     """
     text = os.fspath(place)
     if not text or is_uri(text):
@@ -132,7 +135,7 @@ def absolute_place(place: str | os.PathLike[str], folder: str | None = None) -> 
 
 
 def shown_place(place: str | os.PathLike[str]) -> str:
-    """Return a place for a message. A path below the working directory becomes relative to the working directory."""
+    """Return a path or URI for a message. A path below the working directory becomes relative to that directory."""
     text = os.fspath(place)
     with suppress(ValueError, OSError):
         return text if is_uri(text) else str(Path(text).relative_to(Path.cwd()))
@@ -155,7 +158,7 @@ def _open_store(parts: SplitResult, label: str) -> Any:
 
 
 def _s3_options(query: dict[str, Any], user: str) -> dict[str, Any]:
-    """Return the options of an S3 store. If neither the URI nor the environment has a key, boto3 searches for one."""
+    """Return the options of an S3 store. If neither the URI nor the environment has a key, boto3 searches for a key."""
     endpoint, scheme = query.pop("endpoint_override", ""), query.pop("scheme", "https")
     if endpoint:
         query |= {"endpoint": f"{scheme}://{endpoint}", "client_options": {"allow_http": scheme == "http"}}
@@ -291,7 +294,8 @@ class ObjectStorage(Storage):
         try:
             self._put(name, data, "create")
         except FileExistsError:
-            return self.read(name) == data  # Ours, if the client lost the answer and repeated the upload.
+            # Equal data are ours: the client lost the answer to its first upload, and repeated the upload.
+            return self.read(name) == data
         return True
 
     @override

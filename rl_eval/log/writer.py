@@ -113,8 +113,8 @@ class EvaluationLog:
 
         Args:
             log_dir: Folder or URI.
-            accept_code_change: Whether to continue a log that was written with other code. Then an amendment is
-                written.
+            accept_code_change: Whether to continue a log that was written with other code. An amendment then records
+                the change.
 
         Raises:
             ConfigError: The folder or URI cannot be used.
@@ -180,6 +180,7 @@ class EvaluationLog:
 
         Raises:
             LogMismatch, LogError, LogFenced: For the same reasons as in :meth:`begin`. Then no record is set aside.
+            LogError: The request cannot be written.
         """
         self.begin(manifest)
         try:
@@ -224,11 +225,11 @@ class EvaluationLog:
             return self._num_committed == self._num_appended
 
     def flush(self, timeout_s: float) -> None:
-        """Commit all appended batches.
+        """Commit all appended batches, and wait until they are in the log.
 
         Raises:
             LogFenced: Another driver took the log over; nothing more is written.
-            LogError: The log cannot be written, or writing takes longer than ``timeout_s``.
+            LogError: The log cannot be written, was closed, or writing takes longer than ``timeout_s``.
         """
         give_up = time.monotonic() + timeout_s
         with self._changed:

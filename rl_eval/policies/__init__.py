@@ -27,7 +27,7 @@ from rl_eval.protocols import NoiseSource, Policy
 from rl_eval.weights import module_of
 
 _FROM_FACTORY: Final = "_rl_eval_from_policy_factory"
-"""Attribute that marks an error of a factory. The error keeps its type, and the mark stays when it is pickled."""
+"""Attribute that marks an error of a factory. The error keeps its type, and a pickle of the error keeps the mark."""
 _RANDOM_WEIGHTS: Final = "_rl_eval_random_weights"
 """Attribute of a module whose factory drew its weights at random."""
 _MAKES: Final = (
@@ -227,7 +227,8 @@ def _from_factory(section: PolicySection, observation_space: gym.Space[Any], act
 def _drawn_at_random(module: Any, before: tuple[int, Any] | None) -> bool:
     """Return whether a module has weights that its factory drew from torch's global generator without setting a seed.
 
-    A tensor counts the writes in place. Weights that were drawn and then loaded have a count of two.
+    Each tensor counts its in-place writes. Weights that were drawn, and then replaced by loaded weights, have a count
+    of at least two.
     """
     now = seed_and_state()
     if before is None or now is None or now == before or now[0] != before[0]:

@@ -16,10 +16,11 @@ _LIVE: Final[dict[str, Any]] = {"policy_kwargs": {}, "weights": None, "weights_k
 
 
 def check_policies(section: PolicySection) -> None:
-    """Check that the section has one policy, or several by id.
+    """Check the policies of a section that has several policies by id. A single policy is not checked.
 
     Raises:
-        ConfigError: The section has one policy and also several by id, or a policy is missing.
+        ConfigError: The section also has settings of a single policy, or one of the several policies is missing. Or
+            ``policy_mapping_fn`` is set, but there are no policies by id.
     """
     if not section.policies and section.policy_mapping_fn is not None:
         problem = "policy.policy_mapping_fn is set, but policy.policies is empty"
@@ -72,7 +73,7 @@ def with_live(settings: EvalSettings, policy: Any) -> EvalSettings:
     """Return settings in which ``policy`` replaces the configured policies: an object, a name, or a mapping by id.
 
     Raises:
-        ConfigError: Policies are configured by id, but ``policy`` is not a mapping with these ids.
+        ConfigError: Policies are configured by id, but ``policy`` is not a mapping, or it has an unknown id.
     """
     section = settings.policy
     if isinstance(policy, str) and not section.policies:

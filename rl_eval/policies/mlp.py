@@ -77,7 +77,8 @@ def make_mlp(
     """Build an :class:`MLPActor` that fits the spaces.
 
     Raises:
-        ConfigError: The observation space is not a Box, or the action space is neither Discrete nor a Box.
+        ConfigError: The observation space is not a Box, the action space is neither Discrete nor a Box, or the
+            activation is unknown.
     """
     if not isinstance(observation_space, gym.spaces.Box):
         problem = f"make_mlp reads Box observations, not {observation_space}"

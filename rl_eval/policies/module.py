@@ -83,7 +83,8 @@ class ModulePolicy:
         """Return the log-probabilities of actions; see :class:`rl_eval.protocols.ActionLogProb`.
 
         Raises:
-            ConfigError: The action space is continuous and actions are not sampled, so that no action has a density.
+            ConfigError: The action space is a Box, and actions are not sampled or the module returns no ``log_std``. So
+                no action has a density.
             PolicyError: The actions are not in the action space.
         """
         output, log_std = self._forward(observations)

@@ -20,6 +20,9 @@ def categorical(logits: Array, live: npt.NDArray[np.bool_], noise: NoiseSource |
 
     Without noise, it is the first index of the highest logit. With noise, it is the first index at which the CDF
     reaches a uniform number.
+
+    Raises:
+        PolicyError: With noise, the highest logit of a live row is not finite.
     """
     if noise is None:
         return np.asarray(logits.argmax(1), np.int64)

@@ -74,7 +74,7 @@ class Writer(abc.ABC):
 
         Args:
             folder: New temporary folder, on the same disk as the output path.
-            env: An environment that ran some of the episodes.
+            env: One of the environments that run the episodes.
             frames: Total number of steps of all trajectories.
             title: Description of the data, in one line.
         """
@@ -89,7 +89,7 @@ class Writer(abc.ABC):
         return self._folder
 
     def _next(self, trajectories: Sequence[Trajectory]) -> slice:
-        """Return the slice of the output in which the steps of these trajectories belong."""
+        """Return the rows of the output for the steps of the next trajectories, as a slice."""
         start, self._written = self._written, self._written + sum(map(len, trajectories))
         return slice(start, self._written)
 
@@ -145,9 +145,9 @@ def _make_folders(folder: Path, batch: TensorDictBase) -> None:
 class MinariWriter(Writer):
     """Writer of a data set for ``minari.load_dataset``, in Minari's folder (``MINARI_DATASETS_PATH``).
 
-    Images are stored without loss, not as JPEG, and rewards as float64. The first of the T + 1 infos is NaN, because
-    the info of the reset is not recorded. The metadata of an episode contain ``index``, ``attempt`` and
-    ``weights_version``.
+    Images are stored without loss, not as JPEG, and rewards as float64. An episode with T steps has T + 1 infos. The
+    first info is NaN, because the info of the reset is not recorded. The metadata of an episode contain ``index``,
+    ``attempt`` and ``weights_version``.
 
     Args:
         target: Id of the data set, such as ``cartpole/ppo-v0``.
@@ -280,17 +280,20 @@ def export_trajectories(
         source: Folder or URI of an evaluation log, folder of a saved result, or a result.
         to: ``minari``, ``npz`` or ``tensordict``.
         output: Path of the new file or folder; for ``minari`` the id of the data set.
-        indices: Indices of the episodes; by default those of all completed episodes.
+        indices: Indices of the episodes; by default, of all completed episodes.
         config: Config of the run, if it contained Python objects; by default the recorded one.
         policy: Policy object, if the run had one.
         trust: Whether this process may import and call code that the result names; see :func:`rl_eval.replay`.
 
     Raises:
-        UsageError: An episode did not complete, or the config differs from that of the run.
+        UsageError: The result does not exist, an episode did not complete or cannot run alone (see
+            :func:`~rl_eval.recording.replay.lease_of`), or the config differs from that of the run.
+        LogError: The evaluation log is damaged.
         UntrustedError: The result needs code that this process has not evaluated, and ``trust`` is false.
         WeightsError: The weights are not those of the run.
-        ConfigError: The output exists or cannot be written, or the recorded config cannot be used again.
-        EvalError: An episode differs from its record.
+        ConfigError: The format is unknown or does not fit the episodes, the output exists or cannot be written, a
+            package is missing, or the recorded config cannot be used again.
+        EvalError: An episode differs from its record, or failed when it ran again.
     """
     if to not in FORMATS:
         raise ConfigError(f"trajectories cannot be exported to {to!r}: {nearest(to, FORMATS)}", key="to", value=to)
@@ -330,7 +333,7 @@ def _selected(result: EvalResult, indices: Sequence[int] | None) -> list[int]:
 
 
 def _write(writer: Writer, result: EvalResult, runner: Runner, chosen: Sequence[int]) -> None:
-    """Write all trajectories to a temporary folder, and move them to the output path."""
+    """Run the chosen episodes, write their trajectories to a temporary folder, and move the data to the output path."""
     if not isinstance(runner, RunnerCore):
         name = type(runner).__name__
         problem = f"a {name} records no trajectories, because its class is not a subclass of rl_eval.EvalRunner"

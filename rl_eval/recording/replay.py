@@ -1,9 +1,9 @@
-"""Replay of recorded episodes with the config of the provenance, and comparison with their records.
+"""Replay of recorded episodes with the config in the provenance of the result, and comparison with their records.
 
 :func:`rebuilt_runner` builds a runner in this process that is equal to the runners of the evaluation. :func:`run_again`
-runs episodes with it, and :func:`compared` compares them with their records. Videos, exports of trajectories and
-``rl-eval doctor`` use the same functions with their own observers. A recorded config cannot contain Python objects, so
-the caller passes these objects again.
+runs episodes with this runner, and :func:`compared` compares them with their records. Videos, exports of trajectories
+and ``rl-eval doctor`` use the same functions with their own observers. A recorded config cannot contain Python objects,
+so the caller passes these objects again.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Replay:
     differs, outcomes may differ too."""
 
     comparable: bool = True
-    """Whether the guarantee of the run is ``exact``: an episode that runs again must have the same outcome."""
+    """Whether the guarantee of the run is ``exact``, so that an episode that runs again must have the same outcome."""
 
     @property
     def identical(self) -> bool:
@@ -97,7 +97,9 @@ def replay(
             evaluated the same code, or if ``config`` is passed.
 
     Raises:
-        UsageError: The episode has no record, or the config differs from that of the run.
+        UsageError: The result does not exist, the episode has no record or cannot run alone (see :func:`lease_of`), or
+            the config differs from that of the run.
+        LogError: The evaluation log is damaged.
         UntrustedError: The result needs code that this process has not evaluated, and ``trust`` is false.
         WeightsError: The weights are not those of the run.
         ConfigError: The recorded config cannot be used again.
@@ -125,10 +127,11 @@ def replay_each(
 def lease_of(result: EvalResult, index: int) -> Lease:
     """Return a lease to run the recorded attempt of an episode again.
 
-    It skips the attempts that failed before the recorded one, because their faults may not occur again.
+    The lease skips earlier attempts, which failed, because their faults may not occur again.
 
     Raises:
-        UsageError: The episode has no record.
+        UsageError: The episode has no record. Or it cannot run alone, because it depends on other episodes (guarantee
+            ``layout``).
     """
     recorded = recorded_episode(result, index)
     if result.guarantee == "layout":
@@ -330,7 +333,7 @@ def _weights(recorded: Mapping[str, Any], settings: EvalSettings, live: Any) -> 
     """Return the weights of the run; None if the run had no weights."""
     version, digest = recorded["version"], recorded["digest"]
     if live is None or settings.policy.policies:
-        # A file without a digest, then or now, is not compared. Only outcomes show whether its model is the same.
+        # A file that had no digest in the run, or has none now, is not compared. Only outcomes can show a change of it.
         now, then = settings.policy.file_digests, recorded.get("files", {})
         for name in changed_files(then, now):
             problem = f"the file of {name} has digest {now[name][:16]} now; in the run it had {then[name][:16]}"

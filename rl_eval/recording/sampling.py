@@ -105,7 +105,7 @@ class _Failure:
     why: str
     weights_version: int
     told: bool = False
-    """Whether the caller has received the error. After that, batches continue without the episode."""
+    """Whether the failure was raised or skipped before. If so, later batches continue without the episode."""
 
 
 @final
@@ -113,9 +113,10 @@ class Sampler:
     """Source of batches with the episodes of a group's plan, in the order of their indices.
 
     Args:
-        run: Starts a wave and returns its handle; called with ``(seed, first index, number of episodes, recorder)``.
-        version: Returns the version of the weights that the next wave uses.
-        slots: Returns the number of episodes that run at once.
+        run: Function that starts a wave and returns its handle. Its arguments are ``(seed, first index, number of
+            episodes, recorder)``.
+        version: Function that returns the version of the weights that the next wave uses.
+        slots: Function that returns the number of episodes that run at once.
         seed: Root seed of the plan.
         index: Index of the first episode.
         works_ahead: Whether ``run`` returns before the wave ends, so that a wave can run while the caller uses a batch.
@@ -141,7 +142,7 @@ class Sampler:
         self._ahead: tuple[int, int, EvalHandle] | None = None
         """Running wave: its first index, number of episodes, and handle."""
         self._episodes = self._frames = 0
-        """Totals so far. The mean length determines the size of a wave."""
+        """Numbers of episodes and steps so far. The mean length determines the size of a wave."""
         self._last_version: int | None = None
         """Version of the weights of the last batch."""
         self._renewed = False
@@ -168,7 +169,7 @@ class Sampler:
             self._ready, self._failed = {}, {}
 
     def state_dict(self) -> dict[str, int]:
-        """Return the root seed, the index of the next episode, and how many of its steps were in earlier batches."""
+        """Return the root seed, the index of the next episode, and the number of its steps in earlier batches."""
         with self._lock:
             return {"seed": self._seed, "index": self._next, "step": self._offset}
 
@@ -201,7 +202,10 @@ class Sampler:
         """Return the next batch.
 
         Raises:
-            EvalError: An episode failed, and ``skip_failed`` is not set. The next call skips the episode.
+            EvalError: An episode failed, and ``skip_failed`` is not set. The next call skips the episode. Or an episode
+                has no trajectory.
+            ConfigError: The folder ``storage`` exists.
+            UsageError: The batch cannot be stored. The next call returns the same batch.
         """
         with self._lock:
             return self._sample(request, request.storage)
@@ -212,6 +216,9 @@ class Sampler:
         Args:
             request: Contents of each batch.
             num_batches: Number of batches; by default no limit.
+
+        Raises:
+            ConfigError: ``num_batches`` is below 1.
         """
         if num_batches is not None and num_batches < 1:
             fix = "Pass at least 1, or omit num_batches."
@@ -254,7 +261,7 @@ class Sampler:
         """Return the fragments of the next batch, in plan order; None if an episode has not run yet.
 
         Raises:
-            EvalError: An episode failed.
+            EvalError: An episode failed, and its failure is neither skipped nor reported before.
         """
         self._drop_other_weights()
         found: list[Fragment] = []
@@ -291,8 +298,8 @@ class Sampler:
     def _drop_other_weights(self) -> None:
         """Drop whole episodes that ran with other weights than the current ones; they run again.
 
-        If the last batch ended within an episode, the rest of this episode is kept, with its weights version. A failure
-        that was reported is kept too.
+        If the last batch ended within an episode, the remaining steps of this episode are kept, with their weights
+        version. A failure that was reported is kept too.
         """
         version = self._version()
         begun = self._next if self._offset else -1
@@ -345,7 +352,7 @@ class Sampler:
         """Return how many episodes to run to get a number of steps."""
         expected = math.ceil(steps * self._episodes / self._frames) if self._frames else 1
         if self._renewed and self._frames:
-            # Run a few more episodes than expected: if steps are missing, a second wave takes as long as the first.
+            # Run a few more episodes than expected: if steps were missing, a second wave would double the time.
             return expected + math.isqrt(expected)
         # A wave with fewer episodes than slots would leave slots idle. Surplus episodes start the next batch.
         return max(self._slots(), expected)

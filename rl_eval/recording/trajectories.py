@@ -184,12 +184,12 @@ class Trajectory:
 
     @property
     def told(self) -> dict[Key, Array]:
-        """Outputs whose keys no other array of a batch has.
+        """Outputs that a batch contains: all outputs whose keys do not collide with other keys of a batch.
 
-        An output ``action`` is the action in the policy's own form.
-
-        A recurrent state has values before and after each step. It replaces an observation with the same name: if an
-        environment declares the state as a part of its observation, this part contains only zeros.
+        There are two exceptions, which replace another array. An output ``action`` is the action in the policy's own
+        form, and replaces the action passed to the environment. A recurrent state has values before and after each
+        step, and replaces an observation with the same key: if an environment declares the state as a part of its
+        observation, this part contains only zeros.
         """
         taken = _RESERVED - {"action", *ACTION_LOG_PROB}
         states = {key for key in self.outputs if ("next", *key) in self.outputs}
@@ -347,7 +347,7 @@ class TrajectoryRecorder:
 
     Args:
         env: The observed environment.
-        info_keys: Keys of the scalars in the step ``info`` to keep.
+        info_keys: Keys of the scalars to record from the ``info`` of each step.
         compress_images: Compress observations of dtype uint8 with two or more dimensions during the episode, without
             loss.
 
@@ -357,7 +357,7 @@ class TrajectoryRecorder:
 
     def __init__(self, env: Any, info_keys: Sequence[str] = (), *, compress_images: bool = False) -> None:
         self._env = env
-        # If the module is not imported, no environment is a TeamEnv.
+        # If the module of TeamEnv is not imported, this environment is not a TeamEnv.
         several = getattr(sys.modules.get("rl_eval.runners.multi_agent.team"), "TeamEnv", ())
         self._is_team = isinstance(env, several)
         if self._is_team:
@@ -372,7 +372,7 @@ class TrajectoryRecorder:
         self._rewards = Rows((), np.dtype(np.float64))
         self._steps = 0
         self._silent = False
-        """Whether the policy returned no outputs at one step or more."""
+        """Whether the policy returned no outputs in at least one step."""
 
     def on_episode_start(self, spec: EpisodeSpec, attempt: int, observation: Any) -> None:
         """Start an episode with the observation of the reset; see :class:`rl_eval.runners.EpisodeObserver`."""
@@ -407,7 +407,7 @@ class TrajectoryRecorder:
 
     @property
     def reads_sweeps(self) -> bool:
-        """Whether the sweep log is sufficient, because no infos are recorded and no images are compressed."""
+        """Whether the recorder needs only the sweep log, because it records no infos and compresses no images."""
         return not self._infos and not any(columns.compresses for columns in self._agents.values())
 
     def read_sweeps(self, steps: Steps) -> TrajectoryBlock:
@@ -509,7 +509,7 @@ class CompressedRows:
         self._blocks: list[bytes] = []
 
     def write(self, row: int, value: Any) -> None:
-        """Write the next row; row 0 starts a new array."""
+        """Write the next row; row 0 discards the rows of the last episode."""
         place = row % _BLOCK
         if row == 0:
             self._blocks = []
@@ -530,7 +530,7 @@ class CompressedRows:
 
 
 def _by_field(values: tuple[Any, ...]) -> dict[str, Any]:
-    """Return the values of ``_FIELDS`` in a record by the names of these fields in :class:`Trajectory`."""
+    """Return values of a record, in the order of ``_FIELDS``, as arguments of :class:`Trajectory`."""
     return dict(zip([name.replace("attempts", "attempt") for name in _FIELDS], values, strict=True))
 
 

@@ -95,7 +95,7 @@ class Encoder:
         self.frames += 1
 
     def close(self) -> None:
-        """Finish the file; further calls do nothing.
+        """Finish the file; later calls do nothing.
 
         Raises:
             ClusterError: ffmpeg failed, or took too long.
@@ -117,14 +117,14 @@ class Encoder:
         height, width, _ = self.shape
         source = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{width}x{height}", "-r", f"{self._fps:g}", "-i", "-"]
         command = [*_ffmpeg(), *source, "-vf", _EVEN, *_H264, str(self._path)]
-        return subprocess.Popen(  # noqa: S603  # Ours.
+        return subprocess.Popen(  # noqa: S603  # rl_eval built the command.
             command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
         )
 
 
 @contextmanager
 def _killed_after(seconds: float, process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Kill a process if the ``with`` block takes too long, because a write to a pipe without a reader never returns."""
+    """Kill ffmpeg if the ``with`` block takes too long: if ffmpeg does not read its pipe, a write never returns."""
     timer = threading.Timer(seconds, process.kill)
     timer.start()
     try:
@@ -149,7 +149,7 @@ def gif(content: bytes, *, fps: float = 10.0) -> bytes:
         palette = "split[frames][all];[all]palettegen[palette];[frames][palette]paletteuse"
         scale = f"fps={fps:g},scale='min(320,iw)':-2,{palette}"
         command = [*_ffmpeg(), "-i", str(video), "-filter_complex", scale, str(animation)]
-        subprocess.run(command, check=True, stdin=subprocess.DEVNULL, timeout=_PATIENCE_S)  # noqa: S603  # Ours.
+        subprocess.run(command, check=True, stdin=subprocess.DEVNULL, timeout=_PATIENCE_S)  # noqa: S603
         return animation.read_bytes()
 
 
@@ -232,7 +232,7 @@ def replay_in_window(result: EvalResult, indices: Sequence[int], *, trust: bool 
         trust: Whether this process may import and call code that the result names.
 
     Raises:
-        UsageError: An episode has no record.
+        UsageError: An episode has no record, or cannot run alone (see :func:`~rl_eval.recording.replay.lease_of`).
         UntrustedError: The result needs code that this process has not evaluated, and ``trust`` is false.
         WeightsError: The weights are not those of the run.
         ConfigError: There is no display, the environment does not open a window, or the recorded config cannot be used
@@ -243,7 +243,7 @@ def replay_in_window(result: EvalResult, indices: Sequence[int], *, trust: bool 
         if not any(os.environ.get(name) for name in _DISPLAYS):
             problem, fix = "a window needs a display", f"Set {' or '.join(_DISPLAYS)}, or record videos instead."
             raise ConfigError(problem, key=_DISPLAYS[0], fix=fix)
-        os.environ.setdefault("SDL_VIDEODRIVER", "x11,wayland")  # If these fail, SDL draws nothing, without an error.
+        os.environ.setdefault("SDL_VIDEODRIVER", "x11,wayland")  # By default, SDL may draw nothing, without an error.
     leases = [lease_of(result, index) for index in indices]
     with (
         rebuilt_runner(result, trust=trust) as runner,
@@ -375,7 +375,7 @@ def record_episode(
 
 @final
 class _Camera(Spectator):
-    """Observer that renders its environment after the reset and after each step, and never raises."""
+    """Observer that renders its environment after the reset and after each step. An error does not end the episode."""
 
     def __init__(self, max_frames: int) -> None:
         self.cut = False
@@ -448,18 +448,19 @@ def record_with_group(
     step: int,
     on_error: Callable[[Exception], object] | None = None,
 ) -> list[Video]:
-    """Record episodes of a group's last evaluation, one after the other, with one of its runners.
+    """Record episodes of a group's last evaluation, one after the other, with one runner of the group.
 
-    Call it before you send other weights. A runner records between evaluations: evaluations that were submitted before
-    this call run first, and evaluations that are submitted later wait. An error of a video does not affect the
-    evaluation.
+    Call this function before you send other weights. A runner records between evaluations: evaluations that were
+    submitted before this call run first. Evaluations that are submitted during a recording wait. An error of a video
+    does not affect the evaluation.
 
     Args:
-        group: Group of the result.
-        result: Result of the group's current weights.
+        group: Group that ran the evaluation.
+        result: Result of the evaluation, which used the group's current weights.
         settings: Selection of episodes, video options and folder.
         step: Training step; the files are in the subfolder ``step_<step>``.
-        on_error: Called with the error of a video; then the next video starts. By default, the error is raised.
+        on_error: Called with the error of a video; then the next video starts, except after a :class:`ConfigError`.
+            By default, the error is raised.
 
     Returns:
         Saved videos, in the order of the selection.
@@ -468,7 +469,7 @@ def record_with_group(
         ConfigError: The environment does not render.
         EnvError: Rendering fails, or the episode killed or blocked its runner and does not run again.
         WeightsError: The runners have other weights now.
-        ClusterError: The runner was lost while it recorded.
+        ClusterError: The runner was lost while it recorded, or took too long.
     """
     limit_s = settings.timeout_s + _GRACE_S
     videos = (partial(group.apply_to_one, task, limit_s) for task in _tasks(result, settings))
@@ -478,13 +479,13 @@ def record_with_group(
 def saved(
     videos: Iterable[Callable[[], Video]], folder: Path, on_error: Callable[[Exception], object] | None
 ) -> Iterator[Video]:
-    """Save videos; an error of one video does not stop the others.
+    """Save videos one after the other, and yield each video with its path.
 
     Args:
-        videos: Functions that record a video or wait for it, and return it.
+        videos: Functions that record a video or wait for a video, and return it.
         folder: Folder of the MP4 files.
-        on_error: Called with the error of a video. If it is None, the error is raised. After a :class:`ConfigError`,
-            which concerns all videos, no further video is recorded.
+        on_error: Called with the error of a video; then the next video follows, except after a :class:`ConfigError`,
+            which concerns all videos. If ``on_error`` is None, the error is raised.
     """
     for make in videos:
         try:
@@ -534,9 +535,10 @@ def record_videos(
     Raises:
         UntrustedError: The result needs code that this process has not evaluated, and ``trust`` is false.
         UsageError: The result does not exist, no episode is selected, or the config differs from that of the run.
+        LogError: The evaluation log is damaged.
         WeightsError: The weights are not those of the run.
-        ConfigError: The recorded config cannot be used again, the environment does not render, or an argument is out
-            of range.
+        ConfigError: The recorded config cannot be used again, the environment does not render, a selector is unknown,
+            an argument is out of range, or imageio-ffmpeg is not installed.
         EnvError: Rendering fails.
     """
     settings = VideoSettings(select, folder, max_videos, fps, max_frames, timeout_s)

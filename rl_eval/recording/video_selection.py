@@ -5,17 +5,18 @@ A selection is a list of selectors, read from left to right until ``max_videos``
 ============  ==================================================================================
 ``first:K``   the first K episodes of the plan
 ``every:N``   every N-th episode of the plan, from episode 0
-``best:K``    the K completed episodes with the highest return; of equal returns, the lowest index
-``worst:K``   the K completed episodes with the lowest return; of equal returns, the lowest index
+``best:K``    the K completed episodes with the highest return; if returns are equal, the lowest index
+``worst:K``   the K completed episodes with the lowest return; if returns are equal, the lowest index
 ``failed:K``  the first K episodes that failed on all attempts; without ``:K``, all such episodes
 ``episode:I`` the episode with index I
 ============  ==================================================================================
 
 For ``first``, ``best`` and ``worst``, K is 1 by default. An episode is chosen only once, even if several selectors
-choose it. An episode without a record is never chosen.
+choose it. An episode without a record is never chosen. If the run was stopped early, ``best`` and ``worst`` choose only
+from the episodes before the first one without a record.
 
-A file name contains the index, seed and return of the episode. If they are equal to those of a record, the video
-belongs to this record.
+A file name contains the index, seed and return of the episode. A video belongs to the record that has the same index,
+seed and return.
 """
 
 from __future__ import annotations
@@ -147,7 +148,7 @@ _NAME: Final = re.compile(r"episode_(\d{1,15})_seed_\d+_(return_[\w.+-]+|failed)
 
 
 def video_name(index: int, seed: int, episode_return: float | None) -> str:
-    """Return the file name of an episode's video.
+    """Return the file name of the video of an episode.
 
     Args:
         index: Index of the episode.
@@ -187,7 +188,7 @@ def videos_of(result: EvalResult, path: str | os.PathLike[str]) -> dict[int, Pat
 
 
 def _index(name: str, result: EvalResult) -> int | None:
-    """Return the index of the episode in a file name; None if the name does not match the episode's record."""
+    """Return the episode index in the file name of a video; None if the name does not match the episode's record."""
     matched = _NAME.fullmatch(name)
     index = int(matched[1]) if matched else -1
     if not (0 <= index < len(result.table) and result.table.filled[index]):

@@ -1,4 +1,4 @@
-"""Columns of a record for each agent of its episode, and rows by agent that are made from these columns."""
+"""Columns of a record for each agent of its episode, and conversion of these columns to one row per agent."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 AGENT_COLUMNS: Final = ("return", "length", "terminated", "truncated", "policy")
-"""Names of the values of an agent, each in a column ``<name>/<agent>``. For an agent that did not appear, they are
-NaN."""
+"""Names of the values of an agent, each in a column ``<name>/<agent>``. For an agent that did not appear, the values
+are NaN."""
 
 _LONGEST: Final = 128
 """Maximum number of characters of a name in a row. In the file of another program, a name could be larger than all
@@ -18,12 +18,12 @@ rows."""
 
 
 def agent_columns(agents: Sequence[object]) -> tuple[str, ...]:
-    """Return the names of the columns of agents: all columns of the first agent, then those of the next agent."""
+    """Return the names of the columns of agents: all columns of the first agent, then all of the next agent."""
     return tuple(f"{name}/{agent}" for agent in agents for name in AGENT_COLUMNS)
 
 
 def agents_in(columns: Sequence[str]) -> tuple[str, ...]:
-    """Return the agents that have columns, in the order of their seats; empty for episodes of a single agent."""
+    """Return the agents that have all their columns, in the order of their seats; empty for a single agent."""
     named, there = [column.removeprefix("return/") for column in columns if column.startswith("return/")], {*columns}
     return tuple(agent for agent in named if there.issuperset(agent_columns([agent])))
 
@@ -41,13 +41,14 @@ def agent_rows(
         indices: Indices of episodes, shape (n,).
         infos: Columns of the episodes, shape (n, len(columns)).
         columns: Names of the columns.
-        policies: Ids of the policies. A number in a column ``policy/<agent>`` is a position in this list.
+        policies: Ids of the policies. A number in a column ``policy/<agent>`` is a position in this list. If any number
+            is outside the list, all ids in the rows are numbers, and all versions are 0.
         versions: Version of the weights of each policy.
 
     Returns:
         Structured array with the fields ``index``, ``seat``, ``agent``, ``policy``, ``weights_version``, ``return``,
         ``length``, ``terminated``, ``truncated`` and ``outcome``. The outcome is 1 for the highest return of the
-        episode and -1 for a lower return. It is 0 if several agents have the highest return, or if no other agent
+        episode, 0 for a highest return that several agents share, and -1 for a lower return. It is 0 if no other agent
         appeared.
     """
     agents = agents_in(columns)

@@ -25,11 +25,12 @@ class FirstDifference(NamedTuple):
     episode: int
     """Index of the episode."""
     step: int
-    """Number of the step, from 1. 0 is the reset. -1 means that only the sums of the episode are known."""
+    """Number of the step, from 1. 0 is the reset. -1 means that the step is unknown: only the values of the record,
+    such as the return, show the difference."""
     what: str
     """Name of the value that differs, such as ``reward``."""
     cause: Cause
-    """``policy`` if the same observations led to another action; empty if unknown."""
+    """``policy`` if the same observations led to another action, otherwise ``environment``; empty if unknown."""
 
     def __str__(self) -> str:
         if self.step < 0:
@@ -47,7 +48,7 @@ class Determinism:
     elsewhere: _Count = 0
     """Number of episodes that ran in another process the second time."""
     mismatched: tuple[int, ...] = ()
-    """Indices of the episodes with a different outcome."""
+    """Indices of the episodes with a different outcome or trace in the second run."""
     failed: tuple[int, ...] = ()
     """Indices of the episodes that completed once, but not again."""
     failure: str = ""
@@ -60,11 +61,11 @@ class Determinism:
     remark: str = ""
     """Limit of the check, or the reason why nothing was checked."""
     likely_cause: str = ""
-    """Likely reason why the policy acted differently; empty if the check did not search for one."""
+    """Likely reason why the policy acted differently; empty if the check found or sought no reason."""
 
     @property
     def passed(self) -> bool | None:
-        """Whether every second run had the recorded outcome; None if no episode was checked."""
+        """Whether every second run completed with the recorded outcome and trace; None if no episode was checked."""
         if self.mismatched or self.failed:
             return False
         return True if self.checked else None
@@ -82,7 +83,7 @@ class Determinism:
         return float(betaincinv(len(self.mismatched) + 1, self.checked - len(self.mismatched), confidence))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all fields as plain JSON values."""
+        """Return all fields, ``passed`` and ``rate_below`` as plain JSON values."""
         first = None if self.first is None else self.first._asdict()
         return asdict(self) | {"first": first, "passed": self.passed, "rate_below": self.rate_below()}
 
@@ -110,9 +111,9 @@ class Determinism:
 
     @property
     def advice(self) -> str:
-        """Advice after a failed check.
+        """Advice if a second run differed from its record; empty if there is no advice.
 
-        It depends on the remedies that the check tried. Empty if the check did not fail.
+        The advice depends on the cause of the difference and on the remedies that the check tried.
         """
         if not self.mismatched:
             return ""
@@ -199,7 +200,7 @@ class TraceRecorder:
 
     def step(self, action: Any) -> Any:
         """Step the environment, and add a row to the trace."""
-        chosen = 0 if self._trace.full else action_digest(action)  # The environment may change it in place.
+        chosen = 0 if self._trace.full else action_digest(action)  # ``step`` may change the action.
         result = self._step(action)
         # The runner reports a result that breaks the contract.
         if not self._trace.full and type(result) is tuple and len(result) == 5:

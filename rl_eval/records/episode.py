@@ -85,8 +85,8 @@ class Lease(NamedTuple):
     ``attempt`` is the number of the attempt, from 1; earlier attempts are used up. ``runner`` is the number of the
     runner with the lease; a runner that replaces it has another number. ``fresh`` requests a new environment, and
     ``traced`` a trace in the report. ``seating`` and ``condition`` are those of the episode's spec. ``alone`` requests
-    a simulator without other slots, so that no other episode can cause a fault. ``block`` has the seeds of the
-    consecutive episodes that run together, including this one. It is empty for an episode that runs separately.
+    a new simulator for this episode only, so that no other episode can cause a fault. ``block`` has the seeds of the
+    consecutive episodes that run together, including this episode. It is empty for an episode that runs separately.
     """
 
     index: int  # type: ignore[assignment]
@@ -151,7 +151,7 @@ class Fault:
     @staticmethod
     def describe(error: BaseException) -> tuple[str, str, str]:
         """Return the class name, the message and the traceback of an exception, shortened and without secrets."""
-        # Before they are cut, which could leave half a secret.
+        # Redact before the text is cut, because a cut could leave half a secret, which is not recognized.
         message = redact_text(message_of(error))[:MESSAGE_CAP]
         return type(error).__name__, message, redacted_traceback(error)[-TRACEBACK_CAP:]
 
@@ -272,7 +272,7 @@ class RunReport:
     progress: npt.NDArray[np.void]
     """Live attempts: array of :data:`PROGRESS`, shape (live,)."""
     returned: tuple[int, ...]
-    """Indices returned to the group on request, because their episodes had not started."""
+    """Indices of leases returned to the group: on request if their episodes had not started, and all after an abort."""
     env_steps: int
     """Number of environment steps since the last report, including those of failed attempts."""
     reset_seconds: float
@@ -282,12 +282,12 @@ class RunReport:
     numerics: dict[str, Any] = field(default_factory=dict)
     """The runner's numerics key; empty before its first episode."""
     traces: Mapping[int, npt.NDArray[np.void]] = field(default_factory=dict)
-    """Traces of completed episodes whose leases asked for one, by index: arrays of
+    """Traces of completed episodes whose leases requested a trace, by index: arrays of
     :data:`rl_eval.records.determinism.TRACE`."""
     construct_seconds: float = math.inf
     """Shortest construction time of an environment so far, in seconds."""
     notes: tuple[str, ...] = ()
-    """Notes for a reader of the result; notes that differ only in their place become one."""
+    """Notes for a reader of the result. Notes that differ only in their place become one note."""
     artifacts: tuple[tuple[str, Mapping[int, Any]], ...] = ()
     """Artifacts that observers returned for the finished episodes: pairs of the observer's name and its artifacts by
     index. A name may appear more than once."""
@@ -346,7 +346,7 @@ class EpisodeTable:
         self.infos: npt.NDArray[np.float64] = np.full((num_episodes, len(self.info_keys)), np.nan)
         self.faults: dict[int, list[Fault]] = {}
         self.conditions: Sequence[str] = ()
-        """Id of the condition of each episode; empty without conditions. A result sets them from its plan."""
+        """Id of the condition of each episode; empty without conditions. A result sets the ids from its plan."""
         self._charged: dict[Fault, int] = {}
         """Position of each charged fault in the list of its episode, because a search in the list would take too long:
         a file of another program may have any number of faults."""
@@ -393,7 +393,7 @@ class EpisodeTable:
         return copied
 
     def add_fault(self, fault: Fault) -> None:
-        """Add a fault to its episode. An uncharged fault replaces the equal charged fault that was added before."""
+        """Add a fault to its episode. An uncharged fault replaces an earlier charged fault that is otherwise equal."""
         faults = self.faults.setdefault(fault.index, [])
         place = None if fault.charged else self._charged.pop(replace(fault, charged=True), None)
         if place is not None:
@@ -434,7 +434,7 @@ class EpisodeTable:
         return hashlib.sha256(self.outcomes(self.filled).tobytes()).hexdigest()
 
     def digest(self) -> str:
-        """SHA-256 of all columns of the filled rows and of their info scalars, in the order of the names.
+        """SHA-256 of the names of all columns and info scalars, and of their values in the filled rows.
 
         All NaNs count as equal.
         """

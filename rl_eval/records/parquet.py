@@ -24,8 +24,8 @@ episodes with shared seeds."""
 _UNPACKED: Final = 64
 """Maximum compression ratio of columns without dictionaries. Snappy, which rl_eval uses, reaches 21."""
 _VALUES: Final = (20_000_000, 10)
-"""Maximum number of values in all columns together, and per byte of the file. A column that repeats one value needs no
-bytes, so the file may have at least the first number."""
+"""Two limits of the number of values in all columns together: a number, and a number per byte of the file. The higher
+limit applies, because a column that repeats one value needs almost no bytes."""
 _TEXT: Final = "BYTE_ARRAY"
 _BYTES: Final = "FIXED_LEN_BYTE_ARRAY"
 
@@ -81,7 +81,7 @@ class ParquetColumns:
 
     def _check_size(self, num_columns: int) -> None:
         metadata = self._file.metadata
-        # Do not check its columns: pyarrow terminates the process when it reads damaged ones.
+        # Do not check the columns of a group: pyarrow terminates the process when it reads damaged columns.
         groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
         if sum(group.num_rows for group in groups) != self.num_rows:
             raise ValueError(f"its parts do not add up to the {self.num_rows:,} rows that it claims")
@@ -98,7 +98,7 @@ TEXTS: Final = (
     *(name for name, column in COLUMNS.items() if column.codes and True not in column.codes),
     *(field.name for field in fields(Fault) if field.type not in ("int", "float", "bool")),
 )
-"""Columns of text."""
+"""Names of the columns of text."""
 
 _INFO: Final = "info_"
 _BLOCK: Final = 10_000
@@ -125,7 +125,13 @@ def episode_columns(
 
 
 def episode_names(names: Sequence[str]) -> list[str]:
-    """Return the names of the columns that :func:`read_episodes` needs. The table may lack some of them."""
+    """Return the names of the columns to read for :func:`read_episodes`.
+
+    These are all columns of a row, even if the file lacks some, and the info columns of the file.
+
+    Args:
+        names: Names of the columns of the file.
+    """
     return [*COLUMNS, *(name for name in names if name.startswith(_INFO))]
 
 
@@ -160,7 +166,13 @@ def fault_columns(faults: Sequence[Fault]) -> dict[str, pa.Array]:
 
 
 def fault_names(names: Sequence[str]) -> list[str]:
-    """Return the names of the columns that :func:`read_faults` needs. The table may lack some of them."""
+    """Return the names of the columns to read for :func:`read_faults`.
+
+    These are all required fields, even if the file lacks some, and the optional fields of the file.
+
+    Args:
+        names: Names of the columns of the file.
+    """
     return [field.name for field in fields(Fault) if field.name in names or field.default is MISSING]
 
 
@@ -221,7 +233,7 @@ def _positions(column: pa.ChunkedArray, written: pa.Array) -> pa.ChunkedArray:
 
 
 def _values(column: pa.ChunkedArray) -> list[Any]:
-    """Return a column as a list. If the column has codes, equal texts are the same object."""
+    """Return a column as a list. If the column is dictionary-encoded, equal texts are the same object."""
     import pyarrow as pa
 
     if not pa.types.is_dictionary(column.type):
@@ -232,7 +244,10 @@ def _values(column: pa.ChunkedArray) -> list[Any]:
 
 
 def _words(column: pa.ChunkedArray) -> tuple[pa.Array, pa.Array]:
-    """Return the different values of a column of codes, with null at the end, and the position of each row's value."""
+    """Return the different values of a dictionary-encoded column, and the position of each row's value among them.
+
+    Null is the last value.
+    """
     import pyarrow as pa
 
     codes = column.unify_dictionaries().combine_chunks()

@@ -1,4 +1,4 @@
-"""Plain data: nested values as in JSON, the differences between two of them, and a digest of any value.
+"""Plain data: nested values as in JSON, the differences between two such values, and a digest of any value.
 
 Data from other programs are parsed and checked against a type. An error describes the damage in one line.
 
@@ -99,7 +99,7 @@ def differences(a: Any, b: Any, key: str = "") -> Iterator[Difference]:
 
 
 def plain_leaf(key: str, value: Any) -> Any:
-    """Return a plain value for a leaf that is not text, an int, a bool or None."""
+    """Convert a leaf for :func:`plain`: NaN to None, an array to a list, infinity and other objects to strings."""
     if isinstance(value, float) and not math.isfinite(value):
         return None if math.isnan(value) else str(value)
     if isinstance(value, np.ndarray):
@@ -155,7 +155,7 @@ def typed(kind: type[Value], value: Any) -> Value:
 
 
 def check_claim(num_episodes: int, num_records: int, num_scalars: int) -> None:
-    """Reject a plan with far more episodes than records, before memory for it is allocated.
+    """Reject a plan with far more episodes than records, before memory for the plan is allocated.
 
     Args:
         num_episodes: Number of episodes of the plan.
@@ -202,7 +202,7 @@ def canonical_digest(value: Any) -> bytes:
 
 
 def _digest(value: Any, above: tuple[int, ...]) -> bytes:
-    """Hash a node; ``above`` are the identities of the nodes that contain it."""
+    """Hash a node; ``above`` has the ``id`` of each node that contains this node."""
     kind = type(value)
     if kind in _SCALARS or isinstance(value, _NAMED):
         return _leaf(value)
@@ -220,7 +220,7 @@ def _digest(value: Any, above: tuple[int, ...]) -> bytes:
 
 def _leaf(value: Any) -> bytes:
     if isinstance(value, _NAMED):
-        module = getattr(value, "__module__", type(value).__module__)  # Ufuncs have none before numpy 2.
+        module = getattr(value, "__module__", type(value).__module__)  # Before numpy 2, ufuncs lack it.
         return _node("name", _text(f"{module}:{getattr(value, '__qualname__', value.__name__)}"))
     text = value.hex() if type(value) is float else value if type(value) is bytes else str(value)
     return _node(type(value).__name__, text if isinstance(text, bytes) else _text(text))
@@ -231,7 +231,7 @@ def _mapping(items: Iterable[tuple[Any, Any]], above: tuple[int, ...]) -> bytes:
 
 
 def _array(value: Any, above: tuple[int, ...]) -> bytes:
-    """Return the hash of an array or a tensor; empty for any other value, and for an array that is not plain memory."""
+    """Return the hash of an array or a tensor; empty for any other value, and for a sparse or quantized tensor."""
     if type(value) is np.ndarray or isinstance(value, np.generic):
         if value.dtype.hasobject:
             return _node("objects", _digest(value.shape, above), _digest(value.ravel().tolist(), above))

@@ -1,8 +1,8 @@
 """Schedule of blocks: consecutive episodes that one runner runs together, from one full reset of its simulator.
 
-A simulator that cannot restart single slots makes an episode depend on its neighbours. So a block is granted, retried
-and recorded as a whole. :class:`BlockSchedule` numbers the blocks and translates between them and their episodes, for a
-:class:`~rl_eval.scheduling.schedule.Schedule` whose episodes are blocks.
+If a simulator cannot restart single slots, an episode depends on the episodes in the other slots. So a block is
+granted, retried and recorded as a whole. :class:`BlockSchedule` is a :class:`~rl_eval.scheduling.schedule.Schedule`
+that treats each block as one episode. It translates indices of episodes into numbers of blocks, and back.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rl_eval.scheduling.schedule import Schedule
 
 
 class _BlockPlan:
-    """Plan whose episodes are blocks; the seed of a block is that of its first episode."""
+    """Plan whose episodes are blocks; the seed of a block is the seed of its first episode."""
 
     def __init__(self, plan: EpisodePlan, size: int) -> None:
         self.seeds: npt.NDArray[np.int64] = plan.seeds[::size]
@@ -113,7 +113,7 @@ class BlockSchedule(Schedule):
         return tuple(dict.fromkeys((index // self._size, attempt) for index, attempt in pairs))
 
     def _whole_blocks(self, rows: Iterable[int]) -> dict[int, list[int]]:
-        """Return the row positions of each block of which a report contains all episodes, by block."""
+        """Return, by block, the positions of its rows in a report. Omit a block if any of its rows is missing."""
         positions: dict[int, list[int]] = {}
         for position, index in enumerate(rows):
             positions.setdefault(index // self._size, []).append(position)

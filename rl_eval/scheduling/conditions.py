@@ -1,4 +1,4 @@
-"""Initial conditions of episodes, as rows, and their order: the index of an episode decides its condition."""
+"""Initial conditions of episodes, as rows, and their order. The index of an episode alone decides its condition."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from rl_eval.records.plain import convert, typed
 
 KEY: Final = "evaluation.conditions"
 ID: Final = "id"
-"""Column of a row that names it; all others are values for the environment."""
+"""Column with the name of a row; all other columns are values for the environment."""
 MAX_ROUND: Final = 100_000
-"""Maximum number of conditions, and of episodes in one round of them."""
+"""Maximum number of conditions, and of episodes in one round of all conditions."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,11 @@ class Conditions:
 
     @property
     def axes(self) -> dict[str, list[Any]]:
-        """Different values of each name, in order, for names of which at least two conditions have the same value."""
+        """Different values of each name, in order.
+
+        Only names with a value that at least two conditions share are included. Names whose values include lists or
+        mappings are left out.
+        """
         columns = {key: [row[key] for row in self.rows.values()] for key in self.keys}
         scalars = {
             key: column for key, column in columns.items() if not any(isinstance(one, list | dict) for one in column)
@@ -101,16 +105,17 @@ class _Described:
 
 
 def distinct(value: Any) -> tuple[bool, Any]:
-    """Return a key for a value of a condition. It differs for True and 1, which are equal in Python."""
+    """Return a key for a value of a condition. The keys of True and 1 differ, although these are equal in Python."""
     return isinstance(value, bool), value
 
 
 def interleaved(counts: Sequence[int]) -> list[int]:
-    """Return a sequence of places (indices of ``counts``), spread evenly, with each place as often as its count says.
+    """Return a sequence of places (indices of ``counts``), spread evenly; each place appears as often as its count.
 
-    Copy j of a place with the share ``count / total`` belongs into the window of slots in which its number of copies
-    can differ by less than one from the share. The copy with the earliest end of the window comes first, which always
-    finds such a sequence (Baruah et al. 1996, fair scheduling of periodic tasks).
+    In each prefix of the sequence, the number of copies of a place must differ by less than one from its share of the
+    prefix, ``count / total``. This gives each copy a window of slots. Among the copies whose window has begun, the copy
+    with the earliest end of the window comes first. This rule always finds such a sequence (Baruah et al. 1996, fair
+    scheduling of periodic tasks).
     """
     total = sum(counts)
     copies = ((copy, place, count) for place, count in enumerate(counts) for copy in range(count))
@@ -134,7 +139,7 @@ def make_conditions(*, rows: Any = None, axes: Any = None, counts: Any = None) -
         counts: Number of episodes of a condition in one round, by its id.
 
     Raises:
-        ConfigError: The rows are invalid, or counts name an unknown id.
+        ConfigError: Rows, axes or counts are invalid, counts name an unknown id, or a round has too many episodes.
     """
     named = _combined(axes) if rows is None else _named(rows)
     counts = {} if counts is None else counts

@@ -22,12 +22,12 @@ class RunnerJoined:
 class RunnerLost:
     """A runner died.
 
-    Its episodes are granted again; pairs (index, attempt) that the runner did not hold are ignored.
+    Its episodes are granted again. Pairs (index, attempt) of episodes that the runner did not hold are ignored.
     """
 
     runner: int
     charged: Sequence[tuple[int, int]] = ()
-    """(index, attempt) of each episode that certainly ended the runner: it passed a deadline or caused a fatal
+    """(index, attempt) of each episode that certainly ended the runner: it exceeded a deadline or caused a fatal
     signal."""
     suspects: Sequence[tuple[int, int]] = ()
     """(index, attempt) of each episode that may have ended the runner: it was in reset or step when the process
@@ -48,7 +48,8 @@ class RunnerReported:
     live: Sequence[int] = ()
     """Indices of the episodes that the runner has started. It does not return them after a reclaim."""
     suspects: Sequence[tuple[int, int]] = ()
-    """(index, attempt) of attempts that ended together in a fault of one of them; the runner has dropped all."""
+    """(index, attempt) of attempts that ended together, because one of them caused a fault; the runner has dropped all
+    of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,15 +126,15 @@ class Exclude:
     failures: int
     """Number of attempts that failed on the runner."""
     uncharged: tuple[tuple[int, int], ...]
-    """(index, attempt) of each failed attempt that now uses up no attempt: its episode failed on no other runner and
-    was not given up."""
+    """(index, attempt) of each attempt that failed on the runner and now counts as not used up: all, except those of
+    episodes that were given up."""
 
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
     """Command to record an episode as failed, because its attempts are used up.
 
-    Only this command makes failed records.
+    Only this command creates failed records.
     """
 
     index: int

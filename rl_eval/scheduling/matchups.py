@@ -1,8 +1,8 @@
 """Matchups: policies of the seats of an episode, as a pure function of the episode's index.
 
 A *seating* names the policy of each seat. A *matchup* is one seating or, with ``symmetric``, all orders of one seating.
-All orders are played with the same seed, so that the advantage of a seat cancels. The matchups take turns: any part of
-a plan with the length of one round plays each seating once.
+All orders are played with the same seed, so that the advantage of a seat cancels. The matchups take turns, and a
+*round* has one turn of each matchup. So any part of a plan with the length of one round plays each seating once.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Matchups:
     """Matchups in the order of their turns.
 
     Args:
-        turns: The seatings of each matchup; the seatings of one matchup share a seed. At least one matchup, with at
-            least one seating.
+        turns: The seatings of each matchup; the seatings of one matchup share a seed. There is at least one matchup,
+            and each has at least one seating.
     """
 
     turns: tuple[tuple[Seating, ...], ...]
@@ -97,7 +97,7 @@ def make_matchups(
         policies: Names of all policies.
         symmetric: Whether to play each seed of a matchup in all orders of its seating. Orders that only swap seats with
             the same policy count as one.
-        seats: Number of seats; by default the length of the listed seatings, otherwise 2.
+        seats: Number of seats; by default the length of the first seating in the list, or 2 if there is no list.
 
     Raises:
         ConfigError: The design is invalid, names an unknown policy or has another number of seats.
@@ -134,7 +134,7 @@ class _Expansion:
         raise _not_a_design(entry)
 
     def turn(self, seating: Seating) -> tuple[Seating, ...]:
-        """Return the seatings of the matchup of a seating, which share a seed."""
+        """Return the matchup of a seating: the seating or, if ``symmetric``, all its orders, which share a seed."""
         if not self.symmetric:
             return (seating,)
         ordered = sorted(seating, key=self.policies.index)

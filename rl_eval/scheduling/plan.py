@@ -1,10 +1,10 @@
-"""Plan of an evaluation: its episodes, and the seed of each.
+"""Plan of an evaluation: its episodes, and the seed of each episode.
 
 A plan is fixed before anything runs. The seed of an episode follows from its index and the root seed alone: a
-permutation of the 31-bit integers, with the root seed as its key, maps the index to the seed. A permutation cannot
-collide, so N episodes have N distinct seeds. Two root seeds give unrelated permutations, so neighbouring root seeds do
-not share episodes, as they would with ``root + index``. 31 bits fit every environment that converts its seed to an
-int32.
+permutation of the 31-bit integers, with the root seed as its key, maps the index to the seed. A permutation gives
+different indices different seeds, so N episodes have N distinct seeds; with matchups, the episodes of one turn share a
+seed. Two root seeds give unrelated permutations. With ``root + index`` instead, neighbouring root seeds would share
+most episodes. 31 bits suit every environment that converts its seed to an int32.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _ROUNDS: Final = 4
 
 
 def _round_keys(seed: int) -> npt.NDArray[np.uint64]:
-    """Return the keys of all rounds: outputs of the generator. The input of each output is the output before it."""
+    """Return the keys of all rounds: outputs of SplitMix64, each computed from the previous output."""
     keys = [np.array([seed], np.uint64)]
     for _ in range(2 * _ROUNDS):
         keys.append(mix(keys[-1] + GAMMA))
@@ -201,13 +201,13 @@ def _check_turns(num_episodes: int, first_index: int, matchups: Matchups) -> Non
 
 
 GAMMA: Final = np.uint64(0x9E3779B97F4A7C15)
-"""Step of the generator's counter, the golden ratio."""
+"""Step of the counter of SplitMix64: 2**64 divided by the golden ratio."""
 
 
 def mix(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     """Return the output of the generator SplitMix64 for each value of its counter, in the same shape.
 
-    It is a bijection of 64 bits.
+    The function is a bijection on 64 bits.
     """
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -1,7 +1,8 @@
 """Verdicts on failures of runners: the consequences for episodes, for the runner and for its group.
 
-The functions are pure. The schedule decides about retries of episodes. It also charges an episode that may have ended a
-runner, if no other episode was on this runner.
+The functions are pure. To *charge* an episode is to count the attempt as used up. The schedule decides about retries of
+episodes. It also charges an episode that may have ended a runner, if the episode was isolated and no other episode was
+on this runner.
 
 =========================================  =========  =========  =========  =====
 failure                                    charge     replace    exclude    end
@@ -47,8 +48,8 @@ class Verdict(Enum):
     EXCLUDE = "exclude"
     """The position of the runner stays empty."""
     END = "end"
-    """The error is raised to the caller of the failed call. If there is none, it is raised to all users of the
-    group."""
+    """The error is raised to the caller of the failed call. If the call has no caller, the error is raised to all users
+    of the group."""
 
 
 def judge(error: BaseException, *, everywhere: bool) -> Verdict:
@@ -84,8 +85,8 @@ class LossAttribution:
     charged: tuple[tuple[int, int], ...] = ()
     suspects: tuple[tuple[int, int], ...] = ()
     faults: tuple[Fault, ...] = ()
-    """One fault for each pair of both fields, and one for a death in ``close``. The schedule decides whether they are
-    charged."""
+    """One fault for each pair in ``charged`` and ``suspects``, and one for a death in ``close``. The schedule decides
+    whether the faults are charged."""
 
     def within(self, plan: EpisodePlan) -> LossAttribution:
         """Drop the pairs and faults of another plan. The runner may have run episodes of the previous evaluation."""
@@ -117,7 +118,7 @@ def attribute_loss(crash_report: CrashReport | None, runner: int) -> LossAttribu
         entries = [entry for entry in moment.lanes if entry.live]
         pairs = tuple((entry.index, entry.attempt) for entry in entries)
         faults = tuple(_fault(crash_report, entry, phase, runner) for entry in entries)
-        # A simulator also steps slots without an episode, so a shared call proves nothing about a single one.
+        # A simulator also steps slots without an episode, so a shared call does not prove that an episode is the cause.
         certain = conclusive and len({*pairs}) == 1 and not moment.shared
         return LossAttribution(pairs, (), faults) if certain else LossAttribution((), pairs, faults)
     entry = moment.lanes[moment.lane]

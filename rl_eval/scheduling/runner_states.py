@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final, final
 
 _ACCIDENT: Final = 0.001
-"""If a healthy runner has a streak of failures with a lower probability than this, the runner counts as broken."""
+"""Probability below which chance does not explain a streak of failures, so that the runner counts as broken."""
 _SHORTEST_STREAK: Final = 3
 
 
@@ -44,12 +44,12 @@ class RunnerState:
 
     @property
     def queued(self) -> int:
-        """Number of leases that certainly have not started, without those that are being reclaimed."""
+        """Number of leases that certainly have not started, without leases that are being reclaimed."""
         return max(0, len(self.held) - len(self.reclaiming) - self.lanes)
 
     @property
     def free(self) -> int:
-        """Number of leases that the runner may get now for lanes without a lease."""
+        """Number of lanes without a lease; 0 while the runner's episodes are isolated."""
         return 0 if self.isolating else max(0, self.lanes - len(self.held))
 
 
@@ -101,7 +101,7 @@ class RunnerStates(dict[int, RunnerState]):
         state.streak = 0 if completed else before + len(failed)
         self._completed += completed
         self.note(runner)
-        # Failures on a runner that completes nothing are no evidence about others, until it completes an episode.
+        # Failures of a suspicious runner say nothing about other runners. They count once it completes an episode.
         if runner in self.failing:
             self._failed -= 0 if was_failing else before
         else:
@@ -121,7 +121,7 @@ class RunnerStates(dict[int, RunnerState]):
 
 
 def _chance_of_streak(streak: int, live: int, completed: int, failed: int) -> float:
-    """Return an upper bound of the probability that a healthy runner has only failures so far.
+    """Return an upper bound of the probability that a healthy runner has such a streak of failures.
 
     The results of the other runners estimate the failure rate: with a uniform prior, the rate has the distribution
     ``Beta(1 + failed, 1 + completed)``, so the number of failures on the runner has a beta-binomial distribution.
@@ -157,15 +157,16 @@ def _log_choose(n: int, k: int) -> float:
 
 
 _SPLIT: Final = 8
-"""Number of groups into which the suspects of one lost runner or fault are split."""
+"""Approximate number of groups into which the suspects of one lost runner or fault are split."""
 
 
 @final
 class Isolation:
     """Suspected episodes, and the queue of suspected episodes that wait for a separate runner.
 
-    If many episodes were live when a process ended or a shared call failed, they run again in eight groups. So one
-    round clears most of them. A group that fails again is split again, until each suspect runs alone.
+    If many episodes were live when a process ended or a shared call failed, they run again in smaller groups, each with
+    about an eighth of the episodes. So one round clears most episodes. A group that fails again is split again, until
+    each suspect runs alone.
     """
 
     def __init__(self) -> None:
@@ -191,7 +192,7 @@ class Isolation:
         return self._largest.get(index) == 1
 
     def suspect(self, indices: Iterable[int]) -> None:
-        """Isolate the episodes of which one may have ended a runner or caused a fault. A single episode runs alone."""
+        """Isolate episodes, because one of them may have ended a runner or caused a fault. Up to eight run alone."""
         suspects = list(indices)
         for index in suspects:
             self._largest[index] = -(-len(suspects) // _SPLIT)
@@ -217,11 +218,11 @@ class Isolation:
             return []
         first = fit[0]
         room = min(lanes, self._largest[first], -(-len(self._waiting) // runners))
-        # Episodes that must be alone wait for another runner.
+        # Episodes that must run alone wait for another runner.
         beside = [index for index in fit[1:] if self._largest[index] > 1][: room - 1]
         room = min([room, *(self._largest[index] for index in beside)])
         taken = [first, *beside[: room - 1]]
         if len(taken) == 1:
-            self._largest[first] = 1  # A fault is certainly its own, so it never runs with others again.
+            self._largest[first] = 1  # A fault shows that it is the cause, so it never runs with others again.
         self._waiting = [index for index in self._waiting if index not in taken]
         return taken

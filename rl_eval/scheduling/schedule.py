@@ -3,7 +3,7 @@
 Two rules make the result independent of the number of runners and lanes:
 
 1. **An episode is chosen by its index, before it runs.** Leases are granted in index order. Every granted episode is
-   finished: by the runner with the lease or, if that runner is lost or fails, by another one. The time of finishing
+   finished: by the runner with the lease or, if that runner is lost or fails, by another runner. The time of finishing
    never selects an episode.
 2. **Each episode has exactly one record.** The episode may run more than once, because runners die. A record counts
    only if its runner still has the lease. Any other record of the episode is only compared with the record that counts.
@@ -16,10 +16,11 @@ Runners pull work. Each runner has about one lease per lane in addition to its r
 are so short that a report empties the queue. When fresh episodes run out, the schedule *reclaims* leases that a busy
 runner has not started, for idle runners. It never takes live episodes from a live runner.
 
-A failed attempt uses up an attempt of its episode, and the episode runs again on another runner. A runner with only
-failures is paused while another runner is still in its first attempt. When another runner completes episodes, the
-failing runner is *excluded*, and its failures use up no attempts. When the attempts of an episode are used up, the
-schedule gives the episode up. There is no other reason for failed records.
+A failed attempt uses up an attempt of its episode, and the episode runs again on another runner. After several failures
+in a row, a runner is paused while another runner is still in its first attempt. If other runners complete so many
+episodes that chance cannot explain these failures, the failing runner is *excluded*, and its failures use up no
+attempts. When the attempts of an episode are used up, the schedule gives the episode up. There is no other reason for
+failed records.
 
 The loss of a runner, or a fault in a call for several episodes, uses up an attempt of an episode only if there is
 evidence that this episode is the cause. Episodes that caused the loss or the fault, or may have caused it, are
@@ -67,6 +68,9 @@ class Schedule:
         done: Indices that are already finished, in a resumed run.
         attempts: Numbers of used attempts, by index. An episode without attempts left is given up with the first event.
         max_attempts: Maximum number of attempts of an episode.
+
+    Raises:
+        ValueError: An index of ``done`` or ``attempts`` is outside the plan.
     """
 
     def __init__(
@@ -137,7 +141,11 @@ class Schedule:
         return runner in self._runners and bool(self._runners[runner].held)
 
     def handle(self, event: Event) -> list[Command]:
-        """Handle one event; return the resulting commands in order."""
+        """Handle one event; return the resulting commands in order.
+
+        Raises:
+            ValueError: A runner with the same number joined before and was neither lost nor excluded.
+        """
         commands: list[Command] = self._give_up_spent() if self._spent else []
         match event:
             case RunnerJoined(runner, lanes):
@@ -171,7 +179,7 @@ class Schedule:
         held = list(lost.held)
         charged, suspected = dict(loss.charged), dict(loss.suspects)
         if lost.isolating and len(held) == 1:
-            charged = suspected | charged  # It was the only episode there.
+            charged = suspected | charged  # No other episode was on the runner.
         self._isolation.suspect(index for index in held if index in suspected and index not in charged)
         for index in held:
             if index in charged:
@@ -208,7 +216,7 @@ class Schedule:
         state.reclaiming.difference_update(report.live)
         failed = self._held_attempts(runner, report.failed_attempts)
         suspects = self._held_attempts(runner, report.suspects)
-        if len(suspects) == 1 and all(map(self._isolation.alone, suspects)):  # The fault is its own.
+        if len(suspects) == 1 and all(map(self._isolation.alone, suspects)):  # It ran alone: the cause.
             commands += [Charge(index, attempt) for index, attempt in suspects.items()]
             failed, suspects = failed | suspects, {}
         self._isolation.suspect(suspects)
@@ -227,7 +235,7 @@ class Schedule:
         broken = self._runners.broken() if self._runners.failing else []
         for one in broken:
             commands += self._exclude(one)
-        # Others may run returned episodes, and those that waited for the first attempt of this runner.
+        # Other runners may run the returned episodes, and episodes that waited for the first attempt of this runner.
         shared = returned or failed or suspects or broken or (self._runners.failing and first)
         others = self._runners.hungry() if shared else []
         return commands + self._feed([*others, *([runner] if runner in self._runners and runner not in others else ())])
@@ -239,7 +247,7 @@ class Schedule:
     # ---------------------------------------------------------------- episodes
 
     def _held_attempts(self, runner: int, attempts: Iterable[tuple[int, int]]) -> dict[int, int]:
-        """Return the attempts of leases that a runner holds, by index."""
+        """Return, by index, the attempts whose lease the runner still holds and that are not used up yet."""
         return {
             index: attempt
             for index, attempt in attempts
@@ -327,11 +335,14 @@ class Schedule:
         return runner in self._runners.failing and (self._awaited or self._runners.untried_beside(runner))
 
     def _may_retry(self, runner: int, index: int) -> bool:
-        """Whether a runner may run an episode, if only the earlier failures of this episode matter."""
+        """Whether the earlier failures of an episode allow a runner to run it."""
         return index not in self._failed_on or self._allowed(runner, index)
 
     def _allowed(self, runner: int, index: int) -> bool:
-        """Whether a runner may run an episode again. If it failed on this runner, only if there is no other runner."""
+        """Whether a runner may run an episode that has failed.
+
+        If the episode failed on this runner, only if it failed on all other runners too, and no more are expected.
+        """
         failed_on = self._failed_on[index]
         return runner not in failed_on or not (self._awaited or any(other not in failed_on for other in self._runners))
 
@@ -362,9 +373,12 @@ class Schedule:
         return self._lease(runner, taken) if taken else None
 
     def _take(self, runner: int, *, any_episode: bool, free: bool) -> int | None:
-        """Remove and return the lowest index that a runner may take.
+        """Remove and return the lowest index that a runner may take; None if there is no such index.
 
-        A free lane may exceed the runner's share for a retry.
+        Args:
+            runner: The runner.
+            any_episode: Whether the runner may take more leases within its limit.
+            free: Whether the runner has a free lane. It may then exceed its limit for an episode that has failed.
         """
         if not (any_episode or free) or not self._waiting:
             return None
@@ -402,7 +416,7 @@ class Schedule:
         return Grant(runner, tuple(leases))
 
     def _rebalance(self) -> list[Command]:
-        """Reclaim leases that have not started. For each idle runner, one busy runner returns leases."""
+        """Reclaim leases that have not started. For each idle runner, one busy runner must return leases."""
         commands: list[Command] = []
         if not (self._runners.dry and self._runners.backlogged):
             return commands

@@ -1,7 +1,8 @@
 """Aggregates over tasks and training runs, as papers report them, with stratified bootstrap intervals.
 
 The definitions are those of Agarwal et al., "Deep RL at the edge of the statistical precipice" (2021), and of their
-library rliable. Every interval is a percentile interval of resamples; see :mod:`rl_eval.suites.units`.
+library rliable. The intervals are percentile intervals of resamples (see :mod:`rl_eval.suites.units`), except for most
+intervals of :func:`task_means`.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def _means_above(counts: Counts, units: Units, thresholds: Floats) -> Floats:
 
 
 _PROFILES: Final = {"score": (_scores_above, "{unit}s"), "average score": (_means_above, "task means")}
-"""Performance profiles by name, each with its function and the unit that it counts."""
+"""Performance profiles by name, each with its function and a noun for the scores that it counts."""
 
 
 def aggregate_scores(
@@ -89,6 +90,7 @@ def aggregate_scores(
 
     Raises:
         ConfigError: No policy has two units to resample, for example if there is one training seed and ``unit="run"``.
+        UsageError: The confidence is not between 0 and 1.
     """
 
     def statistic(counts: Counts, units: Units) -> Floats:
@@ -112,13 +114,14 @@ def performance_profiles(
     Args:
         scores: Normalized scores.
         unit: Unit that is resampled; see :func:`aggregate_scores`.
-        thresholds: Thresholds of the scores.
+        thresholds: Scores above which runs, episodes or task means are counted.
         distribution: ``"score"`` for the fraction of runs or episodes, ``"average score"`` for the fraction of task
             means.
         confidence: Nominal coverage of the interval at each single threshold.
 
     Raises:
         ConfigError: No policy has two units to resample.
+        UsageError: The confidence is not between 0 and 1.
     """
     above, what = _PROFILES[distribution]
     columns = sorted(thresholds)
@@ -138,11 +141,12 @@ def learning_curves(
     Args:
         scores_by_step: Scores of the checkpoints of each training step.
         unit: Unit that is resampled; see :func:`aggregate_scores`.
-        metric: The aggregate.
+        metric: Name of the aggregate.
         confidence: Nominal coverage of the interval at each single step.
 
     Raises:
         ConfigError: At one of the steps, no policy has two units to resample.
+        UsageError: The confidence is not between 0 and 1.
     """
     tables = {
         step: aggregate_scores(scores_by_step[step], unit, [metric], confidence=confidence)
@@ -164,7 +168,8 @@ def task_means(scores: Scores, unit: Unit, *, confidence: float = 0.95) -> Table
         confidence: Nominal coverage of the intervals.
 
     Raises:
-        ConfigError: No policy has two units on any task.
+        ConfigError: No policy has two units to resample.
+        UsageError: The confidence is not between 0 and 1.
     """
     check_units(scores, unit, confidence)
     found: Cells = {}

@@ -1,4 +1,4 @@
-"""Numbers of each policy, with percentile intervals of the stratified bootstrap."""
+"""Estimates for each policy, with percentile intervals of the stratified bootstrap."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from rl_eval.suites.units import RESAMPLES, WITHIN, Counts, Unit, Units, units_o
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 Statistic: TypeAlias = Callable[[Counts, Units], Floats]
-"""Function of the counts of resamples, and of the units. It returns numbers of each resample, shape (batch, ...)."""
+"""Function that takes the counts of resamples, and the units. It returns the statistics of each resample, shape
+(batch, ...)."""
 Cells: TypeAlias = dict[tuple[str, "str | float"], Estimate]
 
 _ALONE: Final = {
@@ -30,7 +31,7 @@ _ALONE: Final = {
 
 
 def method(unit: Unit, confidence: float) -> str:
-    """Return a sentence for a caption: how the intervals are computed."""
+    """Return a sentence for a caption, which explains how the intervals are computed."""
     resampled = f"{RESAMPLES:,} resamples of the {unit}s within each {WITHIN[unit]}"
     return f"Intervals are {100 * confidence:g} % percentile intervals of {resampled}."
 
@@ -51,17 +52,18 @@ def check_units(scores: Scores, unit: Unit, confidence: float) -> None:
 def estimates(
     scores: Scores, unit: Unit, statistic: Statistic, columns: Sequence[str | float], confidence: float
 ) -> Cells:
-    """Return numbers of each policy, by policy and column.
+    """Return the estimates of several statistics, by policy and column.
 
     Args:
         scores: Scores of all policies.
         unit: Unit that is resampled.
-        statistic: Function that returns the numbers of each resample, shape (batch, columns).
+        statistic: Function that returns one number per column for each resample, shape (batch, columns).
         columns: Names of the columns.
         confidence: Nominal coverage of the intervals.
 
     Raises:
-        ConfigError: There is nothing to resample.
+        ConfigError: No policy has two units in any stratum.
+        UsageError: The confidence is not between 0 and 1.
     """
     check_units(scores, unit, confidence)
     cells: Cells = {}
@@ -75,13 +77,13 @@ def estimates(
 
 
 def percentiles(several: Sequence[Units], resampled: Floats, confidence: float) -> Interval:
-    """Return the percentile interval of a number.
+    """Return the percentile interval of a statistic.
 
     If the units are too few for an interval, return an interval without ends, with the reason as its note.
 
     Args:
-        several: Units of the policies on which the number depends.
-        resampled: Value of the number for each resample, shape (resamples,).
+        several: Units of the policies on which the statistic depends.
+        resampled: Statistic of each resample, shape (resamples,).
         confidence: Nominal coverage.
     """
     notes = list(dict.fromkeys(note for units in several for note in units.notes))

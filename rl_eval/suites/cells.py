@@ -20,8 +20,8 @@ from rl_eval.records.plain import convert, plain_leaf
 from rl_eval.suites.definition import Keys, Method, Skip, Steps, SuiteDefinition
 
 EvaluatedSteps = Mapping[str, Mapping[int, str]]
-"""Paths of the checkpoints that were evaluated, relative to the suite's file, by name of the training run and by
-step."""
+"""Paths of the checkpoints that were evaluated, relative to the folder of the suite's file, by name of the training run
+and by step."""
 _CHECKPOINT: Final = "{checkpoint}"
 
 
@@ -39,7 +39,7 @@ class Cell:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Texts of the four parts, with ``-`` for a missing part."""
+        """Task, policy, training seed and step as strings; ``-`` for a missing part."""
         return tuple("-" if part is None else str(part) for part in (self.task, self.policy, self.seed, self.step))
 
     @property
@@ -60,13 +60,13 @@ class Cell:
 
 @dataclass(frozen=True)
 class PlannedCell:
-    """A cell with its checkpoint on disk."""
+    """A cell, and the path of its checkpoint."""
 
     cell: Cell
     checkpoint: Path | None = None
-    """Absolute path of the checkpoint; None for a policy without checkpoints."""
+    """Absolute path of the checkpoint; None for a policy without checkpoints, or if there is no step to evaluate."""
     problem: str = ""
-    """Reason why the cell cannot run; empty if it can."""
+    """Reason why the cell cannot run; empty if it can run."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,10 @@ class Matrix:
 def matrix(suite: SuiteDefinition, evaluated: EvaluatedSteps) -> Matrix:
     """Return all cells of a suite.
 
-    A cell has a checkpoint that is on disk now, or one that was evaluated earlier and is gone.
+    Args:
+        suite: The suite.
+        evaluated: Checkpoints of earlier evaluations. The steps ``last`` and ``all`` include them, even if their files
+            are missing now.
 
     Raises:
         ConfigError: Every cell is skipped.
@@ -121,8 +124,8 @@ def chosen(cells: Sequence[PlannedCell], patterns: Sequence[str]) -> list[Planne
 def definition_of(suite: SuiteDefinition, planned: PlannedCell) -> dict[str, Any]:
     """Return all settings on which the records of a cell depend, as written in the suite's file, as plain JSON values.
 
-    For conditions, the digest of the rows is added. For other files, such as those in ``policy_kwargs``, only the path
-    is known.
+    For initial conditions, the digest of their rows is added. Other files, such as a file in ``policy_kwargs``, are
+    described only by their path.
     """
     path = planned.checkpoint
     relative = None if path is None else Path(_relative(path, suite.folder)).as_posix()
@@ -140,7 +143,7 @@ def settings_of_cell(suite: SuiteDefinition, planned: PlannedCell, runners: Mapp
     Args:
         suite: The suite.
         planned: The cell.
-        runners: Values that replace those of the section ``runners``.
+        runners: Config values of the section ``runners``, which override the values in the suite.
 
     Raises:
         ConfigError: The checkpoint of the cell is missing, or its settings are invalid.
@@ -166,7 +169,7 @@ def _section(suite: SuiteDefinition, planned: PlannedCell, checkpoint: str | Non
 
 
 def _values(suite: SuiteDefinition, planned: PlannedCell, section: Keys) -> dict[str, Keys]:
-    """Return the config values of a cell, by section. ``section`` has the values of the section ``policy``."""
+    """Return the config values of a cell, by section. ``section`` contains the values of the section ``policy``."""
     parts, conditions = (suite.shared, suite.tasks[planned.cell.task]), suite.conditions
     found = _merged(*(part.values_by_section() for part in parts))
     for part in parts:
@@ -206,7 +209,7 @@ def _merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _filled(value: Any, names: Mapping[str, Any]) -> Any:
-    """Replace the placeholders in all texts of nested containers."""
+    """Replace the placeholders in all strings of nested containers."""
     if isinstance(value, Mapping):
         return {key: _filled(item, names) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -254,12 +257,12 @@ def _steps_on_disk(template: str) -> dict[int, Path]:
     """Return the files that match a path with ``{step}``, by step."""
     first, *rest = map(re.escape, template.split("{step}"))
     pattern = re.compile(first + r"(\d+)" + r"\1".join(rest))
-    paths = glob.glob("*".join(map(glob.escape, template.split("{step}"))))  # noqa: PTH207 - of any depth
+    paths = glob.glob("*".join(map(glob.escape, template.split("{step}"))))  # noqa: PTH207 - {step} may be in a folder
     return {int(match[1]): Path(path) for path in sorted(paths) if (match := pattern.fullmatch(path))}
 
 
 def _wanted(method: Method, there: list[int]) -> list[int]:
-    """Return the steps to evaluate, given the steps on disk."""
+    """Return the steps to evaluate, given the sorted steps whose checkpoints are on disk or were evaluated earlier."""
     steps = method.steps
     if steps == "last":
         return there[-1:]

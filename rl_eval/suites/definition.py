@@ -50,10 +50,10 @@ class Shared(_Config):
 
 
 class Task(_Config):
-    """Config values of one task, in addition to the shared values, and the score of an episode."""
+    """Config values of one task, which override the shared values, and the score of an episode."""
 
     score: ScoreKind = "return"
-    """Score of an episode."""
+    """Number that is the score of an episode: its return, or one of its success flags."""
     low: float | None = None
     """Score that is normalized to 0."""
     high: float | None = None
@@ -81,11 +81,11 @@ class Method(BaseModel):
 
     checkpoints: str | None = None
     """Path of a checkpoint with the placeholders ``{task}``, ``{policy}``, ``{seed}`` and ``{step}``, relative to the
-    suite's file."""
+    folder of the suite's file."""
     seeds: tuple[Annotated[int, Field(ge=0)], ...] = ()
     """Training seeds."""
     steps: Literal["last", "all"] | tuple[Annotated[int, Field(ge=0)], ...] | Steps = "last"
-    """Training steps: ``last`` or ``all`` of those on disk, a list, or a range."""
+    """Training steps: the last checkpoint (``last``), all checkpoints (``all``), a list of steps, or a range."""
 
     @property
     def section(self) -> Keys:
@@ -160,10 +160,10 @@ class SuiteDefinition(_Part):
         return found if len(found) == len(self.tasks) else None
 
     def _scale(self, task: Task) -> Scale | None:
-        """Return the scale of a task; None if there is none. The scale of a success score is 0 to 1.
+        """Return the scale of a task; None if the task has no scale. By default, a success score has the scale 0 to 1.
 
         Raises:
-            ConfigError: There are no published scores of the game.
+            ConfigError: There are no published scores of the Atari game.
         """
         if task.human_normalized:
             env = task.environment.get("env", self.shared.environment.get("env"))
@@ -174,11 +174,14 @@ class SuiteDefinition(_Part):
 
     @property
     def folder(self) -> Path:
-        """Folder of the file, where relative paths begin."""
+        """Folder of the suite's file. Relative paths in the file begin there."""
         return self._folder
 
     def conditions_digest(self, conditions: Any) -> str:
-        """Return the digest of the rows of conditions, or the reason why there is none. A file is read only once."""
+        """Return the digest of initial conditions; the error message if they cannot be loaded.
+
+        A file of conditions is read only once.
+        """
         key = repr(conditions)
         if key not in self._digests:
             try:
@@ -214,7 +217,7 @@ class SuiteDefinition(_Part):
             values: Values, nested as in the file.
             folder: Folder where relative paths begin.
             where: Beginning of error messages, such as the name of the file.
-            marks: Line and column of each key in the file.
+            marks: Line and column of each key in the file, by the path of the key.
 
         Raises:
             ConfigError: A key or a value is wrong.
@@ -225,7 +228,7 @@ class SuiteDefinition(_Part):
             raise _explained(error, where, marks) from None
         for place, problem in suite.problems():
             raise _error(place, problem, where, marks)
-        suite._folder = Path(folder).absolute()  # noqa: SLF001 - of this class
+        suite._folder = Path(folder).absolute()  # noqa: SLF001 - an attribute of this class
         return suite
 
     def problems(self) -> Iterator[tuple[_Place, str]]:
@@ -296,7 +299,7 @@ def _wrong_placeholders(place: _Place, method: Method) -> Iterator[tuple[_Place,
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Yield all texts in nested containers."""
+    """Yield all strings in nested containers."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
@@ -364,12 +367,12 @@ _PARTS: Final[Mapping[str, type[BaseModel]]] = {
     "compare": Compare,
 }
 _OF_PYDANTIC: Final = ("tuple[", "function-", "literal[", "Steps", "constrained-")
-"""Beginnings of the names that pydantic adds to a value's place for the members of a union."""
+"""Beginnings of the names that pydantic inserts into the path of a wrong value for each member of a union type."""
 
 
 def _explained(error: ValidationError, where: str, marks: Mapping[_Place, tuple[int, int]]) -> ConfigError:
-    """Return an error about the first wrong value."""
-    first = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")  # It may explain the others.
+    """Return an error about the first unknown key; if all keys are known, about the first wrong value."""
+    first = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")  # It may explain the other errors.
     place = tuple(part for part in first["loc"] if not str(part).startswith(_OF_PYDANTIC))
     problem = first["msg"].replace("a valid tuple", "a list").replace("a valid dictionary", "a mapping")
     if first["type"] == "extra_forbidden":

@@ -35,10 +35,11 @@ def scores_csv(scores: Scores) -> str:
 
 
 def read_scores(path: str | os.PathLike[str]) -> Scores:
-    """Read scores, such as published ones, from a CSV file with the columns of :func:`scores_csv`.
+    """Read scores, such as published scores, from a CSV file with the columns of :func:`scores_csv`.
 
     Args:
-        path: The file, in UTF-8, with a heading and exactly these columns, in this order. A run must not occur twice.
+        path: The file, in UTF-8, with a heading line and exactly these columns, in this order. A run must not occur
+            twice.
 
     Raises:
         ConfigError: The file cannot be read, has other columns, or a line is wrong; the message names the line.
@@ -72,17 +73,17 @@ def _parsed(where: str, line: list[str]) -> tuple[Run, float]:
 
 
 def matrices(scores: Scores, unit: Unit) -> dict[str, npt.NDArray[np.float64]]:
-    """Return the scores of each policy in the form that rliable takes.
+    """Return the scores of each policy as the matrices that rliable reads.
 
     Args:
         scores: Scores with the same runs on every task.
         unit: Meaning of a row: ``"run"`` (sorted by seed), or ``"episode"`` (sorted by seed and position).
 
     Returns:
-        Arrays of shape (units, tasks), dtype float64, with the tasks in the order of the scores.
+        Array of each policy, shape (units, tasks), dtype float64, with the tasks in the order of ``scores.tasks``.
 
     Raises:
-        UsageError: A run of a policy is missing. Or the rows are episodes, and the runs of a policy have different
+        UsageError: A run of a policy is missing. Or the unit is ``"episode"``, and the runs of a policy have different
             numbers of episodes.
     """
     return {policy: np.stack(list(_columns(scores, policy, unit)), axis=1) for policy in scores.policies}
@@ -104,7 +105,7 @@ def marl_eval_json(scores_by_step: Mapping[int, Scores], environment: str, metri
     Args:
         scores_by_step: Scores of the checkpoints of each training step. The mean scores of the last step are the
             ``absolute_metrics``. The runs of a policy have numbers from 1 on, in the order of their training seeds.
-        environment: Name for all tasks together, such as that of the suite.
+        environment: Name for all tasks together, such as the name of the suite.
         metrics: Name of the score of each task, such as ``"return"``.
 
     Raises:

@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _STYLE: Final = {"svg.hashsalt": "rl_eval", "svg.fonttype": "none"}
-"""Settings for reproducible files, and for SVG files that contain text as text."""
+"""Settings for reproducible files, and for SVG files in which text is stored as text, not as shapes."""
 
 
 def interval_figure(table: Table, reference: float | None = None) -> Figure:
-    """Draw aggregates as points with intervals: one panel for each column, one line for each row.
+    """Draw estimates as marks with intervals: one panel for each column, one bar for each row.
 
     Args:
-        table: The numbers.
+        table: Table of the estimates.
         reference: Value to mark in each panel; None for no mark.
 
     Raises:

@@ -27,6 +27,7 @@ def probabilities_of_improvement(scores: Scores, unit: Unit, *, confidence: floa
 
     Raises:
         ConfigError: No policy has two units to resample.
+        UsageError: The confidence is not between 0 and 1.
     """
     check_units(scores, unit, confidence)
     units, found = {policy: units_of(scores, policy, unit) for policy in scores.policies}, Cells()
@@ -52,7 +53,10 @@ def _improvement(ours: Units, theirs: Units, confidence: float) -> Estimate:
 
 
 def _wins(ours: Units, theirs: Units) -> list[tuple[slice, slice, Floats]]:
-    """Return, for each task, the slices of both policies' units, and the wins of ``ours``: 1, 1/2 or 0."""
+    """Return, for each task, the slices of both policies' units, and the result of ``ours`` for each pair of units.
+
+    The result is 1 for a higher score, 1/2 for an equal score, and 0 for a lower score.
+    """
     return [
         (one, other, (1 + np.sign(ours.values[one][:, None] - theirs.values[other])) / 2)
         for one, other in zip(ours.slices, theirs.slices, strict=True)
@@ -60,7 +64,7 @@ def _wins(ours: Units, theirs: Units) -> list[tuple[slice, slice, Floats]]:
 
 
 def _probability(wins: list[tuple[slice, slice, Floats]], ours: Counts, theirs: Counts) -> Floats:
-    """Return the fraction of pairs that are won, averaged over tasks, for each resample, shape (batch,)."""
+    """Return the fraction of pairs that ``ours`` wins, averaged over tasks, for each resample, shape (batch,)."""
     won = [((ours[:, one] @ beaten) * theirs[:, other]).sum(axis=1) / beaten.size for one, other, beaten in wins]
     return np.asarray(np.mean(won, axis=0))
 

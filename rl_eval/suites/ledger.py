@@ -1,7 +1,7 @@
 """Folder of a suite: one subfolder for each cell, with its definition, its evaluation log and its score.
 
-Cells share only the name of the suite, so any number of processes may work on one folder. The process that owns the
-evaluation log of a cell runs this cell. The score of a cell is a copy of numbers from its log, and can be made again.
+Cells share only the file ``suite.json``, so any number of processes may work on one folder. The process that owns the
+evaluation log of a cell runs this cell. The score of a cell is computed from its log, and can be computed again.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ from rl_eval.suites.cells import EvaluatedSteps, PlannedCell, definition_of
 from rl_eval.suites.definition import ScoreKind, SuiteDefinition
 
 CellStatus = Literal["complete", "partial", "failed", "error", "running", "missing"]
-"""Status of the result. ``error`` means that no result is possible, or that the last attempt raised an error.
-``missing`` means that there is no result yet."""
+"""Status of a cell: the status of its result, or a reason why it has no result. ``error`` means that the cell
+cannot be evaluated as it is defined now, or that the last attempt failed. ``running`` means that a process evaluates
+the cell. ``missing`` means that the cell has no result yet."""
 SUITE_FILE: Final = "suite.json"
 CELL_FILE: Final = "cell.json"
 SCORE_FILE: Final = "score.json"
@@ -49,9 +50,9 @@ class Score:
     """Scores of the episodes of one cell."""
 
     kind: ScoreKind
-    """Score of an episode."""
+    """Number that is the score of an episode: its return, or one of its success flags."""
     status: Literal["complete", "partial", "failed"]
-    """Status of the result."""
+    """Status of the result; ``failed`` if an episode did not report its success, and success is the score."""
     reason: str
     """Reason why the result is not complete; empty if it is complete."""
     fingerprint: str
@@ -65,16 +66,16 @@ class Score:
     seconds: float
     """Duration of the evaluation, in seconds."""
     code: dict[str, str] = field(default_factory=dict)
-    """SHA-256 of the files of environment and policy, by module."""
+    """SHA-256 of the code files of the environment and the policy, by module."""
 
     @property
     def mean(self) -> float:
-        """Mean of the values; NaN if there are none."""
+        """Mean of the values; NaN if there are no values."""
         return math.fsum(self.values) / len(self.values) if self.values else math.nan
 
     @classmethod
     def of(cls, result: EvalResult, kind: ScoreKind) -> Score:
-        """Return the score of a result."""
+        """Return the scores of a result's episodes."""
         rows = result.counted_rows[_COLUMNS[kind]]
         status, reason, values = result.status, result.reason, np.asarray(rows, np.float64)
         if kind != "return" and (rows < 0).any():
@@ -101,10 +102,10 @@ class CellState:
     planned: PlannedCell
     status: CellStatus
     reason: str = ""
-    """Reason why the result is not complete, or why the last attempt has no result; empty if there is no reason."""
+    """Reason why the result is not complete, or why the last attempt has no result; otherwise empty."""
     score: Score | None = None
     open: bool = False
-    """Whether a run of the suite attempts this cell."""
+    """Whether the next run of the suite evaluates this cell."""
 
 
 @final
@@ -116,7 +117,8 @@ class Ledger:
         suite: The suite.
 
     Raises:
-        ConfigError: The folder belongs to another suite, or to another version of it, or cannot be used.
+        ConfigError: The folder belongs to another suite, or to another version of the suite.
+        LogError: The file ``suite.json`` cannot be read.
     """
 
     def __init__(self, folder: str | os.PathLike[str], suite: SuiteDefinition) -> None:
@@ -129,17 +131,17 @@ class Ledger:
             _check_same(theirs, self._described_suite, self.folder)
 
     def begin(self) -> None:
-        """Create the folder, unless other processes already work on it.
+        """Create the folder and its file ``suite.json``, unless they exist.
 
         Raises:
-            ConfigError: The folder cannot be written, or another suite has just begun in it.
+            ConfigError: The folder cannot be written, or another process has just started another suite in it.
         """
         described = _text(self._described_suite).encode()
         try:
             if self._storage.create(SUITE_FILE, described):
                 return
             theirs = self._read(SUITE_FILE)
-            if theirs is None:  # A process that died wrote only a part of it.
+            if theirs is None:  # A process died while it wrote the file.
                 self._storage.write(SUITE_FILE, described)
             else:
                 _check_same(theirs, self._described_suite, self.folder)
@@ -148,7 +150,7 @@ class Ledger:
             raise ConfigError(problem, key="--out", value=str(self.folder)) from error
 
     def evaluated(self) -> EvaluatedSteps:
-        """Return the checkpoints of the cells with a score."""
+        """Return the checkpoints of the cells that have a score and a training step."""
         found: dict[str, dict[int, str]] = {}
         for digest in self._storage.names("cells"):
             if not (self.folder / "cells" / digest / SCORE_FILE).exists():
@@ -165,7 +167,7 @@ class Ledger:
         return self.folder / planned.cell.folder
 
     def claim(self, planned: PlannedCell) -> None:
-        """Write the definition of a cell whose log this process owns. If there is one, check that it is the same.
+        """Write the definition of a cell whose log this process owns. If a definition exists, check that it is equal.
 
         Raises:
             ConfigError: The cell was evaluated with another definition, or another checkpoint.
@@ -183,7 +185,8 @@ class Ledger:
 
         Args:
             planned: The cell.
-            watch: Whether to wait for the heartbeats of a process on another machine, which may be dead.
+            watch: Whether to wait for heartbeats of the process that runs the cell, if it is on another machine.
+                Otherwise, this process counts as alive.
         """
         if difference := self._difference(planned):
             why = f"it was evaluated with another definition: {difference}; to evaluate it again, remove "
@@ -208,8 +211,8 @@ class Ledger:
     def _score(self, planned: PlannedCell) -> Score | None:
         """Return the score of a cell; None if it has no score.
 
-        Read the stored score if it has the right kind and its result was complete. Otherwise compute the score from the
-        log, which may have changed.
+        Read the stored score if it has the kind of the task's score and its result was complete. Otherwise, compute the
+        score from the log, which may have changed.
         """
         copy = self._read(f"{planned.cell.folder}/{SCORE_FILE}")
         kind = self._suite.tasks[planned.cell.task].score
@@ -243,12 +246,15 @@ class Ledger:
         write_text(self.log_dir(planned) / SCORE_FILE, _text(asdict(score)))
 
     def _claimed(self, planned: PlannedCell) -> dict[str, Any] | None:
-        """Return the definition in the cell's folder; None if the cell has no log, for example if it failed early."""
+        """Return the content of the existing ``cell.json``; None if the cell has no log.
+
+        A cell that failed before its evaluation started has no log.
+        """
         has_log = (self.log_dir(planned) / MANIFEST_FILE).exists()
         return self._read(f"{planned.cell.folder}/{CELL_FILE}") if has_log else None
 
     def _difference(self, planned: PlannedCell) -> str:
-        """Describe the differences between the definitions of a cell in the folder and in the suite; empty if equal."""
+        """Return the differences between a cell's definitions in folder and suite; empty if they are equal."""
         there = self._claimed(planned)
         if there is None:
             return ""
@@ -262,7 +268,8 @@ class Ledger:
 
         Args:
             planned: The cell.
-            known: Description of the checkpoint in the folder. If the file has not changed, it is not hashed again.
+            known: Description of the checkpoint in the existing ``cell.json``. A checkpoint is hashed again only if its
+                size or modification time has changed.
         """
         path, checkpoint = planned.checkpoint, known
         if path is not None and path.exists():
@@ -274,7 +281,11 @@ class Ledger:
         return {"cell": str(planned.cell), "definition": definition_of(self._suite, planned), "checkpoint": checkpoint}
 
     def _read(self, name: str) -> dict[str, Any] | None:
-        """Return the JSON object in a file; None if the file does not exist, or is incomplete."""
+        """Return the JSON object in a file; None if the file does not exist, or is not a JSON object.
+
+        Raises:
+            LogError: The file exists, but cannot be read.
+        """
         try:
             found = parse_json(self._storage.read(name))
         except (FileNotFoundError, NotADirectoryError, ValueError):

@@ -25,14 +25,14 @@ class Scale(NamedTuple):
 
 
 def normalized(scores: Scores, scales: Mapping[str, Scale]) -> Scores:
-    """Return scores as ``(score - low) / (high - low)`` of their task.
+    """Return normalized scores: ``(score - low) / (high - low)``, with the scale of the task.
 
     Args:
         scores: Scores in the unit of their tasks.
         scales: Scale of each task.
 
     Raises:
-        ConfigError: A task has no scale, or a scale has equal or infinite ends.
+        ConfigError: A task has no scale, or ``low`` and ``high`` of a scale are equal or not finite.
     """
     for task in scores.tasks:
         _check(task, scales)

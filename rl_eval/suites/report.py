@@ -40,7 +40,7 @@ def write_report(result: SuiteResult, folder: Path, cells: Path) -> tuple[list[P
         cells: Folder of the suite. The page has links to the videos in this folder.
 
     Returns:
-        The files, and notes on missing parts.
+        Paths of the written files, and notes on missing parts.
     """
     files: list[tuple[str, bytes]] = list(_texts(result))
     notes, drawn = [], dict[str, bytes]()
@@ -59,12 +59,12 @@ def write_report(result: SuiteResult, folder: Path, cells: Path) -> tuple[list[P
 
 
 def record_cell_videos(result: SuiteResult, cells: Path, select: str) -> Iterator[tuple[str, int | str]]:
-    """Record videos of some episodes of each cell with a result, into the cell's folder.
+    """Record videos of some episodes of each cell with a result, into the subfolder ``videos`` of the cell's folder.
 
     Args:
-        result: The result.
+        result: The result. The code that its cells name is trusted.
         cells: Folder of the suite.
-        select: Episodes, such as ``failed,worst:1``; see ``rl-eval replay --select``.
+        select: Selection of episodes, such as ``failed,worst:1``; see ``rl-eval replay --select``.
 
     Yields:
         Name of the cell, and the number of its videos, or the reason why there are none.
@@ -95,7 +95,7 @@ def _texts(result: SuiteResult) -> Iterator[tuple[str, bytes]]:
     for name, table in result.tables.items():
         if isinstance(table, Table):
             yield f"{name}.csv", table.csv().encode()
-            if name != "profiles":  # A table of so many columns cannot be read.
+            if name != "profiles":  # A table with so many columns is not readable.
                 yield f"{name}.md", table.markdown().encode()
                 yield f"{name}.tex", table.latex().encode()
     suite = result.definition
@@ -104,7 +104,7 @@ def _texts(result: SuiteResult) -> Iterator[tuple[str, bytes]]:
         return
     yield "scores.csv", scores_csv(result.scores).encode()
     if result.published is None and unit is not None:
-        with suppress(UsageError):  # They need every run, and the page lists the missing runs.
+        with suppress(UsageError):  # These files need every run; the page lists the missing runs.
             yield "rliable.json", rliable_json(result.normalized_scores, unit).encode()
             yield "marl_eval.json", marl_eval_json(result.scores_by_step, suite.suite, kinds).encode()
 

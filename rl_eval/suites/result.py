@@ -75,7 +75,7 @@ class SuiteResult(Printed):
 
     @property
     def has_scores(self) -> bool:
-        """Whether at least one run has a score of its last step."""
+        """Whether at least one training run has a score at its last step."""
         return any(_has_score(states[-1]) for states in self._runs.values())
 
     @cached_property
@@ -83,22 +83,23 @@ class SuiteResult(Printed):
         """Scores of the last step of each run, and published scores. A run whose last step has no score is left out.
 
         Raises:
-            UsageError: No cell has a score, or the published scores belong to other tasks.
+            UsageError: No run has a score at its last step. Or the published scores belong to other tasks, or contain
+                a policy of the suite.
         """
         ours = _scores(states[-1] for states in self._runs.values())
         return ours if self.published is None else ours.with_baselines(self.published)
 
     @cached_property
     def normalized_scores(self) -> Scores:
-        """Scores that are normalized by the scales of the tasks. If there are no scales, the scores themselves."""
+        """:attr:`scores`, normalized by the scales of the tasks; not normalized if a task has no scale."""
         scales = self.definition.scales
         return self.scores if scales is None else normalized(self.scores, scales)
 
     @cached_property
     def tables(self) -> dict[str, Table | UsageError]:
-        """Tables of the numbers, by their names in :data:`TITLES`.
+        """Tables of scores and aggregates, by their names in :data:`TITLES`.
 
-        If a table cannot be computed, its value is the error.
+        If a table cannot be computed, the mapping has the error instead. Tables that need a missing setting are absent.
         """
         makers, lacking = self._makers(), sum(state.status != "complete" for state in self.cells)
         notes = (f"cells without a complete result: {lacking:,} of {len(self.cells):,}",) if lacking else ()
@@ -111,7 +112,7 @@ class SuiteResult(Printed):
 
     @cached_property
     def _runs(self) -> dict[Run, list[CellState]]:
-        """States of the steps of each run, in ascending order."""
+        """States of the cells of each run, in ascending order of their steps."""
         found: dict[Run, list[CellState]] = {}
         for state in self.cells:
             found.setdefault(_run(state.planned.cell), []).append(state)
@@ -166,12 +167,12 @@ class SuiteResult(Printed):
 
     @property
     def page(self) -> Page:
-        """The page of the result: the tables, and the cells."""
+        """Page with the tables and all cells."""
         return self._page(self.cells)
 
     @property
     def short_page(self) -> Page:
-        """The page for a terminal. If there are more than 100 cells, it lists only the cells that are not complete."""
+        """Page for a terminal. If there are more than 100 cells, it lists only the cells that are not complete."""
         incomplete = [state for state in self.cells if state.status != "complete"]
         return self.page if len(self.cells) <= _MANY else self._page(incomplete)
 
@@ -214,7 +215,7 @@ class SuiteResult(Printed):
         return []
 
     def to_dict(self) -> dict[str, Any]:
-        """Return cells and tables as plain JSON values."""
+        """Return the status, the cells and the tables as plain JSON values."""
         described: dict[str, Any] = plain(
             {
                 "suite": self.definition.suite,

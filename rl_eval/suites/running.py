@@ -1,4 +1,7 @@
-"""Run of a suite: its open cells, one after the other. Cells that can share runner processes use the same processes."""
+"""Run of a suite: the cells that have no result run one after the other.
+
+Consecutive cells use the same runner processes if their settings allow it.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ class SuiteEvents:
     """Base class for objects that show a run of a suite, with one method per event."""
 
     def on_begin(self, count: int) -> None:
-        """Handle the begin of the run; ``count`` is the number of cells that have no result yet."""
+        """Handle the start of the run; ``count`` is the number of cells that have no result yet."""
 
     def on_start(self, planned: PlannedCell, handle: EvalHandle) -> None:
         """Handle the start of a cell's evaluation."""
@@ -36,7 +39,7 @@ class SuiteEvents:
         """Handle the end of a cell. The cell may have run in another process."""
 
     def stopping(self) -> bool:
-        """Whether to cancel the present cell and return."""
+        """Whether the run must cancel its current cell and return."""
         return False
 
 
@@ -48,7 +51,7 @@ class SuiteRun:
         suite: The suite.
         ledger: Folder of the suite.
         cells: The cells to run.
-        runners: Values that replace those of the section ``runners``.
+        runners: Config values of the section ``runners``, which override the values in the suite.
         events: Object that receives the events of the run.
     """
 
@@ -80,7 +83,7 @@ class SuiteRun:
         try:
             while left and not self._events.stopping():
                 before, left = len(left), [one for one in left if not self._attempt(one, watch)]
-                watch = len(left) == before  # Other processes run them, and their machines may be dead.
+                watch = len(left) == before  # Other processes run these cells, and their machines may be dead.
                 if watch:
                     self._wait()
         finally:
@@ -135,7 +138,7 @@ class SuiteRun:
         if self._group is not None:
             group, self._group = self._group, None
             group.stop()
-            os.chdir(self._home)  # An environment may have left it, and later paths are relative to it.
+            os.chdir(self._home)  # An environment may have changed the folder; paths are relative to it.
 
     def _wait(self) -> None:
         end = time.monotonic() + _OTHERS_S

@@ -61,7 +61,7 @@ class Scores:
         return {run: self.runs[run] for run in sorted(self.runs) if run.policy == policy}
 
     def missing(self, policy: str) -> tuple[Run, ...]:
-        """Return the absent runs of a policy. Each seed of a policy should have a run on each task of the suite."""
+        """Return the absent runs of a policy. Each of its training seeds should have a run on each of :attr:`tasks`."""
         seeds = sorted({run.seed for run in self.runs if run.policy == policy})
         expected = (Run(policy, task, seed) for task in self.tasks for seed in seeds)
         return tuple(run for run in expected if run not in self.runs)
@@ -78,7 +78,7 @@ class Scores:
         """Return these scores together with published scores. Published scores on other tasks are left out.
 
         Raises:
-            UsageError: Both have the same policy, or none of the published tasks is in the suite.
+            UsageError: A policy has scores of the suite and published scores, or no published task is in the suite.
         """
         if both := sorted({*self.policies} & {*published.policies}):
             fix = "Rename the policy in the suite or in the file."

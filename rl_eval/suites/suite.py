@@ -63,7 +63,7 @@ class Suite:
         num_runners: int | None = None,
         events: SuiteEvents | None = None,
     ) -> SuiteResult:
-        """Run the cells that have no result yet, and return the results of the chosen cells.
+        """Run the chosen cells that have no result yet, and return the results of all chosen cells.
 
         The same call continues an interrupted run. Several processes may run one suite in one folder.
 
@@ -71,11 +71,11 @@ class Suite:
             out: Folder of the suite; by default ``suites/NAME``.
             cells: Names or patterns of the cells to run, such as ``hopper/ppo/0/1000`` or ``hopper/*``; by default, all
                 cells.
-            num_runners: Value that replaces ``runners.num_runners``.
+            num_runners: Value that replaces ``runners.num_runners`` of the suite.
             events: Object that receives the events of the run.
 
         Raises:
-            ConfigError: No cell matches, or the folder belongs to another suite.
+            ConfigError: No cell matches a pattern, every cell is skipped, or the folder belongs to another suite.
             ClusterDied: The Ray cluster died. Call this method again to continue.
         """
         ledger = Ledger(self.folder(out), self.definition)
@@ -95,7 +95,8 @@ class Suite:
             published: CSV file of published scores; see :func:`~rl_eval.suites.exports.read_scores`.
 
         Raises:
-            ConfigError: The folder belongs to another suite, or the file cannot be read.
+            ConfigError: The folder belongs to another suite, every cell is skipped, or the CSV file cannot be read.
+            UsageError: The CSV file has no scores, or a score is NaN or infinite.
         """
         ledger = Ledger(self.folder(out), self.definition)
         planned = matrix(self.definition, ledger.evaluated())

@@ -22,7 +22,7 @@ class Estimate(NamedTuple):
     """A number and its interval."""
 
     value: float
-    """The number; NaN if there is none. Then the interval has the reason."""
+    """The number; NaN if it cannot be computed. In this case, the note of the interval has the reason."""
     interval: Interval
 
 
@@ -74,7 +74,7 @@ class Table:
         return PageTable(title, heading, rows, self.caption)
 
     def csv(self) -> str:
-        """Return CSV with one line for each cell, with all digits. If there is no interval, its ends are empty."""
+        """Return CSV with one line per cell, with all digits. Without an interval, ``low`` and ``high`` are empty."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow((self.rows_are, self.columns_are, "value", "low", "high", "confidence", "method", "note"))

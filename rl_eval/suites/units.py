@@ -3,8 +3,9 @@
 ``run``: the runs of a task are resampled. The interval is about the training method, because other seeds could have
 been drawn. ``episode``: the episodes of each run are resampled. The interval is about these trained policies only.
 
-Each stratum has its own generator, whose seed is the stratum's name. So equal scores give equal intervals, in any
-order, and another policy or task does not change the existing intervals.
+A *stratum* is a set of units that are resampled together. Each stratum has its own random generator, seeded with the
+names of the policy and of the stratum. So equal scores give equal intervals, in any order, and another policy or task
+does not change the existing intervals.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ WITHIN: Final[Mapping[Unit, str]] = {"run": "task", "episode": "run"}
 """Name of the stratum within which a unit is resampled."""
 
 _BATCH_ELEMENTS: Final = 2**22
-"""Number of values that are drawn at a time. It bounds the memory, and does not change the draws."""
+"""Number of units that are drawn at a time. It limits the memory, and does not change the draws."""
 
 
 class Stratum(NamedTuple):
@@ -58,7 +59,7 @@ class Units:
     unit: Unit
     strata: tuple[Stratum, ...]
     missing: tuple[Run, ...]
-    """Runs of the policy that are missing on some tasks."""
+    """Missing runs of the policy; see :meth:`Scores.missing`."""
 
     def on(self, tasks: Collection[str]) -> Units:
         """Return the units of some tasks."""
@@ -108,7 +109,7 @@ class Units:
 
     @property
     def notes(self) -> list[str]:
-        """Notes on the limits of an interval (few units, missing runs), without a full stop."""
+        """Notes on the limits of an interval (few units, missing runs), each without a full stop."""
         single, notes = self.sizes.count(1), []
         if single:
             of_all = f"{single} of {len(self.strata)} {WITHIN[self.unit]}s"
@@ -124,7 +125,8 @@ class Units:
         """Yield batches of resamples, as counts of the units. There are :data:`RESAMPLES` resamples in total.
 
         Args:
-            largest: Number of units that decides the size of a batch. For two policies, pass the larger number.
+            largest: Number of units that determines the number of resamples in a batch. To get equal batches for two
+                policies, pass the larger number of units.
         """
         generators = [np.random.default_rng(_seed(self.policy, stratum.name)) for stratum in self.strata]
         firsts = np.cumsum([0, *self.sizes[:-1]])

@@ -72,7 +72,7 @@ def _may_be_ctrl_c() -> bool:
         return False
     handler = signal.getsignal(signal.SIGINT)
     if handler in (signal.SIG_IGN, signal.SIG_DFL):
-        return False  # A process in the background ignores it, and one without a handler would be dead.
+        return False  # A background process ignores SIGINT. Without a handler, SIGINT would have ended the process.
     return handler.raised if isinstance(handler, _NotedHandler) else True
 
 
@@ -101,7 +101,7 @@ def working_in(folder: str | None) -> Iterator[None]:
 def change_to(folder: str | None) -> None:
     """Change the working directory, if the folder exists. None changes nothing."""
     if folder is not None and folder != current_folder():
-        with suppress(FileNotFoundError, NotADirectoryError):  # It was removed meanwhile.
+        with suppress(FileNotFoundError, NotADirectoryError):  # The folder was removed.
             os.chdir(folder)
 
 
@@ -116,13 +116,13 @@ def one_thread(*, kept: bool = False) -> Iterator[None]:
         kept: Whether the calling thread keeps the setting; by default, the former number is restored at the end.
     """
     torch: Any = sys.modules.get("torch")
-    # Another thread may be importing it.
+    # Another thread may be importing torch.
     if not hasattr(torch, "set_num_threads") or (former := torch.get_num_threads()) == 1:
         yield
         return
     try:
         torch.set_num_threads(1)
-        # Torch also sets the number for threads that have not computed yet; another thread restores that one.
+        # Torch also sets the number for threads that have not computed yet. Another thread restores their number.
         restoring = threading.Thread(target=torch.set_num_threads, args=(former,))
         restoring.start()
         restoring.join()

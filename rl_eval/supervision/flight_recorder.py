@@ -93,8 +93,8 @@ class CrashReport:
     """Findings about a runner that died or was terminated."""
 
     cause: Cause
-    """Cause of the end: a passed deadline, a passed deadline while the process was stopped (SIGSTOP), a recorded fatal
-    signal, or an end without a record."""
+    """Cause of the end: ``deadline`` (a deadline passed), ``stopped`` (the process was stopped, such as by SIGSTOP),
+    ``signal`` (a recorded fatal signal) or ``vanished`` (no cause is recorded)."""
     moment: Moment | None
     """Last activity of the runner; None if it recorded no activity."""
     seconds: float
@@ -183,7 +183,7 @@ def install(group: str, name: str, lanes: int, node_id: str) -> ProcessInfo:
     user can enter. Folders left by killed runners of other groups are removed.
 
     Raises:
-        RunnerStartError: The disk is full.
+        RunnerStartError: The files cannot be created, for example because the disk is full.
     """
     global _installed  # noqa: PLW0603  # One process, one runner, one recorder.
     try:
@@ -201,7 +201,7 @@ def install(group: str, name: str, lanes: int, node_id: str) -> ProcessInfo:
     faulthandler.enable(stacks, all_threads=True)
     faulthandler.register(STACK_SIGNAL, stacks, all_threads=True, chain=False)
     os.environ[RUNNER_MARK] = mark = f"{group}-{name}"
-    with contextlib.suppress(OSError):  # It is already the leader of a session, and so of a group.
+    with contextlib.suppress(OSError):  # The process is already the leader of a session, and so of a group.
         os.setpgid(0, 0)
     return ProcessInfo(node_id, os.getpid(), process_born(os.getpid()) or 0, mark, str(recorder), str(stack))
 
@@ -212,7 +212,7 @@ def _remove_abandoned(group: str) -> None:
     Recordings of the same group are kept, because its node agent may be about to read them.
     """
     for place in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*"):
-        with contextlib.suppress(OSError):  # BlockingIOError: its runner lives.
+        with contextlib.suppress(OSError):  # BlockingIOError: the runner of the folder lives.
             status = place.lstat()
             ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
             if ours and time() - status.st_mtime > _YOUNG_S and not place.name.startswith(f"{_FOLDER}{group}-"):

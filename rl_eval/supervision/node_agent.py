@@ -55,14 +55,14 @@ class Deadlines:
             return f"longer than fault_tolerance.runner_timeout_s={self.runner_s:g}"
         entries = moment.lanes if moment.shared else filter(None, [moment.current])
         starts = [entry.started for entry in entries if entry.live]
-        # Between steps the runner checks this itself; a second is enough for it.
+        # The runner checks this limit itself between steps. So act only if a call lasts for more than a second.
         if self.episode_s is not None and starts and seconds > 1.0 and now - min(starts) > self.episode_s + 1.0:
             return f"in an attempt that lasts longer than fault_tolerance.episode_timeout_s={self.episode_s:g}"
         return ""
 
     @property
     def shortest(self) -> float:
-        """Time limit of a stopped process: the shortest limit."""
+        """Time limit of a stopped process: the shortest of all limits but ``episode_s``; infinite if none is set."""
         given = [limit for limit in (self.reset_s, self.step_s, self.runner_s) if limit is not None]
         return min(given, default=math.inf)
 
@@ -169,7 +169,7 @@ class NodeAgent:
     def _inspect(self, ward: _Ward) -> None:
         """Terminate a runner if it passed a deadline.
 
-        Ray reports its death, and then the backend asks for the crash report.
+        Ray reports the death of the runner, and then the backend asks for the crash report.
         """
         status = living(ward.process_info)
         if status is None:
@@ -202,7 +202,7 @@ def _end_quietly(ward: _Ward) -> None:
 
 
 def _await_end(process_info: ProcessInfo, deadline: float) -> None:
-    """Wait until a process ends or the deadline passes; a stopped process cannot end."""
+    """Wait until a process ends or the deadline passes. Do not wait for a stopped process, which cannot end."""
     while (status := living(process_info)) and not status.stopped and time.perf_counter() < deadline:
         time.sleep(_PARTING_POLL_S)
 
@@ -210,7 +210,7 @@ def _await_end(process_info: ProcessInfo, deadline: float) -> None:
 def _examine(process_info: ProcessInfo, overdue: str) -> CrashReport:
     """Return the crash report of a runner. A live runner first writes its stacks."""
     now, status = time.perf_counter(), living(process_info)
-    # Read first: the stack signal may interrupt a sleep, and the runner would continue.
+    # Read before the stack signal: it may interrupt a sleep of the runner, which then starts another activity.
     moment = read_moment(process_info.recorder)
     stopped = status is not None and status.stopped
     if status is not None and not stopped:

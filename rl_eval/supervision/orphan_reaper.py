@@ -27,7 +27,7 @@ _STOPPED_ROUNDS: Final = 20
 
 
 class OrphanReaper:
-    """The reaper as the node agent sees it: its process and the agent's end of the pipe.
+    """Node agent's handle on the reaper. It starts the reaper's process, and writes runners to its pipe.
 
     Args:
         round_s: Seconds between two checks of the runners.
@@ -43,7 +43,7 @@ class OrphanReaper:
             start_new_session=True,
             env=env,
         )
-        # It forks at once: Ray ends the children of an actor, but not orphans.
+        # The process forks at once, and its child continues: Ray ends the children of an actor, but not orphans.
         process.wait()
         assert process.stdin is not None
         self._pipe: IO[bytes] = process.stdin
@@ -63,7 +63,10 @@ class OrphanReaper:
 
 
 def main() -> None:
-    """Wait for the end of the agent, then for the end of its runners."""
+    """Wait until the agent dies, then until its runners die, and terminate their child processes.
+
+    If the agent stops normally, exit at once.
+    """
     if os.fork():
         os._exit(0)
     runners = []

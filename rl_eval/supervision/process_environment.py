@@ -28,8 +28,8 @@ def reproducible_environment() -> dict[str, str]:
 def runner_environment() -> dict[str, str]:
     """Return the variables of a runner's process, with the MKL mode of this process.
 
-    If this process has no mode, the mode is empty. MKL ignores an empty mode, and it replaces a mode that is set on the
-    runner's node.
+    If this process has no mode, the mode is empty. MKL ignores an empty mode. An empty mode also replaces a mode that
+    is set on the runner's node.
     """
     return reproducible_environment() | {"MKL_CBWR": os.environ.get("MKL_CBWR", "")}
 

@@ -31,13 +31,13 @@ class ProcessStatus(NamedTuple):
     """Contents of ``/proc/PID/stat`` at one moment."""
 
     state: str
-    """State as a letter: ``R`` runs, ``S`` sleeps, ``T`` is stopped, ``Z`` is a zombie."""
+    """State as a letter: ``R`` runs, ``S`` sleeps, ``T`` or ``t`` is stopped, ``Z`` is a zombie, ``X`` is dead."""
     born: int
     """Start time, in clock ticks since boot."""
 
     @property
     def ended(self) -> bool:
-        """Whether the process is a zombie."""
+        """Whether the process is dead, or a zombie."""
         return self.state in ("Z", "X")
 
     @property

@@ -60,7 +60,7 @@ class RowInference:
     """One policy, applied to all live lanes at once. Each lane has a row in the policy's batches.
 
     Args:
-        policy: Maps batches to batches.
+        policy: Policy that acts on batches of observations.
         observation_space: Space of one observation.
         action_space: Space of one action.
         lanes: Number of lanes. Batches have more rows, up to a multiple of :data:`BLOCK`.
@@ -153,7 +153,8 @@ class RowInference:
     def act_on(self, ready: npt.NDArray[np.bool_]) -> tuple[Any, dict[int, Exception]]:
         """Choose actions for some of the live lanes. Episodes in the other lanes do not advance.
 
-        A row does not depend on the other rows, so its action is the same as in a pass over all lanes.
+        A row does not depend on the other rows, so its action is the same as in a pass over all lanes. With
+        ``policy.inference`` ``batched``, the last bits may differ.
         """
         others, live, former = np.flatnonzero(~ready), self.live, copy_batch(self._state)
         self.live = ready
@@ -215,8 +216,9 @@ class RowInference:
     def _act_alone(self) -> tuple[Any, dict[int, Exception]]:
         """Find the rows on which the policy fails: run one pass per live lane, in a batch of copies of its row.
 
-        The rows without an error get the same actions as in a pass together, since a row does not depend on the other
-        rows. So one bad observation uses up an attempt of only one episode, for any number of lanes.
+        The rows without an error get the same actions as in a pass over all rows, since a row does not depend on the
+        other rows. With ``policy.inference`` ``batched``, the last bits may differ. One bad observation uses up an
+        attempt of only one episode, for any number of lanes.
         """
         self._computed = []
         errors: dict[int, Exception] = {}

@@ -61,7 +61,10 @@ def remembered(policy: Any) -> Memory:
 
 
 def likely_cause_at(runner: Any) -> str:
-    """Return the likely reason why a runner's policy does not repeat itself; empty if the search is not possible."""
+    """Return the likely reason why a runner's policy does not repeat its results.
+
+    Empty if no reason is found, or if the policy cannot be inspected.
+    """
     try:
         return likely_cause(runner.inference.new_probe())
     except Exception:  # Not every runner has one policy that can be inspected.
@@ -69,7 +72,7 @@ def likely_cause_at(runner: Any) -> str:
 
 
 def likely_cause(probe: Probe) -> str:
-    """Return the likely reason why a policy does not repeat itself; empty if its state shows none."""
+    """Return the likely reason why a policy does not repeat its results; empty if its state shows none."""
     policy, causes = probe.policy, []
     with buffers_kept(policy):
         probe.act_once()  # Some state, such as a cache, changes only in the first call.
@@ -108,7 +111,10 @@ def _training_layers(policy: Any) -> list[str]:
 
 
 def _is(part: Any, *path: str) -> bool:
-    """Whether an object is of a class of torch; False without torch."""
+    """Whether an object is an instance of the torch class at a path, such as ``"nn", "Module"``.
+
+    False if torch is not imported.
+    """
     torch: Any = sys.modules.get("torch")
     return torch is not None and isinstance(part, functools.reduce(getattr, path, torch))
 

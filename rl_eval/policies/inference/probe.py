@@ -63,10 +63,10 @@ class Probe:
     """Probe of one policy with its current weights.
 
     Args:
-        policy: Maps batches to batches.
+        policy: Policy that acts on batches of observations.
         observations: Observations of the runner. The probe needs only their space and the number of rows.
         reader: Reader that checks the actions.
-        fresh_state: Recurrent state of new episodes, for this number of rows; None if the policy has no state.
+        fresh_state: Recurrent state of new episodes, one per row of ``observations``; None if the policy has no state.
         deterministic: Whether the policy acts without noise.
         allow_nondeterministic: Whether a policy that does not repeat its results causes a note instead of an error.
     """
@@ -140,7 +140,7 @@ class Probe:
         for _ in range(_WARM_UP):
             self._outputs(self._observations, self._block(0), range(BLOCK))
         reference = self._reference()
-        # Only the last test depends on the number of lanes, so the numerics key does not.
+        # The last test alone depends on the number of lanes. The numerics key does not contain its result.
         if self._depends(reference, BLOCK):
             return self._row_by_row()
         whole = self._rows == BLOCK or (self._ample and not self._depends(reference, self._rows))
@@ -205,7 +205,11 @@ class Probe:
         return True
 
     def _demand_repeats(self) -> None:
-        """Check that single rows repeat, directly and after other rows."""
+        """Check that a row alone in its batch gives equal results again, directly and after other rows.
+
+        Raises:
+            _Unrepeatable: A row gave a different result.
+        """
         rows = range(min(self._pool, BLOCK))
         for _ in range(_WARM_UP):
             self._alone(0)
@@ -276,7 +280,10 @@ class Probe:
         return self._outputs(self._observations, np.array([row]), [0])
 
     def _outputs(self, pool: Any, rows: npt.NDArray[np.int64], wanted: Any, *, watch: bool = False) -> list[bytes]:
-        """Act on pool rows; row numbers are also the seeds."""
+        """Return the bytes of the policy's outputs for pool rows. The row numbers are also the noise seeds.
+
+        With ``watch``, detect whether the policy changed the observations.
+        """
         batch = take_rows(pool, rows)
         outputs = self._act(batch, wanted, rows)
         if watch and not self._overwrites:
@@ -334,7 +341,7 @@ def _mixed(
 
 
 def _same_rows(batch: Any, pool: Any, rows: npt.NDArray[np.int64]) -> bool:
-    """Compare row by row, so that no second batch is needed."""
+    """Whether a batch still equals its rows in the pool. Compare row by row, so that no second batch is needed."""
     leaves = zip(tree.flatten(batch), tree.flatten(pool), strict=True)
     return all(np.array_equal(leaf[place], source[row]) for leaf, source in leaves for place, row in enumerate(rows))
 

@@ -23,7 +23,7 @@ class Observations(Protocol):
         """
 
     def content(self, observation: Any) -> bytes:
-        """Return, as bytes for a trace, the content of an observation as the policy receives it."""
+        """Return the bytes of an observation, in the form that the policy receives, for a trace."""
 
     def clear(self, lane: int) -> None:
         """Set the observation of a lane to zero, because the policy must not see it."""

@@ -72,9 +72,9 @@ class SweepLog:
         self._starts: dict[int, int] = {}
         """First sweep of each episode that is being recorded, by slot."""
         self._told_since: dict[str, int] = {}
-        """For each output of the policy, by name: the sweep since which every sweep has a value for it."""
+        """Number of the sweep from which on every sweep has a value of an output, by name of the output."""
         self._first = self._count = 0
-        """Number of the first stored sweep (from 0), and number of all sweeps so far."""
+        """Index of the first stored sweep, and count of all sweeps so far."""
         self._finished: list[_Finished] = []
         self._lasts = np.empty((_SWEEPS, *observations.shape[1:]), observations.dtype)
         """Last observation of each finished episode, with spare capacity."""
@@ -144,7 +144,7 @@ class SweepLog:
         self._make_room()
         sweep = self._count - self._first
         self._columns["observations"][sweep] = observations
-        self._columns["actions"][sweep, : len(actions)] = actions  # Rows that fill the last block may have none.
+        self._columns["actions"][sweep, : len(actions)] = actions  # Rows that fill up the last block may lack actions.
         told = set()
         for rows, computed in outputs:
             for name, values in computed.items():
