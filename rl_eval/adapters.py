@@ -92,7 +92,7 @@ def integration_for(value: Any, function: str) -> Any:
     """Return a function of the adapter of an object's library; None if there is no such adapter or function."""
     for base in type(value).__mro__:
         for one in integrations():
-            if f"{base.__module__}.".startswith(tuple(f"{package}." for package in one.packages)):
+            if one.adapter and f"{base.__module__}.".startswith(tuple(f"{package}." for package in one.packages)):
                 return getattr(importlib.import_module(one.adapter), function, None)
     return None
 

@@ -295,8 +295,8 @@ def _wrong_structure(found: Any, key: str | None, path: Path) -> ConfigError:
 
 def _contents(value: Any) -> str:
     if isinstance(value, Mapping):
-        return f"it has the keys {_some([str(name) for name in value], 12)}"
-    return f"it is a {type(value).__name__}"
+        return f"found the keys {_some([str(name) for name in value], 12)}"
+    return f"found a {type(value).__name__}"
 
 
 def _collect(weights: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:

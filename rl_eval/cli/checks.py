@@ -126,8 +126,12 @@ def check_cluster(settings: EvalSettings) -> Iterator[Finding]:
         return
     inline = RunnersSection(num_envs_per_runner=runners.num_envs_per_runner, runner=runners.runner)
     without_deadline = with_values(short, fault_tolerance={"step_timeout_s": None})
-    with EvalRunnerGroup(without_deadline.model_copy(update={"runners": inline}), threaded=False) as group:
-        here = group.evaluate()
+    try:
+        with EvalRunnerGroup(without_deadline.model_copy(update={"runners": inline}), threaded=False) as group:
+            here = group.evaluate()
+    except Exception as error:
+        yield raised("an evaluation in this process", error)
+        return
     if there.fingerprint == here.fingerprint:
         yield ok("episodes on Ray have the same records as in this process")
     else:

@@ -1,4 +1,6 @@
-"""Evaluation log: a folder of files that never change, from which a run is read and continued.
+"""Evaluation log: a folder from which a run is read and continued.
+
+Only claims change after they were written; every other file keeps its content.
 
 - ``manifest.json`` describes the evaluation.
 - ``segments/`` contains finished episodes and faults.

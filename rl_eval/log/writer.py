@@ -246,7 +246,7 @@ class EvaluationLog:
                         self._storage,
                         f"was not written within {timeout_s:g} s: {reason}. "
                         f"{wanted - self._num_committed} batches are not in the log",
-                        fix="Continue the run. The episodes of these segments run again.",
+                        fix="Continue the run. The episodes of these batches run again.",
                     )
                 self._changed.wait(left)
 

@@ -192,7 +192,7 @@ class Sampler:
                 return
             first, _, handle = self._ahead
             self._ahead = None
-            handle.cancel("the sampler stopped it")
+            handle.cancel("the sampler cancelled the wave")
             if handle.exception() is None and handle.done():
                 self._take_in(handle.result(), first)
 

@@ -70,14 +70,14 @@ class ParquetColumns:
 
     def _check_kinds(self, names: Sequence[str]) -> None:
         if len({*self.names}) < len(self.names):
-            raise ValueError("two of its columns have one name")
+            raise ValueError("two of its columns have the same name")
         for name in names:
             kind = self._kinds.get(name)
             if kind is None:
                 raise ValueError(f"the file has no column {name} of single values")
             if kind == _BYTES or (kind == _TEXT and name not in self._texts):
                 stored = self._file.schema_arrow.field(name).type
-                raise ValueError(f"its column {name} contains {stored}, which is not a type of these columns")
+                raise ValueError(f"its column {name} has the unexpected type {stored}")
 
     def _check_size(self, num_columns: int) -> None:
         metadata = self._file.metadata

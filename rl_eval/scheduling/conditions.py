@@ -157,7 +157,8 @@ def _named(rows: Any) -> dict[str, dict[str, Any]]:
     if isinstance(rows, Mapping):
         rows = [{ID: name, **one} if isinstance(one, Mapping) else one for name, one in rows.items()]
     if not isinstance(rows, list | tuple) or not rows or not all(isinstance(row, Mapping) for row in rows):
-        raise _invalid("there is no list of rows", rows, "Pass a list of mappings from names to values.")
+        fix = "Pass a list of mappings from names to values."
+        raise _invalid("the rows are not a list of mappings, or are empty", rows, fix)
     if any(row.get(ID) in (None, "") for row in rows):
         raise _invalid("a row has no id", fix="Add a column id with a different value in each row.")
     repeated = [name for name, count in Counter(str(row[ID]) for row in rows).items() if count > 1]
@@ -168,7 +169,7 @@ def _named(rows: Any) -> dict[str, dict[str, Any]]:
     keys = {key for values in named.values() for key in values}
     for name, values in named.items():
         if lacking := sorted(keys - values.keys()):
-            raise _invalid(f"row {name!r} has no value of {lacking[0]}", lacking[0], "Give all rows the same columns.")
+            raise _invalid(f"row {name!r} has no value for {lacking[0]}", lacking[0], "Give all rows the same columns.")
     return named
 
 

@@ -13,6 +13,7 @@ from typing import Final, Literal
 
 import numpy as np
 
+from rl_eval.errors import UsageError
 from rl_eval.results.stats.aggregate import exact_mean
 from rl_eval.results.stats.interval import FEW, return_interval
 from rl_eval.suites.bootstrap import Cells, Floats, Statistic, check_units, estimates, method, percentiles
@@ -146,8 +147,10 @@ def learning_curves(
 
     Raises:
         ConfigError: At one of the steps, no policy has two units to resample.
-        UsageError: The confidence is not between 0 and 1.
+        UsageError: There is no step, or the confidence is not between 0 and 1.
     """
+    if not scores_by_step:
+        raise UsageError("there are no scores", key="scores_by_step", fix="Pass the scores of at least one step.")
     tables = {
         step: aggregate_scores(scores_by_step[step], unit, [metric], confidence=confidence)
         for step in sorted(scores_by_step)

@@ -346,7 +346,7 @@ def _picked(place: str, task: Mapping[str, Any]) -> Mapping[str, Keys]:
     listed = found() if callable(found) else found
     if not isinstance(listed, Mapping) or not all(isinstance(one, Mapping) for one in listed.values()):
         fix = "Return a mapping of names to tasks, which are mappings."
-        raise ConfigError(f"{key} has another type", key=key, value=type(listed).__name__, fix=fix)
+        raise ConfigError(f"{key} is not a mapping of names to tasks", key=key, value=type(listed).__name__, fix=fix)
     pick = task.get("pick", "*")
     patterns = [pick] if isinstance(pick, str) else pick
     if not isinstance(patterns, list):
@@ -379,7 +379,7 @@ def _explained(error: ValidationError, where: str, marks: Mapping[_Place, tuple[
         model = _PARTS.get(str(place[0]), SuiteDefinition) if len(place) > 1 else SuiteDefinition
         problem = f"unknown key {place[-1]!r}: {nearest(str(place[-1]), model.model_fields)}"
     elif first["type"] == "missing":
-        problem = "it is missing"
+        problem = "this key is required"
     else:
         problem = f"it is {redact(first['input'], *map(str, place))!r}: {problem[0].lower()}{problem[1:]}"
     return _error(place, problem, where, marks)

@@ -20,6 +20,7 @@ from waiting import eventually
 from workloads import MLP
 
 from rl_eval import EvalConfig, EvalRunnerGroup, evaluate
+from rl_eval.cli.checks import check_cluster
 from rl_eval.errors import ClusterError, ConfigError, EvalError, WeightsError
 from rl_eval.policies.mlp import MLPActor
 from rl_eval.weights import load_weights_file
@@ -304,3 +305,28 @@ def test_an_evaluation_that_ends_as_it_should_makes_ray_report_no_lost_worker(
     assert eventually(lambda: printed.append(capsys.readouterr().out) or warned(pid))
     assert not any(warned(runner) for runner in runners)
     del victim
+
+
+# ------------------------------------------------------------------------------ rl-eval doctor --ray
+
+
+def checked(made: EvalConfig) -> list[tuple[str, str]]:
+    return [(finding.level, finding.text) for finding in check_cluster(made.build())]
+
+
+def test_doctor_compares_runners_with_this_process() -> None:
+    assert [level for level, _ in checked(config())] == ["ok", "ok"]
+
+
+def test_doctor_reports_an_environment_that_works_on_ray_alone() -> None:
+    driver = os.getpid()
+
+    def on_a_runner() -> gym.Env[Any, Any]:
+        if os.getpid() == driver:
+            raise OSError("no simulator here")
+        return gym.make("CartPole-v1")
+
+    up, (level, text) = checked(config().environment(on_a_runner))
+    assert up[0] == "ok"
+    assert level == "problem"
+    assert "no simulator here" in text

@@ -9,13 +9,14 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rl_eval import EvalConfig, evaluate
-from rl_eval.adapters import integrations
+from rl_eval.adapters import integration_for, integrations
 from rl_eval.config.policy_sources import schemes
 from tests.unit.pages_world import DOCS, Reader, blocks, forget, pages
 
@@ -70,6 +71,16 @@ def test_an_installed_library_is_there_in_another_process(site: Path) -> None:
     provenance = json.loads((site / "out" / "result.json").read_text())["provenance"]
     assert set(provenance["weights"]["files"]) == {"path"}
     assert provenance["packages"]["ruler"] == "1.0"
+
+
+def test_a_library_without_an_adapter_has_no_functions(site: Path) -> None:
+    points = '[project.entry-points."rl_eval.integrations"]\nbare = "bare:ONE"'
+    install(site, f'[project]\nname = "bare"\nversion = "1"\n{points}')
+    (site / "bare.py").write_text(
+        'from rl_eval.adapters import Integration\nONE = Integration("bare", packages=("bare",))\n'
+        "class Model:\n    pass\n"
+    )
+    assert integration_for(import_module("bare").Model(), "as_policy") is None
 
 
 @pytest.mark.parametrize("target", ["no_such_module:INTEGRATION", "json:dumps"])

@@ -187,6 +187,11 @@ def test_a_curve_has_the_aggregate_of_each_step(scores: Scores) -> None:
     assert curve.cells["policy 1", 10] == aggregate_scores(scores, "run").cells["policy 1", "IQM"]
 
 
+def test_a_curve_needs_a_step() -> None:
+    with refused(UsageError, key="scores_by_step"):
+        learning_curves({}, "run")
+
+
 def test_means_of_tasks_have_the_interval_of_a_mean(scores: Scores) -> None:
     cells = task_means(scores, "run").cells
     runs = [scores.runs[Run("policy 0", "task 1", seed)].mean() for seed in range(4)]
