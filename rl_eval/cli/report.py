@@ -72,7 +72,7 @@ def view(
     open_: Annotated[bool, typer.Option("--open", help="Open a browser.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Serve an index, reports and comparisons of the runs in a folder on localhost. Stop with Ctrl-C."""
+    """Start a web server on localhost that shows the runs in a folder. Stop it with Ctrl-C."""
     from rl_eval.reports.view import RunServer
 
     try:

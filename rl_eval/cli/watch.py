@@ -73,7 +73,7 @@ def watch(
         typer.Option(
             metavar="S",
             min=0.0,
-            help="Retry failed reads of a checkpoint until S seconds after its last change.",
+            help="If a checkpoint cannot be read, try again for up to S seconds after its last change.",
         ),
     ] = 60.0,
     retry_unreadable: Annotated[

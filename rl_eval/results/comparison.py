@@ -126,7 +126,7 @@ class Comparison(Printed):
 
     @property
     def unanswerable(self) -> str:
-        """Reason why the pairs can never show that a requirement is met; empty if they can.
+        """Reason why this comparison cannot show that a requirement is met; empty if there is no such reason.
 
         Pairs that are missing because an episode failed are not a random sample. Without them, a policy that crashes
         its environment whenever it plays badly would meet a requirement.

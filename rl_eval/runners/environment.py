@@ -87,7 +87,7 @@ def construct_env(
             f"environment.env {section.env!r} built a {type(env).__name__}, which is an environment of several agents"
         )
         fix = (
-            "Name their policies in policy.policies. For one policy that plays all agents, set runners.runner to "
+            "Name their policies in policy.policies. For one policy that acts for all agents, set runners.runner to "
             '"multi_agent".'
         )
         raise ConfigError(problem, key="environment.env", value=section.env, fix=fix)
@@ -348,12 +348,13 @@ def _check_arguments(made: Any, signature: inspect.Signature, kwargs: dict[str, 
                 "environments, set runners.runner: vector (without --batched)."
             )
             raise ConfigError(problem, key="environment.env", value=name, fix=fix) from error
-        hint = "" if inspect.isclass(made) else "A parameter context: EnvContext receives all of env_kwargs."
+        advice = "To get all of env_kwargs as one mapping, add a parameter with the annotation EnvContext."
         problem = (
             f"environment.env_kwargs {given}, but {name} takes {', '.join(signature.parameters) or 'no arguments'}: "
             f"{error}"
         )
-        raise ConfigError(problem, key="environment.env_kwargs", value=", ".join(kwargs), fix=hint) from error
+        fix = "" if inspect.isclass(made) else advice
+        raise ConfigError(problem, key="environment.env_kwargs", value=", ".join(kwargs), fix=fix) from error
 
 
 def _is_env_class(factory: Any) -> bool:

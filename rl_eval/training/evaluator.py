@@ -204,7 +204,7 @@ class Evaluator:
         return evaluator
 
     def _prepare(self, busy_policy: BusyPolicy, max_queue: int, delivery: Delivery) -> None:
-        """Set the attributes that any evaluator has in its own process, with or without a service."""
+        """Set the attributes of an evaluator with or without a service."""
         check_known("busy_policy", busy_policy, get_args(BusyPolicy))
         if max_queue < 1:
             raise ConfigError(f"max_queue is {max_queue}", key="max_queue", value=max_queue, fix="Pass 1 or more.")
@@ -426,7 +426,7 @@ class Evaluator:
 
 
 def _with_backend(config: EvalConfig | EvalSettings, backend: Backend | None) -> tuple[EvalSettings, Backend]:
-    """Return settings and backend, after a check that the number of runners fits the backend."""
+    """Return settings and backend; check that the number of runners fits the backend."""
     if backend is not None:
         check_known("backend", backend, get_args(Backend))
     if isinstance(config, EvalConfig):

@@ -273,7 +273,7 @@ class Pipelines(NamedTuple):
         """Return the policy of one module.
 
         Raises:
-            ConfigError: The module plays agents with different spaces, or several agents with separate filters.
+            ConfigError: The module acts for agents with different spaces, or for several agents with separate filters.
         """
         agent = self.agent(module_id)
         return RLModulePolicy(
@@ -291,12 +291,12 @@ class Pipelines(NamedTuple):
         return spaces if agent is None else (spaces[0][agent], spaces[1][agent])
 
     def agent(self, module_id: str) -> Any:
-        """Return one of the agents that a module plays; None in an environment with one agent.
+        """Return one of the agents for which a module acts; None in an environment with one agent.
 
         Connector pieces that treat each agent separately use the settings and statistics of this agent.
 
         Raises:
-            ConfigError: The module plays agents with different spaces, or several agents with separate filters.
+            ConfigError: The module acts for agents with different spaces, or for several agents with separate filters.
         """
         mapping = next((p for p in self.env_to_module.connectors if type(p) is AgentToModuleMapping), None)
         if mapping is None:
@@ -318,7 +318,7 @@ class Pipelines(NamedTuple):
         return first
 
     def _agents(self, module_id: str, mapping_fn: Any) -> list[Any]:
-        """Return the agents that a module plays.
+        """Return the agents for which a module acts.
 
         If there are none, or if the mapping reads the episode, return all agents.
         """

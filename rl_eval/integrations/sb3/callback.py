@@ -112,8 +112,8 @@ class EvalCallback(EventCallback):  # type: ignore[misc]
     """Evaluates the model during training, at the same steps as SB3's class of the same name.
 
     The arguments are those of SB3's class. An evaluation uses the weights of its step, and runs while training
-    continues. At most two more evaluations can wait. If a further evaluation is due, training waits. An error of a
-    callback or of a writer of SB3's logger, or a full disk, is logged, and training continues.
+    continues. At most two more evaluations can wait. If a further evaluation is due, training waits. Errors of
+    callbacks and of SB3's logger are logged, also on a full disk, and training continues.
 
     Args:
         eval_env: Environment, as for :func:`rl_eval.evaluate_policy`, or a config of the evaluation. An

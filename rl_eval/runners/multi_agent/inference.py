@@ -40,7 +40,7 @@ class PolicyInference(RowInference):
     Args:
         policy: Maps batches to batches.
         spaces: Observation space and action space of the policy's agents.
-        rows: Maximum number of agents that the policy plays at the same time, over all slots.
+        rows: Maximum number of agents for which the policy acts at the same time, over all slots.
         section: Settings of the policy.
     """
 
@@ -105,7 +105,7 @@ class AgentsInference:
     Args:
         build: Takes the id of a policy, and builds an inference for it. Called again if all rows are in use.
         names: Ids of the policies.
-        agents: Agents in the order of seats, each with the id of a policy that plays this agent in some episode.
+        agents: Agents in the order of seats, each with the id of a policy that acts for this agent in some episode.
         lanes: Number of slots.
     """
 
@@ -285,7 +285,7 @@ class AgentsInference:
         return place
 
     def _add_page(self, name: str) -> PolicyInference:
-        """Add rows for a policy that plays more agents at once than in the first episodes of the plan."""
+        """Add rows for a policy that acts for more agents at once than in the first episodes of the plan."""
         page = self._listening(self._build(name))
         page.probe()
         self._policies[name].append(page)

@@ -103,7 +103,7 @@ class PolicyMapping:
         self._players: dict[str, Any] = {}
         """One agent of each policy, by the policy's id. The policy has the spaces of this agent."""
         self.owners: dict[Any, str] = {}
-        """Agents in the order of seats, each with the id of a policy that plays this agent in some episode."""
+        """Agents in the order of seats, each with the id of a policy that acts for this agent in some episode."""
         self.most_at_once = dict.fromkeys(self._names, 0)
         """Maximum number of agents of each policy in one episode, over the first episodes of the plan."""
         self._seats: tuple[str, ...] = ()
@@ -118,7 +118,7 @@ class PolicyMapping:
         """Return the policy of each seat in an episode.
 
         Raises:
-            ConfigError: An agent has no policy, or its policy also plays agents with other spaces.
+            ConfigError: An agent has no policy, or its policy also acts for agents with other spaces.
         """
         seats = tuple([self._policy_of(agent, seat, spec) for seat, agent in enumerate(self.agents)])
         if seats != self._seats:  # Most episodes have the same seats as the previous one.
@@ -160,12 +160,12 @@ class PolicyMapping:
                 )
 
     def _admit(self, agent: Any, name: str) -> None:
-        """Check that an agent's spaces are those of the policy that plays it."""
+        """Check that an agent's spaces are those of its policy."""
         first = self._players.setdefault(name, agent)
         for what, ours, theirs in zip(_SPACES, self._spaces_of[agent], self._spaces_of[first], strict=True):
             if ours != theirs:
                 raise ConfigError(
-                    f"policy {name!r} plays the agents {first!r} and {agent!r}, whose {what} differ: {theirs} and "
+                    f"policy {name!r} acts for the agents {first!r} and {agent!r}, whose {what} differ: {theirs} and "
                     f"{ours}",
                     key=f"policy.policies.{name}",
                     fix="Use a separate policy for each agent, or pad the spaces (SuperSuit's pad_observations_v0 and "

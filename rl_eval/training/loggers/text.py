@@ -1,8 +1,8 @@
 """Loggers that write text: lines on a console, or a file with one line per step.
 
 A resumed training continues its file. Each point rewrites the whole file atomically, so a kill or a full disk leaves
-the old file. An existing file is continued only if its first names are those that every row begins with (``step``,
-``weights_version``, ...). Any other file is rejected and does not change.
+the old file. An existing file is continued only if it begins with the names in :data:`_MARK`. Any other file is
+rejected and does not change.
 """
 
 from __future__ import annotations

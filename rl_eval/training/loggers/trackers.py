@@ -300,7 +300,7 @@ class MLflowLogger(Logger):
 
 @final
 class RayMetrics(Logger):
-    """Logger to counters and gauges of ``ray.util.metrics``.
+    """Logger that writes counters and gauges of ``ray.util.metrics``.
 
     Ray exports a gauge as ``ray_rl_eval_<name>`` and a counter as ``ray_rl_eval_<name>_total``. A gauge without a value
     is not exported. This process must be connected to Ray, as a driver or an actor.

@@ -299,9 +299,9 @@ class EvalService:
             return request.handle
 
     def _weights_for(self, request: Request, group: EvalRunnerGroup) -> PublishedWeights | None:
-        """Return the weights of a request; None for those that the runners have.
+        """Return the weights of a request; None if the runners still have the initial weights, and need no others.
 
-        If a request without weights waited behind weights that do not fit, return the client's weights before them.
+        If the weights of the request did not fit the policy, use the client's weights before them.
         """
         if request.ticket.weights_version and not request.weights.exists():
             former = self._former_of(request)
@@ -314,7 +314,7 @@ class EvalService:
     def _complete(self, request: Request, group: EvalRunnerGroup) -> WeightsSnapshot:
         """Return the weights of all policies for a request with weights.
 
-        A policy without weights in the request has the client's former weights, whatever the runners have.
+        If the request has no weights for a policy, the policy gets the client's former weights.
         """
         snapshot: WeightsSnapshot = pickle.loads(request.weights.read_bytes())
         policies = group.settings.policy.policies
