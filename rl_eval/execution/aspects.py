@@ -41,7 +41,7 @@ def default_aspects(code: Callable[[], dict[str, Any]]) -> Sequence[Callable[[Ev
 
 @final
 class Provenance(Aspect):
-    """The part of the provenance with settings, weights, versions and machine."""
+    """Settings, weights, versions and machine, which are one part of the provenance."""
 
     def describe(self, fields: dict[str, Any]) -> None:
         """Add all data that are needed to repeat the evaluation."""

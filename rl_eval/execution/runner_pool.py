@@ -297,7 +297,7 @@ class RunnerPool:
         limit = self._settings.runners.runner_start_timeout_s
         if seconds > limit:
             problem = f"no runner started within runners.runner_start_timeout_s={limit:g}: {self._backend.shortage()}"
-            fix = "Request less, free or add resources, or wait longer."
+            fix = "Request fewer resources, add resources to the cluster, or wait longer."
             raise RunnerStartError(problem, key="runners.runner_start_timeout_s", value=limit, fix=fix)
         if seconds > _LONG_START_S and not self._told_of_waiting:
             self._told_of_waiting = True

@@ -128,8 +128,9 @@ class Comparison(Printed):
     def unanswerable(self) -> str:
         """Reason why this comparison cannot show that a requirement is met; empty if there is no such reason.
 
-        Pairs that are missing because an episode failed are not a random sample. Without them, a policy that crashes
-        its environment whenever it plays badly would meet a requirement.
+        Pairs that are missing because an episode failed are not a random sample. Suppose that a
+        policy crashes its environment whenever it plays badly. If its missing pairs were ignored, it could meet a
+        requirement.
         """
         if self.num_dropped:
             total, sides = self.num_dropped + self.num_pairs, f"in a {self.a.num_failed}, in b {self.b.num_failed}"

@@ -214,7 +214,7 @@ class ObservedSlot:
 
     def _attribute(self, name: str, where: str, error: Exception) -> None:
         self._broken.add(name)
-        text = f"observer {name} raised in {where}. It has no artifact of the episode; the record is not affected"
+        text = f"observer {name} raised in {where} and returns no artifact for the episode. The record is not affected"
         self._note(first_seen(text, self._index, self._steps, summary_of(error)))
 
 

@@ -117,7 +117,7 @@ class MeanStdFilter:
         }
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return the statistics as tensors. The keys are the names in the weights of a :class:`Filtered`."""
+        """Return the statistics as tensors, with the same keys as in the state dict of a :class:`Filtered`."""
         parts = ((path, name, getattr(one, name)) for path, one in self.moments.items() for name in vars(one))
         return {_name(path, part): torch.as_tensor(value) for path, part, value in parts}
 

@@ -195,7 +195,7 @@ def runner_settings(
     """
     given = dict(options or {})
     if unknown := sorted(set(given) - set(_ACTOR_OPTIONS)):
-        hint = "num_gpus is a separate argument, and dead runners are always replaced"
+        hint = "pass num_gpus as a separate argument; omit max_restarts, because dead runners are always replaced"
         problem = f"{argument} has {unknown}: {nearest(unknown[0], _ACTOR_OPTIONS)} ({hint})"
         raise ArgumentError(problem, key=argument, value=unknown[0])
     if "memory" in given:
