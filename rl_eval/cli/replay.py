@@ -141,7 +141,7 @@ def _page(replayed: Replay) -> Page:
         why = (
             "the policy computes other outputs than in the run, for example because its weights differ"
             if list(replayed.numerics) == ["outputs"]
-            else "this process computes floats differently than the run"
+            else "this process computes floats differently than in the run"
         )
         notes.append(f"{why}, so episodes may differ: {found}")
     differences = [

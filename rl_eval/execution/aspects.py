@@ -41,7 +41,7 @@ def default_aspects(code: Callable[[], dict[str, Any]]) -> Sequence[Callable[[Ev
 
 @final
 class Provenance(Aspect):
-    """Settings, weights, versions and machine, which are one part of the provenance."""
+    """Aspect that adds settings, weights, versions and machine to the provenance."""
 
     def describe(self, fields: dict[str, Any]) -> None:
         """Add all data that are needed to repeat the evaluation."""
@@ -86,14 +86,13 @@ class Numerics(Aspect):
         if different == ["outputs"] and self.outcome.weights is None and self._built_others(report.built_weights):
             problem = (
                 f"runner {member.index} built its policy with other weights than the other runners. A factory that "
-                "draws "
-                "random weights needs weights"
+                "draws random weights needs weights"
             )
             fix = "Set policy.weights, or call sync_weights before the evaluation."
             raise ConfigError(problem, key="policy.weights", runner=member.index, fix=fix)
         shown = ", ".join(f"{name} is {key.get(name)!r}, not {known.get(name)!r}" for name in different)
         others = "the records in the log" if store.durable else "its group"
-        why = f"runner {member.index} would compute different floats from {others}: {shown}"
+        why = f"runner {member.index} would compute other floats than {others}: {shown}"
         self.outcome.refusals.append(why)
         store.note(f"{why}; the runner did not take part")
         raise NumericsMismatch(why, key=different[0], value=key.get(different[0]), runner=member.index)

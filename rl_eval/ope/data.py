@@ -213,7 +213,7 @@ def _check(steps: Mapping[str, Array]) -> None:
         (
             name,
             np.isposinf(log_prob) | (log_prob > highest),
-            f"{why}, but the highest value is 0 for a discrete action, and finite for others",
+            f"{why}, but it must be finite, and at most 0 for a discrete action",
             "Store logarithms.",
             log_prob,
         ),

@@ -251,7 +251,7 @@ def _check_determinism(a: EvalResult, b: EvalResult) -> None:
     for name, side in (("a", a), ("b", b)):
         if side.determinism.passed is False:
             problem = f"result {name} is {side.determinism}; their difference may not come from the policies"
-            fix = "Mend the cause and evaluate again, or compare nevertheless with force=True (--force)."
+            fix = "Fix the cause and evaluate again, or compare with force=True (--force)."
             raise ComparisonError(problem, key="determinism", value=name, fix=fix)
 
 
@@ -401,7 +401,7 @@ def _notes(comparison: Comparison) -> Iterator[str]:
     a, b, dropped, unfinished = comparison.a, comparison.b, comparison.num_dropped, comparison.num_unfinished
     for name, side in (("a", a), ("b", b)):
         if side.deterministic is False:
-            yield f"{name} is not a function of its seeds: its number of runners may cause the difference"
+            yield f"{name} failed its determinism check, so its number of runners may cause the difference"
     if dropped:
         failed = f"in a {a.num_failed}, in b {b.num_failed}"
         yield f"pairs dropped because a side failed: {dropped} ({failed}); the difference may be biased"

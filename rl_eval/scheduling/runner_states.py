@@ -123,8 +123,9 @@ class RunnerStates(dict[int, RunnerState]):
 def _chance_of_streak(streak: int, live: int, completed: int, failed: int) -> float:
     """Return an upper bound of the probability that a healthy runner has such a streak of failures.
 
-    The results of the other runners estimate the failure rate: with a uniform prior, the rate has the distribution
-    ``Beta(1 + failed, 1 + completed)``, so the number of failures on the runner has a beta-binomial distribution.
+    The failure rate is estimated from the results of the other runners. With a uniform prior, the rate has the
+    distribution ``Beta(1 + failed, 1 + completed)``. So the number of failures on the runner has a beta-binomial
+    distribution.
     Failures come early, and completed episodes come late, so the running attempts may all complete. Therefore, any
     ``streak`` of the ``streak + live`` attempts may have failed.
 

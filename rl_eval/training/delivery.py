@@ -271,7 +271,7 @@ class Delivery:
             self._changed.notify_all()
         if missing:
             _logger.warning(
-                "callbacks and loggers are not done with the results of steps %s after the %g s of shutdown(). Call "
+                "callbacks and loggers did not finish with the results of steps %s within %g s of shutdown(). Call "
                 "drain() before shutdown(), or pass a longer timeout_s",
                 ", ".join(map(str, missing)),
                 timeout_s,

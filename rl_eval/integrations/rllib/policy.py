@@ -293,7 +293,7 @@ class Pipelines(NamedTuple):
     def agent(self, module_id: str) -> Any:
         """Return one of the agents for which a module acts; None in an environment with one agent.
 
-        Connector pieces that treat each agent separately use the settings and statistics of this agent.
+        If a connector piece has separate settings or statistics for each agent, it uses those of this agent.
 
         Raises:
             ConfigError: The module acts for agents with different spaces, or for several agents with separate filters.
@@ -305,14 +305,14 @@ class Pipelines(NamedTuple):
         for other in others:
             if self.spaces(other) != self.spaces(first):
                 problem = (
-                    f"the module {module_id!r} may play the agents {first!r} and {other!r}, whose spaces differ: "
+                    f"the module {module_id!r} may act for the agents {first!r} and {other!r}, whose spaces differ: "
                     f"{self.spaces(first)} and {self.spaces(other)}"
                 )
                 raise ConfigError(problem, key="policy_mapping_fn", value=module_id)
         if others and any(type(piece) is MeanStdFilter for piece in self.env_to_module.connectors):
             problem = (
-                f"the module {module_id!r} may play the agents {agents}, and MeanStdFilter has separate statistics per "
-                "agent"
+                f"the module {module_id!r} may act for the agents {agents}, but MeanStdFilter has separate statistics "
+                "for each agent"
             )
             raise ConfigError(problem, key="policy_mapping_fn", value=module_id, fix="Use one module per agent.")
         return first

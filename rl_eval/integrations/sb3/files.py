@@ -101,7 +101,7 @@ def normalizer_of(model: Path) -> tuple[bool | None, Path | None]:
     own = [path for path in found if _name_of(path) == model.stem]
     possible = own or [path for path in found if not _is_of_another(_name_of(path), model)]
     if trained and found and not possible:
-        problem = f"the policy: the name of {found[0].name} belongs to another model than {model.name}"
+        problem = f"the policy: according to its name, {found[0].name} belongs to another model than {model.name}"
         fix = f"Set {_KEY} to the file of this model, or to false if it was trained without a VecNormalize."
         raise ConfigError(problem, key=_KEY, value=found[0].name, fix=fix)
     return trained, _only(

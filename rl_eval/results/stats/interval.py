@@ -113,7 +113,8 @@ def mean_interval(
     worst, best = (_sample_interval(np.append(sample, [bound] * num_missing), confidence) for bound in bounds)
     if not (worst.exists and best.exists):
         return worst
-    return Interval(worst.low, best.high, confidence, worst.method, f"{failed}: from all worst to all best")
+    notes = [f"{failed}: the interval covers their lowest and highest possible returns", worst.note]
+    return Interval(worst.low, best.high, confidence, worst.method, "; ".join(filter(None, notes)))
 
 
 def return_interval(
@@ -149,7 +150,7 @@ def success_interval(successes: int, trials: int, confidence: float = 0.95, *, n
         return no_interval(confidence, "no episode reports success")
     low, _ = _wilson(successes, trials + num_unknown, confidence)
     _, high = _wilson(successes + num_unknown, trials + num_unknown, confidence)
-    note = f"{num_unknown} unknown: from none to all of them successful" if num_unknown else ""
+    note = f"{num_unknown} unknown: the interval covers 0 to {num_unknown} successes of them" if num_unknown else ""
     return Interval(low, high, confidence, "wilson", note)
 
 

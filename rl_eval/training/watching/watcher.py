@@ -321,9 +321,9 @@ class Watcher:
         self.journal.put(candidate)
         self._tidy()
         self._publish()
-        self._log(f"best: {candidate.info}, chosen for its {candidate.selection}: on average too high")
+        self._log(f"best: {candidate.info}, which has the highest {candidate.selection}. This mean is biased upward")
         if candidate.held_out is not None:
-            self._log(f"best: {candidate.info}, on episodes that had no part in the choice: {candidate.held_out}")
+            self._log(f"best: {candidate.info}, on held-out episodes: {candidate.held_out}")
 
     def _publish(self) -> None:
         """Write the files for users: ``curve.csv``, ``best.json`` and ``curve.png``."""
