@@ -182,7 +182,7 @@ def companions_of(model: Path, settings: EvalSettings) -> dict[str, Path]:
         shared = Path(str(configured[name])).expanduser()
         if shared.is_file() and digest_of(shared) != digest_of(own[name]):
             key = f"policy.policy_kwargs.{name}"
-            problem = f"{model} has its own file {own[name].name}, whose contents differ from {key}={shared}"
+            problem = f"{model} has its own file {own[name].name}, whose contents differ from those of {shared} ({key})"
             raise ConfigError(problem, key=key, value=str(shared), fix=f"Remove {key}.")
     return {name: file for name, file in own.items() if name not in configured}
 
