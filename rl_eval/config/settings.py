@@ -510,6 +510,7 @@ def _explained(error: ValidationError) -> ConfigError:
         key = ".".join(str(part) for part in problem["loc"][:2])
         shown = redact(problem["input"], *map(str, problem["loc"]))
         message = problem["msg"].replace("a valid tuple", "a list").replace("a valid dictionary", "a mapping")
+        message = message.removeprefix("Value error, ")
         found.append((key, shown, f"{key} is {shown!r}: {message[0].lower()}{message[1:]}"))
     return ConfigError("; ".join(line for _, _, line in found), key=found[0][0], value=found[0][1])
 

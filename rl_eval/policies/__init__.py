@@ -149,7 +149,7 @@ def _check_callable(candidate: Any, section: PolicySection) -> None:
         made = "built " if isinstance(section.policy, str) else "is "
         call = _call_of(candidate)
         problem = f"policy.policy {made}{candidate!r}, which is not a module, a callable or a Policy"
-        fix = f"Pass a function of a batch of observations, such as {call}." if call else ""
+        fix = f"Pass a function of a batch of observations{call and f', such as {call}'}."
         raise ConfigError(problem, key="policy.policy", value=candidate, fix=fix)
 
 

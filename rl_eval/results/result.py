@@ -291,7 +291,8 @@ class EvalResult(Numbers, Printed):
         """Write ``episodes.parquet`` and then ``result.json``, each atomically. An earlier result is replaced.
 
         Raises:
-            UsageError: A file of that name is not part of a result, or the folder has the log of another plan.
+            UsageError: The folder has a file with one of these names that is not part of a result, or has the log of
+                another plan.
         """
         check_ours(Path(folder))
         self._check_log(Path(folder))

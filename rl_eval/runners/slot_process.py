@@ -214,7 +214,7 @@ class SlotProcess:
                 self.connection.send_bytes(data)
 
     def _read(self, *, repeats: bool = True) -> Reply | None:
-        """Return the next reply; None if it only reports a start, or that an environment is built or closed.
+        """Return the next reply; None if the reply only reports the start of a call, or a built or closed environment.
 
         Args:
             repeats: Whether to send the last request again if ``close`` of an earlier environment ended the process.

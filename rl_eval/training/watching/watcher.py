@@ -229,7 +229,7 @@ class Watcher:
         self._choose_best()
 
     def _drop_incomplete(self) -> None:
-        """Drop the entries of models whose normalizer appeared after their copy. They are evaluated again, with it."""
+        """Drop the entries of models that were copied before their normalizer appeared. They are evaluated again."""
         files = frozenset() if self._key == WEIGHTS else companion_files(self._folder.folder, self._settings)
         if files == self._companion_files:
             return
