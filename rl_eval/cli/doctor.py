@@ -77,7 +77,10 @@ def doctor(
 
 @final
 class _Report:
-    """Collector of findings. It prints each finding at once, or all as JSON at the end; if quiet, only problems."""
+    """Collector of findings. It prints each finding immediately, or all findings as JSON at the end.
+
+    In quiet mode, it prints only problems.
+    """
 
     def __init__(self, *, quiet: bool, as_json: bool) -> None:
         self._console = Console(file=results(), highlight=False)

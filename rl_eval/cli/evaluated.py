@@ -154,7 +154,7 @@ def policy_source(text: str, given: Collection[str] = ()) -> PolicySource:
 
     Args:
         text: Value of ``--policy``.
-        given: Names of policy arguments that the caller sets. For these arguments, no file is searched.
+        given: Names of policy arguments that the caller sets. The function looks for no files for these arguments.
 
     Raises:
         ConfigError: The value is unknown, or the type of a path is unknown or ambiguous.

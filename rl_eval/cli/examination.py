@@ -271,8 +271,8 @@ class _Examination:
                 "correct the name, or ignore this if the key is rare",
             )
         yield note(
-            f"checked {_EPISODES} episodes up to step {rows['length'].max():,}, with random actions; later steps and "
-            "states that only the policy reaches are not checked"
+            f"checked {_EPISODES} episodes up to step {rows['length'].max():,}, with random actions. Later steps are "
+            "not checked, nor are states that random actions do not reach"
         )
 
     def _check_end(self, rows: npt.NDArray[np.void]) -> Finding:

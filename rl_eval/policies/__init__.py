@@ -38,7 +38,7 @@ _LACKS: Final = (
     "Otherwise set {} in policy.policy_kwargs; parameters named observation_space and action_space receive the spaces."
 )
 _ACTS: Final = {
-    "predict": "lambda batch: model.predict(batch)[0], without [0] if it returns actions alone",
+    "predict": "lambda batch: model.predict(batch)[0] (if predict returns only actions, omit [0])",
     "get_action": "lambda batch: agent.get_action(batch)",
     "select_action": "lambda batch: agent.select_action(batch)",
     "choose_action": "lambda batch: agent.choose_action(batch)",

@@ -291,8 +291,7 @@ class EvalResult(Numbers, Printed):
         """Write ``episodes.parquet`` and then ``result.json``, each atomically. An earlier result is replaced.
 
         Raises:
-            UsageError: The folder has a file with one of these names that is not part of a result, or has the log of
-                another plan.
+            UsageError: One of the files exists and is not part of a result, or the folder has the log of another plan.
         """
         check_ours(Path(folder))
         self._check_log(Path(folder))

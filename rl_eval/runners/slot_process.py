@@ -214,7 +214,9 @@ class SlotProcess:
                 self.connection.send_bytes(data)
 
     def _read(self, *, repeats: bool = True) -> Reply | None:
-        """Return the next reply; None if the reply only reports the start of a call, or a built or closed environment.
+        """Return the next reply.
+
+        Return None if the reply only reports that a call started, or that an environment was built or closed.
 
         Args:
             repeats: Whether to send the last request again if ``close`` of an earlier environment ended the process.
