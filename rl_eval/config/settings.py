@@ -6,13 +6,11 @@ The docstring of a key is its documentation in ``help()`` of the builder's metho
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable, Mapping
 from types import UnionType
 from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
 
-import numpy as np
 from pydantic import (
     BaseModel,
     BeforeValidator,
@@ -26,6 +24,7 @@ from pydantic import (
 )
 
 from rl_eval.config.conditions import load_conditions
+from rl_eval.config.objects import describe_object, name_of
 from rl_eval.config.policy_sources import file_digests, with_named_policies
 from rl_eval.config.references import import_attribute
 from rl_eval.errors import ConfigError
@@ -373,7 +372,13 @@ class EvalSettings(_Section):
 
     def described(self) -> dict[str, Any]:
         """Return all settings as plain JSON; objects are replaced with their names, and secrets are masked."""
-        described = redact(_described(self.model_dump()))
+        values, environment = self.model_dump(), self.environment
+        # model_dump() converts dataclasses to dicts, but the arguments of a factory are objects.
+        values["environment"] |= {key: getattr(environment, key) for key in ("env_kwargs", "wrappers")}
+        values["environment"]["env"] = _named_environment(environment.env)
+        policies = {name: _with_objects(one) for name, one in self.policy.policies.items()}
+        values["policy"] = _with_objects(self.policy) | {"policies": policies}
+        described = redact(_described(values))
         assert isinstance(described, dict)
         return described
 
@@ -465,24 +470,19 @@ def is_live_environment(value: Any) -> bool:
     return hasattr(value, "step") and not isinstance(value, type)
 
 
-def describe_object(value: Any) -> Any:
-    """Return ``module:qualname`` of an object; return plain data unchanged."""
-    if value is None or isinstance(value, (str, int, float, bool)):
-        return value
-    if isinstance(value, np.ndarray):
-        digest = hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()[:16]
-        return f"array of {value.dtype} {list(value.shape)}, sha256 {digest}"
-    target = value if isinstance(value, type) or hasattr(value, "__qualname__") else type(value)
-    return f"{target.__module__}:{target.__qualname__}"
-
-
 def _named_environment(env: Any) -> Any:
     """Return the name of an environment's factory or class.
 
     For an environment object, the name also has the id of its single environments.
     """
-    spec = getattr(env, "spec", None) if is_live_environment(env) else None
-    return describe_object(env) if spec is None else f"{describe_object(env)} of {spec.id}"
+    if not is_live_environment(env):
+        return describe_object(env)
+    spec = getattr(env, "spec", None)
+    return name_of(env) if spec is None else f"{name_of(env)} of {spec.id}"
+
+
+def _with_objects(section: PolicySection) -> dict[str, Any]:
+    return section.model_dump() | {"policy": name_of(section.policy), "policy_kwargs": section.policy_kwargs}
 
 
 def _described(value: Any) -> Any:
@@ -496,7 +496,7 @@ def _identified(value: Any, *path: str) -> Any:
 def _acting(section: PolicySection, *path: str) -> dict[str, Any]:
     """Return the identity of one policy and its actions."""
     return {
-        "policy": describe_object(section.policy),
+        "policy": name_of(section.policy),
         "policy_kwargs": _identified(section.policy_kwargs, *path, "policy_kwargs"),
         "deterministic": section.deterministic,
         "actions": section.actions,

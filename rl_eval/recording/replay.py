@@ -9,7 +9,6 @@ so the caller passes these objects again.
 from __future__ import annotations
 
 import os
-import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ import numpy as np
 
 from rl_eval.backends.pickling import pickled, unpickle_with_weights
 from rl_eval.config.builder import EvalConfig, settings_of
+from rl_eval.config.objects import UNNAMEABLE
 from rl_eval.config.policy_sources import changed_files
 from rl_eval.config.settings import EvalSettings, make_settings, needs_processes
 from rl_eval.errors import ConfigError, UsageError, WeightsError
@@ -45,7 +45,6 @@ from rl_eval.runners import Runner
 from rl_eval.supervision.caller import one_thread, working_in
 from rl_eval.weights import WeightsSnapshot
 
-_UNNAMEABLE: Final = re.compile(r"<locals>|<lambda>|^array of \S+ \[.*\], sha256 [0-9a-f]{16}$")
 _GIVE_AGAIN: Final = (
     "Pass the Python objects of the run again: rl_eval.replay(DIR, INDEX, config=..., policy=...) or "
     "rl_eval.recording.video.record_videos(DIR, ..., config=..., policy=...)."
@@ -301,7 +300,7 @@ def recorded_config(recorded: Mapping[str, Any], *, passed: bool = False) -> dic
     config["policy"]["policies"] = {name: _without_former(one) for name, one in named.items()}
     config["policy"] = _without_former(config["policy"])
     for key, value in leaves(config):
-        if isinstance(value, str) and _UNNAMEABLE.search(value) and not (passed and key == "policy.policy"):
+        if isinstance(value, str) and UNNAMEABLE.search(value) and not (passed and key == "policy.policy"):
             problem = f"the config of the run has a Python object, {key} = {value!r}"
             raise ConfigError(problem, key=key, value=value, fix=_GIVE_AGAIN)
     secret = [key for key, value in leaves(config) if isinstance(value, str) and MASK in value]

@@ -111,8 +111,8 @@ def lookup(value: Any, *keys: str) -> str:
 
 
 def environment_name(provenance: Mapping[str, Any]) -> str:
-    """Return the environment's name, empty if the provenance has none."""
-    return lookup(provenance, "identity", "environment", "env")
+    """Return the environment's name without the digest of its data, empty if the provenance has none."""
+    return lookup(provenance, "identity", "environment", "env").partition(", digest ")[0]
 
 
 def policy_name(provenance: Mapping[str, Any]) -> str:

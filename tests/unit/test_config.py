@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from rl_eval.config.builder import EvalConfig
-from rl_eval.config.settings import EvalSettings, check_runner, describe_object, needs_processes
+from rl_eval.config.settings import EvalSettings, check_runner, needs_processes
 from rl_eval.errors import ConfigError
 from rl_eval.runners import SingleAgentEvalRunner, VectorEvalRunner
 from tests.refused import refused
@@ -463,12 +463,11 @@ def test_a_runner_that_needs_processes_gets_them() -> None:
 
 def test_a_description_is_plain_data_that_names_live_objects() -> None:
     """A result's provenance is JSON; a live object appears as ``module:qualname``."""
-    config = minimal().environment(json.dumps, env_kwargs={"codec": json.JSONDecoder(), "n": (1, 2), "s": {"b", "a"}})
+    config = minimal().environment(json.dumps, env_kwargs={"codec": object(), "n": (1, 2), "s": {"b", "a"}})
     described = json.loads(json.dumps(config.build().described()))
     assert described["environment"]["env"] == "json:dumps"
-    assert described["environment"]["env_kwargs"] == {"codec": "json.decoder:JSONDecoder", "n": [1, 2], "s": ["a", "b"]}
+    assert described["environment"]["env_kwargs"] == {"codec": "builtins:object", "n": [1, 2], "s": ["a", "b"]}
     assert set(described) == set(EVERYTHING)
-    assert describe_object(json.JSONDecoder) == describe_object(json.JSONDecoder())
 
 
 ELSEWHERE = {
