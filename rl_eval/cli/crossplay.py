@@ -6,7 +6,7 @@ import json
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -20,6 +20,11 @@ from rl_eval.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
     from rl_eval.results.result import EvalResult
+
+
+_NUMBERS: Final = "crossplay.json"
+_GAMES: Final = "openskill.json"
+_PAYOFFS: Final = "alpharank.npz"
 
 
 def crossplay(
@@ -45,6 +50,8 @@ def crossplay(
             fix = "Set at least two policies in policy.policies, and evaluation.matchups: round_robin."
             key = "evaluation.matchups" if settings.evaluation.matchups is None else "policy.policies"
             raise ConfigError("cross-play needs several policies and matchups", key=key, fix=fix)
+        if output is not None and not force:
+            _check_folder(output)
         find_modules_here()
         name, give = name_of(settings, config, section), partial(_deliver, quiet=quiet, as_json=as_json)
         result, _ = carry_out(
@@ -52,6 +59,16 @@ def crossplay(
         )
     if code := exit_code_of(result, ctx.obj):
         raise typer.Exit(code)
+
+
+def _check_folder(folder: Path) -> None:
+    from rl_eval.results.files import RESULT_FILE
+
+    found = [name for name in (_NUMBERS, _GAMES, _PAYOFFS) if (folder / name).exists()]
+    if found and not (folder / RESULT_FILE).exists():
+        problem = f"{folder / found[0]} exists, and the folder has no result"
+        fix = "Pass another --output, or --force to replace the file."
+        raise ConfigError(problem, key="--output", value=str(folder), fix=fix)
 
 
 def _deliver(result: EvalResult, folder: Path | None, *, quiet: bool, as_json: bool) -> None:
@@ -74,12 +91,12 @@ def _deliver(result: EvalResult, folder: Path | None, *, quiet: bool, as_json: b
         result.save(folder)
         if games is None:
             return
-        write_text(folder / "crossplay.json", json.dumps(described, indent=2, allow_nan=False) + "\n")
-        write_openskill(folder / "openskill.json", games)
+        write_text(folder / _NUMBERS, json.dumps(described, indent=2, allow_nan=False) + "\n")
+        write_openskill(folder / _GAMES, games)
         try:
-            write_payoffs(folder / "alpharank.npz", games)
+            write_payoffs(folder / _PAYOFFS, games)
         except UsageError as error:
-            print_note(f"alpharank.npz was not written: {error}")
+            print_note(f"{_PAYOFFS} was not written: {error}")
 
     def show() -> None:
         if as_json:

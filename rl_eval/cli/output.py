@@ -139,10 +139,7 @@ def _is_of_run(folder: Path, log_dir: str | None) -> bool:
     from rl_eval.log.storage import open_storage
 
     manifest, saved = read_manifest(open_storage(log_dir)), _read_result(folder)
-    if manifest is None:
-        return False
-    theirs = saved["plan"].get("fingerprint"), *(saved["provenance"].get(key) for key in ("identity", "weights"))
-    return bool(theirs == (manifest.plan_fingerprint, manifest.identity, manifest.weights))
+    return manifest is not None and manifest.is_of(saved["plan"].get("fingerprint"), saved["provenance"])
 
 
 def _read_result(folder: Path) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import webbrowser
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated
 from urllib.parse import quote
 
 import typer
@@ -20,10 +20,6 @@ if TYPE_CHECKING:
     from rl_eval.reports.html import Source
 
 
-_BEGINNING: Final = 2_000
-"""Number of bytes at the start of a report that contain its generator tag."""
-
-
 def report(
     paths: Annotated[list[str], argument("DIR...", "Output folders, run folders or URIs.")],
     output: Annotated[
@@ -36,13 +32,13 @@ def report(
 
     With several results, each one is compared with the first.
     """
-    from rl_eval.reports.html import GENERATOR, render
+    from rl_eval.reports.html import is_report, render
 
-    if not force and output.exists():
-        with written(output), output.open("rb") as file:
-            if GENERATOR.encode() not in file.read(_BEGINNING):
-                fix = "Pass another --output, or --force to replace the file."
-                raise ConfigError(f"{output} exists and is not a report", key="--output", value=str(output), fix=fix)
+    with written(output):
+        stranger = not force and output.exists() and not is_report(output)
+    if stranger:
+        fix = "Pass another --output, or --force to replace the file."
+        raise ConfigError(f"{output} exists and is not a report", key="--output", value=str(output), fix=fix)
     text = render([_source(path, output) for path in paths])
     with written(output):
         write_text(output, text)

@@ -11,6 +11,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Final
@@ -18,7 +19,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from rl_eval.errors import LogError
+from rl_eval.errors import ConfigError, LogError
 from rl_eval.log.manifest import (
     MANIFEST_FILE,
     RESTORE,
@@ -26,6 +27,7 @@ from rl_eval.log.manifest import (
     Manifest,
     Retry,
     counts,
+    is_manifest,
     read_changes,
     retried_since,
 )
@@ -134,6 +136,23 @@ def read_manifest(storage: Storage) -> Manifest | None:
         f"{storage.label}/{MANIFEST_FILE} {problem}; without this file, the {count} segments of the log cannot be read"
     )
     raise LogError(problem, key=MANIFEST_FILE, value=storage.label, fix=RESTORE)
+
+
+def check_ours(storage: Storage) -> None:
+    """Check that a folder without segments has no manifest of another program, which a new log would replace.
+
+    A manifest of ours that is damaged, for example by a power cut, may be replaced.
+
+    Raises:
+        ConfigError: The folder has such a file.
+        OSError: The folder cannot be read.
+    """
+    with suppress(FileNotFoundError):
+        data = storage.read(MANIFEST_FILE)
+        if not is_manifest(data) and not storage.names(_SEGMENTS):
+            problem = f"log_dir {storage.label} contains the {MANIFEST_FILE} of another program"
+            fix = "Pass another folder, or remove this file."
+            raise ConfigError(problem, key="log_dir", value=storage.label, fix=fix)
 
 
 def scan(storage: Storage) -> Scan:

@@ -36,6 +36,8 @@ MANIFEST_FILE: Final = "manifest.json"
 RESTORE: Final = "Restore the file from a copy, or start a new run with --fresh or another --log-dir."
 """Next step of the user if a file of a log is damaged."""
 
+_START: Final = '{{\n  "format": {},\n  "checksum": "'
+"""Beginning of every manifest, with a placeholder for the format."""
 _PLAN: Final = ("num_episodes", "seed", "first_index", "matchups", "conditions")
 _MOST_DIFFERENCES: Final = 20
 """Maximum number of differences that a message shows, because every value of every condition can differ."""
@@ -68,7 +70,9 @@ class Manifest:
     def to_json(self) -> str:
         """Return the text of ``manifest.json``, including a checksum."""
         body = plain(asdict(self))
-        return json.dumps({"format": FORMAT, "checksum": checksum(body), **body}, indent=2) + "\n"
+        text = json.dumps({"format": FORMAT, "checksum": checksum(body), **body}, indent=2) + "\n"
+        assert is_manifest(text.encode())
+        return text
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Manifest:
@@ -112,6 +116,12 @@ class Manifest:
         lines = [f"{leaf.key}: {_shown(leaf.a)} -> {_shown(leaf.b)}" for leaf in found[:_MOST_DIFFERENCES]]
         return lines + ([f"and {len(found) - len(lines):,} more differences"] if len(found) > len(lines) else [])
 
+    def is_of(self, plan_fingerprint: str, provenance: Mapping[str, Any]) -> bool:
+        """Return whether a result with this plan and provenance belongs to the run of this log."""
+        theirs = {"plan_fingerprint": plan_fingerprint, **{key: provenance.get(key) for key in ("identity", "weights")}}
+        found = differences({key: plain(getattr(self, key)) for key in theirs}, plain(theirs))
+        return all(_is_elsewhere(leaf) for leaf in found)
+
     def _compared(self) -> dict[str, Any]:
         return {name: plain(getattr(self, name)) for name in _COMPARED}
 
@@ -122,6 +132,12 @@ def _is_elsewhere(leaf: Difference) -> bool:
     Such a difference does not prevent a run from continuing the log: the policy's loader reports a missing file.
     """
     return leaf.key.startswith("weights.files") and ABSENT in (leaf.a, leaf.b)
+
+
+def is_manifest(text: bytes) -> bool:
+    """Return whether a text is a manifest, or the beginning of a manifest."""
+    start = _START.format(FORMAT).encode()
+    return text.startswith(start) or start.startswith(text)
 
 
 def checksum(body: Mapping[str, Any]) -> str:

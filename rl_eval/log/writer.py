@@ -18,7 +18,7 @@ from typing import Final, final
 
 from rl_eval.errors import ConfigError, EvalError, LogMismatch
 from rl_eval.log import ownership
-from rl_eval.log.contents import LogContents, Scan, fold, read_manifest, scan, set_aside
+from rl_eval.log.contents import LogContents, Scan, check_ours, fold, read_manifest, scan, set_aside
 from rl_eval.log.manifest import (
     MANIFEST_FILE,
     Manifest,
@@ -123,6 +123,7 @@ class EvaluationLog:
         """
         storage = open_storage(log_dir)
         try:
+            check_ours(storage)
             owner = take_ownership(storage)
             for folder in ("", "owners", "segments", "damaged", "amendments", "retries"):
                 storage.sweep(folder)

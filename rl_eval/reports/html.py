@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     import jinja2
 
 
+_BEGINNING: Final = 2_000
+"""Number of bytes at the start of a page that contain its generator tag."""
 GENERATOR: Final = '<meta name="generator" content="rl-eval report">'
 """Element near the start of each page. It shows that a file is a report."""
 _STATIC_ROWS: Final = 100
@@ -74,6 +76,16 @@ class Source(NamedTuple):
     result: EvalResult
     videos: Mapping[int, str] = MappingProxyType({})
     """Links from the page to videos of episodes, by index."""
+
+
+def is_report(path: Path) -> bool:
+    """Return whether a file is a page that this module rendered.
+
+    Raises:
+        OSError: The file cannot be read.
+    """
+    with path.open("rb") as file:
+        return GENERATOR.encode() in file.read(_BEGINNING)
 
 
 def render(sources: Sequence[Source]) -> str:

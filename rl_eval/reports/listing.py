@@ -14,17 +14,23 @@ from pathlib import Path
 from typing import Any, Final
 
 from rl_eval.errors import EvalError, UsageError
-from rl_eval.log.manifest import MANIFEST_FILE
 from rl_eval.records.plain import damage, plain
 from rl_eval.reports.page import one_line
-from rl_eval.results.files import EPISODES_FILE, RESULT_FILE, check_format, check_regular, read_summary
+from rl_eval.results.files import (
+    EPISODES_FILE,
+    RESULT_FILE,
+    check_format,
+    check_regular,
+    is_log_folder,
+    is_summary,
+    read_summary,
+)
 from rl_eval.results.loading import load
 from rl_eval.results.text import decimals, environment_name, number, policy_name
 
 HEADINGS: Final = ("when", "status", "episodes", "mean return (interval)", "environment", "policy", "run")
 """Headings of the list's columns, in a terminal and in a browser."""
 
-_LOG_FOLDERS: Final = {"owners", "segments"}
 _LONGEST: Final = 200
 """Maximum length of a name or an error text."""
 
@@ -94,10 +100,11 @@ def list_runs(folder: str | os.PathLike[str]) -> list[ListedRun]:
 def _places(folder: str | os.PathLike[str]) -> Iterator[Path]:
     """Yield the folders of runs, in the order of their paths."""
     for place, folders, files in os.walk(folder):
-        parts = _LOG_FOLDERS & {*folders}
-        if RESULT_FILE in files or parts == _LOG_FOLDERS or (parts and MANIFEST_FILE in files):
-            folders[:] = []
+        is_run = is_log_folder(Path(place))
+        if is_run or RESULT_FILE in files:
             yield Path(place)
+        if is_run or is_summary(Path(place, RESULT_FILE)):
+            folders[:] = []  # A run contains no other run.
         folders.sort()
 
 

@@ -81,13 +81,20 @@ def check_ours(folder: Path) -> None:
     Raises:
         UsageError: A file does not belong to a result.
     """
-    for path, is_ours in ((folder / RESULT_FILE, _is_summary), (folder / EPISODES_FILE, _is_episodes)):
+    for path, is_ours in ((folder / RESULT_FILE, is_summary), (folder / EPISODES_FILE, _is_episodes)):
         if path.exists() and not is_ours(path):
             problem = f"{path} exists and is not the result of an evaluation"
             raise UsageError(problem, key=str(path), fix="Choose another folder, or remove this file.")
 
 
-def _is_summary(path: Path) -> bool:
+def is_log_folder(folder: Path) -> bool:
+    """Return whether a folder contains an evaluation log. One name alone may belong to another program."""
+    found = sum((folder / name).is_dir() for name in ("owners", "segments"))
+    return found == 2 or (found == 1 and (folder / "manifest.json").is_file())
+
+
+def is_summary(path: Path) -> bool:
+    """Return whether a file is the summary of a result."""
     try:
         return {"format", "fingerprint", "plan", "provenance"} <= read_summary(path).keys()
     except UsageError:

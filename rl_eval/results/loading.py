@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,16 +19,13 @@ from rl_eval.log.storage import is_uri
 from rl_eval.records.determinism import Determinism
 from rl_eval.records.episode import EpisodeTable
 from rl_eval.records.plain import check_claim, damage, typed
-from rl_eval.results.files import RESULT_FILE, check_fingerprint, read_folder
+from rl_eval.results.files import RESULT_FILE, check_fingerprint, is_log_folder, read_folder
 from rl_eval.results.metrics import Timing
 from rl_eval.results.result import EvalResult, decide_status
 from rl_eval.scheduling.plan import EpisodePlan
 
 if TYPE_CHECKING:
     from rl_eval.log import LogContents
-
-
-_LOG_PARTS: Final = ("manifest.json", "segments")
 
 
 def load(path: str | os.PathLike[str]) -> EvalResult:
@@ -46,7 +43,7 @@ def load(path: str | os.PathLike[str]) -> EvalResult:
     if Path(text).is_file() and Path(text).suffix != ".json":
         fix = f"Pass the folder of a run. To evaluate a model, use rl-eval run --policy {text}."
         raise UsageError(f"{text} is a file, not the folder of a run", key=text, fix=fix)
-    if not is_uri(text) and not any(Path(text, part).exists() for part in _LOG_PARTS):
+    if not is_uri(text) and not is_log_folder(Path(text)):
         return EvalResult.load(path)
     from rl_eval.log import read_log
     from rl_eval.log.storage import open_storage

@@ -291,7 +291,7 @@ class EvalResult(Numbers, Printed):
         """Write ``episodes.parquet`` and then ``result.json``, each atomically. An earlier result is replaced.
 
         Raises:
-            UsageError: One of the files exists and is not part of a result, or the folder has the log of another plan.
+            UsageError: One of the files exists and is not part of a result, or the folder has the log of another run.
         """
         check_ours(Path(folder))
         self._check_log(Path(folder))
@@ -305,8 +305,8 @@ class EvalResult(Numbers, Printed):
 
         with suppress(LogError):
             manifest = read_manifest(LocalStorage(folder))
-            if manifest is not None and manifest.plan_fingerprint != self.plan_fingerprint:
-                problem = f"{folder} contains the log of an evaluation of other episodes"
+            if manifest is not None and not manifest.is_of(self.plan_fingerprint, self.provenance):
+                problem = f"{folder} contains the log of another evaluation"
                 raise UsageError(problem, key=str(folder), fix="Choose another folder.")
 
     @classmethod

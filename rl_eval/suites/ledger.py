@@ -140,9 +140,11 @@ class Ledger:
         try:
             if self._storage.create(SUITE_FILE, described):
                 return
-            theirs = self._read(SUITE_FILE)
-            if theirs is None:  # A process died while it wrote the file.
+            if described.startswith(self._storage.read(SUITE_FILE)):  # A process died while it wrote the file.
                 self._storage.write(SUITE_FILE, described)
+            elif (theirs := self._read(SUITE_FILE)) is None:
+                problem = f"{self.folder / SUITE_FILE} belongs to another program"
+                raise ConfigError(problem, key="--out", value=str(self.folder), fix="Pass another --out.")
             else:
                 _check_same(theirs, self._described_suite, self.folder)
         except OSError as error:

@@ -14,7 +14,7 @@ from rl_eval.atomic_write import write_bytes
 from rl_eval.errors import ConfigError, UsageError, summary_of
 from rl_eval.recording.video import record_videos
 from rl_eval.recording.video_selection import VideoSettings, video_folder, videos_of
-from rl_eval.reports.html import render_template
+from rl_eval.reports.html import is_report, render_template
 from rl_eval.results.loading import load
 from rl_eval.suites.exports import marl_eval_json, rliable_json, scores_csv
 from rl_eval.suites.figures import interval_figure, line_figure, picture
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 PAGE: Final = "report.html"
 _LINES: Final = {"profiles": "fraction of scores above", "curves": "IQM"}
 """Tables that are drawn as lines, with the label of the vertical axis. Other tables are drawn as intervals."""
+_SCORES: Final = ("scores.csv", "rliable.json", "marl_eval.json")
+_FILES: Final = (*(f"{name}.{end}" for name in TITLES for end in ("csv", "md", "tex", "svg", "png")), *_SCORES, PAGE)
+"""Names of all files that a report can have."""
 
 
 def write_report(result: SuiteResult, folder: Path, cells: Path) -> tuple[list[Path], list[str]]:
@@ -36,12 +39,16 @@ def write_report(result: SuiteResult, folder: Path, cells: Path) -> tuple[list[P
 
     Args:
         result: The result.
-        folder: Folder of the report; it is created, and older files of a report are replaced.
+        folder: Folder of the report; it is created. The files of an older report are replaced or removed.
         cells: Folder of the suite. The page has links to the videos in this folder.
 
     Returns:
         Paths of the written files, and notes on missing parts.
+
+    Raises:
+        ConfigError: The folder has no report, but a file with the name of a file of the report.
     """
+    _check_folder(folder)
     files: list[tuple[str, bytes]] = list(_texts(result))
     notes, drawn = [], dict[str, bytes]()
     for name, table in result.tables.items():
@@ -53,9 +60,20 @@ def write_report(result: SuiteResult, folder: Path, cells: Path) -> tuple[list[P
             except ConfigError as error:
                 notes = [str(error)]
     files.append((PAGE, _page(result, drawn, folder, cells).encode()))
+    for name in {*_FILES} - {name for name, _ in files}:
+        (folder / name).unlink(missing_ok=True)
     for name, content in files:
         write_bytes(folder / name, content)
     return [folder / name for name, _ in files], notes
+
+
+def _check_folder(folder: Path) -> None:
+    page = folder / PAGE
+    if page.is_file() and is_report(page):
+        return
+    if found := [name for name in _FILES if (folder / name).exists()]:
+        problem = f"{folder / found[0]} exists, and the folder has no report"
+        raise ConfigError(problem, key="--output", value=str(folder), fix="Pass another --output, or move the file.")
 
 
 def record_cell_videos(result: SuiteResult, cells: Path, select: str) -> Iterator[tuple[str, int | str]]:

@@ -49,6 +49,15 @@ def test_files_and_json_say_the_same(folder: Path) -> None:
     assert {path.name for path in Path("again").iterdir()} == files
 
 
+@pytest.mark.parametrize("name", ["crossplay.json", "openskill.json", "alpharank.npz"])
+def test_a_file_of_another_program_is_left_alone(folder: Path, name: str) -> None:
+    Path("out").mkdir()
+    Path("out", name).write_text("mine")
+    assert call("-q", "-o", "out", "-n", "60").exit_code == 2
+    assert [path.name for path in Path("out").iterdir()] == [name]
+    assert call("-q", "-o", "out", "-n", "60", "--force").exit_code == 0
+
+
 def test_a_damaged_log_is_told_before_a_game_is_played(folder: Path) -> None:
     """Exit code 4, and what to do."""
     assert call("--log-dir", "log", "-q", "--set", "evaluation.num_episodes=60").exit_code == 0

@@ -181,3 +181,10 @@ def test_a_folder_without_runs_and_no_folder(tmp_path):
     outcome = call("list", tmp_path / "nowhere")
     assert outcome.exit_code == ExitCode.USAGE
     assert "nowhere" in outcome.stderr
+
+
+def test_a_result_of_another_program_hides_no_run(runs):
+    (runs / "result.json").write_text('{"mine": 1}')
+    found = {run.path: run for run in list_runs(runs)}
+    assert found.pop(".").status == "broken"
+    assert sorted(found) == ["deeper/log", "result", "some", "stopped"]

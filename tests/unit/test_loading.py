@@ -190,3 +190,24 @@ def test_a_live_log_can_be_read(tmp_path):
         loaded = load(tmp_path)
         handle.cancel()
     assert 0 < len(loaded.episodes) < 100_000
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "segments"])
+def test_a_result_may_be_saved_beside_a_file_with_a_name_of_the_log(finished, tmp_path, name):
+    folder = tmp_path / "site"
+    (folder / name).mkdir(parents=True)
+    if name == "manifest.json":
+        (folder / name).rmdir()
+        (folder / name).write_text('{"name": "my app"}')
+    finished[1].save(folder)
+    assert load(folder).fingerprint == finished[1].fingerprint
+
+
+def test_the_result_of_another_policy_is_not_saved_beside_a_log(run, finished):
+    """It would replace the result of the log, which could not be loaded any more."""
+    other = evaluate(config(), lambda observations: np.zeros(len(observations), np.int64))
+    assert other.plan_fingerprint == finished[1].plan_fingerprint
+    with refused(UsageError, key=str(run)):
+        other.save(run)
+    assert load(run).fingerprint == finished[1].fingerprint
+    load(run).save(run)

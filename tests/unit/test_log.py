@@ -539,3 +539,21 @@ def test_rows_are_read_in_the_order_of_writing(log_dir: Path) -> None:
     order = np.random.default_rng(1).permutation(30).tolist()
     write_log(log_dir, *[make_batch([index]) for index in order])
     assert_holds(read_log(log_dir), order)
+
+
+@pytest.mark.parametrize(
+    "text", ['{"name": "my app"}', "[1]", "3", "text", '{"format": 1, "files": []}', '{\n  "format": 1']
+)
+def test_a_manifest_of_another_program_is_left_alone(log_dir: Path, text: str) -> None:
+    """Unless it is the beginning of a manifest, which a power cut may leave."""
+    log_dir.mkdir(parents=True)
+    path = log_dir / "manifest.json"
+    path.write_text(text)
+    if text.startswith("{\n"):
+        write_log(log_dir, make_batch([5]))
+        assert_holds(read_log(log_dir), [5])
+        return
+    with refused(ConfigError, "log_dir", value=str(log_dir)):
+        write_log(log_dir)
+    assert path.read_text() == text
+    assert [path.name for path in log_dir.iterdir()] == ["manifest.json"]

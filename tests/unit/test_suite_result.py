@@ -241,3 +241,20 @@ def test_the_page_of_a_large_suite_stays_small(tmp_path: Path) -> None:
     suite = suite_of(tmp_path / "made", 50, 5, 5)
     files, _ = write_report(suite.result(tmp_path / "made"), tmp_path / "report", tmp_path / "made")
     assert next(path for path in files if path.name == PAGE).stat().st_size < 2_000_000
+
+
+def test_a_report_replaces_only_a_report(tmp_path: Path) -> None:
+    """Files of others stay, and nothing of an older report remains beside a newer one."""
+    suite = suite_of(tmp_path / "made", 2, 1, 2, steps=2)
+    result, folder = suite.result(tmp_path / "made"), tmp_path / "report"
+    folder.mkdir()
+    (folder / "scores.csv").write_text("mine")
+    with refused(ConfigError, key="--output", value=str(folder)):
+        write_report(result, folder, tmp_path / "made")
+    assert [path.name for path in folder.iterdir()] == ["scores.csv"]
+    (folder / "scores.csv").rename(folder / "mine.csv")
+    first, _ = write_report(result, folder, tmp_path / "made")
+    unscaled = suite_of(tmp_path / "unscaled", 0, 1, 2, steps=2, tasks={"t0": {"environment": {"env": "my:Env"}}})
+    second, _ = write_report(unscaled.result(tmp_path / "unscaled"), folder, tmp_path / "unscaled")
+    assert {path.name for path in first} > {path.name for path in second}
+    assert {path.name for path in folder.iterdir()} == {path.name for path in second} | {"mine.csv"}

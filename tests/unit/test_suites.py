@@ -424,6 +424,14 @@ def test_a_folder_that_was_only_begun_is_joined(tmp_path: Path, found: str) -> N
         Suite.from_dict({**BASE, "version": 2}).result(tmp_path)
 
 
+@pytest.mark.parametrize("found", ["[1]", "mine: 1", '{"a": 1,}', '{"name": "my app"}'])
+def test_a_suite_file_of_another_program_is_left_alone(tmp_path: Path, found: str) -> None:
+    (tmp_path / "suite.json").write_text(found)
+    with refused(ConfigError, key="--out"):
+        Suite.from_dict(BASE).run(tmp_path)
+    assert (tmp_path / "suite.json").read_text() == found
+
+
 def test_the_steps_of_a_folder_do_not_come_from_foreign_files(tmp_path: Path) -> None:
     suite = Suite.from_dict(BASE)
     suite.run(tmp_path)
