@@ -13,6 +13,7 @@ from __future__ import annotations
 import datetime
 import json
 import os
+import re
 import secrets
 import socket
 import time
@@ -33,6 +34,8 @@ MISSED_BEATS = 3
 """Number of missed heartbeats after which a driver on another machine counts as dead."""
 
 _FOLDER: Final = "owners"
+_NUMBER: Final = re.compile(r"\d{6,}")
+"""Pattern of the name of a claim."""
 _RACES: Final = 10
 
 
@@ -175,7 +178,7 @@ def read_claims(storage: Storage) -> list[Claim]:
 
 def _newest(storage: Storage) -> str | None:
     """Return the name of the newest claim; None if there is no claim."""
-    return max((f"{_FOLDER}/{name}" for name in storage.names(_FOLDER) if name.isdigit()), default=None)
+    return max((f"{_FOLDER}/{name}" for name in storage.names(_FOLDER) if _NUMBER.fullmatch(name)), default=None)
 
 
 def _read(storage: Storage, name: str) -> Claim | None:

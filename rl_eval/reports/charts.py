@@ -73,7 +73,8 @@ def axis_over(
         return None
     low, high = min(drawn), max(drawn)
     size = max(abs(low), abs(high))
-    room = (high - low) * margin if high - low > 1e-7 * size else size / 100 or 1.0  # Keeps the tick labels distinct.
+    tiny = max(1e-7 * size, 1e-300)  # Keeps the tick labels distinct, and their distances above 0.
+    room = (high - low) * margin if high - low > tiny else size / 100 if size > 1e-290 else 1.0
     return Axis(label, low - room, high + room, start, end, whole)
 
 

@@ -53,9 +53,10 @@ def run_page(result: EvalResult) -> Page:
     level = f"{100 * interval.confidence:g} % interval of the mean"
     ends = [("end", level, end) for end in (interval.low, interval.high)] if interval.exists else []
     marks = [("mean", "mean", result.mean_return), ("median", "median", result.aggregates.median), *ends]
+    without = _without_intervals(result)
     figures = [
         histogram(rows["episode_return"], "return", marks=marks),
-        running_mean(rows["index"], rows["episode_return"], result.confidence),
+        None if without else running_mean(rows["index"], rows["episode_return"], result.confidence),
     ]
     places = decimals(result.aggregates.sem, result.mean_return)
     metrics = [(name, number(value, places)) for name, value in result.metrics.items()]
@@ -105,9 +106,9 @@ def _agent_tables(result: EvalResult) -> list[Table]:
     for agent in agents_in(result.table.info_keys)[:_MOST_AGENTS]:
         own = rows[rows["agent"] == agent]
         shares = [percent(exact_mean(own["outcome"] == code)) for code in (1, 0, -1)]
-        shown.append((agent, *_numbers(own["return"], own["length"], result.confidence), *shares))
+        shown.append((agent, *_numbers(own["return"], own["length"], _confidence(result)), *shares))
     headings = ("agent", "episodes", "mean return", _level(result), "mean length", "won", "drawn", "lost")
-    return [Table("By agent", headings, shown)] if shown else []
+    return [Table("By agent", headings, shown, _without_intervals(result))] if shown else []
 
 
 def group_tables(result: EvalResult) -> list[Table]:
@@ -116,9 +117,10 @@ def group_tables(result: EvalResult) -> list[Table]:
     of_agents = {*agent_columns(agents_in(keys))}
     for key, column in zip(keys, result.table.infos[result.counted].T, strict=True):
         groups = {value: rows[column == value] for value in ([] if key in of_agents else _groups(column))}
-        shown = [(f"{value:.0f}", *_group_row(own, result.confidence)) for value, own in groups.items()]
+        shown = [(f"{value:.0f}", *_group_row(own, _confidence(result))) for value, own in groups.items()]
         few = any(len(own) < FEW for own in groups.values())
-        caption = f"With fewer than {FEW} episodes and skewed returns, an interval is too narrow." if few else ""
+        narrow = f"With fewer than {FEW} episodes and skewed returns, an interval is too narrow." if few else ""
+        caption = _without_intervals(result) or narrow
         headings = (key, "episodes", "mean return", _level(result), "mean length", "success", _level(result))
         tables += [Table(f"By {key}", headings, shown, caption)] if shown else []
     return tables[:_MOST_TABLES]
@@ -131,16 +133,29 @@ def _groups(column: npt.NDArray[np.float64]) -> list[float]:
     return values.tolist() if 2 <= len(values) <= _MOST_GROUPS and whole.all() else []
 
 
-def _group_row(own: npt.NDArray[np.void], confidence: float) -> list[str]:
+def _without_intervals(result: EvalResult) -> str:
+    """Return the reason why parts of a result have no intervals; empty if they have intervals."""
+    if result.num_missing:
+        return "No intervals, because episodes failed, and it is unknown to which rows they belong."
+    return "" if result.seed_groups is None else "No intervals, because several episodes share each seed."
+
+
+def _confidence(result: EvalResult) -> float | None:
+    """Return the coverage of the intervals of parts of a result; None if they have no intervals."""
+    return None if _without_intervals(result) else result.confidence
+
+
+def _group_row(own: npt.NDArray[np.void], confidence: float | None) -> list[str]:
     successes, reporting = success_counts(own["success_at_end"])
-    success = success_interval(successes, reporting, confidence, num_unknown=len(own) - reporting)
-    rate = percent(successes / len(own)) if reporting else "n/a"
-    ends = f"{percent(success.low)} to {percent(success.high)}" if success.exists else "n/a"
+    rate, ends = percent(successes / len(own)) if reporting else "n/a", "n/a"
+    if reporting and confidence is not None:
+        success = success_interval(successes, reporting, confidence, num_unknown=len(own) - reporting)
+        ends = f"{percent(success.low)} to {percent(success.high)}"
     return [*_numbers(own["episode_return"], own["length"], confidence), rate, ends]
 
 
-def _numbers(returns: npt.NDArray[np.float64], lengths: npt.NDArray[np.int64], confidence: float) -> list[str]:
-    ends = _ends(return_interval(returns, confidence))
+def _numbers(returns: npt.NDArray[np.float64], lengths: npt.NDArray[np.int64], confidence: float | None) -> list[str]:
+    ends = "n/a" if confidence is None else _ends(return_interval(returns, confidence))
     return [f"{len(returns):,}", number(exact_mean(returns)), ends, number(exact_mean(lengths), 1)]
 
 

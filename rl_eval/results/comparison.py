@@ -16,6 +16,7 @@ from rl_eval.errors import ComparisonError, UsageError, checked_keywords
 from rl_eval.records.guarantee import is_of_guarantee
 from rl_eval.records.plain import ABSENT, Difference, differences, plain
 from rl_eval.results.conditions import condition_masks
+from rl_eval.results.observations import observed, values_of
 from rl_eval.results.stats.aggregate import exact_mean
 from rl_eval.results.stats.interval import ALL_EQUAL, FEW, FEW_EQUAL, Interval, return_interval
 from rl_eval.results.stats.paired import McNemar, PairedDifference, mcnemar, paired_difference
@@ -99,11 +100,12 @@ class Comparison(Printed):
     a: Side
     b: Side
     num_planned: int
+    """Number of planned pairs: of episodes, or of seeds if episodes share seeds."""
     num_pairs: int
     num_dropped: int
-    """Number of episodes that were left out because they failed on one side or on both sides."""
+    """Number of pairs that were left out because they failed on one side or on both sides."""
     num_unfinished: int
-    """Number of episodes that were left out because one side stopped before it finished them."""
+    """Number of pairs that were left out because one side stopped before it finished them."""
     difference: PairedDifference
     success: McNemar | None
     """Comparison of the success on both sides; None if no pair reports success on both sides."""
@@ -160,7 +162,7 @@ class Comparison(Printed):
 
 @checked_keywords
 def compare(a: EvalResult, b: EvalResult, confidence: float = 0.95, *, force: bool = False) -> Comparison:
-    """Compare two results of the same plan, episode by episode.
+    """Compare two results of the same plan, episode by episode. Episodes that share a seed are compared together.
 
     Args:
         a: The first result, such as the baseline.
@@ -182,8 +184,8 @@ def compare(a: EvalResult, b: EvalResult, confidence: float = 0.95, *, force: bo
     _check_guarantees(a, b)
     if not force:
         _check_determinism(a, b)
-    reached = a.scope & b.scope
-    paired = a.counted & b.counted
+    groups = a.seed_groups
+    reached, paired = observed(a.scope & b.scope, groups), observed(a.counted & b.counted, groups)
     dropped = int((reached & ~paired).sum())
     if not paired.any():
         ours, theirs = int(a.counted.sum()), int(b.counted.sum())
@@ -191,8 +193,8 @@ def compare(a: EvalResult, b: EvalResult, confidence: float = 0.95, *, force: bo
         raise ComparisonError(problem, key="episodes", value=(ours, theirs))
     settings = tuple(_different_settings(a.provenance, b.provenance))
     difference = paired_difference(
-        a.table.rows["episode_return"][paired],
-        b.table.rows["episode_return"][paired],
+        _returns(a, paired),
+        _returns(b, paired),
         confidence,
         one_policy=bool(_changes_of_floats(settings)),
     )
@@ -200,12 +202,12 @@ def compare(a: EvalResult, b: EvalResult, confidence: float = 0.95, *, force: bo
         environment=environment_name(a.provenance),
         a=_side(a, paired, reached),
         b=_side(b, paired, reached),
-        num_planned=len(a.plan),
+        num_planned=len(reached),
         num_pairs=difference.count,
         num_dropped=dropped,
         num_unfinished=int((~reached).sum()),
         difference=difference,
-        success=_success(a, b, paired),
+        success=_success(a, b, paired) if groups is None else None,
         confidence=confidence,
         verdict=verdict_of(difference, confidence, settings),
         different_settings=settings,
@@ -213,12 +215,16 @@ def compare(a: EvalResult, b: EvalResult, confidence: float = 0.95, *, force: bo
     )
 
 
+def _returns(result: EvalResult, chosen: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:
+    return values_of(result.table.rows["episode_return"], chosen, result.seed_groups)
+
+
 def _by_condition(
     a: EvalResult, b: EvalResult, paired: npt.NDArray[np.bool_], confidence: float
 ) -> dict[str, list[ConditionDifference]]:
     found: dict[str, list[ConditionDifference]] = {}
     for column, value, mask in condition_masks(a.plan):
-        first, second = (side.table.rows["episode_return"][paired & mask] for side in (a, b))
+        first, second = (_returns(side, paired & observed(mask, side.seed_groups)) for side in (a, b))
         means = (exact_mean(first), exact_mean(second), exact_mean(second - first))
         one = ConditionDifference(value, len(first), *means, return_interval(second - first, confidence))
         found.setdefault(column, []).append(one)
@@ -333,8 +339,8 @@ def _side(result: EvalResult, paired: npt.NDArray[np.bool_], reached: npt.NDArra
         weights=weights_name(result.provenance, result.metrics["weights_version"]),
         status=result.status,
         fingerprint=result.fingerprint,
-        mean_return=exact_mean(result.table.rows["episode_return"][paired]),
-        num_failed=int((reached & ~result.counted).sum()),
+        mean_return=exact_mean(_returns(result, paired)),
+        num_failed=int((reached & ~observed(result.counted, result.seed_groups)).sum()),
         deterministic=result.determinism.passed,
     )
 

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from typing_extensions import override
 
 from rl_eval.results.metrics import Numbers
+from rl_eval.results.observations import Groups
 from rl_eval.results.stats.aggregate import exact_mean
 from rl_eval.results.stats.interval import Interval
 from rl_eval.scheduling.conditions import ID, distinct
@@ -85,6 +86,11 @@ class _Part(Numbers):
             *(whole.audit_mismatches, whole.determinism),
         )
         self._mask, self._whole = mask, whole
+
+    @property
+    @override
+    def seed_groups(self) -> Groups:
+        return self._whole.seed_groups
 
     @cached_property
     @override

@@ -22,6 +22,7 @@ from pydantic import Field
 from rl_eval.records.agents import agent_columns, agent_rows, agents_in
 from rl_eval.records.determinism import Determinism
 from rl_eval.records.episode import EpisodeTable, Outcome
+from rl_eval.results.observations import Groups, observed, values_of
 from rl_eval.results.stats.aggregate import Aggregates, aggregate, exact_mean
 from rl_eval.results.stats.interval import Interval, no_interval, return_interval, success_interval
 
@@ -86,6 +87,11 @@ class Numbers:
     # Episodes of the numbers
 
     @property
+    def seed_groups(self) -> Groups:
+        """Number of the seed of each episode; None if no episodes share a seed."""
+        return None
+
+    @property
     def stopped_early(self) -> bool:
         """Whether some episodes of the plan have no record."""
         return not bool(self.table.filled.all())
@@ -139,10 +145,13 @@ class Numbers:
 
     @cached_property
     def interval(self) -> Interval:
-        """Interval for the mean return."""
-        returns, missing = self.counted_rows["episode_return"], self.num_missing
+        """Interval for the mean return. Episodes that share a seed are one observation."""
+        groups, missing = self.seed_groups, self.num_missing
         if missing and self.num_outside_bounds:
             return no_interval(self.confidence, "a return lies outside return_bounds")
+        if missing and groups is not None:
+            return no_interval(self.confidence, f"{missing} episodes failed, and episodes share seeds")
+        returns = values_of(self.table.rows["episode_return"], observed(self.counted, groups), groups)
         return return_interval(returns, self.confidence, num_missing=missing, bounds=self.return_bounds)
 
     @cached_property
@@ -170,6 +179,8 @@ class Numbers:
         successes, reporting = success_counts(self.counted_rows["success_at_end"])
         if not reporting:
             return None
+        if self.seed_groups is not None:
+            return no_interval(self.confidence, "episodes share seeds, so their successes are not independent")
         unknown = int(self.scope.sum()) - reporting
         return success_interval(successes, reporting, self.confidence, num_unknown=unknown)
 

@@ -18,7 +18,7 @@ from rl_eval.errors import ConfigError, nearest
 from rl_eval.results.stats.interval import Interval
 
 _NUMBER: Final = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
-_METRIC: Final = re.compile(rf"\s*([A-Za-z_][\w/.]*)\s*(>=|<=|>|<)\s*({_NUMBER})\s*")
+_METRIC: Final = re.compile(rf"\s*([A-Za-z_][^<>=]*?)\s*(>=|<=|>|<)\s*({_NUMBER})\s*")
 _OPERATORS: Final = {">=": ge, "<=": le, ">": gt, "<": lt}
 _DIFFERENCE: Final = re.compile(rf"\s*([ab])\s*(>=|<=)\s*([ab])\s*(?:([+-])\s*({_NUMBER}))?\s*")
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, final, get_args, overload
 
 import numpy as np
 import numpy.typing as npt
+from typing_extensions import override
 
 from rl_eval.atomic_write import sweep, write_text
 from rl_eval.errors import LogError, UsageError, check_known
@@ -39,6 +40,7 @@ from rl_eval.results.files import (
     write_episodes,
 )
 from rl_eval.results.metrics import Numbers, Timing
+from rl_eval.results.observations import Groups
 from rl_eval.results.text import Printed
 from rl_eval.scheduling.plan import EpisodePlan
 from rl_eval.weights import HeldWeights, WeightsSnapshot
@@ -221,6 +223,11 @@ class EvalResult(Numbers, Printed):
     def fingerprint(self) -> str:
         """SHA-256 of the outcomes. It is equal for equal records, whatever runners made them."""
         return self.table.fingerprint()
+
+    @property
+    @override
+    def seed_groups(self) -> Groups:
+        return self.plan.seed_groups
 
     @property
     def plan_fingerprint(self) -> str:

@@ -134,6 +134,15 @@ class EpisodePlan:
         return episode_seeds(self.seed, positions)
 
     @cached_property
+    def seed_groups(self) -> npt.NDArray[np.int64] | None:
+        """Number of the seed of each episode, from 0 on, shape (num_episodes,); None if no episodes share a seed."""
+        if self.matchups is None or len(self.matchups.round) == len(self.matchups.turns):
+            return None
+        positions = np.arange(self.first_index, self.first_index + self.num_episodes)
+        numbers = self.matchups.seed_positions(positions)
+        return np.asarray(numbers - numbers[0], np.int64)
+
+    @cached_property
     def fingerprint(self) -> str:
         """SHA-256 over indices, seeds, seatings and conditions.
 

@@ -8,16 +8,16 @@ intervals of :func:`task_means`.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, Literal
 
 import numpy as np
 
-from rl_eval.errors import UsageError
+from rl_eval.errors import ConfigError, UsageError, check_known, listed
 from rl_eval.results.stats.aggregate import exact_mean
 from rl_eval.results.stats.interval import FEW, return_interval
 from rl_eval.suites.bootstrap import Cells, Floats, Statistic, check_units, estimates, method, percentiles
-from rl_eval.suites.scores import Scores
+from rl_eval.suites.scores import Run, Scores
 from rl_eval.suites.tables import Estimate, Table
 from rl_eval.suites.units import Counts, Unit, Units, units_of
 
@@ -97,6 +97,10 @@ def aggregate_scores(
     def statistic(counts: Counts, units: Units) -> Floats:
         return np.stack([METRICS[metric][1](counts, units) for metric in metrics], axis=1)
 
+    if not metrics:
+        raise UsageError("there are no metrics", key="metrics", fix=f"Pass some of {', '.join(METRICS)}.")
+    for metric in metrics:
+        check_known("metric", metric, METRICS, UsageError)
     meanings = "; ".join(f"{metric}: {METRICS[metric][0].format(unit=unit)}" for metric in metrics)
     cells = estimates(scores, unit, statistic, metrics, confidence)
     return Table(f"{meanings}. {method(unit, confidence)}", "policy", "aggregate", cells)
@@ -124,6 +128,7 @@ def performance_profiles(
         ConfigError: No policy has two units to resample.
         UsageError: The confidence is not between 0 and 1.
     """
+    check_known("distribution", distribution, _PROFILES, UsageError)
     above, what = _PROFILES[distribution]
     columns = sorted(thresholds)
 
@@ -139,6 +144,9 @@ def learning_curves(
 ) -> Table:
     """Return an aggregate of each policy at each step.
 
+    A policy has no value at a step at which it lacks runs on a task, because the value would be about other tasks than
+    at other steps. The table has a note on such steps, and on steps at which a policy lacks some of its training seeds.
+
     Args:
         scores_by_step: Scores of the checkpoints of each training step.
         unit: Unit that is resampled; see :func:`aggregate_scores`.
@@ -146,17 +154,61 @@ def learning_curves(
         confidence: Nominal coverage of the interval at each single step.
 
     Raises:
-        ConfigError: At one of the steps, no policy has two units to resample.
-        UsageError: There is no step, or the confidence is not between 0 and 1.
+        ConfigError: At none of the steps, a policy has two units to resample.
+        UsageError: There is no step, the metric is unknown, or the confidence is not between 0 and 1.
     """
     if not scores_by_step:
         raise UsageError("there are no scores", key="scores_by_step", fix="Pass the scores of at least one step.")
-    tables = {
-        step: aggregate_scores(scores_by_step[step], unit, [metric], confidence=confidence)
-        for step in sorted(scores_by_step)
-    }
+    gaps = _Gaps(scores_by_step)
+    tables: dict[int, Table] = {}
+    refused: dict[int, ConfigError] = {}
+    for step in sorted(scores_by_step):
+        if (scores := gaps.without(step)) is not None:
+            try:
+                tables[step] = aggregate_scores(scores, unit, [metric], confidence=confidence)
+            except ConfigError as error:
+                refused[step] = error
+    if not tables:
+        raise next(iter(refused.values()))
     cells: Cells = {(row, step): cell for step, table in tables.items() for (row, _), cell in table.cells.items()}
-    return Table(next(iter(tables.values())).caption, "policy", "step", cells)
+    alone = [f"steps without a policy that has two {unit}s on a task: {listed([*refused], 3)}"] if refused else []
+    return Table(next(iter(tables.values())).caption, "policy", "step", cells, (*gaps.notes(), *alone))
+
+
+class _Gaps:
+    """Runs that a policy lacks at some steps, and has at others."""
+
+    def __init__(self, scores_by_step: Mapping[int, Scores]) -> None:
+        self._scores = scores_by_step
+        self._runs: dict[str, set[Run]] = {}
+        for scores in scores_by_step.values():
+            for run in scores.runs:
+                self._runs.setdefault(run.policy, set()).add(run)
+
+    def without(self, step: int) -> Scores | None:
+        """Return the scores of the policies that lack no task at a step; None if there are no such policies."""
+        lacking = {policy for policy in self._runs if self._tasks(policy, step)}
+        kept = {run: values for run, values in self._scores[step].runs.items() if run.policy not in lacking}
+        return Scores(kept) if kept else None
+
+    def notes(self) -> Iterator[str]:
+        """Yield a note on each policy that lacks tasks or seeds at some steps."""
+        for policy in self._runs:
+            steps = [step for step in sorted(self._scores) if policy in self._scores[step].policies]
+            tasks = {step: lacking for step in steps if (lacking := self._tasks(policy, step))}
+            if tasks:
+                names = sorted(set().union(*tasks.values()))
+                yield f"{policy} has no value at steps without runs on {listed(names, 3)}: {listed([*tasks], 3)}"
+            if seeds := [step for step in steps if step not in tasks and self._lacking(policy, step)]:
+                yield f"{policy} lacks training seeds at steps {listed(seeds, 3)}"
+
+    def _lacking(self, policy: str, step: int) -> set[Run]:
+        return self._runs[policy] - self._scores[step].runs.keys()
+
+    def _tasks(self, policy: str, step: int) -> set[str]:
+        """Return the tasks on which a policy lacks all runs at a step."""
+        there = {run.task for run in self._scores[step].of(policy)}
+        return {run.task for run in self._runs[policy]} - there
 
 
 def task_means(scores: Scores, unit: Unit, *, confidence: float = 0.95) -> Table:

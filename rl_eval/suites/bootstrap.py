@@ -8,7 +8,7 @@ from typing import Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from rl_eval.errors import ConfigError
+from rl_eval.errors import ConfigError, UsageError, check_known
 from rl_eval.results.stats.interval import ALL_EQUAL, FEW, FEW_EQUAL, Interval, check_confidence, no_interval
 from rl_eval.suites.scores import Scores
 from rl_eval.suites.tables import Estimate
@@ -44,6 +44,7 @@ def check_units(scores: Scores, unit: Unit, confidence: float) -> None:
         UsageError: The confidence is not between 0 and 1.
     """
     check_confidence(confidence)
+    check_known("unit", unit, WITHIN, UsageError)
     if all(max(units_of(scores, policy, unit).sizes) == 1 for policy in scores.policies):
         problem, fix = _ALONE[unit]
         raise ConfigError(problem, key="aggregate.unit", value=unit, fix=fix)

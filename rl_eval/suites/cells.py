@@ -256,9 +256,9 @@ def _of_run(folder: Path, method: Method, cell: Cell, evaluated: Mapping[int, st
 def _steps_on_disk(template: str) -> dict[int, Path]:
     """Return the files that match a path with ``{step}``, by step."""
     first, *rest = map(re.escape, template.split("{step}"))
-    pattern = re.compile(first + r"(\d+)" + r"\1".join(rest))
+    pattern = re.compile(first + r"(?P<step>\d+)" + r"(?P=step)".join(rest))
     paths = glob.glob("*".join(map(glob.escape, template.split("{step}"))))  # noqa: PTH207 - {step} may be in a folder
-    return {int(match[1]): Path(path) for path in sorted(paths) if (match := pattern.fullmatch(path))}
+    return {int(match["step"]): Path(path) for path in sorted(paths) if (match := pattern.fullmatch(path))}
 
 
 def _wanted(method: Method, there: list[int]) -> list[int]:

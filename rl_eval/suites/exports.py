@@ -46,8 +46,8 @@ def read_scores(path: str | os.PathLike[str]) -> Scores:
         UsageError: The file has no scores, or a score is NaN or infinite.
     """
     try:
-        lines = list(csv.reader(Path(path).read_text("utf-8").splitlines()))
-    except (OSError, UnicodeDecodeError) as error:
+        lines = list(csv.reader(Path(path).read_text("utf-8-sig").splitlines()))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ConfigError(f"{path} cannot be read: {error}", key="baselines", value=str(path)) from error
     if not lines or lines[0] != _COLUMNS:
         found = ",".join(lines[0]) if lines else ""
@@ -55,6 +55,8 @@ def read_scores(path: str | os.PathLike[str]) -> Scores:
         raise ConfigError(f"{path}:1: the columns are {found!r}", key="baselines", value=found, fix=fix)
     runs: dict[Run, npt.NDArray[np.float64]] = {}
     for number, line in enumerate(lines[1:], 2):
+        if not line:  # A blank line, such as the last one.
+            continue
         run, score = _parsed(f"{path}:{number}", line)
         if run in runs:
             problem = f"{path}:{number}: policy {run.policy!r} has two scores on task {run.task!r} with seed {run.seed}"

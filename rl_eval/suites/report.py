@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import base64
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
@@ -49,8 +48,8 @@ def write_report(result: SuiteResult, folder: Path, cells: Path) -> tuple[list[P
         ConfigError: The folder has no report, but a file with the name of a file of the report.
     """
     _check_folder(folder)
-    files: list[tuple[str, bytes]] = list(_texts(result))
-    notes, drawn = [], dict[str, bytes]()
+    notes, drawn = list[str](), dict[str, bytes]()
+    files: list[tuple[str, bytes]] = list(_texts(result, notes))
     for name, table in result.tables.items():
         if isinstance(table, Table):
             try:
@@ -58,13 +57,13 @@ def write_report(result: SuiteResult, folder: Path, cells: Path) -> tuple[list[P
                 drawn[name] = picture(figure, "svg")
                 files += [(f"{name}.svg", drawn[name]), (f"{name}.png", picture(figure, "png"))]
             except ConfigError as error:
-                notes = [str(error)]
+                notes.append(str(error))
     files.append((PAGE, _page(result, drawn, folder, cells).encode()))
     for name in {*_FILES} - {name for name, _ in files}:
         (folder / name).unlink(missing_ok=True)
     for name, content in files:
         write_bytes(folder / name, content)
-    return [folder / name for name, _ in files], notes
+    return [folder / name for name, _ in files], list(dict.fromkeys(notes))
 
 
 def _check_folder(folder: Path) -> None:
@@ -109,7 +108,7 @@ def _figure(name: str, table: Table) -> Figure:
     return interval_figure(table, reference=0.5 if name == "improvement" else None)
 
 
-def _texts(result: SuiteResult) -> Iterator[tuple[str, bytes]]:
+def _texts(result: SuiteResult, notes: list[str]) -> Iterator[tuple[str, bytes]]:
     for name, table in result.tables.items():
         if isinstance(table, Table):
             yield f"{name}.csv", table.csv().encode()
@@ -122,9 +121,20 @@ def _texts(result: SuiteResult) -> Iterator[tuple[str, bytes]]:
         return
     yield "scores.csv", scores_csv(result.scores).encode()
     if result.published is None and unit is not None:
-        with suppress(UsageError):  # These files need every run; the page lists the missing runs.
-            yield "rliable.json", rliable_json(result.normalized_scores, unit).encode()
-            yield "marl_eval.json", marl_eval_json(result.scores_by_step, suite.suite, kinds).encode()
+        makers: dict[str, Callable[[], str]] = {
+            "rliable.json": lambda: rliable_json(result.normalized_scores, unit),
+            "marl_eval.json": lambda: marl_eval_json(result.scores_by_step, suite.suite, kinds),
+        }
+        yield from _of_all_runs(makers, notes)
+
+
+def _of_all_runs(makers: Mapping[str, Callable[[], str]], notes: list[str]) -> Iterator[tuple[str, bytes]]:
+    """Yield the files that need all runs. If a file cannot be made, add a note."""
+    for name, make in makers.items():
+        try:
+            yield name, make().encode()
+        except UsageError as error:  # noqa: PERF203  # Two files.
+            notes.append(f"{name} is not written: {error}")
 
 
 def _page(result: SuiteResult, drawn: Mapping[str, bytes], folder: Path, cells: Path) -> str:

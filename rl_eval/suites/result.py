@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final, final
@@ -101,11 +101,14 @@ class SuiteResult(Printed):
 
         If a table cannot be computed, the mapping has the error instead. Tables that need a missing setting are absent.
         """
-        makers, lacking = self._makers(), sum(state.status != "complete" for state in self.cells)
-        notes = (f"cells without a complete result: {lacking:,} of {len(self.cells):,}",) if lacking else ()
+        makers, lacking, notes = self._makers(), sum(state.status != "complete" for state in self.cells), list[str]()
+        if lacking:
+            notes.append(f"cells without a complete result: {lacking:,} of {len(self.cells):,}")
+        if self.published is not None and self.definition.aggregate.unit == "episode":
+            notes.append("published scores are means of runs, so their aggregates differ from aggregates of episodes")
         notes_of = {"curves": notes}
         return {
-            name: _made(makers[name], notes_of.get(name, (*notes, *self._ends)), scaled=name not in _UNSCALED)
+            name: _made(makers[name], notes_of.get(name, [*notes, *self._ends]), scaled=name not in _UNSCALED)
             for name in TITLES
             if name in makers
         }
@@ -128,14 +131,15 @@ class SuiteResult(Printed):
             for run, last in lasts.items()
             if run in earlier and not _has_score(last)
         ]
-        steps: dict[str, set[int]] = {}
+        steps: dict[tuple[str, str], set[int]] = {}
         for run, last in lasts.items():
             if last.planned.cell.step is not None:
-                steps.setdefault(f"{run.task}/{run.policy}", set()).add(last.planned.cell.step)
-        uneven = {name: sorted(found) for name, found in steps.items() if len(found) > 1}
+                steps.setdefault(("training seeds", f"{run.task}/{run.policy}"), set()).add(last.planned.cell.step)
+                steps.setdefault(("tasks", run.policy), set()).add(last.planned.cell.step)
         return notes + [
-            f"the training seeds of {name} are compared at different steps: {', '.join(map(str, found))}"
-            for name, found in uneven.items()
+            f"the {parts} of {name} are compared at different steps: {', '.join(map(str, sorted(found)))}"
+            for (parts, name), found in steps.items()
+            if len(found) > 1
         ]
 
     def _makers(self) -> dict[str, Callable[[], Table]]:
@@ -248,14 +252,16 @@ def _scores_by_step(cells: Iterable[CellState]) -> dict[int, Scores]:
     return {step: _scores(states) for step, states in sorted(found.items()) if any(map(_has_score, states))}
 
 
-def _made(make: Callable[[], Table], notes: tuple[str, ...], *, scaled: bool) -> Table | UsageError:
+def _made(make: Callable[[], Table], notes: Sequence[str], *, scaled: bool) -> Table | UsageError:
     try:
         table = make()
     except UsageError as error:
         return error
     if not table.cells:
         return UsageError("the table is empty: too few cells have a result", key="cells", fix="Finish the suite.")
-    return replace(table, own_notes=notes, caption=f"{table.caption} {_SCALED}" if scaled else table.caption)
+    return replace(
+        table, own_notes=(*notes, *table.own_notes), caption=f"{table.caption} {_SCALED}" if scaled else table.caption
+    )
 
 
 def _profiles(scores: Scores, unit: Unit) -> Table:

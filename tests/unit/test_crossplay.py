@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from rl_eval import EvalConfig, EvalResult, EvalRunnerGroup, evaluate, load, replay
+from rl_eval import EvalConfig, EvalResult, EvalRunnerGroup, compare, evaluate, load, replay
 from rl_eval.errors import ConfigError, LogMismatch, UsageError
 from rl_eval.reports.pages import page_of
 from rl_eval.results.crossplay import (
@@ -27,6 +27,8 @@ from rl_eval.results.crossplay import (
     write_openskill,
     write_payoffs,
 )
+from rl_eval.results.observations import observed, values_of
+from rl_eval.results.stats.interval import return_interval
 from rl_eval.results.stats.ratings import ELO
 from tests.refused import refused
 from tests.unit.games_world import LEVELS, Duel, Level, RandomMover, TicTacToe, duel_config
@@ -377,6 +379,11 @@ def shown(played: CrossPlay) -> str:
     return capture.get()
 
 
+def test_few_draws_leave_the_ratings_open() -> None:
+    few, many = (crossplay(games(["ab"] * count, [[0, 0]] * count)).standings for count in (5, 20))
+    assert [one.rating.interval.exists for one in (*few, *many)] == [False, False, True, True]
+
+
 def test_the_report_says_what_is_not_known() -> None:
     """Missing games and ratings without an interval are named; a pairing that was not played is a dash."""
     played = crossplay(games(["ab", "bc"] * 30, [[1, 0]] * 60, missing=4))
@@ -384,3 +391,30 @@ def test_the_report_says_what_is_not_known() -> None:
     assert {f"{played.num_games}", f"{played.num_missing}"} == {"60", "4"} <= set(page.subtitle.split())
     assert any(all(repr(name) in note for name in "abc") for note in page.notes)
     assert " - " in shown(played)
+
+
+# ------------------------------------------------------------------------------ a seed that is played in several orders
+
+
+def test_episodes_that_share_a_seed_are_one_observation() -> None:
+    """Their mean has an interval over seeds. Two results are compared seed by seed."""
+    result = evaluate(duel_config(DUELS, "round_robin", 60, symmetric=True))
+    groups = result.plan.seed_groups
+    assert groups is not None
+    assert [len({*result.plan.seeds[groups == group].tolist()}) for group in np.unique(groups)] == [1] * 30
+    means = [result.table.rows["episode_return"][groups == group].mean() for group in range(30)]
+    assert result.interval == return_interval(means)
+    comparison = compare(result, result)
+    assert (comparison.num_pairs, comparison.num_planned, comparison.success) == (30, 30, None)
+    alone = evaluate(duel_config(DUELS, "round_robin", 60))
+    assert alone.plan.seed_groups is None
+    assert alone.interval == return_interval(alone.table.rows["episode_return"])
+
+
+def test_a_turn_that_is_not_finished_is_no_observation() -> None:
+    groups = np.array([0, 0, 1, 1, 2, 2])
+    counted = np.array([True, True, True, False, True, True])
+    assert observed(counted, groups).tolist() == [True, False, True]
+    assert values_of(np.arange(6.0), observed(counted, groups), groups).tolist() == [0.5, 4.5]
+    assert observed(counted, None).tolist() == counted.tolist()
+    assert values_of(np.arange(6.0), counted, None).tolist() == [0, 1, 2, 4, 5]

@@ -245,6 +245,21 @@ def test_missing_support_gives_no_estimate():
     assert half["trajectory_is"].weights.mean_weight_interval.high < 1
 
 
+def test_few_equal_returns_have_no_interval():
+    """As for mean returns. Episodes of weight 0 are not among the values."""
+    few = estimate(one_step(12, reward=np.full(12, 3.0)), TabularPolicy(np.array([[np.exp(-1), 1 - np.exp(-1)]])))
+    assert [(one.value, one.interval.exists) for one in few.estimates if one.name in ("behaviour", "weighted_is")] == [
+        (3.0, False),
+        (3.0, False),
+    ]
+    steps = two_lengths(36)
+    mostly = estimate(load_episodes(steps), ALWAYS_ON, values=None)["weighted_is"]
+    assert mostly.verdict == "identified"
+    assert mostly.weights.effective_sample_size == pytest.approx(18)
+    assert (mostly.value, mostly.interval.exists) == (1.0, False)
+    assert estimate(load_episodes(two_lengths(44)), ALWAYS_ON, values=None)["weighted_is"].interval.exists
+
+
 def test_weights_above_1_give_no_estimate():
     """The log-probabilities are those of another policy than the one that acted."""
     steps = two_lengths(400)

@@ -25,7 +25,7 @@ from rl_eval.records.episode import Outcome
 from rl_eval.reports.charts import WIDTH, Plot, axis_over, histogram, means, running_mean
 from rl_eval.reports.html import Source, episode_data, pack, render
 from rl_eval.reports.pages import result_page
-from rl_eval.reports.report import group_tables
+from rl_eval.reports.report import group_tables, run_page
 from rl_eval.results.comparison import compare
 from rl_eval.results.files import RESULT_FILE
 from rl_eval.results.result import EvalResult
@@ -194,14 +194,14 @@ def test_columns_and_rows_beyond_the_limits_are_counted(monkeypatch: pytest.Monk
 
 def test_a_task_has_its_own_numbers() -> None:
     """An info scalar of a few whole numbers divides the counted episodes; those that have none are in no group."""
-    result = drawn_result(90, info_keys=("distance", "task", "level"), failed=(4,))
+    result = drawn_result(90, info_keys=("distance", "task", "level"))
     result.table.infos[:, 1] = np.arange(90) % 3
     result.table.infos[80:, 1] = np.nan
     result.table.infos[:, 2] = 5
     [group] = group_tables(result)
     assert (group.caption, group.title, group.headings[0]) == ("", "By task", "task")
-    assert [row[:2] for row in group.rows] == [("0", "27"), ("1", "26"), ("2", "26")]
-    rows = result.table.rows[[i for i in range(80) if i % 3 == 1 and i != 4]]
+    assert [row[:2] for row in group.rows] == [("0", "27"), ("1", "27"), ("2", "26")]
+    rows = result.table.rows[[i for i in range(80) if i % 3 == 1]]
     interval = mean_interval(rows["episode_return"])
     expected = (
         f"{rows['episode_return'].mean():.2f}", f"{interval.low:.2f} to {interval.high:.2f}",
@@ -211,6 +211,17 @@ def test_a_task_has_its_own_numbers() -> None:
     low, high = (float(end.removesuffix(" %")) for end in group.rows[1][6].split(" to "))
     assert low < float(expected[3].removesuffix(" %")) < high
     assert "By task" in Elements(page(result)).shown
+
+
+def test_no_part_has_an_interval_if_an_episode_failed() -> None:
+    """Nobody knows the part to which a failed episode belongs; a running mean would be biased, too."""
+    result = drawn_result(90, info_keys=("task",), failed=(4,))
+    result.table.infos[:, 0] = np.arange(90) % 3
+    [group] = group_tables(result)
+    assert group.caption
+    assert {(row[3], row[6]) for row in group.rows} == {("n/a", "n/a")}
+    drawn = [[shape.css for shape in one.shapes] for one in run_page(result).sections if isinstance(one, Plot)]
+    assert not any("band" in shapes for shapes in drawn)
 
 
 def test_few_episodes_of_a_task_have_a_caption() -> None:

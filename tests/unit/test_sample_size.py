@@ -96,6 +96,13 @@ def test_episodes_of_a_half_width_are_the_fewest(half_width):
     assert episodes == 2 or spread.half_width(episodes - 1) > half_width
 
 
+@pytest.mark.parametrize("small", [1e-6, 1e-200, 5e-324])
+def test_more_episodes_than_a_plan_can_have_are_refused(small):
+    for compute in (Spread(30.0, 20).episodes, Spread(30.0, 20).episodes_of_half_width):
+        with refused(UsageError, key="difference"):
+            compute(small)
+
+
 def test_a_long_pilot_gives_the_textbook_figure():
     """``2 (1.96 + 0.84)^2`` episodes show one standard deviation, and one more for the t test; one shows nothing."""
     assert Spread(1.0, 1_000_000).episodes(1.0) == 17

@@ -15,7 +15,7 @@ from scipy import stats
 from rl_eval.errors import UsageError
 from rl_eval.results.stats import interval
 from rl_eval.results.stats.aggregate import aggregate, exact_mean, histogram_edges
-from rl_eval.results.stats.interval import mean_interval, success_interval
+from rl_eval.results.stats.interval import mean_interval, return_interval, success_interval
 from rl_eval.results.stats.paired import _every_sum, mcnemar, paired_difference, sign_flip_test
 from tests.refused import refused
 
@@ -125,6 +125,18 @@ def test_long_and_few_samples_get_student_t(size: int, note: str) -> None:
 
 def _coverage(draw: Callable[[], npt.NDArray[np.float64]], truth: float, repeats: int, confidence: float) -> float:
     return float(np.mean([truth in mean_interval(draw(), confidence) for _ in range(repeats)]))
+
+
+@pytest.mark.parametrize("bounds", [(0.0, 1e308), (-1e308, 0.0)])
+def test_a_bound_that_is_too_large_leaves_no_interval(bounds: tuple[float, float]) -> None:
+    """The interval of the other bound alone would be much too narrow."""
+    assert not return_interval(np.arange(20.0) % 3, num_missing=10, bounds=bounds).exists
+
+
+def test_a_note_on_few_values_stays_beside_failed_episodes() -> None:
+    alone, failed = (return_interval(np.array([1.0, 2.0, 4.0]), num_missing=n, bounds=(0.0, 5.0)).note for n in (0, 1))
+    assert alone
+    assert alone in failed
 
 
 def test_bca_interval_covers_the_truth_as_often_as_it_says(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -120,6 +120,13 @@ def test_a_file_of_another_form_is_refused(tmp_path: Path, text: str, key: str) 
     assert re.search(r"paper\.csv:[123]: ", str(caught.value))
 
 
+def test_a_file_of_a_spreadsheet_is_read(tmp_path: Path) -> None:
+    """With a byte order mark at the start and a blank line at the end."""
+    path = tmp_path / "paper.csv"
+    path.write_text("\ufeffpolicy,task,seed,score\na,x,0,1\n\n")
+    assert scores_csv(read_scores(path)) == "policy,task,seed,score\na,x,0,1.0\n"
+
+
 def test_a_file_that_is_absent_or_empty_is_refused(tmp_path: Path) -> None:
     with refused(ConfigError, key="baselines"):
         read_scores(tmp_path / "paper.csv")

@@ -319,3 +319,58 @@ def test_every_aggregate_says_what_it_is(scores: Scores) -> None:
     for unit in UNITS:
         caption = aggregate_scores(scores, unit).caption
         assert all(meaning.format(unit=unit) in caption for meaning, _ in METRICS.values())
+
+
+# ------------------------------------------------------------------------------ steps at which runs are missing
+
+
+def curve(*steps: dict[tuple[str, str, int], list[float]]) -> Table:
+    return learning_curves({10 * (place + 1): of(runs) for place, runs in enumerate(steps)}, "run")
+
+
+BOTH = {("p", task, seed): [float(task == "easy") + seed / 10] for task in ("easy", "hard") for seed in (0, 1)}
+EASY = {run: values for run, values in BOTH.items() if run[1] == "easy"}
+ONE = {run: values for run, values in BOTH.items() if run[2] == 0}
+LESS = {run: values for run, values in BOTH.items() if run != ("p", "easy", 1)}
+
+
+def test_a_curve_has_no_value_where_a_task_is_missing() -> None:
+    """The value would be about other tasks: here it would rise because the harder task has ended."""
+    table = curve(BOTH, EASY)
+    assert table.columns == (10,)
+    assert any("hard" in note and "20" in note for note in table.own_notes)
+    assert curve(BOTH, BOTH).own_notes == ()
+
+
+def test_a_curve_says_where_a_seed_is_missing() -> None:
+    table = curve(BOTH, LESS)
+    assert table.columns == (10, 20)
+    assert any("20" in note for note in table.own_notes)
+
+
+def test_a_step_of_one_seed_leaves_the_other_steps() -> None:
+    table = curve(BOTH, ONE)
+    assert table.columns == (10,)
+    assert any("20" in note for note in table.own_notes)
+    with refused(ConfigError, key="aggregate.unit"):
+        curve(ONE, ONE)
+
+
+@pytest.mark.parametrize(
+    ("key", "call"),
+    {
+        "unit": lambda scores: aggregate_scores(scores, "runs"),
+        "metric": lambda scores: aggregate_scores(scores, "run", ["iqm"]),
+        "metrics": lambda scores: aggregate_scores(scores, "run", []),
+        "distribution": lambda scores: performance_profiles(scores, "run", [0.5], distribution="scores"),
+    }.items(),
+)
+def test_an_unknown_word_is_named(scores: Scores, key: str, call: Callable[[Scores], Table]) -> None:
+    with refused(UsageError, key=key):
+        call(scores)
+
+
+@pytest.mark.parametrize("values", [[1.0, 2.0], np.ones((2, 2))])
+def test_scores_are_arrays_of_one_dimension(values: Any) -> None:
+    with refused(UsageError, key="scores"):
+        Scores({Run("a", "x", 0): values})

@@ -193,6 +193,11 @@ def test_cells_are_named_by_what_is_on_disk(tmp_path: Path) -> None:
     )
     assert [not untold(one.problem, "10") for one in late.cells if str(one.cell) == "pole/late/1"] == [True]
     assert matrix(tmp_path) == ["pole/random"]
+    again = tmp_path / "runs" / "7" / "0_70.pt"
+    again.parent.mkdir()
+    again.touch()
+    twice = {"checkpoints": "runs/{step}/{seed}_{step}0.pt", "seeds": [0]}
+    assert matrix(tmp_path, **twice, steps="all") == ["pole/random/0/7"]
 
 
 def test_a_checkpoint_that_is_missing_is_an_error_of_its_cell(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ FEW_EQUAL: Final = f"fewer than {FEW} values, all equal: other values may differ
 ALL_EQUAL: Final = "all equal"
 """Note of the interval of equal values, which is a single value."""
 
-_TOO_WIDE: Final = "the spread of the values is too large for a float"
+_TOO_WIDE: Final = "the spread of the values is too large or too small for a float"
 
 _RESAMPLES: Final = 9_999
 _SEED: Final = 0x5EED
@@ -112,7 +112,7 @@ def mean_interval(
         return no_interval(confidence, f"{failed} and their return is unknown: set return_bounds to get an interval")
     worst, best = (_sample_interval(np.append(sample, [bound] * num_missing), confidence) for bound in bounds)
     if not (worst.exists and best.exists):
-        return worst
+        return best if worst.exists else worst
     notes = [f"{failed}: the interval covers their lowest and highest possible returns", worst.note]
     return Interval(worst.low, best.high, confidence, worst.method, "; ".join(filter(None, notes)))
 

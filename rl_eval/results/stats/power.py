@@ -17,6 +17,8 @@ from rl_eval.results.stats.interval import Interval, success_interval
 
 POWER: Final = 0.8
 CONFIDENCE: Final = 0.95
+_MOST: Final = 2**31
+"""Maximum number of episodes to compute."""
 _RATE: Final = re.compile(r"\s*(\d{1,9})\s*/\s*(\d{1,9})\s*")
 
 
@@ -41,9 +43,12 @@ class Spread:
             difference: True difference of the means, not 0.
             correlation: Correlation of the returns of the two policies on equal seeds, for a paired comparison; None
                 for an unpaired comparison.
+
+        Raises:
+            UsageError: More than 2**31 episodes are needed.
         """
-        wanted = self._variance(correlation) * (self._quantile() / difference) ** 2 + _correction(correlation)
-        return max(2, math.ceil(wanted))
+        ratio = self._quantile() / difference
+        return max(2, _whole(self._variance(correlation) * ratio * ratio + _correction(correlation)))
 
     def difference(self, episodes: int, correlation: float | None = None) -> float:
         """Return the smallest difference of mean returns that a number of episodes per policy shows.
@@ -66,9 +71,13 @@ class Spread:
 
         Args:
             half_width: Half width of the interval, above 0.
+
+        Raises:
+            UsageError: More than 2**31 episodes are needed.
         """
-        least = (_normal((1 + CONFIDENCE) / 2) * self.std / half_width) ** 2  # Student's t is wider by a few episodes.
-        return next(n for n in itertools.count(max(2, math.ceil(least))) if self.half_width(n) <= half_width)
+        ratio = _normal((1 + CONFIDENCE) / 2) * self.std / half_width
+        least = _whole(ratio * ratio)  # Student's t is wider by a few episodes.
+        return next(n for n in itertools.count(max(2, least)) if self.half_width(n) <= half_width)
 
     def _variance(self, correlation: float | None) -> float:
         return 2 * self.std**2 * (1 - (correlation or 0.0))
@@ -102,6 +111,18 @@ def episodes_for_rates(a: float, b: float) -> int:
 
 def _correction(correlation: float | None) -> float:
     return _normal((1 + CONFIDENCE) / 2) ** 2 / (4 if correlation is None else 2)
+
+
+def _whole(wanted: float) -> int:
+    """Return a number of episodes, rounded up.
+
+    Raises:
+        UsageError: The number is too large for an evaluation.
+    """
+    if not wanted <= _MOST:
+        problem = f"more than {_MOST:,} episodes are needed"
+        raise UsageError(problem, key="difference", value=wanted, fix="Pass a larger difference or half width.")
+    return math.ceil(wanted)
 
 
 def _normal(level: float) -> float:

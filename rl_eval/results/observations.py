@@ -1,0 +1,32 @@
+"""Independent observations among the episodes of a plan.
+
+Episodes with the same seed are not independent. With ``evaluation.symmetric``, each seed is played in all orders of the
+seats. These episodes together are one observation. Its value is their mean, and it counts only if all of them count.
+Intervals and tests are computed from observations. If each episode has its own seed, each episode is an observation.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+Groups = npt.NDArray[np.int64] | None
+"""Number of the observation of each episode, from 0 on, shape (episodes,); None if each episode is an observation."""
+
+
+def observed(mask: npt.NDArray[np.bool_], groups: Groups) -> npt.NDArray[np.bool_]:
+    """Return the mask of the observations whose episodes are all in a mask of episodes, shape (observations,)."""
+    return mask if groups is None else np.bincount(groups, weights=mask) == np.bincount(groups)
+
+
+def values_of(
+    episodes: npt.NDArray[np.float64], chosen: npt.NDArray[np.bool_], groups: Groups
+) -> npt.NDArray[np.float64]:
+    """Return the values of observations.
+
+    Args:
+        episodes: Value of each episode, shape (episodes,).
+        chosen: Mask of the observations.
+        groups: Observation of each episode.
+    """
+    return episodes[chosen] if groups is None else (np.bincount(groups, weights=episodes) / np.bincount(groups))[chosen]
