@@ -25,7 +25,7 @@ def report(
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="FILE", help="HTML file to write; replaces an older report.")
     ] = Path("report.html"),
-    force: Annotated[bool, typer.Option("--force", help="Replace --output even if it is not a report.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file even if it is not a report.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Write a self-contained HTML report: numbers, charts, faults and every episode.

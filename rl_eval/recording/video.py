@@ -254,7 +254,7 @@ def replay_in_window(result: EvalResult, indices: Sequence[int], *, trust: bool 
             replayed = compared(result, report)
             if report.faults and replayed.recorded.outcome != "failed":
                 index = replayed.again.index
-                problem = f"episode {index} completed in the run, but failed while it was shown: {report.faults[0]}"
+                problem = f"episode {index} completed in the run, but failed when it ran again: {report.faults[0]}"
                 raise EnvError(problem, key="render", episode=index)
             yield replayed
 

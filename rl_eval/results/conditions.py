@@ -21,7 +21,7 @@ from rl_eval.scheduling.plan import EpisodePlan
 
 @dataclass(frozen=True, slots=True)
 class ConditionNumbers:
-    """Numbers of the episodes of one condition, or of all conditions that have the same value of an axis."""
+    """Mean return and success rate of one condition, or of all conditions with the same value of an axis."""
 
     value: Any
     """Id of the condition, or value of the axis."""

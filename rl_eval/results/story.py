@@ -126,7 +126,7 @@ def _checks(result: EvalResult, index: int) -> Iterator[str]:
     if index in determinism.mismatched:
         first = determinism.first
         where = f", first in {first}" if first is not None and first.episode == index else ""
-        yield f"run again by the determinism check: different outcome{where}"
+        yield f"the second run of the determinism check has a different outcome{where}"
     if index in determinism.failed:
         why = f": {determinism.failure}" if index == determinism.failed[0] else ""
-        yield f"run again by the determinism check: did not complete{why}"
+        yield f"the second run of the determinism check did not complete{why}"
