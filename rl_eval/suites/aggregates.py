@@ -154,7 +154,7 @@ def learning_curves(
         confidence: Nominal coverage of the interval at each single step.
 
     Raises:
-        ConfigError: At none of the steps, a policy has two units to resample.
+        ConfigError: There is no step at which a policy has runs on all its tasks, and two units to resample.
         UsageError: There is no step, the metric is unknown, or the confidence is not between 0 and 1.
     """
     if not scores_by_step:
@@ -169,7 +169,8 @@ def learning_curves(
             except ConfigError as error:
                 refused[step] = error
     if not tables:
-        raise next(iter(refused.values()))
+        problem, fix = "no policy has runs on all its tasks at any step", "Finish the suite."
+        raise next(iter(refused.values()), ConfigError(problem, key="scores_by_step", fix=fix))
     cells: Cells = {(row, step): cell for step, table in tables.items() for (row, _), cell in table.cells.items()}
     alone = [f"steps without a policy that has two {unit}s on a task: {listed([*refused], 3)}"] if refused else []
     return Table(next(iter(tables.values())).caption, "policy", "step", cells, (*gaps.notes(), *alone))

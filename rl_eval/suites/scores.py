@@ -93,8 +93,8 @@ class Scores:
 def _check(run: Run, scores: npt.NDArray[np.float64]) -> None:
     where = f"policy {run.policy!r} on task {run.task!r}, seed {run.seed}"
     if not isinstance(scores, np.ndarray) or scores.ndim != 1:
-        found = f"{scores.ndim} dimensions" if isinstance(scores, np.ndarray) else type(scores).__name__
-        raise UsageError(f"{where}: the scores are a {found}", key="scores", value=found, fix="Pass a 1-D array.")
+        found = f"an array with {scores.ndim} dimensions" if isinstance(scores, np.ndarray) else type(scores).__name__
+        raise UsageError(f"{where}: the scores are {found}", key="scores", value=found, fix="Pass a 1-D array.")
     if not scores.size:
         raise UsageError(f"{where}: the run has no score", key="scores", value=0, fix="Leave out the run.")
     if unusable := np.flatnonzero(~np.isfinite(scores)).tolist():

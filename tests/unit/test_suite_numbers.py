@@ -354,6 +354,8 @@ def test_a_step_of_one_seed_leaves_the_other_steps() -> None:
     assert any("20" in note for note in table.own_notes)
     with refused(ConfigError, key="aggregate.unit"):
         curve(ONE, ONE)
+    with refused(ConfigError, key="scores_by_step"):
+        curve(EASY, {run: values for run, values in BOTH.items() if run[1] == "hard"})
 
 
 @pytest.mark.parametrize(
