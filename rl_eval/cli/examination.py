@@ -174,7 +174,7 @@ class _Examination:
             yield problem(
                 f"equal seeds and actions give different episodes, first in {text}",
                 "begin reset() with super().reset(seed=seed), which seeds self.np_random. Draw every random number "
-                "from self.np_random. Until then, evaluations differ, and the checks that depend on this are skipped",
+                "from self.np_random. Until then, equal seeds give different episodes, and other checks are skipped",
             )
         else:
             yield ok(f"equal seeds and actions give equal episodes ({len(reference) - 1:,} steps compared)")

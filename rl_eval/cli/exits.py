@@ -57,7 +57,7 @@ EXIT_CODES: Final = (
     (
         ExitCode.PARTIAL,
         "watch",
-        "partial: some checkpoints cannot be loaded, were not evaluated to the end, or have failed episodes",
+        "partial: some checkpoints cannot be loaded, are not completely evaluated, or have a failed episode",
     ),
     (ExitCode.PARTIAL, "suite run", "partial: some cells have failed episodes, or no result"),
     (ExitCode.PARTIAL, "replay", "some episodes differ from their records"),

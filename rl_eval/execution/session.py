@@ -281,7 +281,7 @@ class FailFast:
         self._over = False
 
     def completed(self) -> None:
-        """Stop counting after a completed episode."""
+        """Stop counting failures, because an episode has completed."""
         self._over = True
 
     def failed(self, faults: Iterable[Fault]) -> str:

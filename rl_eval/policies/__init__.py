@@ -259,7 +259,7 @@ def check_files(section: PolicySection) -> None:
 
 
 def came_from_factory(error: BaseException) -> bool:
-    """Return whether the factory of a policy raised an error, even if the error came from a runner."""
+    """Return whether the factory of a policy raised an error, here or in a runner."""
     return getattr(error, _FROM_FACTORY, False)
 
 

@@ -281,7 +281,7 @@ def export_trajectories(
         to: ``minari``, ``npz`` or ``tensordict``.
         output: Path of the new file or folder; for ``minari`` the id of the data set.
         indices: Indices of the episodes; by default, of all completed episodes.
-        config: Config of the run, if it contained Python objects; by default the recorded one.
+        config: Config of the run, which is needed if it contained Python objects; by default, the recorded config.
         policy: Policy object, if the run had one.
         trust: Whether this process may import and call code that the result names; see :func:`rl_eval.replay`.
 
@@ -289,7 +289,7 @@ def export_trajectories(
         UsageError: The result does not exist, an episode did not complete or cannot run alone (see
             :func:`~rl_eval.recording.replay.lease_of`), or the config differs from that of the run.
         LogError: The evaluation log is damaged.
-        UntrustedError: The result needs code that this process has not evaluated, and ``trust`` is false.
+        UntrustedError: The result names code that no evaluation in this process has used, and ``trust`` is false.
         WeightsError: The weights are not those of the run.
         ConfigError: The format is unknown or does not fit the episodes, the output exists or cannot be written, a
             package is missing, or the recorded config cannot be used again.

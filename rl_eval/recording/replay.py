@@ -90,7 +90,7 @@ def replay(
     Args:
         source: Folder or URI of an evaluation log, folder of a saved result, or a result.
         index: Index of the episode.
-        config: Config of the run, if it contained Python objects; by default the recorded one.
+        config: Config of the run, which is needed if it contained Python objects; by default, the recorded config.
         policy: Policy object, if the run had one.
         trust: Whether this process may import and call code that the result names. It is not needed if this process has
             evaluated the same code, or if ``config`` is passed.
@@ -99,7 +99,7 @@ def replay(
         UsageError: The result does not exist, the episode has no record or cannot run alone (see :func:`lease_of`), or
             the config differs from that of the run.
         LogError: The evaluation log is damaged.
-        UntrustedError: The result needs code that this process has not evaluated, and ``trust`` is false.
+        UntrustedError: The result names code that no evaluation in this process has used, and ``trust`` is false.
         WeightsError: The weights are not those of the run.
         ConfigError: The recorded config cannot be used again.
     """
@@ -207,13 +207,13 @@ def rebuilt_runner(
 
     Args:
         result: Result of the evaluation.
-        config: Config of the run, if it contained Python objects; by default the recorded one.
+        config: Config of the run, which is needed if it contained Python objects; by default, the recorded config.
         policy: Policy object, if the run had one.
         trust: Whether this process may import and call code that the result names.
 
     Raises:
         UsageError: The config differs from that of the run.
-        UntrustedError: The result needs code that this process has not evaluated, and ``trust`` is false.
+        UntrustedError: The result names code that no evaluation in this process has used, and ``trust`` is false.
         WeightsError: The weights are not those of the run.
         ConfigError: The recorded config cannot be used again.
     """

@@ -233,7 +233,7 @@ def replay_in_window(result: EvalResult, indices: Sequence[int], *, trust: bool 
 
     Raises:
         UsageError: An episode has no record, or cannot run alone (see :func:`~rl_eval.recording.replay.lease_of`).
-        UntrustedError: The result needs code that this process has not evaluated, and ``trust`` is false.
+        UntrustedError: The result names code that no evaluation in this process has used, and ``trust`` is false.
         WeightsError: The weights are not those of the run.
         ConfigError: There is no display, the environment does not open a window, or the recorded config cannot be used
             again.
@@ -521,7 +521,7 @@ def record_videos(
         source: Folder or URI of an evaluation log, folder of a saved result, or a result.
         select: Selectors of episodes; see :class:`VideoSettings`.
         folder: Folder of the MP4 files.
-        config: Config of the run, if it contained Python objects; by default the recorded one.
+        config: Config of the run, which is needed if it contained Python objects; by default, the recorded config.
         policy: Policy object, if the run had one.
         max_videos: Maximum number of videos.
         fps: Frames per second; by default ``render_fps`` of the environment's metadata, or 30 if it is missing.
@@ -533,7 +533,7 @@ def record_videos(
         Saved videos, in the order of the selection.
 
     Raises:
-        UntrustedError: The result needs code that this process has not evaluated, and ``trust`` is false.
+        UntrustedError: The result names code that no evaluation in this process has used, and ``trust`` is false.
         UsageError: The result does not exist, no episode is selected, or the config differs from that of the run.
         LogError: The evaluation log is damaged.
         WeightsError: The weights are not those of the run.

@@ -295,6 +295,6 @@ def _unexplained(given: gym.Space[Any], due: gym.Space[Any], reason: str) -> Con
         f"the policy was trained on observations of {due}, but the environment has {given}: {reason}",
         key="environment.env",
         value=given,
-        fix="Wrap the environment of environment.env as in training, but without VecFrameStack, VecTransposeImage and "
+        fix="In environment.env, use the wrappers of the training, except VecFrameStack, VecTransposeImage and "
         "VecNormalize.",
     )

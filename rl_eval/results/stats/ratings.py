@@ -158,7 +158,7 @@ def _intervals(
             return [no_interval(confidence, FEW_EQUAL)] * len(policies)
         note = ALL_EQUAL
     else:
-        note = f"fewer than {FEW} seeds for a matchup: likely too narrow" if fewest < FEW else ""
+        note = f"fewer than {FEW} seeds for a matchup, so this interval is likely too narrow" if fewest < FEW else ""
     return [Interval(float(low), float(high), confidence, "percentile", note) for low, high in ends.T]
 
 
