@@ -154,8 +154,8 @@ def policy_source(text: str, given: Collection[str] = ()) -> PolicySource:
 
     Args:
         text: Value of ``--policy``.
-        given: Names of policy arguments that the caller sets. If another argument needs a file, such as the normalizer
-            of a model, the function searches for this file.
+        given: Names of policy arguments that the caller sets. Other arguments can come from files that this function
+            finds next to a model.
 
     Raises:
         ConfigError: The value is unknown, or the type of a path is unknown or ambiguous.

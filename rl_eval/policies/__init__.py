@@ -259,7 +259,7 @@ def check_files(section: PolicySection) -> None:
 
 
 def came_from_factory(error: BaseException) -> bool:
-    """Return whether the factory of a policy raised an error, here or in a runner."""
+    """Return whether an exception was raised by the factory of a policy, in this process or in a runner."""
     return getattr(error, _FROM_FACTORY, False)
 
 

@@ -281,7 +281,7 @@ def export_trajectories(
         to: ``minari``, ``npz`` or ``tensordict``.
         output: Path of the new file or folder; for ``minari`` the id of the data set.
         indices: Indices of the episodes; by default, of all completed episodes.
-        config: Config of the run, which is needed if it contained Python objects; by default, the recorded config.
+        config: Config of the run. Pass it if the config contained Python objects. Default: the recorded config.
         policy: Policy object, if the run had one.
         trust: Whether this process may import and call code that the result names; see :func:`rl_eval.replay`.
 

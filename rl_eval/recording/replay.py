@@ -90,7 +90,7 @@ def replay(
     Args:
         source: Folder or URI of an evaluation log, folder of a saved result, or a result.
         index: Index of the episode.
-        config: Config of the run, which is needed if it contained Python objects; by default, the recorded config.
+        config: Config of the run. Pass it if the config contained Python objects. Default: the recorded config.
         policy: Policy object, if the run had one.
         trust: Whether this process may import and call code that the result names. It is not needed if this process has
             evaluated the same code, or if ``config`` is passed.
@@ -207,7 +207,7 @@ def rebuilt_runner(
 
     Args:
         result: Result of the evaluation.
-        config: Config of the run, which is needed if it contained Python objects; by default, the recorded config.
+        config: Config of the run. Pass it if the config contained Python objects. Default: the recorded config.
         policy: Policy object, if the run had one.
         trust: Whether this process may import and call code that the result names.
 

@@ -521,7 +521,7 @@ def record_videos(
         source: Folder or URI of an evaluation log, folder of a saved result, or a result.
         select: Selectors of episodes; see :class:`VideoSettings`.
         folder: Folder of the MP4 files.
-        config: Config of the run, which is needed if it contained Python objects; by default, the recorded config.
+        config: Config of the run. Pass it if the config contained Python objects. Default: the recorded config.
         policy: Policy object, if the run had one.
         max_videos: Maximum number of videos.
         fps: Frames per second; by default ``render_fps`` of the environment's metadata, or 30 if it is missing.

@@ -352,7 +352,7 @@ def _success(a: EvalResult, b: EvalResult, paired: npt.NDArray[np.bool_]) -> McN
 
 
 def _changes_of_floats(settings: Sequence[DifferentSetting]) -> list[str]:
-    """Return the keys of the different settings, if all of them change only the last bits of floats; otherwise none."""
+    """Return the keys of the different settings; none if one of them changes more than the last bits of floats."""
     keys = [one.key for one in settings if one.key != _OUTPUTS]
     return keys if all(key.partition(".")[0] in _OF_FLOATS for key in keys) else []
 

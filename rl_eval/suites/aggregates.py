@@ -51,7 +51,7 @@ def _cumulative(counts: Counts, units: Units) -> Floats:
 
 
 METRICS: Final[Mapping[Metric, tuple[str, Statistic]]] = {
-    "IQM": ("mean of the middle half of all {unit}s of all tasks", _interquartile_mean),
+    "IQM": ("mean of the middle half of the {unit}s, over all tasks", _interquartile_mean),
     "mean": ("mean of the task means", lambda counts, units: _task_means(counts, units).mean(axis=1)),
     "median": ("median of the task means", lambda counts, units: np.median(_task_means(counts, units), axis=1)),
     "optimality gap": ("mean amount by which the {unit}s stay below 1", _optimality_gap),
