@@ -110,7 +110,7 @@ class Entry:
 
     @property
     def id(self) -> str:
-        """Name that both folders of this checkpoint have: the folder of its copy and the folder of its evaluation logs."""
+        """Name of both folders of this checkpoint: the folder of its copy and the folder of its evaluation logs."""
         name = re.sub(r"[^A-Za-z0-9._-]", "_", self.info.name).lstrip(".")
         # The digest includes the name, since different names may have the same shortened form.
         return f"{name[-80:]}-{xxhash.xxh3_64_hexdigest(f'{self.info.name} {self.digest}'.encode())}"
