@@ -352,7 +352,10 @@ def _success(a: EvalResult, b: EvalResult, paired: npt.NDArray[np.bool_]) -> McN
 
 
 def _changes_of_floats(settings: Sequence[DifferentSetting]) -> list[str]:
-    """Return the keys of the different settings; none if one of them changes more than the last bits of floats."""
+    """Return the keys of the different settings.
+
+    If one of these settings changes more than the last bits of floats, return an empty list.
+    """
     keys = [one.key for one in settings if one.key != _OUTPUTS]
     return keys if all(key.partition(".")[0] in _OF_FLOATS for key in keys) else []
 

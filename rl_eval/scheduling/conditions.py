@@ -145,7 +145,7 @@ def make_conditions(*, rows: Any = None, axes: Any = None, counts: Any = None) -
     counts = {} if counts is None else counts
     if not isinstance(counts, Mapping) or not all(type(one) is int and one >= 1 for one in counts.values()):
         fix = "Map ids of conditions to whole numbers."
-        raise _invalid("counts have a value that is not a whole number of at least 1", counts, fix)
+        raise _invalid("counts have a value that is not a whole number, or is below 1", counts, fix)
     counted = {str(name): count for name, count in counts.items()}
     if unknown := [name for name in counted if name not in named]:
         raise _invalid(f"counts name the unknown condition {unknown[0]!r}: {nearest(unknown[0], named)}", unknown[0])
