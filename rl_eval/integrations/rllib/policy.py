@@ -166,7 +166,7 @@ class RLModulePolicy:
             self._stateful = bool(self._rl_module.is_stateful())
 
     def initial_state(self, batch_size: int) -> Any:
-        """Return the recurrent state and the stacked frames at the start of episodes; None if the policy uses neither."""
+        """Return the recurrent state and the stacked frames of new episodes; None if the policy uses neither."""
         state: dict[str, Any] = {}
         if self._stateful:
             state[Columns.STATE_IN] = tree.map_structure(
