@@ -203,7 +203,7 @@ class Spectator:
 def rebuilt_runner(
     result: EvalResult, config: EvalConfig | EvalSettings | None = None, policy: Any = None, *, trust: bool = False
 ) -> Iterator[Runner]:
-    """Build a runner in this process that is equal to the runners of an evaluation.
+    """Build, in this process, a runner that is equal to the runners of an evaluation.
 
     Args:
         result: Result of the evaluation.

@@ -352,7 +352,7 @@ def _success(a: EvalResult, b: EvalResult, paired: npt.NDArray[np.bool_]) -> McN
 
 
 def _changes_of_floats(settings: Sequence[DifferentSetting]) -> list[str]:
-    """Return the keys of the different settings.
+    """Return the keys of the settings that differ.
 
     If one of these settings changes more than the last bits of floats, return an empty list.
     """
