@@ -127,4 +127,11 @@ class EpisodeAware(Protocol):
     """
 
     def begin_episode(self, index: int, seed: int, attempt: int) -> None:
-        """Receive the episode that the next ``reset`` starts."""
+        """Receive the episode that the next ``reset`` starts.
+
+        Args:
+            index: Index of the episode in the plan of its root seed from index 0 on. So it does not depend on
+                ``evaluation.first_index``.
+            seed: Seed of the episode.
+            attempt: Number of the attempt, from 1.
+        """

@@ -384,13 +384,16 @@ def _formed(
 
 def _stored(batch: Any, folder: Path) -> Any:
     """Write a batch to a new folder, and return it with tensors in this folder; if this fails, remove the folder."""
+    created = False
     try:
         folder.mkdir(parents=True)
+        created = True
         stored = batch.memmap_like(folder)
         reserve(*folder.rglob("*.memmap"))
         return stored.update_(batch)
     except (OSError, RuntimeError) as error:
-        shutil.rmtree(folder, ignore_errors=True)
+        if created:  # Otherwise, another process has created it in the meantime.
+            shutil.rmtree(folder, ignore_errors=True)
         problem = f"the batch cannot be written to storage {os.fspath(folder)!r}: {error}"
         fix = "Call again with another folder. The call returns the same batch."
         raise UsageError(problem, key="storage", value=os.fspath(folder), fix=fix) from error

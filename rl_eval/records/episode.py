@@ -66,6 +66,20 @@ class EpisodeSpec(NamedTuple):
     """Policy of each seat, in the order of the environment's possible agents; None without seats."""
     condition: Condition | None = None
     """Initial condition; None without ``evaluation.conditions``."""
+    first_index: int = 0
+    """First index of the plan. With ``index``, it determines the seed."""
+
+    @property
+    def position(self) -> int:
+        """Index of the episode in the plan of its root seed from index 0 on. Equal episodes have equal positions."""
+        return self.first_index + self.index
+
+    def at_position(self) -> EpisodeSpec:
+        """Return the spec for code of the user, with the position as its index.
+
+        So an episode whose environment depends on the index is the same in every plan that contains it.
+        """
+        return self._replace(index=self.position, first_index=0) if self.first_index else self
 
     @property
     def reset_arguments(self) -> dict[str, Any]:
@@ -76,7 +90,8 @@ class EpisodeSpec(NamedTuple):
 
     def lease(self, attempt: int, runner: int = 0) -> Lease:
         """Return a lease for one attempt of the episode."""
-        return Lease(self.index, self.seed, attempt, runner, seating=self.seating, condition=self.condition)
+        lease = Lease(self.index, self.seed, attempt, runner)
+        return lease._replace(seating=self.seating, condition=self.condition, first_index=self.first_index)
 
 
 class Lease(NamedTuple):
@@ -84,9 +99,10 @@ class Lease(NamedTuple):
 
     ``attempt`` is the number of the attempt, from 1; earlier attempts are used up. ``runner`` is the number of the
     runner with the lease; a runner that replaces it has another number. ``fresh`` requests a new environment, and
-    ``traced`` a trace in the report. ``seating`` and ``condition`` are those of the episode's spec. ``alone`` requests
-    a new simulator for this episode only, so that no other episode can cause a fault. ``block`` has the seeds of the
-    consecutive episodes that run together, including this episode. It is empty for an episode that runs separately.
+    ``traced`` a trace in the report. ``seating``, ``condition`` and ``first_index`` are those of the episode's spec.
+    ``alone`` requests a new simulator for this episode only, so that no other episode can cause a fault. ``block`` has
+    the seeds of the consecutive episodes that run together, including this episode. It is empty for an episode that
+    runs separately.
     """
 
     index: int  # type: ignore[assignment]
@@ -99,11 +115,12 @@ class Lease(NamedTuple):
     block: tuple[int, ...] = ()
     alone: bool = False
     condition: Condition | None = None
+    first_index: int = 0
 
     @property
     def spec(self) -> EpisodeSpec:
         """Line of the plan for the episode."""
-        return EpisodeSpec(self.index, self.seed, self.seating, self.condition)
+        return EpisodeSpec(self.index, self.seed, self.seating, self.condition, self.first_index)
 
     @property
     def condition_id(self) -> str | None:

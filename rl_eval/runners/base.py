@@ -166,7 +166,7 @@ class EvalRunner(RunnerCore):
             phase, reset_started = "reset", perf_counter()
             self._recorder.enter(RESET, lane.index)
             if lane.begin_episode is not None:
-                lane.begin_episode(lane.lease.index, lane.lease.seed, lane.attempt)
+                lane.begin_episode(lane.lease.spec.position, lane.lease.seed, lane.attempt)
             observation = read_reset(lane.reset(**lane.lease.spec.reset_arguments))
             self._write_observation(lane.index, observation)
         except survivable() as error:

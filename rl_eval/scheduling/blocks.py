@@ -26,6 +26,7 @@ class _BlockPlan:
 
     def __init__(self, plan: EpisodePlan, size: int) -> None:
         self.seeds: npt.NDArray[np.int64] = plan.seeds[::size]
+        self.first_index = plan.first_index
 
     def __len__(self) -> int:
         return len(self.seeds)

@@ -164,7 +164,8 @@ class EpisodePlan:
     def __getitem__(self, index: int) -> EpisodeSpec:
         if not 0 <= index < self.num_episodes:
             raise IndexError(f"episode {index} is outside a plan of {self.num_episodes}")
-        return EpisodeSpec(index, int(self.seeds[index]), self.seating(index), self.condition(index))
+        seed = int(self.seeds[index])
+        return EpisodeSpec(index, seed, self.seating(index), self.condition(index), self.first_index)
 
     def seating(self, index: int) -> Seating | None:
         """Return the seating of an episode without computing its seed; None without seats."""

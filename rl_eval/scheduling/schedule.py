@@ -409,7 +409,7 @@ class Schedule:
         leases = [
             Lease(
                 *(index, seed, attempts.get(index, 0) + 1, runner, False, False),
-                *(plan.seating(index), (), alone, plan.condition(index)),
+                *(plan.seating(index), (), alone, plan.condition(index), plan.first_index),
             )
             for index, seed in zip(indices, seeds, strict=True)
         ]

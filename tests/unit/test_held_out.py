@@ -3,14 +3,18 @@
 import json
 from pathlib import Path
 
+import gymnasium as gym
 import numpy as np
+import pytest
 
 from rl_eval import EvalConfig, EvalRunnerGroup, compare, evaluate, load, replay
 from rl_eval.errors import ComparisonError, ConfigError, LogMismatch
 from rl_eval.log.manifest import Manifest, checksum
 from rl_eval.results.result import EvalResult
+from rl_eval.runners.batched.simulator import BatchSimulator, BatchStep
 from rl_eval.scheduling.plan import EpisodePlan
 from tests.refused import refused
+from tests.unit.games_world import Duel
 
 
 def zeros():
@@ -83,3 +87,79 @@ def test_what_was_written_before_there_were_ranges_is_read(tmp_path):
     assert described["plan"].pop("first_index") == 0
     assert EvalResult.from_dict(described, result.table).plan_fingerprint == EpisodePlan(12, 5).fingerprint
     assert not Path(tmp_path, "damaged").exists()
+
+
+# ------------------------------------------------------------------------------ environments that depend on the index
+
+
+class Numbered(gym.Env):
+    """An environment whose episodes return the index that it received."""
+
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (1,))
+    action_space = gym.spaces.Discrete(2)
+
+    def begin_episode(self, index, seed, attempt):
+        self.index = index
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.left = 3
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.left -= 1
+        return np.zeros(1, np.float32), float(self.index), self.left == 0, False, {}
+
+
+class Table(BatchSimulator):
+    """A simulator with a table of initial states, by index."""
+
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (1,))
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, num_envs):
+        self.num_envs = num_envs
+        self.states, self.left = np.zeros((num_envs, 1), np.float32), np.zeros(num_envs, int)
+
+    def restart(self, slots, specs):
+        self.states[slots, 0], self.left[slots] = [spec.index for spec in specs], 3
+        return self.states[slots]
+
+    def step(self, actions):
+        self.left -= 1
+        return BatchStep(self.states, self.states[:, 0].astype(float), self.left == 0, np.zeros(self.num_envs, bool))
+
+    def close(self):
+        pass
+
+
+def by_index(agent, spec):
+    return "even" if spec.index % 2 == 0 else "odd"
+
+
+@pytest.mark.parametrize(("env", "runner"), [(Numbered, "vector"), (Table, "batched")])
+@pytest.mark.parametrize("slots", [1, 3, 8])
+def test_an_index_belongs_to_the_episode_and_not_to_the_part_of_the_plan(env, runner, slots):
+    """An episode has the same outcome in every plan that contains it, and in every batch of a sampler."""
+    config = EvalConfig().environment(env).policy("random").runners(runner=runner, num_envs_per_runner=slots)
+    config.evaluation(num_episodes=8)
+    whole = evaluate(config)
+    assert returns(whole) == [3.0 * index for index in range(8)]
+    part = evaluate(config.copy().evaluation(num_episodes=3, first_index=5))
+    assert returns(part) == returns(whole)[5:]
+    assert [record.index for record in part.episodes] == [0, 1, 2]
+    with EvalRunnerGroup(config) as group:
+        batches = [group.sample(num_env_steps=5, mode="truncate_episodes", as_arrays=True) for _ in range(4)]
+    for key in ("collector.index", "next.reward"):
+        assert np.concatenate([batch[key] for batch in batches]).tolist() == np.repeat(np.arange(7), 3)[:20].tolist()
+
+
+def test_a_mapping_receives_the_index_of_the_episode():
+    """The policies of an episode are the same in every plan that contains it."""
+    policies = {"even": {"policy": "random"}, "odd": {"policy": "random"}}
+    config = EvalConfig().environment(lambda: Duel(3)).policy(policies=policies, policy_mapping_fn=by_index)
+    whole = evaluate(config.evaluation(num_episodes=6))
+    part = evaluate(config.copy().evaluation(num_episodes=3, first_index=3))
+    shown = [[row["policy"] for row in result.agents if row["seat"] == 0] for result in (whole, part)]
+    assert shown[0][3:] == shown[1]
+    assert len({*shown[0]}) == 2

@@ -70,7 +70,8 @@ def test_a_plan_that_begins_later_has_the_seeds_of_those_places(root: int, first
     """Its positions count from 0, and its seeds are a stretch of the plan that begins at the beginning."""
     plan, whole = EpisodePlan(count, root, first), EpisodePlan(first + count, root)
     assert plan.seeds.tolist() == whole.seeds[first:].tolist()
-    assert plan[0] == EpisodeSpec(0, whole[first].seed)
+    assert plan[0] == EpisodeSpec(0, whole[first].seed, first_index=first)
+    assert plan[0].at_position() == whole[first]
     assert (plan.fingerprint == whole.fingerprint) == (first == 0)
 
 

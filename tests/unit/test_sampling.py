@@ -322,6 +322,20 @@ def test_storage_holds_the_batch_and_is_never_overwritten(tmp_path: Any, monkeyp
     assert (TensorDict.load_memmap(tmp_path / "a") == expected).all()
 
 
+def test_a_folder_that_appears_while_episodes_run_is_left_alone(tmp_path: Any) -> None:
+    """It belongs to another process."""
+
+    class Meanwhile(Walk):
+        def reset(self, **given: Any) -> Any:
+            (tmp_path / "a").mkdir(exist_ok=True)
+            (tmp_path / "a" / "data").write_text("of another process")
+            return super().reset(**given)
+
+    with inline(config(env=Meanwhile)) as group, refused(UsageError, "storage", value=str(tmp_path / "a")):
+        group.sample(3, storage=tmp_path / "a")
+    assert (tmp_path / "a" / "data").read_text() == "of another process"
+
+
 # ------------------------------------------------------------------------------ one batch after the other
 
 

@@ -235,7 +235,7 @@ class BatchedEvalRunner(RunnerCore):
             simulator = self._simulator_for(first, len(slots))
             phase, started = "reset", perf_counter()
             self._recorder.enter(RESET, lane_of_call(simulator.num_envs))
-            specs, rows = [lease.spec for lease in leases], np.array(slots)
+            specs, rows = [lease.spec.at_position() for lease in leases], np.array(slots)
             self._inference.observations.adopt(rows, simulator.start(rows, specs))
         except UsageError:
             raise

@@ -203,7 +203,7 @@ class PolicyMapping:
 
     def _mapped(self, agent: Any, spec: EpisodeSpec) -> str:
         try:
-            name = self._function(agent, spec)
+            name = self._function(agent, spec.at_position())
         except Exception as error:
             problem = (
                 f"policy.policy_mapping_fn raised for agent {agent!r} of episode {spec.index}: {summary_of(error)}"
