@@ -469,7 +469,12 @@ class DeterminismCheck(Phase):
                 taken = self._reruns.take(runner, member.index, lanes, positions)
                 plan = self._outcome.plan
                 leases = tuple(
-                    one._replace(seating=plan.seating(one.index), condition=plan.condition(one.index)) for one in taken
+                    one._replace(
+                        seating=plan.seating(one.index),
+                        condition=plan.condition(one.index),
+                        first_index=plan.first_index,
+                    )
+                    for one in taken
                 )
             while member.in_flight(self.tag) < CALLS_IN_FLIGHT and self._reruns.holds(runner):
                 self.pool.call(member, Run(leases, self.pool.slice_s), tag=self.tag, now=now)

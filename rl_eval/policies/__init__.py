@@ -23,6 +23,7 @@ from rl_eval.config.policy_sources import changed_files, file_digests
 from rl_eval.config.references import import_attribute, required, takes_observations
 from rl_eval.config.settings import PolicySection
 from rl_eval.errors import ConfigError, PolicyError, summary_of
+from rl_eval.policies.live import check_arguments
 from rl_eval.protocols import NoiseSource, Policy
 from rl_eval.weights import module_of
 
@@ -64,11 +65,9 @@ def adapt_policy(section: PolicySection, observation_space: gym.Space[Any], acti
             "evaluate(config, policy)."
         )
         raise ConfigError(problem, key="policy.policy", fix=fix)
+    check_arguments(section)
     if isinstance(candidate, str):
         candidate = _from_factory(section, observation_space, action_space)
-    elif section.policy_kwargs:
-        problem = 'policy.policy_kwargs are arguments of a "module:factory", but policy.policy is a policy object'
-        raise ConfigError(problem, key="policy.policy_kwargs", value=", ".join(section.policy_kwargs))
     if inspect.isclass(candidate):
         problem = f"policy.policy is the class {candidate.__name__}"
         fix = (

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from rl_eval.adapters import integration_for
-from rl_eval.config.policy_sources import with_named_policies
+from rl_eval.config.policy_sources import RANDOM, with_named_policies
 from rl_eval.config.settings import EvalSettings, PolicySection, with_values
 from rl_eval.errors import ConfigError, nearest
 from rl_eval.weights import WeightsSnapshot, load_weights_file, module_of, snapshot_weights, weights_of
@@ -15,13 +15,27 @@ _LIVE: Final[dict[str, Any]] = {"policy_kwargs": {}, "weights": None, "weights_k
 """Settings that do not apply to a policy object."""
 
 
-def check_policies(section: PolicySection) -> None:
-    """Check the policies of a section that has several policies by id. A single policy is not checked.
+def check_arguments(section: PolicySection) -> None:
+    """Check that a policy object has no arguments for a factory.
 
     Raises:
-        ConfigError: The section also has settings of a single policy, or one of the several policies is missing. Or
-            ``policy_mapping_fn`` is set, but there are no policies by id.
+        ConfigError: It has.
     """
+    if section.policy_kwargs and not (section.policy is None or isinstance(section.policy, str)):
+        problem = 'policy.policy_kwargs are arguments of a "module:factory", but policy.policy is a policy object'
+        raise ConfigError(problem, key="policy.policy_kwargs", value=", ".join(section.policy_kwargs))
+
+
+def check_policies(section: PolicySection) -> None:
+    """Check the policies of a section.
+
+    Raises:
+        ConfigError: The section has several policies by id and settings of a single policy, or one of the several
+            policies is missing. Or ``policy_mapping_fn`` is set, but there are no policies by id. Or a policy object
+            has arguments for a factory.
+    """
+    for one in (section, *section.policies.values()):
+        check_arguments(one)
     if not section.policies and section.policy_mapping_fn is not None:
         problem = "policy.policy_mapping_fn is set, but policy.policies is empty"
         raise ConfigError(problem, key="policy.policy_mapping_fn", fix="Name the policies in policy.policies.")
@@ -79,7 +93,7 @@ def with_live(settings: EvalSettings, policy: Any) -> EvalSettings:
     if isinstance(policy, str) and not section.policies:
         return _with_named(settings, policy)
     if not section.policies:
-        return with_values(settings, policy={**_LIVE, "policy": policy})
+        return with_values(settings, policy={**_replaced(section), "policy": policy})
     if (divide := integration_for(policy, "as_policies")) is not None:
         policy = divide(policy, tuple(section.policies))
     if not isinstance(policy, Mapping):
@@ -94,11 +108,21 @@ def with_live(settings: EvalSettings, policy: Any) -> EvalSettings:
     return with_values(settings, policy={"policies": {**section.policies, **live}})
 
 
+def _replaced(section: PolicySection) -> dict[str, Any]:
+    """Return the settings that belong to the configured policy, with the values for another policy.
+
+    Without a configured policy, the settings belong to the other policy.
+    """
+    if section.policy is None:
+        return {}
+    return {**_LIVE, "deterministic": True} if section.policy == RANDOM else _LIVE
+
+
 def _with_named(settings: EvalSettings, policy: str) -> EvalSettings:
     """Return settings with a named policy. The name has the same forms as the key ``policy.policy``."""
     named = with_named_policies({"policy": {"policy": policy}})
     kept = {name: getattr(settings.policy, name) for name in settings.policy.model_fields_set}
-    section = PolicySection.model_validate({**kept, **_LIVE, **named.pop("policy")})
+    section = PolicySection.model_validate({**kept, **_replaced(settings.policy), **named.pop("policy")})
     return with_values(settings.model_copy(update={"policy": section}), **named)
 
 

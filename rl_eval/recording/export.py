@@ -66,6 +66,8 @@ class Writer(abc.ABC):
     def __init__(self, target: str | os.PathLike[str]) -> None:
         self.place = Path(target).absolute()
         self._data: Any = None
+        self._lacking: set[Any] = set()
+        """Keys that some episodes lack."""
         self._written = 0
         """Number of written steps."""
 
@@ -97,20 +99,23 @@ class Writer(abc.ABC):
 class NpzWriter(Writer):
     """Writer of one ``.npz`` file with the arrays of all episodes.
 
-    Keys and shapes are those of :func:`~rl_eval.recording.trajectories.as_arrays`.
+    Keys and shapes are those of :func:`~rl_eval.recording.trajectories.as_arrays`. An output of the policy that some
+    episodes lack is left out.
     """
 
     @override
     def write(self, trajectories: Sequence[Trajectory]) -> None:
-        here, self._data = self._next(trajectories), self._data or {}
+        here, arrays = self._next(trajectories), as_arrays(_whole(trajectories))
         self._folder.mkdir(exist_ok=True)
-        for key, array in as_arrays(_whole(trajectories)).items():
-            if key not in self._data:
+        self._data = {key: column for key, column in (self._data or {}).items() if key in arrays}
+        for key, array in arrays.items():
+            if here.start == 0:
                 # A key of the environment's spaces may not be a valid file name.
                 file, shape = self._folder / str(len(self._data)), (self._frames, *array.shape[1:])
                 self._data[key] = np.lib.format.open_memmap(file, "w+", array.dtype, shape)
                 reserve(file)
-            self._data[key][here] = array
+            if key in self._data:
+                self._data[key][here] = array
 
     @override
     def finish(self) -> Path:
@@ -123,16 +128,35 @@ class NpzWriter(Writer):
 
 
 class TensorDictWriter(Writer):
-    """Writer of a folder for ``TensorDict.load_memmap``: the frames of all episodes, one episode after the other."""
+    """Writer of a folder for ``TensorDict.load_memmap``: the frames of all episodes, one episode after the other.
+
+    An output of the policy that some episodes lack is left out.
+    """
 
     @override
     def write(self, trajectories: Sequence[Trajectory]) -> None:
         batch = as_tensordict(_whole(trajectories))
         if self._data is None:
-            _make_folders(self._folder, batch)
-            self._data = batch[:1].expand(self._frames).memmap_like(self._folder)
-            reserve(*self._folder.rglob("*.memmap"))
-        self._data[self._next(trajectories)].update_(batch)
+            self._data = self._stored(batch[:1].expand(self._frames), self._folder)
+        known, there = ({*one.keys(include_nested=True, leaves_only=True)} for one in (self._data, batch))
+        self._lacking |= known - there
+        self._data[self._next(trajectories)].update_(batch.select(*(known & there)))
+
+    @override
+    def finish(self) -> Path:
+        if not self._lacking:
+            return self._folder
+        kept = self._data.exclude(*self._lacking)
+        folder = self._folder.with_name("kept")
+        self._stored(kept, folder).update_(kept)
+        return folder
+
+    @staticmethod
+    def _stored(like: TensorDictBase, folder: Path) -> TensorDictBase:
+        _make_folders(folder, like)
+        stored = like.memmap_like(folder)
+        reserve(*folder.rglob("*.memmap"))
+        return stored
 
 
 def _make_folders(folder: Path, batch: TensorDictBase) -> None:

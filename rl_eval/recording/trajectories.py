@@ -25,6 +25,7 @@ from __future__ import annotations
 import os
 import sys
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter, itemgetter
@@ -371,12 +372,10 @@ class TrajectoryRecorder:
         self._infos = {key: Rows((), np.dtype(np.float64)) for key in info_keys}
         self._rewards = Rows((), np.dtype(np.float64))
         self._steps = 0
-        self._silent = False
-        """Whether the policy returned no outputs in at least one step."""
 
     def on_episode_start(self, spec: EpisodeSpec, attempt: int, observation: Any) -> None:
         """Start an episode with the observation of the reset; see :class:`rl_eval.runners.EpisodeObserver`."""
-        self._steps, self._silent = 0, False
+        self._steps = 0
         for agent, columns in self._agents.items():
             columns.see(0, self._part(observation, agent))
 
@@ -393,7 +392,6 @@ class TrajectoryRecorder:
         """Write one row to every column; see :class:`rl_eval.runners.EpisodeObserver`."""
         step = self._steps
         self._steps = step + 1
-        self._silent = self._silent or policy_outputs is None
         self._rewards.write(step, reward if type(reward) is float else np.asarray(reward).item())
         for agent, columns in self._agents.items():
             chosen, outputs = self._part(action, agent), self._part(policy_outputs, agent) or {}
@@ -427,7 +425,9 @@ class TrajectoryRecorder:
             for agent, reward in self._env.unread.items():  # The episode was cut before it was the agent's turn.
                 self._rewards.array[steps - 1] += reward
                 self._agents[agent].rewards.array[steps - 1] += reward
-        outputs = {} if self._silent and not self._is_team else {k: v for one in agents for k, v in one.outputs.items()}
+        # An agent of a team does not act in every step. Any other output must be there in every step.
+        least = 0 if self._is_team else steps
+        outputs = {key: rows for one in agents for key, rows in one.outputs.items() if one.counts[key] >= least}
         return Trajectory(
             **_by_field(_of_record(record)),
             observations={leaf.key: rows.taken(steps + 1) for one in agents for leaf, rows in one.observed},
@@ -456,6 +456,8 @@ class _Columns:
         self.rewards = Rows((), np.dtype(np.float64))
         self.outputs: dict[Key, Rows] = {}
         """Outputs of the policy besides actions in this episode."""
+        self.counts: Counter[Key] = Counter()
+        """Number of steps in which the policy returned each output."""
         self._root = root
 
     def see(self, row: int, observation: Any) -> None:
@@ -466,10 +468,11 @@ class _Columns:
     def act(self, row: int, action: Any, outputs: Mapping[str, Any]) -> None:
         """Write an action (zeros if it is None) and the other outputs of the policy to a row."""
         if row == 0:
-            self.outputs = {}
+            self.outputs, self.counts = {}, Counter()
         for leaf, rows in self.acted:
             rows.write(row, 0 if action is None else leaf.read(action))
         told = {self._key(name): value for name, value in outputs.items()}
+        self.counts.update(told.keys())
         for key in told.keys() - self.outputs.keys():
             self.outputs[key] = Rows(np.shape(told[key]), np.asarray(told[key]).dtype)
             for former in range(row):

@@ -431,7 +431,7 @@ class _Slot:
     @staticmethod
     def _begin(env: Any, lease: Lease) -> Any:
         if (hook := episode_hook(env)) is not None:
-            hook(lease.index, lease.seed, lease.attempt)
+            hook(lease.spec.position, lease.seed, lease.attempt)
         return env.reset(**lease.spec.reset_arguments)
 
     @staticmethod

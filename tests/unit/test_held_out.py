@@ -137,17 +137,29 @@ def by_index(agent, spec):
     return "even" if spec.index % 2 == 0 else "odd"
 
 
-@pytest.mark.parametrize(("env", "runner"), [(Numbered, "vector"), (Table, "batched")])
+RUNNERS = [
+    (Numbered, "vector"),
+    (Numbered, "single_agent"),
+    pytest.param(Numbered, "subprocess", marks=pytest.mark.process),
+    (Table, "batched"),
+]
+
+
+@pytest.mark.parametrize(("env", "runner"), RUNNERS)
 @pytest.mark.parametrize("slots", [1, 3, 8])
 def test_an_index_belongs_to_the_episode_and_not_to_the_part_of_the_plan(env, runner, slots):
     """An episode has the same outcome in every plan that contains it, and in every batch of a sampler."""
-    config = EvalConfig().environment(env).policy("random").runners(runner=runner, num_envs_per_runner=slots)
+    config = EvalConfig().environment(env).policy("random").runners(runner=runner)
     config.evaluation(num_episodes=8)
+    if runner != "single_agent":
+        config.runners(num_envs_per_runner=slots)
     whole = evaluate(config)
     assert returns(whole) == [3.0 * index for index in range(8)]
     part = evaluate(config.copy().evaluation(num_episodes=3, first_index=5))
     assert returns(part) == returns(whole)[5:]
     assert [record.index for record in part.episodes] == [0, 1, 2]
+    assert part.determinism.passed
+    assert replay(part, 2, config=config.copy().evaluation(num_episodes=3, first_index=5)).identical
     with EvalRunnerGroup(config) as group:
         batches = [group.sample(num_env_steps=5, mode="truncate_episodes", as_arrays=True) for _ in range(4)]
     for key in ("collector.index", "next.reward"):
@@ -163,3 +175,4 @@ def test_a_mapping_receives_the_index_of_the_episode():
     shown = [[row["policy"] for row in result.agents if row["seat"] == 0] for result in (whole, part)]
     assert shown[0][3:] == shown[1]
     assert len({*shown[0]}) == 2
+    assert part.determinism.passed

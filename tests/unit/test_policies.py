@@ -660,3 +660,35 @@ def test_weights_that_are_given_are_not_noted(tmp_path: Path) -> None:
         group.sync_weights(drawn())
         assert not group.evaluate().notes
     assert not evaluate(config.policy(weights=str(tmp_path / "weights.pt"))).notes
+
+
+# ------------------------------------------------------------------------------ settings beside a policy object
+
+
+def test_a_file_of_weights_belongs_to_the_policy_that_is_passed(tmp_path: Path) -> None:
+    """If the config names no policy. Weights of a configured policy do not concern another one."""
+    torch.save(drawn().state_dict(), tmp_path / "weights.pt")
+    base = EvalConfig().environment("CartPole-v1").evaluation(num_episodes=4)
+    config = base.copy().policy(weights=str(tmp_path / "weights.pt"))
+    inside = evaluate(base.copy().policy(drawn(), weights=str(tmp_path / "weights.pt")))
+    assert evaluate(config, drawn()).fingerprint == inside.fingerprint
+    assert evaluate(config, drawn()).provenance["weights"] == inside.provenance["weights"]
+    with refused(ConfigError):
+        evaluate(base.copy().policy(weights=str(tmp_path / "missing.pt")), drawn())
+    named = base.copy().policy(f"{__name__}:drawn", weights=str(tmp_path / "missing.pt"))
+    assert evaluate(named, drawn()).status == "complete"
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_arguments_of_a_factory_do_not_belong_to_an_object(inside: bool) -> None:
+    config = EvalConfig().environment("CartPole-v1").policy(policy_kwargs={"hidden": 3}).evaluation(num_episodes=2)
+    with refused(ConfigError, key="policy.policy_kwargs"):
+        evaluate(config.policy(drawn()) if inside else config, None if inside else drawn())
+
+
+def test_a_policy_in_place_of_random_actions_is_deterministic() -> None:
+    """Sampling came with the random policy, and goes with it."""
+    config = EvalConfig().environment("CartPole-v1").policy("random").evaluation(num_episodes=2)
+    for given in (drawn(), f"{__name__}:seeded"):
+        assert evaluate(config, given).provenance["identity"]["deterministic"] is True
+    assert evaluate(config).provenance["identity"]["deterministic"] is False

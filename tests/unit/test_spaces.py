@@ -437,3 +437,36 @@ def test_nested_actions_may_come_in_any_container(container: Any, sequence: Any)
     assert split[1]["a"][0].tolist() == [2, 9]
     assert (split[1]["a"][1], split[1]["b"]) == (1, 1)
     assert DEEP.contains({"a": tuple(split[1]["a"]), "b": split[1]["b"]})
+
+
+# ------------------------------------------------------------------------------ integers in a Box
+
+BYTES = spaces.Box(0, 255, (1,), np.uint8)
+WHOLE = spaces.Box(-3, 3, (1,), np.int64)
+
+
+@pytest.mark.parametrize(
+    ("space", "mode", "given"),
+    [(BYTES, "none", 300), (BYTES, "none", -1), (BYTES, "none", 1e20), (WHOLE, "none", 2.7), (WHOLE, "clip", 0.99)],
+)
+def test_an_action_of_integers_is_neither_cut_off_nor_wrapped_around(space, mode, given) -> None:
+    """300 is not 44, and 0.99 is not 0. In a row without an episode, anything is allowed."""
+    with refused(PolicyError, key="action", value=given):
+        ActionReader(space, mode).read(np.array([[given]]), np.ones(1, bool))
+    ActionReader(space, mode).read(np.array([[given]]), np.zeros(1, bool))
+
+
+@pytest.mark.parametrize(
+    ("mode", "given", "due"),
+    [
+        ("none", 2.0, 2),
+        ("clip", 7, 3),
+        ("clip", 7.5, 3),
+        ("unsquash", 0.99, 3),
+        ("unsquash", 0.1, 0),
+        ("unsquash", -1, -3),
+    ],
+)
+def test_an_action_of_integers_is_the_nearest_one(mode, given, due) -> None:
+    read = ActionReader(WHOLE, mode).read(np.array([[given]]), np.ones(1, bool))
+    assert (read.dtype, read.tolist()) == (np.int64, [[due]])

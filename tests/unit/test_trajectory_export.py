@@ -248,3 +248,35 @@ def test_options_that_do_not_fit_are_refused(options: list[str], named: str) -> 
     ran = call("export", "nowhere", *options)
     assert ran.exit_code == ExitCode.USAGE
     assert named in " ".join(ran.output.split())
+
+
+class Searches:
+    """A policy with an output in every step, one in some steps, and one in some episodes."""
+
+    def __init__(self) -> None:
+        self.outputs: Any = None
+
+    def act(self, observations: Any, state: Any, live: Any, noise: Any) -> tuple[Any, None]:
+        first = np.asarray(observations).reshape(len(live), -1)[:, 0].astype(np.float64)
+        self.outputs = {"value": first}
+        if (first[live] > 0).all():
+            self.outputs |= {"searched": first}
+        return steer(observations), None
+
+
+@pytest.mark.parametrize("info_keys", [[], ["speed"]])
+@pytest.mark.parametrize("to", ["npz", "tensordict"])
+def test_an_output_that_some_steps_lack_is_left_out(tmp_path: Path, to: str, info_keys: list[str]) -> None:
+    """Zeros in its place would be taken for outputs."""
+    made = config(lanes=1, info_keys=info_keys, num_episodes=30)
+    made.policy(Searches())
+    result = evaluate(made)
+    done = export_trajectories(result, to, tmp_path / "steps", config=made, policy=Searches())
+    if to == "npz":
+        with np.load(done.path) as data:
+            found = dict(data)
+    else:
+        found = {key: value.numpy() for key, value in TensorDict.load_memmap(done.path).flatten_keys(".").items()}
+    assert "searched" not in found
+    np.testing.assert_array_equal(found["value"].ravel(), found["observation"][:, 0])
+    assert len(found["value"]) == done.frames

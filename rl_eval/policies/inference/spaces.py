@@ -393,7 +393,22 @@ class ActionReader:
             if not self.clipped and (array != given)[live].any():
                 width = np.where(np.isfinite(leaf.high) & np.isfinite(leaf.low), leaf.high - leaf.low, 1.0)
                 self.clipped = bool((np.abs(array - given) > _ROUNDING * width)[live].any())
-        return array.astype(leaf.dtype, copy=False)
+        return (
+            self._whole(where, leaf, array, live) if leaf.dtype.kind in "iu" else array.astype(leaf.dtype, copy=False)
+        )
+
+    def _whole(self, where: str, leaf: gym.spaces.Box, array: Array, live: npt.NDArray[np.bool_]) -> Array:
+        """Convert numbers to the integers of a leaf. A conversion by NumPy would cut off decimals, and wrap around."""
+        whole = np.rint(array) if array.dtype.kind == "f" else array
+        limits = np.iinfo(leaf.dtype.name)
+        wrong = (whole < limits.min) | (whole > limits.max)
+        if self.mode != "unsquash":
+            wrong |= whole != array
+        if wrong.any() and wrong[live].any():
+            value = array[live][wrong[live]].ravel()[0]
+            problem = f"the policy returned {where} {value}, but {leaf} needs integers of dtype {leaf.dtype}"
+            raise PolicyError(problem, key=where, value=value.item())
+        return np.where(wrong, 0, whole).astype(leaf.dtype)
 
 
 def _other_structure(path: tuple[Any, ...], structure: Any, actions: Any) -> PolicyError:
