@@ -6,6 +6,7 @@ The check ensures that the result can be written after hours of episodes. Folder
 from __future__ import annotations
 
 import datetime
+import fcntl
 import itertools
 import os
 import re
@@ -66,7 +67,32 @@ def claimed_folders(
     """
     given = log_dir is not None or output is not None
     with nullcontext(log_dir) if given else _new_log_folder(name) as chosen:
-        yield chosen, claim_folder(output, chosen, force=force)
+        folder = claim_folder(output, chosen, force=force)
+        with nullcontext() if output is None else _locked(output):
+            yield chosen, folder
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Lock the folder of a result, so that no other run replaces the result. A log has its own lock.
+
+    Raises:
+        ConfigError: Another run has locked the folder.
+    """
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # Some file systems have no locks.
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                problem, fix = (
+                    f"another run is writing to {shown(folder)}",
+                    "Pass another --output, or wait for its end.",
+                )
+                raise ConfigError(problem, key="--output", value=shown(folder), fix=fix) from None
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def claim_folder(output: Path | None, log_dir: str | None, *, force: bool = False) -> Path | None:

@@ -194,13 +194,16 @@ class MinariWriter(Writer):
             raise ConfigError(problem, key="to", value="minari", fix=fix)
         self._id = os.fspath(target)
         try:
-            self._namespace = parse_dataset_id(self._id)[0]
+            self._namespace, _, number = parse_dataset_id(self._id)
+            why = "" if number is not None else "the version is missing"
         except ValueError as error:
+            why = str(error)
+        if why:
             problem, fix = (
-                f"{self._id!r} is not the id of a Minari data set: {error}",
+                f"{self._id!r} is not the id of a Minari data set: {why}",
                 "Pass an id such as 'cartpole/ppo-v0'.",
             )
-            raise ConfigError(problem, key="output", value=self._id, fix=fix) from error
+            raise ConfigError(problem, key="output", value=self._id, fix=fix)
         super().__init__(get_dataset_path(self._id))
 
     @override
@@ -348,12 +351,14 @@ def _selected(result: EvalResult, indices: Sequence[int] | None) -> list[int]:
     completed = result.table.completed
     if indices is None and not completed.any():
         raise UsageError("no episode of the result completed, so there is no trajectory to export", key="episodes")
-    chosen = completed.nonzero()[0].tolist() if indices is None else dict.fromkeys(indices)
+    chosen = completed.nonzero()[0].tolist() if indices is None else list(dict.fromkeys(indices))
+    if not chosen:
+        raise UsageError("no episodes are chosen", key="episodes", value=indices, fix="Choose at least one episode.")
     for index in chosen:
         if recorded_episode(result, index).outcome == "failed":
             problem = f"episode {index} failed, so it has no trajectory"
             raise UsageError(problem, key="episodes", episode=index, fix="Choose other episodes.")
-    return list(chosen)
+    return chosen
 
 
 def _write(writer: Writer, result: EvalResult, runner: Runner, chosen: Sequence[int]) -> None:

@@ -174,10 +174,23 @@ class Sampler:
             return {"seed": self._seed, "index": self._next, "step": self._offset}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Restore a position that :meth:`state_dict` returned. If it is within an episode, this episode runs again."""
+        """Restore a position that :meth:`state_dict` returned. If it is within an episode, this episode runs again.
+
+        Raises:
+            UsageError: The state does not come from :meth:`state_dict`.
+        """
+        try:
+            seed, index, step = (operator.index(state[key]) for key in ("seed", "index", "step"))
+        except (KeyError, TypeError) as error:
+            step, why = -1, str(error)
+        else:
+            why = f"step is {step}"
+        if step < 0:
+            problem, fix = f"{state} is not the state of a sampler ({why})", "Pass the return value of state_dict()."
+            raise UsageError(problem, key="state", value=str(state), fix=fix)
         with self._lock:
-            self.restart(state["seed"], state["index"])
-            self._offset = state["step"]
+            self.restart(seed, index)
+            self._offset = step
 
     def skip_rest(self) -> None:
         """Start the next batch with a new episode, even if the last batch ended within one."""
@@ -272,11 +285,27 @@ class Sampler:
             elif (trajectory := self._ready.get(index)) is None:
                 return None
             else:
+                start = self._checked_start(trajectory, start)
                 stop = min(len(trajectory), start + missing) if request.truncates else len(trajectory)
                 found.append(Fragment(trajectory, start, stop))
                 missing -= 1 if request.num_episodes is not None else stop - start
             index, start = index + 1, 0
         return found
+
+    def _checked_start(self, trajectory: Trajectory, start: int) -> int:
+        """Return the first step of an episode that no batch contains yet.
+
+        Raises:
+            UsageError: The episode ran again after :meth:`load_state_dict`, and has ended before this step.
+        """
+        if start >= len(trajectory):
+            problem = (
+                f"episode {trajectory.index} has {len(trajectory)} steps, but earlier batches contain {start} steps of "
+                "it, which were sampled with other weights"
+            )
+            fix = "Call sampler.skip_rest() to continue with the next episode."
+            raise UsageError(problem, key="step", value=start, episode=trajectory.index, fix=fix)
+        return start
 
     def _tolerate(self, index: int, request: SampleRequest) -> None:
         failure = self._failed[index]

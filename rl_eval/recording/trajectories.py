@@ -37,6 +37,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rl_eval.errors import ConfigError
+from rl_eval.policies.inference.spaces import fitting
 from rl_eval.policies.inference.sweep_log import Steps
 from rl_eval.records.episode import COLUMNS, EpisodeRecord, EpisodeSpec
 
@@ -235,7 +236,13 @@ def as_arrays(fragments: Sequence[Fragment], *, padded: bool = False, arrivals: 
         Arrays of shape (frames, \*shape), or (fragments, longest, \*shape) if padded. ``longest`` is the number of
         frames of the longest fragment.
     """
-    return {".".join(key): array for key, array in _batch(fragments, padded, arrivals).items()}
+    arrays = _batch(fragments, padded, arrivals)
+    named = {".".join(key): array for key, array in arrays.items()}
+    if len(named) < len(arrays):
+        twice = next(name for name, count in Counter(map(".".join, arrays)).items() if count > 1)
+        problem = f"two arrays have the key {twice!r}"
+        raise ConfigError(problem, key=twice, fix="Use a TensorDict, or rename the keys of the environment's spaces.")
+    return named
 
 
 def as_tensordict(fragments: Sequence[Fragment], *, padded: bool = False, arrivals: bool = False) -> Any:
@@ -463,7 +470,10 @@ class _Columns:
     def see(self, row: int, observation: Any) -> None:
         """Write an observation to a row; if it is None, write zeros."""
         for leaf, rows in self.observed:
-            rows.write(row, 0 if observation is None else leaf.read(observation))
+            if not self._root or observation is not None:  # An agent of a team may have no observation.
+                rows.write(row, fitting(leaf.read(observation), leaf.dtype, leaf.shape))
+            else:
+                rows.write(row, 0)
 
     def act(self, row: int, action: Any, outputs: Mapping[str, Any]) -> None:
         """Write an action (zeros if it is None) and the other outputs of the policy to a row."""

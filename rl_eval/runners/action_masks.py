@@ -70,7 +70,8 @@ class ActionMasks(gym.Wrapper[Any, Any, Any, Any]):
             )
             fix = "Define action_masks(), put action_mask into info, or remove environment.action_masks."
             raise EnvError(problem, key="environment.action_masks", value=True, fix=fix)
-        mask = np.ravel(given).astype(bool).astype(np.int8)
+        parts = given if isinstance(given, tuple) else (given,)  # A tuple has a mask for each part of the action.
+        mask = np.concatenate([np.ravel(part) for part in parts]).astype(bool).astype(np.int8)
         if len(mask) != self._choices:
             problem = f"the action mask has {len(mask)} numbers, but {self.action_space} needs {self._choices}"
             raise EnvError(problem, key="action_mask", value=len(mask))

@@ -21,7 +21,7 @@ import numpy.typing as npt
 import tree
 
 from rl_eval.config.settings import PolicySection
-from rl_eval.errors import PolicyUnavailable
+from rl_eval.errors import PolicyError, PolicyUnavailable
 from rl_eval.policies.inference.device_observations import DeviceObservations
 from rl_eval.policies.inference.probe import BLOCK, Probe
 from rl_eval.policies.inference.spaces import (
@@ -91,6 +91,7 @@ class RowInference:
         self._steps = np.zeros(self._rows, np.int64)
         with no_grad():
             self._fresh_state = policy.initial_state(self._rows) if isinstance(policy, Recurrent) else None
+            _check_alike(policy, self._fresh_state)
         self._state = copy_batch(self._fresh_state)
         self._chunk = self._rows
         self._batched = section.inference == "batched"
@@ -322,6 +323,19 @@ class RowInference:
             "num_threads": torch.get_num_threads(),
             "device": self._device,
         }
+
+
+def _check_alike(policy: Policy, state: Any) -> None:
+    """Check that all rows of a new recurrent state are equal, so that an episode does not depend on its row.
+
+    Raises:
+        PolicyError: Two rows differ.
+    """
+    for leaf in tree.flatten(state):
+        if np.ndim(leaf) and not bool(((leaf == leaf[:1]) | (leaf != leaf)).all()):  # noqa: PLR0124  # NaN.
+            problem = f"initial_state() of the policy {type(policy).__name__} returns rows that differ"
+            fix = "Return the same state for each row: episodes start in any row."
+            raise PolicyError(problem, key="initial_state", fix=fix)
 
 
 def _assign(target: Any, rows: Any, values: Any) -> None:

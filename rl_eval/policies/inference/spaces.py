@@ -243,6 +243,25 @@ class ObservationBatch:
         return tree.map_structure(lambda leaf: _sample_leaf(leaf, rows, rng, scale), self.structure)
 
 
+def fitting(value: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+    """Return a part of an observation as an array with a dtype and a shape.
+
+    The last observation of an episode is not written to the batch, so it has not been checked before.
+
+    Raises:
+        EnvError: The shape, the dtype or a value does not fit.
+    """
+    given = np.asarray(value)
+    fits = given.shape == shape and given.dtype.kind in _FITTING_KINDS[dtype.kind]
+    with np.errstate(over="ignore", invalid="ignore"):
+        array = given.astype(dtype, copy=False) if fits else given
+    if not fits or (dtype.kind in "iu" and (array != given).any()):
+        due = f"but the observation space has shape {shape} and dtype {dtype}"
+        problem = f"the last observation has shape {given.shape}, dtype {given.dtype} or values that do not fit, {due}"
+        raise EnvError(problem, key="observation", value=f"{given.dtype}{list(given.shape)}")
+    return array
+
+
 def leaf_of(observation: Any, path: tuple[Any, ...]) -> Any:
     """Return a part of an observation, or of a batch of observations.
 

@@ -13,6 +13,8 @@ from typing import Any, Final, NamedTuple, Protocol, final
 import numpy as np
 import numpy.typing as npt
 
+from rl_eval.policies.inference.spaces import fitting
+
 Array = npt.NDArray[Any]
 Outputs = Iterable[tuple[Any, Any]]
 
@@ -114,13 +116,12 @@ class SweepLog:
             recorders: Observers that record the episode, by the names of their artifacts.
 
         Raises:
-            TypeError: The last observation cannot be written to an array of observations.
-            ValueError: The last observation has another shape than the other observations.
+            EnvError: The last observation does not fit the observation space.
         """
         place = len(self._finished)
         if place == len(self._lasts):
             self._lasts = np.concatenate([self._lasts, np.empty_like(self._lasts)])
-        self._lasts[place] = last
+        self._lasts[place] = fitting(last, self._lasts.dtype, self._lasts.shape[1:])
         start = self._starts.pop(slot)
         if rewards:
             self._columns["rewards"][start - self._first : self._count - self._first, slot] = rewards
