@@ -193,9 +193,11 @@ class MinariWriter(Writer):
             )
             raise ConfigError(problem, key="to", value="minari", fix=fix)
         self._id = os.fspath(target)
+        why = ""
         try:
-            self._namespace, _, number = parse_dataset_id(self._id)
-            why = "" if number is not None else "the version is missing"
+            self._namespace = parse_dataset_id(self._id)[0]
+        except TypeError:  # From Minari's conversion of the version.
+            why = "the version is missing"
         except ValueError as error:
             why = str(error)
         if why:

@@ -1,5 +1,6 @@
 """``rl-eval run --log-dir`` with an unfinished, a complete and another run; ``--fresh`` starts a new run beside it."""
 
+import fcntl
 import json
 import os
 import shutil
@@ -307,3 +308,16 @@ def test_a_complete_run_in_a_folder_that_can_only_be_read_is_printed(folder):
     assert done.stdout.count("cli_toys:count") == 2
     assert ["writable" in text for text in done.stderr.split("== ")] == [False, True, False]
     assert paths == [path for name in ("both", "log") for path in [Path(name), *sorted(Path(name).rglob("*"))]]
+
+
+def test_two_runs_do_not_write_to_one_output(folder):
+    """The second one would replace the result of the first one."""
+    Path("out").mkdir()
+    other = os.open("out", os.O_RDONLY)
+    try:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        assert call("run", "toy.yaml", "--output", "out", "-q").exit_code == 2
+        assert not list(Path("out").iterdir())
+    finally:
+        os.close(other)
+    assert call("run", "toy.yaml", "--output", "out", "-q").exit_code == 0

@@ -14,7 +14,7 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from rl_eval import EvalConfig, EvalRunnerGroup
+from rl_eval import EvalConfig, EvalRunnerGroup, evaluate
 from rl_eval.config.settings import PolicySection
 from rl_eval.errors import PolicyError, PolicyUnavailable
 from rl_eval.policies import CallablePolicy
@@ -582,3 +582,19 @@ def test_a_result_says_that_actions_were_clipped(lanes: int, mode: Any, said: st
             clipped.append([note for note in group.evaluate().notes if "clipped" in note])
     assert [len(notes) for notes in clipped] == [0, 1, 0]
     assert said in clipped[1][0]
+
+
+class Numbered:
+    """A recurrent policy whose state depends on the row in which an episode starts."""
+
+    def initial_state(self, batch_size: int) -> Array:
+        return np.arange(batch_size, dtype=np.float64)
+
+    def act(self, observations: Any, state: Any, live: Any, noise: Any) -> tuple[Array, Any]:
+        return np.zeros(len(observations), np.int64), state
+
+
+def test_a_recurrent_state_that_depends_on_the_row_is_refused() -> None:
+    """The number of environments would change the episodes."""
+    with refused(PolicyError, key="initial_state"):
+        evaluate(EvalConfig().environment("CartPole-v1").evaluation(num_episodes=2), Numbered())

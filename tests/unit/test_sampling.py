@@ -16,6 +16,7 @@ from rl_eval import EvalConfig, EvalRunnerGroup
 from rl_eval.errors import ConfigError, EvalError, UsageError
 from rl_eval.scheduling.plan import EpisodePlan
 from tests.refused import refused
+from tests.unit.games_world import duel_config
 from tests.unit.test_runners import Walk, calm, seeded, steer, troubled, walk, weighted
 
 
@@ -433,3 +434,71 @@ def test_long_episodes_outgrow_their_arrays() -> None:
             batch = group.sample(2, as_arrays=True)
         np.testing.assert_array_equal(batch["observation"][:, 0], [*range(700)] * 2)
         np.testing.assert_array_equal(batch["next.observation"][:, 0], [*range(1, 701)] * 2)
+
+
+# ------------------------------------------------------------------------------ what cannot be sampled
+
+
+@pytest.mark.parametrize("state", [{}, {"seed": 0, "index": 0}, {"seed": 0, "index": 0, "step": -1}, {"seed": "a"}])
+def test_a_position_that_no_sampler_returned_is_refused(state: Any) -> None:
+    with inline(config()) as group, refused(UsageError, "state"):
+        group.sampler.load_state_dict(state)
+
+
+def test_a_position_behind_the_end_of_an_episode_is_refused() -> None:
+    """Other weights may have made it shorter. The next episode is still there."""
+    with inline(config()) as group:
+        group.sampler.load_state_dict({"seed": 5, "index": 0, "step": 10_000})
+        with refused(UsageError, "step", value=10_000):
+            group.sample(num_env_steps=3, mode="truncate_episodes")
+        group.sampler.skip_rest()
+        batch = group.sample(num_env_steps=3, mode="truncate_episodes", as_arrays=True)
+    assert batch["collector.index"].tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("last", [None, np.zeros(7), np.zeros(1), "nothing"])
+@pytest.mark.parametrize("info_keys", [[], ["speed"]])
+def test_a_last_observation_that_does_not_fit_is_an_error(last: Any, info_keys: list[str]) -> None:
+    """The policy never sees it, so a record does not need it, but a trajectory does."""
+
+    class Ends(Walk):
+        def step(self, action: Any) -> Any:
+            observation, reward, terminated, truncated, info = super().step(action)
+            return last if terminated or truncated else observation, reward, terminated, truncated, info
+
+    with inline(config(env=Ends, info_keys=info_keys)) as group:
+        assert group.evaluate().status == "complete"
+        with refused(EvalError, "episodes"):
+            group.sample(2)
+
+
+def test_a_batch_of_matchups_has_the_episodes_of_the_plan() -> None:
+    """A wave has whole turns, although the batch does not need them."""
+    for lanes in (1, 3):
+        made = duel_config({"a": 0, "b": 1, "c": 2}, "round_robin", 12, symmetric=True)
+        with inline(made.runners(num_envs_per_runner=lanes)) as group:
+            batches = [group.sample(num_env_steps=5, as_arrays=True) for _ in range(2)]
+            batches.append(group.sample(1, as_arrays=True))
+        assert np.concatenate([batch["collector.index"] for batch in batches]).tolist() == list(range(11))
+
+
+def test_keys_that_are_equal_when_they_are_joined_are_an_error() -> None:
+    part = gym.spaces.Box(0, 1, (1,))
+    space = gym.spaces.Dict({"a.b": part, "a": gym.spaces.Dict({"b": part})})
+
+    class Nested(Walk):
+        def __init__(self) -> None:
+            super().__init__()
+            self.observation_space = space
+
+        def reset(self, **given: Any) -> Any:
+            super().reset(**given)
+            return space.sample(), {}
+
+        def step(self, action: Any) -> Any:
+            return space.sample(), *super().step(action)[1:]
+
+    with inline(EvalConfig().environment(Nested).policy("random")) as group:
+        assert {"a.b", ("a", "b")} <= {*group.sample(1).keys(include_nested=True)}
+        with refused(ConfigError, "a.b"):
+            group.sample(1, as_arrays=True)

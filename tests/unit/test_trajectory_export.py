@@ -280,3 +280,16 @@ def test_an_output_that_some_steps_lack_is_left_out(tmp_path: Path, to: str, inf
     assert "searched" not in found
     np.testing.assert_array_equal(found["value"].ravel(), found["observation"][:, 0])
     assert len(found["value"]) == done.frames
+
+
+def test_no_episode_is_refused(ran: Any, tmp_path: Path) -> None:
+    made, result, _ = ran
+    with refused(UsageError, key="episodes"):
+        export_trajectories(result, "npz", tmp_path / "steps", [], config=made)
+
+
+@pytest.mark.parametrize("name", ["walk", "walk/steer", "-v0"])
+def test_an_id_without_a_version_is_refused(ran: Any, name: str) -> None:
+    made, result, _ = ran
+    with refused(ConfigError, key="output", value=name):
+        export_trajectories(result, "minari", name, config=made)
