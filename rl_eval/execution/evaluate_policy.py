@@ -25,6 +25,11 @@ _WATCHING: Final = (
 )
 """Wrappers of gymnasium that do not change episodes."""
 
+_LEARNING: Final = (
+    "gymnasium.wrappers.stateful_observation:NormalizeObservation",
+    "gymnasium.wrappers.stateful_reward:NormalizeReward",
+)
+"""Wrappers of gymnasium with running statistics, which are not part of the environment's ``spec``."""
 _ADDRESS: Final = re.compile(" at 0x[0-9a-f]+")
 _NOT_OF_THE_EPISODES: Final = ("render_mode", "num_envs", "vectorization_mode", "vector_kwargs")
 """Arguments of ``gymnasium.make`` and ``make_vec`` that do not change episodes."""
@@ -206,6 +211,13 @@ def _specs_of(env: Any) -> list[Any]:
 def _wrappers(spec: Any, harmless: tuple[str, ...]) -> list[Mapping[str, Any]]:
     wrappers = [one for one in spec.additional_wrappers if not one.entry_point.startswith(harmless)]
     for one in wrappers:
+        if one.entry_point.startswith(_LEARNING):
+            problem = f"env has a wrapper {one.name}, whose statistics a new environment does not have"
+            fix = (
+                "Pass a function that builds the environment with these statistics, or train with the VecNormalize of "
+                "Stable-Baselines3, whose statistics are part of the policy."
+            )
+            raise ConfigError(problem, key="env", value=one.name, fix=fix)
         if one.kwargs is None:
             problem = f"env has a wrapper {one.name}, which does not record its arguments"
             fix = "Pass a function that builds the environment with this wrapper."

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import tree
+from gymnasium.vector.utils import batch_space
 
 from rl_eval.config.references import import_attribute
 from rl_eval.errors import ConfigError
@@ -105,7 +106,10 @@ def load_agent(
         ConfigError: The file is missing, or its weights do not fit the agent.
     """
     build = import_attribute("policy_kwargs.agent", agent) if isinstance(agent, str) else agent
-    envs = SimpleNamespace(single_observation_space=observation_space, single_action_space=action_space, num_envs=1)
+    single = {"single_observation_space": observation_space, "single_action_space": action_space}
+    # Some scripts read the bounds of actions from the space of all environments.
+    batched = {"observation_space": batch_space(observation_space, 1), "action_space": batch_space(action_space, 1)}
+    envs = SimpleNamespace(**single, **batched, num_envs=1)
     try:
         inspect.signature(build).bind(envs, **(agent_kwargs or {}))
     except TypeError as error:

@@ -56,9 +56,16 @@ class TianshouPolicy:
     Args:
         policy: A policy that no other code uses.
         deterministic: Whether to take the mode of the policy's distribution.
+
+    Raises:
+        ConfigError: ``deterministic`` is true, but the policy draws quantiles.
     """
 
     def __init__(self, policy: Policy, deterministic: bool) -> None:
+        if deterministic and any(base.__name__ == "IQNPolicy" for base in type(policy).__mro__):
+            problem = "IQNPolicy draws quantiles at random, but policy.deterministic is True"
+            fix = "Set policy.deterministic to False. Actions then use quantiles from each episode's own noise."
+            raise ConfigError(problem, key="policy.deterministic", value=True, fix=fix)
         self.module = policy
         if hasattr(policy, "deterministic_eval"):
             policy.deterministic_eval = deterministic

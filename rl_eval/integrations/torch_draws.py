@@ -83,20 +83,26 @@ class EpisodeDraws(TorchFunctionMode):
             chosen = [categorical(np.log(parts[:, part]), self._live, self._noise) for part in range(parts.shape[1])]
         return torch.from_numpy(np.stack(chosen, 1)).reshape(-1, 1).to(probabilities.device)
 
-    def _normal(self, mean: torch.Tensor, std: torch.Tensor, *, generator: Any = None) -> torch.Tensor:
-        mean = mean.expand(np.broadcast_shapes(mean.shape, std.shape))
+    def _normal(
+        self, mean: Any, std: Any = 1.0, size: Any = None, *, generator: Any = None, **kwargs: Any
+    ) -> torch.Tensor:
+        if size is not None:
+            mean = torch.full(size, mean, **kwargs)
+        centre: torch.Tensor = mean if isinstance(mean, torch.Tensor) else torch.full_like(std, mean)
+        width = torch.as_tensor(std, dtype=centre.dtype, device=centre.device)
+        centre = centre.expand(np.broadcast_shapes(centre.shape, width.shape))
         if self._noise is None:
-            return mean.clone()
-        flat = self._rows(mean)
-        numbers = torch.from_numpy(self._noise.normal(flat[0].numel())).reshape(mean.shape)
-        return (mean.double() + std.double() * numbers.to(mean.device)).to(mean.dtype)
+            return centre.clone()
+        flat = self._rows(centre)
+        numbers = torch.from_numpy(self._noise.normal(flat[0].numel())).reshape(centre.shape)
+        return (centre.double() + width.double() * numbers.to(centre.device)).to(centre.dtype)
 
     def _refill(self, out: torch.Tensor, mean: float = 0.0, std: float = 1.0, *, generator: Any = None) -> torch.Tensor:
         return out.copy_(self._normal(torch.full_like(out, mean), torch.full_like(out, std)))
 
-    def _uniform(
-        self, out: torch.Tensor, low: float = 0.0, high: float = 1.0, *, generator: Any = None
-    ) -> torch.Tensor:
+    def _uniform(self, out: torch.Tensor, *bounds: float, generator: Any = None, **named: float) -> torch.Tensor:
+        low, high = (*bounds, *(0.0, 1.0)[len(bounds) :])
+        low, high = named.get("from", low), named.get("to", high)
         if self._noise is None:
             return out.fill_((low + high) / 2)
         numbers = torch.from_numpy(self._noise.uniform(self._rows(out)[0].numel())).reshape(out.shape)

@@ -128,20 +128,28 @@ def versioned_weights(algorithm: Any, names: Collection[str] = ()) -> VersionedW
     if not isinstance(algorithm, Algorithm):
         problem = f"a {type(algorithm).__name__} of RLlib has no weights to send"
         raise WeightsError(problem, key="weights", value=type(algorithm).__name__, fix="Pass the Algorithm.")
-    state = algorithm.learner_group.get_state(components="learner/rl_module", inference_only=True)["learner"]
+    chosen = (names or module_ids(algorithm.config)) if algorithm.config.is_multi_agent else [DEFAULT_MODULE_ID]
+    state = _learner_state(algorithm, inference_only=True)
+    # RLlib's stateful modules ignore inference_only, so they need all weights.
+    stateful = {module_id for module_id in chosen if algorithm.get_module(module_id).is_stateful()}
+    whole = _learner_state(algorithm, inference_only=False) if stateful else state
     pipelines = _pipelines(algorithm)
     pieces = pipelines.env_to_module.connectors
     others = _states_elsewhere(algorithm) if any(type(piece) is MeanStdFilter for piece in pieces) else []
 
     def tensors_of(module_id: str) -> dict[str, torch.Tensor]:
-        tensors = {name: torch.from_numpy(np.array(value)) for name, value in state["rl_module"][module_id].items()}
+        found = (whole if module_id in stateful else state)["rl_module"][module_id]
+        tensors = {name: torch.from_numpy(np.array(value)) for name, value in found.items()}
         filters = filter_tensors(pieces, others, pipelines.agent(module_id))
         return tensors | {_PREFIX + name: value for name, value in filters.items()}
 
     if not algorithm.config.is_multi_agent:
         return VersionedWeights(tensors_of(DEFAULT_MODULE_ID), int(state["weights_seq_no"]))
-    chosen = names or module_ids(algorithm.config)
     return VersionedWeights({name: tensors_of(name) for name in chosen}, int(state["weights_seq_no"]))
+
+
+def _learner_state(algorithm: Algorithm, *, inference_only: bool) -> Any:
+    return algorithm.learner_group.get_state(components="learner/rl_module", inference_only=inference_only)["learner"]
 
 
 def _policy_of(algorithm: Algorithm) -> RLModulePolicy:

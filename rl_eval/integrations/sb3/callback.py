@@ -64,8 +64,10 @@ class EvaluationArrays:
 
 def _column(result: EvalResult, name: str) -> Any:
     """Return one number per planned episode; NaN for an episode that did not complete."""
-    column = np.where(result.table.completed, result.table.rows[name].astype(np.float64), np.nan)
-    return column > 0 if name == "success_at_end" else column
+    column = result.table.rows[name].astype(np.float64)
+    if name == "success_at_end":
+        column = (column > 0).astype(np.float64)
+    return np.where(result.table.completed, column, np.nan)
 
 
 # ---------------------------------------------------------------------- the callback
@@ -205,6 +207,8 @@ class EvalCallback(EventCallback):  # type: ignore[misc]
     def _on_training_start(self) -> None:
         super()._on_training_start()
         self._release()  # Evaluations that an interrupted training left open.
+        if isinstance(self.parent, EventCallback):  # It does not pass the end of the training on.
+            vars(self.parent)["_on_training_end"] = self.on_training_end  # type: ignore[index]
         given = self._given
         self.evaluator = (
             given

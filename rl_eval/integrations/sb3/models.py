@@ -224,10 +224,13 @@ def _build(data: dict[str, Any]) -> BasePolicy:
     policy_class = data["policy_class"]
     kwargs = dict(data["policy_kwargs"])
     kwargs.pop("device", None)
-    if "use_sde" in inspect.signature(policy_class).parameters:
+    parameters = inspect.signature(policy_class).parameters
+    if "use_sde" in parameters:
         kwargs.setdefault("use_sde", data.get("use_sde", False))
+    if "lr_schedule" in parameters:
+        kwargs["lr_schedule"] = lambda _: 0.0
     with torch.random.fork_rng(devices=[]):  # Initial weights are drawn and then replaced.
-        return policy_class(data["observation_space"], data["action_space"], lambda _: 0.0, **kwargs)
+        return policy_class(data["observation_space"], data["action_space"], **kwargs)
 
 
 def _load_statistics(file: Path) -> VecNormalize:

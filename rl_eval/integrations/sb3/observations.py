@@ -90,23 +90,22 @@ class Normalizer(nn.Module):
 
 
 def normalizers_of(wrapper: VecNormalize | None) -> nn.ModuleList:
-    """Return copies of the observation statistics of a ``VecNormalize``; empty if there are none.
+    """Return copies of the observation statistics of a ``VecNormalize``, or of one inside it; empty if there are none.
 
     Raises:
         ConfigError: The ``VecNormalize`` wraps a second ``VecNormalize`` that also normalizes observations.
     """
-    if wrapper is None or not wrapper.norm_obs:
-        return nn.ModuleList()
-    inner: Any = getattr(wrapper, "venv", None)
+    found, inner = list[VecNormalize](), wrapper
     while inner is not None:
-        if isinstance(inner, VecNormalize) and inner.norm_obs:
-            raise ConfigError(
-                "the training environment has a VecNormalize inside a VecNormalize", key="policy", fix="Remove one."
-            )
+        found += [inner] if isinstance(inner, VecNormalize) and inner.norm_obs else []
         inner = getattr(inner, "venv", None)
-    statistics = wrapper.obs_rms if isinstance(wrapper.obs_rms, dict) else {None: wrapper.obs_rms}
+    if len(found) > 1:
+        problem = "the training environment has a VecNormalize inside a VecNormalize"
+        raise ConfigError(problem, key="policy", fix="Remove one.")
     return nn.ModuleList(
-        Normalizer(key, observed, wrapper.clip_obs, wrapper.epsilon) for key, observed in statistics.items()
+        Normalizer(key, observed, one.clip_obs, one.epsilon)
+        for one in found
+        for key, observed in (one.obs_rms if isinstance(one.obs_rms, dict) else {None: one.obs_rms}).items()
     )
 
 
@@ -248,7 +247,7 @@ def _recipe(given: gym.Space[Any], due: gym.Space[Any], normalizer: Any) -> _Rec
     if statistics not in {None, due.shape, given.shape}:
         raise _Mismatch(f"the VecNormalize statistics have shape {statistics}")
     before = normalizer if statistics != due.shape else None
-    dtype = torch.float32 if before is not None else torch.from_numpy(np.empty(0, given.dtype)).dtype
+    dtype = torch.from_numpy(np.empty(0, given.dtype)).dtype  # VecFrameStack cuts off decimals of normalized integers.
     return _Recipe(transposed, axis, stacked_shape, dtype, before, normalizer if before is None else None)
 
 

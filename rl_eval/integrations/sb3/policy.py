@@ -27,7 +27,6 @@ import tree
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.distributions import Distribution, StateDependentNoiseDistribution
 from stable_baselines3.common.policies import BasePolicy
-from stable_baselines3.dqn.policies import DQNPolicy
 
 from rl_eval.config.settings import PolicySection
 from rl_eval.errors import ConfigError
@@ -188,8 +187,10 @@ class SB3Policy:
         observed = _without_mask(module, observation_space) if self._masked else observation_space
         self._prepare = Preprocessor(observed, module.observation_space, self._normalizers)
         self._actor: Any = getattr(module, "actor", module)
-        known = type(module)._predict.__module__.startswith(("stable_baselines3.", "sb3_contrib."))
-        self._samples = known and hasattr(self._actor, "action_dist")
+        distribution = getattr(self._actor, "action_dist", None)
+        called = (type(module)._predict, type(self._actor).forward, type(distribution))
+        known = all(one.__module__.startswith(("stable_baselines3.", "sb3_contrib.")) for one in called)
+        self._samples = known and distribution is not None
         """Whether the forward pass runs outside of ``EpisodeDraws``, which slows down each call of torch."""
         self._exploration: Exploration | None = None
         if not deterministic and isinstance(getattr(self._actor, "action_dist", None), StateDependentNoiseDistribution):
@@ -218,8 +219,9 @@ class SB3Policy:
         rows = len(tree.flatten(observations)[0])
         state = self.initial_state(rows) or {}
         prepared, arguments, _ = self._read(observations, state)
-        if isinstance(self.module, DQNPolicy):
-            return [self.module.q_net(prepared).numpy(force=True)]
+        values = getattr(self.module, "q_net", None) or getattr(self.module, "quantile_net", None)
+        if values is not None:
+            return [values(prepared).numpy(force=True)]
         if not hasattr(self.module, "get_distribution"):
             return []
         distribution, following = self._distribution(prepared, arguments)
@@ -252,8 +254,9 @@ class SB3Policy:
                 result = self.module._predict(prepared, deterministic=noise is None, **arguments)
             actions, following["lstm"] = self._split(result)
         chosen = actions.numpy(force=True)
-        if noise is not None and isinstance(self.module, DQNPolicy):
-            chosen = self._explored(chosen, noise)
+        rate = getattr(self.module, "exploration_rate", None)  # It comes with the weights.
+        if noise is not None and rate is not None:
+            chosen = self._explored(chosen, noise, float(rate))
         return self._finished(chosen), {name: following.get(name, former[name]) for name in former} or None
 
     # ------------------------------------------------------------------ calls of the policy
@@ -289,8 +292,7 @@ class SB3Policy:
             return self._actor.action_dist.proba_distribution(mean, log_std, **more), None
         return self._split(self._actor.get_distribution(prepared, **arguments))
 
-    def _explored(self, greedy: Array, noise: NoiseSource) -> Array:
-        rate = float(getattr(self.module, "exploration_rate", 0.0))
+    def _explored(self, greedy: Array, noise: NoiseSource, rate: float) -> Array:
         draws = noise.uniform(2)
         anything = (draws[:, 1] * self.module.action_space.n).astype(greedy.dtype)
         return np.where(draws[:, 0] < rate, anything, greedy)

@@ -288,10 +288,12 @@ def _end_keys(env: EnvBase, given: Key | None) -> Callable[[TensorDictBase], tup
     terminated, truncated = (unravel_key((*path_of(done)[:-1], name)) for name in ("terminated", "truncated"))
 
     def read(data: TensorDictBase) -> tuple[bool, bool]:
+        over = bool(data.get(done).item())
+        if terminated in keys:
+            ended = bool(data.get(terminated).item())
+            return ended, bool(data.get(truncated).item()) if truncated in keys else over and not ended
         cut = truncated in keys and bool(data.get(truncated).item())
-        ended = terminated in keys and bool(data.get(terminated).item())
-        # Some environments have only a done flag: alone, it means terminated.
-        return ended or (not cut and bool(data.get(done).item())), cut
+        return over and not cut, cut  # A done flag alone means terminated.
 
     return read
 

@@ -29,6 +29,7 @@ from rl_eval.config.settings import PolicySection
 from rl_eval.errors import ConfigError, PolicyError
 from rl_eval.integrations.torchrl.normalizers import check_initialized, freeze_normalizers, normalizers_of
 from rl_eval.integrations.torchrl.stages import Chance, Stage, stages_of
+from rl_eval.policies.inference.spaces import leaf_of
 from rl_eval.policies.noise import EpisodeNoise
 from rl_eval.policies.sampling import refuse_nan
 from rl_eval.protocols import NoiseSource
@@ -201,8 +202,17 @@ class TensorDictPolicy:
             batch.set(key, self._cast(torch.from_numpy(leaf)).to(self._device))
         if state is not None:
             for key in [*self._state_keys, *([_IS_INIT] if self._tracks_start else [])]:
-                batch.set(key, state[".".join(path_of(key))].to(self._device))
+                batch.set(key, self._begun(key, observations, state).to(self._device))
         return batch
+
+    def _begun(self, key: Key, observations: Any, state: Any) -> torch.Tensor:
+        """Return the recurrent state of a key, which the environment may set at the start of an episode."""
+        current: torch.Tensor = state[".".join(path_of(key))]
+        if key == _IS_INIT or path_of(key) not in leaf_spaces(self._observation_space):
+            return current
+        first = self._cast(torch.from_numpy(leaf_of(observations, path_of(key)))).to(current)
+        started = state[_IS_INIT].reshape(-1, *[1] * (current.ndim - 1))
+        return torch.where(started.to(current.device), first, current)
 
     def _cast(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(self._dtype) if self._dtype is not None and tensor.is_floating_point() else tensor

@@ -22,7 +22,8 @@ from tensordict.nn import (
     TensorDictModuleWrapper,
     TensorDictSequential,
 )
-from torch.distributions import Independent
+from tensordict.nn.probabilistic import DETERMINISTIC_REGISTER
+from torch.distributions import Independent, constraints
 
 from rl_eval.errors import ConfigError
 from rl_eval.integrations.torch_draws import EpisodeDraws
@@ -121,8 +122,7 @@ def _choose(distribution: Any, mode: str) -> Any:
     """Return a deterministic value of a distribution.
 
     ``mode`` is one of :data:`MODES`. For ``deterministic``, return the distribution's ``deterministic_sample``, if it
-    has one. Otherwise, return the mode of a discrete distribution, or the mean of any other distribution. TorchRL's
-    ``ExplorationType.DETERMINISTIC`` does the same.
+    has one. Otherwise, return the mode or the mean, as TorchRL's ``ExplorationType.DETERMINISTIC`` does.
 
     Raises:
         ConfigError: The distribution has no such value.
@@ -134,15 +134,23 @@ def _choose(distribution: Any, mode: str) -> Any:
     if mode == "deterministic":
         if hasattr(type(distribution), "deterministic_sample"):
             return distribution.deterministic_sample
-        inside = distribution
-        while isinstance(inside, Independent):
-            inside = inside.base_dist
-        attribute = "mode" if getattr(inside, "has_enumerate_support", False) else "mean"
+        attribute = _attribute(distribution)
     try:
         return getattr(distribution, attribute)
     except (AttributeError, NotImplementedError) as error:
         problem, fix = f"{kind} has no {attribute}", "Add a property deterministic_sample to the distribution."
         raise ConfigError(problem, key="policy.deterministic", value=str(kind), fix=fix) from error
+
+
+def _attribute(distribution: Any) -> str:
+    """Return the name of a distribution's deterministic value, by the rules of ``tensordict.nn.probabilistic``."""
+    inside = distribution.base_dist if isinstance(distribution, Independent) else distribution
+    if (registered := DETERMINISTIC_REGISTER.get(type(inside))) is not None:
+        return str(registered.name).lower()
+    try:
+        return "mean" if isinstance(distribution.support, constraints._Real) else "mode"  # noqa: SLF001
+    except NotImplementedError:
+        return "mean"
 
 
 def _draw(distribution: Any, chance: Chance) -> Any:
