@@ -18,6 +18,8 @@ from torch.distributions.normal import Normal
 from rl_eval import evaluate
 from rl_eval.errors import ConfigError
 from rl_eval.integrations.cleanrl import AgentPolicy, load_agent
+from rl_eval.integrations.torch_draws import EpisodeDraws
+from rl_eval.policies.noise import EpisodeNoise
 from tests.refused import refused
 
 
@@ -262,3 +264,43 @@ def test_weights_of_another_agent_are_refused(tmp_path):
     for name in ("dqn", "none"):
         with refused(ConfigError, "policy.policy_kwargs.path"):
             load_agent(Agent, tmp_path / f"{name}.cleanrl_model", OBSERVATIONS["vector"], ACTIONS["discrete"])
+
+
+class Deterministic(nn.Module):
+    """The actor of ``ddpg_continuous_action.py``, which reads the bounds of the whole vector environment."""
+
+    def __init__(self, env):
+        super().__init__()
+        self.mean = layers(env, np.prod(env.single_action_space.shape))
+        self.register_buffer("action_scale", torch.tensor((env.action_space.high - env.action_space.low) / 2.0))
+        self.register_buffer("action_bias", torch.tensor((env.action_space.high + env.action_space.low) / 2.0))
+
+    def forward(self, x):
+        return torch.tanh(self.mean(x)) * self.action_scale + self.action_bias
+
+
+def test_an_actor_of_ddpg_is_loaded(tmp_path):
+    envs = gym.vector.SyncVectorEnv([lambda: Rewards("vector", "box")])
+    actor = Deterministic(envs)
+    torch.save((actor.state_dict(), {}), tmp_path / "ddpg.cleanrl_model")
+    path = str(tmp_path / "ddpg.cleanrl_model")
+    loaded = load_agent(Deterministic, path, OBSERVATIONS["vector"], ACTIONS["box"])
+    seen = torch.randn(7, *OBSERVATIONS["vector"].shape)
+    assert torch.equal(loaded(seen), actor(seen))
+
+
+def test_normal_and_uniform_draws_in_any_form_use_the_episodes_noise():
+    mean, noise = torch.zeros(3, 2), EpisodeNoise(np.arange(3), np.zeros(3, np.int64))
+    before = torch.random.get_rng_state()
+    with EpisodeDraws(np.ones(3, bool), noise):
+        drawn = [
+            torch.normal(mean, 0.1),
+            torch.normal(0.0, torch.ones(3, 2)),
+            torch.normal(0.0, 1.0, size=(3, 2)),
+            mean.clone().uniform_(-1, to=1),
+        ]
+    assert torch.equal(torch.random.get_rng_state(), before)
+    for numbers in drawn:
+        assert numbers.shape == (3, 2)
+        assert len(numbers.unique()) == 6
+    assert drawn[0].abs().max() < 1

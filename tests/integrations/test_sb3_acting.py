@@ -10,15 +10,18 @@ import gymnasium as gym
 import numpy as np
 import torch
 from acting_world import ACTIONS, OBSERVATIONS, Rewards, config_of, drawn, ours, play
+from sb3_contrib import ARS, QRDQN
 from sb3_worlds import DATA, Masked, Wrapped, make_model, predicted, reads_data
-from stable_baselines3 import PPO
+from stable_baselines3 import PPO, SAC
+from stable_baselines3.common.distributions import DiagGaussianDistribution
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNormalize, VecTransposeImage
+from stable_baselines3.sac.policies import Actor, SACPolicy
 
 from rl_eval import EvalConfig, evaluate
 from rl_eval.config.settings import PolicySection
 from rl_eval.errors import ConfigError
-from rl_eval.integrations.sb3 import as_policy
+from rl_eval.integrations.sb3 import as_policy, portable
 from rl_eval.policies.noise import EpisodeNoise
 from tests.cluster.trainer_state import compare, observe
 from tests.refused import refused
@@ -348,3 +351,79 @@ def test_what_does_not_fit_is_named(model, config, key, value):
     actions = "unsquash" if model[0] == "SAC" else "clip"
     with refused(ConfigError, key, value=str(value)):
         evaluate(config_of(*config, actions=actions), make_model(*model))
+
+
+# ------------------------------------------------------------------------------ parts of a user, and less common ones
+
+
+class Residual(Actor):
+    """A fixed action plus a small learned correction."""
+
+    def forward(self, obs, deterministic=False):
+        return torch.clamp(0.8 + 0.1 * super().forward(obs, deterministic), -1, 1)
+
+
+class ResidualPolicy(SACPolicy):
+    def make_actor(self, features_extractor=None):
+        return Residual(**self._update_features_extractor(self.actor_kwargs, features_extractor))
+
+
+class Narrow(DiagGaussianDistribution):
+    """Its actions have a tenth of the noise."""
+
+    def get_actions(self, deterministic=False):
+        return self.mode() if deterministic else self.mode() + 0.1 * (self.sample() - self.mode())
+
+
+class NarrowPolicy(ActorCriticPolicy):
+    def _build(self, lr_schedule):
+        super()._build(lr_schedule)
+        self.action_dist = Narrow(self.action_space.shape[0])
+
+
+@pytest.mark.parametrize(("algorithm", "policy"), [(SAC, ResidualPolicy), (PPO, NarrowPolicy)])
+def test_an_actor_and_a_distribution_of_a_user_sample_as_they_predict(algorithm, policy):
+    model = algorithm(policy, Rewards("vector", "box"), seed=0, device="cpu")
+    ones = np.repeat(OBSERVATIONS["vector"].sample()[None], 3_000, 0)
+    acting = as_policy(model, PolicySection(deterministic=False), OBSERVATIONS["vector"], ACTIONS["box"])
+    noise = EpisodeNoise(np.arange(3_000), np.zeros(3_000, np.int64))
+    given, _ = acting.act(ones, acting.initial_state(3_000), np.ones(3_000, bool), noise)
+    theirs, _ = model.predict(ones, deterministic=False)
+    assert np.allclose(given.mean(0), theirs.mean(0), atol=0.05)
+    assert np.allclose(given.std(0), theirs.std(0), rtol=0.1)
+
+
+@pytest.mark.parametrize("rate", [0.0, 1.0])
+def test_qrdqn_explores_with_its_rate_of_the_moment(rate):
+    model = QRDQN("MlpPolicy", Rewards("vector", "discrete"), seed=0, device="cpu", learning_starts=0)
+    model.exploration_rate = rate
+    acting = as_policy(model, PolicySection(deterministic=False), OBSERVATIONS["vector"], ACTIONS["discrete"])
+    ones = np.repeat(OBSERVATIONS["vector"].sample()[None], 400, 0)
+    noise = EpisodeNoise(np.arange(400), np.zeros(400, np.int64))
+    given, _ = acting.act(ones, acting.initial_state(400), np.ones(400, bool), noise)
+    assert len(np.unique(given)) == (ACTIONS["discrete"].n if rate else 1)
+
+
+def stacked(inner, outer):
+    venv = DummyVecEnv([lambda: Rewards("vector", "discrete")])
+    return VecNormalize(VecNormalize(venv, norm_obs=inner), norm_obs=outer)
+
+
+def test_the_inner_one_of_two_normalizers_counts_if_the_outer_one_leaves_observations_alone():
+    model = PPO("MlpPolicy", stacked(True, False), n_steps=32, batch_size=32, seed=0, device="cpu").learn(64)
+    inner = model.get_vec_normalize_env().venv
+    acting = as_policy(portable(model), PolicySection(), OBSERVATIONS["vector"], ACTIONS["discrete"])
+    seen = np.stack([OBSERVATIONS["vector"].sample() for _ in range(50)])
+    given, _ = acting.act(seen, acting.initial_state(50), np.ones(50, bool), None)
+    theirs, _ = model.predict(inner.normalize_obs(seen), deterministic=True)
+    np.testing.assert_array_equal(given, theirs)
+
+
+@pytest.mark.parametrize("policy", ["MlpPolicy", "LinearPolicy"])
+def test_a_file_of_ars_acts_as_the_model_in_memory(policy, tmp_path):
+    model = ARS(policy, "CartPole-v1", n_delta=2, seed=0, device="cpu")
+    model.save(tmp_path / "ars.zip")
+    config = EvalConfig().environment("CartPole-v1").evaluation(num_episodes=4)
+    path = {"path": str(tmp_path / "ars.zip")}
+    stored = evaluate(config.copy().policy("rl_eval.integrations.sb3:load_policy", policy_kwargs=path))
+    assert stored.fingerprint == evaluate(config, model).fingerprint

@@ -25,6 +25,7 @@ from stable_baselines3 import DQN, PPO, SAC
 from stable_baselines3.common.callbacks import (
     BaseCallback,
     CallbackList,
+    EveryNTimesteps,
     StopTrainingOnNoModelImprovement,
     StopTrainingOnRewardThreshold,
 )
@@ -536,3 +537,44 @@ def test_results_are_kept_within_limits_and_their_numbers_all(tmp_path, monkeypa
         assert arrays["timesteps"].tolist() == [step for step, _ in seen]
         assert arrays["results"].shape == arrays["ep_lengths"].shape == (8, 6)
         assert arrays["results"].mean(1) == pytest.approx([result.mean_return for _, result in seen])
+
+
+# ------------------------------------------------------------------------------ inside another callback, and failures
+
+
+def test_the_last_evaluations_are_kept_inside_an_event_callback(tmp_path):
+    """Such a callback does not tell its child that the training has ended."""
+    callback = EvalCallback(make_config(), eval_freq=1, verbose=0, log_path=tmp_path, best_model_save_path=tmp_path)
+    make_ppo(envs=1).learn(96, callback=EveryNTimesteps(32, callback))
+    assert np.load(tmp_path / "evaluations.npz")["timesteps"].tolist() == [32, 64, 96]
+    assert callback.evaluator is None
+
+
+def test_a_failed_episode_is_no_lack_of_success(tmp_path):
+    """It is NaN in each column."""
+    config = EvalConfig().environment(
+        "rl_eval.testing:faulty", env_kwargs={"env": Sure, "kind": "raise", "episodes": [1, 2], "attempts": None}
+    )
+    config.evaluation(num_episodes=4).fault_tolerance(max_attempts_per_episode=1)
+    callback = EvalCallback(config, eval_freq=32, verbose=0, log_path=tmp_path)
+    PPO("MlpPolicy", Sure(), n_steps=32, batch_size=32, n_epochs=1, device="cpu").learn(32, callback=callback)
+    columns = np.load(tmp_path / "evaluations.npz")
+    for name in ("results", "ep_lengths", "successes"):
+        assert np.isnan(columns[name][0]).tolist() == [False, True, True, False]
+    assert columns["successes"][0][[0, 3]].tolist() == [1.0, 1.0]
+
+
+class Sure(gym.Env):
+    """Each episode takes three steps and succeeds."""
+
+    observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.left = 3
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self.left -= 1
+        return np.zeros(2, np.float32), 1.0, self.left == 0, False, {"is_success": True}

@@ -5,12 +5,15 @@ import pytest
 
 pytest.importorskip("stable_baselines3")
 
+import gymnasium as gym
 from stable_baselines3 import PPO
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy as theirs
 from stable_baselines3.common.vec_env import VecNormalize
 
 from rl_eval import EvalConfig, evaluate, evaluate_policy
+from rl_eval.errors import ConfigError
+from tests.refused import refused
 
 
 @pytest.fixture(scope="module")
@@ -48,3 +51,11 @@ def test_the_statistics_of_the_environment_are_used(model):
             steps, done = steps + 1, terminated or truncated
         assert steps == length
     assert returns != evaluate_policy(model, "CartPole-v1", n_eval_episodes=5, return_episode_rewards=True)[0]
+
+
+@pytest.mark.parametrize("wrapper", [gym.wrappers.NormalizeObservation, gym.wrappers.NormalizeReward])
+def test_a_wrapper_that_learns_is_refused(wrapper):
+    """A new environment would not have its statistics."""
+    env = wrapper(gym.make("CartPole-v1"))
+    with refused(ConfigError, key="env"):
+        evaluate_policy(PPO("MlpPolicy", env, device="cpu"), env, 2)

@@ -9,13 +9,14 @@ from acting_world import ACTIONS, Rewards, config_of, ours, play
 from tianshou.algorithm import Reinforce
 from tianshou.algorithm.modelfree.ddpg import ContinuousDeterministicPolicy
 from tianshou.algorithm.modelfree.dqn import DiscreteQLearningPolicy
+from tianshou.algorithm.modelfree.iqn import IQNPolicy
 from tianshou.algorithm.modelfree.reinforce import DiscreteActorPolicy, ProbabilisticActorPolicy
 from tianshou.algorithm.modelfree.sac import SACPolicy
 from tianshou.algorithm.optim import AdamOptimizerFactory
 from tianshou.data import Batch
 from tianshou.utils.net.common import Net, Recurrent
 from tianshou.utils.net.continuous import ContinuousActorDeterministic, ContinuousActorProbabilistic
-from tianshou.utils.net.discrete import DiscreteActor
+from tianshou.utils.net.discrete import DiscreteActor, ImplicitQuantileNetwork
 from torch.distributions import Independent, Normal
 
 from rl_eval import evaluate
@@ -123,3 +124,13 @@ def test_other_actions_and_recurrent_policies_are_refused():
     model = Recurrent(layer_num=1, state_shape=5, action_shape=4, hidden_layer_size=8)
     with refused(ConfigError, "policy"):
         evaluate(config, DiscreteQLearningPolicy(model=model, action_space=DISCRETE).eval())
+
+
+def test_quantiles_that_are_drawn_have_no_most_likely_value():
+    """The median quantile would choose another action than the mean of the quantiles."""
+    net_of = ImplicitQuantileNetwork(preprocess_net=net(16), action_shape=4)
+    policy = IQNPolicy(model=net_of, action_space=DISCRETE, sample_size=8, online_sample_size=4, target_sample_size=4)
+    config = config_of("vector", "discrete")
+    with refused(ConfigError, key="policy.deterministic"):
+        evaluate(config, policy)
+    assert evaluate(config.policy(deterministic=False), policy).status == "complete"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import subprocess
 import sys
+import warnings
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,21 +18,23 @@ import gymnasium as gym
 import numpy as np
 import torch
 from tensordict import TensorDict
-from tensordict.nn import TensorDictModule, TensorDictSequential
+from tensordict.nn import ProbabilisticTensorDictModule, TensorDictModule, TensorDictSequential
 from tensordict.nn.distributions import NormalParamExtractor
 from torch import distributions as torch_distributions
 from torch import nn
-from torchrl.data import OneHot
+from torchrl.data import Categorical, Composite, OneHot, Unbounded
 from torchrl.envs import (
     CatFrames,
     Compose,
     DoubleToFloat,
+    EnvBase,
     FrameSkipTransform,
     GymEnv,
     InitTracker,
     ObservationNorm,
     RewardSum,
     StepCounter,
+    TensorDictPrimer,
     TransformedEnv,
     VecNormV2,
 )
@@ -59,6 +62,7 @@ from rl_eval import EvalConfig, evaluate
 from rl_eval.errors import ConfigError
 from rl_eval.integrations.torchrl import as_env, portable
 from rl_eval.integrations.torchrl.policy import TensorDictPolicy
+from rl_eval.integrations.torchrl.stages import _choose
 from rl_eval.policies.noise import EpisodeNoise
 from tests.refused import refused
 
@@ -411,3 +415,96 @@ assert "torchrl" not in sys.modules
 """
     root = Path(rl_eval.__file__).parents[1]
     subprocess.run([sys.executable, "-c", script], check=True, cwd=root, timeout=120)
+
+
+class OwnLogNormal(torch_distributions.LogNormal):
+    """A distribution of a user: positive, so its deterministic value is the mode."""
+
+
+class OwnBeta(torch_distributions.Beta):
+    """A distribution of a user on an interval."""
+
+
+@pytest.mark.parametrize(
+    "distribution",
+    [
+        OwnLogNormal(torch.zeros(3), torch.ones(3)),
+        OwnBeta(torch.full((3,), 2.0), torch.full((3,), 5.0)),
+        torch_distributions.Independent(OwnLogNormal(torch.zeros(3, 2), torch.ones(3, 2)), 1),
+        torch_distributions.Normal(torch.zeros(3), torch.ones(3)),
+        torch_distributions.Independent(torch_distributions.Normal(torch.zeros(3, 2), torch.ones(3, 2)), 1),
+        torch_distributions.Gamma(torch.full((3,), 2.0), torch.ones(3)),
+    ],
+)
+def test_the_deterministic_value_of_a_distribution_is_that_of_tensordict(distribution: Any) -> None:
+    head = ProbabilisticTensorDictModule(
+        in_keys=["loc"], out_keys=["action"], distribution_class=lambda loc: distribution
+    )
+    with set_exploration_type(ExplorationType.DETERMINISTIC), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        theirs = head(TensorDict({"loc": torch.zeros(3)}, [3]))["action"]
+    assert torch.equal(_choose(distribution, "deterministic"), theirs)
+
+
+class Memory(nn.Module):
+    """Counts down in its memory."""
+
+    def forward(self, observation: Any, memory: Any) -> Any:
+        return torch.stack([memory[..., 0], -memory[..., 0]], -1), memory - 1.0
+
+
+def test_memory_begins_as_a_primer_of_the_environment_says() -> None:
+    policy = TensorDictSequential(
+        TensorDictModule(Memory(), ["observation", "memory"], ["logits", ("next", "memory")]),
+        ProbabilisticActor(
+            TensorDictModule(nn.Identity(), ["logits"], ["logits"]),
+            in_keys=["logits"],
+            distribution_class=OneHotCategorical,
+        ),
+    )
+
+    def make() -> Any:
+        primer = TensorDictPrimer(memory=Unbounded((1,)), default_value=3.5)
+        return TransformedEnv(GymEnv("CartPole-v1"), Compose(InitTracker(), primer))
+
+    result = evaluate(config(make), policy)
+    assert [record.episode_return for record in result.episodes] == rollouts(make, policy, result)
+
+
+class Limited(EnvBase):
+    """Ends by a limit, and has no ``truncated`` key."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.observation_spec = Composite(observation=Unbounded((2,)))
+        self.action_spec, self.reward_spec = OneHot(2), Unbounded((1,))
+        flag = Categorical(2, (1,), dtype=torch.bool)
+        self.full_done_spec = Composite(done=flag, terminated=flag.clone())
+
+    def _set_seed(self, seed: int | None) -> None:
+        pass
+
+    def _reset(self, data: Any = None, **given: Any) -> Any:
+        self.steps = 0
+        return TensorDict({"observation": torch.zeros(2)}, [])
+
+    def _step(self, data: Any) -> Any:
+        self.steps += 1
+        done = torch.tensor([self.steps == 4])
+        values = {
+            "observation": torch.zeros(2),
+            "reward": torch.ones(1),
+            "done": done,
+            "terminated": torch.zeros(1).bool(),
+        }
+        return TensorDict(values, [])
+
+
+def test_an_end_that_is_not_terminated_is_truncated() -> None:
+    actor = ProbabilisticActor(
+        TensorDictModule(net(2, 2), ["observation"], ["logits"]),
+        in_keys=["logits"],
+        distribution_class=OneHotCategorical,
+    )
+    result = evaluate(config(Limited, episodes=2), actor)
+    assert [(record.terminated, record.length) for record in result.episodes] == [(False, 4)] * 2
