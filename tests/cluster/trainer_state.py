@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import scipy.special  # noqa: F401  # Its first import adds a filter of warnings.
 import torch
 from torch import nn
 
