@@ -187,6 +187,17 @@ def test_live_algorithm_and_checkpoint_agree(pendulum: Any) -> None:
     assert {record.weights_version for record in result.episodes} == {3}
 
 
+def test_an_algorithm_with_an_lstm_and_its_checkpoint_agree(recurrent: Any) -> None:
+    """RLlib's stateful modules keep their value function for inference."""
+    algorithm, path = recurrent
+    config = config_for("CartPole-v1", path)
+    stored = evaluate(config).fingerprint
+    assert evaluate(config, algorithm).fingerprint == stored
+    with EvalRunnerGroup(config, portable(algorithm)) as group:
+        group.sync_weights(*versioned_weights(algorithm))
+        assert group.evaluate().fingerprint == stored
+
+
 def test_runners_in_other_processes_load_the_checkpoint(cartpole: Any) -> None:
     _, path = cartpole
     config = config_for("CartPole-v1", path)
