@@ -502,3 +502,22 @@ def test_keys_that_are_equal_when_they_are_joined_are_an_error() -> None:
         assert {"a.b", ("a", "b")} <= {*group.sample(1).keys(include_nested=True)}
         with refused(ConfigError, "a.b"):
             group.sample(1, as_arrays=True)
+
+
+@pytest.mark.parametrize("outputs", [{"entropy": 0.5}, {"value": np.zeros(1)}, [np.zeros(3)], {0: np.zeros(3)}])
+@pytest.mark.parametrize("env", [walk, "nested"])
+def test_outputs_without_a_row_for_each_observation_are_the_policys_fault(outputs: Any, env: Any) -> None:
+    class Tells:
+        def __init__(self) -> None:
+            self.outputs = outputs
+
+        def act(self, observations: Any, state: Any, live: Any, noise: Any) -> tuple[Any, None]:
+            return np.zeros(len(live), np.int64), None
+
+    made = EvalConfig().environment("rl_eval.testing:dict_observation" if env == "nested" else "CartPole-v1")
+    made.evaluation(num_episodes=2, max_episode_steps=5).fault_tolerance(max_attempts_per_episode=1)
+    with EvalRunnerGroup(made.runners(num_envs_per_runner=3), Tells(), threaded=False) as group:
+        assert group.evaluate().status == "complete"
+        with refused(EvalError) as caught:
+            group.sample(2)
+    assert "outputs of the policy" in str(caught.value)

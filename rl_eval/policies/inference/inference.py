@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from copy import copy
 from typing import TYPE_CHECKING, Any, Final
 
@@ -257,6 +258,7 @@ class RowInference:
         noise = None if self._deterministic else EpisodeNoise(self._seeds[rows], self._steps[rows])
         actions, state = self._policy.act(observations, state, live, noise)
         if self.keeps_outputs and (computed := getattr(self._policy, "outputs", None)) is not None:
+            _check_outputs(computed, len(live))
             self._computed.append((rows, copy_batch(computed)))  # The next pass may write to the same arrays.
         return self._reader.read(actions, live), state
 
@@ -323,6 +325,22 @@ class RowInference:
             "num_threads": torch.get_num_threads(),
             "device": self._device,
         }
+
+
+def _check_outputs(outputs: Any, rows: int) -> None:
+    """Check the outputs of a policy besides its actions.
+
+    Raises:
+        PolicyError: The outputs are not a mapping of names to nested arrays with one row per observation.
+    """
+    problem = ""
+    if not isinstance(outputs, Mapping) or not all(isinstance(name, str) for name in outputs):
+        problem = f"the outputs of the policy are {type(outputs).__name__}, not a mapping of names to arrays"
+    elif wrong := [np.shape(leaf) for leaf in tree.flatten(outputs) if not np.shape(leaf) or len(leaf) < rows]:
+        problem = f"the outputs of the policy have an array of shape {wrong[0]} for a batch of {rows}"
+    if problem:
+        fix = "Set outputs to a mapping of names to arrays with a row for each observation."
+        raise PolicyError(problem, key="outputs", fix=fix)
 
 
 def _check_alike(policy: Policy, state: Any) -> None:
