@@ -9,6 +9,7 @@ captured, is covered by the name of its class only.
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import functools
 import hashlib
@@ -85,6 +86,9 @@ def _data(value: Any, above: tuple[int, ...]) -> Any:
         return [_data(item, above) for item in value]
     if isinstance(value, functools.partial | types.FunctionType):
         return _described(value, above)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type) and type(value).__eq__ is not object.__eq__:
+        compared = [field.name for field in dataclasses.fields(value) if field.compare]
+        return [name_of(value), *(_data(getattr(value, name), above) for name in compared)]
     try:
         return _leaf(value)
     except Exception:  # A digest calls code of the object's class, which may raise any exception.

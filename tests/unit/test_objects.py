@@ -46,6 +46,19 @@ class Trainer:
         return gym.make("CartPole-v1")
 
 
+class Unreadable:
+    """An object that compares by value and cannot be pickled."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Unreadable)
+
+    def __hash__(self) -> int:
+        return 0
+
+    def __reduce__(self) -> Any:
+        raise ValueError("not this one")
+
+
 def capturing(value: object) -> Callable[[], object]:
     return lambda: value
 
@@ -112,6 +125,16 @@ def test_a_captured_object_that_changes_has_no_part_in_it(make: Callable[[object
     assert describe_object(make(np.random.default_rng(0))) == describe_object(make(np.random.default_rng(1)))
 
 
+def test_a_field_that_is_not_compared_has_no_part_in_it() -> None:
+    @dataclass
+    class Named:
+        size: int
+        token: str = field(compare=False)
+
+    assert describe_object(Named(3, "a")) == describe_object(Named(3, "b"))
+    assert describe_object(Named(3, "a")) != describe_object(Named(6, "a"))
+
+
 def test_a_space_that_was_sampled_is_the_same_space() -> None:
     space = gym.spaces.Box(0, 1, (2,))
     before = describe_object(space)
@@ -128,6 +151,7 @@ def test_data_that_cannot_be_read_have_the_name_of_their_class() -> None:
         return later
 
     assert describe_object(capturing(Locked())) == describe_object(capturing(Locked()))
+    assert describe_object(capturing(Unreadable())) == describe_object(capturing(Unreadable()))
     assert describe_object(late) == name_of(late)
     later = 3
     assert describe_object(late) != name_of(late)

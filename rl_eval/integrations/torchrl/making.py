@@ -119,7 +119,8 @@ class EnvMaker:
 
     source: Any
     """A callable that builds an environment, or an environment to copy."""
-    token: str
+    token: str = field(compare=False)
+    """Token of the evaluator, which does not change episodes."""
     reward_key: Key | None = None
     done_key: Key | None = None
     as_recorded: bool = False
@@ -238,7 +239,7 @@ class PolicySource:
 
     policy: Any
     factory: Callable[..., Any] | None
-    token: str
+    token: str = field(compare=False)
     mode: str
     """``random``, one of :data:`~.stages.MODES`, or :data:`UNIFORM`."""
     device: str
