@@ -213,10 +213,7 @@ def _wrappers(spec: Any, harmless: tuple[str, ...]) -> list[Mapping[str, Any]]:
     for one in wrappers:
         if one.entry_point.startswith(_LEARNING):
             problem = f"env has a wrapper {one.name}, whose statistics a new environment does not have"
-            fix = (
-                "Pass a function that builds the environment with these statistics, or train with the VecNormalize of "
-                "Stable-Baselines3, whose statistics are part of the policy."
-            )
+            fix = "Pass a function that builds the environment with these statistics, or make them part of the policy."
             raise ConfigError(problem, key="env", value=one.name, fix=fix)
         if one.kwargs is None:
             problem = f"env has a wrapper {one.name}, which does not record its arguments"
