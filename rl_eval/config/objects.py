@@ -2,9 +2,9 @@
 
 A result is compared with other results and continued by these descriptions. So ``Path("a")`` and ``Path("b")`` must
 have different descriptions, as must two lambdas of one line that captured different values. On the other hand, a
-description must not change while the same script runs. So the digest covers only data: values that compare by value,
-such as strings, arrays, paths, enums and dataclasses. Any other object in the data, such as a trainer that a lambda
-captured, is covered by the name of its class only.
+training that goes on must not change a description. So the digest covers only data: values that compare by value, such
+as strings, arrays, paths, enums and dataclasses. Any other object in the data, such as a captured trainer, is
+covered by the name of its class only.
 """
 
 from __future__ import annotations
@@ -58,37 +58,45 @@ def _described(value: Any, above: tuple[int, ...]) -> Any:
     name = name_of(value)
     if value is name or isinstance(value, np.ndarray) or id(value) in above:
         return name
-    data = _data_of(value, (*above, id(value)))
+    data = _data_of(value, above)
     return f"{name}, digest {canonical_digest(data).hex()[:8]}" if data else name
 
 
 def _data_of(value: Any, above: tuple[int, ...]) -> list[Any]:
+    inside = (*above, id(value))
     if isinstance(value, functools.partial):
-        return [_data(part, above) for part in (value.func, value.args, value.keywords)]
+        return [_data(part, inside) for part in (value.func, value.args, value.keywords)]
     if isinstance(value, types.FunctionType):
         if "<" not in value.__qualname__:  # An imported function. A digest of its file is compared separately.
             return []
         cells = [cell.cell_contents for cell in value.__closure__ or () if cell != _EMPTY]
         captured = [*cells, *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
-        return [_data(part, above) for part in captured]
+        return [_data(part, inside) for part in captured]
     if isinstance(value, type) or hasattr(value, "__qualname__"):
         return []
     if _compares_by_value(value):
         return [_data(value, above)]
-    return [_data(vars(value), above)] if getattr(value, "__dict__", None) else []
+    return [_data(vars(value), inside)] if getattr(value, "__dict__", None) else []
 
 
 def _data(value: Any, above: tuple[int, ...]) -> Any:
     """Return the data in a value. An object that does not compare by value is replaced with its name."""
+    if isinstance(value, _SCALARS):
+        return value
+    if isinstance(value, functools.partial | types.FunctionType):
+        return _described(value, above)
+    return name_of(value) if id(value) in above else _parts(value, (*above, id(value)))
+
+
+def _parts(value: Any, above: tuple[int, ...]) -> Any:
+    """Return the data in a container, or in an object that contains no other data; ``above`` has its ``id``."""
     if isinstance(value, Mapping):
         return {str(key): _data(item, above) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_data(item, above) for item in value]
-    if isinstance(value, functools.partial | types.FunctionType):
-        return _described(value, above)
     if dataclasses.is_dataclass(value) and not isinstance(value, type) and type(value).__eq__ is not object.__eq__:
         compared = [field.name for field in dataclasses.fields(value) if field.compare]
-        return [name_of(value), *(_data(getattr(value, name), above) for name in compared)]
+        return [name_of(value), *(_data(getattr(value, name, None), above) for name in compared)]
     try:
         return _leaf(value)
     except Exception:  # A digest calls code of the object's class, which may raise any exception.
@@ -96,8 +104,8 @@ def _data(value: Any, above: tuple[int, ...]) -> Any:
 
 
 def _leaf(value: Any) -> Any:
-    if isinstance(value, _SCALARS):
-        return value
+    if hasattr(value, "__qualname__"):
+        return name_of(value)  # A method can be bound to an object that changes.
     if (gym := sys.modules.get("gymnasium")) and isinstance(value, gym.Space):
         return repr(value)  # Equal spaces can have different random generators.
     return canonical_digest(value) if _compares_by_value(value) else name_of(value)

@@ -17,7 +17,7 @@ from rl_eval.errors.redaction import redact_text
 from rl_eval.execution.determinism_check import DeterminismSample
 from rl_eval.execution.outcome import Aspect, EvalOutcome
 from rl_eval.records.guarantee import is_of_guarantee
-from rl_eval.results.provenance import provenance
+from rl_eval.results.provenance import described_settings, provenance
 
 if TYPE_CHECKING:
     from rl_eval.execution.runner_pool import Member, RunnerPool
@@ -43,9 +43,14 @@ def default_aspects(code: Callable[[], dict[str, Any]]) -> Sequence[Callable[[Ev
 class Provenance(Aspect):
     """Aspect that adds settings, weights, versions and machine to the provenance."""
 
+    def __init__(self, outcome: EvalOutcome) -> None:
+        super().__init__(outcome)
+        self._settings = described_settings(outcome.settings)
+
     def describe(self, fields: dict[str, Any]) -> None:
         """Add all data that are needed to repeat the evaluation."""
-        fields["provenance"] |= provenance(self.outcome.settings, self.outcome.weights, self.outcome.store.numerics)
+        rest = provenance(self.outcome.settings, self.outcome.weights, self.outcome.store.numerics)
+        fields["provenance"] |= self._settings | rest
 
 
 @final

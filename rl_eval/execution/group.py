@@ -327,13 +327,16 @@ class EvalRunnerGroup:
         Args:
             seed: Root seed of the plan.
             first_index: Index of the first episode.
-            num_episodes: Least number of episodes. With matchups, there can be more, because a plan has whole turns.
+            num_episodes: Number of episodes. With matchups, a few more episodes before and after them can run, because
+                a plan has whole turns.
             recorder: Function that builds a recorder from an environment and ``info_keys``.
         """
         from rl_eval.execution.recorded import Recorded
 
         if (matchups := self.settings.plan().matchups) is not None:
-            num_episodes = matchups.next_turn(first_index + max(num_episodes, len(matchups.round))) - first_index
+            end = matchups.next_turn(first_index + max(num_episodes, len(matchups.round)))
+            first_index = matchups.turn_start(first_index)
+            num_episodes = end - first_index
         changes = {"seed": seed, "first_index": first_index, "num_episodes": num_episodes, "determinism_check": 0.0}
         with self._post_lock:
             settings = with_values(self.settings, evaluation=changes)

@@ -87,7 +87,7 @@ class EpisodeDraws(TorchFunctionMode):
         self, mean: Any, std: Any = 1.0, size: Any = None, *, generator: Any = None, **kwargs: Any
     ) -> torch.Tensor:
         if size is not None:
-            mean = torch.full(size, mean, **kwargs)
+            mean = torch.full(size, float(mean), **kwargs)
         centre: torch.Tensor = mean if isinstance(mean, torch.Tensor) else torch.full_like(std, mean)
         width = torch.as_tensor(std, dtype=centre.dtype, device=centre.device)
         centre = centre.expand(np.broadcast_shapes(centre.shape, width.shape))

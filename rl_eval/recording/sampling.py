@@ -203,11 +203,11 @@ class Sampler:
         with self._lock:
             if self._ahead is None:
                 return
-            first, _, handle = self._ahead
+            *_, handle = self._ahead
             self._ahead = None
             handle.cancel("the sampler cancelled the wave")
             if handle.exception() is None and handle.done():
-                self._take_in(handle.result(), first)
+                self._take_in(handle.result())
 
     # ------------------------------------------------------------------ batches
 
@@ -347,22 +347,26 @@ class Sampler:
         first, count, handle = self._ahead
         self._ahead = None
         result = handle.result()
-        self._take_in(result, first)
+        self._take_in(result)
         if not self._ready.keys() | self._failed.keys() >= set(range(first, first + count)):
             why = result.reason or "; ".join(result.notes) or "the cause is not known"
             raise EvalError(f"some episodes of the batch have no trajectory: {why}", key="episodes")
 
-    def _take_in(self, result: EvalResult, first: int) -> None:
-        table = result.table
-        for index, artifacts in result.artifacts.items():
-            if (trajectory := artifacts.get(TRAJECTORY)) is not None:
-                self._ready[first + index] = replace(trajectory, index=first + index)
+    def _take_in(self, result: EvalResult) -> None:
+        """Store the episodes of a wave that are not stored yet. The wave can also contain earlier episodes."""
+        table, first = result.table, result.plan.first_index
+        known = {*self._ready, *self._failed}
+        for row, artifacts in result.artifacts.items():
+            index = first + row
+            if (trajectory := artifacts.get(TRAJECTORY)) is not None and index >= self._next and index not in known:
+                self._ready[index] = replace(trajectory, index=index)
                 self._episodes += 1
                 self._frames += len(trajectory)
-        for index in (table.rows["outcome"] == Outcome.FAILED).nonzero()[0].tolist():
-            faults = table.faults.get(index)
+        for row in (table.rows["outcome"] == Outcome.FAILED).nonzero()[0].tolist():
+            faults = table.faults.get(row)
             why = str(faults[-1]) if faults else "its runners died without a report"
-            self._failed[first + index] = _Failure(why, int(table.rows["weights_version"][index]))
+            if first + row >= self._next and first + row not in known:
+                self._failed[first + row] = _Failure(why, int(table.rows["weights_version"][row]))
 
     def _start_wave(self, request: SampleRequest) -> None:
         """Start a wave that begins with the first episode that has not run."""

@@ -78,14 +78,14 @@ class Source(NamedTuple):
     """Links from the page to videos of episodes, by index."""
 
 
-def is_report(path: Path) -> bool:
-    """Return whether a file is a page that this module rendered.
+def is_report(path: Path, generator: str = GENERATOR) -> bool:
+    """Return whether a file is a page that this module rendered with a generator tag.
 
     Raises:
         OSError: The file cannot be read.
     """
     with path.open("rb") as file:
-        return GENERATOR.encode() in file.read(_BEGINNING)
+        return generator.encode() in file.read(_BEGINNING)
 
 
 def render(sources: Sequence[Source]) -> str:
@@ -137,7 +137,13 @@ def _static_rows(result: EvalResult) -> Table:
 
 
 def render_template(
-    template: str, script: str = "", data: Any = None, form: str = "'none'", images: str = "'none'", **shown: Any
+    template: str,
+    script: str = "",
+    data: Any = None,
+    form: str = "'none'",
+    images: str = "'none'",
+    generator: str = GENERATOR,
+    **shown: Any,
 ) -> str:
     """Render a template of this folder with style, script and data inline.
 
@@ -147,12 +153,13 @@ def render_template(
         data: JSON value for the script, in the element ``data``.
         form: Allowed target of forms, as in a content security policy.
         images: Allowed origin of images, as in a content security policy.
+        generator: Generator tag of the page; see :func:`is_report`.
         **shown: Variables of the template.
     """
     from markupsafe import Markup
 
     style, inert = _asset("page.css"), json.dumps(data, separators=(",", ":"), allow_nan=False).translate(_ESCAPES)
-    trusted = {"style": style, "script": script, "data": inert, "generator": GENERATOR}
+    trusted = {"style": style, "script": script, "data": inert, "generator": generator}
     text = _environment().get_template(template).render(
         policy=_content_policy(style, script, form, images),
         **{name: Markup(value) for name, value in trusted.items()},  # noqa: S704  # Files of this folder, inert JSON.

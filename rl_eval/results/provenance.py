@@ -37,15 +37,21 @@ _evaluated: Final[set[tuple[str, ...]]] = set()
 """Code that is named in the configs that this process has evaluated."""
 
 
-def provenance(settings: EvalSettings, weights: WeightsSnapshot | None, numerics: dict[str, Any]) -> dict[str, Any]:
-    """Return the provenance of one evaluation, as plain data."""
-    library = loader_of(settings.policy.policy)
-    loaders = library.distributions if library else ()
+def described_settings(settings: EvalSettings) -> dict[str, Any]:
+    """Return the part of the provenance that describes the settings.
+
+    Call it before the evaluation starts: episodes can change the attributes of a factory.
+    """
     config = settings.described()
     _evaluated.add(_named_code(plain(config)))
+    return {"config": config, "identity": settings.identity()}
+
+
+def provenance(settings: EvalSettings, weights: WeightsSnapshot | None, numerics: dict[str, Any]) -> dict[str, Any]:
+    """Return the rest of the provenance of one evaluation, as plain data."""
+    library = loader_of(settings.policy.policy)
+    loaders = library.distributions if library else ()
     return {
-        "config": config,
-        "identity": settings.identity(),
         "weights": _described_weights(weights, settings.policy.file_digests),
         "numerics": dict(numerics),
         "packages": {name: version for name in (*_PACKAGES, *loaders) if (version := package_version(name))},
@@ -93,7 +99,7 @@ def manifest_of(settings: EvalSettings, plan: EpisodePlan, weights: WeightsSnaps
     """Return the manifest of one evaluation for its log."""
     from rl_eval.log import Manifest
 
-    described = provenance(settings, weights, {})
+    described = described_settings(settings) | provenance(settings, weights, {})
     return Manifest(
         **plan.to_dict(),
         plan_fingerprint=plan.fingerprint,

@@ -66,6 +66,11 @@ class Matchups:
     def _turn_of(self) -> npt.NDArray[np.int64]:
         return np.repeat(np.arange(len(self.turns)), [len(turn) for turn in self.turns])
 
+    @cached_property
+    def _begins(self) -> npt.NDArray[np.intp]:
+        """Places in a round at which a turn begins."""
+        return np.flatnonzero(np.diff(self._turn_of, prepend=-1))
+
     def seating(self, position: int) -> Seating:
         """Return the seating of the episode at a position (from 0) in an endless plan."""
         return self.round[position % len(self.round)]
@@ -77,10 +82,14 @@ class Matchups:
 
     def next_turn(self, position: int) -> int:
         """Return the first position, from ``position`` on, at which a turn begins."""
-        begins = np.flatnonzero(np.diff(self._turn_of, prepend=-1))
         rounds, place = divmod(position, len(self.round))
-        later = begins[begins >= place]
+        later = self._begins[self._begins >= place]
         return rounds * len(self.round) + (int(later[0]) if len(later) else len(self.round))
+
+    def turn_start(self, position: int) -> int:
+        """Return the position at which the turn of ``position`` begins."""
+        rounds, place = divmod(position, len(self.round))
+        return rounds * len(self.round) + int(self._begins[self._begins <= place][-1])
 
 
 def make_matchups(

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PAGE: Final = "report.html"
+_GENERATOR: Final = '<meta name="generator" content="rl-eval suite report">'
 _LINES: Final = {"profiles": "fraction of scores above", "curves": "IQM"}
 """Tables that are drawn as lines, with the label of the vertical axis. Other tables are drawn as intervals."""
 _SCORES: Final = ("scores.csv", "rliable.json", "marl_eval.json")
@@ -59,19 +60,20 @@ def write_report(result: SuiteResult, folder: Path, cells: Path) -> tuple[list[P
             except ConfigError as error:
                 notes.append(str(error))
     files.append((PAGE, _page(result, drawn, folder, cells).encode()))
+    # The page is written first, so that the folder is that of a report, even if the program is killed.
+    for name, content in (files[-1], *files[:-1]):
+        write_bytes(folder / name, content)
     for name in {*_FILES} - {name for name, _ in files}:
         (folder / name).unlink(missing_ok=True)
-    for name, content in files:
-        write_bytes(folder / name, content)
     return [folder / name for name, _ in files], list(dict.fromkeys(notes))
 
 
 def _check_folder(folder: Path) -> None:
     page = folder / PAGE
-    if page.is_file() and is_report(page):
+    if page.is_file() and is_report(page, _GENERATOR):
         return
     if found := [name for name in _FILES if (folder / name).exists()]:
-        problem = f"{folder / found[0]} exists, and the folder has no report"
+        problem = f"{folder / found[0]} exists, and the folder has no report of a suite"
         raise ConfigError(problem, key="--output", value=str(folder), fix="Pass another --output, or move the file.")
 
 
@@ -141,6 +143,7 @@ def _page(result: SuiteResult, drawn: Mapping[str, bytes], folder: Path, cells: 
     figures = [(TITLES[name], base64.b64encode(svg).decode(), name) for name, svg in drawn.items() if name != "tasks"]
     return render_template(
         "suite.html.j2",
+        generator=_GENERATOR,
         images="data:",
         title=result.definition.suite,
         content=result.page,

@@ -297,6 +297,7 @@ def test_normal_and_uniform_draws_in_any_form_use_the_episodes_noise():
             torch.normal(mean, 0.1),
             torch.normal(0.0, torch.ones(3, 2)),
             torch.normal(0.0, 1.0, size=(3, 2)),
+            torch.normal(0, 1, size=(3, 2)),
             mean.clone().uniform_(-1, to=1),
         ]
     assert torch.equal(torch.random.get_rng_state(), before)

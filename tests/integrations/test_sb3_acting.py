@@ -21,7 +21,7 @@ from stable_baselines3.sac.policies import Actor, SACPolicy
 from rl_eval import EvalConfig, evaluate
 from rl_eval.config.settings import PolicySection
 from rl_eval.errors import ConfigError
-from rl_eval.integrations.sb3 import as_policy, portable
+from rl_eval.integrations.sb3 import as_policy, load_policy, portable
 from rl_eval.policies.noise import EpisodeNoise
 from tests.cluster.trainer_state import compare, observe
 from tests.refused import refused
@@ -391,6 +391,25 @@ def test_an_actor_and_a_distribution_of_a_user_sample_as_they_predict(algorithm,
     theirs, _ = model.predict(ones, deterministic=False)
     assert np.allclose(given.mean(0), theirs.mean(0), atol=0.05)
     assert np.allclose(given.std(0), theirs.std(0), rtol=0.1)
+
+
+class Passing(ActorCriticPolicy):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+
+
+class Renaming(ActorCriticPolicy):
+    def __init__(self, observations, actions, schedule, **kwargs):
+        super().__init__(observations, actions, schedule, **kwargs)
+
+
+@pytest.mark.parametrize("policy", [Passing, Renaming])
+def test_a_file_of_a_users_policy_is_loaded(policy, tmp_path):
+    model = PPO(policy, "CartPole-v1", n_steps=32, batch_size=32, seed=0, device="cpu")
+    model.save(tmp_path / "model.zip")
+    config = EvalConfig().environment("CartPole-v1").evaluation(num_episodes=4)
+    loaded = evaluate(config, load_policy(tmp_path / "model.zip"))
+    assert loaded.fingerprint == evaluate(config, model).fingerprint
 
 
 @pytest.mark.parametrize("rate", [0.0, 1.0])

@@ -550,6 +550,31 @@ def test_the_last_evaluations_are_kept_inside_an_event_callback(tmp_path):
     assert callback.evaluator is None
 
 
+class Repeats(EveryNTimesteps):
+    ends = 0
+
+    def _on_training_end(self):
+        self.ends += 1
+
+
+def test_the_end_of_a_training_reaches_the_parent_too():
+    callback = EvalCallback(make_config(), eval_freq=1, verbose=0)
+    parent = Repeats(32, callback)
+    model = make_ppo(envs=1)
+    for ends in (1, 2):
+        model.learn(96, callback=parent)
+        assert parent.ends == ends
+        assert callback.evaluator is None
+
+
+def test_a_callback_evaluates_after_each_evaluation_of_its_parent():
+    inner = EvalCallback(make_config(), eval_freq=1, verbose=0)
+    outer = EvalCallback(make_config(), eval_freq=32, verbose=0, callback_after_eval=inner)
+    make_ppo(envs=1).learn(96, callback=outer)
+    assert len(outer.results) == len(inner.results) == 3
+    assert outer.evaluator is inner.evaluator is None
+
+
 def test_a_failed_episode_is_no_lack_of_success(tmp_path):
     """It is NaN in each column."""
     config = EvalConfig().environment(

@@ -210,7 +210,9 @@ def test_a_program_of_the_guides_prints_what_is_shown(reader: Reader, program: s
         if block.title == program:
             Path(program).write_text(block.text)
         shown |= dict(commands(block.text)) if block.language == "console" else {}
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])}
+    folders = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    # A program starts Ray itself, even if another test has a cluster on this machine.
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(folders), "RAY_ADDRESS": "local"}
     done = subprocess.run([sys.executable, program], capture_output=True, text=True, env=env, check=False)
     assert done.returncode == 0, done.stderr
     expected = shown[f"python {program}"].splitlines()[-1].replace("...", "")

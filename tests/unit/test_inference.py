@@ -594,6 +594,18 @@ class Numbered:
         return np.zeros(len(observations), np.int64), state
 
 
+class Remembering(Numbered):
+    """A recurrent policy whose state consists of objects."""
+
+    def initial_state(self, batch_size: int) -> Array:
+        return np.array([object() for _ in range(batch_size)], object)
+
+
+def test_a_recurrent_state_of_objects_is_not_compared() -> None:
+    result = evaluate(EvalConfig().environment("CartPole-v1").evaluation(num_episodes=2), Remembering())
+    assert result.status == "complete"
+
+
 def test_a_recurrent_state_that_depends_on_the_row_is_refused() -> None:
     """The number of environments would change the episodes."""
     with refused(PolicyError, key="initial_state"):

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from rl_eval import EvalConfig, compare, evaluate
+from rl_eval import EvalConfig, EvalResult, compare, evaluate
 from rl_eval.config.objects import UNNAMEABLE, describe_object, name_of
 from rl_eval.errors import ComparisonError, ConfigError, LogMismatch
 from rl_eval.recording.replay import replay
@@ -135,6 +135,35 @@ def test_a_field_that_is_not_compared_has_no_part_in_it() -> None:
     assert describe_object(Named(3, "a")) != describe_object(Named(6, "a"))
 
 
+@pytest.mark.parametrize("make", [capturing, by_default, lambda method: functools.partial(method, 0)])
+def test_the_object_of_a_captured_method_has_no_part_in_it(make: Callable[[object], object]) -> None:
+    trainer = Trainer()
+    before = describe_object(make(trainer.__call__))
+    trainer.steps = 100
+    assert describe_object(make(trainer.__call__)) == before
+
+
+def test_data_that_contain_themselves_are_described() -> None:
+    @dataclass
+    class Node:
+        name: str
+        parent: Any = None
+        children: list[Any] = field(default_factory=list)
+        late: int = field(init=False)
+
+    def tree(leaf: str) -> Node:
+        root = Node("root")
+        root.children.append(Node(leaf, root))
+        return root
+
+    ring: dict[str, Any] = {}
+    ring["self"] = [ring]
+    assert describe_object(capturing(ring)) == describe_object(capturing(ring))
+    assert describe_object(tree("a")) == describe_object(tree("a"))
+    assert describe_object(tree("a")) != describe_object(tree("b"))
+    assert describe_object(capturing(tree("a"))) != describe_object(capturing(tree("b")))
+
+
 def test_a_space_that_was_sampled_is_the_same_space() -> None:
     space = gym.spaces.Box(0, 1, (2,))
     before = describe_object(space)
@@ -192,6 +221,25 @@ def configured(goal: str, form: str) -> EvalConfig:
     if form == "partial":
         return config.environment(functools.partial(Goal, Path(goal)))
     return config.environment(lambda: Goal(Path(goal)))
+
+
+class Counting:
+    """A factory that changes with each environment."""
+
+    def __init__(self) -> None:
+        self.made = 0
+
+    def __call__(self) -> gym.Env[Any, Any]:
+        self.made += 1
+        return Goal(Path("3"))
+
+
+def test_a_factory_that_changes_while_it_is_evaluated_is_described_once(tmp_path: Path) -> None:
+    config = EvalConfig().environment(Counting()).evaluation(num_episodes=12).policy("random")
+    config.environment(env_reuse="episode").runners(num_runners=0, num_envs_per_runner=1)
+    result = evaluate(config, log_dir=tmp_path)
+    result.save(tmp_path)
+    assert EvalResult.load(tmp_path).fingerprint == result.fingerprint
 
 
 @pytest.mark.parametrize("form", ["env_kwargs", "partial", "lambda"])

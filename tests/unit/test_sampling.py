@@ -482,6 +482,18 @@ def test_a_batch_of_matchups_has_the_episodes_of_the_plan() -> None:
         assert np.concatenate([batch["collector.index"] for batch in batches]).tolist() == list(range(11))
 
 
+@pytest.mark.parametrize("start", range(8))
+def test_a_batch_can_start_within_a_turn_of_matchups(start: int) -> None:
+    made = duel_config({"a": 0, "b": 1, "c": 2}, "round_robin", 12, symmetric=True)
+    with inline(made.runners(num_envs_per_runner=2)) as group:
+        group.sampler.restart(index=start)
+        batches = [group.sample(1, as_arrays=True) for _ in range(9)]
+        group.sampler.restart(index=0)
+        batches.append(group.sample(num_env_steps=5, as_arrays=True))
+    indices = np.concatenate([np.unique(batch["collector.index"]) for batch in batches[:9]])
+    assert indices.tolist() == list(range(start, start + 9))
+
+
 def test_keys_that_are_equal_when_they_are_joined_are_an_error() -> None:
     part = gym.spaces.Box(0, 1, (1,))
     space = gym.spaces.Dict({"a.b": part, "a": gym.spaces.Dict({"b": part})})

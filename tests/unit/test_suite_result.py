@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from rl_eval.atomic_write import write_bytes
 from rl_eval.errors import ConfigError
+from rl_eval.reports.html import GENERATOR
 from rl_eval.suites.definition import SuiteDefinition
 from rl_eval.suites.ledger import SCORE_FILE, Score
 from rl_eval.suites.report import PAGE, record_cell_videos, write_report
@@ -252,9 +254,33 @@ def test_a_report_replaces_only_a_report(tmp_path: Path) -> None:
     with refused(ConfigError, key="--output", value=str(folder)):
         write_report(result, folder, tmp_path / "made")
     assert [path.name for path in folder.iterdir()] == ["scores.csv"]
+    (folder / PAGE).write_text(f"<html>{GENERATOR}</html>")  # A report of a run is not a report of a suite.
+    with refused(ConfigError, key="--output", value=str(folder)):
+        write_report(result, folder, tmp_path / "made")
+    assert (folder / "scores.csv").read_text() == "mine"
+    (folder / PAGE).unlink()
     (folder / "scores.csv").rename(folder / "mine.csv")
     first, _ = write_report(result, folder, tmp_path / "made")
     unscaled = suite_of(tmp_path / "unscaled", 0, 1, 2, steps=2, tasks={"t0": {"environment": {"env": "my:Env"}}})
     second, _ = write_report(unscaled.result(tmp_path / "unscaled"), folder, tmp_path / "unscaled")
     assert {path.name for path in first} > {path.name for path in second}
     assert {path.name for path in folder.iterdir()} == {path.name for path in second} | {"mine.csv"}
+
+
+def test_a_report_that_was_interrupted_is_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    suite = suite_of(tmp_path / "made", 2, 1, 2, steps=2)
+    result, folder = suite.result(tmp_path / "made"), tmp_path / "report"
+    left = [2]
+
+    def write(path: Path, content: bytes) -> None:
+        if not left[0]:
+            raise KeyboardInterrupt
+        left[0] -= 1
+        write_bytes(path, content)
+
+    monkeypatch.setattr("rl_eval.suites.report.write_bytes", write)
+    with pytest.raises(KeyboardInterrupt):
+        write_report(result, folder, tmp_path / "made")
+    monkeypatch.undo()
+    files, _ = write_report(result, folder, tmp_path / "made")
+    assert {*folder.iterdir()} == {*files}

@@ -258,7 +258,7 @@ class Searches:
 
     def act(self, observations: Any, state: Any, live: Any, noise: Any) -> tuple[Any, None]:
         first = np.asarray(observations).reshape(len(live), -1)[:, 0].astype(np.float64)
-        self.outputs = {"value": first}
+        self.outputs = {"value": first, "never": None}
         if (first[live] > 0).all():
             self.outputs |= {"searched": first}
         return steer(observations), None
@@ -278,6 +278,7 @@ def test_an_output_that_some_steps_lack_is_left_out(tmp_path: Path, to: str, inf
     else:
         found = {key: value.numpy() for key, value in TensorDict.load_memmap(done.path).flatten_keys(".").items()}
     assert "searched" not in found
+    assert "never" not in found
     np.testing.assert_array_equal(found["value"].ravel(), found["observation"][:, 0])
     assert len(found["value"]) == done.frames
 

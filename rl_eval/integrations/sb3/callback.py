@@ -187,6 +187,7 @@ class EvalCallback(EventCallback):  # type: ignore[misc]
         self._log_path = None if log_path is None else Path(log_path).absolute()
         self._arrays = None if self._log_path is None else EvaluationArrays(self._log_path / "evaluations.npz")
         self._best = None if best_model_save_path is None else BestModel(Path(best_model_save_path).absolute())
+        self._ends_with_parent = False
         self.best_mean_reward = -np.inf
         self.last_mean_reward = -np.inf
         self.results: list[tuple[int, EvalResult]] = []
@@ -207,8 +208,8 @@ class EvalCallback(EventCallback):  # type: ignore[misc]
     def _on_training_start(self) -> None:
         super()._on_training_start()
         self._release()  # Evaluations that an interrupted training left open.
-        if isinstance(self.parent, EventCallback):  # It does not pass the end of the training on.
-            vars(self.parent)["_on_training_end"] = self.on_training_end  # type: ignore[index]
+        if isinstance(self.parent, EventCallback) and not self._ends_with_parent:
+            self._end_with(self.parent)
         given = self._given
         self.evaluator = (
             given
@@ -240,6 +241,19 @@ class EvalCallback(EventCallback):  # type: ignore[misc]
                 )
         finally:
             self._release()
+
+    def _end_with(self, parent: EventCallback) -> None:
+        """Change a parent to pass the end of the training on, which SB3's ``EventCallback`` does not do."""
+        own_end = parent._on_training_end  # noqa: SLF001  # SB3 calls only this method, in each callback.
+
+        def end() -> None:
+            try:
+                own_end()  # The parent can evaluate once more, and then it calls this callback.
+            finally:
+                self.on_training_end()
+
+        vars(parent)["_on_training_end"] = end
+        self._ends_with_parent = True
 
     # ------------------------------------------------------------------ submitting
 

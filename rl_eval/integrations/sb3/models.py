@@ -15,6 +15,7 @@ import inspect
 import logging
 import os
 import pickle
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -227,10 +228,22 @@ def _build(data: dict[str, Any]) -> BasePolicy:
     parameters = inspect.signature(policy_class).parameters
     if "use_sde" in parameters:
         kwargs.setdefault("use_sde", data.get("use_sde", False))
-    if "lr_schedule" in parameters:
-        kwargs["lr_schedule"] = lambda _: 0.0
+    schedule = [lambda _: 0.0] if _has_learning_rate(list(parameters.values())) else []
     with torch.random.fork_rng(devices=[]):  # Initial weights are drawn and then replaced.
-        return policy_class(data["observation_space"], data["action_space"], **kwargs)
+        return policy_class(data["observation_space"], data["action_space"], *schedule, **kwargs)
+
+
+def _has_learning_rate(parameters: Sequence[inspect.Parameter]) -> bool:
+    """Whether the third argument of a policy's class is the schedule of the learning rate.
+
+    Policies that are trained without gradients, such as ``ARSPolicy``, have no such argument.
+    """
+    if any(one.kind is one.VAR_POSITIONAL for one in parameters[:3]):
+        return True
+    return any(
+        one.name == "lr_schedule" or (one.default is one.empty and one.kind is not one.VAR_KEYWORD)
+        for one in parameters[2:3]
+    )
 
 
 def _load_statistics(file: Path) -> VecNormalize:

@@ -258,8 +258,8 @@ class RowInference:
         noise = None if self._deterministic else EpisodeNoise(self._seeds[rows], self._steps[rows])
         actions, state = self._policy.act(observations, state, live, noise)
         if self.keeps_outputs and (computed := getattr(self._policy, "outputs", None)) is not None:
-            _check_outputs(computed, len(live))
-            self._computed.append((rows, copy_batch(computed)))  # The next pass may write to the same arrays.
+            outputs = _checked_outputs(computed, len(live))
+            self._computed.append((rows, copy_batch(outputs)))  # The next pass may write to the same arrays.
         return self._reader.read(actions, live), state
 
     def _keep_state(self, rows: Any, state: Any) -> None:
@@ -327,20 +327,21 @@ class RowInference:
         }
 
 
-def _check_outputs(outputs: Any, rows: int) -> None:
-    """Check the outputs of a policy besides its actions.
+def _checked_outputs(outputs: Any, rows: int) -> dict[str, Any]:
+    """Return the outputs of a policy besides its actions, without those that are None.
 
     Raises:
         PolicyError: The outputs are not a mapping of names to nested arrays with one row per observation.
     """
-    problem = ""
+    fix = "Set outputs to a mapping of names to arrays with a row for each observation."
     if not isinstance(outputs, Mapping) or not all(isinstance(name, str) for name in outputs):
         problem = f"the outputs of the policy are {type(outputs).__name__}, not a mapping of names to arrays"
-    elif wrong := [np.shape(leaf) for leaf in tree.flatten(outputs) if not np.shape(leaf) or len(leaf) < rows]:
-        problem = f"the outputs of the policy have an array of shape {wrong[0]} for a batch of {rows}"
-    if problem:
-        fix = "Set outputs to a mapping of names to arrays with a row for each observation."
         raise PolicyError(problem, key="outputs", fix=fix)
+    present = {name: value for name, value in outputs.items() if value is not None}
+    if wrong := [np.shape(leaf) for leaf in tree.flatten(present) if not np.shape(leaf) or len(leaf) < rows]:
+        problem = f"the outputs of the policy have an array of shape {wrong[0]} for a batch of {rows}"
+        raise PolicyError(problem, key="outputs", fix=fix)
+    return present
 
 
 def _check_alike(policy: Policy, state: Any) -> None:
@@ -350,7 +351,9 @@ def _check_alike(policy: Policy, state: Any) -> None:
         PolicyError: Two rows differ.
     """
     for leaf in tree.flatten(state):
-        if np.ndim(leaf) and not bool(((leaf == leaf[:1]) | (leaf != leaf)).all()):  # noqa: PLR0124  # NaN.
+        if np.ndim(leaf) == 0 or (isinstance(leaf, np.ndarray) and leaf.dtype.hasobject):
+            continue  # Equal objects can be unequal in Python.
+        if not bool(((leaf == leaf[:1]) | (leaf != leaf)).all()):  # noqa: PLR0124  # NaN.
             problem = f"initial_state() of the policy {type(policy).__name__} returns rows that differ"
             fix = "Return the same state for each row: episodes start in any row."
             raise PolicyError(problem, key="initial_state", fix=fix)
