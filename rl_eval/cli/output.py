@@ -81,15 +81,13 @@ def _locked(folder: Path) -> Iterator[None]:
     """
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        with suppress(OSError):  # Some file systems have no locks.
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                problem, fix = (
-                    f"another run is writing to {shown(folder)}",
-                    "Pass another --output, or wait for its end.",
-                )
-                raise ConfigError(problem, key="--output", value=shown(folder), fix=fix) from None
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            problem, fix = f"another run is writing to {shown(folder)}", "Pass another --output, or wait for its end."
+            raise ConfigError(problem, key="--output", value=shown(folder), fix=fix) from None
+        except OSError:
+            pass  # Some file systems have no locks.
         yield
     finally:
         os.close(descriptor)

@@ -48,7 +48,7 @@ def name_of(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         digest = hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()[:16]
         return f"array of {value.dtype} {list(value.shape)}, sha256 {digest}"
-    target = value if isinstance(value, type) or hasattr(value, "__qualname__") else type(value)
+    target = value if hasattr(value, "__qualname__") else type(value)
     module = getattr(target, "__module__", None) or type(target).__module__  # A method of a builtin class has none.
     return f"{module}:{target.__qualname__}"
 
@@ -72,7 +72,7 @@ def _data_of(value: Any, above: tuple[int, ...]) -> list[Any]:
         cells = [cell.cell_contents for cell in value.__closure__ or () if cell != _EMPTY]
         captured = [*cells, *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
         return [_data(part, inside) for part in captured]
-    if isinstance(value, type) or hasattr(value, "__qualname__"):
+    if hasattr(value, "__qualname__"):
         return []
     if _compares_by_value(value):
         return [_data(value, above)]

@@ -193,19 +193,16 @@ class MinariWriter(Writer):
             )
             raise ConfigError(problem, key="to", value="minari", fix=fix)
         self._id = os.fspath(target)
-        why = ""
         try:
             self._namespace = parse_dataset_id(self._id)[0]
-        except TypeError:  # From Minari's conversion of the version.
-            why = "the version is missing"
-        except ValueError as error:
-            why = str(error)
-        if why:
+        except (TypeError, ValueError) as error:
+            # The TypeError is from Minari's conversion of the version.
+            why = "the version is missing" if isinstance(error, TypeError) else str(error)
             problem, fix = (
                 f"{self._id!r} is not the id of a Minari data set: {why}",
                 "Pass an id such as 'cartpole/ppo-v0'.",
             )
-            raise ConfigError(problem, key="output", value=self._id, fix=fix)
+            raise ConfigError(problem, key="output", value=self._id, fix=fix) from error
         super().__init__(get_dataset_path(self._id))
 
     @override

@@ -355,23 +355,26 @@ class Sampler:
     def _take_in(self, result: EvalResult) -> None:
         """Store the episodes of a wave that are not stored yet. The wave can also contain earlier episodes."""
         table, first = result.table, result.plan.first_index
-        known = {*self._ready, *self._failed}
         for row, artifacts in result.artifacts.items():
             index = first + row
-            if (trajectory := artifacts.get(TRAJECTORY)) is not None and index >= self._next and index not in known:
+            if (trajectory := artifacts.get(TRAJECTORY)) is not None and self._lacks(index):
                 self._ready[index] = replace(trajectory, index=index)
                 self._episodes += 1
                 self._frames += len(trajectory)
         for row in (table.rows["outcome"] == Outcome.FAILED).nonzero()[0].tolist():
             faults = table.faults.get(row)
             why = str(faults[-1]) if faults else "its runners died without a report"
-            if first + row >= self._next and first + row not in known:
+            if self._lacks(first + row):
                 self._failed[first + row] = _Failure(why, int(table.rows["weights_version"][row]))
+
+    def _lacks(self, index: int) -> bool:
+        """Whether an episode of the next batches has not run."""
+        return index >= self._next and index not in self._ready and index not in self._failed
 
     def _start_wave(self, request: SampleRequest) -> None:
         """Start a wave that begins with the first episode that has not run."""
         index, missing = self._next, request.number + self._offset
-        while index in self._ready or index in self._failed:
+        while not self._lacks(index):
             known = self._ready.get(index)
             missing -= 0 if known is None else 1 if request.num_episodes is not None else len(known)
             index += 1

@@ -90,8 +90,15 @@ class EpisodeSpec(NamedTuple):
 
     def lease(self, attempt: int, runner: int = 0) -> Lease:
         """Return a lease for one attempt of the episode."""
-        lease = Lease(self.index, self.seed, attempt, runner)
-        return lease._replace(seating=self.seating, condition=self.condition, first_index=self.first_index)
+        return Lease(
+            self.index,
+            self.seed,
+            attempt,
+            runner,
+            seating=self.seating,
+            condition=self.condition,
+            first_index=self.first_index,
+        )
 
 
 class Lease(NamedTuple):

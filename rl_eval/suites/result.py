@@ -123,7 +123,7 @@ class SuiteResult(Printed):
 
     @cached_property
     def _ends(self) -> list[str]:
-        """Notes on runs whose last step has no score, and on policies whose runs end at different steps."""
+        """Notes on runs without a score at their last step, and on policies with runs that end at different steps."""
         lasts = {run: states[-1] for run, states in self._runs.items()}
         earlier = {run for run, states in self._runs.items() if any(map(_has_score, states[:-1]))}
         notes = [

@@ -193,7 +193,7 @@ class SB3Policy:
         self._samples = known and distribution is not None
         """Whether the forward pass runs outside of ``EpisodeDraws``, which slows down each call of torch."""
         self._exploration: Exploration | None = None
-        if not deterministic and isinstance(getattr(self._actor, "action_dist", None), StateDependentNoiseDistribution):
+        if not deterministic and isinstance(distribution, StateDependentNoiseDistribution):
             self._exploration = Exploration(self._actor)
 
     # ------------------------------------------------------------------ the Policy protocol
