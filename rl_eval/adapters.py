@@ -2,14 +2,14 @@
 
 It recognises the objects, strings and files of a library without importing the library.
 
-Our own libraries are in ``rl_eval.integrations.INTEGRATIONS``. Other packages add an :class:`Integration` with
-an entry point of the group ``rl_eval.integrations``.
+The libraries that this package supports are in ``rl_eval.integrations.INTEGRATIONS``. Other packages add an
+:class:`Integration` with an entry point of the group ``rl_eval.integrations``.
 
 An adapter is a module with some of these functions:
 
 - ``portable(value)``: a copy that can be pickled and shares nothing with the trainer;
 - ``as_policy(value, section, observation_space, action_space)``: the :class:`rl_eval.Policy` of an object;
-- ``as_policies(value, names)``: the policies by id, for an object with several;
+- ``as_policies(value, names)``: the policies by id, for an object with several policies;
 - ``as_weights(value)``: the weights, for :func:`rl_eval.weights.snapshot_weights`;
 - ``for_environment(value, env)``: the policy with the observation statistics of an environment object;
 - ``as_env(value)``: an environment of the library as a :class:`gymnasium.Env`;
@@ -71,7 +71,7 @@ class Integration:
 
 @functools.cache
 def integrations() -> tuple[Integration, ...]:
-    """Return all libraries, our own first. Skip an entry point that cannot be loaded, with a warning."""
+    """Return all libraries, first those of this package. Skip, with a warning, entry points that cannot be loaded."""
     from importlib.metadata import entry_points
 
     found = list(importlib.import_module("rl_eval.integrations").INTEGRATIONS)

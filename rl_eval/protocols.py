@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 
 class EnvContext(dict[str, Any]):
-    """Argument of an environment factory: the configured keyword arguments, and the place of the environment.
+    """Argument of an environment factory: the configured keyword arguments, and the position of the environment.
 
     Index fields are for ports, devices and folders. If an environment's *behaviour* depends on them,
     the result depends on the number of runners and environments.
@@ -19,7 +19,7 @@ class EnvContext(dict[str, Any]):
         runner_index: Index of the runner, from 0.
         lane_index: Index of the environment slot inside the runner, from 0.
         num_runners: Configured number of runners.
-        remote: Whether the slot has its own process.
+        remote: Whether the slot has a separate process.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Policy(Protocol):
 
         Args:
             observations: Batch in the structure of the observation space; each leaf is an array of
-                shape (batch, \\*leaf_shape). Rows of lanes that are not live hold old values.
+                shape (batch, \\*leaf_shape). Rows of lanes that are not live contain old values.
             state: State from the last call, with the rows of new episodes reset; None without
                 ``initial_state``.
             live: Mask of lanes that run an episode, shape (batch,).
@@ -103,7 +103,7 @@ class TakesDeviceArrays(Protocol):
 
 @runtime_checkable
 class ActionLogProb(Protocol):
-    """Policy that returns the log-probability of any action, which depends only on the observation."""
+    """Policy that returns the log-probability of any action, given only the observation."""
 
     def log_prob(self, observations: Any, actions: Any) -> npt.NDArray[np.float64]:
         """Return the log-probabilities of actions under the current policy; log-densities for a Box space.
@@ -130,8 +130,8 @@ class EpisodeAware(Protocol):
         """Receive the episode that the next ``reset`` starts.
 
         Args:
-            index: Index of the episode in the plan of its root seed from index 0 on. So it does not depend on
-                ``evaluation.first_index``.
+            index: Index of the episode, counted from the first episode of the root seed. So the index does not depend
+                on ``evaluation.first_index``.
             seed: Seed of the episode.
             attempt: Number of the attempt, from 1.
         """

@@ -5,7 +5,7 @@ store in one piece. Every runner on a node maps it without a copy, and copies it
 contains parameters, buffers (persistent or not) and the ``get_extra_state`` of every submodule, so normalizers keep
 their statistics. A snapshot is a copy: later training steps do not change it.
 
-torch is imported inside functions only: an actor's process must not import it before its user's code.
+torch is imported only inside functions, because an actor's process must not import torch before the user's code.
 """
 
 from __future__ import annotations
@@ -279,7 +279,7 @@ def _is_flat(value: Any) -> bool:
 def _wrong_structure(found: Any, key: str | None, path: Path) -> ConfigError:
     """Return the error for a file without weights at a key.
 
-    It names the contents, and the keys that may contain the weights.
+    The error names the contents, and the keys that may contain the weights.
     """
     place = f"policy.weights: {str(path)!r}" if key is None else f"policy.weights_key: {key!r} of {str(path)!r}"
     inner = found if isinstance(found, Mapping) else {}
@@ -422,7 +422,7 @@ def _extra_state_holders(module: torch.nn.Module) -> dict[str, torch.nn.Module]:
 
 
 def _apply_extra_state(extra: Mapping[str, Any], module: torch.nn.Module) -> None:
-    """Set the extra state of all submodules. If a submodule rejects its part, restore the former state of all."""
+    """Set the extra state of all submodules. If a submodule rejects its state, restore all former states."""
     holders = _extra_state_holders(module)
     states = {_resolve(name, holders): state for name, state in extra.items()}
     _check_names(states.keys(), holders.keys(), set(holders))
@@ -472,7 +472,7 @@ def _modules_of(policy: Any) -> Any:
 
 
 def module_of(policy: Any) -> Any:
-    """Return the ``nn.Module`` that has the weights of a policy; None if it has none."""
+    """Return the ``nn.Module`` that contains the weights of a policy; None if there is no module."""
     torch = sys.modules.get("torch")
     if torch is None:
         return None
@@ -498,7 +498,8 @@ def policies_of(snapshot: WeightsSnapshot, names: Iterable[str]) -> set[str]:
 def add_missing(snapshot: WeightsSnapshot, former: WeightsSnapshot | None, names: Iterable[str]) -> WeightsSnapshot:
     """Complete a snapshot of several policies.
 
-    A policy without weights in ``snapshot`` gets its weights and its version from ``former``, unless that is None.
+    A policy without weights in ``snapshot`` gets its weights and its version from ``former``, unless ``former`` is
+    None.
     """
     given = policies_of(snapshot, names)
     versions = dict.fromkeys(given, snapshot.version)

@@ -70,7 +70,7 @@ class Backend(Protocol):
         Args:
             runner: Number of the runner.
             index: Position of the runner in the group.
-            weights: Handle from :meth:`publish` of the policy's initial weights; None if the policy has no weights.
+            weights: Handle of the policy's initial weights, from :meth:`publish`; None if the policy has no weights.
         """
 
     def call(self, runner: int, request: RunnerRequest, tag: int = 0) -> None:
@@ -87,7 +87,7 @@ class Backend(Protocol):
         """Whether any call is unanswered."""
 
     def kill(self, runner: int) -> None:
-        """Terminate a runner at once, without answers to its calls."""
+        """Terminate a runner immediately. Its calls get no replies."""
 
     def terminate(self, runner: int, why: RunnerLost) -> None:
         """Terminate a faulty runner. A reply with ``lost`` and the crash report of the runner follows soon."""
@@ -96,7 +96,7 @@ class Backend(Protocol):
         """Return the requested and the available resources as text, to explain why a runner does not start."""
 
     def capacity(self) -> int | None:
-        """Return the maximum number of runners with the resources of the cluster; None if unknown."""
+        """Return the maximum number of runners for which the cluster has resources; None if unknown."""
 
     def starting(self, runners: Sequence[int]) -> str:
         """Return the activity of runners that are not ready yet, in a few words."""

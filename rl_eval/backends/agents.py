@@ -105,9 +105,9 @@ class NodeAgents:
             agent.end.remote(runner)
 
     def end_on(self, node_id: str) -> None:
-        """Terminate the runners of this process's node from this process.
+        """Terminate the runners on this process's node directly, without the node agent.
 
-        The raylet of the node has died, and the agent with it.
+        The raylet of the node has died, and the agent has died with the raylet.
         """
         for process_info, _ in self._processes.values():
             if process_info.node_id == node_id:

@@ -63,7 +63,7 @@ class Connection:
 
     @property
     def node_id(self) -> str:
-        """Ray's id of the node of this process. It is stored, because a later call of Ray could start a cluster."""
+        """Ray's id of the node of this process. The id is stored, because a later call of Ray could start a cluster."""
         return self._identity[-1]
 
     @property
@@ -72,13 +72,13 @@ class Connection:
 
         None while the raylet is alive, or if this process started no raylet.
 
-        The object store dies with the raylet. Ray's client then ends this process with exit code 1 when it needs the
-        store, at the latest when the cluster notices the loss.
+        The object store dies with the raylet. Ray's client then terminates this process with exit code 1. This happens
+        when the client needs the store, or at the latest when the cluster notices the loss.
         """
         return None if self._raylet is None else self._raylet.poll()
 
     def runtime_env(self, section: RunnersSection) -> dict[str, Any]:
-        """Return the runtime environment of an actor, without the parts that the actor inherits from this connection.
+        """Return the runtime environment of an actor, without the values inherited from this connection.
 
         If the actor inherits all environment variables, the result is empty. Then Ray does not start an additional
         interpreter for the actor.
@@ -160,9 +160,9 @@ def summarize(error: BaseException) -> str:
 def _process_kept() -> Iterator[None]:
     """Undo side effects of ``ray.init`` and ``ray.shutdown`` on this process, which may be a trainer.
 
-    Ray draws from ``random``, sets environment variables, and replaces the handlers of SIGTERM and of crashes. If there
-    was no handler of SIGTERM, Ray's handler is kept, because it ends the daemons of a local cluster together with this
-    process.
+    Ray draws numbers from ``random``, sets environment variables, and replaces the handlers of SIGTERM and of crashes.
+    If there was no handler of SIGTERM, Ray's handler is kept, because this handler terminates the daemons of a local
+    cluster together with this process.
     """
     state, variables, handler = random.getstate(), dict(os.environ), signal.getsignal(signal.SIGTERM)
     try:

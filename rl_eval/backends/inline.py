@@ -30,9 +30,9 @@ class InlineBackend(Backend):
     Args:
         settings: Frozen configuration.
         policy: Policy object; None for the configured policy.
-        threaded: Whether calls run in another thread than the caller's thread. In the caller's thread, runners have a
-            separate working directory, so an environment cannot change the caller's. Threads of one process always
-            share the working directory.
+        threaded: Whether calls run in a thread other than the caller's. If not, runners have a separate working
+            directory, so an environment cannot change the caller's working directory. If so, runners and caller share
+            the working directory, as all threads of a process do.
     """
 
     def __init__(self, settings: EvalSettings, policy: Any, *, threaded: bool) -> None:
@@ -143,7 +143,7 @@ class InlineBackend(Backend):
 
 
 def _given_back(call: Call) -> Call:
-    """Return a queued call that must not run because of an abort. The returned call gives its episodes back."""
+    """Return a queued call, changed because of an abort: a ``Run`` runs nothing and gives its episodes back."""
     run = call.request
     if not isinstance(run, Run):
         return call

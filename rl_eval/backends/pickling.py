@@ -26,8 +26,8 @@ def pickled(value: Any, what: str, without_weights_of: Any = None) -> bytes:
     Args:
         value: The value.
         what: Name of the value, for the error.
-        without_weights_of: Policy, or several policies by id, to pickle without weights. Then use
-            :func:`unpickle_with_weights`.
+        without_weights_of: Policy, or several policies by id, to pickle without weights. Then unpickle the bytes
+            with :func:`unpickle_with_weights`.
 
     Raises:
         ConfigError: The value cannot be pickled.
@@ -85,8 +85,8 @@ def unpickle_with_weights(data: bytes, weights: WeightsSnapshot | None) -> Any:
 
     Args:
         data: The pickle.
-        weights: Weights that the runner gets before its first episode. A tensor that is missing in them, or has
-            another shape or dtype in them, becomes zero.
+        weights: Weights that the runner gets before its first episode. A tensor becomes zero if the weights lack it,
+            or contain it with another shape or dtype.
     """
     return _Unpickler(data, weights).load()
 

@@ -249,7 +249,7 @@ class RayBackend(Backend):
         """Ask once for the crash report of a lost runner.
 
         Return None if the reply follows with the report, or if the loss is already known. If the process of the runner
-        is unknown, there is no report, so return the reply at once.
+        is unknown, there is no report, so return the reply immediately.
         """
         if call.runner in self._dying:
             return None
@@ -333,7 +333,7 @@ def _deadlines(settings: EvalSettings) -> Deadlines:
 
 
 def _keeps_deadlines(settings: EvalSettings) -> bool:
-    """Whether a deadline is configured that needs node agents. The silence of a runner is detected without them."""
+    """Whether a deadline is configured that needs node agents. The silence of a runner is detected without agents."""
     faults = settings.fault_tolerance
     default = type(faults).model_fields["episode_timeout_s"].default
     given = (faults.reset_timeout_s, faults.step_timeout_s, faults.runner_timeout_s)

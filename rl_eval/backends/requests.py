@@ -22,7 +22,7 @@ class Start:
     index: int
     """Position of the runner in the group."""
     weights: Any
-    """Handle from :meth:`rl_eval.backends.Backend.publish` of the policy's initial weights; None if it has no
+    """Handle of the policy's initial weights, from :meth:`rl_eval.backends.Backend.publish`; None if the policy has no
     weights."""
 
 

@@ -73,8 +73,8 @@ class RunnerActor:
     """Actor with one runner.
 
     Args:
-        init_fn: Pickle of a function that is called before all other code of the user, of its ``"module:attr"``, or of
-            None.
+        init_fn: Pickle of the user's ``init_fn``: a function, its ``"module:attr"``, or None. The function is called
+            before all other code of the user.
         group: Name of the group, for its flight recorders.
         name: Name of the runner, unique in the group.
         lanes: Number of lanes of the runner.

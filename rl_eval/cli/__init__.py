@@ -68,7 +68,7 @@ app.add_typer(service.app, rich_help_panel=SETUP)
 
 
 def main() -> None:
-    """Run the command line; the process exits with the code that ``--help`` explains."""
+    """Run the command line, and exit with one of the codes that ``--help`` lists."""
     try:
         Path.cwd()
     except FileNotFoundError:

@@ -78,7 +78,7 @@ def check_machine() -> Iterator[Finding]:
 
 
 def check_address(settings: EvalSettings) -> Iterator[Finding]:
-    """Check that a server listens at the Ray address, if one is set, without joining or starting a cluster."""
+    """Check that a server listens at the Ray address, if an address is set. Do not join or start a cluster."""
     runners = settings.runners
     if not runners.num_runners:
         yield ok("runners.num_runners is 0, so Ray is not needed")
@@ -190,7 +190,8 @@ def check_policy(settings: EvalSettings) -> Iterator[Finding]:
         )
         yield from (warning(text) for text in runner.inference.notes)
         if isinstance(runner.inference, RowInference):  # Multi-agent runners have one inference per policy.
-            yield _describe_inference(runner.inference, settings.runners.lanes)
+            if settings.policy.inference != "batched":  # The notes explain batched inference.
+                yield _describe_inference(runner.inference, settings.runners.lanes)
             if cause := likely_cause_at(runner):
                 yield warning(f"{cause}; if actions depend on this state, equal seeds give different episodes")
             yield _try_other_mode(settings, runner)
@@ -225,7 +226,7 @@ def _check_weights(settings: EvalSettings, runner: RunnerCore) -> Finding:
 
 
 def _act(settings: EvalSettings, runner: RunnerCore) -> Iterator[Finding]:
-    """Run two episodes for about a second, which also runs the runner's probe; yield warnings and problems."""
+    """Run two episodes for about a second; yield warnings and problems. The runner also runs its probe."""
     plan = EpisodePlan(_EPISODES, settings.evaluation.seed, conditions=settings.evaluation.conditions)
     most = settings.fault_tolerance.max_attempts_per_episode
     leases = [plan[index].lease(1) for index in range(_EPISODES)]
@@ -248,7 +249,7 @@ def _describe_inference(inference: RowInference, lanes: int) -> Finding:
     if rows is None:
         return ok(f"an action does not depend on its batch: one forward pass for all {lanes} environments")
     if rows == BLOCK:
-        return ok(f"an action does not depend on its place in a batch of {BLOCK}: forward passes of {BLOCK} rows")
+        return ok(f"an action does not depend on its position in a batch of {BLOCK}: forward passes of {BLOCK} rows")
     return warning(
         "each environment needs its own forward pass, which is exact but slow",
         "unset MKL_CBWR, so that rl-eval sets it; avoid layers that mix the rows of a batch",

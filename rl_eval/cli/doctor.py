@@ -48,7 +48,8 @@ def doctor(
 ) -> None:
     """Check the machine, a config, its environment and its policy, and suggest a fix for each problem.
 
-    Without CONFIG and options, only the machine is checked. With --env alone, the policy is random.
+    Without CONFIG and options, only the machine is checked. With --env but no CONFIG and no --policy, the policy is
+    random.
     """
     from rl_eval.cli.checks import check_machine, note
 
@@ -113,7 +114,7 @@ class _Report:
             self._console.print(Text(f"{counted(problems, 'problem')}, {counted(warnings, 'warning')}", style=style))
 
     def _print(self, level: str, text: str, fix: str, title: str) -> None:
-        """Print a finding with a hanging indent. A table of rich would add trailing blanks."""
+        """Print a finding with a hanging indent. A table of the library ``rich`` would add trailing blanks."""
         if title:
             self._console.print(Text(title, style="bold"))
         for label, style, words in ((level, _STYLES[level], text), ("fix", "dim", fix)):

@@ -70,7 +70,7 @@ class Evaluated:
 
         Args:
             command: Command for the example in the error message, such as ``run``.
-            assignments: Values of ``--set``. They may name the environment and the policy, too.
+            assignments: Values of ``--set``. They may also name the environment and the policy.
             takes_file: Whether the command takes a config file.
             needs_policy: Whether a policy is required. If not, the command detects the policy from checkpoints.
         """
@@ -94,7 +94,8 @@ class Evaluated:
 
         Args:
             say: Prints a note, such as the detected type of a policy.
-            assignments: Values of ``--set``. If they set a policy argument, no file is searched for this argument.
+            assignments: Values of ``--set``. If they set a policy argument, no file next to the model is used for this
+                argument.
             trust: Whether pickle files are trusted; None if nothing is loaded.
         """
         keys = {} if self.policy is None else self._policy_keys(self.policy, say, assignments, trust=trust)
@@ -102,11 +103,11 @@ class Evaluated:
         if self.weights is not None:
             if str(self.weights).startswith("hf:/"):
                 fix = "Use --policy torch:MODULE:ATTR@hf://OWNER/REPO/FILE."
-                problem = f"--weights {self.weights}: --weights takes a local file only"
+                problem = f"--weights {self.weights}: --weights accepts only a local file"
                 raise ConfigError(problem, key="--weights", value=str(self.weights), fix=fix)
             if named:
                 problem = f"--weights {self.weights}: --policy {self.policy} also names a file"
-                raise ConfigError(problem, key="--weights", value=str(self.weights), fix="Pass only one of them.")
+                raise ConfigError(problem, key="--weights", value=str(self.weights), fix="Pass only one of the files.")
             keys["policy.weights"] = absolute(self.weights)
         elif self.policy not in (None, "random") and not named and "policy.weights" not in _keys(assignments):
             say(f"policy: no --weights, so the policy keeps the weights that {keys['policy.policy']} sets, if any")
@@ -168,7 +169,7 @@ def policy_source(text: str, given: Collection[str] = ()) -> PolicySource:
     path, (name, _, attribute) = Path(text).expanduser(), text.partition(":")
     if name.endswith(".py"):
         wanted = dotted(text if attribute else f"{name}:NAME")
-        fix = f"Pass a factory in its module, as in {wanted}."
+        fix = f"Pass a factory as pkg.module:attr, such as {wanted}."
         raise ConfigError(f"--policy {text}: a Python file is not a policy", key="--policy", value=text, fix=fix)
     if path.exists():
         kinds = [scheme for scheme in schemes().values() if scheme.recognises(path)]

@@ -70,7 +70,7 @@ def check_environment(settings: EvalSettings, *, elsewhere: bool = True) -> Iter
 
     Args:
         settings: Settings of the evaluation.
-        elsewhere: Whether two other processes play an episode, too. They do so only if this process found no problem.
+        elsewhere: Whether two other processes also play an episode. They do so only if this process found no problem.
     """
     if issubclass(settings.runners.runner_class, BatchedEvalRunner):
         yield from check_simulator(settings)
@@ -92,7 +92,7 @@ def _check_agents(settings: EvalSettings) -> Finding:
     """Build a multi-agent environment; its episodes need the policies, which are checked later."""
     try:
         with closing(build_team(settings, 0, 0)) as team:
-            return ok(f"builds; agents {', '.join(map(str, team.agents))}")
+            return ok(f"the environment can be built; agents {', '.join(map(str, team.agents))}")
     except Exception as error:
         return raised("the constructor", error)
 
@@ -141,7 +141,7 @@ class _Examination:
             yield raised("the constructor", error)
             return
         observations, actions = map(_short, runner.spaces)
-        yield ok(f"builds; observations {observations}, actions {actions}")
+        yield ok(f"the environment can be built; observations {observations}, actions {actions}")
         yield from _check_contract(watch.env)
         if (limit := time_limit(watch.env)) is not None:
             self._limit, self._steps = limit, min(limit, self._steps)
@@ -238,7 +238,7 @@ class _Examination:
         text = _difference(reference, self._play(self._new_runner(lanes=2)[0], *self._leases[:2])[0])
         if not text:
             return ok("environments in one process do not affect each other")
-        text = f"environments in one process affect each other: alone and beside another, an episode differs in {text}"
+        text = f"environments in one process affect each other: with a second environment, an episode differs in {text}"
         fix = "keep random generators and other state in the instance, or set runners.num_envs_per_runner: 1"
         return (problem if self._settings.runners.lanes > 1 else warning)(text, fix)
 

@@ -137,7 +137,10 @@ def code_of(error: EvalError) -> ExitCode:
 
 @contextmanager
 def reported(debug: bool) -> Iterator[None]:
-    """Turn exceptions of a command into a message on stderr and an exit code; unexpected ones keep their traceback."""
+    """Turn exceptions of a command into a message on stderr and an exit code.
+
+    For an unexpected exception, print the traceback instead of a message.
+    """
     try:
         yield
     except (typer.Exit, BrokenPipeError):
@@ -170,7 +173,7 @@ def _explained(error: Exception) -> tuple[str, ExitCode]:
 
 
 def _print_error(message: str) -> None:
-    """Print a message without control characters; keep its lines, and wrap them on a terminal only."""
+    """Print a message without control characters; keep its line breaks, and wrap long lines only on a terminal."""
     shown = lines(_TERMINAL_CODE.sub("", redact_text(message)).strip()) or "no message"
     text = Text.assemble(("error: ", "bold red"), shown)
     Console(stderr=True, highlight=False).print(text, soft_wrap=not os.isatty(2))

@@ -62,7 +62,7 @@ def export(
 
         if output is None or force:
             fix = "Pass a new --output, without --force."
-            raise ConfigError(f"--to {kind} only writes to a new --output", key="--output", value=output, fix=fix)
+            raise ConfigError(f"--to {kind} writes only to a new --output", key="--output", value=output, fix=fix)
         result = load_to_run(path, trust)
         indices = None if episodes is None else parse_episodes(episodes, len(result.plan))
         done = export_trajectories(result, kind, output, indices, trust=True)
@@ -88,7 +88,7 @@ def export(
 
 
 def _default_file(path: str, kind: str) -> Path:
-    """Return the name of the run folder with the suffix of a format; ``path`` may be its ``result.json``."""
+    """Return the name of the run folder plus the suffix of a format; ``path`` is the folder or its ``result.json``."""
     from rl_eval.log.storage import absolute_place, is_uri
 
     folder = Path(path.partition("?")[0] if is_uri(path) else absolute_place(path))
@@ -97,7 +97,7 @@ def _default_file(path: str, kind: str) -> Path:
 
 
 def _rows(result: EvalResult, episodes: str | None) -> pa.Table:
-    """Return a row for each finished episode, or for each chosen episode.
+    """Return a row for each finished episode, or only for the chosen episodes.
 
     Raises:
         UsageError: A chosen episode has no record.

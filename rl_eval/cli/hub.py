@@ -1,4 +1,4 @@
-"""Files of the Hugging Face Hub, named ``hf://repo/file`` and downloaded into its cache."""
+"""Files of the Hugging Face Hub, named ``hf://repo/file`` and downloaded into the cache of ``huggingface_hub``."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def on_this_machine(text: str, say: Callable[[str], None]) -> str:
 
 
 def _fetched(text: str, repo: str, path: str, revision: str | None, say: Callable[[str], None]) -> Path:
-    """Return the folder of the downloaded revision; its name is the commit hash.
+    """Return the folder of the downloaded revision. The name of the folder is the commit hash.
 
     Raises:
         ConfigError: ``huggingface_hub`` is not installed, or the download failed.

@@ -62,7 +62,7 @@ def claimed_folders(
 ) -> Iterator[tuple[str | None, Path | None]]:
     """Choose the folders of the log and the result.
 
-    Without ``--log-dir`` and ``--output``, the log goes to a new folder in ``runs``. With ``--output`` alone, no log is
+    Without ``--log-dir`` and ``--output``, the log goes to a new folder in ``runs``. With only ``--output``, no log is
     written.
     """
     given = log_dir is not None or output is not None
@@ -84,7 +84,10 @@ def _locked(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            problem, fix = f"another run is writing to {shown(folder)}", "Pass another --output, or wait for its end."
+            problem, fix = (
+                f"another run is writing to {shown(folder)}",
+                "Pass another --output, or wait until that run ends.",
+            )
             raise ConfigError(problem, key="--output", value=shown(folder), fix=fix) from None
         except OSError:
             pass  # Some file systems have no locks.
@@ -97,7 +100,7 @@ def claim_folder(output: Path | None, log_dir: str | None, *, force: bool = Fals
     """Create the folder of a result, and check that it is writable.
 
     Args:
-        output: Value of ``--output``; None for the folder of the log, unless that is a URI.
+        output: Value of ``--output``. If it is None, the folder of the log is used, unless the log is at a URI.
         log_dir: Folder of the evaluation log, or None. An earlier result of the same run is replaced.
         force: Whether any result in ``output`` may be replaced.
 
@@ -199,7 +202,7 @@ def _lead_to(folder: Path) -> Path:
         folder: Target, in the same folder as the link.
 
     Returns:
-        The former target of the link. If there was none, or the link did not change, a path that does not exist.
+        The former target of the link, or a path that does not exist if there was no link or the link did not change.
     """
     link, former = folder.with_name(LATEST), folder.with_name("none")
     with suppress(OSError):
@@ -221,7 +224,9 @@ def _lead_to(folder: Path) -> Path:
 
 
 def new_folder(base: Path) -> Path:
-    """Create and return the first of BASE, BASE-2, BASE-3, ... that does not exist; no two processes get the same one.
+    """Create and return the first of BASE, BASE-2, BASE-3, ... that does not exist.
+
+    Two processes never create the same folder.
 
     Raises:
         UsageError: The folder cannot be created.
@@ -296,7 +301,8 @@ def finished_result(log_dir: str, settings: EvalSettings, say: Callable[[str], N
 
     Args:
         log_dir: Folder or URI of the evaluation log of the run; the log may not exist.
-        settings: Settings of this command. Whether they may continue the run is checked when the log is opened.
+        settings: Settings of this command. If they differ from those of the log, the difference is checked when the log
+            is opened.
         say: Prints a note about the existing run.
 
     Raises:

@@ -84,7 +84,7 @@ def flush_results() -> None:
 
 @contextmanager
 def written(path: str | Path = "stdout") -> Iterator[None]:
-    """Raise a usage error if a file cannot be written, such as on a full disk. Raise a broken pipe unchanged."""
+    """Raise a usage error if a file cannot be written, such as on a full disk. Do not convert a broken pipe error."""
     try:
         yield
     except BrokenPipeError:
@@ -138,7 +138,7 @@ def discard(descriptor: int) -> None:
 
 @contextmanager
 def _descriptor_of(stream: Any) -> Iterator[TextIO]:
-    """Move stdout to a new descriptor, and redirect the old one to stderr; yield other streams unchanged."""
+    """Yield stdout on a new descriptor, and redirect descriptor 1 to stderr; yield any other stream unchanged."""
     standard = False
     with suppress(OSError):
         standard = stream.fileno() == _STDOUT

@@ -91,7 +91,7 @@ class Monitor:
     def room(self, phase: str) -> Iterator[None]:
         """Show nothing while the result is printed.
 
-        Before that, remove the live rows; if there are none, write the final progress as a line.
+        Before that, remove the live rows. A display without live rows writes the final progress as a line.
         """
         with self._showing:
             self._hide()

@@ -48,7 +48,10 @@ def report(
 
 
 def _source(path: str, output: Path) -> Source:
-    """Return a result with links from the page to its videos. If the path is a symbolic link, use its target."""
+    """Return a result, with links from the page ``output`` to the videos of the result.
+
+    If ``path`` is a symbolic link, use its target.
+    """
     from rl_eval.recording.video_selection import videos_of
     from rl_eval.reports.html import Source
     from rl_eval.results.loading import load

@@ -1,6 +1,6 @@
 """Restarts of ``rl-eval run``: run the same command in a child process until its log is complete.
 
-The parent survives any failure of the child, such as out of memory or a crash in native code.
+The parent survives any failure of the child, such as running out of memory or a crash in native code.
 The evaluation log keeps the finished episodes. The next child continues the log.
 """
 
@@ -64,7 +64,7 @@ def repeated(
         command: Program and arguments of the command.
         progress: Reads the number of episodes in the log.
         max_restarts: Maximum number of consecutive restarts without a new episode.
-        first_delay_s: Delay of the first restart; it doubles with each restart that finishes no new episode.
+        first_delay_s: Seconds before the first restart. The delay doubles with each restart without a new episode.
     """
     asked: list[int] = []
     child: subprocess.Popen[bytes] | None = None
@@ -107,7 +107,7 @@ def repeated(
 
 
 def _is_final(code: int, progress: Progress) -> bool:
-    """Whether a run needs no restart after it exited by itself."""
+    """Whether a run that exited by itself is final, so that it is not restarted."""
     if code in (ExitCode.PARTIAL, ExitCode.FAILED, ExitCode.REQUIREMENT):
         return 0 < progress.planned <= progress.finished
     return code in (ExitCode.COMPLETE, ExitCode.USAGE)

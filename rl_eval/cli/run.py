@@ -168,7 +168,7 @@ def _logger(tracker: _Tracker, name: str, folder: str = "") -> Logger:
 
 
 def _log_to(tracker: _Tracker, name: str, result: EvalResult, folder: str) -> None:
-    """Log a result as a separate run; the training step is the version of the weights."""
+    """Log a result as a separate run, with the version of the weights as the training step."""
     from rl_eval.results.result import EvalPoint
 
     versions = result.counted_rows["weights_version"]
@@ -182,7 +182,7 @@ def _log_to(tracker: _Tracker, name: str, result: EvalResult, folder: str) -> No
 
 
 def _check_options(ctx: typer.Context) -> None:
-    """Check that no option is passed without an option that it needs, and that ``--retry`` has no config options.
+    """Check for options that need another option, and for options that conflict with ``--retry``.
 
     Raises:
         ConfigError: A needed option is missing, or an option conflicts with ``--retry``.
@@ -389,7 +389,7 @@ def deliver(
 
 
 def print_result(result: EvalResult, *, quiet: bool, as_json: bool) -> None:
-    """Print a result as JSON, in one line, or as its table."""
+    """Print a result as JSON, in one line, or as a table."""
     if as_json:
         print_json(result.to_dict())
     elif quiet:

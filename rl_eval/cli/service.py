@@ -52,7 +52,7 @@ def stop(
     namespace: Annotated[str, typer.Option(metavar="NAME", help="Ray namespace.")] = "rl_eval",
     as_json: AsJson = False,
 ) -> None:
-    """Stop an evaluation service and its runners; unfinished requests stay in its folder."""
+    """Stop an evaluation service and its runners; unfinished requests stay in the folder of the service."""
     from rl_eval.training.service.client import end_service, reach
 
     with closing(reach(address)):

@@ -158,7 +158,7 @@ def with_episodes(settings: EvalSettings, text: str) -> EvalSettings:
 def load_to_run(path: str, trust: bool) -> EvalResult:
     """Load a result to rerun its episodes, and add the current folder to the module path.
 
-    The folder is added only after the user consents, because it may come from the author of the result.
+    The folder is added only after the user consents, because the folder may come from the author of the result.
 
     Raises:
         UntrustedError: The user does not consent, or there is no terminal to ask.

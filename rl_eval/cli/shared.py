@@ -1,4 +1,4 @@
-"""Helpers for options and arguments, the options of all commands, and the command line that adds them."""
+"""Helpers for options and arguments, the shared options, and the command line that adds them to every command."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Handling of Ctrl-C, SIGTERM and SIGHUP.
 
 Before the evaluation, a signal ends the command. During the evaluation, the first signal cancels it and flushes its
-log. After that, the command saves and prints the finished episodes. A second signal ends the command immediately. A
-signal after the result is printed also ends the command immediately.
+log. After that, the command saves and prints the finished episodes. A second signal, or a signal after the result is
+printed, ends the command immediately.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from rl_eval.testing.simulator_checks import EPISODES, block_difference, measure
 
 
 def check_simulator(settings: EvalSettings) -> Iterator[Finding]:
-    """Run episodes with several numbers of slots and compare them. With ``runners.block``, run one block twice."""
+    """Compare episodes with different numbers of slots. With ``runners.block``, compare two runs of one block."""
     try:
         if settings.runners.block is None:
             yield from _check_slots(settings)
@@ -45,5 +45,5 @@ def _check_block(settings: EvalSettings) -> Finding:
         return ok(f"layout, repeatable: a block of {size} episodes has equal records when it runs again")
     return warning(
         f"layout, not repeatable: a block of {size} episodes has other records when it runs again: {difference}",
-        "make reset(seed=...) seed every generator of the simulator; until then, no run can be repeated",
+        "seed every generator of the simulator in reset(seed=...); until then, no run can be repeated",
     )

@@ -79,7 +79,7 @@ def run(
             print_note(f"wrote {shown(str(files[-1]))}")
         code = _exit_code(result, ctx.obj)
         if ctx.obj.number is not None:
-            print_note("interrupted; finished episodes are saved, and the same command continues")
+            print_note("interrupted; finished episodes are saved, and the same command continues the run")
         ctx.obj.conclude(code)
     if code:
         raise typer.Exit(code)

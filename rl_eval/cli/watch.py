@@ -129,7 +129,7 @@ def watch(
         if retry_unreadable:
             watcher.journal.drop_unreadable()
         if not once:
-            tell(f"waiting for {options.pattern} in {folder}, until Ctrl-C; --once only evaluates the existing files")
+            tell(f"waiting for {options.pattern} in {folder}, until Ctrl-C; --once evaluates only the existing files")
         watcher.run(poll_s, once=once)
         if as_json:
             print_json(watcher.curve)
@@ -169,7 +169,7 @@ def _first_policy(folder: Path, pattern: str, poll_s: float | None, tell: Callab
         tell: Prints a line to the user.
 
     Raises:
-        ConfigError: No checkpoint shows the policy, and there are checkpoints or ``poll_s`` is None.
+        ConfigError: No checkpoint shows the policy, and either ``poll_s`` is None or checkpoints exist at the start.
     """
     found: list[str] = []
 
@@ -186,7 +186,8 @@ def _first_policy(folder: Path, pattern: str, poll_s: float | None, tell: Callab
                 return ""
         return (
             f"--policy is missing, and no checkpoint shows the policy: {why.rstrip('.')}. Pass --policy "
-            "pkg.module:attr of a function that builds the module for these weights, or that loads a checkpoint"
+            "pkg.module:attr, the name of a function that either builds the module for these weights or loads a "
+            "checkpoint"
         )
 
     _wait(missing, None if any(folder.glob(pattern)) else poll_s, tell)
@@ -194,7 +195,7 @@ def _first_policy(folder: Path, pattern: str, poll_s: float | None, tell: Callab
 
 
 def _wait(missing: Callable[[], str], poll_s: float | None, tell: Callable[[str], None]) -> None:
-    """Wait until ``missing`` returns an empty text; if ``poll_s`` is None, raise its text instead.
+    """Wait until ``missing`` returns an empty text; if ``poll_s`` is None, raise an error with the text instead.
 
     Args:
         missing: Returns a description of the missing thing.

@@ -184,12 +184,12 @@ class EvalConfig:
 
         Args:
             values: Values by section and key.
-            folder: Folder to which relative paths of weights, of conditions, and of policies with a scheme are
-                relative. By default, the working directory.
+            folder: Folder for resolving relative paths of weights, of conditions, and of policies with a scheme. By
+                default, the working directory.
 
         Raises:
-            ConfigError: A section or key is unknown, in which case the message suggests the nearest name; or ``values``
-                or a section is not a mapping.
+            ConfigError: ``values`` or a section is not a mapping, or a section or key is unknown. For an unknown name,
+                the message suggests the nearest name.
         """
         config = cls()
         if not isinstance(values, Mapping):
@@ -329,7 +329,7 @@ def _as_config(given: Any) -> EvalConfig:
 
 
 def _anchored(section: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Return the keys of a policy section that can be paths, with relative paths resolved against a folder."""
+    """Return the values of a policy section that can be paths, by key; resolve relative paths against a folder."""
     result: dict[str, Any] = {}
     if isinstance(weights := section.get("weights"), str):
         result["weights"] = absolute(folder / weights)

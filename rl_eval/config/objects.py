@@ -1,10 +1,10 @@
 """Descriptions of the Python objects in a config: a name, and a digest of the data that the name does not determine.
 
-A result is compared with other results and continued by these descriptions. So ``Path("a")`` and ``Path("b")`` must
-have different descriptions, as must two lambdas of one line that captured different values. On the other hand, a
-training that goes on must not change a description. So the digest covers only data: values that compare by value, such
-as strings, arrays, paths, enums and dataclasses. Any other object in the data, such as a captured trainer, is
-covered by the name of its class only.
+These descriptions are compared when results are compared, and when a run is continued. So ``Path("a")`` and
+``Path("b")`` must have different descriptions, as must two lambdas of one line that captured different values. On the
+other hand, a description must not change during training. So the digest covers only data: values that compare by value,
+such as strings, arrays, paths, enums and dataclasses. For any other object in the data, such as a captured trainer, the
+digest covers only the name of its class.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def name_of(value: Any) -> Any:
 
 
 def _described(value: Any, above: tuple[int, ...]) -> Any:
-    """Return the description of an object; ``above`` has the ``id`` of each object whose data contain it."""
+    """Return the description of an object; ``above`` contains the ``id`` of each enclosing object."""
     name = name_of(value)
     if value is name or isinstance(value, np.ndarray) or id(value) in above:
         return name
@@ -89,7 +89,7 @@ def _data(value: Any, above: tuple[int, ...]) -> Any:
 
 
 def _parts(value: Any, above: tuple[int, ...]) -> Any:
-    """Return the data in a container, or in an object that contains no other data; ``above`` has its ``id``."""
+    """Return the data in a container, a dataclass or a single value; ``above`` contains the ``id`` of ``value``."""
     if isinstance(value, Mapping):
         return {str(key): _data(item, above) for key, item in value.items()}
     if isinstance(value, list | tuple):

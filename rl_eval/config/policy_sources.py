@@ -91,7 +91,8 @@ def named_source(text: str, given: Collection[str] = ()) -> PolicySource | None:
 
     Args:
         text: Value of ``policy.policy``, such as ``torch:my_pkg.nets:make@net.pt``.
-        given: Names of policy arguments that the config sets. The scheme does not search for their files.
+        given: Names of policy arguments that the config sets. The scheme does not search for the files of these
+            arguments.
 
     Raises:
         ConfigError: The file does not exist or does not belong to the scheme, the string has a file but no scheme, or
@@ -106,7 +107,7 @@ def named_source(text: str, given: Collection[str] = ()) -> PolicySource | None:
     name, colon, rest = text.partition(":")
     if not colon or name not in schemes():
         if _WITH_FILE.fullmatch(text):
-            problem = f"the policy {text!r}: only a reference with a scheme can have a file"
+            problem = f"the policy {text!r}: only a reference with a scheme can name a file"
             fix = f"Write 'torch:{text}', or pass the file as weights (--weights, policy.weights)."
             raise ConfigError(problem, key="policy.policy", value=text, fix=fix)
         return None

@@ -148,9 +148,9 @@ class PolicySection(_Section):
         }
 
     def named_as(self, policy_kwargs: Mapping[str, Any]) -> PolicySection:
-        """Return this section with other paths in the policy's arguments.
+        """Return a copy of this section with other paths in the policy's arguments.
 
-        The digests are those of the files at the present paths.
+        The copy has the digests of the files at the paths of this section.
         """
         section = self.model_copy(update={"policy_kwargs": policy_kwargs})
         digests = file_digests(self.policy, self.policy_kwargs)
@@ -161,7 +161,7 @@ class PolicySection(_Section):
     @model_validator(mode="before")
     @classmethod
     def _share(cls, values: Any) -> Any:
-        """Copy shared keys into each policy. Replace a policy without a section by a section."""
+        """Copy shared keys into each policy. A plain policy becomes a section with the key ``policy``."""
         if not isinstance(values, Mapping) or not isinstance(values.get("policies"), Mapping):
             return values
         shared = {key: values[key] for key in _SHARED if key in values}
@@ -329,8 +329,8 @@ class EvalSettings(_Section):
         """Return the episode plan.
 
         Raises:
-            ConfigError: The plan would exceed the highest index or split a turn, ``evaluation.matchups`` is invalid, or
-                ``evaluation.symmetric`` is set without matchups.
+            ConfigError: The plan would exceed the highest index, or split the episodes that share a seed. Or
+                ``evaluation.matchups`` is invalid, or ``evaluation.symmetric`` is set without matchups.
         """
         asked, matchups = self.evaluation, None
         if asked.matchups is not None:
@@ -473,7 +473,7 @@ def is_live_environment(value: Any) -> bool:
 def _named_environment(env: Any) -> Any:
     """Return the name of an environment's factory or class.
 
-    For an environment object, the name also has the id of its single environments.
+    For an environment object, the name also contains the id of its single environments.
     """
     if not is_live_environment(env):
         return describe_object(env)

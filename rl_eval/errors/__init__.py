@@ -242,7 +242,7 @@ def message_of(error: BaseException) -> str:
 
 
 def _line_of(error: BaseException) -> str:
-    """Return the source line that raised an exception; empty if there is no traceback."""
+    """Return the location and the source line that raised an exception; an empty string if there is no traceback."""
     frames = traceback.extract_tb(error.__traceback__)
     if not frames:
         return ""

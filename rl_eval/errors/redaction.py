@@ -1,7 +1,7 @@
 """Redaction of secrets in all output of the process: files, printed lines, messages.
 
 A secret is recognized by its name, its place or its form. Names are ``api_key``, ``password`` and others; in a string,
-a name stands before ``=`` or ``:``, or after ``--``. Places are the values of ``runtime_env.env_vars``, and the user
+a name is before ``=`` or ``:``, or after ``--``. Places are the values of ``runtime_env.env_vars``, and the user
 and the query of a URI. Forms are ``sk-...``, ``Bearer ...`` or a PEM block. In messages, tracebacks and notes, a secret
 is also recognized by its value: secrets of the configuration and of this process's environment variables are masked
 everywhere. Variables that only configure libraries (``OMP_NUM_THREADS``) are not secrets.
@@ -144,7 +144,7 @@ def digest_secrets(value: Any, *path: str) -> Any:
 
 
 def redact_text(text: str) -> str:
-    """Return a text with masked secrets: known values, and values that a name, a URI or their form marks as secret."""
+    """Return a text with masked secrets: known values, and values recognized by name, by form, or in a URI."""
     if len(os.environ) != _num_variables:
         _learn_variables()
     return _redact_inside(text if _pattern is None else _pattern.sub(MASK, text))
@@ -235,7 +235,10 @@ def _walk(value: Any, path: Path, mask: Callable[[Path, Any], str], text: Callab
 
 
 def _entries(values: Mapping[Any, Any], path: Path) -> Iterator[tuple[Any, Path, Any]]:
-    """Yield the key, the path and the value of each entry; ``{"name": "token", "value": "abc"}`` contains a token."""
+    """Yield the key, the path and the value of each entry.
+
+    In ``{"name": "token", "value": "abc"}``, the path of ``"abc"`` ends with ``token``.
+    """
     names = [name for key, name in values.items() if str(key).lower() in {"name", "key"} and isinstance(name, str)]
     named = next((name for name in names if _is_named(name) or _is_key(name, "")), None)
     for key, item in values.items():
@@ -243,7 +246,10 @@ def _entries(values: Mapping[Any, Any], path: Path) -> Iterator[tuple[Any, Path,
 
 
 def _items(values: Sequence[Any], path: Path) -> Iterator[tuple[Path, Any]]:
-    """Yield the items of a list with their paths; in ``["--token", "abc"]`` the first item names the second one."""
+    """Yield the items of a list with their paths.
+
+    In ``["--token", "abc"]``, the path of ``"abc"`` ends with ``token``.
+    """
     before = ""
     for value in values:
         word = value if isinstance(value, str) else ""
@@ -272,7 +278,7 @@ def _digest(path: Path, value: Any) -> str:
 
 
 def _redact_inside(text: str) -> str:
-    """Mask the values in a text that a name, a URI or their form marks as secret."""
+    """Mask the secrets in a text, recognized by name, by form, or in a URI."""
     parts, done = [], 0
     for start, end, _ in sorted(_spots(text)):
         if start >= done:
@@ -282,7 +288,7 @@ def _redact_inside(text: str) -> str:
 
 
 def _spots(text: str) -> Iterator[tuple[int, int, str]]:
-    """Yield the start, the end and the text of each value in a text that a name, a URI or its form marks as secret."""
+    """Yield start, end and text of each secret in a text, recognized by name, by form, or in a URI."""
     for found in _USER.finditer(text):
         yield *found.span(1), found[1].rpartition(":")[2]
     for found in _QUERY.finditer(text):

@@ -55,10 +55,11 @@ class Provenance(Aspect):
 
 @final
 class Numerics(Aspect):
-    """Check that all runners have the same numerics key: the facts, apart from the weights, on which floats depend.
+    """Check that all runners have the same numerics key.
 
-    Until the first record, the most frequent key is the reference. Records cannot be withdrawn. So after the first
-    record, the key of its runner is the reference, even if more runners have another key.
+    The key contains the facts, except the weights, on which floats depend. The reference is the most frequent key when
+    the first records are reported. Records cannot be withdrawn. So the reference does not change later, even if more
+    runners have another key.
     """
 
     def __init__(self, outcome: EvalOutcome) -> None:
@@ -90,8 +91,8 @@ class Numerics(Aspect):
             return
         if different == ["outputs"] and self.outcome.weights is None and self._built_others(report.built_weights):
             problem = (
-                f"runner {member.index} built its policy with other weights than the other runners. A factory that "
-                "draws random weights needs weights"
+                f"runner {member.index} built its policy with other weights than the other runners, which happens if "
+                "a factory draws random weights"
             )
             fix = "Set policy.weights, or call sync_weights before the evaluation."
             raise ConfigError(problem, key="policy.weights", runner=member.index, fix=fix)
@@ -111,7 +112,10 @@ class Numerics(Aspect):
         fields["provenance"]["numerics"] = dict(self.outcome.store.numerics or self._most_frequent())
 
     def _most_frequent(self) -> dict[str, Any]:
-        """Return the most frequent key; the first of them if several are equally frequent; empty if there is no key."""
+        """Return the most frequent key, or the first of several that are equally frequent.
+
+        Return an empty dict if there is no key.
+        """
         keys = [key for key, _ in self._reported.values()]
         return max(keys, key=keys.count, default={})
 
@@ -156,7 +160,7 @@ class Attendance(Aspect):
         self._losses: list[str] = []
 
     def begin(self, pool: RunnerPool) -> None:
-        """Remember the number of lost runners, so that only later losses count."""
+        """Remember the number of lost runners, so that only later losses are reported."""
         self._pool, self._losses_before = pool, pool.losses
 
     def joined(self, pool: RunnerPool) -> None:

@@ -1,11 +1,12 @@
 """Determinism check of an evaluation: some of its episodes run again, and are compared bitwise with their first run.
 
 If an environment leaks state into the next episode, or a policy uses its own random generator, the result depends on
-the number of runners and environments. The sample is chosen before any episode runs, from the second half of the plan,
-where most environments have already run other episodes. Its episodes are traced in their first run. The traces show the
-first difference. If the observations are equal and the actions differ, the policy is the cause; otherwise, the
-environment is the cause. If the environment is the cause, the episodes run a third time, to compare new environments
-with each other. If the policy is the cause, a runner searches for the reason.
+the number of runners and environments. The sample is chosen before any episode runs. By default, it comes from the
+second half of the plan, where most environments have already run other episodes. Up to six of its episodes are traced
+in their first run. The traces show the first difference. If the observations are equal and the actions differ, the
+policy is the cause; otherwise, the environment is the cause. If a reused environment is the cause, the episodes with a
+difference run a third time, to compare new environments with each other. If the policy is the cause, a runner searches
+for the reason.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ class DeterminismSample(Aspect):
         return tuple([lease._replace(traced=True) if lease.index in traced else lease for lease in leases])
 
     def counted(self, report: RunReport, indices: set[int]) -> None:
-        """Keep the traces of candidates, and the shortest construction time of an environment."""
+        """Store the traces of candidates, and the shortest construction time of an environment."""
         self._construct_seconds = min(self._construct_seconds, report.construct_seconds)
         self._traces |= {index: report.traces[index] for index in indices & report.traces.keys()}
 
@@ -130,8 +131,8 @@ class DeterminismSample(Aspect):
             if not chosen:
                 unit = f"block of {size} episodes" if settings.runners.block_size else "episode"
                 remark = (
-                    f"one more {unit} would take {min(seconds[completed]) + build:.1f} s, longer than "
-                    f"{budget:.1f} s; evaluation.determinism_check=0.01 runs 1 % of the episodes again"
+                    f"running one {unit} again would take {min(seconds[completed]) + build:.1f} s, longer than the "
+                    f"limit of {budget:.1f} s; evaluation.determinism_check=0.01 runs 1 % of the episodes again"
                 )
         again = (index for first in chosen for index in range(first, min(first + size, len(rows))))
         origins = {index: self._origin(index) for index in again}
@@ -148,8 +149,8 @@ def candidates(num_episodes: int, share: Share, seed: int) -> list[int]:
 
     Args:
         num_episodes: Number of episodes of the plan.
-        share: Fraction of the plan; at least one episode is chosen. With ``auto``, up to six episodes of the second
-            half, or of the last five episodes of a short plan; at most four of them run again.
+        share: Fraction of the plan; at least one episode is chosen. ``auto`` chooses up to six episodes from the second
+            half of the plan, or from the last five episodes of a short plan. At most four of these run again.
         seed: Root seed of the plan.
 
     Returns: Indices of the episodes, in random order; empty for a fraction of 0.
@@ -167,7 +168,7 @@ def candidates(num_episodes: int, share: Share, seed: int) -> list[int]:
 
 
 def _fitting(indices: Sequence[int], seconds: npt.NDArray[np.float64], budget: float, runners: int) -> list[int]:
-    """Return the first episodes whose total time on the runners is within a budget."""
+    """Return up to four episodes, in order, that the runners can run within a time budget."""
     fitting: list[int] = []
     for index in indices:
         together = float(seconds[[*fitting, index]].sum()) / runners
@@ -191,7 +192,7 @@ class Origin(NamedTuple):
 
 @dataclass(slots=True)
 class _Pass:
-    """Episodes to run again, with the runs with which they are compared."""
+    """Episodes to run again, and the earlier runs to which they are compared."""
 
     origins: Mapping[int, Origin]
     waiting: dict[int, None]
@@ -225,11 +226,11 @@ class Reruns:
         origins: First runs of these episodes, by index.
         try_env_reuse: Whether to test if the records would repeat with a new environment for each episode.
         num_runners: Configured number of runners.
-        remark: Reason why no episode runs again, or why the episodes run in used environments. If it is empty, new
-            environments are built. Used environments have another history than in the first run, so they can show
-            differences, too.
+        remark: Reason why no episode runs again, or why the episodes run in used environments; empty to build new
+            environments. The history of a used environment is not the same as in the first run, which can also cause a
+            difference.
         info_keys: Names of the info scalars of a row.
-        block: Number of episodes of a block, which run again together; 0 without blocks.
+        block: Number of episodes of a block; 0 without blocks. The episodes of a block run again together.
     """
 
     def __init__(
@@ -259,7 +260,7 @@ class Reruns:
         return self._current.done
 
     def holds(self, runner: int) -> bool:
-        """Whether a runner has episodes of this check."""
+        """Whether episodes of this check are assigned to a runner."""
         return bool(self._current.held.get(runner))
 
     def take(self, runner: int, position: int, lanes: int, positions: Collection[int]) -> tuple[Lease, ...]:
@@ -269,7 +270,8 @@ class Reruns:
             runner: Number of the runner.
             position: Position of the runner in the group.
             lanes: Number of lanes of the runner.
-            positions: Positions of all ready runners. If there are several, a runner does not check its own episodes.
+            positions: Positions of all ready runners. If there are several, a runner gets only episodes that another
+                position ran first.
         """
         now, others = self._current, set(positions) - {position}
         held = now.held.setdefault(runner, set())

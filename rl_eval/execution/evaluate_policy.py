@@ -73,14 +73,14 @@ def evaluate_policy(
     """Evaluate a policy in this process, as ``stable_baselines3.common.evaluation.evaluate_policy`` does.
 
     The episodes are those of the plan with this seed, so equal calls return equal numbers for any number of
-    environments in ``env``. ``env`` itself is not stepped or closed, because similar environments are built. For a
-    vector environment of ``make_vec``, a vector environment is built, if its slots can be reset one by one.
+    environments in ``env``. ``env`` itself is not stepped or closed, because similar environments are built. A vector
+    environment is built if ``make_vec`` built ``env`` in another mode than ``sync`` and slots can be reset one by one.
 
     Args:
         model: A model of Stable-Baselines3, or any policy that :func:`rl_eval.evaluate` takes. If ``env`` has a
             ``VecNormalize``, its statistics are used.
         env: A gymnasium id, ``"module:attr"``, a function or class that builds an environment, or an environment built
-            by ``gymnasium.make`` or ``make_vec``. Attributes that were set on it later are ignored.
+            by ``gymnasium.make`` or ``make_vec``. Attributes that were set on a built environment are ignored.
         n_eval_episodes: Number of episodes.
         deterministic: Whether to take the most likely actions, instead of sampling.
         render: Must be False. Use ``rl-eval replay --render human`` or ``--video`` to see episodes of a run.
@@ -92,8 +92,8 @@ def evaluate_policy(
         seed: Root seed of the plan.
 
     Returns:
-        ``(mean, std)``, with the standard deviation divided by n as in Stable-Baselines3, or ``(returns, lengths)``.
-        Its attribute ``result`` is the :class:`~rl_eval.EvalResult`.
+        ``(mean, std)`` or ``(returns, lengths)``. As in Stable-Baselines3, the standard deviation has the divisor n.
+        The attribute ``result`` of this pair is the :class:`~rl_eval.EvalResult`.
 
     Raises:
         ConfigError: The environment cannot be built again, or the policy cannot act.

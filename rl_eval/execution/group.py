@@ -65,15 +65,16 @@ class GroupCallbacks:
 class EvalRunnerGroup:
     """Runners that evaluate one policy in one environment, many times.
 
-    Runners start at once and in parallel. The first ready runner starts to work. All methods may be called from any
-    thread. Evaluations and weight broadcasts run one after the other, in the order of the calls.
+    All runners start in parallel when the group is created. Each runner starts to work as soon as it is ready. All
+    methods may be called from any thread. Evaluations and weight broadcasts run one after the other, in the order of
+    the calls.
 
     Args:
         config: Configuration (the group keeps a frozen copy), or an environment as for :func:`evaluate`.
         policy: Policy object, used instead of the configured policy and its weights.
-        threaded: Whether the group works in a separate thread, so that ``submit`` returns at once. Without a thread,
-            every method works in the calling thread before it returns, and all calls must come from the same thread;
-            this needs ``num_runners=0``. Use it, or :func:`evaluate`, for environments that need the main thread
+        threaded: Whether the group works in a separate thread, so that ``submit`` returns immediately. False needs
+            ``num_runners=0``. Then every method does its work in the calling thread before it returns, and all calls
+            must come from the same thread. Use False, or :func:`evaluate`, for environments that need the main thread
             (signal handlers, event loops, windows) or change the working directory.
         callbacks: Object whose methods are called when an evaluation has a result, and when a runner is replaced.
 
@@ -193,11 +194,11 @@ class EvalRunnerGroup:
             seed: Root seed of the plan; by default as configured.
             log_dir: Folder, or URI of an object store, of an evaluation log. An existing log is continued: only missing
                 episodes run. The handle fails with ``LogMismatch`` if the log belongs to another plan, policy,
-                environment or code. A relative path is relative to the working directory; with environments in a thread
-                of this process, to the working directory at the construction of the group.
+                environment or code. A relative path starts at the working directory. If environments run in a thread of
+                this process, it starts at the directory that was the working directory when the group was created.
             first_index: Index of the plan's first episode; by default as configured. Episodes from index
                 ``num_episodes`` on are held out: an evaluation from index 0 does not use them.
-            weights: Weights to evaluate, as for :meth:`sync_weights`; by default those that were sent last.
+            weights: Weights to evaluate, as for :meth:`sync_weights`; by default the weights that were sent last.
             version: Version of the weights in the records; by default one more than the last version.
             follow_up: Work for one runner directly after the evaluation, before other weights or evaluations.
             accept_code_change: Whether to continue a log although source files or packages of environment or policy
@@ -327,8 +328,8 @@ class EvalRunnerGroup:
         Args:
             seed: Root seed of the plan.
             first_index: Index of the first episode.
-            num_episodes: Number of episodes. With matchups, a few more episodes before and after them can run, because
-                a plan has whole turns.
+            num_episodes: Number of episodes. With matchups, more episodes can run before and after these, because a
+                plan contains whole turns, and at least one round.
             recorder: Function that builds a recorder from an environment and ``info_keys``.
         """
         from rl_eval.execution.recorded import Recorded
@@ -350,8 +351,8 @@ class EvalRunnerGroup:
     def sync_weights(self, weights: Any, version: int | None = None) -> int:
         """Send weights to all runners and wait until every ready runner has acknowledged them.
 
-        The weights are copied at once. The broadcast waits for the end of a running evaluation, so that no evaluation
-        uses two versions.
+        The weights are copied immediately. The broadcast waits for the end of a running evaluation, so that no
+        evaluation uses two versions.
 
         Args:
             weights: An ``nn.Module``, a state dict, a ``TensorDict``, or a mapping of names to any of these.
@@ -397,12 +398,14 @@ class EvalRunnerGroup:
     # ------------------------------------------------------------------ runners
 
     def foreach_runner(self, function: Callable[[EvalRunner], Result]) -> list[Result]:
-        """Call a function with every ready runner, in its process; return the results by position."""
+        """Call a function with every ready runner, in the runner's process; return the results by position."""
         results: list[Result] = self._call(Apply(function), function)
         return results
 
     def apply_to_one(self, function: Callable[[EvalRunner], Result], timeout_s: float = 600.0) -> Result:
-        """Call a function with one ready runner, in its process, between evaluations; return the function's result.
+        """Call a function with one ready runner between evaluations, and return the function's result.
+
+        The function runs in the runner's process.
 
         Args:
             function: Function of the runner. For runners in other processes, it must be picklable.
@@ -439,7 +442,7 @@ class EvalRunnerGroup:
 
         def remove(pool: RunnerPool, now: float) -> None:
             if count >= pool.expected():
-                problem = f"remove_runners({count}): the group has {pool.expected()} and must keep at least one"
+                problem = f"remove_runners({count}): one runner must remain, and the group has {pool.expected()}"
                 raise ConfigError(problem, key="count", value=count)
             self._loop.forget(pool.shrink(count))
 
@@ -551,7 +554,7 @@ def evaluate(
         deterministic: Whether to take the most likely actions instead of sampling; True unless configured.
         num_runners: Number of Ray actors; 0 unless configured. With 0, everything runs in this process, without Ray.
         num_envs_per_runner: Number of environments per runner; 8 unless configured.
-        accept_code_change: Whether to continue a log of other code; see :meth:`EvalRunnerGroup.submit`.
+        accept_code_change: Whether to continue a log that other code wrote; see :meth:`EvalRunnerGroup.submit`.
 
     Raises:
         ConfigError: The configuration is invalid, or a keyword is unknown.
@@ -608,7 +611,7 @@ def _for_runners(settings: EvalSettings, live: Any) -> tuple[EvalSettings, Any]:
 def _read_columns(settings: EvalSettings) -> None:
     """Read the columns of the records, if episodes run in this process.
 
-    This may build an environment, so it must finish before the loop's thread builds others.
+    This may build an environment, so the call must end before the loop's thread builds other environments.
     """
     if not settings.runners.num_runners:
         with contextlib.suppress(EvalError), working_in(None):  # An evaluation raises the same error.
@@ -655,7 +658,10 @@ def _make_backend(settings: EvalSettings, policy: Any, *, threaded: bool) -> Bac
 
 
 def portable_policy(policy: Any) -> Any:
-    """Return a copy of a policy, or of several by id, that can be unpickled without the policy's device and trainer."""
+    """Return a policy, or several by id, that can be unpickled without the device and the trainer of the original.
+
+    A policy is copied only if necessary.
+    """
     if type(policy) is dict:
         return {name: portable_policy(one) for name, one in policy.items()}
     if (detach := integration_for(policy, "portable")) is not None:

@@ -37,7 +37,8 @@ class EventRing:
     """Latest events of the schedule, with the commands that each event caused. The oldest events are dropped.
 
     Args:
-        capacity: Maximum number of kept events, plus the number of episodes that they mention.
+        capacity: Maximum size of the kept events. Each event has size 1, plus 1 for each episode that it grants or
+            reports as finished.
     """
 
     def __init__(self, capacity: int = _CAPACITY) -> None:
@@ -142,7 +143,7 @@ class EvalProgress:
 
     @classmethod
     def of_table(cls, table: EpisodeTable, **rest: Any) -> EvalProgress:
-        """Return the progress of a table; ``rest`` has the other fields."""
+        """Return the progress of a table; ``rest`` contains the other fields."""
         rows = table.rows
         prefix = rows[: table.prefix()]
         returns = prefix["episode_return"][prefix["outcome"] == Outcome.COMPLETED]
@@ -226,10 +227,10 @@ class EvalHandle:
         return self._future.exception() if self.done() else None
 
     def add_done_callback(self, function: Callable[[EvalHandle], object]) -> None:
-        """Call a function with this handle when the evaluation has ended; at once if it has ended already.
+        """Call a function with this handle when the evaluation ends, or immediately if the evaluation has ended.
 
-        The thread that ends the evaluation calls the function. This may be a thread that cancels. The function must
-        return soon.
+        The thread that ends the evaluation calls the function. This may be a thread that cancels the evaluation. The
+        function must return soon.
         """
         self._future.add_done_callback(lambda _: function(self))
 
@@ -239,7 +240,7 @@ class EvalHandle:
         return asyncio.wrap_future(self._future).__await__()
 
     def cancel(self, reason: str = "cancelled", *, unless_started: bool = False) -> None:
-        """Stop the evaluation and drop unfinished episodes. An evaluation that has not started ends at once.
+        """Stop the evaluation and drop unfinished episodes. An evaluation that has not started ends immediately.
 
         Args:
             reason: Reason in the result.
@@ -276,8 +277,8 @@ class EvalHandle:
     def story(self, index: int) -> tuple[Event, ...]:
         """Return the events of one episode so far, in order.
 
-        In addition to the events in :func:`~rl_eval.results.story.story`, it has the time and the runner of each
-        assignment, if it is among the last 10,000.
+        In addition to the events of :func:`~rl_eval.results.story.story`, these are the assignments among the last
+        10,000 grants and reports, with their times and runners.
 
         Args:
             index: Index of the episode.
@@ -304,7 +305,7 @@ class EvalHandle:
         self._snapshot = None
 
     def release(self, final: EvalProgress) -> None:
-        """Drop the references to the evaluation and its weights, so that a kept handle holds only the result.
+        """Drop the references to the evaluation and its weights, so that a handle does not keep these in memory.
 
         The function for snapshots is dropped only when the result is set, so that finished episodes are available at
         any time.
@@ -318,7 +319,7 @@ def _ignore(*args: object) -> None:
 
 
 def result_unless(handle: EvalHandle, stopping: Callable[[], bool], every_s: float) -> EvalResult:
-    """Return the result of an evaluation. If the caller must stop before, cancel the evaluation.
+    """Return the result of an evaluation. If the caller must stop earlier, cancel the evaluation.
 
     Args:
         handle: The evaluation.

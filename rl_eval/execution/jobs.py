@@ -125,7 +125,7 @@ class Do(Awaited[None]):
 
 @final
 class Reconfigure(Do):
-    """Job that gives the runners other settings. It runs after all earlier evaluations, also if one of them failed."""
+    """Job that gives the runners other settings. It runs after all earlier evaluations, even if one of them failed."""
 
     exclusive = True
     renews = True
@@ -160,7 +160,7 @@ class _Broadcast(Awaited[Any]):
         return False
 
     def replied(self, member: Member, value: Any, now: float) -> None:
-        """Keep an answer."""
+        """Store an answer."""
         self._values[member.index] = value
         self._settle()
 
@@ -225,7 +225,7 @@ class Apply(_Broadcast):
         super().__init__(requests.Apply(function))
 
     def lost(self, member: Member, crash_report: CrashReport | None, now: float) -> bool:
-        """Fail if no other runner answers. The call is not retried: it may already have had effects."""
+        """Fail if no other runner answers. The call is not retried, because it may already have had effects."""
         if member.in_flight(self.tag) and not self._values and not self._unanswered(member):
             why = f"no runner answered: runner {member.index} was lost during the call"
             self.fail(ClusterError(why, runner=member.index))

@@ -308,7 +308,7 @@ class ControlLoop:
         return any(verdicts)
 
     def _die(self, error: BaseException) -> None:
-        """Fail the active jobs now, and each waiting job at its turn, until a job renews the group."""
+        """Fail the active jobs now, then all waiting and later jobs in order, until a job renews the group."""
         self._fatal = self._fatal or error
         self._retire()
         active, self._active = self._active, {}

@@ -58,7 +58,7 @@ class Aspect:
         return leases
 
     def reported(self, member: Member, report: RunReport) -> None:
-        """Check a report before its rows count.
+        """Check a report before its rows are used.
 
         Raises:
             EvalError: The runner must not take part.
@@ -71,7 +71,7 @@ class Aspect:
         """Handle a lost runner."""
 
     def follow_up(self) -> Job | None:
-        """Return a job that needs the runners after all episodes."""
+        """Return a job that uses the runners after the last episode; None if there is no such job."""
         return None
 
     def finish(self) -> None:
@@ -272,9 +272,9 @@ class EvalOutcome:
             self.cancelled = reason
 
     def _withdraw(self, reason: str) -> None:
-        """End the evaluation before its start, in the calling thread.
+        """End the evaluation before its start.
 
-        Many cancellations could block the loop's thread.
+        This happens in the calling thread, because many cancellations could block the loop's thread.
         """
         try:
             for job in self.conclude(reason):
@@ -291,7 +291,10 @@ class EvalOutcome:
         self.weights = None
 
     def _end_with(self, result: EvalResult | BaseException) -> None:
-        """Set the handle's result or error, and only then ``done``: after an interrupt, another thread can end it."""
+        """Set the handle's result or error, and then ``done``.
+
+        If an interrupt comes before ``done``, another thread can still end the evaluation.
+        """
         if isinstance(result, BaseException):
             self.handle.set_error(result)
         else:

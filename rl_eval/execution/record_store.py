@@ -82,7 +82,7 @@ class RecordStore:
         self._mismatches.update(found.mismatches)
 
     def note(self, text: str) -> None:
-        """Add a note, unless the same note about another place exists. The log gets the note with the next rows."""
+        """Add a note, unless a note on the same finding exists. The log receives the note with the next rows."""
         text = redact_text(text)
         if without_place(text) not in map(without_place, self.notes):
             self.notes[text] = None

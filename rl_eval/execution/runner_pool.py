@@ -121,7 +121,7 @@ class RunnerPool:
         return gone
 
     def reconfigure(self, settings: EvalSettings, payload: Any, weights: GroupWeights, now: float) -> None:
-        """Start all runners again with other settings, if possible in their processes. Reset their counts of restarts.
+        """Start all runners again with other settings, in their processes if possible. Reset the counts of losses.
 
         Args:
             settings: The settings.
@@ -217,7 +217,7 @@ class RunnerPool:
             self.call(member, SetWeights(self.weights.sent.handle), tag=0, now=now)
 
     def uses(self, request: SetWeights) -> bool:
-        """Whether a request has the present weights of the group."""
+        """Whether a request contains the present weights of the group."""
         return self.weights.sent is not None and request.weights is self.weights.sent.handle
 
     # ------------------------------------------------------------------ losses
@@ -413,5 +413,5 @@ class GroupWeights:
                 self.posted = former
 
     def drop(self) -> None:
-        """Drop all weights. Reference cycles keep the group in memory until the garbage collector runs."""
+        """Drop all weights now, because reference cycles keep the group in memory until the garbage collector runs."""
         self.sent = self.posted = None

@@ -72,7 +72,7 @@ class Phase(Job):
 
     @abc.abstractmethod
     def _abandon(self, now: float) -> None:
-        """Abort all live episodes, so that they cannot report into the next evaluation."""
+        """Abort all live episodes, so that their reports cannot arrive during the next evaluation."""
 
     @property
     @abc.abstractmethod
@@ -136,7 +136,7 @@ class Phase(Job):
     @final
     @property
     def _over(self) -> bool:
-        """Whether the phase has ended. Later reports do not count."""
+        """Whether the phase has ended. Later reports are ignored."""
         return bool(self._reason) or self._outcome.done
 
     @final
@@ -442,7 +442,7 @@ class EpisodeSession(Phase):
             now: Present time.
             member: Runner that reported, if the event was a report.
             report: Report of this runner.
-            faults: Uncharged faults by (index, attempt). If a command charges a fault, the charged fault replaces it.
+            faults: Uncharged faults by (index, attempt). If a command charges a fault, the charged copy replaces it.
         """
         outcome = self._outcome
         touched: dict[int, None] = {}
@@ -502,7 +502,7 @@ class EpisodeSession(Phase):
             self._outcome.failure = self._outcome.failure or failure
 
     def _exclude(self, runner: int, failures: int, uncharged: tuple[tuple[int, int], ...]) -> None:
-        """End a runner on which every attempt fails. Another process may replace it; this counts as a restart."""
+        """End a runner on which every attempt fails. A replacement may start, which counts as a restart."""
         outcome, member = self._outcome, self.pool.members[runner]
         faults = outcome.store.uncharge(member.index, uncharged)
         why = f"all of the last {failures} attempts failed on this runner, while other runners completed episodes"
@@ -517,7 +517,7 @@ class EpisodeSession(Phase):
         self.pool.terminate(member, RunnerLost(text, runner=member.index), broken=True)
 
     def _is_impatient(self, now: float) -> bool:
-        """Whether episodes have waited long enough for starting runners."""
+        """Whether episodes have waited long enough for runners that have not joined."""
         if not self._schedule.awaits_runners:
             self._impatient = 0.0
             return False

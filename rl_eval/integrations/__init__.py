@@ -1,7 +1,7 @@
 """Integrations of RLlib, TorchRL, SB3, CleanRL and Tianshou: their policies, weights, environments, training loops.
 
-This module has the table of integrations, and does not import the libraries. ``adapters.py`` imports the module of an
-integration when it finds an object, a string or a factory of the library.
+This module contains the table of integrations, and does not import the libraries. ``adapters.py`` imports the module of
+an integration when it finds an object, a string or a factory of the library.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ INTEGRATIONS: Final = (
 
 
 def lazy_names(package: str, modules: Mapping[str, tuple[str, ...]]) -> Callable[[str], Any]:
-    """Return a ``__getattr__`` for a package. It imports a module at the first use of a name of that module.
+    """Return a ``__getattr__`` for a package. It imports a module when one of the module's names is first used.
 
     Args:
         package: Name of the package.

@@ -19,8 +19,8 @@ def atari(context: EnvContext) -> gym.Env[Any, Any]:
 
     Actions are sticky, as in Machado et al., "Revisiting the Arcade Learning Environment" (2018). The emulator repeats
     the last action with a probability of 0.25 in each frame, so a memorized sequence of actions does not score. An
-    episode is a whole game with all lives, or 30 minutes at 60 frames per second. Rewards are the game's own score, not
-    clipped. Sticky actions replace no-op starts.
+    episode is a whole game with all lives, of at most 30 minutes at 60 frames per second. Rewards are the game's own
+    score, not clipped. Sticky actions replace no-op starts.
 
     Args:
         context: ``game``, such as ``"Pong"`` or ``"ALE/Pong-v5"``, and any of ``frame_stack`` (screens in an

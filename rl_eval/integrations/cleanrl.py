@@ -126,7 +126,7 @@ def _weights(file: Path, names: Collection[str]) -> Any:
     """Return the agent's weights from a model file.
 
     If the file contains a tuple, return the first item. If it contains a mapping, search for mappings among the
-    values. If exactly one of them has exactly the keys ``names``, return this one; otherwise, return the whole content.
+    values. If exactly one of them has exactly the keys ``names``, return this mapping; otherwise, return all content.
     """
     saved = torch.load(file, map_location="cpu", weights_only=True)
     if isinstance(saved, tuple):

@@ -1,4 +1,4 @@
-"""Tasks of EnvPool as batched simulators. EnvPool's environments take a seed only when they are built.
+"""Tasks of EnvPool as batched simulators. EnvPool's environments accept a seed only when they are built.
 
 This module needs ``pip install 'rl-eval[envpool]'``.
 """
@@ -128,7 +128,7 @@ def _built(task: str, seeds: list[int], settings: Mapping[str, Any]) -> Any:
 
 
 def _stepped(pool: _Pool, actions: Any) -> _Rows:
-    """Step those environments of a pool whose episode is running. Return one row for each of them."""
+    """Step the environments of a pool that have a running episode. Return one row per stepped environment."""
     running = np.flatnonzero(pool.running)
     chosen = pool.slots[running]
     *results, infos = pool.envs.step(tree.map_structure(lambda leaf: leaf[chosen], actions), running)

@@ -42,13 +42,13 @@ def simulator(name: str, num_envs: int, **kwargs: Any) -> FunctionalSimulator:
 
 @functools.cache
 def _functions(name: str, kwargs: bytes) -> tuple[Any, Init, Step]:
-    """Return an environment and its two functions, for the first state and for a step.
+    """Return an environment, a function for its first state, and a function for its steps.
 
     All simulators of this environment share the functions, so that JAX compiles them once.
 
     Args:
         name: Id, such as ``"Snake-v1"``.
-        kwargs: Arguments for ``jumanji.make``, pickled. The cache needs a hash, which lists and dicts do not have.
+        kwargs: Arguments for ``jumanji.make``, pickled because the cache cannot hash lists and dicts.
     """
     env = jumanji.make(name, **cloudpickle.loads(kwargs))
 

@@ -110,7 +110,7 @@ def _check(form: str, reference: str, path: Path | None) -> None:
         )
     if path is not None and not reference:
         problem = f"the policy {str(path)!r} contains only weights"
-        fix = f"Name the factory of the module with these weights, as in {form.replace('FILE', str(path))}."
+        fix = f"Name the factory that builds the module for these weights, as in {form.replace('FILE', str(path))}."
         raise ConfigError(problem, key="policy.policy", value=str(path), fix=fix)
     module, _, attribute = reference.partition(":")
     if not module or not attribute:

@@ -49,13 +49,13 @@ def as_policy(
 class TianshouPolicy:
     """A policy of Tianshou behind the interface of :class:`rl_eval.Policy`.
 
-    Actions go through the policy's ``map_action``. A stochastic policy takes the mode if ``deterministic`` is true;
-    otherwise, it samples with each episode's own noise. Its attribute ``deterministic_eval`` is set to
-    ``deterministic``. Policies without this attribute ignore ``deterministic``.
+    The policy's ``map_action`` converts the actions. A stochastic policy uses the mode of its distribution if
+    ``deterministic`` is true; otherwise, it samples with each episode's own noise. The policy's attribute
+    ``deterministic_eval`` is set to ``deterministic``. Policies without this attribute ignore ``deterministic``.
 
     Args:
         policy: A policy that no other code uses.
-        deterministic: Whether to take the mode of the policy's distribution.
+        deterministic: Whether to use the mode of the policy's distribution.
 
     Raises:
         ConfigError: ``deterministic`` is true, but the policy draws quantiles.

@@ -1,4 +1,4 @@
-"""Draws of torch's samplers: from each episode's noise instead of the global generator, or the most likely value."""
+"""Replacement of torch's global generator: samplers use each episode's noise, or return the most likely value."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class EpisodeDraws(TorchFunctionMode):
         self, probabilities: torch.Tensor, num_samples: int, replacement: bool = False, *, generator: Any = None
     ) -> torch.Tensor:
         if num_samples != 1:
-            problem = f"the policy draws {num_samples} categories at once"
+            problem = f"the policy draws {num_samples} categories per row"
             raise ConfigError(problem, key="policy", value=num_samples, fix="Draw one category per episode.")
         if self._noise is None:
             return probabilities.argmax(-1, keepdim=True)

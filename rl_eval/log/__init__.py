@@ -1,6 +1,6 @@
 """Evaluation log: a folder from which a run is read and continued.
 
-Only claims change after they were written; every other file keeps its content.
+Claims are the only files whose content changes after they were written.
 
 - ``manifest.json`` describes the evaluation.
 - ``segments/`` contains finished episodes and faults.

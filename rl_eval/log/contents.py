@@ -1,7 +1,7 @@
 """Reader of an evaluation log: the rows of all undamaged segments, in the order of writing, each index once.
 
 A row is a function of its index. Two sessions can write the row of the same index, for example because the first
-session seemed dead. Then the row that was written first counts, and the reader compares the second row with it.
+session seemed dead. Then the reader uses the row that was written first, and compares the second row with the first.
 """
 
 from __future__ import annotations
@@ -139,12 +139,12 @@ def read_manifest(storage: Storage) -> Manifest | None:
 
 
 def check_ours(storage: Storage) -> None:
-    """Check that a folder without segments has no manifest of another program, which a new log would replace.
+    """Check that a folder without segments has no manifest of another program, because a new log would replace it.
 
     A manifest of ours that is damaged, for example by a power cut, may be replaced.
 
     Raises:
-        ConfigError: The folder has such a file.
+        ConfigError: The manifest in the folder is from another program.
         OSError: The folder cannot be read.
     """
     with suppress(FileNotFoundError):
@@ -301,7 +301,7 @@ def _mismatches(
 ) -> tuple[int, ...]:
     """Return the indices of rows whose outcome differs from that of the first row with the same index.
 
-    ``first`` is the position of that first row, for each row.
+    ``first`` contains, for each row, the position of the first row with its index.
     """
     again = np.flatnonzero(first != np.arange(len(rows)))
     ours, theirs = (outcomes_of(rows[places], infos[places], keys) for places in (first[again], again))

@@ -1,9 +1,9 @@
-"""Manifest of an evaluation log, the check whether a run may continue the log, and later changes.
+"""Manifest of an evaluation log, comparison of manifests before a run continues the log, amendments, and retries.
 
 The manifest is written once, before the first episode. It contains the plan, the identity (all other settings on which
-the result depends), the weights, and the data to run the evaluation again. A run may continue a log if plan, identity,
-weights and info keys are equal. Config and provenance may differ, because the number of runners and the machine do not
-change the result.
+the result depends), the weights, and the data needed to run the evaluation again. A run may continue a log if plan,
+identity, weights and info keys are equal. Config and provenance may differ, because the number of runners and the
+machine do not change the result.
 
 The manifest never changes. Accepted code changes are numbered files in ``amendments/``. Requests to run failed episodes
 again are numbered files in ``retries/``. These files never change either. The code of the next session is compared with
@@ -93,12 +93,12 @@ class Manifest:
         if body.pop("checksum", None) != checksum(body):
             raise ValueError("its checksum is wrong")
         if unknown := sorted(body.keys() - {field.name for field in fields(cls)}):
-            problem = f"the log has {', '.join(unknown)}, unknown to this version of rl_eval"
+            problem = f"the manifest has {', '.join(unknown)}, which this version of rl_eval cannot read"
             raise LogError(problem, key=unknown[0])
         return typed(cls, body)
 
     def version_notes(self, now: Manifest) -> Iterator[str]:
-        """Yield a note on each changed version of Python, or of a package that the digests of code do not cover."""
+        """Yield a note on each changed version: of Python, and of packages that the digests of code do not cover."""
         there, here = (
             {"python": one.provenance.get("python"), **one.provenance.get("packages", {})} for one in (self, now)
         )
@@ -129,7 +129,8 @@ class Manifest:
 def _is_elsewhere(leaf: Difference) -> bool:
     """Return whether a difference is the digest of a model file that exists on one machine only.
 
-    Such a difference does not prevent a run from continuing the log: the policy's loader reports a missing file.
+    Such a difference does not prevent a run from continuing the log, because the loader of the policy reports a missing
+    file.
     """
     return leaf.key.startswith("weights.files") and ABSENT in (leaf.a, leaf.b)
 
@@ -163,7 +164,7 @@ def read_numbered(storage: Storage, folder: str, kind: type[Value], unknown: str
     """Yield the contents of each file of a folder as a dataclass, in order.
 
     Raises:
-        LogError: A file is damaged; ``unknown`` names the lost information.
+        LogError: A file is damaged. The message names the lost information, ``unknown``.
     """
     for name in storage.names(folder):
         try:
@@ -205,7 +206,7 @@ class Amendment:
 def code_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Return one line for each file with another digest, and for each package with another version.
 
-    A file or package that is missing on one side is not a difference.
+    A file or package that only one of the two mappings contains is not a difference.
     """
     files, packages = before.get("files", {}), before.get("packages", {})
     return [
@@ -286,11 +287,11 @@ def ask_again(storage: Storage, epoch: int, indices: Iterable[int], known: Seque
 
 
 def retried_since(retries: Iterable[Retry]) -> dict[int, int]:
-    """Return, by index of an episode, the number of the session that last requested a retry of the episode."""
+    """Return the number of the last session that requested a retry of an episode, by index of the episode."""
     return {index: retry.epoch for retry in retries for index in retry.indices}
 
 
 def counts(rows: npt.NDArray[np.void], epoch: int, retried: Mapping[int, int]) -> npt.NDArray[np.bool_]:
-    """Return a mask of the rows of a session that count, shape (n,). A failed row with a later retry does not count."""
+    """Return a mask of the valid rows of a session, shape (n,). A later retry makes a failed row invalid."""
     superseded = [index for index, since in retried.items() if epoch < since]
     return np.asarray(~((rows["outcome"] == Outcome.FAILED) & np.isin(rows["index"], superseded)))

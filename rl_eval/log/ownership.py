@@ -1,9 +1,9 @@
 """Ownership of an evaluation log by the driver with the newest claim.
 
 A *driver* is the process that runs the evaluation and writes the log. Each driver creates a *claim*, a file with a
-number, the *epoch*. It creates the claim only after the previous claim was released or the previous driver died. On the
-same machine, the process id and the start time show whether the previous driver lives. On another machine, its
-heartbeat shows this, a counter in the claim. The driver counts as dead if the counter does not change for some
+number, the *epoch*. A driver creates its claim only after the previous claim was released or the previous driver died.
+On the same machine, the process id and the start time show whether the previous driver lives. On another machine, the
+heartbeat, a counter in the claim, shows this. The driver is treated as dead if the counter does not change for some
 intervals, so clocks are never compared. A driver that was only suspended finds the newer claim before its next write,
 and stops writing.
 """
@@ -114,7 +114,7 @@ class Ownership:
         self._rewrite(replace(self._claim, beat=self._claim.beat + 1, segments=segments))
 
     def release(self, segments: int) -> None:
-        """Release the log, so that the next driver can claim it at once. Raise the same errors as :meth:`beat`."""
+        """Release the log, so that the next driver can claim it immediately. Raise the same errors as :meth:`beat`."""
         self._rewrite(replace(self._claim, segments=segments, released=True))
 
     def _rewrite(self, claim: Claim) -> None:
@@ -161,7 +161,7 @@ def writer_of(storage: Storage, *, watch: bool = False) -> str | None:
     Args:
         storage: The log.
         watch: Whether to wait for the heartbeats of a driver on another machine, as :func:`take_ownership` does.
-            Otherwise such a driver counts as alive.
+            Otherwise such a driver is treated as alive.
     """
     newest = _newest(storage)
     if newest is not None and watch:
@@ -196,7 +196,7 @@ def _to_bytes(claim: Claim) -> bytes:
 def _living_owner(storage: Storage, name: str) -> str | None:
     """Return a description of the living owner of a claim; None if the claim was released or its driver is dead.
 
-    If the driver is on another machine, wait for its next heartbeat. Without a heartbeat, the driver counts as dead.
+    If the driver is on another machine, wait for its next heartbeat. A driver without a heartbeat is treated as dead.
     """
     first = _read(storage, name)
     give_up = time.monotonic() + MISSED_BEATS * BEAT_SECONDS + BEAT_SECONDS / 3
@@ -237,7 +237,7 @@ def _own_claim(epoch: int) -> Claim:
 
 
 def _process(pid: int) -> str | None:
-    """Return the start time of a process; an empty string if the process has ended, None if unknown."""
+    """Return the start time of a process; an empty string if the process has ended; None if its status is unknown."""
     status = process_status(pid)
     return None if status is None else "" if status.ended else str(status.born)
 

@@ -125,7 +125,7 @@ def absolute_place(place: str | os.PathLike[str], folder: str | None = None) -> 
 
     Args:
         place: Path or URI.
-        folder: Absolute path of the folder that contains a relative path; by default the working directory.
+        folder: Absolute path to which a relative path is appended; by default the working directory.
     """
     text = os.fspath(place)
     if not text or is_uri(text):

@@ -61,7 +61,7 @@ _ACCEPT_CODE: Final = (
 
 
 def retry_pause(failures: int) -> float | None:
-    """Return the pause after some consecutive failed writes, in seconds; None if there is no further retry."""
+    """Return the pause after ``failures`` consecutive failed writes, in seconds; None if there is no further retry."""
     first, longest = RETRY_SECONDS
     return min(first * 2 ** (failures - 1), longest) if failures <= RETRIES else None
 

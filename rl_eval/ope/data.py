@@ -317,7 +317,7 @@ def _positions(episode: Array, observation: Array, following: Array) -> Array:
     """Return the number of each step in its episode, in the order of the data.
 
     Raises:
-        UsageError: The observation of a step is not the next observation of the step before it.
+        UsageError: The observation of a step differs from the next observation that the previous step recorded.
     """
     episode = episode.reshape(len(episode), -1)[:, 0]
     positions = places_of(episode)
@@ -325,8 +325,8 @@ def _positions(episode: Array, observation: Array, following: Array) -> Array:
     if apart.any():
         row = int(apart.argmax()) + 1
         problem = (
-            f"the observation of step {positions[row]} of episode {episode[row]} is not the next observation of the "
-            "step before, so steps are shuffled or missing"
+            f"the observation of step {positions[row]} of episode {episode[row]} differs from the next observation "
+            "of the previous step, so steps are shuffled or missing"
         )
         fix = "Sort the steps, or add a column step."
         raise UsageError(problem, key="next_observation", value=int(positions[row]), episode=int(episode[row]), fix=fix)
@@ -348,7 +348,7 @@ def _minari_dataset(name: str) -> Any:
 def _minari_columns(dataset: Any) -> dict[str, Array]:
     """Return the columns of a Minari dataset.
 
-    The version of the weights is one of them, if the metadata of all episodes have a version.
+    The columns include the version of the weights if the metadata of all episodes contain a version.
     """
     parts = [_minari_episode(episode) for episode in dataset.iterate_episodes()]
     if (storage := getattr(dataset, "storage", None)) is not None:
@@ -361,7 +361,7 @@ def _minari_columns(dataset: Any) -> dict[str, Array]:
 
 
 def _minari_episode(episode: Any) -> dict[str, Array]:
-    """Return the columns of an episode. Its infos have an additional entry for the reset."""
+    """Return the columns of an episode. The first entry of the infos belongs to the reset, and is left out."""
     length = len(episode.rewards)
     for name in ("observations", "actions"):
         if isinstance(parts := getattr(episode, name), (dict, tuple)):

@@ -1,7 +1,7 @@
 """Importance weights, and estimators of a policy's value. Each estimator is a sum of ratios of means over episodes.
 
-A weight is the product of probability ratios along an episode, stored as a logarithm. After its end, an episode keeps
-its last weight. Otherwise, the means at later steps would include only the longer episodes.
+A weight is the product of probability ratios along an episode, stored as a logarithm. After the end of an episode, its
+last weight is used at all later steps. Otherwise, the means at these steps would include only the longer episodes.
 
 In the table, ``w`` is the product of ratios up to and including step t, and ``v`` is the product before step t. ``r``
 is the reward times ``gamma**t``. ``Q`` and ``V`` are the values of a model with the same discount factor.
@@ -60,8 +60,8 @@ class RatioSum:
         """Return one number per episode, shape (episodes,): the sum of the value and the episode's influence on it.
 
         The mean of these numbers is the value. To first order, the standard error of their mean is the standard error
-        of the value (infinitesimal jackknife, Efron 1982). With denominators of 1, they are the contributions of the
-        episodes.
+        of the value (infinitesimal jackknife, Efron 1982). If all denominators are 1, the numbers are the
+        contributions of the episodes.
         """
         top, bottom = self.numerators.mean(0), self.denominators.mean(0)
         influences = ((self.numerators - top / bottom * self.denominators) / bottom).sum(1)

@@ -1,9 +1,9 @@
 """Fitted Q evaluation: action values of the target policy, learned from logged episodes (Le, Voloshin & Yue 2019).
 
 A value is the discounted return of the rest of the episode. An episode ends at the time limit at the latest. So the
-number of the step is an input, and the value after the last step is 0. The values of each half of the episodes come
-from a network that was fitted to the other half, because values that were fitted to the rewards of the same episode
-would bias the doubly robust estimate.
+number of the step is an input, and the value after the last step is 0. If the values of an
+episode were fitted to its rewards, they would bias the doubly robust estimate. So the values of each half of the
+episodes come from a network that was fitted to the other half.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class _Inputs:
     def scale_of(self, rows: torch.Tensor) -> float:
         """Return the approximate size of the values.
 
-        The network's outputs are scaled by it, so that they are about 1.
+        The network is fitted to values divided by this size, so that its outputs are about 1.
         """
         return float(self.rewards[rows].abs().mean() * len(rows) / (~self.goes_on[rows]).sum()) or 1.0
 

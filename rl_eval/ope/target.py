@@ -75,7 +75,9 @@ def check_unchanged_actions(episodes: LoggedEpisodes, action_space: gym.Space[An
 
 
 def with_log_probs(policy: Any, episodes: LoggedEpisodes) -> Any:
-    """Return a policy that samples from a copy of an ``nn.Module``; return any other policy unchanged.
+    """Return a policy that samples from a copy of an ``nn.Module`` without ``log_prob``.
+
+    Any other policy is returned unchanged.
 
     The action space is that of the logged actions: Box if they are floats, Discrete from 0 if they are single integers.
 

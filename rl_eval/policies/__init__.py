@@ -55,7 +55,7 @@ def adapt_policy(section: PolicySection, observation_space: gym.Space[Any], acti
     ``observations`` is the policy itself.
 
     Raises:
-        ConfigError: There is no policy, or the object cannot act.
+        ConfigError: There is no policy, or the object cannot be used as a policy.
     """
     candidate = section.policy
     if candidate is None:
@@ -99,7 +99,7 @@ def adapt_policy(section: PolicySection, observation_space: gym.Space[Any], acti
         fix = "Return logits from an nn.Module, or implement rl_eval.Policy and draw from its noise argument."
         raise ConfigError(problem, key="policy.deterministic", value=False, fix=fix)
     if not _takes_an_argument(candidate):
-        problem = f"policy.policy is {candidate!r}, which does not take observations alone"
+        problem = f"policy.policy is {candidate!r}, which does not take observations as its only required argument"
         fix = 'If it builds the policy, pass its result or its name, as "module:attr".'
         raise ConfigError(problem, key="policy.policy", value=candidate, fix=fix)
     return CallablePolicy(candidate)
@@ -132,7 +132,7 @@ def _sentence(text: str) -> str:
 
 
 def _advice(names: Collection[str], reference: str) -> str:
-    """Return advice for a policy of a library, recognized by the names of methods or arguments; empty if unknown."""
+    """Return advice for a policy of a library, recognized by method or argument names; an empty string if unknown."""
     found = (text for one in integrations() for name, text in one.advice.items() if name in names)
     return next(found, "").format(reference)
 
@@ -153,7 +153,7 @@ def _check_callable(candidate: Any, section: PolicySection) -> None:
 
 
 def _call_of(candidate: Any) -> str:
-    """Return the source of a function of observations that calls an object's method; empty if no method is known."""
+    """Return a lambda, as text, that passes observations to an object's method; an empty string if none is known."""
     return next((call for name, call in _ACTS.items() if callable(getattr(candidate, name, None))), "")
 
 
@@ -311,7 +311,7 @@ class CallablePolicy:
 
 @contextlib.contextmanager
 def random_state_kept() -> Iterator[None]:
-    """Restore the global random generators at the end: layers draw their weights from them, and a trainer uses them."""
+    """Restore the global random generators at the end: new layers draw weights from them, and a trainer uses them."""
     torch = sys.modules.get("torch")
     states = random.getstate(), np.random.get_state(), torch.random.get_rng_state() if torch else None  # noqa: NPY002
     try:

@@ -1,4 +1,4 @@
-"""Policy objects in a config; and settings without policy objects, which can be sent to any process."""
+"""Policy objects in a config, and settings without policy objects, which can be sent to any process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def check_arguments(section: PolicySection) -> None:
     """Check that a policy object has no arguments for a factory.
 
     Raises:
-        ConfigError: It has.
+        ConfigError: The policy object has such arguments.
     """
     if section.policy_kwargs and not (section.policy is None or isinstance(section.policy, str)):
         problem = 'policy.policy_kwargs are arguments of a "module:factory", but policy.policy is a policy object'
@@ -60,9 +60,9 @@ def configured_weights(section: PolicySection, live: Any = None, version: int = 
     """Return the weights of the configured file, or else those of the policy object; None if there are no weights.
 
     Args:
-        section: One policy, or several by id. The result has the weights of each policy with a file or a module.
+        section: One policy, or several by id. The result contains the weights of every policy with a file or a module.
         live: The policy object, or a mapping of policy objects by id.
-        version: Version number for weights from the file of a single policy. In the other cases, it is 0.
+        version: Version of weights from the file of a single policy. All other weights have version 0.
 
     Raises:
         ConfigError: A file cannot be read.
@@ -84,7 +84,9 @@ def _weights_of_each(section: PolicySection, live: Mapping[str, Any]) -> Weights
 
 
 def with_live(settings: EvalSettings, policy: Any) -> EvalSettings:
-    """Return settings in which ``policy`` replaces the configured policies: an object, a name, or a mapping by id.
+    """Return settings in which ``policy`` replaces the configured policies.
+
+    ``policy`` is an object, a name, or a mapping of ids to objects.
 
     Raises:
         ConfigError: Policies are configured by id, but ``policy`` is not a mapping, or it has an unknown id.
@@ -109,9 +111,9 @@ def with_live(settings: EvalSettings, policy: Any) -> EvalSettings:
 
 
 def _replaced(section: PolicySection) -> dict[str, Any]:
-    """Return the settings that belong to the configured policy, with the values for another policy.
+    """Return reset values for the settings that belong to the configured policy, because another policy replaces it.
 
-    Without a configured policy, the settings belong to the other policy.
+    Without a configured policy, nothing is reset: the settings already belong to the other policy.
     """
     if section.policy is None:
         return {}

@@ -50,7 +50,7 @@ class UniformPolicy:
 
 
 def _choices(space: gym.Space[Any]) -> list[int]:
-    """Return the number of choices of each part of a space; empty for a space without masks."""
+    """Return the number of choices of each part of a space; an empty list for a space without masks."""
     if isinstance(space, gym.spaces.Discrete):
         return [int(space.n)]
     if isinstance(space, gym.spaces.MultiDiscrete):

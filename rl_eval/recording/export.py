@@ -1,4 +1,4 @@
-"""Export of trajectories: episodes of a finished evaluation run again, and their steps are written to disk.
+"""Export of trajectories: run episodes of a finished evaluation again, and write their steps to disk.
 
 Every episode must match its record. The output is a new file or folder, which appears only when it is complete. Only a
 few episodes are in memory at a time.
@@ -99,8 +99,8 @@ class Writer(abc.ABC):
 class NpzWriter(Writer):
     """Writer of one ``.npz`` file with the arrays of all episodes.
 
-    Keys and shapes are those of :func:`~rl_eval.recording.trajectories.as_arrays`. An output of the policy that some
-    episodes lack is left out.
+    Keys and shapes are those of :func:`~rl_eval.recording.trajectories.as_arrays`. An output of the policy is left
+    out if it is missing in some episodes.
     """
 
     @override
@@ -130,7 +130,7 @@ class NpzWriter(Writer):
 class TensorDictWriter(Writer):
     """Writer of a folder for ``TensorDict.load_memmap``: the frames of all episodes, one episode after the other.
 
-    An output of the policy that some episodes lack is left out.
+    An output of the policy is left out if it is missing in some episodes.
     """
 
     @override
@@ -160,7 +160,7 @@ class TensorDictWriter(Writer):
 
 
 def _make_folders(folder: Path, batch: TensorDictBase) -> None:
-    """Create the folders that keys with a slash need. Tensordict 0.13 and later replaces the slash and needs none."""
+    """Create the folders for keys with a slash. Tensordict 0.13 and later replaces the slash and needs no folders."""
     if tuple(map(int, version("tensordict").split(".")[:2])) < (0, 13):
         for key in batch.keys(include_nested=True, leaves_only=True):
             folder.joinpath(*((key,) if isinstance(key, str) else key)).parent.mkdir(parents=True, exist_ok=True)

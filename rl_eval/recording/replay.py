@@ -1,9 +1,9 @@
-"""Replay of recorded episodes with the config in the provenance of the result, and comparison with their records.
+"""Replay of recorded episodes, and comparison of the replays with the records.
 
 :func:`rebuilt_runner` builds a runner in this process that is equal to the runners of the evaluation. :func:`run_again`
 runs episodes with this runner, and :func:`compared` compares them with their records. Videos, exports of trajectories
-and ``rl-eval doctor`` use the same functions with their own observers. A recorded config cannot contain Python objects,
-so the caller passes these objects again.
+and ``rl-eval doctor`` use the same functions with other observers. The config comes from the provenance of the result.
+A recorded config cannot contain Python objects, so the caller passes these objects again.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _FORMER_ITEMS: Final = (("observation_filter", "NoFilter"), ("filters", None))
 
 @dataclass(frozen=True)
 class Replay:
-    """Record of an episode, and the record of the same episode after it ran again."""
+    """Record of an episode from the evaluation, and record of the same episode from the replay."""
 
     recorded: EpisodeRecord
     again: EpisodeRecord
@@ -92,8 +92,8 @@ def replay(
         index: Index of the episode.
         config: Config of the run. Pass it if the config contained Python objects. Default: the recorded config.
         policy: Policy object, if the run had one.
-        trust: Whether this process may import and call code that the result names. It is not needed if this process has
-            evaluated the same code, or if ``config`` is passed.
+        trust: Whether this process may import and call code that the result names. ``trust`` is not needed if this
+            process has evaluated the same code, or if ``config`` is passed.
 
     Raises:
         UsageError: The result does not exist, the episode has no record or cannot run alone (see :func:`lease_of`), or
@@ -148,7 +148,7 @@ def run_again(runner: Runner, leases: Iterable[Lease], at_once: int = 1) -> Iter
     Args:
         runner: The runner.
         leases: Episodes to run, with the attempt of each episode.
-        at_once: Maximum number of episodes that the runner has at one time.
+        at_once: Maximum number of unfinished episodes in the runner at one time.
 
     Yields:
         Report of one episode: its row and infos, even if the attempt failed, and its fault, if there is one. The other

@@ -113,8 +113,8 @@ class Sampler:
     """Source of batches with the episodes of a group's plan, in the order of their indices.
 
     Args:
-        run: Function that starts a wave and returns its handle. Its arguments are ``(seed, first index, number of
-            episodes, recorder)``.
+        run: Function that starts a wave and returns the handle of the wave. The arguments of the function are ``(seed,
+            first index, number of episodes, recorder)``.
         version: Function that returns the version of the weights that the next wave uses.
         slots: Function that returns the number of episodes that run at once.
         seed: Root seed of the plan.
@@ -174,7 +174,9 @@ class Sampler:
             return {"seed": self._seed, "index": self._next, "step": self._offset}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Restore a position that :meth:`state_dict` returned. If it is within an episode, this episode runs again.
+        """Restore a position that :meth:`state_dict` returned.
+
+        If the position is within an episode, this episode runs again.
 
         Raises:
             UsageError: The state does not come from :meth:`state_dict`.
@@ -193,7 +195,7 @@ class Sampler:
             self._offset = step
 
     def skip_rest(self) -> None:
-        """Start the next batch with a new episode, even if the last batch ended within one."""
+        """Start the next batch with a new episode, even if the last batch ended within an episode."""
         with self._lock:
             if self._offset:
                 self._next, self._offset = self._next + 1, 0
@@ -274,7 +276,7 @@ class Sampler:
         """Return the fragments of the next batch, in plan order; None if an episode has not run yet.
 
         Raises:
-            EvalError: An episode failed, and its failure is neither skipped nor reported before.
+            EvalError: An episode failed, ``skip_failed`` is not set, and no earlier call raised or skipped the failure.
         """
         self._drop_other_weights()
         found: list[Fragment] = []
@@ -296,7 +298,7 @@ class Sampler:
         """Return the first step of an episode that no batch contains yet.
 
         Raises:
-            UsageError: The episode ran again after :meth:`load_state_dict`, and has ended before this step.
+            UsageError: The episode ran again after :meth:`load_state_dict`, and now has no more than ``start`` steps.
         """
         if start >= len(trajectory):
             problem = (
@@ -353,7 +355,7 @@ class Sampler:
             raise EvalError(f"some episodes of the batch have no trajectory: {why}", key="episodes")
 
     def _take_in(self, result: EvalResult) -> None:
-        """Store the episodes of a wave that are not stored yet. The wave can also contain earlier episodes."""
+        """Store each episode of a wave, unless it is already stored, or is before the position in the plan."""
         table, first = result.table, result.plan.first_index
         for row, artifacts in result.artifacts.items():
             index = first + row
@@ -368,7 +370,7 @@ class Sampler:
                 self._failed[first + row] = _Failure(why, int(table.rows["weights_version"][row]))
 
     def _lacks(self, index: int) -> bool:
-        """Whether an episode of the next batches has not run."""
+        """Return whether the next batches need an episode, and this episode has not run."""
         return index >= self._next and index not in self._ready and index not in self._failed
 
     def _start_wave(self, request: SampleRequest) -> None:
@@ -385,7 +387,7 @@ class Sampler:
         self._ahead = (index, count, self._run(self._seed, index, count, recorder))
 
     def _expected(self, steps: int) -> int:
-        """Return how many episodes to run to get a number of steps."""
+        """Return the number of episodes to run for a number of steps."""
         expected = math.ceil(steps * self._episodes / self._frames) if self._frames else 1
         if self._renewed and self._frames:
             # Run a few more episodes than expected: if steps were missing, a second wave would double the time.
@@ -419,7 +421,10 @@ def _formed(
 
 
 def _stored(batch: Any, folder: Path) -> Any:
-    """Write a batch to a new folder, and return it with tensors in this folder; if this fails, remove the folder."""
+    """Write a batch to a new folder, and return the batch with its tensors in this folder.
+
+    If the batch cannot be written, remove the folder.
+    """
     created = False
     try:
         folder.mkdir(parents=True)

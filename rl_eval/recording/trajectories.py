@@ -1,8 +1,8 @@
 """Trajectories: the steps of episodes as arrays and tensordicts.
 
-A recorder is an observer in the process that runs the episode. It keeps an episode's steps in growing arrays, or reads
-them from the runner's sweep log (:mod:`rl_eval.policies.inference.sweep_log`). A batch has the layout of TorchRL's
-episode data (TED), in arrays by name or in a ``TensorDict``. A frame is one step of an episode.
+A recorder is an observer in the process that runs the episode. It stores an episode's steps in growing arrays, or
+reads the steps from the runner's sweep log (:mod:`rl_eval.policies.inference.sweep_log`). A batch has the layout of
+TorchRL's episode data (TED), in arrays by name or in a ``TensorDict``. A frame is one step of an episode.
 
 ========================================  ==================================================================
 key                                       value at a frame
@@ -16,7 +16,7 @@ key                                       value at a frame
 ``("collector", "step")``                 number of the step in its episode, from 0
 ``("collector", "seed")`` and others      ``attempt`` and ``weights_version`` of the episode
 ``("collector", "mask")``                 in padded batches only: False for padding
-``("collector", "arrival")``              in order ``first_ready`` only: place of the episode in the batch
+``("collector", "arrival")``              with order ``first_ready`` only: position of the episode in the batch
 ========================================  ==================================================================
 """
 
@@ -130,7 +130,7 @@ def _leaves(space: gym.Space[Any], key: Key, path: tuple[Any, ...]) -> list[Leaf
 
 
 def _overlap(one: Key, other: Key) -> bool:
-    """Return whether one key starts with the other key, so that a nested mapping cannot have an array for each."""
+    """Return whether one key starts with the other key, so that a nested mapping cannot contain arrays for both."""
     return all(ours == theirs for ours, theirs in zip(one, other, strict=False))
 
 
@@ -188,10 +188,10 @@ class Trajectory:
     def told(self) -> dict[Key, Array]:
         """Outputs that a batch contains: all outputs whose keys do not collide with other keys of a batch.
 
-        There are two exceptions, which replace another array. An output ``action`` is the action in the policy's own
-        form, and replaces the action passed to the environment. A recurrent state has values before and after each
-        step, and replaces an observation with the same key: if an environment declares the state as a part of its
-        observation, this part contains only zeros.
+        Two kinds of outputs are exceptions, and replace another array. An output ``action``, the raw action of the
+        policy, replaces the action passed to the environment. A recurrent state, with values before and after each
+        step, replaces an observation with the same key. If an environment declares the state as a part of its
+        observation, this part of the observation contains only zeros.
         """
         taken = _RESERVED - {"action", *ACTION_LOG_PROB}
         states = {key for key in self.outputs if ("next", *key) in self.outputs}
@@ -224,7 +224,7 @@ class Fragment(NamedTuple):
 
 
 def as_arrays(fragments: Sequence[Fragment], *, padded: bool = False, arrivals: bool = False) -> dict[str, Array]:
-    r"""Return a batch as arrays, by the keys of this module's table joined with dots.
+    r"""Return a batch as arrays by name. Each name is a key of this module's table, joined with dots.
 
     Args:
         fragments: Fragments of the batch, in order; at least one.
@@ -350,14 +350,14 @@ class TrajectoryRecorder:
     """Observer whose artifact is the :class:`Trajectory` of the episode.
 
     The recorder uses the same arrays for all episodes of its environment, and copies them at the end of each episode.
-    If there are several agents, each agent has its own columns. A step in which the agent has no observation or action
-    has zeros there. The column ``acting`` shows whether the agent acted.
+    If there are several agents, each agent has separate columns. An observation or action that an agent does not have
+    in a step is stored as zeros. The column ``acting`` shows whether the agent acted.
 
     Args:
         env: The observed environment.
         info_keys: Keys of the scalars to record from the ``info`` of each step.
-        compress_images: Compress observations of dtype uint8 with two or more dimensions during the episode, without
-            loss.
+        compress_images: Whether to compress images during the episode, without loss. Images are observations of dtype
+            uint8 with two or more dimensions.
 
     Raises:
         ConfigError: The values of a part of a space are not arrays of one fixed shape.
@@ -491,7 +491,7 @@ class _Columns:
             column.write(row, told.get(key, 0))
 
     def _key(self, name: str) -> Key:
-        """Return the key of an output: ``next`` if the name starts with it, the agent's prefix, and the other parts."""
+        """Return the key of an output: the parts of its name, with the agent's prefix before them or after ``next``."""
         path = tuple(name.split("."))
         return ("next", *self._root, *path[1:]) if path[0] == "next" else (*self._root, *path)
 

@@ -1,9 +1,10 @@
-"""Videos of chosen episodes, or a window that shows them: each episode runs again in an environment that renders.
+"""Videos of chosen episodes, or a window that shows these episodes.
 
-A runner, in this process or in a group, gets a *sibling*: a second runner in the same process, with one lane and its
-own environment. The sibling uses the runner's policy and weights and does not touch the runner's environments. An
-episode does not depend on the number of environments, so its outcome is the same in the sibling. Frames are encoded as
-MP4 one by one, so memory never contains an uncompressed video.
+Each episode runs again in an environment that renders. A runner, in this process or in a group, gets a *sibling*: a
+second runner in the same process, with one lane and a separate environment. The sibling uses the runner's policy and
+weights and does not touch the runner's environments. An episode does not depend on the number of environments, so its
+outcome is the same in the sibling. Frames are encoded as MP4 one by one, so memory never contains an uncompressed
+video.
 """
 
 from __future__ import annotations
@@ -124,7 +125,7 @@ class Encoder:
 
 @contextmanager
 def _killed_after(seconds: float, process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Kill ffmpeg if the ``with`` block takes too long: if ffmpeg does not read its pipe, a write never returns."""
+    """Kill ffmpeg if the ``with`` block takes too long, because a write blocks until ffmpeg reads its pipe."""
     timer = threading.Timer(seconds, process.kill)
     timer.start()
     try:
@@ -134,7 +135,9 @@ def _killed_after(seconds: float, process: subprocess.Popen[bytes]) -> Iterator[
 
 
 def gif(content: bytes, *, fps: float = 10.0) -> bytes:
-    """Convert an MP4 video to an animated GIF with its own palette, at most 320 pixels wide; return the GIF.
+    """Convert an MP4 video to an animated GIF, and return the GIF.
+
+    The GIF is at most 320 pixels wide. Its palette is computed from the video.
 
     Args:
         content: The MP4 file.
@@ -467,7 +470,8 @@ def record_with_group(
 
     Raises:
         ConfigError: The environment does not render.
-        EnvError: Rendering fails, or the episode killed or blocked its runner and does not run again.
+        EnvError: Rendering fails. Or the episode killed or blocked its runner in the evaluation, so it does not run
+            again.
         WeightsError: The runners have other weights now.
         ClusterError: The runner was lost while it recorded, or took too long.
     """

@@ -95,7 +95,7 @@ def select_episodes(result: EvalResult, select: str | Sequence[str], max_videos:
 
 
 def _parse(select: str | Sequence[str]) -> list[tuple[str, int | None]]:
-    """Return (name, number) of every selector; the number is None if the selector has none."""
+    """Return (name, number) of every selector; the number is None for a selector without a number."""
     texts = select.split(",") if isinstance(select, str) else list(select)
     if not texts:
         fix = f"Pass some of {', '.join(_KINDS)}."
@@ -124,7 +124,7 @@ def _recorded(result: EvalResult, indices: Iterable[int]) -> Iterable[int]:
 
 
 def _ranked(result: EvalResult, sign: int) -> list[int]:
-    """Return the indices of the episodes in the metrics, sorted by ``sign`` times their return."""
+    """Return the indices of the episodes that the metrics include, sorted by ``sign`` times their return."""
     rows = result.counted_rows
     return [int(index) for index in rows["index"][np.argsort(sign * rows["episode_return"], kind="stable")]]
 

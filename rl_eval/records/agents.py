@@ -23,7 +23,7 @@ def agent_columns(agents: Sequence[object]) -> tuple[str, ...]:
 
 
 def agents_in(columns: Sequence[str]) -> tuple[str, ...]:
-    """Return the agents that have all their columns, in the order of their seats; empty for a single agent."""
+    """Return the agents whose columns are complete, in the order of their seats; an empty tuple for a single agent."""
     named, there = [column.removeprefix("return/") for column in columns if column.startswith("return/")], {*columns}
     return tuple(agent for agent in named if there.issuperset(agent_columns([agent])))
 

@@ -65,7 +65,7 @@ class Determinism:
 
     @property
     def passed(self) -> bool | None:
-        """Whether every second run completed with the recorded outcome and trace; None if no episode was checked."""
+        """Whether all second runs completed with the recorded outcome and trace; None if no episode was checked."""
         if self.mismatched or self.failed:
             return False
         return True if self.checked else None
@@ -146,7 +146,11 @@ class Trace:
         self._rows: list[tuple[int, float, float, float, int]] = []
 
     def begin(self, content: bytes | None) -> None:
-        """Start the trace with the content of the first observation; None if the observation is invalid."""
+        """Start the trace with the first observation.
+
+        Args:
+            content: Content of the observation; None if the observation is invalid.
+        """
         self._rows = []
         self.add(0, 0.0, False, False, content)
 
@@ -176,7 +180,7 @@ class Trace:
 
 @final
 class TraceRecorder:
-    """Wrapper of an environment's ``reset`` and ``step`` that keeps a trace.
+    """Wrapper of an environment's ``reset`` and ``step`` that records a trace.
 
     Args:
         reset: ``reset`` of the environment.

@@ -71,13 +71,16 @@ class EpisodeSpec(NamedTuple):
 
     @property
     def position(self) -> int:
-        """Index of the episode in the plan of its root seed from index 0 on. Equal episodes have equal positions."""
+        """Index of the episode in the plan that has the same root seed and starts at index 0.
+
+        Equal episodes have equal positions.
+        """
         return self.first_index + self.index
 
     def at_position(self) -> EpisodeSpec:
-        """Return the spec for code of the user, with the position as its index.
+        """Return the spec to pass to user code, with the position as its index.
 
-        So an episode whose environment depends on the index is the same in every plan that contains it.
+        Then an episode is the same in every plan that contains it, even if the environment depends on the index.
         """
         return self._replace(index=self.position, first_index=0) if self.first_index else self
 
@@ -107,9 +110,9 @@ class Lease(NamedTuple):
     ``attempt`` is the number of the attempt, from 1; earlier attempts are used up. ``runner`` is the number of the
     runner with the lease; a runner that replaces it has another number. ``fresh`` requests a new environment, and
     ``traced`` a trace in the report. ``seating``, ``condition`` and ``first_index`` are those of the episode's spec.
-    ``alone`` requests a new simulator for this episode only, so that no other episode can cause a fault. ``block`` has
-    the seeds of the consecutive episodes that run together, including this episode. It is empty for an episode that
-    runs separately.
+    ``alone`` requests a new simulator for this episode only, so that no other episode can cause a fault. ``block``
+    contains the seeds of the consecutive episodes that run together, including this episode. It is empty for an
+    episode that runs separately.
     """
 
     index: int  # type: ignore[assignment]
@@ -321,7 +324,7 @@ class RunReport:
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows, faults and totals that are committed to the log together. The arrays must not change any more."""
+    """Rows, faults and totals that are committed to the log together. The arrays must no longer change."""
 
     rows: npt.NDArray[np.void]
     """Array of :data:`ROW`, shape (n,)."""
@@ -460,7 +463,7 @@ class EpisodeTable:
     def digest(self) -> str:
         """SHA-256 of the names of all columns and info scalars, and of their values in the filled rows.
 
-        All NaNs count as equal.
+        All NaNs are treated as equal.
         """
         filled = self.filled
         rows, infos = self.rows[filled], self.infos[filled]

@@ -1,4 +1,4 @@
-"""Guarantee of a result: the changes of an execution that do not change the records.
+"""Guarantee of a result: the changes in an execution that do not change the records.
 
 The guarantee is a part of the numerics key, which lists everything on which a float may depend besides the weights. If
 the guarantee is weaker than ``exact``, the key also contains the facts on which the records depend, such as the number
@@ -24,14 +24,14 @@ _PARTS: Final = ("guarantee", "adapter", "num_envs", "block")
 
 
 def is_of_guarantee(key: str) -> bool:
-    """Whether a part of a numerics key is the guarantee, or a fact on which records depend if it is not ``exact``."""
+    """Whether an item of a numerics key is the guarantee, or a fact that is added if the guarantee is not ``exact``."""
     return key.rpartition("/")[2] in _PARTS
 
 
 def guarantee_of(numerics: Mapping[str, Any]) -> Guarantee:
     """Return the weakest guarantee in a numerics key.
 
-    The key may have a guarantee per policy. A guarantee that this version does not know counts as ``layout``.
+    The key may have a guarantee per policy. A guarantee that is unknown to this version is treated as ``layout``.
     """
     found = {value for key, value in numerics.items() if key.rpartition("/")[2] == "guarantee"}
     known: list[Guarantee] = [one for one in _ORDER if one in found]

@@ -37,7 +37,7 @@ class ParquetColumns:
     Args:
         source: The file, in any form that pyarrow accepts.
         size: Size of the file, in bytes.
-        texts: Names of columns of text. Each different text is read once, because a long text may be in every row.
+        texts: Names of columns of text. Each distinct text is read only once, because a long text may be in every row.
 
     Raises:
         OSError, pyarrow.ArrowException: The file is not a Parquet file.
@@ -84,7 +84,7 @@ class ParquetColumns:
         # Do not check the columns of a group: pyarrow terminates the process when it reads damaged columns.
         groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
         if sum(group.num_rows for group in groups) != self.num_rows:
-            raise ValueError(f"its parts do not add up to the {self.num_rows:,} rows that it claims")
+            raise ValueError(f"its row groups do not add up to the {self.num_rows:,} rows that it claims")
         values, per_byte = _VALUES
         if (
             self.num_rows * _ROW_BYTES > self._size
@@ -221,7 +221,7 @@ def _encode(name: str, column: pa.ChunkedArray) -> npt.NDArray[Any]:
 def _positions(column: pa.ChunkedArray, written: pa.Array) -> pa.ChunkedArray:
     """Return the position of each value in the list of valid values; null for an invalid value.
 
-    For dictionary-encoded text, each different value is looked up once.
+    For dictionary-encoded text, each distinct value is looked up only once.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -244,9 +244,9 @@ def _values(column: pa.ChunkedArray) -> list[Any]:
 
 
 def _words(column: pa.ChunkedArray) -> tuple[pa.Array, pa.Array]:
-    """Return the different values of a dictionary-encoded column, and the position of each row's value among them.
+    """Return the distinct values of a dictionary-encoded column, and for each row the position of its value among them.
 
-    Null is the last value.
+    The last distinct value is null.
     """
     import pyarrow as pa
 
@@ -276,7 +276,7 @@ def _named(name: str, column: pa.ChunkedArray, kind: pa.DataType) -> Iterator[No
         yield
     except pa.ArrowException as error:
         reason = str(error)[:_LONGEST]
-        raise ValueError(f"column {name} contains {column.type}, and not only {kind}: {reason}") from error
+        raise ValueError(f"column {name} of type {column.type} cannot be converted to {kind}: {reason}") from error
 
 
 def _written(codes: Mapping[Any, int]) -> pa.Array:

@@ -90,7 +90,7 @@ def with_leaf(old: Any, path: Sequence[str], value: Any) -> Any:
 
 
 def differences(a: Any, b: Any, key: str = "") -> Iterator[Difference]:
-    """Yield the leaves in which two trees of plain data differ. A list counts as one leaf."""
+    """Yield the leaves in which two trees of plain data differ. A list is treated as one leaf."""
     if isinstance(a, Mapping) and isinstance(b, Mapping):
         for part in dict.fromkeys([*a, *b]):
             yield from differences(a.get(part, ABSENT), b.get(part, ABSENT), f"{key}.{part}".lstrip("."))
@@ -176,7 +176,7 @@ def check_claim(num_episodes: int, num_records: int, num_scalars: int) -> None:
 
 
 def damage(error: Exception) -> str:
-    """Return a description of damaged data: the text of an error, after its type.
+    """Return a description of damaged data: the type of an error, and its text.
 
     The type ``ValueError`` is omitted.
     """
@@ -202,7 +202,7 @@ def canonical_digest(value: Any) -> bytes:
 
 
 def _digest(value: Any, above: tuple[int, ...]) -> bytes:
-    """Hash a node; ``above`` has the ``id`` of each node that contains this node."""
+    """Hash a node; ``above`` contains the ``id`` of each node that contains this node."""
     kind = type(value)
     if kind in _SCALARS or isinstance(value, _NAMED):
         return _leaf(value)
@@ -231,7 +231,10 @@ def _mapping(items: Iterable[tuple[Any, Any]], above: tuple[int, ...]) -> bytes:
 
 
 def _array(value: Any, above: tuple[int, ...]) -> bytes:
-    """Return the hash of an array or a tensor; empty for any other value, and for a sparse or quantized tensor."""
+    """Return the hash of an array or a tensor.
+
+    The hash is empty for a sparse or quantized tensor, and for any other value.
+    """
     if type(value) is np.ndarray or isinstance(value, np.generic):
         if value.dtype.hasobject:
             return _node("objects", _digest(value.shape, above), _digest(value.ravel().tolist(), above))

@@ -46,7 +46,10 @@ class Axis:
 
     @property
     def ticks(self) -> list[tuple[float, str]]:
-        """Four to eight round numbers, with their positions in pixels. There may be fewer whole numbers."""
+        """Four to eight round numbers, with their positions in pixels.
+
+        If only whole numbers are meaningful, there may be fewer.
+        """
         width = (self.high - self.low) / 5
         power = 10.0 ** math.floor(math.log10(width))
         step = next(step * power for step in _STEPS if step * power >= width * (1 - 1e-9))
@@ -131,7 +134,7 @@ def histogram(
     for css, meaning, value in known:
         shapes.append(_path(css, x.place([value] * 2), [y.start, y.end], f"{meaning} {value:,.6g}"))
     left_out = (
-        f"{len(values) - len(drawn):,} values are not finite or too large, and are not drawn."
+        f"{len(values) - len(drawn):,} values are not drawn, because they are too large or not finite."
         if len(drawn) < len(values)
         else ""
     )
@@ -181,7 +184,7 @@ def running_mean(places: npt.NDArray[np.int64], values: npt.NDArray[np.float64],
 def means(
     steps: Sequence[float], values: Sequence[float], ends: Sequence[tuple[float, float]], label: str
 ) -> Plot | None:
-    """Return a plot of mean returns over checkpoints with their intervals, or None if no value can be drawn.
+    """Return a plot of mean returns and their intervals over checkpoints, or None if no value can be drawn.
 
     Args:
         steps: Position of each mean, in ascending order.

@@ -1,7 +1,7 @@
 """HTML of a report: template, style, script and data in one text. A content security policy forbids connections.
 
 Equal results give equal bytes: the output does not depend on the time, the machine or the process. Jinja2 escapes all
-text. Markup characters in the JSON data are escaped. Only the script whose digest is in the policy can run.
+text. Markup characters in the JSON data are escaped. Only the script whose digest is in the security policy can run.
 
 Each column of the episodes is a little-endian array. It has the smallest type that keeps seven digits of every number.
 Its bytes are grouped by their position in the number, which improves the compression. Then they are encoded with zlib
@@ -231,8 +231,8 @@ def episode_data(result: EvalResult) -> dict[str, Any]:
     """Return the finished episodes of a result, with their faults, as JSON values.
 
     Returns:
-        ``columns``: packed columns by name; ``infos``: names and columns of info scalars; ``faults``: packed text
-        of a JSON object; ``omitted``: number of omitted episodes.
+        ``columns``: packed columns by name; ``infos``: names and columns of info scalars; ``infos_omitted``: number
+        of omitted info scalars; ``faults``: packed text of a JSON object; ``omitted``: number of omitted episodes.
     """
     positions = _shown_rows(result)
     rows, infos = result.table.rows[positions], []
@@ -295,7 +295,7 @@ def _narrow(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
 def _fault_data(result: EvalResult) -> dict[str, Any]:
     """Return the faults as rows, and the list of different tracebacks.
 
-    A row has the position of its traceback; -1 for none.
+    A row contains the position of its traceback in the list; -1 if the traceback is not in the list.
     """
     texts: dict[str, int] = {}
     left, rows = _MOST_TRACEBACKS, []

@@ -1,7 +1,7 @@
 """List of the runs in a folder. Files are only read as data. A run that cannot be read has an error text.
 
 The numbers of a complete result come from its summary, because it takes long to compute them again for many runs.
-``load`` and ``rl-eval show`` verify them. The numbers of an unfinished run come from its log.
+``load`` and ``rl-eval show`` compute them again. The numbers of any other run are computed from its records.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def _listed(path: Path, name: str) -> ListedRun:
 
 
 def _summary(path: Path) -> dict[str, Any]:
-    """Return the summary of a complete result; empty if the log must be read instead."""
+    """Return the summary of a complete result; empty if the run must be loaded instead."""
     if not (path / RESULT_FILE).exists():
         return {}
     data = read_summary(path / RESULT_FILE)

@@ -1,7 +1,7 @@
 """Page as data, with renderers for a terminal, for plain text and for a notebook.
 
 Text from files is shown on one line and without unprintable characters. Otherwise, a line break in a name could imitate
-a line of the page, and a terminal would execute control characters. A single surrogate, which JSON may contain, could
+a line of the page, and a terminal would execute control characters. A lone surrogate, which JSON may contain, could
 not be encoded.
 """
 

@@ -239,7 +239,7 @@ def _side_lines(comparison: Comparison) -> list[Line]:
     for name, side in sides.items():
         lines.append(Line(name, number(side.mean_return, places), side.policy or "mean return"))
         lines.append(Line("", "", _GAP.join(filter(None, (side.weights, side.status)))))
-    fewer = "" if comparison.num_pairs == comparison.num_planned else "; all numbers use only these"
+    fewer = "" if comparison.num_pairs == comparison.num_planned else "; all numbers are computed from these pairs"
     return [*lines, Line("pairs", f"{comparison.num_pairs:,}", f"of {comparison.num_planned:,} planned{fewer}")]
 
 
@@ -273,7 +273,7 @@ def _difference_lines(comparison: Comparison) -> list[Line]:
         lines.append(Line("correlation", f"{difference.correlation:.2f}", "between the returns of the two sides"))
     if difference.episodes_saved is not None:
         saved = f"{difference.episodes_saved:,.2f} x"
-        lines.append(Line("equal seeds", saved, "without them, this many times the episodes would be needed"))
+        lines.append(Line("equal seeds", saved, "as many episodes would be needed with different seeds"))
     return lines
 
 
@@ -291,7 +291,9 @@ def _difference_tables(shown: Comparison) -> list[Table]:
             for one in parts
         ]  # fmt: skip
         table = _lowest(column, (column, "pairs", "a", "b", "b - a", "interval"), rows)
-        tables.append(replace(table, caption=f"{table.caption} Each interval applies to one row alone.".lstrip()))
+        tables.append(
+            replace(table, caption=f"{table.caption} Each interval is for its row, not for all rows together.".lstrip())
+        )
     return tables
 
 

@@ -1,4 +1,4 @@
 """Results: from records to numbers, intervals, comparisons, pages and files.
 
-This part reads records and logs. It runs no episodes.
+This package reads records and logs. It runs no episodes.
 """

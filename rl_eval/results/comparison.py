@@ -1,8 +1,8 @@
 """Comparison of two results: checks that they can be compared, and statistics of their difference.
 
 Episodes are paired by index. Equal indices mean equal starts only if plan, environment and step limit are equal. If
-they differ, an error names the difference. A pair is an episode that completed on both sides. It belongs to the first
-part of the plan, up to the first episode that one of the sides has not finished.
+one of these differs, an error names the difference. A pair is an episode that completed on both sides. In the plan, a
+pair comes before the first episode that one of the sides has not finished.
 """
 
 from __future__ import annotations
@@ -130,15 +130,15 @@ class Comparison(Printed):
     def unanswerable(self) -> str:
         """Reason why this comparison cannot show that a requirement is met; empty if there is no such reason.
 
-        Pairs that are missing because an episode failed are not a random sample. Suppose that a
-        policy crashes its environment whenever it plays badly. If its missing pairs were ignored, it could meet a
+        Pairs that are missing because an episode failed are not a random sample. Suppose that a policy crashes the
+        environment whenever the policy plays badly. If the missing pairs were ignored, such a policy could meet a
         requirement.
         """
         if self.num_dropped:
             total, sides = self.num_dropped + self.num_pairs, f"in a {self.a.num_failed}, in b {self.b.num_failed}"
             return (
-                f"{self.num_dropped} of {total} pairs are incomplete, because a side failed ({sides}); for a run with "
-                "a log (--log-dir), rl-eval run --retry DIR runs its failed episodes again"
+                f"{self.num_dropped} of {total} pairs are incomplete, because a side failed ({sides}); to repeat the "
+                "failed episodes of a run with a log (--log-dir), use rl-eval run --retry DIR"
             )
         if self.num_unfinished:
             return f"a side did not reach {self.num_unfinished} of {self.num_planned} episodes: continue its run"
@@ -150,7 +150,7 @@ class Comparison(Printed):
 
     @property
     def unbounded(self) -> str:
-        """Reason why the interval cannot show a bound, other than :attr:`unanswerable`; empty if there is none."""
+        """Reason, besides :attr:`unanswerable`, why the interval cannot show a bound; empty if there is none."""
         equal = self.difference.interval.note == FEW_EQUAL
         why = f"all {self.num_pairs} pairs have the same difference, so they do not show how other pairs vary"
         return f"{why}: run at least {FEW} episodes" if equal else ""
@@ -172,8 +172,8 @@ def compare(a: EvalResult, b: EvalResult, confidence: float = 0.95, *, force: bo
 
     Raises:
         UsageError: ``a`` or ``b`` is not a result.
-        ComparisonError: The results have different episodes or settings, no episode completed in both, or one of
-            them failed the determinism check; the message names the difference.
+        ComparisonError: The results have different episodes, environments or step limits, no episode completed in
+            both results, or one of the results failed the determinism check. The message has the reason.
     """
     for name, side in (("a", a), ("b", b)):
         if not hasattr(side, "plan_fingerprint"):
@@ -240,7 +240,10 @@ def _check_plans(a: EvalResult, b: EvalResult) -> None:
 
 
 def _check_guarantees(a: EvalResult, b: EvalResult) -> None:
-    """Raise an error if a result depends on its number of environments, and the other result has another number."""
+    """Raise an error if a guarantee is ``layout``, and the guarantees or their facts differ.
+
+    Such a fact is the number of environments.
+    """
     if "layout" not in (a.guarantee, b.guarantee):
         return
     ours, theirs = (_mapping(side.provenance.get("numerics")) for side in (a, b))
@@ -256,7 +259,9 @@ def _check_guarantees(a: EvalResult, b: EvalResult) -> None:
 def _check_determinism(a: EvalResult, b: EvalResult) -> None:
     for name, side in (("a", a), ("b", b)):
         if side.determinism.passed is False:
-            problem = f"result {name} is {side.determinism}; their difference may not come from the policies"
+            problem = (
+                f"result {name} is {side.determinism}; the difference of the results may not come from the policies"
+            )
             fix = "Fix the cause and evaluate again, or compare with force=True (--force)."
             raise ComparisonError(problem, key="determinism", value=name, fix=fix)
 
@@ -300,7 +305,7 @@ def _different_settings(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[
 def _different_code(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[DifferentSetting]:
     """Yield the modules of environment or policy whose source or package version differs.
 
-    Only modules that both sides recorded are compared. Versions that every result has are compared elsewhere.
+    Only modules that both sides recorded are compared. Packages in ``provenance["packages"]`` are compared elsewhere.
     """
     for kind, part, told in (("source", "files", {}), ("version", "packages", _mapping(a.get("packages")))):
         ours, theirs = _code(a, part), _code(b, part)
@@ -313,7 +318,7 @@ def _different_code(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[Diff
 
 
 def _code(provenance: Mapping[str, Any], part: str) -> dict[str, str]:
-    """Return the digests or versions of code that a result recorded when it started, by name."""
+    """Return the digests or versions of code by name, as recorded at the start of the run."""
     found = _mapping(_mapping(provenance.get("code")).get(part))
     return {str(name): str(_mapping(value).get("sha256", value))[:16] for name, value in found.items()}
 
@@ -328,7 +333,7 @@ def _differing(a: Mapping[str, Any], b: Mapping[str, Any], part: str) -> Iterato
 
 
 def _short(value: Any) -> str:
-    """Return a value as text. Of a long value, the middle is left out, because paths differ at their ends."""
+    """Return a value as text. The middle of a long value is left out, because paths differ at their ends."""
     text, half = str(value) or "not set", _LONGEST // 2
     return text if len(text) <= _LONGEST else f"{text[: half - 3]}...{text[-half:]}"
 
@@ -361,7 +366,7 @@ def _changes_of_floats(settings: Sequence[DifferentSetting]) -> list[str]:
 
 
 def verdict_of(difference: PairedDifference, confidence: float, settings: Sequence[DifferentSetting] = ()) -> str:
-    """Return the verdict on pairs of results with different settings.
+    """Return the verdict on the paired difference of two results that differ in ``settings``.
 
     There is a difference only if both the interval and the test show it, and if it is larger than rounding.
     """
@@ -374,7 +379,9 @@ def verdict_of(difference: PairedDifference, confidence: float, settings: Sequen
     low, high, mean = (number(end, places) for end in (interval.low, interval.high, difference.mean))
     if difference.rounding:
         cause = ", ".join(_changes_of_floats(settings))
-        return f"equal up to rounding: mean difference {mean} over {difference.count} pairs; different: {cause}"
+        return (
+            f"equal up to rounding: mean difference {mean} over {difference.count} pairs; settings that differ: {cause}"
+        )
     ends = f"interval {low} to {high}" if interval.exists else f"the same in each of {difference.count} pairs"
     facts = f"mean difference {mean}, {ends}, p = {difference.p_value:.2g}"
     outside, rejected = interval.exists and 0 not in interval, difference.p_value <= 1 - confidence
@@ -388,7 +395,10 @@ def verdict_of(difference: PairedDifference, confidence: float, settings: Sequen
 
 
 def _undecided(difference: PairedDifference) -> str:
-    """Return the reason why neither the interval nor the test can show a difference; empty if one of them can."""
+    """Return the reason why the interval or the test cannot show a difference; empty if both can.
+
+    A few equal differences have no interval, but the test can show them.
+    """
     interval = difference.interval
     if not interval.exists and interval.note != FEW_EQUAL:
         return interval.note
@@ -398,8 +408,7 @@ def _undecided(difference: PairedDifference) -> str:
 def is_shown(difference: PairedDifference, confidence: float) -> bool:
     """Whether a difference is shown: the test rejects, and the interval at the same level excludes 0.
 
-    If there are only a few differences and all are equal, there is no interval. Differences by rounding are never
-    shown.
+    A few equal differences have no interval, so only the test decides. Differences by rounding are never shown.
     """
     interval = difference.interval
     leaves_out_0 = 0 not in interval if interval.exists else interval.note == FEW_EQUAL
@@ -419,4 +428,4 @@ def _notes(comparison: Comparison) -> Iterator[str]:
     if a.fingerprint == b.fingerprint:
         yield "both results have the same records"
     if comparison.success and (silent := comparison.num_pairs - comparison.success.count):
-        yield f"pairs left out of the success test, because a side reports no success: {silent}"
+        yield f"pairs left out of the success test, because a side does not report success: {silent}"

@@ -78,7 +78,7 @@ def condition_masks(plan: EpisodePlan) -> Iterator[tuple[str, Any, npt.NDArray[n
 
 @final
 class _Part(Numbers):
-    """Numbers of a part of the episodes of an evaluation."""
+    """Numbers of some episodes of an evaluation."""
 
     def __init__(self, whole: Numbers, mask: npt.NDArray[np.bool_]) -> None:
         super().__init__(

@@ -321,7 +321,7 @@ class Games:
     def sorted(self) -> Games:
         """Return the games sorted by seed, then by seating, then by returns.
 
-        So the result does not depend on their order.
+        So the numbers of cross-play do not depend on the order of the games.
         """
         order = np.lexsort((*self.returns.T[::-1], *self.seatings.T[::-1], self.seeds))
         return replace(self, seeds=self.seeds[order], seatings=self.seatings[order], returns=self.returns[order])
@@ -335,7 +335,9 @@ def games_of(result: EvalResult) -> Games:
     """
     if result.plan.matchups is None:
         fix = "Set evaluation.matchups."
-        raise UsageError("the result has no matchups, so its policies did not play", key="evaluation.matchups", fix=fix)
+        raise UsageError(
+            "the result has no matchups, so there are no games between its policies", key="evaluation.matchups", fix=fix
+        )
     whole = whole_games(result)
     if not whole.size:
         problem = "every seed has a game that failed or did not end, so there is nothing to compare"
@@ -396,11 +398,11 @@ def openskill_matches(games: Games) -> list[dict[str, Any]]:
 
 
 def payoff_tables(games: Games) -> npt.NDArray[np.float64]:
-    """Return the mean return of each seat for every seating, in the form that OpenSpiel's ``alpharank.compute`` takes.
+    """Return the mean return of each seat for every seating, in the form for OpenSpiel's ``alpharank.compute``.
 
     Returns:
-        One table for each seat, shape (seats, policies, ..., policies) with an axis for the policy of each seat; NaN
-        for seatings that were not played.
+        One table for each seat, shape (seats, policies, ..., policies). A table has an axis for the policy of each
+        seat, and NaN for seatings that were not played.
 
     Raises:
         UsageError: The tables would be too large.
@@ -424,7 +426,7 @@ def write_openskill(path: str | os.PathLike[str], games: Games) -> None:
 
 
 def write_payoffs(path: str | os.PathLike[str], games: Games) -> None:
-    """Write :func:`payoff_tables` to an ``.npz`` file, as ``payoffs``, with the names of ``policies`` and ``seats``.
+    """Write an ``.npz`` file with :func:`payoff_tables` as ``payoffs``, and the names as ``policies`` and ``seats``.
 
     Raises:
         UsageError: The tables would be too large.

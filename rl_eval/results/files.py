@@ -1,8 +1,8 @@
 """Files of a result: ``result.json`` for the summary, ``episodes.parquet`` for the records.
 
-The Parquet file has text for outcomes and null for "not reported". The file loses nothing: a loaded table has the same
-bits. The JSON file is strict JSON and contains every fault, including those of episodes that never finished. A reader
-sees the old file or the new one, never a partial one.
+The Parquet file has text for outcomes and null for "not reported". The file loses nothing: a loaded table has the
+same bits as the saved table. The JSON file is strict JSON and contains every fault, including those of episodes that
+never finished. A reader sees the old file or the new one, never a partial one.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class _Plan:
 
 @dataclass(frozen=True, slots=True)
 class _Summary:
-    """Part of ``result.json`` that the table of the records beside it needs."""
+    """Fields of ``result.json`` that are needed to build the table of records."""
 
     plan: _Plan
     faults: list[Fault]
@@ -60,7 +60,7 @@ def fault_values(fault: Fault) -> dict[str, Any]:
 
 
 def json_text(described: Mapping[str, Any]) -> str:
-    """Return a description as JSON, a line for each entry and for each fault."""
+    """Return a description as JSON, with one line per entry and per fault."""
     faults = ",\n    ".join(_encode(fault) for fault in described["faults"])
     text = json.dumps({**described, "faults": []}, indent=2, allow_nan=False)
     if not faults:
@@ -76,7 +76,7 @@ def check_format(data: Mapping[str, Any]) -> None:
 
 
 def check_ours(folder: Path) -> None:
-    """Check that the files in a folder that a result would replace belong to a result.
+    """Check that a save into a folder would replace only files of a result.
 
     Raises:
         UsageError: A file does not belong to a result.
@@ -88,7 +88,10 @@ def check_ours(folder: Path) -> None:
 
 
 def is_log_folder(folder: Path) -> bool:
-    """Return whether a folder contains an evaluation log. One name alone may belong to another program."""
+    """Return whether a folder contains an evaluation log.
+
+    At least two names of a log must exist, because one name may belong to another program.
+    """
     found = sum((folder / name).is_dir() for name in ("owners", "segments"))
     return found == 2 or (found == 1 and (folder / "manifest.json").is_file())
 
@@ -102,7 +105,7 @@ def is_summary(path: Path) -> bool:
 
 
 def _is_episodes(path: Path) -> bool:
-    """Whether a file has the columns of episodes. An interrupted save leaves only the file with the episodes."""
+    """Whether a file has the columns of episodes. An interrupted save may leave this file without ``result.json``."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

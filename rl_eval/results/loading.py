@@ -110,7 +110,7 @@ def _provenance(contents: LogContents) -> dict[str, Any]:
 def _compare_with_saved(
     log_dir: str, plan: EpisodePlan, table: EpisodeTable, retried: Sequence[int]
 ) -> Mapping[str, Any]:
-    """Check that a saved result agrees with the log, and return its summary; empty without a saved result.
+    """Check that a saved result agrees with the log. Return the result's summary; empty if no result was saved.
 
     Failed episodes that ran again after the result was saved may differ.
     """
@@ -135,7 +135,7 @@ def _check_copy(
 ) -> None:
     """Compare a saved result with the log.
 
-    A result that was saved earlier may lack episodes. After an interrupted save, its records are newer than its
+    The saved result may lack episodes that finished later. After an interrupted save, its records are newer than its
     summary.
     """
     check_fingerprint("plan of the evaluation log", data["plan"]["fingerprint"], plan.fingerprint)

@@ -1,7 +1,7 @@
 """Numbers that are computed from a table of records: the episodes that count, the metrics, and notes on them.
 
 If a run finished its plan, its numbers are computed from all completed episodes. If a run was stopped early, its
-numbers are computed from the completed episodes in the longest prefix of the plan without unfinished episodes. Short
+numbers are computed from the completed episodes that come before the first unfinished episode in the plan. Short
 episodes finish first, so a mean over all finished episodes would be biased. Failed episodes are always reported. They
 widen the interval if the return bounds are known; otherwise, there is no interval. Metrics have RLlib's names if RLlib
 has the same metric, so that dashboards and stopping rules for RLlib work.
@@ -100,7 +100,8 @@ class Numbers:
     def scope(self) -> npt.NDArray[np.bool_]:
         """Mask of the rows in scope of the numbers, shape (num_episodes,).
 
-        All rows are in scope. If the run was stopped early, only the finished prefix of the plan is in scope.
+        If the run was stopped early, only the finished prefix of the plan is in scope. Otherwise, all rows are in
+        scope.
         """
         return np.arange(len(self.table)) < self.table.prefix()
 
@@ -169,13 +170,13 @@ class Numbers:
 
     @property
     def success_rate(self) -> float | None:
-        """Fraction of counted episodes that were successful at their end; None if no episode reports it."""
+        """Fraction of counted episodes that were successful at their end; None if no episode reports success."""
         successes, reporting = success_counts(self.counted_rows["success_at_end"])
         return successes / len(self.counted_rows) if reporting else None
 
     @cached_property
     def success_interval(self) -> Interval | None:
-        """Interval for the success rate. Episodes that failed, or did not report success, count as unknown."""
+        """Interval for the success rate. Episodes that failed, or did not report success, are treated as unknown."""
         successes, reporting = success_counts(self.counted_rows["success_at_end"])
         if not reporting:
             return None
@@ -230,13 +231,13 @@ def episode_seconds(rows: npt.NDArray[np.void]) -> npt.NDArray[np.float64]:
 
 
 def policy_names(provenance: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the ids of the policies of an evaluation, in the order in which records number them."""
+    """Return the ids of the policies of an evaluation, in the order of their numbers in records."""
     found = _mapping(provenance, "config", "policy", "policies")
     return tuple(sorted(map(str, found))) if found else ("default_policy",)
 
 
 def policy_versions(provenance: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the version of the weights of each policy of an evaluation, in the order of :func:`policy_names`."""
+    """Return the weights version of each policy of an evaluation, in the order of :func:`policy_names`."""
     versions = _mapping(provenance, "weights", "versions")
     numbers = (versions.get(name, 0) for name in policy_names(provenance))
     return tuple(number if isinstance(number, int) and abs(number) < 2**63 else 0 for number in numbers)
@@ -262,7 +263,7 @@ def _scope_notes(numbers: Numbers) -> Iterator[str]:
             else "stopped early, before episode 0 finished: there are no numbers"
         )
         if finished > scope:
-            yield f"finished after a gap in the plan, and not counted: {finished - scope}"
+            yield f"finished episodes, not counted because an earlier episode did not finish: {finished - scope}"
     if scope and not counted:
         yield "no episode completed: there are no numbers"
     elif counted < scope:
@@ -276,7 +277,7 @@ def value_notes(numbers: Numbers) -> Iterator[str]:
     _, reporting = success_counts(numbers.counted_rows["success_at_end"])
     silent = len(numbers.counted_rows) - reporting
     if reporting and silent:
-        yield f"completed without reporting success, counted as not successful: {silent}"
+        yield f"episodes that completed without reporting success, counted as not successful: {silent}"
     table, agents = numbers.table, agents_in(numbers.table.info_keys)
     reported = ~np.isnan(table.infos[table.completed])
     for key, column in zip(table.info_keys, reported.T, strict=True):

@@ -1,7 +1,8 @@
 """Independent observations among the episodes of a plan.
 
 Episodes with the same seed are not independent. With ``evaluation.symmetric``, each seed is played in all orders of the
-seats. These episodes together are one observation. Its value is their mean, and it counts only if all of them count.
+seats. All episodes of a seed together are one observation. The value of an observation is the mean of its episodes. An
+observation counts only if all of its episodes count.
 Intervals and tests are computed from observations. If each episode has its own seed, each episode is an observation.
 """
 
@@ -15,7 +16,7 @@ Groups = npt.NDArray[np.int64] | None
 
 
 def observed(mask: npt.NDArray[np.bool_], groups: Groups) -> npt.NDArray[np.bool_]:
-    """Return the mask of the observations whose episodes are all in a mask of episodes, shape (observations,)."""
+    """Return the mask of the observations whose episodes are all in ``mask``, shape (observations,)."""
     return mask if groups is None else np.bincount(groups, weights=mask) == np.bincount(groups)
 
 

@@ -1,7 +1,7 @@
 """Provenance of a result: the data to obtain the result again, and the code that a second run would import.
 
-A result from another person can name any code. Reading, showing and comparing results never runs this code. A function
-that runs episodes again first calls :func:`check_trust`.
+A result from another person can name any code. Reading, showing and comparing results never runs this code. Before a
+function runs episodes again, it calls :func:`check_trust`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def described_settings(settings: EvalSettings) -> dict[str, Any]:
 
 
 def provenance(settings: EvalSettings, weights: WeightsSnapshot | None, numerics: dict[str, Any]) -> dict[str, Any]:
-    """Return the rest of the provenance of one evaluation, as plain data."""
+    """Return the provenance of one evaluation, except its settings, as plain data."""
     library = loader_of(settings.policy.policy)
     loaders = library.distributions if library else ()
     return {
@@ -79,7 +79,7 @@ def check_trust(provenance: Mapping[str, Any]) -> None:
 
 
 def _named_code(config: Any) -> tuple[str, ...]:
-    """Return the texts in a config that may name code or files, and their arguments; one line per text."""
+    """Return the texts in a config that may name code or files, or are arguments of code; one line per text."""
     return tuple(
         f"\n  {key} = {value!r}"
         for key, value in leaves(config)
@@ -116,8 +116,8 @@ def manifest_of(settings: EvalSettings, plan: EpisodePlan, weights: WeightsSnaps
 def _git_commit() -> str | None:
     """Return the commit of the working directory at the first call, with a ``+`` if files differ from the commit.
 
-    The commit is read once. The imported code does not change with the folder, and an evaluation during training must
-    be cheap.
+    The commit is read once. Later changes of files do not change the imported code, and an evaluation during training
+    must be cheap.
     """
     try:
         described = subprocess.run(

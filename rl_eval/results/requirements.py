@@ -1,7 +1,7 @@
 """Requirements on results, in a small grammar for scripts. A requirement is parsed, and never run as code.
 
 - ``NAME OP NUMBER`` concerns one result: ``episode_return_ci_low >= 475``;
-- ``b OP a [± NUMBER]`` concerns a comparison: ``b >= a - 5``, b returns at most 5 less than a.
+- ``b OP a [± NUMBER]`` concerns a comparison: ``b >= a - 5`` means that b's mean return is at most 5 below a's.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class MetricRequirement:
             raise ConfigError(problem, key="--require", value=self.metric)
 
     def judge(self, metrics: Mapping[str, float]) -> Answer:
-        """Return whether a result meets the requirement; ``open`` if the metric has no value.
+        """Return whether a result meets the requirement; :attr:`Answer.OPEN` if the metric is NaN.
 
         Raises:
             ConfigError: The metric does not exist.
@@ -78,7 +78,10 @@ class DifferenceRequirement:
         return self.text
 
     def judge(self, interval: Interval) -> Answer:
-        """Return whether an interval of the mean difference meets the bound: all of it, none of it, or only a part."""
+        """Return ``HOLDS`` if all values in an interval of the mean difference meet the bound.
+
+        Return ``FAILS`` if no value meets the bound, and ``OPEN`` otherwise.
+        """
         if not interval.exists:
             return Answer.OPEN
         low, high = (interval.low, interval.high) if self.lower else (-interval.high, -interval.low)
@@ -93,7 +96,7 @@ class DifferenceRequirement:
             return "the mean difference has no interval"
         return (
             f"the interval of b - a, {interval.low:.4g} to {interval.high:.4g}, contains values on both sides of "
-            f"{self.bound:g}: more episodes narrow it"
+            f"{self.bound:g}: more episodes narrow the interval"
         )
 
 
@@ -119,7 +122,7 @@ def parse_difference(text: str) -> DifferenceRequirement:
     found = _DIFFERENCE.fullmatch(text)
     if found is None or found[1] == found[3]:
         problem = f"--require {text!r} is not a requirement on a difference"
-        fix = "Write b >= a, or with a margin b >= a - 5; >= or <=, a and b."
+        fix = "Write b >= a, or b >= a - 5 with a margin. You can also use <=, and exchange a and b."
         raise ConfigError(problem, key="--require", value=text, fix=fix)
     left, operator, margin = found[1], found[2], float(found[5] or 0) * (-1 if found[4] == "-" else 1)
     # left OP right + margin, as a bound on b - a.

@@ -122,11 +122,11 @@ class EvalResult(Numbers, Printed):
         table: The records and faults of the evaluation.
         plan: The planned episodes.
         status: ``complete`` if every episode completed, ``partial`` if some episodes failed or did not finish,
-            ``failed`` if the evaluation itself failed.
+            ``failed`` if no episode completed, or more episodes failed than ``max_failed_episodes`` allows.
         reason: Reason why the status is not ``complete``.
         timing: Seconds by activity, and numbers of steps and runners.
-        provenance: Description of the evaluation. Its ``identity`` has the settings on which the outcomes depend. It is
-            stored as plain JSON values, so that a loaded result equals the original result.
+        provenance: Description of the evaluation. Its ``identity`` has the settings on which the outcomes depend. The
+            description is stored as plain JSON values, so that a loaded result equals the original result.
         confidence: Nominal coverage of every interval.
         audit_mismatches: Indices of episodes that ran twice with different outcomes.
         return_bounds: Lowest and highest possible return, if known.
@@ -375,6 +375,6 @@ class EvalPoint:
     def weights(self) -> WeightsSnapshot | None:
         """Evaluated weights, while callbacks and loggers handle the point.
 
-        None after that time, for a policy without weights, and for a request without weights to a service.
+        None after that time, for a policy without weights, and if a request to a service passed no weights.
         """
         return self.held.snapshot

@@ -2,13 +2,13 @@
 
 A name such as ``"my_project.envs:make"`` is looked up without importing the module, because only a runner's process may
 import a user's code. For a file of an installed package, the version of the package is recorded. For any other file, a
-digest is recorded, and also for the files that it imports, or names in a string such as
+digest is recorded. Digests are also recorded for the files that this file imports, or mentions in a string such as
 ``entry_point="my_project.envs:Env"``. The same holds for the file that defines an object, unless this file is the
-started script. A script also sets the number of runners, so digests are recorded only for the object's own source and
-for the script's imports.
+started script. The digest of a script would also change with settings such as the number of runners. For an object
+that the script defines, digests are therefore recorded only for the object's source and for the script's imports.
 
-Not found are imports that are resolved at run time, data files, compiled libraries, and code that is only on another
-machine.
+The search does not find imports that are resolved at run time, data files, compiled libraries, or code that is only on
+another machine.
 """
 
 from __future__ import annotations
@@ -117,7 +117,10 @@ def _definition(value: Any) -> Any:
 
 
 def _imports(module: str, path: Path) -> Iterator[tuple[str, Path]]:
-    """Yield the modules that a file imports or names in a text, and its package. Installed modules are left out."""
+    """Yield the modules that a file imports or names in a text, and the file's package.
+
+    Modules of installed packages, of Python and of rl_eval are left out.
+    """
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
     if module.startswith("__main__:"):
         package = sys.modules["__main__"].__package__ or ""

@@ -1,7 +1,7 @@
 """Story of one episode: all its recorded events, in order.
 
 The story is a pure function of the result. It is the same for a new result, a saved result, and the log of a running
-evaluation. The handle of an evaluation in this process adds the runners that held the episode, with times.
+evaluation. The handle of an evaluation in this process adds the runners to which the episode was assigned, with times.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def story(result: EvalResult, index: int, moves: Sequence[Event] = ()) -> tuple[
     Args:
         result: Finished or unfinished result.
         index: Index of the episode.
-        moves: Events of this session that concern the episode: its runners, with times.
+        moves: Events of the episode in this session: the runners to which it was assigned, with times.
 
     Raises:
         UsageError: The plan has no such episode.

@@ -56,8 +56,9 @@ def decimals(spread: float, value: float = 0.0) -> int:
     """Return the number of decimals to show.
 
     Args:
-        spread: Standard error of the value. Two of its digits are shown. 0 if there is none.
-        value: The value. Without a standard error, four of its digits are shown, but no decimals of a whole number.
+        spread: Standard error of the value; 0 if there is none. The decimals show two digits of the standard error.
+        value: The value. Without a standard error, the decimals show four digits of the value. A whole number then has
+            no decimals.
     """
     if math.isfinite(spread) and spread > 0:
         return max(0, 1 - math.floor(math.log10(spread)))
@@ -111,16 +112,16 @@ def lookup(value: Any, *keys: str) -> str:
 
 
 def environment_name(provenance: Mapping[str, Any]) -> str:
-    """Return the environment's name without the digest of its data, empty if the provenance has none."""
+    """Return the environment's name without the digest of its data; empty if the provenance has no name."""
     return lookup(provenance, "identity", "environment", "env").partition(", digest ")[0]
 
 
 def policy_name(provenance: Mapping[str, Any]) -> str:
-    """Return the policy's name, empty if the provenance has none.
+    """Return the policy's name; empty if the provenance has no name.
 
     The random policy is ``random``. The name of a library's model is the end of its path, such as
-    ``sb3:seed_1/best_model.zip``, because all models have the same factory, and many have the same file name. Arguments
-    with a bool follow, such as ``vecnormalize=False``.
+    ``sb3:seed_1/best_model.zip``, because all models have the same factory, and many have the same file name. Boolean
+    arguments, such as ``vecnormalize=False``, are appended.
     """
     factory = lookup(provenance, "identity", "policy")
     if factory == RANDOM:

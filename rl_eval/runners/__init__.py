@@ -35,9 +35,9 @@ Result = TypeVar("Result")
 class Runner(Protocol):
     """Worker that turns leases into rows. Each call of :meth:`run` works for a limited time.
 
-    A runner is built in the process in which it works, as ``cls(settings, runner_index, policy)``, and called by one
-    thread. It guarantees that every lease becomes one row or one fault, or is returned. A row depends only on the
-    lease, the environment and the policy. No call takes much longer than its budget.
+    A runner is built as ``cls(settings, runner_index, policy)`` in the process in which it works. One thread calls it.
+    A runner guarantees that every lease becomes one row or one fault, or is returned. A row depends only on the lease,
+    the environment and the policy. No call takes much longer than its budget.
     :class:`~rl_eval.testing.EvalRunnerContract` tests these guarantees. A failure of an episode is a
     :class:`~rl_eval.records.episode.Fault` in the report; an exception of a method is a failure of the runner.
     """
@@ -56,7 +56,7 @@ class Runner(Protocol):
 
     @classmethod
     def columns(cls, settings: EvalSettings) -> tuple[str, ...]:
-        """Return the names of the columns in ``RunReport.infos``. Records have these and the fixed columns."""
+        """Return the names of the columns in ``RunReport.infos``. Records contain these columns and the fixed ones."""
 
     def run(
         self, leases: Sequence[Lease] = (), budget_s: float = 0.1, reclaim: Sequence[int] = (), abort: bool = False
@@ -117,7 +117,7 @@ def runner_class(selected: str | type, *, in_blocks: bool = False) -> type[Runne
     """Return the class that ``runners.runner`` names.
 
     Args:
-        selected: Name of a kind, ``"module:Class"``, or a class.
+        selected: Name in ``KINDS``, ``"module:Class"``, or a class.
         in_blocks: Whether ``runners.block`` is set.
 
     Raises:

@@ -21,7 +21,7 @@ class ActionMasks(gym.Wrapper[Any, Any, Any, Any]):
     The mask comes from the method ``action_masks()`` of the environment or of one of its wrappers. Without this method,
     it comes from ``info["action_mask"]``. It has one number per choice: ``n`` numbers for a Discrete space,
     ``sum(nvec)`` for a MultiDiscrete space and two per bit for a MultiBinary space. No action follows the last
-    observation of an episode, so the mask in it is all ones.
+    observation of an episode, so the mask of this observation is all ones.
 
     Raises:
         ConfigError: The environment's actions cannot be masked.
@@ -86,7 +86,7 @@ def _num_choices(space: gym.Space[Any]) -> int:
     if isinstance(space, gym.spaces.MultiBinary):
         return 2 * int(np.prod(space.shape))
     problem = (
-        f"environment.action_masks is true, but the environment acts in {space}: only Discrete, MultiDiscrete and "
-        "MultiBinary actions have masks"
+        f"environment.action_masks is true, but the environment's action space is {space}: only Discrete, "
+        "MultiDiscrete and MultiBinary actions have masks"
     )
     raise ConfigError(problem, key="environment.action_masks", value=True, fix="Remove environment.action_masks.")

@@ -40,7 +40,7 @@ Result = TypeVar("Result")
 class RunnerCore(abc.ABC):
     """Base class of runners. It owns the policy, the queue of leases and the next report.
 
-    A subclass owns the environments, reports whether episodes are live, and drops them.
+    A subclass owns the environments, reports whether episodes are live, and drops live episodes.
 
     Args:
         settings: Settings of the evaluation.
@@ -140,7 +140,7 @@ class RunnerCore(abc.ABC):
         return RowInference(self._policy, *spaces, self.settings.runners.lanes, self.settings.policy)
 
     def weighted_module(self, snapshot: WeightsSnapshot) -> Any:
-        """Return the module that receives the weights; None without one."""
+        """Return the module that receives the weights; None if the policy has no module."""
         return module_of(self._policy)
 
     # ------------------------------------------------------------------ control
@@ -173,7 +173,8 @@ class RunnerCore(abc.ABC):
         """Add observers to those of ``evaluation.observers``, from the next episode on.
 
         Args:
-            factories: Factories that build an observer for an environment, by artifact name; empty to remove them.
+            factories: Factories that build an observer for an environment, by artifact name; empty to remove the
+                factories of an earlier call.
 
         Raises:
             EvalError: An episode is live.
@@ -213,11 +214,11 @@ class RunnerCore(abc.ABC):
     # ------------------------------------------------------------------ episodes
 
     def _accept(self, leases: Sequence[Lease], reclaim: Sequence[int], abort: bool) -> bool:
-        """Take the leases and requests of one call.
+        """Accept the leases and requests of one call.
 
         Returns:
-            Whether to report at once. If there are several runners, each one reports its numerics key before its first
-            record. So the group keeps the key that most runners have, not the key of the fastest runner.
+            Whether to report immediately. If there are several runners, each one reports its numerics key before its
+            first record. So the group uses the key of most runners, not the key of the fastest runner.
         """
         if abort:
             self._abort()
@@ -241,7 +242,7 @@ class RunnerCore(abc.ABC):
         return probing and self.settings.runners.num_runners > 1
 
     def _bound_to(self) -> dict[str, Any]:
-        """Return the part of the numerics key that the environments add: the guarantee, if it is below exact."""
+        """Return the entries that the environments add to the numerics key if the guarantee is below exact."""
         return {}
 
     def _built_weights(self) -> str:
@@ -274,7 +275,7 @@ class RunnerCore(abc.ABC):
             except survivable() as error:
                 if attempt == attempts:
                     raise EnvError(
-                        f"environment.env is {section.env!r}: it cannot be constructed ({attempts} attempts): "
+                        f"environment.env is {section.env!r}, which cannot be constructed ({attempts} attempts): "
                         f"{summary_of(error)}",
                         key="environment.env",
                         value=section.env,
@@ -353,7 +354,7 @@ class RunnerCore(abc.ABC):
         return [(name, one.read_sweeps(steps)) for recorders, steps in taken for name, one in recorders.items()]
 
     def _drop_policy(self) -> None:
-        """Drop the policy, which may be large: reference cycles keep a runner until the garbage collector runs."""
+        """Drop the policy, which may be large. Reference cycles keep the runner until the garbage collector runs."""
         self._recorder.idle()
         with suppress(AttributeError):  # A second call finds them deleted.
             del self._policy, self._inference

@@ -1,7 +1,8 @@
 """Construction of environments, and readers of their rewards, flags and infos.
 
 An environment comes from a gymnasium id, ``"module:attr"`` or a callable. A reward is a number and a flag is true or
-false. Strings, None, several values and objects are errors: ``"False"`` would count as true and ``"0.3"`` as 0.3.
+false. Strings, None, several values and objects are errors. Otherwise, ``"False"`` would be read as true and
+``"0.3"`` as 0.3.
 Runners read Python's own floats and bools themselves, and everything else with :class:`ValueReader`.
 """
 
@@ -49,13 +50,13 @@ _NAMESPACE: Final = (
 )
 _BY_MODULE: Final = 'If a module registers the id, put the module before the id, as in "my_module:MyEnv-v0".'
 _NOT_HERE: Final = (
-    "Runner processes do not know ids that a script registers. Pass the class, or a function that builds the "
-    'environment. If my_module registers the id on import, pass "my_module:MyEnv-v0".'
+    "An id that a script registers is not registered in runner processes. Pass the class, or a function that builds "
+    'the environment. If my_module registers the id on import, pass "my_module:MyEnv-v0".'
 )
 _BATCHED: Final = "Set runners.runner: batched (--batched), or build single environments."
 _MUJOCO: Final = (
-    "The version of the simulator affects the episodes: "
-    'pip install -c constraints.txt ".[mujoco]" installs the version of our tests.'
+    "The version of the simulator affects the episodes. To install the version of our tests, run "
+    'pip install -c constraints.txt ".[mujoco]".'
 )
 
 
@@ -87,8 +88,8 @@ def construct_env(
             f"environment.env {section.env!r} built a {type(env).__name__}, which is an environment of several agents"
         )
         fix = (
-            "Name their policies in policy.policies. For one policy that acts for all agents, set runners.runner to "
-            '"multi_agent".'
+            "Name the agents' policies in policy.policies. For one policy that acts for all agents, set runners.runner "
+            'to "multi_agent".'
         )
         raise ConfigError(problem, key="environment.env", value=section.env, fix=fix)
     if isinstance(env, gym.vector.VectorEnv) or (hasattr(env, "num_envs") and not isinstance(env, gym.Env)):
@@ -127,7 +128,7 @@ def build_env(
     - its name is ``config``, ``context`` or ``env_config``;
     - it has no default, and neither it nor ``num_envs`` is one of the kwargs.
 
-    For a class of environments, both conditions must be met. If the context is the first argument, the kwargs that are
+    For an environment class, both conditions must be met. If the context is the first argument, the kwargs that are
     keyword-only parameters are passed too.
 
     Raises:
@@ -193,7 +194,7 @@ def check_id(env: str, library: str, known: Collection[str]) -> None:
     """
     name = env.partition(":")[2]
     if name not in known:
-        problem = f"environment.env is {env!r}, which {library} does not know; {nearest(name, known)}"
+        problem = f"environment.env is {env!r}, which is not in {library}; {nearest(name, known)}"
         raise ConfigError(problem, key="environment.env", value=env)
 
 
@@ -204,7 +205,7 @@ def episode_hook(env: gym.Env[Any, Any]) -> Callable[[int, int, int], None] | No
 
 
 def attribute_of(env: Any, name: str) -> Any:
-    """Return an attribute of an environment, also one inside gymnasium's wrappers; None if it does not exist."""
+    """Return an attribute of an environment or of an environment that it wraps; None if there is no such attribute."""
     if isinstance(env, gym.Env):
         return env.get_wrapper_attr(name) if env.has_wrapper_attr(name) else None
     return getattr(env, name, None)
@@ -215,7 +216,7 @@ def check_condition_keys(conditions: Conditions | None, declared: Sequence[str] 
 
     Args:
         conditions: The conditions; None without conditions.
-        declared: Keys that the environment lists in ``condition_keys``; None if it has no such attribute.
+        declared: Keys that the environment lists in ``condition_keys``; None if the environment has no such attribute.
 
     Raises:
         ConfigError: The environment does not declare one of the keys.
@@ -232,7 +233,7 @@ def check_condition_keys(conditions: Conditions | None, declared: Sequence[str] 
 
 
 def time_limit(env: Any) -> int | None:
-    """Return the lowest limit, in steps, of the ``TimeLimit`` wrappers of an environment; None without one."""
+    """Return the lowest limit, in steps, of an environment's ``TimeLimit`` wrappers; None if there are none."""
     limits = []
     while isinstance(env, gym.Wrapper):
         if isinstance(env, gym.wrappers.TimeLimit):
@@ -244,7 +245,7 @@ def time_limit(env: Any) -> int | None:
 def _meant_name(env: Any) -> str:
     """Return a suggestion for a wrong name; empty if there is none.
 
-    The first choice is the newest id that differs only in case and version, the second ``module:attr``.
+    The first choice is the newest version of an id with the same name, ignoring case. The second is ``module:attr``.
     """
     found = [spec for spec in gym.registry.values() if spec.name.casefold() == str(env).casefold()]
     if found:
@@ -322,7 +323,7 @@ def _context_parameter(
 ) -> inspect.Parameter | None:
     """Return the parameter for the context, or None. Any other parameter keeps its default.
 
-    A class of environments has its own arguments. So its first parameter must have one of the names in
+    An environment class has its own arguments. So its first parameter must have one of the names in
     :data:`_CONTEXTS`, and no default.
     """
     annotated = [one for one in parameters if "EnvContext" in str(one.annotation)]
@@ -344,11 +345,11 @@ def _check_arguments(made: Any, signature: inspect.Signature, kwargs: dict[str, 
         if "num_envs" in kwargs and not taken:
             problem = f"environment.env is {name}, which has no parameter num_envs"
             fix = (
-                "For runners.runner: batched, add the parameter num_envs, and build as many slots. For single "
+                "For runners.runner: batched, add the parameter num_envs, and build num_envs slots. For single "
                 "environments, set runners.runner: vector (without --batched)."
             )
             raise ConfigError(problem, key="environment.env", value=name, fix=fix) from error
-        advice = "To get all of env_kwargs as one mapping, add a parameter with the annotation EnvContext."
+        advice = "To receive env_kwargs as one mapping, add a parameter with the annotation EnvContext."
         problem = (
             f"environment.env_kwargs {given}, but {name} takes {', '.join(signature.parameters) or 'no arguments'}: "
             f"{error}"
@@ -374,7 +375,7 @@ class ValueReader:
     """Reader of rewards, flags and infos.
 
     Args:
-        info_keys: Names of the ``info`` scalars to keep.
+        info_keys: Names of the ``info`` scalars to record.
         note: Takes a note for the reader of the result.
     """
 
@@ -436,7 +437,7 @@ class ValueReader:
         """Return a reported success as a bool. If it is neither true nor false, add a note and return None."""
         flag = self._flag(field, value)
         if flag is None:
-            text = f"{field} is neither true nor false; these steps count as steps without a report of success"
+            text = f"{field} is neither true nor false; these steps are treated as steps without a report of success"
             self._note(first_seen(text, index, step, _shown(value)))
         return flag
 
@@ -469,7 +470,7 @@ class ValueReader:
 
 
 def scalar_of(value: Any) -> float | None:
-    """Return a Python, NumPy or torch number, or the number in an array of one; None for any other value."""
+    """Return a Python, NumPy or torch number, or the number in an array of one element; None for any other value."""
     if isinstance(value, (int, float)):
         return value
     shape, item = getattr(value, "shape", None), getattr(value, "item", None)

@@ -78,7 +78,7 @@ class Lane:
         self.stepping = FlightRecorder.mark(STEP, self.index)
 
     def attach(self, env: gym.Env[Any, Any]) -> None:
-        """Use an environment. Keep its bound methods, which saves lookups in the loop."""
+        """Set the lane's environment. Store its bound methods to save lookups in the loop."""
         self.env, self.step, self.reset = env, env.step, env.reset
         self.begin_episode = episode_hook(env)
         self.watch()
@@ -220,7 +220,7 @@ class PendingReport:
         self.step_seconds += seconds
 
     def keep(self, index: int, artifacts: Mapping[str, Any]) -> None:
-        """Keep the artifacts of an episode, by observer name."""
+        """Store the artifacts of an episode, by observer name."""
         for name, artifact in artifacts.items():
             self.artifacts[name][index] = artifact
 

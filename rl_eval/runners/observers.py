@@ -51,7 +51,7 @@ class EpisodeObserver(Protocol):
             truncated: Flag, as the environment returned it.
             info: Info, as the environment returned it. For a batched simulator, the values that the slot reported.
             policy_outputs: The episode's row of the policy's ``outputs``: nested arrays that the last ``act`` computed
-                besides the actions. Each call gets new arrays. None if the policy has no ``outputs``.
+                in addition to the actions. Each call gets new arrays. None if the policy has no ``outputs``.
         """
 
     def on_episode_end(self, record: EpisodeRecord) -> Any:
@@ -91,13 +91,14 @@ class ObservedSlot:
     """Observers of one slot. The runner passes each attempt in the slot to them.
 
     Args:
-        env: Environment of the slot, or the simulator that has the slot.
+        env: Environment of the slot, or the simulator that contains the slot.
         factories: Factories of the observers, by name.
         slot: Number of the slot.
         idle: Called before the observers, so that the time limit of a step does not apply to them.
         outputs: Returns the policy's outputs for a slot.
         note: Takes a note with the episode's index, its step and the exception.
-        find_log: Returns the log of sweeps. None if slots are not stepped in turn, or if values are nested.
+        find_log: Returns the log of sweeps. None if the runner does not act in sweeps or runs blocks, or if values are
+            nested or on a device.
     """
 
     def __init__(
@@ -155,7 +156,7 @@ class ObservedSlot:
         self.told = {name: one for name, one in self._observers.items() if name not in self._readers}
 
     def act(self, action: Any) -> None:
-        """Keep a copy of the next step's action for observers: the environment may change the action that it gets."""
+        """Store a copy of the next step's action for observers, because the environment may change the action."""
         self._action = _kept(action)
 
     def step(self, observation: Any, reward: float, terminated: Any, truncated: Any, info: Any) -> None:
@@ -201,7 +202,7 @@ class ObservedSlot:
         return self._guarded(where, self.told, call)
 
     def _guarded(self, where: str, parts: Mapping[str, Part], call: Callable[[Part], Any]) -> dict[str, Any]:
-        """Call each part that has not raised in this episode; return the results by name."""
+        """Call ``call`` with each part that has not raised in this episode; return the results by name."""
         returned = {}
         for name, part in parts.items():
             if name in self._broken:

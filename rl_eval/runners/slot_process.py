@@ -82,7 +82,7 @@ class SlotProcess:
 
     @property
     def busy(self) -> bool:
-        """Whether a reply has yet to come, even one that will be dropped."""
+        """Whether a reply is pending, even if this reply will be dropped."""
         return self._awaited > 0
 
     @property
@@ -167,7 +167,7 @@ class SlotProcess:
     # ------------------------------------------------------------------ the process
 
     def kill(self) -> None:
-        """Kill the process at once; its pending replies never come."""
+        """Kill the process, and drop its pending replies."""
         self._collect()
         self._awaited, self.abandoned = 0, False
         self._stash.clear()
@@ -390,7 +390,7 @@ class Reply(NamedTuple):
 
 
 class _Slot:
-    """Environments of a slot, by number. There are two while an episode needs a new one and the usual one is kept."""
+    """Environments of a slot, by number: the usual one and, while an episode needs a new environment, this new one."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -399,7 +399,7 @@ class _Slot:
         self._reply(Reply(0, STARTED))
 
     def answer(self, number: int, kind: str, env: int, *args: Any) -> None:
-        """Execute a request and reply."""
+        """Execute a request and send the reply."""
         started, phase = perf_counter(), kind
         try:
             if kind == CLOSE:
@@ -489,7 +489,7 @@ def fast_dumps(value: Any) -> bytes:
 
 
 def _facts(env: Any) -> dict[str, Any]:
-    """Return the facts of an environment that its runner reads without a call."""
+    """Return an environment's attributes (:data:`_FACTS`) and time limit, which the runner reads without a call."""
     facts = {name: attribute_of(env, name) for name in _FACTS} | {"time_limit": time_limit(env)}
     return {name: value for name, value in facts.items() if _travels(value)}
 

@@ -36,7 +36,7 @@ Result = TypeVar("Result")
 class SubprocessEvalRunner(EvalRunner):
     """Runner with one process per slot, and one forward pass for all slots that wait for an action.
 
-    Use it for simulators that take milliseconds per step, above all if the time per step varies. Records are the same
+    Use it for simulators that take milliseconds per step, especially if the time per step varies. Records are the same
     as those of any other runner, since an action does not depend on the other rows of its forward pass. If a slot's
     process ends (by a signal, ``os._exit`` or a deadline), its episode gets a fault; other slots continue. The
     processes end with the runner.
@@ -138,7 +138,7 @@ class SubprocessEvalRunner(EvalRunner):
         env.ask_step(action)
 
     def _receive(self, timeout_s: float) -> None:
-        """Wait for replies, and take those that have come."""
+        """Wait for replies, and process those that have come."""
         busy = [lane for lane in self._lanes if self._slots[lane.index].busy]
         found = [lane for lane in busy if self._slots[lane.index].has_stash]
         if not found:
@@ -149,7 +149,7 @@ class SubprocessEvalRunner(EvalRunner):
         self._recorder.idle()
 
     def _take(self, lane: Lane) -> None:
-        """Take the reply of a slot: its episode starts, continues or ends."""
+        """Process the reply of a slot: its episode starts, continues or ends."""
         slot = self._slots[lane.index]
         doing, asked = slot.doing, slot.since
         reply = slot.poll()
@@ -195,7 +195,10 @@ class SubprocessEvalRunner(EvalRunner):
                     self._charge_deadline(lane, slot, *found)
 
     def _limit(self, slot: SlotProcess) -> tuple[float, str] | None:
-        """Return the lowest time limit of a request, in seconds, and its key; None before the process has started."""
+        """Return the lowest time limit of a request, in seconds, and the limit's key.
+
+        Return None before the process has started, or if no limit is set.
+        """
         if not slot.started:
             return None
         faults = self.settings.fault_tolerance

@@ -1,4 +1,4 @@
-"""Runners of single-agent environments: many with one forward pass per step, or one in a plain loop."""
+"""Runners of single-agent environments: many environments with one forward pass per step, or one in a plain loop."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class VectorEvalRunner(EvalRunner):
         return self._report()
 
     def _refill(self, deadline: float) -> bool:
-        """Start queued episodes in free lanes, until the deadline; return whether an episode was taken."""
+        """Start queued episodes in free lanes, until the deadline; return whether a start was tried."""
         began = False
         for lane in self._lanes if self._queue else ():
             if self._may_begin(lane):

@@ -32,10 +32,10 @@ class _BlockPlan:
         return len(self.seeds)
 
     def seating(self, index: int) -> None:
-        """Return None: the episodes of a block have one agent."""
+        """Return None, because the episodes of a block have one agent."""
 
     def condition(self, index: int) -> None:
-        """Return None: a block starts with one reset for all its episodes."""
+        """Return None, because a block starts with one reset for all its episodes."""
 
 
 @final
@@ -48,8 +48,7 @@ class BlockSchedule(Schedule):
         plan: Episodes to run.
         size: Number of episodes of a block; the last block may have fewer.
         expected_runners: Number of runners that should join.
-        done: Indices that are already finished, in a resumed run. A block counts as done if all its episodes are
-            finished.
+        done: Indices that are already finished, in a resumed run. A block is done if all its episodes are finished.
         attempts: Numbers of used attempts, by the index of any episode of a block.
         max_attempts: Maximum number of attempts of a block.
     """
@@ -114,7 +113,7 @@ class BlockSchedule(Schedule):
         return tuple(dict.fromkeys((index // self._size, attempt) for index, attempt in pairs))
 
     def _whole_blocks(self, rows: Iterable[int]) -> dict[int, list[int]]:
-        """Return, by block, the positions of its rows in a report. Omit a block if any of its rows is missing."""
+        """Return the positions of a block's rows in a report, by block. Omit a block if any of its rows is missing."""
         positions: dict[int, list[int]] = {}
         for position, index in enumerate(rows):
             positions.setdefault(index // self._size, []).append(position)

@@ -1,4 +1,4 @@
-"""Initial conditions of episodes, as rows, and their order. The index of an episode alone decides its condition."""
+"""Initial conditions of episodes, as rows, and their order. The condition of an episode depends only on its index."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Conditions:
         """
         found = typed(_Described, described)
         if not found.rows or not found.counts.keys() <= found.rows.keys():
-            raise ValueError("the conditions have no rows, or counts of other rows")
+            raise ValueError("the conditions have no rows, or have counts for unknown rows")
         return cls(found.rows, found.counts)
 
     def to_dict(self) -> dict[str, Any]:
@@ -72,8 +72,7 @@ class Conditions:
     def axes(self) -> dict[str, list[Any]]:
         """Different values of each name, in order.
 
-        Only names with a value that at least two conditions share are included. Names whose values include lists or
-        mappings are left out.
+        A name is left out if all conditions have different values for this name, or if a value is a list or a mapping.
         """
         columns = {key: [row[key] for row in self.rows.values()] for key in self.keys}
         scalars = {
@@ -110,12 +109,12 @@ def distinct(value: Any) -> tuple[bool, Any]:
 
 
 def interleaved(counts: Sequence[int]) -> list[int]:
-    """Return a sequence of places (indices of ``counts``), spread evenly; each place appears as often as its count.
+    """Return a sequence in which each index of ``counts`` appears as often as its count, with its copies spread evenly.
 
-    In each prefix of the sequence, the number of copies of a place must differ by less than one from its share of the
-    prefix, ``count / total``. This gives each copy a window of slots. Among the copies whose window has begun, the copy
-    with the earliest end of the window comes first. This rule always finds such a sequence (Baruah et al. 1996, fair
-    scheduling of periodic tasks).
+    In each prefix of length n, the number of copies of an index must differ by less than one from
+    ``n * count / total``. So each copy has a first and a last possible slot. For each slot, the function compares the
+    copies whose first slot has come, and chooses the copy with the earliest last slot. This rule always finds such a
+    sequence (Baruah et al. 1996, fair scheduling of periodic tasks).
     """
     total = sum(counts)
     copies = ((copy, place, count) for place, count in enumerate(counts) for copy in range(count))
@@ -134,7 +133,7 @@ def make_conditions(*, rows: Any = None, axes: Any = None, counts: Any = None) -
     """Return the conditions that a config asks for, from rows or from axes.
 
     Args:
-        rows: A list of mappings with an ``id`` each, or a mapping from id to the other values.
+        rows: A list of mappings, each with an ``id``, or a mapping from id to the other values.
         axes: Values by name; every combination is a condition, with an id such as ``friction=0.5,light=a``.
         counts: Number of episodes of a condition in one round, by its id.
 

@@ -2,7 +2,7 @@
 
 A *seating* names the policy of each seat. A *matchup* is one seating or, with ``symmetric``, all orders of one seating.
 All orders are played with the same seed, so that the advantage of a seat cancels. The matchups take turns, and a
-*round* has one turn of each matchup. So any part of a plan with the length of one round plays each seating once.
+*round* has one turn of each matchup. So consecutive episodes with the length of one round play each seating once.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Matchups:
 
     @cached_property
     def _begins(self) -> npt.NDArray[np.intp]:
-        """Places in a round at which a turn begins."""
+        """Positions in a round at which a turn begins."""
         return np.flatnonzero(np.diff(self._turn_of, prepend=-1))
 
     def seating(self, position: int) -> Seating:
@@ -76,7 +76,10 @@ class Matchups:
         return self.round[position % len(self.round)]
 
     def seed_positions(self, positions: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
-        """Return the index of the seed of each position, in the same shape; the positions of one turn share a seed."""
+        """Return the seed's index for each position, as an array of the same shape.
+
+        The positions of one turn share a seed.
+        """
         rounds, places = np.divmod(positions.astype(np.int64), len(self.round))
         return np.asarray(rounds * len(self.turns) + self._turn_of[places], np.int64)
 

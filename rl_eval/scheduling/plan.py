@@ -1,10 +1,10 @@
 """Plan of an evaluation: its episodes, and the seed of each episode.
 
-A plan is fixed before anything runs. The seed of an episode follows from its index and the root seed alone: a
-permutation of the 31-bit integers, with the root seed as its key, maps the index to the seed. A permutation gives
-different indices different seeds, so N episodes have N distinct seeds; with matchups, the episodes of one turn share a
-seed. Two root seeds give unrelated permutations. With ``root + index`` instead, neighbouring root seeds would share
-most episodes. 31 bits suit every environment that converts its seed to an int32.
+A plan is fixed before anything runs. The seed of an episode depends only on its index and the root seed. A permutation
+of the 31-bit integers, with the root seed as its key, maps the index to the seed. It maps different indices to
+different seeds, so N episodes have N distinct seeds. With matchups, the episodes of one turn share a seed. The
+permutations of two root seeds are unrelated. With ``root + index`` instead, neighbouring root seeds would share most
+episodes. 31 bits suit every environment that converts its seed to an int32.
 """
 
 from __future__ import annotations
@@ -69,11 +69,12 @@ class EpisodePlan:
         num_episodes: Number of episodes, at least 1.
         seed: Root seed, at least 0.
         first_index: Index of the first episode in the permutation of the root seed. Episode i has the seed of episode
-            ``first_index + i`` of a plan from 0 on. So plans over ranges that do not overlap have no seed in common.
-            Use one range to choose a policy, and another, held-out range to evaluate the chosen policy.
-        matchups: Matchups. They give each index of the permutation its seating; None without seats. The seatings of one
-            turn share a seed, so a plan must contain whole turns.
-        conditions: Initial conditions. They give each index of the permutation its condition; None without conditions.
+            ``first_index + i`` of a plan that starts at 0. So plans over ranges that do not overlap have no seed in
+            common. Use one range to choose a policy, and another, held-out range to evaluate the chosen policy.
+        matchups: Matchups, which assign a seating to each index of the permutation; None without seats. The seatings of
+            one turn share a seed, so a plan must contain whole turns.
+        conditions: Conditions, which assign an initial condition to each index of the permutation; None without
+            conditions.
 
     Raises:
         ConfigError: A value is out of range; the message names it.
@@ -135,7 +136,7 @@ class EpisodePlan:
 
     @cached_property
     def seed_groups(self) -> npt.NDArray[np.int64] | None:
-        """Number of the seed of each episode, from 0 on, shape (num_episodes,); None if no episodes share a seed."""
+        """Number of each episode's seed, counted from 0, shape (num_episodes,); None if no episodes share a seed."""
         if self.matchups is None or len(self.matchups.round) == len(self.matchups.turns):
             return None
         positions = np.arange(self.first_index, self.first_index + self.num_episodes)
@@ -215,7 +216,7 @@ GAMMA: Final = np.uint64(0x9E3779B97F4A7C15)
 
 
 def mix(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Return the output of the generator SplitMix64 for each value of its counter, in the same shape.
+    """Return the output of the generator SplitMix64 for each value of its counter, as an array of the same shape.
 
     The function is a bijection on 64 bits.
     """

@@ -89,7 +89,10 @@ class LossAttribution:
     whether the faults are charged."""
 
     def within(self, plan: EpisodePlan) -> LossAttribution:
-        """Drop the pairs and faults of another plan. The runner may have run episodes of the previous evaluation."""
+        """Return a copy without the pairs and faults of another plan.
+
+        The runner may have run episodes of the previous evaluation.
+        """
         faults = tuple(
             fault for fault in self.faults if fault.index < len(plan) and fault.seed == plan.seeds[fault.index]
         )

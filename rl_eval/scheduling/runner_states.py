@@ -44,7 +44,7 @@ class RunnerState:
 
     @property
     def queued(self) -> int:
-        """Number of leases that certainly have not started, without leases that are being reclaimed."""
+        """Number of leases that certainly have not started, excluding leases that are being reclaimed."""
         return max(0, len(self.held) - len(self.reclaiming) - self.lanes)
 
     @property
@@ -78,7 +78,7 @@ class RunnerStates(dict[int, RunnerState]):
         (self.failing.add if failing else self.failing.discard)(runner)
 
     def hungry(self) -> list[int]:
-        """Return the runners with a free lane, the runner with the fewest leases first."""
+        """Return the runners with a free lane, sorted by their number of leases."""
         free = [runner for runner, state in self.items() if state.free]
         return sorted(free, key=lambda runner: len(self[runner].held))
 
@@ -193,7 +193,10 @@ class Isolation:
         return self._largest.get(index) == 1
 
     def suspect(self, indices: Iterable[int]) -> None:
-        """Isolate episodes, because one of them may have ended a runner or caused a fault. Up to eight run alone."""
+        """Isolate episodes, because one of them may have ended a runner or caused a fault.
+
+        If there are at most eight episodes, each of them runs alone.
+        """
         suspects = list(indices)
         for index in suspects:
             self._largest[index] = -(-len(suspects) // _SPLIT)

@@ -14,7 +14,7 @@ events.
 
 Runners pull work. Each runner has about one lease per lane in addition to its running episodes, or more if its episodes
 are so short that a report empties the queue. When fresh episodes run out, the schedule *reclaims* leases that a busy
-runner has not started, for idle runners. It never takes live episodes from a live runner.
+runner has not started, and grants them to idle runners. It never takes live episodes from a live runner.
 
 A failed attempt uses up an attempt of its episode, and the episode runs again on another runner. After several failures
 in a row, a runner is paused while another runner is still in its first attempt. If other runners complete so many
@@ -63,10 +63,11 @@ class Schedule:
 
     Args:
         plan: Episodes to run.
-        expected_runners: Number of runners that should join. The runners that join first leave a share of the episodes
-            for the other runners.
+        expected_runners: Number of runners that should join. A runner gets at most an equal share of the remaining
+            episodes, so that runners that join later get episodes, too.
         done: Indices that are already finished, in a resumed run.
-        attempts: Numbers of used attempts, by index. An episode without attempts left is given up with the first event.
+        attempts: Numbers of used attempts, by index. Episodes that have no attempt left are given up at the first
+            event.
         max_attempts: Maximum number of attempts of an episode.
 
     Raises:
@@ -247,7 +248,7 @@ class Schedule:
     # ---------------------------------------------------------------- episodes
 
     def _held_attempts(self, runner: int, attempts: Iterable[tuple[int, int]]) -> dict[int, int]:
-        """Return, by index, the attempts whose lease the runner still holds and that are not used up yet."""
+        """Return the attempts that are not used up yet and whose lease the runner still holds, by index."""
         return {
             index: attempt
             for index, attempt in attempts
@@ -255,7 +256,7 @@ class Schedule:
         }
 
     def _drop(self, state: RunnerState, indices: Collection[int]) -> None:
-        """Take leases from their runner."""
+        """Remove leases from their runner."""
         for index in indices:
             del self._holder[index]
             del state.held[index]
@@ -341,7 +342,8 @@ class Schedule:
     def _allowed(self, runner: int, index: int) -> bool:
         """Whether a runner may run an episode that has failed.
 
-        If the episode failed on this runner, only if it failed on all other runners too, and no more are expected.
+        Another try on the same runner is allowed only if the episode has failed on all other runners, too, and no more
+        runners are expected.
         """
         failed_on = self._failed_on[index]
         return runner not in failed_on or not (self._awaited or any(other not in failed_on for other in self._runners))
@@ -360,7 +362,7 @@ class Schedule:
         return [*grants, *self._rebalance(), *self._isolate()]
 
     def _grant(self, runner: int) -> Grant | None:
-        """Grant leases to a runner, up to the runner's depth and to its share of the remaining episodes."""
+        """Grant leases to a runner, up to the runner's depth and to an equal share of the remaining episodes."""
         state = self._runners[runner]
         if state.isolating or self._suspended(runner):
             return None
@@ -378,7 +380,8 @@ class Schedule:
         Args:
             runner: The runner.
             any_episode: Whether the runner may take more leases within its limit.
-            free: Whether the runner has a free lane. It may then exceed its limit for an episode that has failed.
+            free: Whether the runner has a free lane. The runner may then exceed its limit for an episode that has
+                failed.
         """
         if not (any_episode or free) or not self._waiting:
             return None

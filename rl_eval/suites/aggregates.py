@@ -144,8 +144,9 @@ def learning_curves(
 ) -> Table:
     """Return an aggregate of each policy at each step.
 
-    A policy has no value at a step at which it lacks runs on a task, because the value would be about other tasks than
-    at other steps. The table has a note on such steps, and on steps at which a policy lacks some of its training seeds.
+    A policy has a value only at steps at which it has runs on all its tasks, so that all its values are about the same
+    tasks. The table has notes on steps at which a policy has runs on only some of its tasks, and on steps at which it
+    lacks some of its training seeds.
 
     Args:
         scores_by_step: Scores of the checkpoints of each training step.
@@ -154,7 +155,7 @@ def learning_curves(
         confidence: Nominal coverage of the interval at each single step.
 
     Raises:
-        ConfigError: There is no step at which a policy has runs on all its tasks, and two units to resample.
+        ConfigError: No policy has, at any step, runs on all its tasks and two units to resample.
         UsageError: There is no step, the metric is unknown, or the confidence is not between 0 and 1.
     """
     if not scores_by_step:
@@ -187,7 +188,7 @@ class _Gaps:
                 self._runs.setdefault(run.policy, set()).add(run)
 
     def without(self, step: int) -> Scores | None:
-        """Return the scores of the policies that lack no task at a step; None if there are no such policies."""
+        """Return the scores of a step, for policies with runs on all their tasks; None if there is no such policy."""
         lacking = {policy for policy in self._runs if self._tasks(policy, step)}
         kept = {run: values for run, values in self._scores[step].runs.items() if run.policy not in lacking}
         return Scores(kept) if kept else None
@@ -215,7 +216,7 @@ class _Gaps:
 def task_means(scores: Scores, unit: Unit, *, confidence: float = 0.95) -> Table:
     """Return the mean score of each policy on each task.
 
-    For the runs of a task, and for the episodes of a single run, the interval is computed as in ``rl-eval run``. The
+    The interval over the runs of a task, or over the episodes of a single run, is computed as in ``rl-eval run``. The
     episodes of several runs are resampled within each run.
 
     Args:

@@ -23,7 +23,7 @@ Cells: TypeAlias = dict[tuple[str, "str | float"], Estimate]
 _ALONE: Final = {
     "run": (
         "aggregate.unit is run, but no policy has two training seeds on a task, so nothing is known about other seeds",
-        "Add training seeds, or set unit: episode for numbers about these trained policies alone.",
+        "Add training seeds, or set unit: episode for numbers about only these trained policies.",
     ),
     "episode": ("aggregate.unit is episode, but no run has two episodes", "Run more episodes of each cell."),
 }

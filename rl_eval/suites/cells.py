@@ -122,7 +122,7 @@ def chosen(cells: Sequence[PlannedCell], patterns: Sequence[str]) -> list[Planne
 
 
 def definition_of(suite: SuiteDefinition, planned: PlannedCell) -> dict[str, Any]:
-    """Return all settings on which the records of a cell depend, as written in the suite's file, as plain JSON values.
+    """Return all settings in the suite's file on which the records of a cell depend, as plain JSON values.
 
     For initial conditions, the digest of their rows is added. Other files, such as a file in ``policy_kwargs``, are
     described only by their path.

@@ -178,7 +178,7 @@ class SuiteDefinition(_Part):
         return self._folder
 
     def conditions_digest(self, conditions: Any) -> str:
-        """Return the digest of initial conditions; the error message if they cannot be loaded.
+        """Return the digest of initial conditions, or the error message if they cannot be loaded.
 
         A file of conditions is read only once.
         """
@@ -241,7 +241,7 @@ class SuiteDefinition(_Part):
             if task.human_normalized and (task.low, task.high) != (None, None):
                 yield (
                     ("tasks", name, "human_normalized"),
-                    "low and high are set, too; remove human_normalized, or low and high",
+                    "low and high are also set; remove human_normalized, or low and high",
                 )
             try:
                 scale = self._scale(task)
@@ -333,7 +333,7 @@ def _with_catalogues(values: Any) -> Any:
         for one, given in _picked(f"tasks.{name}", task).items():
             full = str(name).replace("*", one.replace("/", "-"))
             if full in tasks or (full != name and full in values["tasks"]):
-                fix = "Put a * into the name: each name in the catalogue replaces it. Give no other task such a name."
+                fix = "Put a * into the name; each name in the catalogue replaces it. Give other tasks different names."
                 raise ConfigError(f"tasks.{name}: two tasks have the name {full}", key=f"tasks.{name}", fix=fix)
             tasks[full] = {**given, **rest}
     return {**values, "tasks": tasks}

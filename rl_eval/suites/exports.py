@@ -137,7 +137,7 @@ def _columns(scores: Scores, policy: str, unit: Unit) -> Iterator[npt.NDArray[np
     lengths = {len(values) for values in scores.of(policy).values()}
     if unit == "episode" and len(lengths) > 1:
         problem = f"the runs of policy {policy!r} have from {min(lengths)} to {max(lengths)} episodes"
-        fix = "Use the unit run, or run the same number of episodes in each cell."
+        fix = "Use unit 'run', or run the same number of episodes in each cell."
         raise UsageError(problem, key="unit", value=unit, fix=fix)
     for task in scores.tasks:
         runs = _on(scores, policy, task)

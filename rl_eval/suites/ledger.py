@@ -80,7 +80,7 @@ class Score:
         status, reason, values = result.status, result.reason, np.asarray(rows, np.float64)
         if kind != "return" and (rows < 0).any():
             missing = int((rows < 0).sum())
-            status, reason = "failed", f"{missing} of {len(rows)} episodes reported no success, which is the score"
+            status, reason = "failed", f"{missing} of {len(rows)} episodes reported no success flag, which is the score"
             values = values[:0]
         return cls(
             kind,
@@ -187,8 +187,8 @@ class Ledger:
 
         Args:
             planned: The cell.
-            watch: Whether to wait for heartbeats of the process that runs the cell, if it is on another machine.
-                Otherwise, this process counts as alive.
+            watch: Whether to wait for heartbeats of a process on another machine that runs the cell. If not, such a
+                process is treated as alive.
         """
         if difference := self._difference(planned):
             why = f"it was evaluated with another definition: {difference}; to evaluate it again, remove "
@@ -213,7 +213,7 @@ class Ledger:
     def _score(self, planned: PlannedCell) -> Score | None:
         """Return the score of a cell; None if it has no score.
 
-        Read the stored score if it has the kind of the task's score and its result was complete. Otherwise, compute the
+        Use the stored score if its result was complete and its kind is that of the task's score. Otherwise, compute the
         score from the log, which may have changed.
         """
         copy = self._read(f"{planned.cell.folder}/{SCORE_FILE}")
@@ -256,7 +256,7 @@ class Ledger:
         return self._read(f"{planned.cell.folder}/{CELL_FILE}") if has_log else None
 
     def _difference(self, planned: PlannedCell) -> str:
-        """Return the differences between a cell's definitions in folder and suite; empty if they are equal."""
+        """Return the differences between the folder's and the suite's definition of a cell; empty if they are equal."""
         there = self._claimed(planned)
         if there is None:
             return ""

@@ -46,7 +46,7 @@ def write_report(result: SuiteResult, folder: Path, cells: Path) -> tuple[list[P
         Paths of the written files, and notes on missing parts.
 
     Raises:
-        ConfigError: The folder has no report, but a file with the name of a file of the report.
+        ConfigError: The folder contains no report, but a file whose name the report needs.
     """
     _check_folder(folder)
     notes, drawn = list[str](), dict[str, bytes]()
@@ -86,7 +86,7 @@ def record_cell_videos(result: SuiteResult, cells: Path, select: str) -> Iterato
         select: Selection of episodes, such as ``failed,worst:1``; see ``rl-eval replay --select``.
 
     Yields:
-        Name of the cell, and the number of its videos, or the reason why there are none.
+        Name of the cell, with the number of its videos or the reason why there are no videos.
 
     Raises:
         ConfigError: A selector is unknown, or the encoder is not installed.

@@ -82,7 +82,9 @@ class Scores:
         """
         if both := sorted({*self.policies} & {*published.policies}):
             fix = "Rename the policy in the suite or in the file."
-            raise UsageError(f"policy {both[0]!r} is in the suite and published", key="policy", value=both[0], fix=fix)
+            raise UsageError(
+                f"policy {both[0]!r} is in the suite and in the published scores", key="policy", value=both[0], fix=fix
+            )
         if not {*self.tasks} & {*published.tasks}:
             fix = f"Use the names of the suite: {', '.join(self.tasks)}."
             name = published.tasks[0]

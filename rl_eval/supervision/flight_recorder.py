@@ -1,8 +1,8 @@
 """Flight recorder: the present activity of a runner, readable by another process after its death.
 
 The flight recorder is a small memory-mapped file that a runner rewrites before each reset and step. The kernel keeps
-the pages of the file after any end of the process. So a node agent can detect the episode of a dead or hanging runner.
-A write costs two stores, without locks or system calls. Times are ``perf_counter``, which on Linux is the same clock
+the pages of the file, however the process ends. So a node agent can detect the episode of a dead or hanging runner.
+A write needs two stores, and no locks or system calls. Times are ``perf_counter``, which on Linux is the same clock
 for all processes of a machine.
 """
 

@@ -1,8 +1,9 @@
 """Node agent: terminates runners that exceed a deadline, and reports the last activity of dead runners.
 
-There is one agent per node; Ray reserves no CPU for it. It works from outside the runners, with flight recorders,
-signals and ``/proc``. So it can detect and terminate a process that is stopped, that holds the interpreter's lock, or
-that Ray no longer knows, with its child processes. Like the runner actor, it imports only light modules.
+There is one agent per node; Ray reserves no CPU for it. The agent works from outside the runners, with flight
+recorders, signals and ``/proc``. So it can detect and terminate a process that is stopped, that holds the interpreter's
+lock, or that Ray no longer tracks. It also terminates the child processes. Like the runner actor, the agent imports
+only light modules.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class Deadlines:
 
     @property
     def shortest(self) -> float:
-        """Time limit of a stopped process: the shortest of all limits but ``episode_s``; infinite if none is set."""
+        """Time limit of a stopped process: the shortest of all limits except ``episode_s``; infinite if none is set."""
         given = [limit for limit in (self.reset_s, self.step_s, self.runner_s) if limit is not None]
         return min(given, default=math.inf)
 
@@ -128,7 +129,7 @@ class NodeAgent:
         return ward.crash_report
 
     def end(self, runner: int) -> None:
-        """Terminate a runner that Ray is terminating, and its child processes."""
+        """Wait briefly until Ray has terminated a runner. Then kill the runner and its child processes."""
         self._end(runner, time.perf_counter() + _PARTING_S)
 
     def stop(self) -> None:

@@ -1,7 +1,7 @@
 """Reaper of the child processes of dead runners, for the case that their node agent died, too.
 
-If the evaluating process is killed, Ray ends its runners and node agents. But Ray does not end the child processes of
-runners, or a stopped runner. This small separate process survives its node agent. It reads the runners from a pipe.
+If the evaluating process is killed, Ray ends its runners and node agents. But Ray ends neither the child processes of
+runners nor a stopped runner. This small separate process survives its node agent. It reads the runners from a pipe.
 When the pipe breaks, it waits until each runner dies, and then terminates the runner's child processes.
 
 The process is ``python -m rl_eval.supervision.orphan_reaper SECONDS``, with the seconds between two checks. Its
@@ -65,7 +65,7 @@ class OrphanReaper:
 def main() -> None:
     """Wait until the agent dies, then until its runners die, and terminate their child processes.
 
-    If the agent stops normally, exit at once.
+    If the agent stops normally, exit immediately.
     """
     if os.fork():
         os._exit(0)

@@ -18,7 +18,7 @@ from pathlib import Path
 def reproducible_environment() -> dict[str, str]:
     """Return the variables of the command line's process.
 
-    If the user has set ``MKL_CBWR`` or ``PYTHONHASHSEED``, it does not change.
+    If the user has set ``MKL_CBWR`` or ``PYTHONHASHSEED``, the variable does not change.
     """
     mode = os.environ.get("MKL_CBWR") or f"{_instruction_set()},STRICT"
     hash_seed = os.environ.get("PYTHONHASHSEED") or "0"

@@ -15,11 +15,11 @@ from rl_eval.runners.environment import construct_env
 
 
 class TwoLengthEnv(gym.Env[npt.NDArray[np.float32], np.int64]):
-    """Environment with a true mean return of 0.5: half of the episodes have return 0, half return 1.
+    """Environment with a true mean return of 0.5: half of the episodes have return 0, half have return 1.
 
     The seed decides: an episode has 5 steps and return 0, or 200 steps and return 1.
 
-    An evaluator that counts the first episodes to finish reports a lower mean.
+    An evaluator that uses only the episodes that finish first reports a lower mean.
 
     Args:
         step_seconds: Minimum duration of a step, in seconds.
@@ -133,9 +133,9 @@ def two_length(context: EnvContext) -> TwoLengthEnv:
 
 
 def make_gru(observation_space: gym.Space[Any], action_space: gym.Space[Any], hidden: int = 16, seed: int = 12) -> Any:
-    """Build a recurrent policy with fixed weights: a GRU cell over flat observations that samples actions from logits.
+    """Build a recurrent policy with fixed weights: a GRU cell on flat observations.
 
-    It implements :class:`rl_eval.Policy`, with a state of shape (batch, hidden).
+    The policy samples actions from logits. It implements :class:`rl_eval.Policy`. Its state has shape (batch, hidden).
     """
     import torch
     from torch import nn

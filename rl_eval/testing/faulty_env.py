@@ -196,13 +196,13 @@ class FaultyEnv(gym.Wrapper[Any, Any, Any, Any]):
         env: Environment to wrap.
         kind: Kind of the fault.
         phase: ``construct``, ``reset``, ``step`` or ``close``; by default the kind's first phase.
-        episodes: Indices of the faulty episodes; None for all. A constructor does not know its episode and always
+        episodes: Indices of the faulty episodes; None for all. A constructor runs before any episode, so it always
             fails. ``close`` fails after the start of a faulty episode, or always if ``episodes`` is None or empty.
         attempts: Numbers of the faulty attempts of these episodes, from 1; None for all.
         step: In phase ``step``, the number of the step that fails, from 1. A shorter episode does not fail.
         attempt_rates: Additional faults: probabilities that the first, second, ... attempt of every episode fails.
             Attempts after the last probability do not fail.
-        within_steps: Number of steps for ``attempt_rates``. The step that fails is drawn uniformly from them. A shorter
+        within_steps: For ``attempt_rates``, the step that fails is drawn uniformly from 1 to this number. A shorter
             attempt does not fail.
         step_rate: Additional faults: probability that a step fails, for every step of every attempt.
         after: Number of faults that each object skips before its first fault.
@@ -320,7 +320,10 @@ class FaultyEnv(gym.Wrapper[Any, Any, Any, Any]):
             self._drawn_step = min(self._drawn_step, float(rng.geometric(self._step_rate)))
 
     def _is_due(self, phase: StrikePhase) -> bool:
-        """Return whether the fault occurs in this phase now. With ``folder``, record it, so that it is not repeated."""
+        """Return whether the fault occurs in this phase now.
+
+        With ``folder``, record the fault, so that it is not repeated.
+        """
         if phase != self._phase:
             return False
         if self._to_pass:

@@ -110,7 +110,7 @@ def block_difference(settings: EvalSettings) -> str:
 def play(settings: EvalSettings, width: int, leases: Sequence[Lease]) -> dict[int, RunReport]:
     """Run the episodes of some leases in a new simulator with ``width`` slots.
 
-    Return, for the index of each episode, the report that contains its row.
+    Return the report that contains the row of each episode, by index of the episode.
 
     Raises:
         ConfigError: The simulator is rejected.

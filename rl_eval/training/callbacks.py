@@ -1,7 +1,7 @@
 """Callbacks that detect when a policy is good enough, and when it is the best so far.
 
-A callback is a callable for ``Evaluator(on_result=...)``. Partial and failed results do not count: they cover only the
-episodes that happened to finish. A metric that is NaN does not count either.
+A callback is a callable for ``Evaluator(on_result=...)``. A partial or failed result never reaches a threshold and is
+never the best, because it covers only the episodes that happened to finish. The same is true for a metric that is NaN.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class StopOnThreshold:
     lower end less than it raises the mean.
 
     Args:
-        threshold: Lowest value that counts as reached.
+        threshold: Lowest value of the metric that is good enough.
         metric: Key of ``EvalResult.metrics``, or key of ``EvalPoint.metrics`` (with the prefix).
         patience: Number of consecutive evaluations that must reach the threshold, at least 1.
 
@@ -90,12 +90,12 @@ class NewBest:
 
     Args:
         callback: Called with the point, in the evaluator's thread. If it raises, ``on_error`` receives the error, and
-            the point does not count as the best.
+            the point does not become the best.
         metric: Key of ``EvalResult.metrics``, or key of ``EvalPoint.metrics`` (with the prefix).
         mode: Whether a higher (``max``) or a lower (``min``) value is better.
         save: File for the weights with which the best point was evaluated: ``.safetensors``, or ``.pt`` if some state
-            is not a tensor. The config key ``policy.weights`` accepts this file. It is replaced atomically, before
-            ``callback`` is called.
+            is not a tensor. The config key ``policy.weights`` accepts this file. The file is replaced atomically,
+            before ``callback`` is called.
 
     Raises:
         UsageError: ``mode`` or the suffix of ``save`` is unknown, or both ``callback`` and ``save`` are missing.
@@ -132,7 +132,7 @@ class NewBest:
         """Value of the metric at the best point; None if there is no best point yet."""
 
     def __call__(self, point: EvalPoint) -> None:
-        """Add an evaluation. If its value equals the best value, it is not better.
+        """Add an evaluation. If its value equals the best value, the evaluation is not better.
 
         Raises:
             UsageError: The evaluation does not have the metric, or its weights are missing.
@@ -153,7 +153,7 @@ class NewBest:
         return value > self.best_value if self.mode == "max" else value < self.best_value
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state for a training checkpoint; it does not include the point."""
+        """Return the state for a training checkpoint; it does not include the best point."""
         return {"best_value": self.best_value}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

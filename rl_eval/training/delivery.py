@@ -66,13 +66,13 @@ class Request:
 
     @classmethod
     def of(cls, handle: EvalHandle) -> Request:
-        """Return a request for the handle of a request that an earlier process submitted."""
+        """Return a request with the handle of an evaluation that an earlier process submitted."""
         request = cls(handle.step or 0, replaceable=True)
         request.submitted(handle)
         return request
 
     def submitted(self, handle: EvalHandle) -> None:
-        """Keep the handle of the evaluation, and set its step."""
+        """Store the handle of the evaluation, and set its step."""
         self.handle, handle.step = handle, self.step
 
 
@@ -216,7 +216,7 @@ class Delivery:
             return self._changed.wait_for(lambda: not self.open, timeout_s)
 
     def await_delivery(self, request: Request) -> None:
-        """Wait until a request is no longer open; return at once in a callback, which would wait for itself."""
+        """Wait until a request is no longer open. Return immediately in a callback, which would wait for itself."""
         if threading.current_thread() is not self._delivering:
             with self._changed:
                 self._changed.wait_for(lambda: request not in self.open)
@@ -258,7 +258,7 @@ class Delivery:
 
         Args:
             timeout_s: Longest wait, in seconds. A call in a callback does not wait.
-            leave: Function that is called when finished results are delivered.
+            leave: Called after the finished results are delivered.
         """
         self._ended = True
         self._post(partial(self._finish, leave))

@@ -130,7 +130,7 @@ class Evaluator:
                 raise ConfigError(f"{key} needs a service name", key=key, fix="Pass name=...")
         if name is not None and (backend not in (None, "ray") or after is not None):
             key, value = ("backend", backend) if after is None else ("after", after)
-            fix = "Remove backend and after: a service has its own runners."
+            fix = "Remove the arguments backend and after, because a service has its own runners."
             raise ConfigError(f"name is {name!r}, and {key} is set", key=key, value=value, fix=fix)
         if videos is not None and not hasattr(videos, "max_videos"):
             fix = f"Pass VideoSettings({videos!r}, FOLDER)."
@@ -234,16 +234,16 @@ class Evaluator:
     # ------------------------------------------------------------------ asking
 
     def submit(self, weights: Any = None, step: int | None = None, *, version: int | None = None) -> EvalHandle:
-        """Start an evaluation and return at once.
+        """Start an evaluation and return immediately.
 
         Args:
             weights: An ``nn.Module``, a state dict, a ``TensorDict``, a trainer of a supported framework, or a mapping
-                of names to any of these; copied at once. Default: the last submitted weights.
+                of names to any of these; copied before this call returns. Default: the last submitted weights.
             step: Training step of the weights. Default: one more than the last step.
             version: Version of the weights, stored in the records. Default: one more than the last version.
 
         Returns:
-            A future of the result, with ``step`` and ``weights_version``.
+            A future of the result. It has the attributes ``step`` and ``weights_version``.
 
         Raises:
             EvaluatorBusy: The request was rejected; no weights were copied, and no step was counted.

@@ -2,8 +2,8 @@
 
 The training steps are divided into intervals of ``every_steps``. The first step in a new interval is due for an
 evaluation, and stays due while the evaluator is busy. A loop that skips several intervals gets one evaluation, of its
-current policy. In a training checkpoint, an evaluation is done when callbacks and loggers have received its result.
-Other evaluations are due again after a restore, so the learning curve has no gap.
+current policy. A training checkpoint records an evaluation as done only after callbacks and loggers have received its
+result. Other evaluations are due again after a restore, so the learning curve has no gap.
 """
 
 from __future__ import annotations
@@ -82,9 +82,9 @@ class EvalSchedule:
     def due(self, step: int) -> bool:
         """Return whether the policy of a step should be evaluated.
 
-        A step in the interval of the last accepted evaluation, or before it, is not due. So a loop that returns to an
-        earlier step must also restore the schedule (:meth:`load_state_dict`). Otherwise, no step is due until the loop
-        has passed this interval.
+        A step in the interval of the last accepted evaluation, or in an earlier interval, is not due. So a loop that
+        returns to an earlier step must also restore the schedule (:meth:`load_state_dict`). Otherwise, no step is due
+        until the loop has passed this interval.
 
         Args:
             step: Training steps done so far, at least 0.

@@ -394,6 +394,12 @@ def test_rows_that_depend_on_their_batch_are_a_warning():
     assert [one.fix for one in examine_policy(mixes_rows) if one.level == "warning" and "MKL_CBWR" in one.fix]
 
 
+def test_batched_inference_is_a_warning_without_advice_on_rows():
+    findings = examine_policy(zeros, policy={"inference": "batched"})
+    assert "policy.inference" in texts(findings, "warning")
+    assert [one.fix for one in findings if "MKL_CBWR" in one.fix] == []
+
+
 def test_the_cause_is_named_where_a_policy_does_not_repeat_itself_or_may_not():
     calls = []
 

@@ -76,7 +76,7 @@ def as_agents_env(value: Any) -> RLlibAgents | None:
 def _seats(env: Any) -> tuple[Any, ...]:
     """Return all agents that may take part in an episode.
 
-    If RLlib took them from a set, sort them by name, because the order of a set differs between processes.
+    If RLlib read the agents from a set, sort them by name, because the order of a set differs between processes.
     """
     possible = list(env.possible_agents) or list(env.observation_spaces or ())
     unordered = getattr(env, "_agent_ids", None)

@@ -49,7 +49,7 @@ def portable(value: Any) -> RLModulePolicy:
     Raises:
         ConfigError: The value is not an Algorithm (for example, it is an RLModule), or rl_eval cannot apply its
             connectors.
-        WeightsError: A MeanStdFilter has not seen two observations.
+        WeightsError: A MeanStdFilter has seen fewer than two observations.
     """
     if isinstance(value, Algorithm):
         return _policy_of(value)
@@ -84,11 +84,11 @@ def as_policies(value: Any, names: Collection[str]) -> dict[str, RLModulePolicy]
 
     Raises:
         ConfigError: The value is not such an Algorithm, or a policy does not exist or cannot be evaluated.
-        WeightsError: A MeanStdFilter has not seen two observations.
+        WeightsError: A MeanStdFilter has seen fewer than two observations.
     """
     if not isinstance(value, Algorithm) or not value.config.is_multi_agent:
         problem = f"a {type(value).__name__} of RLlib does not have several policies"
-        fix = "Pass an Algorithm of several agents, or a dict of ids and policies from policy_of_module."
+        fix = "Pass an Algorithm of several agents, or a dict that maps policy ids to policies from policy_of_module."
         raise ConfigError(problem, key="policy", value=type(value).__name__, fix=fix)
     _check_stack(value)
     known = module_ids(value.config)
@@ -103,10 +103,10 @@ def as_policies(value: Any, names: Collection[str]) -> dict[str, RLModulePolicy]
 def as_weights(value: Any) -> dict[str, Any]:
     """Return copies of an Algorithm's weights and filter statistics.
 
-    With several agents, return one such dict per policy, by policy id.
+    With several agents, return one dict of weights and statistics per policy, by policy id.
 
     Raises:
-        WeightsError: The object is not an Algorithm, or a MeanStdFilter has not seen two observations.
+        WeightsError: The object is not an Algorithm, or a MeanStdFilter has seen fewer than two observations.
     """
     return versioned_weights(value).tensors
 
@@ -114,8 +114,11 @@ def as_weights(value: Any) -> dict[str, Any]:
 def versioned_weights(algorithm: Any, names: Collection[str] = ()) -> VersionedWeights:
     """Return an Algorithm's weights and their sequence number, read from its learners in one call.
 
-    The filters include the observations of all environment runners, even those since RLlib's last merge. RLlib merges
-    filters after its own evaluation, so the filters of that evaluation are one iteration old.
+    If a module is stateful, a second call reads its weights.
+
+    If RLlib merges the states of its environment runners, the filters include the observations of all these runners,
+    even observations since the last merge. RLlib merges filters after its own evaluation, so RLlib's evaluation uses
+    filters that are one iteration old.
 
     Args:
         algorithm: The Algorithm.
@@ -123,7 +126,7 @@ def versioned_weights(algorithm: Any, names: Collection[str] = ()) -> VersionedW
 
     Raises:
         ConfigError: A policy cannot be evaluated.
-        WeightsError: The object is not an Algorithm, or a MeanStdFilter has not seen two observations.
+        WeightsError: The object is not an Algorithm, or a MeanStdFilter has seen fewer than two observations.
     """
     if not isinstance(algorithm, Algorithm):
         problem = f"a {type(algorithm).__name__} of RLlib has no weights to send"
@@ -182,7 +185,7 @@ def _with_weights(pipelines: Pipelines, module_id: str, module: Any, weights: di
 
 def _check_stack(algorithm: Algorithm) -> None:
     if not algorithm.config.enable_env_runner_and_connector_v2:
-        problem = "the Algorithm uses RLlib's old API stack, and rl_eval evaluates RLModules of the new API stack"
+        problem = "the Algorithm uses RLlib's old API stack, but rl_eval evaluates only RLModules of the new API stack"
         raise ConfigError(problem, key="enable_env_runner_and_connector_v2", value=False)
 
 
@@ -217,7 +220,7 @@ def _pipelines(algorithm: Algorithm) -> Pipelines:
 
 
 def _states_elsewhere(algorithm: Algorithm) -> list[Any]:
-    """Return the connector states of remote environment runners; empty if RLlib does not merge them."""
+    """Return the connector states of remote environment runners; an empty list if RLlib does not merge states."""
     group = algorithm.env_runner_group
     if not algorithm.config.merge_env_runner_states or not group or not group.num_healthy_remote_workers():
         return []
@@ -309,7 +312,7 @@ def _pipeline(folder: Path, name: str, cls: Any) -> Any:
 
 
 def _constructor(folder: Path) -> tuple[Any, dict[str, Any], Any]:
-    """Return the args, the kwargs and the class with which RLlib builds the component that it saved in a folder."""
+    """Return the args, kwargs and class from which RLlib rebuilds the component that is saved in a folder."""
     file = folder / _CONSTRUCTOR
     with reading(
         "path", file, "a component of RLlib", "Check that the file is intact, and that its code can be imported here."

@@ -69,8 +69,8 @@ def eval_config_of(config: AlgorithmConfig, ignore: Collection[str] = ()) -> Eva
 
     The result has no policy. :func:`evaluation_function` takes the policy from the Algorithm. Otherwise, set the policy
     with ``.policy(...)``, or pass the Algorithm to :func:`rl_eval.evaluate`. With several agents, the result names one
-    policy per RLModule and contains RLlib's ``policy_mapping_fn``. If this function reads its episode argument, that is
-    an error. You can change all other settings of the result.
+    policy per RLModule and contains RLlib's ``policy_mapping_fn``. If the ``policy_mapping_fn`` reads its episode
+    argument, an error is raised. You can change every setting of the result.
 
     Args:
         config: Config with ``environment()``, ``env_runners()`` and ``evaluation()`` as for RLlib's own evaluation.

@@ -46,8 +46,8 @@ class EvaluationSession:
 
     Args:
         algorithm: Algorithm to evaluate on each call. The session has only a weak reference to it.
-        function: Settings of the evaluation, and functions that receive results. If it has an ``on_error``
-            function, the session does not raise the error of an evaluation.
+        function: Settings of the evaluation, and functions that receive results. If ``on_error`` is
+            set, the session does not raise the error of an evaluation.
     """
 
     def __init__(self, algorithm: Algorithm, function: EvaluationFunction) -> None:
@@ -163,11 +163,12 @@ def evaluation_function(
     The function evaluates the Algorithm's policy, with the weights and filter statistics at the time of the call.
 
     Args:
-        config: Config of the evaluation; by default the :func:`eval_config_of` the Algorithm's config.
+        config: Config of the evaluation; by default, :func:`eval_config_of` translates the Algorithm's config.
         parallel: Whether training continues during an evaluation. Then each call starts an evaluation of the current
-            weights, unless an evaluation is running, and reports the last evaluation that finished. ``result_is_new``
-            is 0 if this evaluation was reported before. ``weights_seq_no`` and ``evaluated_at_env_steps`` identify its
-            weights. ``Algorithm.stop()`` evaluates the final weights before it ends.
+            weights, unless an evaluation is running. The call reports the last evaluation that finished.
+            ``result_is_new`` is 0 if an earlier call reported the same evaluation. ``weights_seq_no`` and
+            ``evaluated_at_env_steps`` identify the weights of the reported evaluation. ``Algorithm.stop()`` first
+            evaluates the final weights.
         on_result: One function or several. Each is called with every :class:`rl_eval.results.result.EvalPoint`,
             including that of the final weights.
         on_error: Function that is called with each exception of an evaluation, a callback or a logger; then
@@ -347,7 +348,7 @@ def _log(algorithm: Algorithm, numbers: dict[str, Any]) -> None:
 class _Forget(RLlibCallback):  # type: ignore[misc]
     """Callback that removes the numbers of an evaluation from the MetricsLogger.
 
-    Otherwise, the MetricsLogger would report them in later training results, too.
+    Otherwise, the MetricsLogger would repeat these numbers in later training results.
     """
 
     @override

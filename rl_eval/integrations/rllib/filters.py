@@ -47,7 +47,7 @@ class Moments:
 
     @classmethod
     def of(cls, values: Any) -> Moments:
-        """Return the moments of a batch, shape (count, ...)."""
+        """Return the moments of a batch of values with the shape (count, ...)."""
         values = np.asarray(values, np.float64)
         mean = values.mean(0)
         return cls(len(values), mean, ((values - mean) ** 2).sum(0))
@@ -74,7 +74,7 @@ class MeanStdFilter:
     dtype is not a float. Parts of an observation that are not in a Box do not change.
 
     Args:
-        moments: Statistics of each Box of the observation space by path. The path is ``""`` if the space is a Box,
+        moments: Statistics of the Boxes in the observation space, by path. The path is ``""`` if the space is a Box,
             otherwise keys and positions joined by slashes, such as ``"camera/left"``.
     """
 
@@ -327,7 +327,7 @@ def load_filters(path: str | Path) -> dict[str, MeanStdFilter]:
 
 
 def _filter_of(values: Mapping[str, Mapping[str, Any]]) -> MeanStdFilter:
-    """Return a filter. ``values`` has the count, mean and m2 (the sum of squared deviations) of each path."""
+    """Build a filter from the count, mean and m2 (the sum of squared deviations) of each path."""
     return MeanStdFilter(
         {
             path: Moments(int(one["count"]), np.asarray(one["mean"], np.float64), np.asarray(one["m2"], np.float64))

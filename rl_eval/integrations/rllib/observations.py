@@ -51,7 +51,7 @@ class Observations(torch.nn.Module):
     """Stages that apply one env-to-module pipeline to batches of observations.
 
     Args:
-        pieces: RLlib's connector pieces, in order. This object keeps references only to users' preprocessors.
+        pieces: RLlib's connector pieces, in order. Of these pieces, this object stores only users' preprocessors.
         statistics: Statistics of the filters, from :func:`filter_tensors`.
         agent: Agent whose settings and statistics are used, in pieces that treat each agent separately; None in an
             environment with one agent.
@@ -134,7 +134,7 @@ def _structure_of(space: gym.Space[Any], agent: Any) -> Any:
 def filter_tensors(
     pieces: Sequence[Any], others: Sequence[Mapping[str, Any]] = (), agent: Any = None
 ) -> dict[str, torch.Tensor]:
-    """Return the statistics of a pipeline's filters as tensors. The keys are the names in :class:`Observations`.
+    """Return the statistics of a pipeline's filters as tensors. The keys are names of buffers in :class:`Observations`.
 
     Args:
         pieces: Connector pieces.

@@ -80,14 +80,14 @@ def read_actions(module: Any, outputs: Mapping[str, Any], live: Live, noise: Noi
     """Choose a batch of actions from the module's output.
 
     Args:
-        module: The RLModule, which has the class of its action distribution.
+        module: The RLModule. It defines the class of the action distribution.
         outputs: Output of the module's forward pass, without a time dimension.
         live: Mask of the rows that run an episode, shape (batch,).
         noise: Randomness of each row; None for the mode.
 
     Raises:
         ConfigError: The module samples actions itself, or its distribution cannot use the episode's noise.
-        PolicyError: The output contains NaN, or neither actions nor inputs of the distribution.
+        PolicyError: The output contains NaN, or it contains neither actions nor inputs of the distribution.
     """
     if Columns.ACTIONS in outputs:
         if noise is not None:
@@ -151,7 +151,7 @@ class RLModulePolicy:
         agent: Any = None,
     ) -> None:
         if not isinstance(module, torch.nn.Module):
-            problem = f"the RLModule {type(module).__name__} is not a torch module, and rl_eval runs torch only"
+            problem = f"the RLModule {type(module).__name__} is not a torch module, and rl_eval runs only torch modules"
             raise ConfigError(problem, key="policy", value=type(module).__name__)
         self.module = module.eval()
         known = filter_tensors(env_to_module, agent=agent) if statistics is None else statistics
@@ -320,7 +320,7 @@ class Pipelines(NamedTuple):
     def _agents(self, module_id: str, mapping_fn: Any) -> list[Any]:
         """Return the agents for which a module acts.
 
-        If there are none, or if the mapping reads the episode, return all agents.
+        Return all agents if the mapping assigns no agent to the module, or if the mapping reads RLlib's episode object.
         """
         agents = list(self.env_to_module.input_observation_space.spaces)
         unknown = NoEpisode("policy_mapping_fn", "Use only the agent.")

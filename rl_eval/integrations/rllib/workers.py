@@ -47,7 +47,7 @@ class RolloutWorkers:
         return self._group.foreach_runner(lambda runner: runner.foreach_env(function))
 
     def for_policy(self, function: Callable[[Policy], Result], policy_id: str = DEFAULT_POLICY) -> list[Result]:
-        """On every runner, call a function with one policy, without its filter. Return one result per runner.
+        """On every runner, call a function with one policy (without its filter). Return one result per runner.
 
         Raises:
             EvalError: No policy has this name.

@@ -8,7 +8,7 @@ Both files are in one folder. The folder is complete before a link points to it:
     best_model.step_64000.5f1c22ab/
 
 The first two links never change. A new best model replaces one link, ``best_model.d``, so both names switch from the
-old pair to the new pair at once.
+old pair to the new pair at the same time.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Candidate:
     path: Path
 
     def discard(self) -> None:
-        """Remove the folder, unless it has become the folder of the best model."""
+        """Remove the folder, unless the candidate has become the best model."""
         shutil.rmtree(self.path, ignore_errors=True)
 
 
@@ -50,7 +50,7 @@ class BestModel:
     """Best model of a training, in a folder.
 
     Args:
-        folder: Folder for the links and for the folder of the model.
+        folder: Folder that contains the links and the model's folder.
     """
 
     def __init__(self, folder: Path) -> None:

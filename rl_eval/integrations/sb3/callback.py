@@ -1,4 +1,4 @@
-"""Callback that evaluates a model during ``learn``, logs and keeps the results, and saves the best model.
+"""Callback that evaluates a model during ``learn``, logs and stores the results, and saves the best model.
 
 Evaluations run during training. At the same steps as SB3's callback, this callback copies the weights and submits them.
 Training continues, unless two evaluations are already waiting. The callback processes a result at the first training
@@ -115,11 +115,12 @@ class EvalCallback(EventCallback):  # type: ignore[misc]
 
     The arguments are those of SB3's class. An evaluation uses the weights of its step, and runs while training
     continues. At most two more evaluations can wait. If a further evaluation is due, training waits. Errors of
-    callbacks and of SB3's logger are logged, also on a full disk, and training continues.
+    callbacks, of SB3's logger and of file writes (for example, on a full disk) are logged, and training continues.
 
     Args:
         eval_env: Environment, as for :func:`rl_eval.evaluate_policy`, or a config of the evaluation. An
-            :class:`~rl_eval.Evaluator` is used without changes, and is not closed; training waits while it is busy.
+            :class:`~rl_eval.Evaluator` is used without changes, and is not closed. Training waits while the
+            evaluator is busy.
         callback_on_new_best: Callback that is triggered after a new best mean, which is in
             ``callback.parent.best_mean_reward``. The model then has newer weights than those that were evaluated.
         callback_after_eval: Callback that is triggered after every evaluation. Here, too, the model has newer weights.
@@ -130,14 +131,14 @@ class EvalCallback(EventCallback):  # type: ignore[misc]
             episodes are NaN.
         best_model_save_path: Folder of ``best_model.zip`` and, with a ``VecNormalize``, of
             ``best_model_vecnormalize.pkl``. Both have the state of the training step at which the evaluation was
-            submitted. They are links into one folder and change together, so a kill leaves either the old pair or the
-            new pair.
+            submitted. They are links into one folder and change together. So you find either the old pair or the new
+            pair, even if the training is killed.
         deterministic: Whether to use the mode of the policy's distribution; by default, the configured value.
         render: Must be False. Use ``rl-eval replay --render human`` or ``--video`` to see episodes of a run.
         verbose: 1 prints each result.
         warn: Not used, because a ``Monitor`` is not needed.
         every_steps: Number of training steps between two evaluations, in place of ``eval_freq``. An evaluation starts
-            at the first call in each interval. Steps of all environments count.
+            at the first call in each interval. Steps of all environments are added up.
         on_error: Function that is called with the error of an evaluation that could not run. By default, the error is
             raised, which ends the training.
         final_timeout_s: Maximum waiting time for open evaluations at the end of the training, in seconds.
@@ -243,7 +244,7 @@ class EvalCallback(EventCallback):  # type: ignore[misc]
             self._release()
 
     def _end_with(self, parent: EventCallback) -> None:
-        """Change a parent to pass the end of the training on, which SB3's ``EventCallback`` does not do."""
+        """Make a parent call this callback at the end of the training. SB3's ``EventCallback`` does not do this."""
         own_end = parent._on_training_end  # noqa: SLF001  # SB3 calls only this method, in each callback.
 
         def end() -> None:

@@ -46,7 +46,7 @@ _KEY: Final = "policy.policy_kwargs.vecnormalize"
 
 
 def _source(reference: str, path: Path | None, given: Collection[str]) -> PolicySource:
-    """Return the policy source for a saved model. If a file with its ``VecNormalize`` is found, include this file."""
+    """Return the policy source for a saved model. Include the file of the model's ``VecNormalize`` if it is found."""
     path = path_in("sb3:model.zip", path)
     if path.is_dir():
         path = _only(path, sorted(path.glob("*.zip")), "model", "policy.policy", "Pass the path of one model.")
@@ -85,7 +85,7 @@ def normalizer_of(model: Path) -> tuple[bool | None, Path | None]:
     name, for all models of the run. Statistics in other folders belong to other models.
 
     Returns:
-        The answer of :func:`trained_normalized`, and the file. The file is None if it does not exist, or if the model
+        The result of :func:`trained_normalized`, and the file. The file is None if it does not exist, or if the model
         was trained without a ``VecNormalize``.
 
     Raises:
@@ -122,12 +122,12 @@ def unknown(name: str) -> str:
 
 
 def _name_of(normalizer: Path) -> str:
-    """Return the model's name in a normalizer's file name, as SB3's callbacks write it; empty if there is none."""
+    """Return the model name in a normalizer's file name (SB3's callbacks write it); an empty string without one."""
     return re.sub("_?vec_?normalize", "", normalizer.stem).strip("_")
 
 
 def _is_of_another(name: str, model: Path) -> bool:
-    """Whether a name belongs to another model: to a file in the folder, or to another model of the same series."""
+    """Whether a name is that of another model: a model with a file in the folder, or a model of the same series."""
     ours, theirs = ({*re.findall(r"[^\W\d_]+|\d+", text)} for text in (model.stem, name))
     more, less = theirs - ours, ours - theirs
     numbered = any(map(str.isdigit, more)) and any(map(str.isdigit, less))
@@ -158,15 +158,16 @@ def _only(folder: Path, found: list[Path], what: str, key: str, fix: str) -> Pat
 def trained_normalized(facts: Mapping[str, Any]) -> bool | None:
     """Return whether a model was trained on observations that a ``VecNormalize`` normalized.
 
-    ``learn`` keeps two observations. ``_last_obs`` is the policy's input, float32 if it was normalized.
+    ``learn`` stores two observations. ``_last_obs`` is the policy's input, float32 if it was normalized.
     ``_last_original_obs`` is the observation before normalization. Algorithms with a replay buffer set
-    ``_last_original_obs`` even without a ``VecNormalize``. Then it is the observation of the previous step.
+    ``_last_original_obs`` even without a ``VecNormalize``. Then ``_last_original_obs`` is the observation of the
+    previous step.
 
     Args:
         facts: Attributes of a model: ``vars(model)``, or those of a file from :func:`facts_of`.
 
     Returns:
-        The answer; None if the attributes do not show it.
+        Whether observations were normalized; None if the attributes do not show this.
     """
     if facts.get("_vec_normalize_env") is not None:
         return True
@@ -195,7 +196,7 @@ def facts_of(model: Path) -> Mapping[str, Any]:
 
 
 def _shown_by(last: Mapping[Any, Any], original: Mapping[Any, Any], space: Mapping[Any, Any]) -> bool | None:
-    """Return whether a model's last observation was normalized. Compare it with the original observation, key by key.
+    """Return whether a model's last observation was normalized, by comparing it key by key with the original one.
 
     The result is True if one key shows normalization, and False if all keys show that there was none. Otherwise, it is
     None.
@@ -219,7 +220,7 @@ def _of_one(last: Any, original: Any, space: Any) -> bool | None:
 
 
 def _outside(observations: npt.NDArray[Any], space: Any) -> bool:
-    """Return whether observations exceed the bounds of a space by more than rounding; False if there are no bounds."""
+    """Return whether observations exceed a space's bounds by more than a rounding error; False without bounds."""
     low, high = getattr(space, "low", None), getattr(space, "high", None)
     if not isinstance(low, np.ndarray) or not isinstance(high, np.ndarray) or observations.shape[1:] != low.shape:
         return False
@@ -228,7 +229,7 @@ def _outside(observations: npt.NDArray[Any], space: Any) -> bool:
 
 
 def _parts(value: Any) -> dict[Any, Any]:
-    """Return the parts of an observation or a space by key. Without a Dict, the only key is None."""
+    """Return the entries of a Dict observation or a Dict space by key. Any other value gets the key None."""
     value = getattr(value, "spaces", value)
     if isinstance(value, Mapping):
         return dict(value)

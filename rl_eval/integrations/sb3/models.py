@@ -131,8 +131,8 @@ def as_weights(value: BaseAlgorithm | BasePolicy) -> dict[str, torch.Tensor]:
 def _detached(policy: BasePolicy) -> BasePolicy:
     """Return a copy of a policy on the CPU, without its optimizers and without the last batch in its distributions.
 
-    The last batch is part of a gradient graph, which cannot be copied. The policy is copied and not built again,
-    because that would draw from torch's global generator.
+    The last batch is part of a gradient graph, which cannot be copied. The policy is copied, because building
+    a new policy would draw from torch's global generator.
     """
     memo: dict[int, Any] = {}
     for module in policy.modules():
@@ -174,9 +174,9 @@ def load_policy(
 
     Args:
         path: Zip file of a model.
-        vecnormalize: Pickle of the ``VecNormalize`` of the training. None searches for it next to the model, unless the
-            model shows that it was trained without one. Pass False for a model that was trained without a
-            ``VecNormalize``, or with one that normalized only rewards.
+        vecnormalize: Pickle of the ``VecNormalize`` of the training. With None, this function searches for the pickle
+            next to the model, unless the model shows that it was trained without a ``VecNormalize``. Pass False for a
+            model that was trained without a ``VecNormalize``, or with one that normalized only rewards.
 
     Returns:
         The policy on the CPU, with its statistics, for ``evaluate(config, policy)``. Its ``result_notes`` name the
@@ -213,8 +213,8 @@ def _beside(file: Path) -> tuple[Path | None, tuple[str, ...]]:
     if trained:
         problem = f"policy_kwargs.vecnormalize is missing: {str(file)!r} {LACKS_STATISTICS}"
         fix = (
-            "Pass --set policy.policy_kwargs.vecnormalize=FILE, the file that venv.save() wrote. The callbacks and "
-            "the zoo of SB3 put vecnormalize into its name. If only rewards were normalized, pass False."
+            "Pass --set policy.policy_kwargs.vecnormalize=FILE, the file that venv.save() wrote. SB3's callbacks "
+            "and zoo put vecnormalize into the file name. If only rewards were normalized, pass False."
         )
         raise ConfigError(problem, key="policy.policy_kwargs.vecnormalize", fix=fix)
     return None, (unknown(file.name),) if trained is None else ()

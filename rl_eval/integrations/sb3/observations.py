@@ -90,7 +90,9 @@ class Normalizer(nn.Module):
 
 
 def normalizers_of(wrapper: VecNormalize | None) -> nn.ModuleList:
-    """Return copies of the observation statistics of a ``VecNormalize``, or of one inside it; empty if there are none.
+    """Return copies of the observation statistics of a ``VecNormalize``, or of a ``VecNormalize`` inside it.
+
+    Return an empty list if no ``VecNormalize`` normalizes observations.
 
     Raises:
         ConfigError: The ``VecNormalize`` wraps a second ``VecNormalize`` that also normalizes observations.
@@ -269,7 +271,10 @@ def _layout(given: gym.spaces.Box, due: gym.spaces.Box) -> tuple[bool, int | Non
 
 
 def _stacking_axis(shape: tuple[int, ...], stacked: tuple[int, ...]) -> int | None:
-    """Return the first or last axis if only its size differs and ``stacked`` has a multiple of it; otherwise None."""
+    """Return the axis, first or last, on which stacking converts ``shape`` to ``stacked``; None if there is none.
+
+    Only the size of this axis differs, and its size in ``stacked`` is a multiple.
+    """
     if len(shape) != len(stacked):
         return None
     longer = [axis for axis, (one, many) in enumerate(zip(shape, stacked, strict=True)) if one != many]

@@ -8,7 +8,7 @@ policy                      sampled action
 ==========================  ========================================================================
 PPO, A2C and similar        categorical, multi-categorical, Bernoulli or diagonal Gaussian
 SAC and similar             tanh of a diagonal Gaussian
-DQN and similar             greedy, or any action with probability ``exploration_rate``
+DQN and similar             greedy, or a random action with probability ``exploration_rate``
 TD3 and similar             the deterministic action, as from their ``predict``
 gSDE                        the mean plus noise from the episode's own matrix (:class:`Exploration`)
 ==========================  ========================================================================
@@ -214,7 +214,7 @@ class SB3Policy:
     def probe_outputs(self, observations: Any) -> list[Array]:
         """Return Q values or the parameters of the distribution.
 
-        With an LSTM, these are the parameters at the second step. Return an empty list if the policy has neither.
+        With an LSTM, these are the parameters at the second step. Return an empty list for any other policy.
         """
         rows = len(tree.flatten(observations)[0])
         state = self.initial_state(rows) or {}
@@ -262,7 +262,7 @@ class SB3Policy:
     # ------------------------------------------------------------------ calls of the policy
 
     def _read(self, observations: Any, state: State) -> tuple[Any, dict[str, Any], Any]:
-        """Return the observation for the policy, its other arguments by name, and the frames for the next step."""
+        """Return the observation for the policy, the other arguments by name, and the frames for the next step."""
         observation = observations["observation"] if self._masked else observations
         prepared, frames = self._prepare(observation, state.get("frames"), self.module.device)
         return prepared, self._arguments(observations, state.get("lstm")), frames
@@ -277,7 +277,7 @@ class SB3Policy:
         return {}
 
     def _split(self, result: Any) -> tuple[Any, Any]:
-        """Split a result of the policy into its output and the next LSTM state; None without an LSTM.
+        """Split a result of the policy into the output and the next LSTM state, which is None without an LSTM.
 
         The first dimension of the returned state is the batch.
         """

@@ -44,7 +44,7 @@ _MASK: Final = "mask"
 
 
 class _Seat(NamedTuple):
-    """Place of an agent in the tensors of its group."""
+    """Position of an agent in the tensors of its group."""
 
     group: str
     row: int
@@ -76,7 +76,7 @@ class TorchRLAgents(AgentsEnv):
         keys = {*env.action_keys, *env.reward_keys, *env.done_keys}
         needed = {(group, name) for group in groups for name in ("action", "reward", "terminated", "truncated")}
         if missing := needed - keys:
-            problem = f"the TorchRL environment has no keys {sorted(missing)}; it has {sorted(keys, key=str)}"
+            problem = f"the TorchRL environment lacks the keys {sorted(missing)}; it has {sorted(keys, key=str)}"
             raise ConfigError(problem, key="environment.env", value=sorted(missing))
         self._write = {agent: action_writer(self._action_spec(agent)) for agent in self._seats}
         self._gone: set[str] = set()

@@ -1,4 +1,4 @@
-"""Adapter that makes a :class:`gymnasium.Env` of a TorchRL environment.
+"""Adapter that converts a TorchRL environment to a :class:`gymnasium.Env`.
 
 =================  =============================================================================================
 item               rule
@@ -76,8 +76,8 @@ def as_env(
         reward_key: Key of the reward; by default, the only reward key.
         done_key: Key of the done flag that ends an episode; by default, the key at the root.
         check_normalizers: Whether to reject normalizers without statistics. Pass False if the statistics arrive later.
-        as_recorded: Whether to act like TorchRL's collectors: policies see all keys, including bookkeeping, with their
-            own names, and actions have the form of their spec and are not checked.
+        as_recorded: Whether to act like TorchRL's collectors. Policies then see all keys, including bookkeeping, under
+            their original names. Actions have the form of their spec and are not checked.
 
     Raises:
         ConfigError: The environment is a batch, has several agents, or has a normalizer without statistics.

@@ -156,7 +156,7 @@ class Evaluator:
             raise ArgumentError("there is no policy", key="policy", fix="Pass policy or policy_factory.")
         if remote and isinstance(env, EnvBase):
             name, fix = type(env).__name__, "Pass a callable that builds the environment."
-            raise ArgumentError(f"another process cannot build the env, a {name}", key="env", value=name, fix=fix)
+            raise ArgumentError(f"env is a {name}, which another process cannot build", key="env", value=name, fix=fix)
         for name, value in {"init_fn": init_fn, "num_gpus": num_gpus, "ray_kwargs": ray_kwargs}.items():
             refuse(
                 name, None if remote else value or None, 'backend="thread" runs in this process. Use "process" or "ray"'
@@ -273,7 +273,7 @@ class Evaluator:
         """Return the counters that a continued run needs.
 
         Raises:
-            EvaluationPending: A result is pending, or is unread and there is no ``on_result``.
+            EvaluationPending: A result is pending. Or there is no ``on_result``, and a result is unread.
         """
         self._check_idle("saved")
         return dict(self._evaluator.state_dict())
@@ -282,7 +282,7 @@ class Evaluator:
         """Restore the state of :meth:`state_dict`, or of TorchRL's evaluator.
 
         Raises:
-            EvaluationPending: A result is pending, or is unread and there is no ``on_result``.
+            EvaluationPending: A result is pending. Or there is no ``on_result``, and a result is unread.
         """
         self._check_idle("replaced")
         if "step_counter" in state_dict:
@@ -442,9 +442,9 @@ class RayEvalWorker:
         """Connect to a named worker of any process.
 
         Raises:
-            ArgumentError: ``reward_keys`` is set, but a worker keeps the reward key with which it was created.
+            ArgumentError: ``reward_keys`` is set, but a worker uses the reward key with which it was created.
         """
-        why = f"the worker {name!r} keeps the reward key of its creation"
+        why = f"the worker {name!r} uses the reward key with which it was created"
         refuse("reward_keys", reward_keys, why, unless=_REWARD)
         worker = object.__new__(cls)
         worker._start(_Evaluator.from_name(name, busy_policy="latest"), None)
@@ -487,8 +487,9 @@ class RayEvalWorker:
         Returns:
             ``reward`` (mean return per episode), ``reward_std``, ``reward_per_step`` (TorchRL's ``reward``), ``length``
             (mean steps per episode), ``count`` (episodes), ``weights_version``, every metric of rl_eval, and
-            ``frames``: a uint8 tensor of shape (T, height, width, 3), one frame after each step of episode 0, up to
-            a gibibyte; None if the environment's ``render_mode`` is not ``rgb_array``.
+            ``frames``. The value of ``frames`` is a uint8 tensor of shape (T, height, width, 3), with one frame after
+            each step of episode 0, up to a gibibyte. It is None if the environment's ``render_mode`` is not
+            ``rgb_array``.
 
         Raises:
             EvaluationFailed: Too many episodes failed, so there are no metrics.
@@ -507,8 +508,8 @@ class RayEvalWorker:
     def shutdown(self) -> None:
         """Terminate the worker within seconds, even during an evaluation. Further calls have no effect.
 
-        If :meth:`from_name` returned this object, it is only disconnected, and the worker continues for other
-        processes.
+        If :meth:`from_name` returned this object, this call only disconnects the object. The worker continues for
+        other processes.
         """
         evaluator, self._evaluator, self._handle = self._evaluator, None, None
         if evaluator is not None:

@@ -1,4 +1,4 @@
-"""Running statistics of TorchRL's normalizers: frozen during an evaluation, checked, and sent by a trainer.
+"""Running statistics of TorchRL's normalizers. An evaluation checks and freezes them; a trainer sends them.
 
 TorchRL keeps these statistics in transforms (``VecNormV2``, and the older ``VecNorm``) of an environment or a policy.
 """
@@ -40,7 +40,7 @@ def check_initialized(module: torch.nn.Module, owner: str, key: str, error: type
 
 
 def _has_statistics(normalizer: Any) -> bool:
-    """Whether a normalizer has seen a value. True, too, for a normalizer that keeps its statistics in the data."""
+    """Whether a normalizer has seen a value. Always true for a normalizer that stores its statistics in the data."""
     if not getattr(normalizer, "stateful", True):
         return True
     state = normalizer.get_extra_state() if getattr(normalizer, "initialized", True) else None

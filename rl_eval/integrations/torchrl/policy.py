@@ -206,7 +206,7 @@ class TensorDictPolicy:
         return batch
 
     def _begun(self, key: Key, observations: Any, state: Any) -> torch.Tensor:
-        """Return the recurrent state of a key, which the environment may set at the start of an episode."""
+        """Return the recurrent state of a key. If observations have this key, an episode starts with their value."""
         current: torch.Tensor = state[".".join(path_of(key))]
         if key == _IS_INIT or path_of(key) not in leaf_spaces(self._observation_space):
             return current

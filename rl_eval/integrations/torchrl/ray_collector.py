@@ -61,16 +61,18 @@ class RayCollector:
         reset_at_each_iter: Whether every batch starts with a new episode. The remaining steps of an unfinished episode
             are dropped.
         postproc: Function that is called with every batch. The iterator yields the function's result.
-        split_trajs: Whether every trajectory gets a separate, padded row, with a ``("collector", "mask")``.
+        split_trajs: Whether every trajectory gets a separate, padded row. The mask has the key
+            ``("collector", "mask")``.
         exploration_type: ``RANDOM``, ``DETERMINISTIC``, ``MODE``, ``MEAN`` or ``MEDIAN``. TorchRL's global setting does
             not change.
-        collector_kwargs: Devices that equal the arguments above. Other items are rejected, because there is no inner
-            collector.
+        collector_kwargs: May repeat the devices in the arguments above. Other items are rejected, because there is no
+            inner collector.
         num_workers_per_collector: Number of environments that step together in each runner.
         ray_init_config: Arguments of ``ray.init``, which is called if Ray is not running.
         remote_configs: ``num_cpus``, ``num_gpus``, ``memory``, ``resources``, ``label_selector`` and ``runtime_env`` of
             each actor.
-        num_collectors: Number of actors; by default, the length of ``create_env_fn``. With 0, this process collects.
+        num_collectors: Number of actors; by default, the length of ``create_env_fn``. With 0, this process
+            collects the frames.
         update_after_each_batch: Whether to send the weights of ``policy`` after every batch, before the next batch.
         max_weight_update_interval: Maximum number of batches between two automatic updates of the weights; negative for
             no automatic updates.
@@ -287,7 +289,7 @@ class RayCollector:
         given = [one for one in (policy_or_weights, weights, policy) if one is not None]
         if len(given) > 1:
             fix = "Pass one of policy_or_weights, weights and policy."
-            raise ArgumentError("several arguments have weights", key="weights", value=len(given), fix=fix)
+            raise ArgumentError("several arguments contain weights", key="weights", value=len(given), fix=fix)
         sent = given[0] if given else None if weights_dict else self._policy
         if sent is None and not weights_dict:
             raise ArgumentError("there is no policy with weights to send", key="weights", fix="Pass the weights.")
@@ -411,7 +413,7 @@ class RayCollector:
 
 
 def _devices(env_device: Any, collector_kwargs: Any, **devices: Any) -> dict[str, torch.device]:
-    """Return the torch device of each argument, by argument name. The default is ``device``, or else the CPU.
+    """Return the torch device of each argument, by argument name. The default is ``device``, whose default is the CPU.
 
     Raises:
         ArgumentError: ``env_device`` is not the CPU, or ``collector_kwargs`` has other items than these devices.

@@ -64,7 +64,7 @@ class RowInference:
         policy: Policy that acts on batches of observations.
         observation_space: Space of one observation.
         action_space: Space of one action.
-        lanes: Number of lanes. Batches have more rows, up to a multiple of :data:`BLOCK`.
+        lanes: Number of lanes. The number of rows is this number, rounded up to a multiple of :data:`BLOCK`.
         section: Settings ``deterministic``, ``actions``, ``inference``, ``allow_nondeterministic`` and ``device``.
         observations: Class that stores the observations of all lanes.
     """
@@ -169,8 +169,8 @@ class RowInference:
 
     @property
     def rows_per_pass(self) -> int | None:
-        """Number of rows in one forward pass; None if one pass has all lanes."""
-        return None if self._chunk == self._rows else self._chunk
+        """Number of rows in one forward pass; None if one pass computes all lanes."""
+        return None if self._batched or self._chunk == self._rows else self._chunk
 
     def outputs(self, lane: int) -> Any:
         """Return a lane's row of the policy's ``outputs`` after the last ``act``; None if the policy has none."""
@@ -275,7 +275,7 @@ class RowInference:
         return (*self._of_the_policy, *self._verdict, *clipped)
 
     def forget_notes(self) -> None:
-        """Allow notes that were already reported to be reported again."""
+        """Allow the same notes to be reported again."""
         self._reader.clipped = False
         self.observations.forget_notes()
 

@@ -63,7 +63,7 @@ def remembered(policy: Any) -> Memory:
 def likely_cause_at(runner: Any) -> str:
     """Return the likely reason why a runner's policy does not repeat its results.
 
-    Empty if no reason is found, or if the policy cannot be inspected.
+    Return an empty string if no reason is found, or if the policy cannot be inspected.
     """
     try:
         return likely_cause(runner.inference.new_probe())
@@ -72,7 +72,7 @@ def likely_cause_at(runner: Any) -> str:
 
 
 def likely_cause(probe: Probe) -> str:
-    """Return the likely reason why a policy does not repeat its results; empty if its state shows none."""
+    """Return the likely reason why a policy does not repeat its results; an empty string if no reason is found."""
     policy, causes = probe.policy, []
     with buffers_kept(policy):
         probe.act_once()  # Some state, such as a cache, changes only in the first call.

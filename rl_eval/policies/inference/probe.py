@@ -181,7 +181,7 @@ class Probe:
         return Finding("row", "", (note,), overwrites=True)
 
     def _unrepeatable(self, call: str) -> Finding:
-        """Raise for a policy that does not repeat its results, or note it."""
+        """Raise an error for a policy that does not repeat its results, or return a note if that is allowed."""
         found = f"the policy gives different results for {call}, computed twice from the same state with the same noise"
         if not self._allow_nondeterministic:
             problem = f"{found}. rl-eval doctor names the likely cause"
@@ -205,7 +205,7 @@ class Probe:
         return True
 
     def _demand_repeats(self) -> None:
-        """Check that a row alone in its batch gives equal results again, directly and after other rows.
+        """Check that a row alone in its batch gives equal results in every call, even after calls with other rows.
 
         Raises:
             _Unrepeatable: A row gave a different result.
@@ -315,7 +315,7 @@ class Probe:
 
 @contextlib.contextmanager
 def buffers_kept(policy: Policy) -> Iterator[None]:
-    """Restore the buffers of a policy's modules: statistics must not come from generated observations."""
+    """Restore the buffers of a policy's modules at the end: statistics must not come from generated observations."""
     torch = sys.modules.get("torch")
     parts = (policy, *getattr(policy, "__dict__", {}).values())
     modules = [part for part in parts if torch is not None and isinstance(part, torch.nn.Module)]
@@ -351,7 +351,7 @@ def _digest(rows: list[bytes]) -> str:
 
 
 def _unpinned() -> str:
-    """Return the usual cause of different last bits, if it applies: a process without an MKL mode."""
+    """Return a hint if no MKL mode is set, the usual cause of different last bits; otherwise an empty string."""
     if os.environ.get("MKL_CBWR"):
         return ""
     return " (perhaps only in the last bits, because MKL_CBWR is not set in this process; `rl-eval` sets it)"

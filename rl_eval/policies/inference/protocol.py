@@ -38,7 +38,7 @@ class Observations(Protocol):
         """Note live observations outside of the space's bounds."""
 
     def forget_notes(self) -> None:
-        """Allow notes that were already reported to be reported again."""
+        """Allow the same notes to be reported again."""
 
 
 class Inference(Protocol):
@@ -76,7 +76,7 @@ class Inference(Protocol):
         """Return the policy's outputs besides the action for a lane; None if the policy has no other outputs."""
 
     def forget_notes(self) -> None:
-        """Allow notes that were already reported to be reported again."""
+        """Allow the same notes to be reported again."""
 
     def probe(self) -> None:
         """Probe the policy, and set the numerics key.

@@ -212,7 +212,8 @@ class ObservationBatch:
         """Add one note for each leaf with a live row outside of its bounds. Call this for every batch.
 
         It checks the first batch after :meth:`forget_notes`, and every batch whose number is a multiple of
-        :data:`_LOOK_EVERY`. This takes almost no time, and detects an environment that leaves its space repeatedly.
+        :data:`_LOOK_EVERY`. This takes almost no time, and detects an environment whose observations are
+        repeatedly outside of the space.
         """
         self._batches += 1
         if not self._look_at_once and self._batches % _LOOK_EVERY:
@@ -233,7 +234,7 @@ class ObservationBatch:
                 self._inside = [other for other in self._inside if other is not leaf]
 
     def forget_notes(self) -> None:
-        """Allow notes that were already reported to be reported again."""
+        """Allow the same notes to be reported again."""
         self._noted.clear()
         self._inside = self._bounded
         self._look_at_once = True
@@ -417,7 +418,7 @@ class ActionReader:
         )
 
     def _whole(self, where: str, leaf: gym.spaces.Box, array: Array, live: npt.NDArray[np.bool_]) -> Array:
-        """Convert numbers to the integers of a leaf. A conversion by NumPy would cut off decimals, and wrap around."""
+        """Convert numbers to the integers of a leaf. NumPy would cut off decimals, and wrap around large values."""
         whole = np.rint(array) if array.dtype.kind == "f" else array
         limits = np.iinfo(leaf.dtype.name)
         wrong = (whole < limits.min) | (whole > limits.max)

@@ -132,9 +132,9 @@ def aggregate(values: npt.ArrayLike) -> Aggregates:
 def histogram_edges(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """Return the ends of bins, about 60 at most, in ascending order, by the rule of Freedman & Diaconis (1981).
 
-    If the values are whole numbers, all bins contain the same number of possible values. Otherwise, a smooth
-    distribution would show false modes. So the width of a bin is a whole number. If the greatest common divisor of the
-    differences between values is smaller than the width, the width is a multiple of it.
+    If the values are whole numbers, the width of a bin is a whole number. If the greatest common divisor of the
+    differences between values is smaller than the width, the width is a multiple of this divisor. So all bins contain
+    the same number of possible values. Unequal numbers would show false modes in a smooth distribution.
 
     Args:
         values: Finite, shape (n,), n at least 1.

@@ -1,9 +1,10 @@
 """Confidence intervals of aggregates, and the conditions for them.
 
-Mean returns get a BCa bootstrap interval (Efron 1987). For few values, a bootstrap is too narrow, and for very many
-values it is slow, so they get a Student t interval. Success rates get Wilson's score interval (Wilson 1927). Failed
-episodes have no value: with known bounds the interval spans from "all of them worst" to "all of them best". Without
-bounds there is no interval. A missing interval always has a note with the reason.
+Mean returns get a BCa bootstrap interval (Efron 1987). A bootstrap is too narrow for few values, and slow for very
+many values, so both cases get a Student t interval. Success rates get Wilson's score interval (Wilson 1927). Failed
+episodes have no value. If bounds are known, the lower end assumes the lowest value for all failed episodes, and the
+upper end assumes the highest value. Without bounds, there is no interval. A missing interval always has a note with the
+reason.
 """
 
 from __future__ import annotations
@@ -150,7 +151,11 @@ def success_interval(successes: int, trials: int, confidence: float = 0.95, *, n
         return no_interval(confidence, "no episode reports success")
     low, _ = _wilson(successes, trials + num_unknown, confidence)
     _, high = _wilson(successes + num_unknown, trials + num_unknown, confidence)
-    note = f"{num_unknown} unknown: the interval covers 0 to {num_unknown} successes of them" if num_unknown else ""
+    note = (
+        f"the success of {num_unknown} episodes is unknown: the interval covers 0 to {num_unknown} successes"
+        if num_unknown
+        else ""
+    )
     return Interval(low, high, confidence, "wilson", note)
 
 
@@ -173,8 +178,8 @@ def _sample_interval(sample: npt.NDArray[np.float64], confidence: float) -> Inte
 def _bca(sample: npt.NDArray[np.float64], confidence: float) -> Interval:
     """Return the bias-corrected and accelerated interval of the mean (Efron 1987, with Efron & Tibshirani 1993, 14.3).
 
-    The result is that of ``scipy.stats.bootstrap(method="BCa")`` with the same generator. But the import of
-    ``scipy.stats`` takes half a second.
+    The result is that of ``scipy.stats.bootstrap(method="BCa")`` with the same generator. That function is not used,
+    because the import of ``scipy.stats`` takes half a second.
     """
     from scipy.special import ndtr, ndtri
 

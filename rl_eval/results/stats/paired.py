@@ -1,8 +1,8 @@
 """Paired comparison of two policies by their returns on the same episodes.
 
 A pair is the same index, and so the same seed, with both policies. A common effect (an easy or a hard start) cancels in
-the difference, so fewer episodes are needed. The factor is measured and reported. The same pairs give an interval for
-the mean difference, a sign-flip permutation test of "no difference", and McNemar's exact test on success.
+the difference, so fewer episodes are needed. The saving is measured and reported as a factor. The same pairs give an
+interval for the mean difference, a sign-flip permutation test of "no difference", and McNemar's exact test on success.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def sign_flip_test(differences: npt.NDArray[np.float64]) -> tuple[float, TestKin
     the p-value is never 0 (Phipson & Smyth 2010).
 
     Args:
-        differences: Shape (n,). Zeros have no sign and drop out.
+        differences: Shape (n,). Zeros have no sign and are dropped.
     """
     magnitudes = np.abs(differences[differences != 0])
     with np.errstate(all="ignore"):
@@ -129,7 +129,7 @@ def sign_flip_test(differences: npt.NDArray[np.float64]) -> tuple[float, TestKin
 def mcnemar(a: npt.NDArray[np.bool_], b: npt.NDArray[np.bool_]) -> McNemar:
     """Test whether two sides succeed equally often on the same episodes.
 
-    Only pairs that disagree carry information. If the rates are equal, each such pair is a fair coin toss.
+    Only pairs that disagree affect the test. If the rates are equal, each such pair is a fair coin toss.
 
     Args:
         a: Success of the first side, shape (n,).

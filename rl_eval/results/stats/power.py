@@ -1,7 +1,7 @@
-"""Power: numbers of episodes that show a difference, differences that they show, and the comparison of two rates.
+"""Power: number of episodes for a difference, smallest difference for a number of episodes, comparison of two rates.
 
-A number of episodes shows a difference if 80 % of experiments with this difference and number reject "no difference" in
-a two-sided test at the level of 5 % (power 0.8).
+A number of episodes shows a difference if 80 % of experiments with this number and this true difference reject "no
+difference" in a two-sided test at the level of 5 % (power 0.8).
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Spread:
         return float(stdtrit(episodes - 1, (1 + CONFIDENCE) / 2)) * self.std / math.sqrt(episodes)
 
     def episodes_of_half_width(self, half_width: float) -> int:
-        """Return the smallest number of episodes whose :meth:`half_width` is at most this large.
+        """Return the smallest number of episodes whose :meth:`half_width` is at most the given one.
 
         Args:
             half_width: Half width of the interval, above 0.
@@ -91,7 +91,7 @@ class Spread:
 def episodes_for_rates(a: float, b: float) -> int:
     """Return the number of episodes per policy with which Fisher's exact test shows that two success rates differ.
 
-    The number is the normal approximation with the correction for exact tests of Fleiss, Tytun & Ury (1980).
+    The number is the normal approximation, with the correction by Fleiss, Tytun & Ury (1980) for exact tests.
 
     Args:
         a: True rate of one policy, within [0, 1].

@@ -1,9 +1,9 @@
-"""Bradley-Terry ratings: one number for each policy that predicts wins, independent of the order of the games.
+"""Bradley-Terry ratings, which predict wins: one number per policy, independent of the order of the games.
 
 The model gives each policy a strength, and ``P(i beats j) = 1 / (1 + exp(s_j - s_i))`` (Bradley & Terry 1952); a draw
-is half a win for either. The strengths maximize the likelihood of the games. So the order of the games does not matter,
-unlike with ratings that are updated game by game (Elo, TrueSkill). One drawn game is added for each two policies that
-played each other. It keeps strengths finite if one side won all games, and hardly matters otherwise.
+is half a win for both. The strengths maximize the likelihood of the games. So the order of the games does not matter,
+unlike with ratings that are updated game by game (Elo, TrueSkill). One drawn game is added for each pair of policies
+that played each other. It keeps strengths finite if one side won all games, and hardly matters otherwise.
 
 Intervals come from a percentile bootstrap, which resamples whole seeds within each matchup. All games with the same
 seed, in all orders of the seats, are one observation. The frequency of draws need not fit a model.
@@ -151,7 +151,7 @@ def _intervals(
         return [no_interval(confidence, why)] * len(policies)
     fewest, resampled = _resampled(points)
     if fewest < 2:
-        return [no_interval(confidence, "a matchup was played on one seed only")] * len(policies)
+        return [no_interval(confidence, "a matchup was played on only one seed")] * len(policies)
     ends = np.quantile(ELO * strengths(resampled), [(1 - confidence) / 2, (1 + confidence) / 2], axis=0)
     if (ends[0] == ends[1]).all():
         if fewest < FEW:

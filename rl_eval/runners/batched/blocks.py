@@ -142,14 +142,20 @@ class BlockEvalRunner(BatchedEvalRunner):
             self._pending.extend(block.completed)
             self._end_block()
         elif block.idle_steps > _MAX_IDLE_STEPS:
-            text = f"no slot started another episode in the {_MAX_IDLE_STEPS} steps after all episodes had ended"
+            text = f"no slot started another episode in the {_MAX_IDLE_STEPS} steps after all started episodes ended"
             fix = "Return the mask and the first observations as BatchStep.started."
             if self._max_steps < math.inf:
-                fix = "Set the step limit in the simulator instead: a slot only restarts when its own episode ends."
+                fix = (
+                    "Set the step limit in the simulator instead of evaluation.max_episode_steps: a slot restarts only "
+                    "when the simulator ends its episode."
+                )
             self._fail_block("env", "step", EnvError(text, key="started", fix=fix))
 
     def _hold_lane(self, lease: Lease) -> None:
-        """Begin a block in lane 0. So the block gets the fault if the process dies while no slot has an episode."""
+        """Begin a block in lane 0 of the flight recorder.
+
+        If the process dies while no slot has an episode, the fault is attributed to the block.
+        """
         self._recorder.begin(0, lease.index, lease.seed, lease.attempt)
 
     @override

@@ -12,14 +12,14 @@ from rl_eval.runners.batched.simulator import BatchSimulator
 
 @final
 class CurrentSimulator:
-    """The simulator of the configured width or, while episodes run that need a new simulator, this new one.
+    """Simulator of the configured width, or a new simulator while episodes that need one are running.
 
     Args:
         width: Configured number of slots.
         build: Builds a simulator with a number of slots.
         close: Closes a simulator.
-        borrowed: Whether the simulator is the caller's object. It has a fixed number of slots, so episodes that need a
-            new simulator use it, too.
+        borrowed: Whether the simulator is the caller's object. This object has a fixed number of slots, so even
+            episodes that need a new simulator use it.
     """
 
     def __init__(
@@ -54,8 +54,8 @@ class CurrentSimulator:
 
         Args:
             lease: Lease of the episode.
-            idle: Whether no episode is live and none is unreported. Only then is a simulator closed, because ``close``
-                may hang or kill the process.
+            idle: Whether no episode is live and all finished episodes are reported. Otherwise no simulator is closed,
+                because ``close`` may hang or kill the process.
         """
         if not (self._rejected or lease.fresh or lease.alone or self._new is not None):
             return True
@@ -69,7 +69,7 @@ class CurrentSimulator:
         return True
 
     def built(self, lease: Lease, num_slots: int) -> BatchSimulator:
-        """Return the simulator for episodes like that of the lease; build it if necessary.
+        """Return the simulator for a lease; build it if necessary.
 
         Args:
             lease: Lease of the first episode.

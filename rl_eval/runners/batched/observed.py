@@ -43,12 +43,12 @@ class ObservedBatch:
             self._told[slot] = observed
 
     def act(self, actions: Any) -> None:
-        """Keep the actions of the next step: nested arrays, shape (slots, ...)."""
+        """Store the actions of the next step for observers: nested arrays, shape (slots, ...)."""
         for slot, observed in self._told.items():
             observed.act(tree.map_structure(lambda leaf, slot=slot: leaf[slot], actions))
 
     def keys(self, step: BatchStep) -> Collection[str]:
-        """Return the keys of infos for observers, in addition to the keys that the runner reads for its records."""
+        """Return the keys of infos to read for observers. The runner reads the keys of its records in any case."""
         return step.keys if self._told else ()
 
     def step(self, step: BatchStep, reported: Reported) -> None:

@@ -59,9 +59,10 @@ class BatchedEvalRunner(RunnerCore):
     """Runner of a :class:`BatchSimulator`: one forward pass and one call of the simulator for all live slots.
 
     Episodes start in the order of the queue: a free slot gets the next lease, and is restarted with the lease's seed.
-    A slot without a lease is masked: its steps are never counted. But the simulator steps this slot too. So if a call
+    A slot without a lease is masked: its steps are never counted. But the simulator also steps this slot. So if a call
     raises, each live episode is only *suspected* to be the cause; in a simulator of one slot, the cause is certain.
-    Then the simulator is built again. If one slot returns an invalid value, only the episode in it is suspected.
+    After such a call, the simulator is built again. If one slot returns an invalid value, only the episode in this slot
+    is suspected.
     """
 
     _inference: RowInference
@@ -180,7 +181,10 @@ class BatchedEvalRunner(RunnerCore):
         return {"adapter": simulator.name, "num_envs": self.settings.runners.lanes, "guarantee": "conditions"}
 
     def _try_out(self, simulator: BatchSimulator) -> None:
-        """Reject a simulator that breaks its contract. If the trial raises, build it again before the first episode."""
+        """Reject a simulator that breaks its contract.
+
+        If the trial raises, build the simulator again before the first episode.
+        """
         plan = EpisodePlan(simulator.num_envs, seed=1, conditions=self.settings.evaluation.conditions)
         try:
             if note := self._trial(simulator, [plan[slot] for slot in range(len(plan))]):
@@ -538,7 +542,7 @@ def lane_of_call(num_envs: int) -> int:
 
 
 def _alike(lease: Lease, first: Lease) -> bool:
-    """Whether two episodes may share a simulator from its start."""
+    """Whether two episodes may start together in one simulator."""
     return (lease.fresh, lease.alone) == (first.fresh, first.alone)
 
 

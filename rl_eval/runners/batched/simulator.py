@@ -113,7 +113,7 @@ def _checked_start(started: Any, num_envs: int) -> tuple[Flags, Any]:
 
 
 def _is_direct(array: Any, kind: str, num_envs: int) -> bool:
-    """Whether an array is a NumPy array of the expected shape, and of a kind of dtype that needs no further check."""
+    """Whether an array is a NumPy array of the expected shape and kind of dtype, and so needs no further check."""
     return type(array) is np.ndarray and array.dtype.kind == kind and array.shape == (num_envs,)
 
 
@@ -135,14 +135,15 @@ def _array_of(step: BatchStep, name: str, num_envs: int) -> Any:
 class BatchSimulator(abc.ABC):
     """Simulator that steps all slots in one call.
 
-    It starts episodes in single slots (:meth:`restart`) or, for blocks, in all slots at once (:meth:`reset`).
+    It starts episodes in single slots (:meth:`restart`) or, for blocks, in all slots together (:meth:`reset`).
 
     An episode must depend only on its spec. It must be the same for any number of slots, and for any episodes in the
-    other slots. A simulator declares exceptions in its attributes; they weaken the guarantee of the result.
+    other slots. A simulator declares deviations from this rule in its attributes. Deviations weaken the guarantee of
+    the result.
 
     After the end of its episode, a slot stays idle until it is restarted, or it continues by itself. The runner ignores
-    the observations, rewards, flags and infos of such a slot. But an exception in such a slot ends the call for all
-    slots, so the episodes in the other slots must run again.
+    the observations, rewards, flags and infos of such a slot. But if the step of such a slot raises, the call fails for
+    all slots, and the episodes in the other slots must run again.
     """
 
     num_envs: int
@@ -181,7 +182,7 @@ class BatchSimulator(abc.ABC):
             First observations of these slots: nested arrays, shape (k, ...), as in :class:`BatchStep`.
 
         Raises:
-            ConfigError: The simulator only restarts as a whole.
+            ConfigError: The simulator can only restart all slots together.
         """
         problem = f"{self.name} has no restart(), so its slots cannot be started one by one"
         fix = "Set runners.block: 64, if episodes may depend on the number of environments."

@@ -48,7 +48,7 @@ def try_out(simulator: BatchSimulator, specs: Sequence[EpisodeSpec]) -> str:
         specs: A spec for each slot.
 
     Returns:
-        A note if all seeds give the same first observation; empty otherwise.
+        A note if all seeds give the same first observation; otherwise an empty string.
 
     Raises:
         ConfigError: Equal specs do not start equal episodes, or the restart changes other slots.
@@ -67,7 +67,7 @@ def try_out(simulator: BatchSimulator, specs: Sequence[EpisodeSpec]) -> str:
 
 
 def try_block(simulator: BatchSimulator, specs: Sequence[EpisodeSpec]) -> str:
-    """Start a block twice from the first seed, and take the same few steps; return a note if they differ."""
+    """Run the first few steps of a block twice from the first seed; return a note if the two runs differ."""
     first, second = (_play(simulator, specs, block=True) for _ in range(2))
     if _equal(first.starts, second.starts) and all(
         _equal(rewards, rewards_2) and _equal(observations, observations_2)
@@ -101,7 +101,7 @@ def _play(
 
 
 def _changed(one: _Course, other: _Course) -> tuple[str, int] | None:
-    """Return the part of a step that differs in a slot before the last, and the first such slot; None if all agree."""
+    """Return the name of the first difference and its slot; None if all slots except the last one are equal."""
     for (rewards, observations), (rewards_2, observations_2), ended in zip(
         one.steps, other.steps, one.ends, strict=True
     ):

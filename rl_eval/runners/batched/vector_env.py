@@ -45,7 +45,7 @@ class VectorEnvSimulator(BatchSimulator):
         blocks: Whether the environment is only reset as a whole, and its slots restart by themselves.
 
     Raises:
-        ConfigError: The environment cannot reset some of its slots, each with its own seed.
+        ConfigError: The environment cannot reset single slots with a seed per slot.
     """
 
     def __init__(self, env: VectorEnv[Any, Any, Any], *, blocks: bool = False) -> None:
@@ -94,7 +94,7 @@ class VectorEnvSimulator(BatchSimulator):
         return self.env.reset(seed=seed)[0]
 
     def _reset(self, slots: Slots, seeds: list[int], options: Mapping[str, Any] = {}) -> Any:
-        """Reset some slots, all of them the first time; return the observations of all slots."""
+        """Reset some slots, or all slots at the first call; return the observations of all slots."""
         chosen = dict(zip(slots.tolist(), seeds, strict=True))
         if not self._started:
             # Slots without an episode run a copy of the first episode, so they raise only if this episode raises.
@@ -198,7 +198,7 @@ def _by_slot(values: Any, num_envs: int) -> np.ndarray[Any, Any]:
 def _before_autoreset(
     observations: Any, infos: Mapping[str, Any], ended: Flags, has_infos: bool
 ) -> tuple[Any, Mapping[str, Any]]:
-    """Return a step's observations and infos; in slots that were reset in this step, those from before the reset.
+    """Return a step's observations and infos, with the values before the reset in slots that this step reset.
 
     Raises:
         EnvError: The final observations are missing; or the final infos are missing, but the environment has infos.
@@ -228,7 +228,7 @@ def _before_autoreset(
 
 
 def _lost(key: str) -> EnvError:
-    """Return the error for a step in whose infos a key of :data:`_FINAL` is missing or has another form."""
+    """Return the error for infos in which a key of :data:`_FINAL` is missing or has another form."""
     problem = f"the vector environment resets a slot in the step that ends its episode, but the infos lack {key}"
     fix = (
         "Build it with autoreset_mode=AutoresetMode.NEXT_STEP, or return final_obs and final_info as gymnasium 1 does."
@@ -249,7 +249,7 @@ def build_simulator(
     """Build the simulator that a config names.
 
     ``environment.env`` is a gymnasium id for ``gymnasium.make_vec``, or a callable (or its ``"module:attr"``) with a
-    parameter ``num_envs``, which returns a vector environment or a :class:`BatchSimulator`.
+    parameter ``num_envs``. The callable returns a vector environment or a :class:`BatchSimulator`.
 
     Raises:
         ConfigError: The environment is unknown, does not step several slots, or cannot restart them one by one.
@@ -320,7 +320,7 @@ def _is_ale(env: Any) -> bool:
 
 
 def _described(env: VectorEnv[Any, Any, Any], kwargs: Mapping[str, Any]) -> str:
-    """Return a note that names the simulator, and the settings of ALE's preprocessing."""
+    """Return a note with the name of the simulator and, for ALE, the settings of its preprocessing."""
     text = f"all slots are stepped by one {type(env).__name__}"
     if type(env).__module__ != _ALE:
         return text

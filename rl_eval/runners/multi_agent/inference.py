@@ -1,9 +1,9 @@
 """Inference for agents of many episodes: one batched forward pass per policy over all slots.
 
 Every agent has a row in its policy's batch until its episode ends. Each policy has a
-:class:`~rl_eval.policies.inference.inference.RowInference`, which makes each row independent of the other rows; what is
-a lane there is a row here. Noise comes from the episode's seed and the agent's seat, so it does not depend on the
-number of runners and environments.
+:class:`~rl_eval.policies.inference.inference.RowInference`, which makes each row independent of the other rows. Its
+lanes are the rows of this module. Noise comes from the episode's seed and the agent's seat, so it does not depend on
+the number of runners and environments.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class _Place(NamedTuple):
 
 @final
 class AgentsInference:
-    """Inference for all agents in all slots. Its counterpart :class:`RowInference` has one agent per slot.
+    """Inference for all agents in all slots. For one agent per slot, see :class:`RowInference`.
 
     Args:
         build: Takes the id of a policy, and builds an inference for it. Called again if all rows are in use.
@@ -172,7 +172,7 @@ class AgentsInference:
 
     @keeps_outputs.setter
     def keeps_outputs(self, wanted: bool) -> None:
-        """Set this for all policies."""
+        """Set whether the additional outputs of all policies are kept."""
         self._keeps_outputs = wanted
         for inference in self._inferences():
             inference.keeps_outputs = wanted
@@ -233,7 +233,7 @@ class AgentsInference:
         raise AssertionError(lane)
 
     def look_outside(self, live: npt.NDArray[np.bool_]) -> None:
-        """Note observations outside of their spaces."""
+        """Add notes on observations outside of their spaces."""
         for inference in self._inferences():
             inference.observations.look_outside(inference.live)
 
@@ -246,7 +246,7 @@ class AgentsInference:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Notes for readers of the result on how each policy is computed."""
+        """Notes on how each policy is computed, for readers of the result."""
         found = {
             name: dict.fromkeys(note for page in pages for note in page.notes) for name, pages in self._policies.items()
         }
@@ -285,7 +285,7 @@ class AgentsInference:
         return place
 
     def _add_page(self, name: str) -> PolicyInference:
-        """Add rows for a policy that acts for more agents at once than in the first episodes of the plan."""
+        """Add rows for a policy that acts for more agents at a time than in the first episodes of the plan."""
         page = self._listening(self._build(name))
         page.probe()
         self._policies[name].append(page)

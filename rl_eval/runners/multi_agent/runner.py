@@ -37,12 +37,12 @@ class SeveralPolicies:
 
     @cached_property
     def module(self) -> Any:
-        """Module with the modules of all policies that have one, by id; None if no policy has a module."""
+        """Module that contains the modules of the policies, by id; None if no policy has a module."""
         having = [name for name, policy in self.by_name.items() if module_of(policy) is not None]
         return self.modules(having) if having else None
 
     def modules(self, names: Iterable[str]) -> Any:
-        """Return a module that has the modules of some policies as parts, by id.
+        """Return a module that contains the modules of some policies, by id.
 
         Raises:
             WeightsError: A policy has no module.
@@ -196,8 +196,8 @@ class PolicyMapping:
                 f"{len(self.agents)} agents ({', '.join(map(str, self.agents))})"
             )
             fix = (
-                "List the agents in environment.agents in the order of seats, or map agents to policies of "
-                "spec.seating in policy.policy_mapping_fn."
+                "List the agents in environment.agents in the order of seats, or return a policy of spec.seating for "
+                "each agent from policy.policy_mapping_fn."
             )
             raise ConfigError(problem, key="evaluation.matchups", value=", ".join(seating), fix=fix)
 
@@ -212,8 +212,8 @@ class PolicyMapping:
         if name not in self._names:
             hint = nearest(name, self._names) if isinstance(name, str) else f"known ids are {', '.join(self._names)}"
             problem = (
-                f"policy.policy_mapping_fn returned {name!r} for agent {agent!r} of episode {spec.index}, which is "
-                f"not in policy.policies: {hint}"
+                f"policy.policy_mapping_fn returned {name!r}, which is not in policy.policies, for agent {agent!r} of "
+                f"episode {spec.index}: {hint}"
             )
             raise ConfigError(problem, key="policy.policy_mapping_fn", value=name, episode=spec.index)
         return str(name)
@@ -282,7 +282,7 @@ class MultiAgentEvalRunner(VectorEvalRunner):
         return AgentsInference(self._build_inference, tuple(self._sections), self._mapping.owners, len(self._lanes))
 
     def weighted_module(self, snapshot: WeightsSnapshot) -> Any:
-        """Return the module that receives the weights. Several policies are the parts of one module."""
+        """Return the module that receives the weights. For several policies, it contains their modules."""
         if not isinstance(self._policy, SeveralPolicies):
             return super().weighted_module(snapshot)
         return self._policy.modules(policies_of(snapshot, self._sections))

@@ -1,8 +1,8 @@
-"""Multi-agent environments with the interface of a single agent.
+"""Multi-agent environments with the interface of a single-agent environment.
 
-PettingZoo's two APIs are recognized by their methods: Parallel, in which all agents act at once, and AEC, in which one
-agent acts at a time. PettingZoo is imported only for an id of PettingZoo's registry. The reward of a step is the sum of
-the agents' rewards, and an episode ends when all agents are done. So the runner's base class, which steps an
+PettingZoo's two APIs are recognized by their methods: Parallel, in which all agents act in each step, and AEC, in which
+one agent acts at a time. PettingZoo is imported only for an id of PettingZoo's registry. The reward of a step is the
+sum of the agents' rewards, and an episode ends when all agents are done. So the runner's base class, which steps an
 environment and sums rewards, works for any number of agents. The return, length and ending of each agent are recorded
 as well.
 """
@@ -59,10 +59,10 @@ class AgentsEnv(Protocol):
         """Begin an episode."""
 
     def step(self, actions: Mapping[Any, Any]) -> Turn:
-        """Take the actions of the acting agents."""
+        """Take a step with the actions of the acting agents."""
 
     def unread_rewards(self) -> Mapping[Any, Any]:
-        """Return the rewards that no turn has reported yet, because the episode is cut now."""
+        """Return the rewards that no turn has reported. Called when the episode is cut."""
         return {}
 
     def close(self) -> None:
@@ -168,7 +168,7 @@ class AECAgents(_PettingZooAgents):
 def _conversion_in(env: Any) -> Any:
     """Return PettingZoo's ``parallel_to_aec`` conversion in an environment; None if there is none.
 
-    Unlike other environments, it does not reset an agent's reward when the agent acts.
+    Unlike other environments, the conversion does not reset an agent's reward when the agent acts.
     """
     while env is not None and type(env).__name__ != "parallel_to_aec_wrapper":
         env = getattr(env, "env", None)
@@ -198,7 +198,7 @@ class TeamEnv:
         info_keys: Scalars to read from ``info``: a key of the common info, or ``<agent>/<key>``.
 
     Raises:
-        ConfigError: The environment does not list its possible agents, and neither does ``agents``.
+        ConfigError: The environment does not list its possible agents, and ``agents`` is empty.
     """
 
     rewards: Mapping[Any, float]
@@ -228,8 +228,8 @@ class TeamEnv:
             return observations, actions
         if not isinstance(actions, gym.spaces.Discrete):
             problem = (
-                f"environment.action_masks is true, but agent {agent!r} acts in {actions}: only Discrete actions have "
-                "masks"
+                f"environment.action_masks is true, but the action space of agent {agent!r} is {actions}: only "
+                "Discrete actions have masks"
             )
             fix = "Remove environment.action_masks."
             raise ConfigError(problem, key="environment.action_masks", value=True, fix=fix)
@@ -275,7 +275,7 @@ class TeamEnv:
         return self._observations(turn), reward, False, False, info
 
     def settle(self, terminated: bool, truncated: bool) -> tuple[float, float]:
-        """End the episode. Agents that have not ended get the ending of the episode.
+        """End the episode. The ending of the episode applies to agents that have not ended.
 
         Returns:
             The return of the team, and the part of this return that no step has reported.
@@ -373,7 +373,7 @@ class TeamEnv:
         return total
 
     def _take_endings(self, turn: Turn) -> tuple[bool, bool]:
-        """Record the agents that have ended; return whether the episode, if it is over, is terminated and truncated."""
+        """Record the agents that have ended; return ``terminated`` and ``truncated``, valid if the episode is over."""
         now = [False, False]
         for position, (word, flags) in enumerate((("terminated", turn.terminated), ("truncated", turn.truncated))):
             for agent, value in flags.items():
@@ -481,7 +481,7 @@ def _number(agent: Any, value: Any) -> float:
 
 
 def _flag(word: str, agent: Any, value: Any) -> bool:
-    """Return an agent's ending as a bool."""
+    """Return an agent's ``terminated`` or ``truncated`` as a bool."""
     if (number := scalar_of(value)) not in (0, 1):
         text = f"{word} of agent {agent!r} is {value!r}, which is neither true nor false"
         raise EnvError(text, key=word, value=value)
@@ -543,8 +543,8 @@ def _ask(settings: EvalSettings) -> tuple[str, ...]:
         raise
     except Exception as error:
         problem = (
-            f"the environment {settings.environment.env!r} cannot be built in the process that starts the evaluation, "
-            f"to list its agents: {summary_of(error)}"
+            f"to list the agents of {settings.environment.env!r}, the process that starts the evaluation must build "
+            f"the environment, and this failed: {summary_of(error)}"
         )
         raise EnvError(problem, key="environment.agents", fix="List the agents in environment.agents.") from error
     with suppress(Exception):  # Nothing depends on an environment that was only built for its agents.

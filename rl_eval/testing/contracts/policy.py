@@ -40,7 +40,7 @@ class PolicyContract:
         ...     config = EvalConfig().environment("CartPole-v1").policy("my_pkg.policies:make_policy")
 
     The policy acts on observations that are sampled from the environment's space. Discrete actions must be equal.
-    Floats may differ by rounding, because a runner makes sure that rounding does not depend on the batch.
+    Floats may differ by rounding, because the runner, not the policy, makes rounding independent of the batch.
     """
 
     config: EvalConfig
@@ -121,7 +121,7 @@ class PolicyContract:
             raise AssertionError("act() modified the mask of live rows. Copy the mask before you modify it.")
 
     def test_a_pickled_copy_acts_alike(self) -> None:
-        """A copy of the policy through pickle, as runners get it, takes the same actions."""
+        """A pickled copy of the policy, as runners receive it, returns the same actions."""
         first = self._act(range(8))
         twin: Policy = pickle.loads(cloudpickle.dumps(self._subject.policy))
         self._expect_equal(self._act(range(8), policy=twin), first, "of a pickled copy")
@@ -143,7 +143,7 @@ class PolicyContract:
 
     @cached_property
     def _alone(self) -> list[Actions]:
-        """Actions of every episode, if it is alone in its batch."""
+        """Actions of every episode when the episode is alone in its batch."""
         return [self._act([episode]) for episode in range(_EPISODES)]
 
     def _observations(self, rows: npt.NDArray[np.int64]) -> Any:
@@ -208,7 +208,7 @@ class PolicyContract:
     def _expect_alone(
         self, episodes: Sequence[int], actions: Actions, where: str, mask: npt.NDArray[np.bool_] | None = None
     ) -> None:
-        """Assert that the actions of each row are those of its episode alone in a batch."""
+        """Assert that each row has the same actions as its episode has when it is alone in a batch."""
         for row, episode in enumerate(episodes):
             if mask is None or mask[row]:
                 alone = self._alone[episode][: len(actions)]
@@ -232,7 +232,7 @@ class PolicyContract:
 
 @contextlib.contextmanager
 def _global_seed(seed: int) -> Iterator[Callable[[], dict[str, bytes]]]:
-    """Seed the global generators, yield a function that reads their states, and restore them."""
+    """Seed the global generators, yield a function that reads their states, and restore the states."""
     import torch
 
     with random_state_kept():

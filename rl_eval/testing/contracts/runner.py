@@ -92,9 +92,9 @@ class ObserverContract(RunnerSuite):
             self._expect_seen(play(runner, leases_of(_FEW)).artifacts, {1: 3, 3: 3}, f"{lanes} slots, with faults")
 
     def test_what_an_observer_raises_is_its_own(self) -> None:
-        """A note names the observer that raised.
+        """A note names the observer that raised an error.
 
-        Episodes have no faults. Rows and the artifacts of other observers do not change.
+        The error causes no fault. Rows and the artifacts of other observers do not change.
         """
         for where in ("factory", *_METHODS):
             broken = _raising(where)
@@ -135,8 +135,8 @@ class ObserverContract(RunnerSuite):
             if seen.steps != due.steps:
                 raise AssertionError(
                     f"{what}: the {len(seen.steps) - 1} steps that the observer of episode {index} got differ from the "
-                    f"{len(due.steps) - 1} steps of the reference loop. Call it once after the reset and once "
-                    "after each step, in order, with the values of the environment."
+                    f"{len(due.steps) - 1} steps of the reference loop. Call the observer once after the reset and "
+                    "once after each step, in order, with the values of the environment."
                 )
 
     @cached_property
@@ -297,20 +297,23 @@ class EvalRunnerContract(ObserverContract):
             second = runner.run((), 0.0, reclaim=[lease.index for lease in leases])
             started = {int(index) for index in first.rows["index"]} | set(first.progress["index"].tolist())
             given_back = [lease for lease in leases if lease.index not in started]
-            expect(sorted(second.returned), [at.index for at in given_back], f"given back, {lanes} slots")
+            expect(sorted(second.returned), [at.index for at in given_back], f"returned leases, {lanes} slots")
             rest = play(runner, (), begun=[first, second], count=len(started))
             again = play(runner, given_back)
             self.expect_reference(np.concatenate([rest.rows, again.rows]), f"{lanes} slots, after reclaim")
 
     def test_abort_gives_everything_back(self) -> None:
-        """With ``abort``, live episodes are dropped, and unfinished leases returned. Later episodes do not change."""
+        """With ``abort``, live episodes are dropped, and unfinished leases are returned.
+
+        Later episodes do not change.
+        """
         for lanes, runner in self.runners():
             leases = leases_of(lanes + self.num_episodes)
             reports = [runner.run(leases, 0.0), *(runner.run((), 0.0) for _ in range(3 * lanes))]
             finished = {int(index) for report in reports for index in report.rows["index"]}
             unfinished = [lease for lease in leases if lease.index not in finished]
             report = runner.run((), 0.0, abort=True)
-            expect(sorted(report.returned), [at.index for at in unfinished], f"given back, {lanes} slots")
+            expect(sorted(report.returned), [at.index for at in unfinished], f"returned leases, {lanes} slots")
             expect((len(report.progress), len(report.rows)), (0, 0), f"live slots and rows after abort, {lanes} slots")
             self.expect_reference(play(runner, unfinished).rows, f"{lanes} slots, after abort")
 

@@ -168,9 +168,9 @@ def _messages_of(writer: Any) -> Any:
 class WandbLogger(Logger):
     """Writer to a separate run, or to the run of the training.
 
-    The horizontal axis is ``<log_prefix>/step``. W&B's own counter cannot go back, but training has passed the step of
-    an evaluation when its point is logged. W&B's history cannot be rewritten, so a step that is evaluated again has two
-    rows.
+    The horizontal axis is ``<log_prefix>/step``. W&B's own counter is not used as the axis: it cannot decrease, and
+    training may already be at a later step when a point is logged. W&B's history cannot be rewritten, so a step that is
+    evaluated again has two rows.
 
     Args:
         project: Project of the new run.

@@ -1,1 +1,4 @@
-"""Named evaluation service: one set of runners for many clients, which can outlive the process that started it."""
+"""Named evaluation service: one set of runners for many clients.
+
+The service can continue after the process that started it has ended.
+"""

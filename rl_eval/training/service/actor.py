@@ -1,4 +1,4 @@
-"""Actor of a service: one group of runners, which evaluates requests of many clients, one at a time, in turns.
+"""Actor of a service: one group of runners, which evaluates one request at a time. The clients take turns.
 
 A request is on disk before it is acknowledged, and its evaluation has a log. So a new actor with the same folder
 continues where the last actor ended. An import of this module imports neither Ray nor torch.
@@ -132,8 +132,8 @@ class EvalService:
             client: Name of the client.
             request: Identifier that the client chose.
             step: Training step.
-            version: Lowest version that the weights may get.
-            weights: Weights; None for the client's last weights, without those that did not fit the policy.
+            version: Lowest version that the service may assign to the weights.
+            weights: Weights; None for the client's last weights. Weights that did not fit the policy are skipped.
 
         Raises:
             ClusterError: The service is ending.
@@ -174,7 +174,7 @@ class EvalService:
         return {request.ticket.id: request.outcome() for request in found}, progress
 
     def cancel(self, request: str, reason: str, unless_started: bool) -> None:
-        """Cancel a request. If it has not started, answer it at once."""
+        """Cancel a request. If it has not started, answer it immediately."""
         with self._changed:
             found = self._requests[request]
             self._changed.wait_for(lambda: found is not self._running or found.handle is not None)
@@ -264,7 +264,7 @@ class EvalService:
     def _next(self) -> Request | None:
         """Wait for the next request and return it; return None when the service ends.
 
-        If several clients have waiting requests, the client whose last turn is the oldest is next.
+        If several clients have waiting requests, the client that was served least recently is next.
         """
         with self._changed:
             while not self._closed:
@@ -299,9 +299,9 @@ class EvalService:
             return request.handle
 
     def _weights_for(self, request: Request, group: EvalRunnerGroup) -> PublishedWeights | None:
-        """Return the weights of a request; None if the runners still have the initial weights, and need no others.
+        """Return the weights of a request; None if the runners still have the initial weights that the request needs.
 
-        If the weights of the request did not fit the policy, use the client's weights before them.
+        If the weights of the request did not fit the policy, use the client's previous weights.
         """
         if request.ticket.weights_version and not request.weights.exists():
             former = self._former_of(request)

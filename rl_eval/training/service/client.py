@@ -156,7 +156,7 @@ def list_services(namespace: str | None = None) -> dict[tuple[str, str], dict[st
 
 
 def end_service(name: str, namespace: str) -> bool:
-    """End a service, its runners and its requests; return whether it closed itself before its process was killed.
+    """End a service, its runners and its requests; return whether the service closed before it was killed.
 
     Raises:
         UsageError: No service has this name.
@@ -323,7 +323,7 @@ class ServiceClient:
         return _answer(getattr(self._actor, method).remote(*args), timeout_s, self._name)
 
     def _check_connection(self) -> None:
-        """Raise an error if the polling has failed, or if Ray was shut down: a call would start a new cluster."""
+        """Raise an error if the polling has failed, or if Ray was shut down: a call would then start a new cluster."""
         if self._error is not None:
             raise self._error
         if self._connection.lost:

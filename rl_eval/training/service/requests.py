@@ -173,7 +173,7 @@ class Request:
         return self.folder.parent.parent / "weights" / f"{self.ticket.weights_version}.pkl"
 
     def conclude(self, outcome: EvalResult | Exception) -> None:
-        """Store the result or the error as the answer. If it cannot be written, it is lost when this process ends."""
+        """Store the result or the error as the answer. An answer that cannot be written is lost with this process."""
         self.handle = None
         logged = not isinstance(outcome, Exception) and outcome.status == "complete" and not outcome.artifacts
         self.answer = b"" if logged else pickled(outcome)

@@ -1,7 +1,7 @@
 """Checkpoints of a training run: scans of its folder, complete checkpoints, and copies.
 
 A checkpoint is a file or folder whose name matches a pattern. It is complete if size, time and inode of all its files
-are the same in two successive scans. When it is complete, the watcher copies it and evaluates the copy: the trainer may
+are the same in two successive scans. The watcher evaluates a copy of a complete checkpoint, because the trainer may
 rewrite or remove its own file at any time.
 """
 
@@ -76,7 +76,7 @@ class CheckpointFolder:
 
     Args:
         folder: The folder; it need not exist yet.
-        pattern: Glob of files or folders, relative to ``folder``. A hidden name matches only if the glob has its dot.
+        pattern: Glob of files or folders, relative to ``folder``. The glob must contain the dot of a hidden name.
         step_pattern: Pattern to search in the name without its suffix; its first group is the step.
         exclude: Folder whose contents are never checkpoints.
     """
@@ -172,7 +172,7 @@ def companions_of(model: Path, settings: EvalSettings) -> dict[str, Path]:
 
     Args:
         model: The checkpoint.
-        settings: Settings with the policy. A file that the policy's arguments name is used for all checkpoints.
+        settings: Settings with the policy. A file that is set in the policy's arguments is used for all checkpoints.
 
     Raises:
         ConfigError: The checkpoint has its own file for an argument, and its contents differ from the configured file.
@@ -206,7 +206,7 @@ def without_companions(settings: EvalSettings) -> EvalSettings:
 def _own_files(model: Path, factory: object) -> dict[str, Path]:
     """Return the files that belong to a model, by argument of its factory.
 
-    If several files may belong to it, return none. The factory then reports that a file is missing.
+    If several files may belong to the model, return none. The factory then reports that a file is missing.
     """
     library = loader_of(factory)
     scheme = schemes().get(library.name) if library else None

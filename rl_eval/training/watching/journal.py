@@ -143,7 +143,7 @@ class Journal:
         task: Common settings of all evaluations, and the digests of their ``code``.
 
     Raises:
-        ConfigError: ``watch.json`` is damaged, or has scores of another task.
+        ConfigError: ``watch.json`` is damaged, or contains scores of another task.
     """
 
     def __init__(self, folder: Path, task: Mapping[str, Any]) -> None:

@@ -1,9 +1,10 @@
 """Loop of the watcher: evaluate new checkpoints, write the curve, and test the best checkpoint on held-out episodes.
 
-Every turn takes the complete checkpoints without a score, in the order of training. It copies each one, evaluates the
-copy with a separate evaluation log, and writes the score to the journal. Then the candidate for the best is evaluated
-on held-out episodes. After a ``kill -9``, the next watcher repeats the interrupted step. This is safe: a copy is
-renamed when it is complete, an evaluation continues its log, and all other files are written from the journal.
+After every scan, the watcher selects the complete checkpoints without a score, in the order of training. It copies each
+one, evaluates the copy with a separate evaluation log, and writes the score to the journal. Then the candidate for the
+best is evaluated on held-out episodes. After a ``kill -9``, the next watcher repeats the interrupted step. This is
+safe: a copy is renamed when it is complete, an evaluation continues its log, and all other files are written from the
+journal.
 """
 
 from __future__ import annotations
@@ -137,11 +138,11 @@ class Watcher:
     # ------------------------------------------------------------------ the loop
 
     def run(self, poll_s: float, *, once: bool = False) -> None:
-        """Evaluate the checkpoints that exist and those that appear, until ``stopping`` returns true.
+        """Evaluate the existing checkpoints and all new ones, until ``stopping`` returns true.
 
         Args:
             poll_s: Seconds between two scans.
-            once: Return after the second scan and the evaluation of the checkpoints that are complete in it.
+            once: Scan twice, evaluate the checkpoints that are complete in the second scan, and return.
 
         Raises:
             ConfigError: The config cannot work, or ``once`` is set and there is no checkpoint.
@@ -183,7 +184,8 @@ class Watcher:
     def unfinished(self) -> bool:
         """Whether a checkpoint of the last scan has no score.
 
-        Either it is not complete, or it could not be loaded and is tried again, or the watcher stopped before its turn.
+        The checkpoint is not complete, or could not be loaded and is tried again, or was not reached before the watcher
+        stopped.
         """
         return any(not self.journal.knows(checkpoint) for checkpoint in self._folder.found.values())
 
@@ -210,7 +212,7 @@ class Watcher:
             self._log(line)
 
     def _resume(self) -> None:
-        """Finish pending evaluations with the copies: the trainer may have removed its checkpoints."""
+        """Finish pending evaluations from the copies, because the trainer may have removed its checkpoints."""
         pending = [entry for entry in self.journal.entries.values() if entry.selection.status == PENDING]
         for entry in sorted(pending, key=lambda entry: entry.info.order):
             if self._has_copy(entry):
@@ -350,7 +352,7 @@ class Watcher:
             _BadCheckpoint: The checkpoint cannot be loaded.
             _Stopped: The evaluation was cancelled; its log has the finished episodes.
             UsageError: The config cannot work, or the code has changed.
-            ClusterError: The evaluation cannot run, but not because of the checkpoint.
+            ClusterError: The evaluation cannot run, and the checkpoint is not the reason.
         """
         self.journal.check(self._task())
         try:
@@ -381,7 +383,7 @@ class Watcher:
         return Score.of(result)
 
     def _load_weights(self, entry: Entry) -> dict[str, Any]:
-        """Return the weights of a checkpoint, and its step as their version, as arguments of ``submit``."""
+        """Return arguments of ``submit``: the weights of a checkpoint, and its step as the version."""
         copied, step = self._copy_of(entry), entry.info.step
         try:
             weights = load_weights_file(copied, self._settings.policy.weights_key)
@@ -390,7 +392,7 @@ class Watcher:
         return {"weights": weights, "version": step if step is not None and step < _VERSIONS else 0}
 
     def _new_group(self, entry: Entry) -> EvalRunnerGroup:
-        """Return new runners for all checkpoints; if the policy's factory loads the checkpoint, for this one only."""
+        """Return new runners for all checkpoints, or just for this one if the policy's factory loads the checkpoint."""
         if self._key == WEIGHTS:
             return EvalRunnerGroup(self._with_checkpoint(None))
         copied = self._copy_of(entry)
