@@ -335,7 +335,10 @@ def _redact_word(word: str, named: Path) -> str:
 
 
 def secrets_in(value: Any, *path: str) -> frozenset[str]:
-    """Return the secret strings in plain data, the secret parts of other strings, and each line of these secrets."""
+    """Return the secrets in nested lists and mappings, and each line of these secrets.
+
+    A secret is a whole string or a part of a string.
+    """
     found: list[str] = []
 
     def inside(_: Path, text: str) -> str:

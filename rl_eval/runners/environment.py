@@ -177,7 +177,8 @@ def _simulator(library: Integration, env: str, kwargs: dict[str, Any]) -> Any:
     """Build the batched simulator of a library.
 
     Raises:
-        ConfigError: The runner needs single environments (no ``num_envs``), or the library is not installed.
+        ConfigError: ``kwargs`` lacks ``num_envs``, so the runner needs single environments. Or the library is not
+            installed.
     """
     if "num_envs" not in kwargs:
         problem = f"environment.env is {env!r}, a simulator of {library.name} that steps many environments in one call"

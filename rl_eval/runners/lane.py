@@ -139,7 +139,10 @@ class Lane:
     def row(
         self, terminated: bool, cut: Truncation, runner: int, version: int, inference_clock: float
     ) -> tuple[float, ...]:
-        """Return the completed attempt as a tuple, in the order of :data:`_MEASURED`. A tuple is faster than a row."""
+        """Return the completed attempt as a tuple, in the order of :data:`_MEASURED`.
+
+        Building a tuple is faster than building a NumPy record.
+        """
         assert self.lease is not None
         return (
             self.lease.index,

@@ -109,7 +109,7 @@ class Audit:
 
 @dataclass(frozen=True, slots=True)
 class Charge:
-    """Command to count an attempt of an episode as used up. It was a suspected attempt, or it ran on a lost runner."""
+    """Command to count a suspected attempt, or an attempt that ran on a lost runner, as used up."""
 
     index: int
     attempt: int

@@ -88,7 +88,7 @@ class RunnerStates(dict[int, RunnerState]):
         return sum(bool(state.reclaiming) for state in self.values())
 
     def ended(self, runner: int, completed: int, failed: list[tuple[int, int]]) -> None:
-        """Count the attempts that ended in a report of a runner.
+        """Count the attempts that a runner reports as ended.
 
         A completed episode ends the runner's streak of failures.
         """

@@ -80,7 +80,8 @@ class Score:
         status, reason, values = result.status, result.reason, np.asarray(rows, np.float64)
         if kind != "return" and (rows < 0).any():
             missing = int((rows < 0).sum())
-            status, reason = "failed", f"{missing} of {len(rows)} episodes reported no success flag, which is the score"
+            status = "failed"
+            reason = f"the score is the success flag, but {missing} of {len(rows)} episodes did not report it"
             values = values[:0]
         return cls(
             kind,

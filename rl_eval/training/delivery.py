@@ -290,7 +290,7 @@ class Delivery:
             self._post(partial(self._conclude, request))
 
     def _post(self, delivery: Callable[[], None]) -> None:
-        """Queue a delivery. Without a thread, run the queue now, unless a callback is the caller."""
+        """Queue a delivery. Without a thread, also run the queue, unless a callback called this method."""
         self._deliveries.put(delivery)
         if self._thread is None and not self._delivers:
             self._run_queue()

@@ -335,8 +335,8 @@ class ActionReader:
         self._single = not isinstance(self.structure, (dict, tuple))
         leaves = tree.flatten(self.structure)
         if not leaves:
-            problem = f"the environment's action_space is {space}, which has no parts"
-            fix = "Wrap the environment so that its action space has a part, such as Discrete(1)."
+            problem = f"the environment's action_space is {space}, which is empty"
+            fix = "Wrap the environment so that its action space is not empty, for example Discrete(1)."
             raise ConfigError(problem, key="action_space", value=str(space), fix=fix)
         for leaf in leaves:
             if mode == "unsquash" and isinstance(leaf, gym.spaces.Box) and not leaf.is_bounded():

@@ -142,7 +142,7 @@ class BlockEvalRunner(BatchedEvalRunner):
             self._pending.extend(block.completed)
             self._end_block()
         elif block.idle_steps > _MAX_IDLE_STEPS:
-            text = f"no slot started another episode in the {_MAX_IDLE_STEPS} steps after all started episodes ended"
+            text = f"no episode was running, and no slot started one in {_MAX_IDLE_STEPS} steps"
             fix = "Return the mask and the first observations as BatchStep.started."
             if self._max_steps < math.inf:
                 fix = (

@@ -116,8 +116,8 @@ class FinishedEvaluation:
 class Request:
     """A request from acceptance to delivery. Its files are in one folder.
 
-    When a request is accepted, ``request.json`` is written last. ``log`` is the evaluation log. ``answer`` is written
-    when the request is done, and ``delivered`` when the client has the result.
+    When a request is accepted, ``request.json`` is written last. ``log`` is the evaluation log. The file ``answer`` is
+    written when the request is done. The file ``delivered`` is written when the client has the result.
 
     Attributes:
         folder: Folder of the request.
