@@ -318,7 +318,7 @@ def _different_code(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[Diff
 
 
 def _code(provenance: Mapping[str, Any], part: str) -> dict[str, str]:
-    """Return the digests or versions of code by name, as recorded at the start of the run."""
+    """Return a mapping from names of code to its digests or versions at the start of the run."""
     found = _mapping(_mapping(provenance.get("code")).get(part))
     return {str(name): str(_mapping(value).get("sha256", value))[:16] for name, value in found.items()}
 

@@ -109,7 +109,7 @@ class Audit:
 
 @dataclass(frozen=True, slots=True)
 class Charge:
-    """Command to count a suspected attempt, or an attempt that ran on a lost runner, as used up."""
+    """Command to use up an attempt of an episode: a suspected one, or one that ran on a lost runner."""
 
     index: int
     attempt: int

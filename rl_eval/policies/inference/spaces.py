@@ -336,7 +336,7 @@ class ActionReader:
         leaves = tree.flatten(self.structure)
         if not leaves:
             problem = f"the environment's action_space is {space}, which is empty"
-            fix = "Wrap the environment so that its action space is not empty, for example Discrete(1)."
+            fix = "Wrap the environment to give it an action space with values, such as Discrete(1)."
             raise ConfigError(problem, key="action_space", value=str(space), fix=fix)
         for leaf in leaves:
             if mode == "unsquash" and isinstance(leaf, gym.spaces.Box) and not leaf.is_bounded():

@@ -114,14 +114,14 @@ class FinishedEvaluation:
 
 @dataclass(eq=False)
 class Request:
-    """A request from acceptance to delivery. Its files are in one folder.
+    """An accepted request and its answer. The files of a request are in one folder.
 
     When a request is accepted, ``request.json`` is written last. ``log`` is the evaluation log. The file ``answer`` is
     written when the request is done. The file ``delivered`` is written when the client has the result.
 
     Attributes:
         folder: Folder of the request.
-        ticket: Acknowledgement that the client received.
+        ticket: Acknowledgement sent to the client.
         answer: Pickled error or result; empty if the log contains the whole result; None until the request is done.
         delivered: Whether the client has the result.
         handle: Handle of the evaluation while it runs.
