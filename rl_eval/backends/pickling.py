@@ -26,8 +26,8 @@ def pickled(value: Any, what: str, without_weights_of: Any = None) -> bytes:
     Args:
         value: The value.
         what: Name of the value, for the error.
-        without_weights_of: Policy, or several policies by id, to pickle without weights. Then unpickle the bytes
-            with :func:`unpickle_with_weights`.
+        without_weights_of: Policy, or several policies by id, to pickle without weights. Then unpickle the bytes with
+            :func:`unpickle_with_weights`.
 
     Raises:
         ConfigError: The value cannot be pickled.

@@ -68,7 +68,7 @@ app.add_typer(service.app, rich_help_panel=SETUP)
 
 
 def main() -> None:
-    """Run the command line, and exit with one of the codes that ``--help`` lists."""
+    """Run the command line. Exit with a code that ``--help`` of the command lists, or 141 if stdout was closed."""
     try:
         Path.cwd()
     except FileNotFoundError:

@@ -48,8 +48,8 @@ def doctor(
 ) -> None:
     """Check the machine, a config, its environment and its policy, and suggest a fix for each problem.
 
-    Without CONFIG and options, only the machine is checked. With --env but no CONFIG and no --policy, the policy is
-    random.
+    Without CONFIG and options, only the machine is checked. With --env but no CONFIG, --policy or --set
+    policy.policy, the policy is random.
     """
     from rl_eval.cli.checks import check_machine, note
 

@@ -329,8 +329,9 @@ class EvalSettings(_Section):
         """Return the episode plan.
 
         Raises:
-            ConfigError: The plan would exceed the highest index, or split the episodes that share a seed. Or
-                ``evaluation.matchups`` is invalid, or ``evaluation.symmetric`` is set without matchups.
+            ConfigError: The plan would exceed the highest index, split the episodes that share a seed, or be shorter
+                than a round of matchups. Or ``evaluation.matchups`` is invalid, or ``evaluation.symmetric`` is set
+                without matchups.
         """
         asked, matchups = self.evaluation, None
         if asked.matchups is not None:

@@ -335,9 +335,9 @@ def _redact_word(word: str, named: Path) -> str:
 
 
 def secrets_in(value: Any, *path: str) -> frozenset[str]:
-    """Return the secrets in nested lists and mappings, and each line of these secrets.
+    """Return the secrets in plain data as strings, and each line of these secrets.
 
-    A secret is a whole string or a part of a string.
+    A secret is a whole value or a part of a string.
     """
     found: list[str] = []
 

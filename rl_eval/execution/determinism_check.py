@@ -4,9 +4,9 @@ If an environment leaks state into the next episode, or a policy uses its own ra
 the number of runners and environments. The sample is chosen before any episode runs. By default, it comes from the
 second half of the plan, where most environments have already run other episodes. Up to six of its episodes are traced
 in their first run. The traces show the first difference. If the observations are equal and the actions differ, the
-policy is the cause; otherwise, the environment is the cause. If a reused environment is the cause, the episodes with a
-difference run a third time, to compare new environments with each other. If the policy is the cause, a runner searches
-for the reason.
+policy is the cause; otherwise, the environment is the cause. If the policy is the cause, a runner searches for the
+reason. Otherwise, if the run reused single environments, the episodes with a difference run a third time, to compare
+new environments with each other.
 """
 
 from __future__ import annotations

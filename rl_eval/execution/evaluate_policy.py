@@ -74,7 +74,8 @@ def evaluate_policy(
 
     The episodes are those of the plan with this seed, so equal calls return equal numbers for any number of
     environments in ``env``. ``env`` itself is not stepped or closed, because similar environments are built. A vector
-    environment is built if ``make_vec`` built ``env`` in another mode than ``sync`` and slots can be reset one by one.
+    environment is built if ``make_vec`` built ``env`` in another mode than ``sync``, without wrappers of single
+    environments, and slots can be reset one by one.
 
     Args:
         model: A model of Stable-Baselines3, or any policy that :func:`rl_eval.evaluate` takes. If ``env`` has a

@@ -277,8 +277,8 @@ class EvalHandle:
     def story(self, index: int) -> tuple[Event, ...]:
         """Return the events of one episode so far, in order.
 
-        In addition to the events of :func:`~rl_eval.results.story.story`, these are the assignments among the last
-        10,000 grants and reports, with their times and runners.
+        The result contains the events of :func:`~rl_eval.results.story.story`. It also contains the latest assignments
+        and their ends, with times and runners; :class:`EventRing` limits their number.
 
         Args:
             index: Index of the episode.

@@ -72,7 +72,7 @@ class Phase(Job):
 
     @abc.abstractmethod
     def _abandon(self, now: float) -> None:
-        """Abort all live episodes, so that their reports cannot arrive during the next evaluation."""
+        """Abort all live episodes, so that they do not continue in the calls of the next evaluation."""
 
     @property
     @abc.abstractmethod

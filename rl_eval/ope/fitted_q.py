@@ -1,9 +1,9 @@
 """Fitted Q evaluation: action values of the target policy, learned from logged episodes (Le, Voloshin & Yue 2019).
 
 A value is the discounted return of the rest of the episode. An episode ends at the time limit at the latest. So the
-number of the step is an input, and the value after the last step is 0. If the values of an
-episode were fitted to its rewards, they would bias the doubly robust estimate. So the values of each half of the
-episodes come from a network that was fitted to the other half.
+number of the step is an input, and the value after the last step is 0. If the values of an episode were fitted to
+its rewards, they would bias the doubly robust estimate. So the values of each half of the episodes come from a network
+that was fitted to the other half.
 """
 
 from __future__ import annotations

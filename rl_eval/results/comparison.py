@@ -172,8 +172,9 @@ def compare(a: EvalResult, b: EvalResult, confidence: float = 0.95, *, force: bo
 
     Raises:
         UsageError: ``a`` or ``b`` is not a result.
-        ComparisonError: The results have different episodes, environments or step limits, no episode completed in
-            both results, or one of the results failed the determinism check. The message has the reason.
+        ComparisonError: The results have different episodes, environments or step limits. Or a guarantee is ``layout``,
+            and the simulators or numbers of environments differ. Or no episode completed in both results. Or one of
+            the results failed the determinism check, and ``force`` is false. The message has the reason.
     """
     for name, side in (("a", a), ("b", b)):
         if not hasattr(side, "plan_fingerprint"):
@@ -397,7 +398,7 @@ def verdict_of(difference: PairedDifference, confidence: float, settings: Sequen
 def _undecided(difference: PairedDifference) -> str:
     """Return the reason why the interval or the test cannot show a difference; empty if both can.
 
-    A few equal differences have no interval, but the test can show them.
+    A few equal differences have no interval, but the test can show them. So the result is empty for them, too.
     """
     interval = difference.interval
     if not interval.exists and interval.note != FEW_EQUAL:

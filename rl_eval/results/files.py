@@ -1,8 +1,8 @@
 """Files of a result: ``result.json`` for the summary, ``episodes.parquet`` for the records.
 
-The Parquet file has text for outcomes and null for "not reported". The file loses nothing: a loaded table has the
-same bits as the saved table. The JSON file is strict JSON and contains every fault, including those of episodes that
-never finished. A reader sees the old file or the new one, never a partial one.
+The Parquet file has text for outcomes and null for "not reported". A loaded table has the same bits as the
+saved table, except for the bits of NaNs. The JSON file is strict JSON and contains every fault, including those of
+episodes that never finished. A reader sees the old file or the new one, never a partial one.
 """
 
 from __future__ import annotations

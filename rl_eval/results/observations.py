@@ -2,8 +2,8 @@
 
 Episodes with the same seed are not independent. With ``evaluation.symmetric``, each seed is played in all orders of the
 seats. All episodes of a seed together are one observation. The value of an observation is the mean of its episodes. An
-observation counts only if all of its episodes count.
-Intervals and tests are computed from observations. If each episode has its own seed, each episode is an observation.
+observation counts only if all of its episodes count. Intervals and tests are computed from observations. If each
+episode has its own seed, each episode is an observation.
 """
 
 from __future__ import annotations

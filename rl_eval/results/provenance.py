@@ -48,7 +48,7 @@ def described_settings(settings: EvalSettings) -> dict[str, Any]:
 
 
 def provenance(settings: EvalSettings, weights: WeightsSnapshot | None, numerics: dict[str, Any]) -> dict[str, Any]:
-    """Return the provenance of one evaluation, except its settings, as plain data."""
+    """Return the weights, numerics, versions and machine of one evaluation, as plain data for the provenance."""
     library = loader_of(settings.policy.policy)
     loaders = library.distributions if library else ()
     return {

@@ -122,7 +122,8 @@ class EvalResult(Numbers, Printed):
         table: The records and faults of the evaluation.
         plan: The planned episodes.
         status: ``complete`` if every episode completed, ``partial`` if some episodes failed or did not finish,
-            ``failed`` if no episode completed, or more episodes failed than ``max_failed_episodes`` allows.
+            ``failed`` if no episode completed, or if all episodes finished and more of them failed than
+            ``max_failed_episodes`` allows.
         reason: Reason why the status is not ``complete``.
         timing: Seconds by activity, and numbers of steps and runners.
         provenance: Description of the evaluation. Its ``identity`` has the settings on which the outcomes depend. The

@@ -1,9 +1,8 @@
 """Construction of environments, and readers of their rewards, flags and infos.
 
 An environment comes from a gymnasium id, ``"module:attr"`` or a callable. A reward is a number and a flag is true or
-false. Strings, None, several values and objects are errors. Otherwise, ``"False"`` would be read as true and
-``"0.3"`` as 0.3.
-Runners read Python's own floats and bools themselves, and everything else with :class:`ValueReader`.
+false. Strings, None, several values and objects are errors. Otherwise, ``"False"`` would be read as true and ``"0.3"``
+as 0.3. Runners read Python's own floats and bools themselves, and everything else with :class:`ValueReader`.
 """
 
 from __future__ import annotations
@@ -324,8 +323,8 @@ def _context_parameter(
 ) -> inspect.Parameter | None:
     """Return the parameter for the context, or None. Any other parameter keeps its default.
 
-    An environment class has its own arguments. So its first parameter must have one of the names in
-    :data:`_CONTEXTS`, and no default.
+    An environment class has its own arguments. So its first parameter must have one of the names in :data:`_CONTEXTS`,
+    and no default.
     """
     annotated = [one for one in parameters if "EnvContext" in str(one.annotation)]
     first = next(iter(parameters), None)

@@ -97,8 +97,8 @@ class ObservedSlot:
         idle: Called before the observers, so that the time limit of a step does not apply to them.
         outputs: Returns the policy's outputs for a slot.
         note: Takes a note with the episode's index, its step and the exception.
-        find_log: Returns the log of sweeps. None if the runner does not act in sweeps or runs blocks, or if values are
-            nested or on a device.
+        find_log: Returns the log of sweeps. None if the runner runs blocks, has several agents or does not act in
+            sweeps. Also None if observations or actions are nested, or if observations are on a device.
     """
 
     def __init__(

@@ -2,7 +2,8 @@
 
 A *seating* names the policy of each seat. A *matchup* is one seating or, with ``symmetric``, all orders of one seating.
 All orders are played with the same seed, so that the advantage of a seat cancels. The matchups take turns, and a
-*round* has one turn of each matchup. So consecutive episodes with the length of one round play each seating once.
+*round* has one turn of each matchup. So in each sequence of as many episodes as a round has, each seating is
+played once.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ class Schedule:
     Args:
         plan: Episodes to run.
         expected_runners: Number of runners that should join. A runner gets at most an equal share of the remaining
-            episodes, so that runners that join later get episodes, too.
+            episodes, except for retries, so that runners that join later get episodes, too.
         done: Indices that are already finished, in a resumed run.
         attempts: Numbers of used attempts, by index. Episodes that have no attempt left are given up at the first
             event.

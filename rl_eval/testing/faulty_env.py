@@ -196,8 +196,9 @@ class FaultyEnv(gym.Wrapper[Any, Any, Any, Any]):
         env: Environment to wrap.
         kind: Kind of the fault.
         phase: ``construct``, ``reset``, ``step`` or ``close``; by default the kind's first phase.
-        episodes: Indices of the faulty episodes; None for all. A constructor runs before any episode, so it always
-            fails. ``close`` fails after the start of a faulty episode, or always if ``episodes`` is None or empty.
+        episodes: Indices of the faulty episodes; None for all. A constructor does not know its episode, so it
+            fails for every value. ``close`` fails after the start of a faulty episode, or always if ``episodes`` is
+            None or empty.
         attempts: Numbers of the faulty attempts of these episodes, from 1; None for all.
         step: In phase ``step``, the number of the step that fails, from 1. A shorter episode does not fail.
         attempt_rates: Additional faults: probabilities that the first, second, ... attempt of every episode fails.

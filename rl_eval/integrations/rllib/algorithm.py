@@ -185,7 +185,7 @@ def _with_weights(pipelines: Pipelines, module_id: str, module: Any, weights: di
 
 def _check_stack(algorithm: Algorithm) -> None:
     if not algorithm.config.enable_env_runner_and_connector_v2:
-        problem = "the Algorithm uses RLlib's old API stack, but rl_eval evaluates only RLModules of the new API stack"
+        problem = "the Algorithm uses RLlib's old API stack, but rl_eval supports only the new API stack"
         raise ConfigError(problem, key="enable_env_runner_and_connector_v2", value=False)
 
 

@@ -46,8 +46,8 @@ class EvaluationSession:
 
     Args:
         algorithm: Algorithm to evaluate on each call. The session has only a weak reference to it.
-        function: Settings of the evaluation, and functions that receive results. If ``on_error`` is
-            set, the session does not raise the error of an evaluation.
+        function: Settings of the evaluation, and functions that receive results. If ``on_error`` is set, the
+            session does not raise the error of an evaluation.
     """
 
     def __init__(self, algorithm: Algorithm, function: EvaluationFunction) -> None:

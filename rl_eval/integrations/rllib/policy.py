@@ -151,7 +151,7 @@ class RLModulePolicy:
         agent: Any = None,
     ) -> None:
         if not isinstance(module, torch.nn.Module):
-            problem = f"the RLModule {type(module).__name__} is not a torch module, and rl_eval runs only torch modules"
+            problem = f"the RLModule {type(module).__name__} is not a torch module, and rl_eval requires torch"
             raise ConfigError(problem, key="policy", value=type(module).__name__)
         self.module = module.eval()
         known = filter_tensors(env_to_module, agent=agent) if statistics is None else statistics

@@ -229,7 +229,10 @@ def _outside(observations: npt.NDArray[Any], space: Any) -> bool:
 
 
 def _parts(value: Any) -> dict[Any, Any]:
-    """Return the entries of a Dict observation or a Dict space by key. Any other value gets the key None."""
+    """Return the entries of a Dict observation or a Dict space by key.
+
+    Any other value gets the key None. There are no entries if the value is None.
+    """
     value = getattr(value, "spaces", value)
     if isinstance(value, Mapping):
         return dict(value)

@@ -131,8 +131,8 @@ def as_weights(value: BaseAlgorithm | BasePolicy) -> dict[str, torch.Tensor]:
 def _detached(policy: BasePolicy) -> BasePolicy:
     """Return a copy of a policy on the CPU, without its optimizers and without the last batch in its distributions.
 
-    The last batch is part of a gradient graph, which cannot be copied. The policy is copied, because building
-    a new policy would draw from torch's global generator.
+    The last batch is part of a gradient graph, which cannot be copied. The policy is copied, because building a new
+    policy would draw from torch's global generator.
     """
     memo: dict[int, Any] = {}
     for module in policy.modules():

@@ -214,7 +214,8 @@ class SB3Policy:
     def probe_outputs(self, observations: Any) -> list[Array]:
         """Return Q values or the parameters of the distribution.
 
-        With an LSTM, these are the parameters at the second step. Return an empty list for any other policy.
+        With an LSTM, these are the parameters at the second step. Return an empty list for a policy that has neither Q
+        values nor ``get_distribution``, such as SAC's.
         """
         rows = len(tree.flatten(observations)[0])
         state = self.initial_state(rows) or {}

@@ -65,8 +65,8 @@ class RayCollector:
             ``("collector", "mask")``.
         exploration_type: ``RANDOM``, ``DETERMINISTIC``, ``MODE``, ``MEAN`` or ``MEDIAN``. TorchRL's global setting does
             not change.
-        collector_kwargs: May repeat the devices in the arguments above. Other items are rejected, because there is no
-            inner collector.
+        collector_kwargs: May contain ``device``, ``storing_device`` and ``policy_device``, equal to the arguments
+            above. Other items are rejected, because there is no inner collector.
         num_workers_per_collector: Number of environments that step together in each runner.
         ray_init_config: Arguments of ``ray.init``, which is called if Ray is not running.
         remote_configs: ``num_cpus``, ``num_gpus``, ``memory``, ``resources``, ``label_selector`` and ``runtime_env`` of

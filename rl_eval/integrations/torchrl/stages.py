@@ -62,7 +62,7 @@ def stages_of(module: Any, mode: str) -> Iterator[Stage]:
         mode: ``random``, or one of :data:`MODES`.
 
     Raises:
-        ConfigError: The policy explores. The exploration can neither be removed nor use the episodes' own noise.
+        ConfigError: The policy explores, and its exploration can neither be removed nor use the episodes' own noise.
     """
     if hasattr(module, "draw_from_noise"):
         yield lambda batch, chance: module.draw_from_noise(batch, chance.noise)

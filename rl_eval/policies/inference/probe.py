@@ -181,7 +181,7 @@ class Probe:
         return Finding("row", "", (note,), overwrites=True)
 
     def _unrepeatable(self, call: str) -> Finding:
-        """Raise an error for a policy that does not repeat its results, or return a note if that is allowed."""
+        """Raise an error for a policy that does not repeat its results, or return a finding if that is allowed."""
         found = f"the policy gives different results for {call}, computed twice from the same state with the same noise"
         if not self._allow_nondeterministic:
             problem = f"{found}. rl-eval doctor names the likely cause"

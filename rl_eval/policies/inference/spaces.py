@@ -212,8 +212,8 @@ class ObservationBatch:
         """Add one note for each leaf with a live row outside of its bounds. Call this for every batch.
 
         It checks the first batch after :meth:`forget_notes`, and every batch whose number is a multiple of
-        :data:`_LOOK_EVERY`. This takes almost no time, and detects an environment whose observations are
-        repeatedly outside of the space.
+        :data:`_LOOK_EVERY`. This takes almost no time, and detects an environment whose observations are repeatedly
+        outside of the space.
         """
         self._batches += 1
         if not self._look_at_once and self._batches % _LOOK_EVERY:

@@ -152,7 +152,7 @@ def success_interval(successes: int, trials: int, confidence: float = 0.95, *, n
     low, _ = _wilson(successes, trials + num_unknown, confidence)
     _, high = _wilson(successes + num_unknown, trials + num_unknown, confidence)
     note = (
-        f"the success of {num_unknown} episodes is unknown: the interval covers 0 to {num_unknown} successes"
+        f"episodes with unknown success: {num_unknown}; the interval covers 0 to {num_unknown} successes among them"
         if num_unknown
         else ""
     )

@@ -54,7 +54,7 @@ class CurrentSimulator:
 
         Args:
             lease: Lease of the episode.
-            idle: Whether no episode is live and all finished episodes are reported. Otherwise no simulator is closed,
+            idle: Whether no episode is live and all ended attempts are reported. Otherwise no simulator is closed,
                 because ``close`` may hang or kill the process.
         """
         if not (self._rejected or lease.fresh or lease.alone or self._new is not None):

@@ -282,7 +282,10 @@ class MultiAgentEvalRunner(VectorEvalRunner):
         return AgentsInference(self._build_inference, tuple(self._sections), self._mapping.owners, len(self._lanes))
 
     def weighted_module(self, snapshot: WeightsSnapshot) -> Any:
-        """Return the module that receives the weights. For several policies, it contains their modules."""
+        """Return the module that receives the weights.
+
+        If there are several policies, it contains the modules of those policies that have weights in ``snapshot``.
+        """
         if not isinstance(self._policy, SeveralPolicies):
             return super().weighted_module(snapshot)
         return self._policy.modules(policies_of(snapshot, self._sections))

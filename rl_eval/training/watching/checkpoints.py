@@ -76,7 +76,8 @@ class CheckpointFolder:
 
     Args:
         folder: The folder; it need not exist yet.
-        pattern: Glob of files or folders, relative to ``folder``. The glob must contain the dot of a hidden name.
+        pattern: Glob of files or folders, relative to ``folder``. To match a hidden name, the glob must
+            contain the dot of this name.
         step_pattern: Pattern to search in the name without its suffix; its first group is the step.
         exclude: Folder whose contents are never checkpoints.
     """
