@@ -149,7 +149,7 @@ class OffPolicyEstimates:
         notes = [f"{', '.join(names)} {reason}" for reason, names in why.items()]
         if any(one.verdict == "model" for one in self):
             notes.append("The interval of fitted_q does not include the error of the fit.")
-        steps = f"{self.num_steps:,} steps, at most {self.longest:,} per episode"
+        steps = f"{self.num_steps:,} steps, at most {self.longest:,} each"
         data = f"{self.num_episodes:,} episodes of another policy, {steps}"
         table = Table("", headings, [[*_cells(one, simulated)] for one in self])
         return Page("Value of the target policy", f"from {data}; discount {self.gamma:g}", "", [table], notes)
