@@ -94,7 +94,7 @@ def _parts(value: Any, above: tuple[int, ...]) -> Any:
         return {str(key): _data(item, above) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_data(item, above) for item in value]
-    if dataclasses.is_dataclass(value) and not isinstance(value, type) and type(value).__eq__ is not object.__eq__:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type) and _compares_by_value(value):
         compared = [field.name for field in dataclasses.fields(value) if field.compare]
         return [name_of(value), *(_data(getattr(value, name, None), above) for name in compared)]
     try:

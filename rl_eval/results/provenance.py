@@ -1,7 +1,7 @@
 """Provenance of a result: the data to obtain the result again, and the code that a second run would import.
 
-A result from another person can name any code. Reading, showing and comparing results never runs this code. Before a
-function runs episodes again, it calls :func:`check_trust`.
+A result from another person can name any code. Reading, showing and comparing results never runs this code. A function
+that runs episodes again with the config of a result first calls :func:`check_trust`, unless the caller trusts the code.
 """
 
 from __future__ import annotations

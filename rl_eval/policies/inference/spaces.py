@@ -424,8 +424,8 @@ class ActionReader:
         wrong = (whole < limits.min) | (whole > limits.max)
         if self.mode != "unsquash":
             wrong |= whole != array
-        if (refused := array[live][wrong[live]]).size:
-            value = refused[0]
+        if wrong[live].any():
+            value = array[live][wrong[live]][0]
             problem = f"the policy returned {where} {value}, but {leaf} needs integers of dtype {leaf.dtype}"
             raise PolicyError(problem, key=where, value=value.item())
         return np.where(wrong, 0, whole).astype(leaf.dtype)
