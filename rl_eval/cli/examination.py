@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from functools import partial
@@ -31,10 +31,10 @@ from rl_eval.cli.simulator_checks import check_simulator
 from rl_eval.config.policy_sources import RANDOM
 from rl_eval.config.settings import EvalSettings, PolicySection, with_values
 from rl_eval.errors import EnvError
-from rl_eval.policies.inference.policy_memory import changes, remembered
 from rl_eval.recording.replay import Spectator, run_again
 from rl_eval.records.determinism import first_difference
 from rl_eval.records.episode import Condition, EpisodeSpec, Lease, RunReport, Truncation, without_place
+from rl_eval.records.generators import changes, generator_states
 from rl_eval.runners import EvalRunner, runner_class
 from rl_eval.runners.action_masks import ActionMasks
 from rl_eval.runners.batched.runner import BatchedEvalRunner
@@ -103,19 +103,15 @@ class _Watch(Spectator):
     def __init__(self, runner: EvalRunner) -> None:
         self._look = runner.inference.observations.forget_notes  # By default a runner checks a sample.
         self.info_keys: set[Any] = set()
-        self.after_reset = _generators()
+        self.after_reset = generator_states()
 
     def on_episode_start(self, spec: EpisodeSpec, attempt: int, observation: Any) -> None:
-        self.after_reset = _generators()
+        self.after_reset = generator_states()
 
     def on_step(self, *step: Any) -> None:
         self._look()
         if isinstance(info := step[5], dict):  # The runner rejects anything else.
             self.info_keys.update(info)
-
-
-def _generators() -> Mapping[str, int]:
-    return remembered(None).generators
 
 
 @final
@@ -166,9 +162,9 @@ class _Examination:
                 "fix the environment, or rely on retries; the result counts these faults",
             )
         first, watch = self._new_runner()
-        before = _generators()
+        before = generator_states()
         (reference,) = self._play(first, self._leases[0])
-        touched = {"reset": changes(before, watch.after_reset), "step": changes(watch.after_reset, _generators())}
+        touched = {"reset": changes(before, watch.after_reset), "step": changes(watch.after_reset, generator_states())}
         second = self._new_runner()[0]
         if text := _difference(reference, *self._play(second, self._leases[0])):
             yield problem(

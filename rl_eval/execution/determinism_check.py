@@ -22,6 +22,7 @@ import numpy.typing as npt
 from typing_extensions import override
 
 from rl_eval.backends.requests import Apply, Run
+from rl_eval.config.settings import RunnersSection
 from rl_eval.execution.jobs import Job
 from rl_eval.execution.outcome import Aspect, EvalOutcome
 from rl_eval.execution.runner_pool import Member, RunnerPool
@@ -73,6 +74,8 @@ class DeterminismSample(Aspect):
         self._construct_seconds = math.inf
         self._traces: dict[int, npt.NDArray[np.void]] = {}
         """Traces of recorded candidates, by index."""
+        self.generators: set[str] = set()
+        """Changes of global random generators by environments, as runners reported them."""
 
     def begin(self, pool: RunnerPool) -> None:
         """Choose the candidates: episodes that may run again."""
@@ -88,6 +91,9 @@ class DeterminismSample(Aspect):
         """Store the traces of candidates, and the shortest construction time of an environment."""
         self._construct_seconds = min(self._construct_seconds, report.construct_seconds)
         self._traces |= {index: report.traces[index] for index in indices & report.traces.keys()}
+        for change in report.generators:
+            self.generators.add(change)
+            self.outcome.store.note(_shared_generator(change, self.outcome.settings.runners))
 
     def follow_up(self) -> Job:
         """Return the job that runs the sample again."""
@@ -142,6 +148,15 @@ class DeterminismSample(Aspect):
         table, here = self.outcome.store.table, slice(index, index + 1)
         position = -1 if self._former[index] else int(table.rows["runner"][index])
         return Origin(table.rows[here], table.outcomes(here), position, self._traces.get(index))
+
+
+def _shared_generator(change: str, runners: RunnersSection) -> str:
+    """Return a note on the change of a global random generator by an environment."""
+    if runners.lanes == 1 or runners.runner == "subprocess":
+        effect = "with several environments in one process (runners.num_envs_per_runner), episodes would be different"
+    else:
+        effect = "environments of one process affect each other"
+    return f"{change}: {effect}. Draw random numbers from self.np_random"
 
 
 def candidates(num_episodes: int, share: Share, seed: int) -> list[int]:

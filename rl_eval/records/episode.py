@@ -320,6 +320,9 @@ class RunReport:
     index. A name may appear more than once."""
     built_weights: str = ""
     """Digest of the weights with which the policy was built; empty if weights were sent, or if the policy has none."""
+    generators: tuple[str, ...] = ()
+    """Changes of global random generators by an environment so far, such as ``reset() changes numpy's global
+    generator``."""
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from rl_eval.policies.inference.inference import RowInference
 from rl_eval.policies.inference.protocol import Inference
 from rl_eval.protocols import Policy
 from rl_eval.records.episode import Fault, FaultCause, Lease, Phase, RunReport
+from rl_eval.records.generators import GeneratorSensor
 from rl_eval.runners.environment import ValueReader, import_env
 from rl_eval.runners.lane import PendingReport
 from rl_eval.runners.observers import Factory, ObservedSlot, observer_factories
@@ -332,6 +333,14 @@ class RunnerCore(abc.ABC):
             )
         )
         self._lifetime["faults"] += 1
+
+    def _new_sensor(self) -> GeneratorSensor | None:
+        """Return a sensor for an environment in this process; None if a sensor could be wrong."""
+        return GeneratorSensor.of_this_process(self._add_generator)
+
+    def _add_generator(self, change: str) -> None:
+        """Report that an environment changed a global random generator."""
+        self._pending.generators[change] = None
 
     def _observed(self, slot: int, env: Any) -> ObservedSlot | None:
         """Build the observers of a slot for an environment; return None if there are none."""

@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final, final
 
@@ -24,6 +25,7 @@ from rl_eval.records.episode import (
     Truncation,
     without_place,
 )
+from rl_eval.records.generators import GeneratorSensor
 from rl_eval.runners.environment import episode_hook
 from rl_eval.supervision.flight_recorder import STEP, FlightRecorder
 
@@ -45,6 +47,8 @@ class Lane:
     """Number of info scalars to keep."""
     observe: Callable[[int, Any], ObservedSlot | None]
     """Builds the observers of an environment; returns None if there are none."""
+    sensor: GeneratorSensor | None
+    """Sensor of global random generators; None after the first whole episode."""
     observed: ObservedSlot | None = None
     """Observers of the environment; None for an environment of the determinism check."""
     env: gym.Env[Any, Any] | None = None
@@ -78,10 +82,18 @@ class Lane:
         self.stepping = FlightRecorder.mark(STEP, self.index)
 
     def attach(self, env: gym.Env[Any, Any]) -> None:
-        """Set the lane's environment. Store its bound methods to save lookups in the loop."""
-        self.env, self.step, self.reset = env, env.step, env.reset
-        self.begin_episode = episode_hook(env)
+        """Set the lane's environment. Store its methods to save lookups in the loop."""
+        self.env, self.begin_episode = env, episode_hook(env)
+        self._bind()
         self.watch()
+
+    def _bind(self) -> None:
+        """Store the environment's methods, which the sensor calls if there is one."""
+        assert self.env is not None
+        self.step, self.reset = self.env.step, self.env.reset
+        if self.sensor is not None:
+            self.step = partial(self.sensor.call, "step", self.step)
+            self.reset = partial(self.sensor.call, "reset", self.reset)
 
     def watch(self) -> None:
         """Build the observers of the environment."""
@@ -98,15 +110,14 @@ class Lane:
         Args:
             content: Takes an observation; returns, as bytes, the values that the policy receives.
         """
-        assert self.env is not None
-        self.trace = TraceRecorder(self.env.reset, self.env.step, content)
+        self.trace = TraceRecorder(self.reset, self.step, content)
         self.reset, self.step = self.trace.reset, self.trace.step
 
     def end_trace(self) -> None:
         """Remove the trace around the environment's methods."""
         self.trace = None
         if self.env is not None:
-            self.step, self.reset = self.env.step, self.env.reset
+            self._bind()
 
     def detach(self) -> gym.Env[Any, Any] | None:
         """Remove and return the environment; the one that was set aside replaces it."""
@@ -129,6 +140,10 @@ class Lane:
         self.reset_seconds = 0.0
         self.step_seconds = 0.0
         self.inference_started = inference_clock
+        if self.sensor is not None and self.sensor.finished():
+            self.sensor = None
+            if self.env is not None:
+                self._bind()
         self.started = perf_counter()
 
     def progress(self) -> tuple[int, int, int]:
@@ -192,6 +207,8 @@ class PendingReport:
         """Steps of live attempts that earlier reports have counted: their number, and their seconds."""
         self.standing_note = ""
         """Text of a note in every report, and so in every evaluation of the runner; empty for no note."""
+        self.generators: dict[str, None] = {}
+        """Changes of global random generators by an environment so far, as keys, without duplicates."""
         self._begin()
 
     def _begin(self) -> None:
@@ -270,6 +287,7 @@ class PendingReport:
             construct_seconds=self.construct_seconds,
             notes=(*notes, *filter(None, [self.standing_note]), *self._notes.values()),
             built_weights=self.built_weights,
+            generators=tuple(self.generators),
             artifacts=(*self.artifacts.items(), *artifacts),
         )
         self._under_way = under_way

@@ -24,6 +24,7 @@ import numpy as np
 
 from rl_eval.errors import EnvError
 from rl_eval.records.episode import Lease
+from rl_eval.records.generators import GeneratorSensor
 from rl_eval.runners.environment import attribute_of, construct_env, episode_hook, time_limit
 
 _WORKER: Final = "from rl_eval.runners.slot_process import main; main()"
@@ -42,10 +43,11 @@ class SlotProcess:
 
     Args:
         payload: Pickled arguments of :func:`rl_eval.runners.environment.construct_env`.
+        sensed: Takes the change of a global random generator by an environment, as a text.
     """
 
-    def __init__(self, payload: bytes) -> None:
-        self._payload = payload
+    def __init__(self, payload: bytes, sensed: Callable[[str], object]) -> None:
+        self._payload, self._sensed = payload, sensed
         self._process: subprocess.Popen[bytes] | None = None
         self._number = 0
         self._awaited = 0
@@ -216,7 +218,8 @@ class SlotProcess:
     def _read(self, *, repeats: bool = True) -> Reply | None:
         """Return the next reply.
 
-        Return None if the reply only reports that a call started, or that an environment was built or closed.
+        Return None if the reply only reports that the process started, that an environment was built or closed, or that
+        it changed a global random generator.
 
         Args:
             repeats: Whether to send the last request again if ``close`` of an earlier environment ended the process.
@@ -228,18 +231,23 @@ class SlotProcess:
                 return None
             ended = EnvError(f"the process of the environment ended: {_described(self._collect())}", key=self.doing)
             return Reply(_LAST, self.doing, None, ended)
+        return None if self._took(reply) else reply
+
+    def _took(self, reply: Reply) -> bool:
+        """Process an extra reply; return whether the reply is one."""
         if reply.phase == STARTED:
             self.started, self.since = True, perf_counter()
-            return None
-        if reply.phase == MADE:
+        elif reply.phase == MADE:
             env, self.facts = reply.value
             self._built.add(env)
             self.build_seconds, self.since = reply.seconds, perf_counter()
-            return None
-        if reply.phase == CLOSED:
+        elif reply.phase == SENSED:
+            self._sensed(reply.value)
+        elif reply.phase == CLOSED:
             self._closing, self.since = self._closing - 1, perf_counter()
-            return None
-        return reply
+        else:
+            return False
+        return True
 
     def _received(self) -> Reply | None:
         """Read a reply; None if the pipe is closed."""
@@ -366,6 +374,8 @@ CLOSED: Final = "closed"
 """Phase of the reply after an environment was closed."""
 MADE: Final = "made"
 """Phase of an extra reply. It reports that a new environment is ready, before the reply to the request itself."""
+SENSED: Final = "sensed"
+"""Phase of an extra reply, before the reply to a reset or step that changed a global random generator."""
 STARTED: Final = "started"
 """Phase of the first message of a process: it has imported the modules of its environment."""
 STEP: Final = "step"
@@ -381,7 +391,7 @@ class Reply(NamedTuple):
 
     number: int
     phase: str
-    """``started``, ``made``, ``construct``, ``reset``, ``step``, ``call`` or ``closed``."""
+    """``started``, ``made``, ``construct``, ``reset``, ``step``, ``sensed``, ``call`` or ``closed``."""
     value: Any = None
     error: BaseException | None = None
     traceback: str = ""
@@ -395,6 +405,7 @@ class _Slot:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._envs: dict[int, Any] = {}
+        self._sensor = GeneratorSensor.of_this_process(lambda change: self._reply(Reply(0, SENSED, change)))
         self._where = cloudpickle.loads(connection.recv_bytes())
         self._reply(Reply(0, STARTED))
 
@@ -428,15 +439,16 @@ class _Slot:
         for env in list(self._envs):
             self.close(env)
 
-    @staticmethod
-    def _begin(env: Any, lease: Lease) -> Any:
+    def _begin(self, env: Any, lease: Lease) -> Any:
+        if self._sensor is not None and self._sensor.finished():
+            self._sensor = None
         if (hook := episode_hook(env)) is not None:
             hook(lease.spec.position, lease.seed, lease.attempt)
-        return env.reset(**lease.spec.reset_arguments)
+        arguments = lease.spec.reset_arguments
+        return env.reset(**arguments) if self._sensor is None else self._sensor.call("reset", env.reset, **arguments)
 
-    @staticmethod
-    def _step(env: Any, action: Any) -> Any:
-        return env.step(action)
+    def _step(self, env: Any, action: Any) -> Any:
+        return env.step(action) if self._sensor is None else self._sensor.call("step", env.step, action)
 
     @staticmethod
     def _call(env: Any, function: bytes) -> Any:

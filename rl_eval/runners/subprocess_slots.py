@@ -46,7 +46,8 @@ class SubprocessEvalRunner(EvalRunner):
 
     def __init__(self, settings: EvalSettings, runner_index: int, policy: Any = None) -> None:
         self._slots = [
-            SlotProcess(_payload(settings, runner_index, lane_index)) for lane_index in range(settings.runners.lanes)
+            SlotProcess(_payload(settings, runner_index, lane_index), self._add_generator)
+            for lane_index in range(settings.runners.lanes)
         ]
         self._coming: dict[int, SlotEnv] = {}
         """New environments, by slot, until their first reset has returned."""
@@ -240,6 +241,10 @@ class SubprocessEvalRunner(EvalRunner):
         super()._free(lane)
 
     # ------------------------------------------------------------------ environments
+
+    @override
+    def _new_sensor(self) -> None:
+        return None  # The process of a slot has its own sensor.
 
     def make_env(self, lane_index: int) -> gym.Env[Any, Any]:
         """Return the environment that was built in the slot's process.

@@ -19,7 +19,8 @@ from rl_eval.config.settings import PolicySection
 from rl_eval.errors import ConfigError
 from rl_eval.policies import CallablePolicy, adapt_policy
 from rl_eval.policies.inference.inference import BLOCK, RowInference
-from rl_eval.policies.inference.policy_memory import changes, likely_cause, remembered
+from rl_eval.policies.inference.policy_memory import likely_cause, remembered
+from rl_eval.records.generators import changes
 from tests.refused import refused, untold
 from tests.unit.test_inference import ACTIONS, DEPENDENT, NESTED, OBSERVATIONS, total
 

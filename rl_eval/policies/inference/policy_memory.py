@@ -24,6 +24,7 @@ import numpy as np
 from rl_eval.errors import listed
 from rl_eval.policies import CallablePolicy
 from rl_eval.policies.inference.probe import Probe, buffers_kept
+from rl_eval.records.generators import changes, generator_states
 
 _MOST_PARTS: Final = 2000
 _MOST_BYTES: Final = 2**20
@@ -43,14 +44,9 @@ class Memory(NamedTuple):
     values: Mapping[str, int]
 
 
-def changes(before: Mapping[str, int], after: Mapping[str, int]) -> list[str]:
-    """Return the names whose hash changed; new names are ignored, because they may be caches."""
-    return [name for name, content in before.items() if name in after and after[name] != content]
-
-
 def remembered(policy: Any) -> Memory:
     """Return hashes of the state that a policy keeps; for None, only hashes of the process's random generators."""
-    generators, values = {name: hash(state) for name, state in _global_generators()}, {}
+    generators, values = generator_states(), dict[str, int]()
     for name, part in _parts(policy):
         with contextlib.suppress(Exception):  # Some objects cannot be inspected.
             if (state := _generator_state(part)) is not None:
@@ -196,14 +192,6 @@ def _framework_keys() -> frozenset[str]:
 
 
 # ---------------------------------------------------------------------- contents
-
-
-def _global_generators() -> Iterator[tuple[str, bytes]]:
-    yield "Python's global generator", pickle.dumps(random.getstate())
-    yield "numpy's global generator", pickle.dumps(np.random.get_state())  # noqa: NPY002
-    if torch := sys.modules.get("torch"):
-        states = [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else ())]
-        yield "torch's global generator", b"".join(state.numpy().tobytes() for state in states)
 
 
 def _generator_state(part: Any) -> bytes | None:

@@ -101,7 +101,8 @@ class BlockEvalRunner(BatchedEvalRunner):
             simulator = self._simulator_for(lease, len(self._leases))
             phase, started = "reset", perf_counter()
             self._recorder.enter(RESET, lane_of_call(simulator.num_envs))
-            self._inference.observations.adopt(slice(0, simulator.num_envs), simulator.reset(lease.seed))
+            observations = self._sensed("reset", simulator.reset, lease.seed)
+            self._inference.observations.adopt(slice(0, simulator.num_envs), observations)
         except UsageError:
             raise
         except survivable() as error:

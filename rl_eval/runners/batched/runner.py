@@ -84,6 +84,7 @@ class BatchedEvalRunner(RunnerCore):
         self._simulator = CurrentSimulator(count, self._build, self._close, borrowed=self._borrowed)
         self._watched: ObservedBatch | None = None
         """Observers of the current simulator's slots; None if there are none."""
+        self._sensor = self._new_sensor()
         super().__init__(settings, runner_index, policy)
         self._inference.observations.note = self._note_observation
 
@@ -240,7 +241,7 @@ class BatchedEvalRunner(RunnerCore):
             phase, started = "reset", perf_counter()
             self._recorder.enter(RESET, lane_of_call(simulator.num_envs))
             specs, rows = [lease.spec.at_position() for lease in leases], np.array(slots)
-            self._inference.observations.adopt(rows, simulator.start(rows, specs))
+            self._inference.observations.adopt(rows, self._sensed("reset", simulator.start, rows, specs))
         except UsageError:
             raise
         except survivable() as error:
@@ -254,6 +255,10 @@ class BatchedEvalRunner(RunnerCore):
             if lease.traced:
                 trace = self._traces[slot] = Trace()
                 trace.begin(self._inference.observations.row_content(slot))
+
+    def _sensed(self, method: str, function: Callable[..., Result], *args: Any) -> Result:
+        """Call a method of the simulator, through the sensor if there is one."""
+        return function(*args) if self._sensor is None else self._sensor.call(method, function, *args)
 
     def _slots_for(self, first: Lease) -> list[int]:
         """Return slots in which episodes like the next one may start."""
@@ -298,7 +303,7 @@ class BatchedEvalRunner(RunnerCore):
             self._watched.act(actions)
         self._recorder.enter(STEP, lane_of_call(simulator.num_envs))
         try:
-            step = simulator.advance(actions)
+            step = self._sensed("step", simulator.advance, actions)
             self._inference.observations.adopt_step(step.observations, acting, simulator.num_envs)
             observed = self._watched.keys(step) if self._watched is not None else ()
             reported = step.reported(dict.fromkeys((*_SUCCESS, *self._pending.info_keys, *observed)))
@@ -433,6 +438,8 @@ class BatchedEvalRunner(RunnerCore):
             if slot in self._traces:
                 self._pending.traces[lease.index] = self._traces[slot].rows
         into.infos += infos
+        if self._sensor is not None and self._sensor.finished():
+            self._sensor = None
         self._free(slots)
 
     @property
