@@ -279,7 +279,8 @@ class EvaluationSection(_Section):
     """Keys of scalars in the step ``info`` to record. The record has the value of the last step whose ``info`` has the
     key."""
     return_bounds: tuple[float, float] | None = None
-    """Lowest and highest possible return. The result uses them as worst and best case of failed episodes."""
+    """Lowest and highest possible return. If nearly all returns are equal, as in a solved task, there is an interval
+    only with these bounds. They are also the worst and the best case of failed episodes."""
     observers: tuple[Any, ...] = ()
     """Factories of ``rl_eval.runners.EpisodeObserver``: callables that take an environment, or ``"module:attr"``. The
     values that observers return at the end of an episode are in ``result.artifacts``."""

@@ -34,13 +34,9 @@ from rl_eval.records.plain import plain
 from rl_eval.reports.page import Page, Table
 from rl_eval.results.stats.aggregate import exact_mean
 from rl_eval.results.stats.interval import (
-    ALL_EQUAL,
-    FEW,
-    FEW_EQUAL,
     Interval,
     mean_interval,
     no_interval,
-    return_interval,
 )
 from rl_eval.results.text import decimals, number
 
@@ -224,7 +220,7 @@ def _fitted(episodes: LoggedEpisodes, policy: Any, gamma: float) -> ActionValues
 
 
 def _measured(name: str, returns: npt.NDArray[np.float64], confidence: float, num_missing: int = 0) -> Estimate:
-    interval = return_interval(returns, confidence, num_missing=num_missing)
+    interval = mean_interval(returns, confidence, num_missing=num_missing)
     return Estimate(name, exact_mean(returns), interval, "measured")
 
 
@@ -234,9 +230,7 @@ def _identified(name: str, ratios: RatioSum, weights: WeightStatistics, confiden
     finite = bool(math.isfinite(value) and np.isfinite(contributions).all())
     if why := _objection(weights, finite=finite):
         return Estimate(name, math.nan, no_interval(confidence, why), "not identified", why, weights)
-    interval = return_interval(contributions, confidence)
-    if interval.note == ALL_EQUAL and weights.effective_sample_size < FEW:
-        interval = no_interval(confidence, FEW_EQUAL)
+    interval = mean_interval(contributions, confidence)
     return Estimate(name, value, interval, "identified", "", weights)
 
 
@@ -264,7 +258,7 @@ def _cells(one: Estimate, simulated: float | None) -> Iterator[str]:
     places = decimals((one.interval.high - one.interval.low) / 4, one.value)
     yield f"{one.name} (model)" if one.verdict == "model" else one.name
     yield "none" if math.isnan(one.value) else number(one.value, places)
-    yield ALL_EQUAL if one.interval.note == ALL_EQUAL else _ends(one.interval, lambda end: number(end, places))
+    yield _ends(one.interval, lambda end: number(end, places))
     if simulated is not None:
         known = one.name != "simulation" and not math.isnan(one.value - simulated)
         yield number(one.value - simulated, places) if known else ""

@@ -344,7 +344,7 @@ def _(shown: CrossPlay) -> Page:
     intervals = [each.rating.interval for each in shown.standings] + [each.score.interval for each in shown.cells]
     intervals += [each.mean_return.interval for each in shown.seats]
     notes = [f"{name} is not in the tables, because none of its games counts" for name in shown.absent]
-    notes += dict.fromkeys(one.note for one in intervals if one.note not in {"", "all equal"})
+    notes += dict.fromkeys(one.note for one in intervals if one.note)
     return Page(f"cross-play of {len(shown.policies)} policies", head, "", sections, notes=notes)
 
 

@@ -23,7 +23,7 @@ from rl_eval.results.comparison import compare
 from rl_eval.results.metrics import success_counts
 from rl_eval.results.result import EvalResult
 from rl_eval.results.stats.aggregate import exact_mean
-from rl_eval.results.stats.interval import FEW, Interval, return_interval, success_interval
+from rl_eval.results.stats.interval import FEW, Interval, mean_interval, success_interval
 from rl_eval.results.text import decimals, lookup, number, percent
 
 _MOST_AGENTS: Final = 50
@@ -84,8 +84,6 @@ def _meaning(result: EvalResult) -> str:
         return "No counted episode has completed, so the policy's return is unknown."
     if not interval.exists:
         return f"Mean of the completed episodes. The true mean return may differ by any amount: {interval.note}."
-    if interval.note == "all equal":
-        return f"All {result.aggregates.count:,} episodes have the same return. Other seeds may give other returns."
     doubt = " The evaluation was stopped before its plan was complete." if result.stopped_early else ""
     if result.determinism.passed is False:
         doubt = " The mean depends on the number of runners and environments: seeds do not determine the episodes."
@@ -155,7 +153,7 @@ def _group_row(own: npt.NDArray[np.void], confidence: float | None) -> list[str]
 
 
 def _numbers(returns: npt.NDArray[np.float64], lengths: npt.NDArray[np.int64], confidence: float | None) -> list[str]:
-    ends = "n/a" if confidence is None else _ends(return_interval(returns, confidence))
+    ends = "n/a" if confidence is None else _ends(mean_interval(returns, confidence))
     return [f"{len(returns):,}", number(exact_mean(returns)), ends, number(exact_mean(lengths), 1)]
 
 

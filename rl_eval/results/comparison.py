@@ -18,7 +18,7 @@ from rl_eval.records.plain import ABSENT, Difference, differences, plain
 from rl_eval.results.conditions import condition_masks
 from rl_eval.results.observations import observed, values_of
 from rl_eval.results.stats.aggregate import exact_mean
-from rl_eval.results.stats.interval import ALL_EQUAL, FEW, FEW_EQUAL, Interval, return_interval
+from rl_eval.results.stats.interval import ALL_EQUAL, FEW, FEW_EQUAL, Interval, mean_interval
 from rl_eval.results.stats.paired import McNemar, PairedDifference, mcnemar, paired_difference
 from rl_eval.results.text import Printed, environment_name, interval_places, number, policy_name, weights_name
 
@@ -227,7 +227,7 @@ def _by_condition(
     for column, value, mask in condition_masks(a.plan):
         first, second = (_returns(side, paired & observed(mask, side.seed_groups)) for side in (a, b))
         means = (exact_mean(first), exact_mean(second), exact_mean(second - first))
-        one = ConditionDifference(value, len(first), *means, return_interval(second - first, confidence))
+        one = ConditionDifference(value, len(first), *means, mean_interval(second - first, confidence))
         found.setdefault(column, []).append(one)
     return found
 

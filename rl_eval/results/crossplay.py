@@ -26,7 +26,7 @@ from rl_eval.records.agents import agents_in
 from rl_eval.results.metrics import policy_names
 from rl_eval.results.result import EvalResult
 from rl_eval.results.stats.aggregate import exact_mean
-from rl_eval.results.stats.interval import Interval, return_interval
+from rl_eval.results.stats.interval import Interval, mean_interval
 from rl_eval.results.stats.ratings import Rating, rate
 from rl_eval.results.text import Printed
 
@@ -286,7 +286,7 @@ def _by_seed(seeds: npt.NDArray[np.int64], values: npt.NDArray[np.float64]) -> n
 
 def _estimate(seeds: npt.NDArray[np.int64], values: npt.NDArray[np.float64], confidence: float) -> Estimate:
     means = _by_seed(seeds, values)
-    return Estimate(exact_mean(means), return_interval(means, confidence))
+    return Estimate(exact_mean(means), mean_interval(means, confidence))
 
 
 def _outcomes(seeds: npt.NDArray[np.int64], points: npt.NDArray[np.float64]) -> Outcomes:

@@ -24,7 +24,15 @@ from rl_eval.records.determinism import Determinism
 from rl_eval.records.episode import EpisodeTable, Outcome
 from rl_eval.results.observations import Groups, observed, values_of
 from rl_eval.results.stats.aggregate import Aggregates, aggregate, exact_mean
-from rl_eval.results.stats.interval import Interval, no_interval, return_interval, success_interval
+from rl_eval.results.stats.interval import (
+    Bounds,
+    Interval,
+    mean_interval,
+    no_interval,
+    outside,
+    success_interval,
+    wrong_bounds,
+)
 
 _OUTCOMES: Final = {"win": 1, "draw": 0, "loss": -1}
 _SHORT: Final = {"minimum": "min", "maximum": "max"}
@@ -80,7 +88,7 @@ class Numbers:
     timing: Timing
     provenance: dict[str, Any]
     confidence: float
-    return_bounds: tuple[float, float] | None
+    return_bounds: Bounds | None
     audit_mismatches: tuple[int, ...]
     determinism: Determinism
 
@@ -147,13 +155,13 @@ class Numbers:
     @cached_property
     def interval(self) -> Interval:
         """Interval for the mean return. Episodes that share a seed are one observation."""
-        groups, missing = self.seed_groups, self.num_missing
-        if missing and self.num_outside_bounds:
-            return no_interval(self.confidence, "a return lies outside return_bounds")
-        if missing and groups is not None:
-            return no_interval(self.confidence, f"{missing} episodes failed, and episodes share seeds")
-        returns = values_of(self.table.rows["episode_return"], observed(self.counted, groups), groups)
-        return return_interval(returns, self.confidence, num_missing=missing, bounds=self.return_bounds)
+        groups, bounds = self.seed_groups, self.return_bounds
+        if bounds and (why := wrong_bounds(self.counted_rows["episode_return"], bounds)):
+            return no_interval(self.confidence, why)
+        counted = observed(self.counted, groups)
+        missing = int(observed(self.scope, groups).sum() - counted.sum())
+        returns = values_of(self.table.rows["episode_return"], counted, groups)
+        return mean_interval(returns, self.confidence, num_missing=missing, bounds=bounds, of_returns=True)
 
     @cached_property
     def mean_return_bounds(self) -> tuple[float, float] | None:
@@ -195,8 +203,7 @@ class Numbers:
         """Number of counted episodes whose return is outside of ``return_bounds``."""
         if self.return_bounds is None:
             return 0
-        returns = self.counted_rows["episode_return"]
-        return int(((returns < self.return_bounds[0]) | (returns > self.return_bounds[1])).sum())
+        return int(outside(self.counted_rows["episode_return"], self.return_bounds).sum())
 
     @property
     def num_failed(self) -> int:

@@ -45,6 +45,7 @@ _METHODS: Final = {
     "bca": "BCa bootstrap",
     "percentile": "percentile bootstrap",
     "student_t": "Student t",
+    "clopper_pearson": "Clopper-Pearson",
     "wilson": "Wilson",
     "newcombe": "Newcombe",
 }
@@ -98,8 +99,6 @@ def interval_text(interval: Interval, write: Callable[[float], str] = percent) -
     if not interval.exists:
         return f"no interval: {interval.note}"
     level = f"{100 * interval.confidence:g} % interval"
-    if interval.note == "all equal":
-        return f"all equal, so the {level} is this one value"
     ends = f"{level} {write(interval.low)} to {write(interval.high)}, {_METHODS[interval.method]}"
     return f"{ends} ({interval.note})" if interval.note else ends
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from rl_eval.errors import ConfigError, UsageError, check_known, listed
 from rl_eval.results.stats.aggregate import exact_mean
-from rl_eval.results.stats.interval import FEW, return_interval
+from rl_eval.results.stats.interval import FEW, mean_interval
 from rl_eval.suites.bootstrap import Cells, Floats, Statistic, check_units, estimates, method, percentiles
 from rl_eval.suites.scores import Run, Scores
 from rl_eval.suites.tables import Estimate, Table
@@ -242,7 +242,7 @@ def task_means(scores: Scores, unit: Unit, *, confidence: float = 0.95) -> Table
 
 def _task_mean(units: Units, confidence: float) -> Estimate:
     if len(units.strata) == 1:
-        interval = return_interval(units.values, confidence)
+        interval = mean_interval(units.values, confidence)
         return Estimate(exact_mean(units.values), interval)
     means = [_mean(counts, units.values) for counts in units.resamples(len(units.values))]
     return Estimate(exact_mean(units.values), percentiles([units], np.concatenate(means), confidence))

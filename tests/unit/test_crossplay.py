@@ -28,7 +28,7 @@ from rl_eval.results.crossplay import (
     write_payoffs,
 )
 from rl_eval.results.observations import observed, values_of
-from rl_eval.results.stats.interval import return_interval
+from rl_eval.results.stats.interval import mean_interval
 from rl_eval.results.stats.ratings import ELO
 from tests.refused import refused
 from tests.unit.games_world import LEVELS, Duel, Level, RandomMover, TicTacToe, duel_config
@@ -403,12 +403,13 @@ def test_episodes_that_share_a_seed_are_one_observation() -> None:
     assert groups is not None
     assert [len({*result.plan.seeds[groups == group].tolist()}) for group in np.unique(groups)] == [1] * 30
     means = [result.table.rows["episode_return"][groups == group].mean() for group in range(30)]
-    assert result.interval == return_interval(means)
+    np.testing.assert_equal(result.interval.to_dict(), mean_interval(means, of_returns=True).to_dict())
     comparison = compare(result, result)
     assert (comparison.num_pairs, comparison.num_planned, comparison.success) == (30, 30, None)
     alone = evaluate(duel_config(DUELS, "round_robin", 60))
     assert alone.plan.seed_groups is None
-    assert alone.interval == return_interval(alone.table.rows["episode_return"])
+    expected = mean_interval(alone.table.rows["episode_return"], of_returns=True)
+    np.testing.assert_equal(alone.interval.to_dict(), expected.to_dict())
 
 
 def test_a_turn_that_is_not_finished_is_no_observation() -> None:

@@ -245,7 +245,7 @@ def test_missing_support_gives_no_estimate():
     assert half["trajectory_is"].weights.mean_weight_interval.high < 1
 
 
-def test_few_equal_returns_have_no_interval():
+def test_equal_returns_have_no_interval():
     """As for mean returns. Episodes of weight 0 are not among the values."""
     few = estimate(one_step(12, reward=np.full(12, 3.0)), TabularPolicy(np.array([[np.exp(-1), 1 - np.exp(-1)]])))
     assert [(one.value, one.interval.exists) for one in few.estimates if one.name in ("behaviour", "weighted_is")] == [
@@ -257,7 +257,7 @@ def test_few_equal_returns_have_no_interval():
     assert mostly.verdict == "identified"
     assert mostly.weights.effective_sample_size == pytest.approx(18)
     assert (mostly.value, mostly.interval.exists) == (1.0, False)
-    assert estimate(load_episodes(two_lengths(44)), ALWAYS_ON, values=None)["weighted_is"].interval.exists
+    assert not estimate(load_episodes(two_lengths(44)), ALWAYS_ON, values=None)["weighted_is"].interval.exists
 
 
 def test_weights_above_1_give_no_estimate():

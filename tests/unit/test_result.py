@@ -108,12 +108,16 @@ def test_saving_replaces_a_result_and_nothing_else(tmp_path: Path, name: str) ->
     assert Path(tmp_path, name).read_text() == '{"my": "file"}'
 
 
-@pytest.mark.parametrize("count", [2, 19, 20])
-def test_few_equal_returns_have_no_interval(count: int) -> None:
-    """Of two episodes that end at the limit, a gate would believe that all do."""
-    result = make_result(count, returns=np.full(count, 500.0))
-    assert result.interval.exists == (count == 20)
-    assert math.isnan(result.metrics["episode_return_ci_low"]) == (count < 20)
+@pytest.mark.parametrize("count", [2, 20, 200])
+def test_equal_returns_have_an_interval_only_within_bounds(count: int) -> None:
+    """Of episodes that all end at the limit, a gate would believe that every other does."""
+    returns = np.full(count, 500.0)
+    result = make_result(count, returns=returns)
+    assert not result.interval.exists
+    assert math.isnan(result.metrics["episode_return_ci_low"])
+    bounded = make_result(count, returns=returns, return_bounds=(0.0, 500.0))
+    assert bounded.metrics["episode_return_ci_low"] == pytest.approx(500 * 0.025 ** (1 / count))
+    assert bounded.metrics["episode_return_ci_high"] == 500
 
 
 def test_failed_episodes_are_counted_and_remove_the_interval() -> None:
@@ -202,7 +206,8 @@ def test_return_outside_the_bounds_is_said_and_removes_the_interval() -> None:
     """Wrong bounds must not cost a finished evaluation its result."""
     assert not make_result(30, failed=[3], return_bounds=(0.0, 5.0)).interval.exists
     result = make_result(30, return_bounds=(0.0, 5.0))
-    assert result.interval.exists
+    assert not result.interval.exists
+    assert result.mean_return > 5
     assert any("return_bounds" in note for note in result.notes)
     odd = make_result(4, returns=[1.0, math.nan, 2.0, 3.0])
     assert math.isnan(odd.mean_return)

@@ -15,7 +15,7 @@ from scipy import stats
 from rl_eval.errors import UsageError
 from rl_eval.results.stats import interval
 from rl_eval.results.stats.aggregate import aggregate, exact_mean, histogram_edges
-from rl_eval.results.stats.interval import mean_interval, return_interval, success_interval
+from rl_eval.results.stats.interval import mean_interval, success_interval
 from rl_eval.results.stats.paired import _every_sum, mcnemar, paired_difference, sign_flip_test
 from tests.refused import refused, untold
 
@@ -130,11 +130,11 @@ def _coverage(draw: Callable[[], npt.NDArray[np.float64]], truth: float, repeats
 @pytest.mark.parametrize("bounds", [(0.0, 1e308), (-1e308, 0.0)])
 def test_a_bound_that_is_too_large_leaves_no_interval(bounds: tuple[float, float]) -> None:
     """The interval of the other bound alone would be much too narrow."""
-    assert not return_interval(np.arange(20.0) % 3, num_missing=10, bounds=bounds).exists
+    assert not mean_interval(np.arange(20.0) % 3, num_missing=10, bounds=bounds).exists
 
 
 def test_a_note_on_few_values_stays_beside_failed_episodes() -> None:
-    alone, failed = (return_interval(np.array([1.0, 2.0, 4.0]), num_missing=n, bounds=(0.0, 5.0)).note for n in (0, 1))
+    alone, failed = (mean_interval(np.array([1.0, 2.0, 4.0]), num_missing=n, bounds=(0.0, 5.0)).note for n in (0, 1))
     assert alone
     assert alone in failed
 
@@ -159,13 +159,6 @@ def test_of_few_values_an_interval_covers_the_truth_as_often_as_it_says(size: in
     """Also of two, by which nobody would be led to pass a requirement."""
     rng = np.random.default_rng(size)
     assert 0.935 <= _coverage(lambda: rng.normal(5.0, 2.0, size), 5.0, 2_000, 0.95) <= 0.965
-
-
-@pytest.mark.parametrize("size", [2, 30, 6_000])
-def test_equal_values_give_a_point(size: int) -> None:
-    """The interval of a constant is the constant, labelled, although BCa itself has no value there."""
-    found = mean_interval([7.25] * size)
-    assert (found.low, found.high, found.note) == (7.25, 7.25, "all equal")
 
 
 def test_no_interval_says_why() -> None:

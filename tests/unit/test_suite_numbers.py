@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from rl_eval.errors import ConfigError, UsageError
-from rl_eval.results.stats.interval import return_interval
+from rl_eval.results.stats.interval import mean_interval
 from rl_eval.suites.aggregates import (
     METRICS,
     aggregate_scores,
@@ -195,7 +195,7 @@ def test_a_curve_needs_a_step() -> None:
 def test_means_of_tasks_have_the_interval_of_a_mean(scores: Scores) -> None:
     cells = task_means(scores, "run").cells
     runs = [scores.runs[Run("policy 0", "task 1", seed)].mean() for seed in range(4)]
-    assert cells["task 1", "policy 0"].interval == pytest.approx(return_interval(np.sort(runs)))
+    assert cells["task 1", "policy 0"].interval == pytest.approx(mean_interval(np.sort(runs)))
     assert len(cells) == 6
 
 

@@ -1,16 +1,18 @@
 """Confidence intervals of aggregates, and the conditions for them.
 
 Mean returns get a BCa bootstrap interval (Efron 1987). A bootstrap is too narrow for few values, and slow for very
-many values, so both cases get a Student t interval. Success rates get Wilson's score interval (Wilson 1927). Failed
-episodes have no value. If bounds are known, the lower end assumes the lowest value for all failed episodes, and the
-upper end assumes the highest value. Without bounds, there is no interval. A missing interval always has a note with the
-reason.
+many values, so both cases get a Student t interval. Both are far too narrow if nearly all values are equal, because
+such a sample does not show how far the rare other values are. Then the interval is computed from the bounds of the
+values and from Clopper and Pearson's (1934) bounds of the fractions of other values; without bounds, there is no
+interval. Success rates get Wilson's score interval (Wilson 1927). Failed episodes have no value. If bounds are known,
+the lower end assumes the lowest value for all failed episodes, and the upper end assumes the highest value. Without
+bounds, there is no interval. A missing interval always has a note with the reason.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -19,7 +21,9 @@ import numpy.typing as npt
 from rl_eval.errors import UsageError
 from rl_eval.results.stats.aggregate import aggregate
 
-Method = Literal["bca", "percentile", "student_t", "wilson", "newcombe", "none"]
+Method = Literal["bca", "percentile", "student_t", "clopper_pearson", "wilson", "newcombe", "none"]
+Bounds = tuple[float, float]
+"""Lowest and highest possible value."""
 
 BCA_MAX: Final = 5_000
 """Maximum size of a sample for the bootstrap. With a larger sample, the bootstrap takes longer, and differs less from
@@ -29,13 +33,20 @@ FEW: Final = 20
 """Minimum size of a sample for the bootstrap. For fewer values, Student t covers the mean more often than the
 bootstrap. If the values are skewed, this is still not often enough; the note of the interval says so."""
 
+FEW_OTHERS: Final = 10
+"""Number of values unlike the most frequent value from which on a bootstrap shows how far the mean may be from it."""
+
 FEW_EQUAL: Final = f"fewer than {FEW} values, all equal: other values may differ"
 """Note for a few equal returns, which have no interval."""
 
 ALL_EQUAL: Final = "all equal"
 """Note of the interval of equal values, which is a single value."""
 
+_ADVICE: Final = "; declare return_bounds for an interval"
 _TOO_WIDE: Final = "the spread of the values is too large or too small for a float"
+
+_ROUNDING: Final = 1e-9
+"""Distance from a bound, relative to the largest value, that counts as rounding of a sum of rewards."""
 
 _RESAMPLES: Final = 9_999
 _SEED: Final = 0x5EED
@@ -87,53 +98,61 @@ def mean_interval(
     confidence: float = 0.95,
     *,
     num_missing: int = 0,
-    bounds: tuple[float, float] | None = None,
+    bounds: Bounds | None = None,
+    of_returns: bool = False,
 ) -> Interval:
     """Return an interval for the mean of the distribution of the values.
 
+    Values are *nearly all equal* if at least two and at least half of them are the same value, and fewer than
+    :data:`FEW_OTHERS` are not. Then the interval is computed from the bounds; see :func:`_from_bounds`.
+
     Args:
-        values: One value per completed episode, shape (n,).
+        values: One value per completed episode, shape (n,). Their order has no effect.
         confidence: Nominal coverage.
-        num_missing: Number of episodes that have no value because they failed.
-        bounds: Lowest and highest possible value. If episodes are missing, the lower end assumes the lowest value for
-            all of them, and the upper end assumes the highest value for all of them.
+        num_missing: Number of values that are missing because episodes failed.
+        bounds: Lowest and highest possible value. The interval is cut to the bounds. If values are missing, the lower
+            end assumes the lowest value for all of them, and the upper end assumes the highest value for all of them.
+        of_returns: Whether ``evaluation.return_bounds`` declares the bounds, so that notes can say so.
 
     Returns:
-        A BCa interval for :data:`FEW` to :data:`BCA_MAX` values, a Student t interval for fewer or more values, or an
-        interval without ends, whose note has the reason.
+        A Clopper-Pearson interval if bounds are known, and all values are one of the two bounds, or nearly all are
+        equal. Otherwise, a BCa interval for :data:`FEW` to :data:`BCA_MAX` values, a Student t interval for fewer or
+        more values, or an interval without ends, whose note has the reason.
     """
     check_confidence(confidence)
     sample = np.asarray(values, dtype=np.float64)
     if num_missing == 0:
-        return _sample_interval(sample, confidence)
-    failed = f"{num_missing} of {len(sample) + num_missing} episodes failed"
+        return _sample_interval(sample, confidence, bounds, of_returns=of_returns)
+    failed = f"{num_missing} of {len(sample) + num_missing} values are missing, because episodes failed"
     if not sample.size:
         return no_interval(confidence, "no episode completed")
     if bounds is None:
-        return no_interval(confidence, f"{failed} and their return is unknown: set return_bounds to get an interval")
-    worst, best = (_sample_interval(np.append(sample, [bound] * num_missing), confidence) for bound in bounds)
+        return no_interval(confidence, f"{failed}{_ADVICE if of_returns else ''}")
+    worst, best = (_sample_interval(each, confidence, bounds) for each in completions(sample, num_missing, bounds))
     if not (worst.exists and best.exists):
         return best if worst.exists else worst
-    notes = [f"{failed}: the interval covers their lowest and highest possible returns", worst.note]
+    notes = [f"{failed}: the interval assumes the lowest and the highest possible value for them", worst.note]
     return Interval(worst.low, best.high, confidence, worst.method, "; ".join(filter(None, notes)))
 
 
-def return_interval(
-    returns: npt.NDArray[np.float64],
-    confidence: float = 0.95,
-    *,
-    num_missing: int = 0,
-    bounds: tuple[float, float] | None = None,
-) -> Interval:
-    """Return the :func:`mean_interval` of returns, or of differences. A few equal values have no interval.
+def completions(
+    sample: npt.NDArray[np.float64], num_missing: int, bounds: Bounds
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Return the sample with the lowest possible value for all missing values, and with the highest possible value."""
+    lowest, highest = bounds
+    return np.append(sample, [lowest] * num_missing), np.append(sample, [highest] * num_missing)
 
-    Otherwise, two episodes that both reach a step limit would have an interval of width 0, and could meet any
-    requirement.
-    """
-    if not num_missing and 1 < len(returns) < FEW and np.isfinite(returns[0]) and (returns == returns[0]).all():
-        check_confidence(confidence)
-        return no_interval(confidence, FEW_EQUAL)
-    return mean_interval(returns, confidence, num_missing=num_missing, bounds=bounds)
+
+def outside(values: npt.NDArray[np.float64], bounds: Bounds) -> npt.NDArray[np.bool_]:
+    """Return a mask of the values outside of the bounds. A sum of rewards may exceed a bound by rounding."""
+    slack = _ROUNDING * np.abs(values[np.isfinite(values)]).max(initial=0.0)
+    return np.asarray((values < bounds[0] - slack) | (values > bounds[1] + slack))
+
+
+def wrong_bounds(values: npt.NDArray[np.float64], bounds: Bounds) -> str:
+    """Return the reason why bounds are wrong: a value outside of them; empty if there is none."""
+    beyond = values[outside(values, bounds)]
+    return f"the value {beyond[0]:g} is outside of the bounds [{bounds[0]:g}, {bounds[1]:g}]" if beyond.size else ""
 
 
 def success_interval(successes: int, trials: int, confidence: float = 0.95, *, num_unknown: int = 0) -> Interval:
@@ -159,15 +178,89 @@ def success_interval(successes: int, trials: int, confidence: float = 0.95, *, n
     return Interval(low, high, confidence, "wilson", note)
 
 
-def _sample_interval(sample: npt.NDArray[np.float64], confidence: float) -> Interval:
+def _sample_interval(
+    sample: npt.NDArray[np.float64], confidence: float, bounds: Bounds | None, *, of_returns: bool = False
+) -> Interval:
     not_finite = int(len(sample) - np.isfinite(sample).sum())
     if not_finite:
         return no_interval(confidence, f"{not_finite} of {len(sample)} values are not finite")
+    if not len(sample):
+        return no_interval(confidence, "no values")
+    if bounds is not None:
+        return _bounded_interval(sample, confidence, bounds)
+    if _atoms(sample):
+        return no_interval(confidence, _equal_values(sample, confidence, of_returns=of_returns))
+    return _spread_interval(sample, confidence)
+
+
+def _bounded_interval(sample: npt.NDArray[np.float64], confidence: float, bounds: Bounds) -> Interval:
+    if why := wrong_bounds(sample, bounds):
+        return no_interval(confidence, why)
+    low, high = map(float, bounds)
+    sample = np.clip(sample, low, high)
+    if np.isin(sample, bounds).all() or _atoms(sample):
+        return _from_bounds(sample, confidence, (low, high))
+    found = _spread_interval(sample, confidence)
+    return replace(found, low=max(found.low, low), high=min(found.high, high)) if found.exists else found
+
+
+def _atoms(sample: npt.NDArray[np.float64]) -> list[float]:
+    """Return the value that nearly all of a sample equals; two values if each is half of the sample, else none."""
+    size = len(sample)
+    places = [(size - 1) // 2, size // 2]  # Half of the sorted values cover one of these places.
+    counts = {value: int((sample == value).sum()) for value in np.partition(sample, places)[places].tolist()}
+    return [value for value, count in counts.items() if count >= max(2, size / 2) and size - count < FEW_OTHERS]
+
+
+def _equal_values(sample: npt.NDArray[np.float64], confidence: float, *, of_returns: bool) -> str:
+    """Return the reason why nearly equal values have no interval. For returns, add advice and an example."""
+    size, value = len(sample), _atoms(sample)[0]
+    why = f"{(sample == value).sum()} of {size} values are equal"
+    if not of_returns:
+        return why
+    why += _ADVICE
+    if not value:
+        return why
+    ends, kind = (f"0, {value:g}", "losses") if value > 0 else (f"{value:g}, 0", "gains")
+    excluded = abs(value) * _largest_fraction(0, size, confidence)
+    return f"{why}: {size} equal values in [{ends}] would exclude {kind} above {excluded:.3g}"
+
+
+def _from_bounds(sample: npt.NDArray[np.float64], confidence: float, bounds: Bounds) -> Interval:
+    """Return an interval for the mean of values within bounds, of which nearly all are equal.
+
+    For any value v, the mean is at least ``v - (v - low) * P(value < v)`` and at most
+    ``v + (high - v) * P(value > v)``. Each probability has the upper bound of Clopper and Pearson (1934) at half of the
+    error. If all values are one of the two bounds, the mean is a rate: v is the upper bound for the lower end, and the
+    lower bound for the upper end. So each end is that of Clopper and Pearson's interval of the rate.
+    """
+    size, (lowest, highest) = len(sample), bounds
+    if np.isin(sample, bounds).all():
+        above, below, note = [highest], [lowest], ""
+    else:
+        above = below = _atoms(sample)
+        note = f"{(sample == above[0]).sum()} of {size} values are equal, so the ends depend on the bounds"
+
+    def fraction(mask: npt.NDArray[np.bool_]) -> float:
+        return _largest_fraction(int(mask.sum()), size, confidence)
+
+    low = min(value - (value - lowest) * fraction(sample < value) for value in above)
+    high = max(value + (highest - value) * fraction(sample > value) for value in below)
+    if not math.isfinite(high - low):
+        return no_interval(confidence, _TOO_WIDE)
+    return Interval(low, high, confidence, "clopper_pearson", note)
+
+
+def _largest_fraction(count: int, size: int, confidence: float) -> float:
+    """Return the upper end of Clopper and Pearson's interval of a fraction, of which ``count / size`` was observed."""
+    from scipy.special import betaincinv
+
+    return 1.0 if count >= size else float(betaincinv(count + 1, size - count, (1 + confidence) / 2))
+
+
+def _spread_interval(sample: npt.NDArray[np.float64], confidence: float) -> Interval:
     if len(sample) < 2:
-        return no_interval(confidence, "no values" if not len(sample) else "one value has no spread")
-    if (sample == sample[0]).all():
-        method: Method = "bca" if FEW <= len(sample) <= BCA_MAX else "student_t"
-        return Interval(float(sample[0]), float(sample[0]), confidence, method, ALL_EQUAL)
+        return no_interval(confidence, "one value has no spread")
     if len(sample) < FEW:
         return _student_t(sample, confidence, f"interval of fewer than {FEW} values: too narrow if they are skewed")
     if len(sample) > BCA_MAX:

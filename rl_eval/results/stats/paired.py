@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rl_eval.results.stats.aggregate import aggregate
-from rl_eval.results.stats.interval import Interval, return_interval
+from rl_eval.results.stats.interval import Interval, mean_interval
 
 EXACT_MAX: Final = 16
 """Maximum number of non-zero differences for which all ``2**n`` sign patterns are enumerated."""
@@ -97,7 +97,7 @@ def paired_difference(
     return PairedDifference(
         count=len(differences),
         mean=numbers.mean,
-        interval=return_interval(differences, confidence),
+        interval=mean_interval(differences, confidence),
         p_value=p_value,
         test=test,
         correlation=_correlation(first, second),

@@ -19,7 +19,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from rl_eval.results.stats.interval import ALL_EQUAL, FEW, FEW_EQUAL, Interval, check_confidence, no_interval
+from rl_eval.results.stats.interval import FEW, Interval, check_confidence, no_interval
 
 ELO: Final = 400 / math.log(10)
 """Number of Elo points of one unit of strength. A difference of 400 points means odds of ten to one."""
@@ -154,11 +154,10 @@ def _intervals(
         return [no_interval(confidence, "a matchup was played on only one seed")] * len(policies)
     ends = np.quantile(ELO * strengths(resampled), [(1 - confidence) / 2, (1 + confidence) / 2], axis=0)
     if (ends[0] == ends[1]).all():
-        if fewest < FEW:
-            return [no_interval(confidence, FEW_EQUAL)] * len(policies)
-        note = ALL_EQUAL
-    else:
-        note = f"fewer than {FEW} seeds for a matchup, so this interval is likely too narrow" if fewest < FEW else ""
+        return [no_interval(confidence, "all seeds have the same points, so they do not show how others vary")] * len(
+            policies
+        )
+    note = f"fewer than {FEW} seeds for a matchup, so this interval is likely too narrow" if fewest < FEW else ""
     return [Interval(float(low), float(high), confidence, "percentile", note) for low, high in ends.T]
 
 
