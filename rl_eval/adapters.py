@@ -61,6 +61,9 @@ class Integration:
     :class:`rl_eval.runners.batched.simulator.BatchSimulator` of ``environment.env="NAME_OF_LIBRARY:name"``."""
     watching_wrappers: tuple[str, ...] = ()
     """Environment wrappers that do not change episodes, as prefixes of ``"module:Class"``."""
+    learning_wrappers: Mapping[str, str] = field(default_factory=dict)
+    """Environment wrappers with running statistics, as ``"module:Class"``, each with the name of the attribute that is
+    true while the statistics change. An evaluation rejects such a wrapper, unless the attribute is false."""
     modelled_wrappers: tuple[str, ...] = ()
     """Wrappers that ``for_environment`` replaces with preprocessing of observations, as prefixes of
     ``"module:Class"``."""
@@ -86,6 +89,11 @@ def integrations() -> tuple[Integration, ...]:
         else:
             _logger.warning("the integration %s (%s) is a %s, not an Integration", point.name, point.value, type(one))
     return tuple(found)
+
+
+def learning_wrappers() -> dict[str, str]:
+    """Return :attr:`Integration.learning_wrappers` of all libraries."""
+    return {name: flag for one in integrations() for name, flag in one.learning_wrappers.items()}
 
 
 def integration_for(value: Any, function: str) -> Any:

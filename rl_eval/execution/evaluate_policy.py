@@ -9,27 +9,13 @@ from typing import Any, Final, final
 import gymnasium as gym
 import numpy as np
 
-from rl_eval.adapters import integration_for, integrations
+from rl_eval.adapters import integration_for, integrations, learning_wrappers
 from rl_eval.config.builder import EvalConfig
 from rl_eval.errors import ConfigError, EvalError, checked_keywords
 from rl_eval.execution.group import EvalRunnerGroup
 from rl_eval.records.plain import plain
 from rl_eval.results.result import EvalResult
 
-_WATCHING: Final = (
-    "gymnasium.wrappers.common:RecordEpisodeStatistics",
-    "gymnasium.wrappers.rendering:",
-    "gymnasium.wrappers.vector.common:RecordEpisodeStatistics",
-    "gymnasium.wrappers.vector.dict_info_to_list:",
-    "gymnasium.wrappers.vector.rendering:",
-)
-"""Wrappers of gymnasium that do not change episodes."""
-
-_LEARNING: Final = (
-    "gymnasium.wrappers.stateful_observation:NormalizeObservation",
-    "gymnasium.wrappers.stateful_reward:NormalizeReward",
-)
-"""Wrappers of gymnasium with running statistics, which are not part of the environment's ``spec``."""
 _ADDRESS: Final = re.compile(" at 0x[0-9a-f]+")
 _NOT_OF_THE_EPISODES: Final = ("render_mode", "num_envs", "vectorization_mode", "vector_kwargs")
 """Arguments of ``gymnasium.make`` and ``make_vec`` that do not change episodes."""
@@ -162,7 +148,7 @@ def environment_like(env: Any, *, of_the_model: bool) -> dict[str, Any]:
     Raises:
         ConfigError: The environment cannot be built again.
     """
-    harmless: tuple[str, ...] = _WATCHING
+    harmless: tuple[str, ...] = ()
     for one in integrations():
         harmless += one.watching_wrappers + (one.modelled_wrappers if of_the_model else ())
     if isinstance(env, str) or not hasattr(env, "reset") or isinstance(env, type):
@@ -212,7 +198,7 @@ def _specs_of(env: Any) -> list[Any]:
 def _wrappers(spec: Any, harmless: tuple[str, ...]) -> list[Mapping[str, Any]]:
     wrappers = [one for one in spec.additional_wrappers if not one.entry_point.startswith(harmless)]
     for one in wrappers:
-        if one.entry_point.startswith(_LEARNING):
+        if one.entry_point in learning_wrappers():
             problem = f"env has a wrapper {one.name}, whose statistics a new environment does not have"
             fix = "Pass a function that builds the environment with these statistics, or make them part of the policy."
             raise ConfigError(problem, key="env", value=one.name, fix=fix)

@@ -21,6 +21,25 @@ _CLEANRL: Final = (
 
 INTEGRATIONS: Final = (
     Integration(
+        "gymnasium",
+        watching_wrappers=(
+            "gymnasium.wrappers.common:RecordEpisodeStatistics",
+            "gymnasium.wrappers.rendering:",
+            "gymnasium.wrappers.vector.common:RecordEpisodeStatistics",
+            "gymnasium.wrappers.vector.dict_info_to_list:",
+            "gymnasium.wrappers.vector.rendering:",
+        ),
+        learning_wrappers=dict.fromkeys(
+            (
+                "gymnasium.wrappers.stateful_observation:NormalizeObservation",
+                "gymnasium.wrappers.stateful_reward:NormalizeReward",
+                "gymnasium.wrappers.vector.stateful_observation:NormalizeObservation",
+                "gymnasium.wrappers.vector.stateful_reward:NormalizeReward",
+            ),
+            "update_running_mean",
+        ),
+    ),
+    Integration(
         "sb3",
         packages=("stable_baselines3", "sb3_contrib"),
         adapter=f"{_HERE}.sb3",

@@ -26,6 +26,7 @@ from rl_eval.config.settings import LIVE_ENVIRONMENT, EnvironmentSection, copy_c
 from rl_eval.errors import ConfigError, EnvError, nearest
 from rl_eval.protocols import EnvContext
 from rl_eval.records.episode import first_seen
+from rl_eval.runners.running_statistics import check_frozen
 
 if TYPE_CHECKING:
     from rl_eval.runners.lane import Lane
@@ -76,7 +77,8 @@ def construct_env(
     """Build one environment of one agent, with its wrappers; see :func:`build_env`.
 
     Raises:
-        ConfigError: The id is unknown, a path cannot be imported, or a wrapper or the environment is of a wrong type.
+        ConfigError: The id is unknown, a path cannot be imported, a wrapper or the environment is of a wrong type, or a
+            wrapper updates running statistics.
         Exception: A constructor raised it.
     """
     env: gym.Env[Any, Any] = build_env(section, runner_index, lane_index, num_runners, remote)
@@ -99,8 +101,10 @@ def construct_env(
         raise ConfigError(problem, key="environment.env", value=type(env).__name__, fix=_BATCHED)
     _check_members(env, f"environment.env {section.env!r}")
     _check_seed(env, f"environment.env {section.env!r}")
+    check_frozen(env, "environment.env")
     for place, wrapper in enumerate(section.wrappers):
         env = _wrapped(env, wrapper, f"environment.wrappers[{place}]")
+        check_frozen(env, f"environment.wrappers[{place}]")
     if not section.action_masks:
         return env
     from rl_eval.runners.action_masks import ActionMasks

@@ -75,13 +75,13 @@ def test_yaml_may_name_wrappers_with_their_arguments(tmp_path: Any) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(
         "environment:\n  env: CartPole-v1\n  wrappers:\n"
-        "    - gymnasium.wrappers:NormalizeReward\n"
+        "    - gymnasium.wrappers:RecordEpisodeStatistics\n"
         "    - {wrapper: 'gymnasium.wrappers:FrameStackObservation', stack_size: 3}\n"
     )
     section = EvalConfig.from_yaml(path).policy("x:y").build().environment
     env = construct_env(section, 0, 0, 1)
     assert env.observation_space.shape == (3, 4)
-    assert isinstance(env.env, gym.wrappers.NormalizeReward)  # type: ignore[attr-defined]
+    assert isinstance(env.env, gym.wrappers.RecordEpisodeStatistics)  # type: ignore[attr-defined]
     assert EvalConfig.from_yaml(path).to_yaml()
 
 

@@ -22,6 +22,7 @@ from rl_eval.records.episode import EpisodeSpec
 from rl_eval.runners.batched.simulator import BatchSimulator, BatchStep, Flags, Slots
 from rl_eval.runners.batched.trial import WITHOUT_RESTARTS
 from rl_eval.runners.environment import attribute_of, build_env, episode_hook
+from rl_eval.runners.running_statistics import check_frozen
 
 _ALE: Final = "ale_py.vector_env"
 _ALE_PROTOCOL: Final = (
@@ -286,6 +287,7 @@ def _adapted(built: Any, section: EnvironmentSection, num_envs: int, *, blocks: 
         )
         fix = "Return a vector environment of num_envs slots, or set runners.runner: vector."
         raise ConfigError(problem, key="environment.env", value=type(built).__name__, fix=fix)
+    check_frozen(built, "environment.env")
     simulator = VectorEnvSimulator(built, blocks=blocks)
     simulator.note = _described(built, section.env_kwargs)
     return simulator

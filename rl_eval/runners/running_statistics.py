@@ -1,0 +1,52 @@
+"""Wrappers with running statistics, such as ``NormalizeObservation``: rejected unless their statistics are frozen.
+
+The statistics change in every step, so an episode depends on the episodes before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import gymnasium as gym
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorWrapper
+
+from rl_eval.adapters import learning_wrappers
+from rl_eval.errors import ConfigError
+
+
+def check_frozen(env: Any, key: str) -> None:
+    """Check that no wrapper of an environment has statistics that change.
+
+    Args:
+        env: A single environment, or a vector environment.
+        key: Configuration key of the environment or wrapper.
+
+    Raises:
+        ConfigError: A wrapper updates its statistics.
+    """
+    for name, flag in _learning(env):
+        problem = f"{key} has a {name}, whose statistics change in every step, so episodes depend on earlier episodes"
+        fix = (
+            f"Remove it, or pass a function that builds the environment with the statistics of the training and sets "
+            f"{flag} to False."
+        )
+        raise ConfigError(problem, key=key, value=name, fix=fix)
+
+
+def _learning(env: Any) -> Iterator[tuple[str, str]]:
+    """Yield the class name of each wrapper that updates its statistics, and the attribute that freezes it."""
+    flags = learning_wrappers()
+    while isinstance(env, (gym.Wrapper, VectorWrapper)):
+        bases = [f"{base.__module__}:{base.__qualname__}" for base in type(env).__mro__]
+        flag = next((flags[base] for base in bases if base in flags), "")
+        if flag and getattr(env, flag, True):
+            yield type(env).__name__, flag
+        env = env.env
+    if isinstance(env, SyncVectorEnv):
+        for one in env.envs:
+            yield from _learning(one)
+    elif isinstance(env, AsyncVectorEnv):  # Its environments are in other processes.
+        for flag in dict.fromkeys(flags.values()):
+            if all(env.call("has_wrapper_attr", flag)) and any(env.get_attr(flag)):
+                yield f"wrapper with {flag}", flag
