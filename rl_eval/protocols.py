@@ -67,8 +67,8 @@ class Policy(Protocol):
             Actions, a batch in the structure of the action space, and the next state.
 
         Raises:
-            PolicyUnavailable: The policy cannot act for now. The runner ends, and no episode uses up an attempt. Any
-                other exception uses up an attempt of the episodes whose rows cause it.
+            PolicyUnavailable: The policy cannot act for now. Another runner replaces the runner after a pause, and no
+                episode uses up an attempt. Any other exception uses up an attempt of the episodes whose rows cause it.
         """
 
 

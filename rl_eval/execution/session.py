@@ -21,7 +21,7 @@ import numpy as np
 from typing_extensions import assert_never, override
 
 from rl_eval.backends.requests import Run
-from rl_eval.errors import EvalError, RunnerLost
+from rl_eval.errors import EvalError, PolicyUnavailable, RunnerLost
 from rl_eval.execution.jobs import Job, WeightsSync
 from rl_eval.execution.outcome import EvalOutcome
 from rl_eval.execution.record_store import FLUSH_TIMEOUT_S
@@ -141,12 +141,19 @@ class Phase(Job):
 
     @final
     def _look(self, now: float) -> None:
-        """End the phase early if there is a reason."""
+        """End the phase early if there is a reason.
+
+        Raises:
+            PolicyUnavailable: The policy stayed unavailable until no runner was left, and no episode completed.
+        """
         if reason := self._outcome.cancelled or self._outcome.failure:
             self._abandon(now)
             self._reason = reason
         elif self.pool.hopeless:
-            self._reason = f"no runner is left; the last runner was lost because: {self.pool.last_loss}"
+            why = self.pool.last_loss
+            if isinstance(why, PolicyUnavailable) and not self._outcome.store.table.completed.any():
+                raise why
+            self._reason = f"no runner is left; the last runner was lost because: {why}"
         else:
             self._watch(now)
 

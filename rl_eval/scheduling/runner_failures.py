@@ -10,6 +10,7 @@ failure                                    charge     replace    exclude    end
 start or call raised a ``UsageError``                                       yes
 start or call raised, on every position                                     yes
 start or call raised, elsewhere it works              yes
+``PolicyUnavailable``                                 yes
 process died, an episode is the cause      episode    yes
 process died or was silent, cause unknown             yes
 node was pre-empted                                   yes (free)
@@ -27,7 +28,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from rl_eval.errors import NumericsMismatch, UsageError
+from rl_eval.errors import NumericsMismatch, PolicyUnavailable, UsageError
 from rl_eval.records.episode import MESSAGE_CAP, TRACEBACK_CAP, Fault, FaultCause, Phase
 from rl_eval.scheduling.plan import EpisodePlan
 from rl_eval.supervision.flight_recorder import CrashReport, LaneEntry
@@ -61,6 +62,9 @@ def judge(error: BaseException, *, everywhere: bool) -> Verdict:
     """
     if isinstance(error, NumericsMismatch):
         return Verdict.EXCLUDE
+    if isinstance(error, PolicyUnavailable):
+        # A server that does not answer is missing for all runners at the same time, and may come back.
+        return Verdict.REPLACE
     return Verdict.END if everywhere or isinstance(error, UsageError) else Verdict.REPLACE
 
 

@@ -117,7 +117,10 @@ FAIL = ("--set", "environment.env_kwargs={fail: true}")
 BROKEN = ("--set", "policy.policy=cli_toys:broken")
 FLAKY = faulty(1, 0.5, 1.0, 1.0)
 FICKLE = (*SET, "environment.env=codes_toys:fickle", *SET, "fault_tolerance.max_attempts_per_episode=1")
-SILENT = (*SET, "policy.policy=codes_toys:Coin", *SET, "policy.policy_kwargs={silent: true}")
+SILENT = (
+    *(*SET, "policy.policy=codes_toys:Coin", *SET, "policy.policy_kwargs={silent: true}"),
+    *(*SET, "fault_tolerance.max_runner_restarts=0"),
+)
 RUN = ("run", "toy.yaml", "-q")
 OPE = ("ope", "data.npz", "toy.yaml", "--no-fit", *SET, "policy.policy=codes_toys:Coin")
 NOBODY = ("--address", "127.0.0.1:1")

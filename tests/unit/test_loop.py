@@ -10,7 +10,7 @@ import torch
 from rl_eval import EvalConfig
 from rl_eval.backends import Call, Reply
 from rl_eval.backends.requests import GetWeightsVersion, Run, SetWeights, Start
-from rl_eval.errors import ConfigError, EnvError, NumericsMismatch, RunnerLost, WeightsError
+from rl_eval.errors import ConfigError, EnvError, NumericsMismatch, PolicyUnavailable, RunnerLost, WeightsError
 from rl_eval.execution.aspects import default_aspects
 from rl_eval.execution.jobs import Apply, Do, Job, WeightsSync
 from rl_eval.execution.loop import ControlLoop
@@ -318,6 +318,7 @@ def test_a_preempted_node_is_not_counted_against_its_position() -> None:
         (EnvError("x"), False, Verdict.REPLACE),
         (EnvError("x"), True, Verdict.END),
         (NumericsMismatch("x"), True, Verdict.EXCLUDE),
+        (PolicyUnavailable("x"), True, Verdict.REPLACE),
     ],
 )
 def test_verdicts(error: Exception, everywhere: bool, verdict: Verdict) -> None:

@@ -1,0 +1,29 @@
+"""Server of a policy: answers two numbers with the gain times the second, plus the first. Arguments: port and gain.
+
+It prints its port when it is open.
+"""
+
+import socketserver
+import struct
+import sys
+
+
+class Handler(socketserver.StreamRequestHandler):
+    """One client."""
+
+    def handle(self) -> None:
+        while len(request := self.rfile.read(16)) == 16:
+            first, second = struct.unpack("dd", request)
+            self.wfile.write(struct.pack("d", first + float(sys.argv[2]) * second))
+
+
+class Server(socketserver.ThreadingTCPServer):
+    """One thread per client."""
+
+    allow_reuse_address = daemon_threads = True
+
+
+if __name__ == "__main__":
+    with Server(("127.0.0.1", int(sys.argv[1])), Handler) as server:
+        print(server.server_address[1], flush=True)
+        server.serve_forever()
