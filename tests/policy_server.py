@@ -25,5 +25,5 @@ class Server(socketserver.ThreadingTCPServer):
 
 if __name__ == "__main__":
     with Server(("127.0.0.1", int(sys.argv[1])), Handler) as server:
-        print(server.server_address[1], flush=True)
+        print(server.server_address[1], flush=True)  # noqa: T201
         server.serve_forever()
