@@ -18,7 +18,7 @@ def compare(
         list[str] | None,
         option(
             "'b >= a - 5'",
-            "Requirement on the mean difference. Exit with 1 if the whole interval of the difference violates it.",
+            "Requirement on the mean difference. Exit with 1 if interval and test show that it is violated.",
         ),
     ] = None,
     fail_on: Annotated[
@@ -44,10 +44,9 @@ def compare(
             if answers[-1] is Answer.OPEN
             else f"b {shown} shown to have a lower return than a"
         )
-    interval, unknown = comparison.difference.interval, unknown or comparison.unbounded
     for requirement in requirements:
-        answers.append(Answer.OPEN if unknown else requirement.judge(interval))
-        why = unknown or (requirement.undecided(interval) if answers[-1] is Answer.OPEN else "")
+        answers.append(Answer.OPEN if unknown else requirement.judge(comparison.difference))
+        why = unknown or (requirement.undecided(comparison.difference) if answers[-1] is Answer.OPEN else "")
         print_note(f"{requirement}: {answers[-1].value}{why and f': {why}'}")
     if Answer.FAILS in answers or Answer.OPEN in answers:
         raise typer.Exit(1 if Answer.FAILS in answers else 2)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from rl_eval.errors import ComparisonError, UsageError, checked_keywords
@@ -18,8 +18,8 @@ from rl_eval.records.plain import ABSENT, Difference, differences, plain
 from rl_eval.results.conditions import condition_masks
 from rl_eval.results.observations import observed, values_of
 from rl_eval.results.stats.aggregate import exact_mean
-from rl_eval.results.stats.interval import ALL_EQUAL, FEW, FEW_EQUAL, Interval, mean_interval
-from rl_eval.results.stats.paired import McNemar, PairedDifference, mcnemar, paired_difference
+from rl_eval.results.stats.interval import Bounds, Interval
+from rl_eval.results.stats.paired import McNemar, PairedDifference, difference_interval, mcnemar, paired_difference
 from rl_eval.results.text import Printed, environment_name, interval_places, number, policy_name, weights_name
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 MUST_AGREE: Final = ("environment", "max_episode_steps")
 """Parts of ``provenance["identity"]`` that must be equal, so that equal seeds start equal episodes."""
 
+_RETRY: Final = "to repeat the failed episodes of a run with a log (--log-dir), use rl-eval run --retry DIR"
 _UNTESTED: Final = "the sum of the differences is too large for a float"
 _SHOWN: Final = 5
 _LONGEST: Final = 40
@@ -124,40 +125,26 @@ class Comparison(Printed):
     @property
     def regressed(self) -> bool:
         """Whether ``b`` is significantly worse than ``a``, according to both the interval and the test."""
-        return is_shown(self.difference, self.confidence) and self.difference.mean < 0
+        return not self.unanswerable and is_shown(self.difference, self.confidence) and self.difference.mean < 0
 
     @property
     def unanswerable(self) -> str:
-        """Reason why this comparison cannot show that a requirement is met; empty if there is no such reason.
+        """Reason why this comparison shows nothing, neither a difference nor a requirement; empty if it can.
 
         Pairs that are missing because an episode failed are not a random sample. Suppose that a policy crashes the
         environment whenever the policy plays badly. If the missing pairs were ignored, such a policy could meet a
-        requirement.
+        requirement. So the worst is assumed for them, or there is no interval.
         """
-        if self.num_dropped:
-            total, sides = self.num_dropped + self.num_pairs, f"in a {self.a.num_failed}, in b {self.b.num_failed}"
-            return (
-                f"{self.num_dropped} of {total} pairs are incomplete, because a side failed ({sides}); to repeat the "
-                "failed episodes of a run with a log (--log-dir), use rl-eval run --retry DIR"
-            )
         if self.num_unfinished:
             return f"a side did not reach {self.num_unfinished} of {self.num_planned} episodes: continue its run"
-        if why := _undecided(self.difference):
-            return why
-        least = 2.0 ** (1 - self.num_pairs)
-        few = f"{self.num_pairs} pairs are too few: no difference of the returns has a p-value below {least:g}"
-        return few if least > 1 - self.confidence else ""
-
-    @property
-    def unbounded(self) -> str:
-        """Reason, besides :attr:`unanswerable`, why the interval cannot show a bound; empty if there is none."""
-        equal = self.difference.interval.note == FEW_EQUAL
-        why = f"all {self.num_pairs} pairs have the same difference, so they do not show how other pairs vary"
-        return f"{why}: run at least {FEW} episodes" if equal else ""
+        why = _undecided(self.difference, self.confidence)
+        return f"{why}; {_RETRY}" if why and self.num_dropped else why
 
     def to_dict(self) -> dict[str, Any]:
         """Return all fields as plain JSON values; NaN becomes None."""
-        return {key: plain(value) for key, value in {**asdict(self), "notes": self.notes}.items()}
+        found = {**asdict(self), "notes": self.notes}
+        del found["difference"]["samples"]
+        return {key: plain(value) for key, value in found.items()}
 
 
 @checked_keywords
@@ -198,8 +185,10 @@ def compare(a: EvalResult, b: EvalResult, confidence: float = 0.95, *, force: bo
         _returns(b, paired),
         confidence,
         one_policy=bool(_changes_of_floats(settings)),
+        num_missing=dropped,
+        bounds=_bounds(a, b),
     )
-    return Comparison(
+    found = Comparison(
         environment=environment_name(a.provenance),
         a=_side(a, paired, reached),
         b=_side(b, paired, reached),
@@ -210,10 +199,20 @@ def compare(a: EvalResult, b: EvalResult, confidence: float = 0.95, *, force: bo
         difference=difference,
         success=_success(a, b, paired) if groups is None else None,
         confidence=confidence,
-        verdict=verdict_of(difference, confidence, settings),
+        verdict="",
         different_settings=settings,
-        by_condition=_by_condition(a, b, paired, confidence),
+        by_condition=_by_condition(a, b, reached, paired, confidence),
     )
+    return replace(found, verdict=_verdict(found))
+
+
+def _bounds(a: EvalResult, b: EvalResult) -> tuple[Bounds, Bounds] | None:
+    """Return the bounds of the returns of each side; None if they are unknown.
+
+    If only one result declares bounds, they apply to both, since environment and step limit are the same.
+    """
+    known = a.return_bounds or b.return_bounds, b.return_bounds or a.return_bounds
+    return None if known[0] is None or known[1] is None else (known[0], known[1])
 
 
 def _returns(result: EvalResult, chosen: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:
@@ -221,14 +220,20 @@ def _returns(result: EvalResult, chosen: npt.NDArray[np.bool_]) -> npt.NDArray[n
 
 
 def _by_condition(
-    a: EvalResult, b: EvalResult, paired: npt.NDArray[np.bool_], confidence: float
+    a: EvalResult,
+    b: EvalResult,
+    reached: npt.NDArray[np.bool_],
+    paired: npt.NDArray[np.bool_],
+    confidence: float,
 ) -> dict[str, list[ConditionDifference]]:
     found: dict[str, list[ConditionDifference]] = {}
     for column, value, mask in condition_masks(a.plan):
-        first, second = (_returns(side, paired & observed(mask, side.seed_groups)) for side in (a, b))
+        own = observed(mask, a.seed_groups)
+        first, second = (_returns(side, paired & own) for side in (a, b))
         means = (exact_mean(first), exact_mean(second), exact_mean(second - first))
-        one = ConditionDifference(value, len(first), *means, mean_interval(second - first, confidence))
-        found.setdefault(column, []).append(one)
+        missing = int((reached & ~paired & own).sum())
+        interval = difference_interval(first, second, confidence, num_missing=missing, bounds=_bounds(a, b))
+        found.setdefault(column, []).append(ConditionDifference(value, len(first), *means, interval))
     return found
 
 
@@ -366,16 +371,20 @@ def _changes_of_floats(settings: Sequence[DifferentSetting]) -> list[str]:
     return keys if all(key.partition(".")[0] in _OF_FLOATS for key in keys) else []
 
 
+def _verdict(comparison: Comparison) -> str:
+    if why := comparison.unanswerable:
+        return f"no verdict: {why}"
+    return verdict_of(comparison.difference, comparison.confidence, comparison.different_settings)
+
+
 def verdict_of(difference: PairedDifference, confidence: float, settings: Sequence[DifferentSetting] = ()) -> str:
     """Return the verdict on the paired difference of two results that differ in ``settings``.
 
     There is a difference only if both the interval and the test show it, and if it is larger than rounding.
     """
     interval, level = difference.interval, f"{100 * confidence:g} %"
-    if why := _undecided(difference):
+    if why := _undecided(difference, confidence):
         return f"no verdict: {why}"
-    if difference.mean == 0 and interval.note in {ALL_EQUAL, FEW_EQUAL}:
-        return f"no difference: both sides have the same return in each of {difference.count} pairs"
     places = interval_places(interval, difference.mean)
     low, high, mean = (number(end, places) for end in (interval.low, interval.high, difference.mean))
     if difference.rounding:
@@ -383,37 +392,36 @@ def verdict_of(difference: PairedDifference, confidence: float, settings: Sequen
         return (
             f"equal up to rounding: mean difference {mean} over {difference.count} pairs; settings that differ: {cause}"
         )
-    ends = f"interval {low} to {high}" if interval.exists else f"the same in each of {difference.count} pairs"
-    facts = f"mean difference {mean}, {ends}, p = {difference.p_value:.2g}"
-    outside, rejected = interval.exists and 0 not in interval, difference.p_value <= 1 - confidence
+    facts = f"mean difference {mean}, interval {low} to {high}, p = {difference.p_value:.2g}"
     if is_shown(difference, confidence):
         return f"b has a {'higher' if difference.mean > 0 else 'lower'} return than a at {level}: {facts}"
-    if outside:
+    if 0 not in interval:
         facts += "; the interval excludes 0, but the sign-flip test does not reject"
-    elif rejected:
+    elif difference.p_value <= 1 - confidence:
         facts += "; the sign-flip test rejects, but the interval contains 0"
     return f"no difference shown at {level}: {facts}"
 
 
-def _undecided(difference: PairedDifference) -> str:
-    """Return the reason why the interval or the test cannot show a difference; empty if both can.
-
-    A few equal differences have no interval, but the test can show them. So the result is empty for them, too.
-    """
-    interval = difference.interval
-    if not interval.exists and interval.note != FEW_EQUAL:
-        return interval.note
-    return _UNTESTED if math.isnan(difference.p_value) else ""
+def _undecided(difference: PairedDifference, confidence: float) -> str:
+    """Return the reason why the interval or the test cannot show a difference; empty if both can."""
+    if not difference.interval.exists:
+        return difference.interval.note
+    if math.isnan(difference.p_value):
+        return _UNTESTED
+    count = len(difference.samples[0])
+    least = 2.0 ** (1 - count)
+    few = f"{count} pairs are too few: no difference of the returns has a p-value below {least:g}"
+    return few if least > 1 - confidence else ""
 
 
 def is_shown(difference: PairedDifference, confidence: float) -> bool:
-    """Whether a difference is shown: the test rejects, and the interval at the same level excludes 0.
+    """Whether a difference is shown: there is an interval, it excludes 0, and the test at the same level rejects.
 
-    A few equal differences have no interval, so only the test decides. Differences by rounding are never shown.
+    Differences by rounding are never shown.
     """
     interval = difference.interval
-    leaves_out_0 = 0 not in interval if interval.exists else interval.note == FEW_EQUAL
-    return leaves_out_0 and difference.p_value <= 1 - confidence and not difference.rounding
+    excludes_0 = interval.exists and 0 not in interval
+    return excludes_0 and difference.p_value <= 1 - confidence and not difference.rounding
 
 
 def _notes(comparison: Comparison) -> Iterator[str]:

@@ -15,7 +15,7 @@ from operator import ge, gt, le, lt
 from typing import Final
 
 from rl_eval.errors import ConfigError, nearest
-from rl_eval.results.stats.interval import Interval
+from rl_eval.results.stats.paired import PairedDifference
 
 _NUMBER: Final = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
 _METRIC: Final = re.compile(rf"\s*([A-Za-z_][^<>=]*?)\s*(>=|<=|>|<)\s*({_NUMBER})\s*")
@@ -77,12 +77,14 @@ class DifferenceRequirement:
     def __str__(self) -> str:
         return self.text
 
-    def judge(self, interval: Interval) -> Answer:
-        """Return ``HOLDS`` if all values in an interval of the mean difference meet the bound.
+    def judge(self, difference: PairedDifference) -> Answer:
+        """Return ``HOLDS`` if the interval of the mean difference and the test show that the bound is met.
 
-        Return ``FAILS`` if no value meets the bound, and ``OPEN`` otherwise.
+        Return ``FAILS`` if both show that it is not met, and ``OPEN`` otherwise. Both show it if all values in the
+        interval are on one side of the bound, and the sign-flip test rejects the bound as the mean difference.
         """
-        if not interval.exists:
+        interval = difference.interval
+        if not (interval.exists and difference.rejects(self.bound)):
             return Answer.OPEN
         low, high = (interval.low, interval.high) if self.lower else (-interval.high, -interval.low)
         bound = self.bound if self.lower else -self.bound
@@ -90,14 +92,13 @@ class DifferenceRequirement:
             return Answer.HOLDS
         return Answer.FAILS if high < bound else Answer.OPEN
 
-    def undecided(self, interval: Interval) -> str:
-        """Return the reason why an interval cannot decide the requirement, and the next step of the user."""
-        if not interval.exists:
-            return "the mean difference has no interval"
-        return (
-            f"the interval of b - a, {interval.low:.4g} to {interval.high:.4g}, contains values on both sides of "
-            f"{self.bound:g}: more episodes narrow the interval"
-        )
+    def undecided(self, difference: PairedDifference) -> str:
+        """Return the reason why a difference with an interval cannot decide the requirement."""
+        low, high = difference.interval.low, difference.interval.high
+        ends, bound = f"the interval of b - a, {low:.4g} to {high:.4g},", f"{self.bound:g}"
+        if low < self.bound <= high or low <= self.bound < high:
+            return f"{ends} contains values on both sides of {bound}: more episodes narrow the interval"
+        return f"{ends} is on one side of {bound}, but the sign-flip test does not reject: more episodes may show it"
 
 
 def parse_metric(text: str) -> MetricRequirement:

@@ -14,6 +14,7 @@ from rl_eval.results.metrics import Timing
 from rl_eval.results.result import EvalResult
 from rl_eval.scheduling.plan import EpisodePlan
 
+RESULT_KEYS = ("failed", "missing", "seed", "provenance", "return_bounds")
 TIMING = Timing(
     wall_seconds=2.0, env_steps=300, reset_seconds=0.1, step_seconds=1.5, inference_seconds=0.4, num_runners=2
 )
@@ -107,7 +108,7 @@ def make_result(
 
 def result_of(returns: npt.ArrayLike, *, success: npt.ArrayLike = -1, **others: Any) -> EvalResult:
     """Return a result of returns, without success; keywords that are no arguments of it are parts of its identity."""
-    known = {key: others.pop(key) for key in ("failed", "missing", "seed", "provenance") if key in others}
+    known = {key: others.pop(key) for key in RESULT_KEYS if key in others}
     return make_result(returns=returns, success=success, identity=others, **({"seed": 0} | known))
 
 

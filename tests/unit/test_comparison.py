@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,9 +12,10 @@ import pytest
 
 from rl_eval.errors import ComparisonError
 from rl_eval.results.comparison import Comparison, compare, verdict_of
+from rl_eval.results.requirements import Answer, parse_difference
 from rl_eval.results.result import EvalResult
-from rl_eval.results.stats.interval import Interval
-from rl_eval.results.stats.paired import mcnemar, paired_difference
+from rl_eval.results.stats.interval import Interval, mean_interval
+from rl_eval.results.stats.paired import PairedDifference, mcnemar, paired_difference, sign_flip_test
 from tests.refused import refused
 from tests.unit.results_world import result_of
 
@@ -23,6 +24,14 @@ if TYPE_CHECKING:
 
 BASE = np.random.default_rng(21).normal(100.0, 20.0, 60)
 NOISE = np.random.default_rng(22).normal(0.0, 5.0, 60)
+
+
+BOUNDS = (0.0, 200.0)
+
+
+def assert_equal(found: PairedDifference, expected: PairedDifference) -> None:
+    """Also where there is no interval, whose ends are NaN."""
+    np.testing.assert_equal(asdict(found), asdict(expected))
 
 
 # What makes a pair
@@ -45,7 +54,7 @@ def test_pairs_that_failed_on_a_side_are_dropped_and_counted() -> None:
     """Each side's mean goes over the pairs, so that they differ by the mean difference."""
     found = compare(result_of(BASE, failed=[3, 8]), result_of(BASE + NOISE, failed=[8, 20, 21]))
     kept = np.delete(np.arange(60), [3, 8, 20, 21])
-    assert found.difference == paired_difference(BASE[kept], (BASE + NOISE)[kept])
+    assert_equal(found.difference, paired_difference(BASE[kept], (BASE + NOISE)[kept], num_missing=4))
     assert (found.num_pairs, found.num_dropped) == (56, 4)
     assert (found.a.num_failed, found.b.num_failed) == (2, 3)
     assert found.b.mean_return - found.a.mean_return == pytest.approx(found.difference.mean)
@@ -56,7 +65,7 @@ def test_pairs_come_from_the_stretch_that_both_finished() -> None:
     """Episodes beyond a gap are there because they were short."""
     found = compare(result_of(BASE, missing=[40]), result_of(BASE + NOISE, missing=[50], failed=[5, 45]))
     kept = np.delete(np.arange(40), [5])
-    assert found.difference == paired_difference(BASE[kept], (BASE + NOISE)[kept])
+    assert_equal(found.difference, paired_difference(BASE[kept], (BASE + NOISE)[kept], num_missing=1))
     assert (found.num_pairs, found.num_dropped, found.num_unfinished) == (39, 1, 20)
     assert "20 of 60" in found.notes[1]
 
@@ -152,8 +161,10 @@ def test_pairs_that_can_show_nothing_answer_nothing(count: int) -> None:
 def test_pairs_that_a_side_did_not_reach_answer_nothing() -> None:
     """Whoever ended it did not plan for so few."""
     found = compare(result_of(BASE), result_of(BASE - 50 - NOISE, missing=range(40, 60)))
-    assert found.regressed
+    assert not found.regressed
     assert found.unanswerable.startswith("a side did not reach 20 of 60 episodes")
+    assert found.verdict.startswith("no verdict:")
+    assert found.difference.interval.exists
 
 
 @pytest.mark.parametrize("count", [5, 6, 19, 20, 60])
@@ -166,6 +177,69 @@ def test_equal_differences_answer_nothing_without_bounds(count: int) -> None:
         assert not found.regressed
         assert not found.difference.interval.exists
         assert found.verdict.startswith("no verdict:")
+
+
+@pytest.mark.parametrize("count", [6, 19, 20, 60])
+def test_equal_differences_within_bounds_answer_by_interval_and_test(count: int) -> None:
+    """500 against 15 in six pairs of six is not luck; equal pairs are no regression."""
+    low = result_of(np.full(count, 15.0), return_bounds=(0.0, 500.0))
+    high = result_of(np.full(count, 500.0), return_bounds=(0.0, 500.0))
+    found = compare(high, low)
+    assert found.regressed
+    assert found.verdict.startswith("b has a lower return than a")
+    same = compare(high, high)
+    assert (same.regressed, same.unanswerable) == (False, "")
+    assert same.difference.interval.low == pytest.approx(-500 * (1 - 0.025 ** (1 / count)))
+    assert same.verdict.startswith("no difference shown")
+    assert parse_difference("b >= a - 20").judge(compare(high, high).difference) is Answer.OPEN
+    assert parse_difference("b >= a").judge(found.difference) is Answer.FAILS
+
+
+def test_a_hundred_equal_pairs_meet_a_margin_of_20() -> None:
+    """On [0, 500]."""
+    one = result_of(np.full(100, 500.0), return_bounds=(0.0, 500.0))
+    assert parse_difference("b >= a - 20").judge(compare(one, one).difference) is Answer.HOLDS
+
+
+def test_bounds_that_one_result_declares_apply_to_both() -> None:
+    """The environment and the step limit are the same; each side has its own bounds if it declares them."""
+    bounded, plain = result_of(BASE * 0 + 7, return_bounds=BOUNDS), result_of(BASE * 0 + 7)
+    expected = mean_interval(np.zeros(60), bounds=(-200.0, 200.0))
+    for a, b in ((bounded, plain), (plain, bounded), (bounded, bounded)):
+        assert compare(a, b).difference.interval == expected
+    wider = result_of(BASE * 0 + 7, return_bounds=(-100.0, 500.0))
+    assert compare(bounded, wider).difference.interval == mean_interval(np.zeros(60), bounds=(-300.0, 500.0))
+    assert not compare(bounded, result_of(BASE * 0 + 700)).difference.interval.exists, "700 is outside of the bounds"
+
+
+@pytest.mark.parametrize("bounds", [None, BOUNDS])
+@pytest.mark.parametrize("shift", [-40.0, -3.0])
+def test_incomplete_pairs_are_assumed_at_their_worst_or_answer_nothing(
+    bounds: tuple[float, float] | None, shift: float
+) -> None:
+    """Verdict, regression, requirement and interval agree, with and without bounds."""
+    ours, theirs = BASE, BASE + NOISE + shift
+    a = result_of(ours, return_bounds=bounds, failed=[3])
+    b = result_of(theirs, return_bounds=bounds, failed=[3, 8])
+    found = compare(a, b)
+    assert (found.num_pairs, found.num_dropped) == (58, 2)
+    differences = np.delete(theirs - ours, [3, 8])
+    require = parse_difference("b >= a")
+    if bounds is None:
+        assert not found.difference.interval.exists
+        assert found.unanswerable
+        assert (found.regressed, require.judge(found.difference)) == (False, Answer.OPEN)
+        assert found.verdict.startswith("no verdict:")
+        return
+    interval = found.difference.interval
+    assert interval.low == mean_interval([*differences, -200.0, -200.0], bounds=(-200.0, 200.0)).low
+    assert interval.high == mean_interval([*differences, 200.0, 200.0], bounds=(-200.0, 200.0)).high
+    tests = [sign_flip_test(np.array([*differences, *filled]))[0] for filled in ((-200.0,) * 2, (200.0,) * 2)]
+    assert found.difference.p_value == max(tests)
+    shown = shift == -40
+    assert found.unanswerable == ""
+    assert (found.regressed, require.judge(found.difference) is Answer.FAILS) == (shown, shown)
+    assert found.verdict.startswith("b has a lower return" if shown else "no difference shown")
 
 
 @pytest.mark.parametrize(
@@ -232,7 +306,8 @@ def test_dict_is_strict_json(comparison: Comparison) -> None:
     """Nested parts are plain values with their names."""
     data = comparison.to_dict()
     assert json.loads(json.dumps(data, allow_nan=False)) == data
-    assert data["difference"]["interval"]["method"] == "bca"
+    assert data["difference"]["interval"]["method"] == "none"
+    assert "samples" not in data["difference"]
     assert data["verdict"] == comparison.verdict
     assert data["success"]["only_b"] == comparison.success.only_b if comparison.success else False
     assert data["notes"] == comparison.notes

@@ -1,6 +1,7 @@
 """Requirements: what a script may ask of a result or of a comparison, and how often the answer is wrong."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,31 +9,45 @@ import pytest
 from rl_eval.errors import ConfigError
 from rl_eval.results.comparison import is_shown
 from rl_eval.results.requirements import Answer, parse_difference, parse_metric
-from rl_eval.results.stats.interval import Interval, no_interval
+from rl_eval.results.stats.interval import Interval
 from rl_eval.results.stats.paired import paired_difference
 from tests.refused import refused, untold
 
 
-def interval(low, high):
-    return Interval(low, high, 0.95, "bca")
+def judged(requirement, low, high, middle=None):
+    """Answer for differences whose sign-flip test rejects every mean but one in the middle."""
+    middle = (low + high) / 2 if middle is None else middle
+    spread = np.linspace(-1, 1, 30) * (high - low) / 4
+    difference = replace(paired_difference(np.zeros(30), middle + spread), interval=Interval(low, high, 0.95, "bca"))
+    return requirement.judge(difference), difference
 
 
 @pytest.mark.parametrize("text", ["b >= a - 5", "a <= b + 5", "  b>=a-5.0 ", "b >= a + -5", "a <= b - -5"])
 def test_the_same_requirement_in_other_words(text):
     requirement = parse_difference(text)
-    assert requirement.judge(interval(-5.0, 2.0)) is Answer.HOLDS
-    assert requirement.judge(interval(-5.1, 2.0)) is Answer.OPEN
-    assert untold(requirement.undecided(interval(-5.1, 2.0)), -5.1, 2, -5) == []
-    assert requirement.judge(interval(-9.0, -5.1)) is Answer.FAILS
+    assert judged(requirement, -5.0, 2.0)[0] is Answer.HOLDS
+    answer, difference = judged(requirement, -5.1, 2.0)
+    assert answer is Answer.OPEN
+    assert untold(requirement.undecided(difference), -5.1, 2, -5) == []
+    assert judged(requirement, -9.0, -5.1)[0] is Answer.FAILS
 
 
 @pytest.mark.parametrize("text", ["b <= a + 5", "a >= b - 5"])
 def test_an_upper_bound(text):
     requirement = parse_difference(text)
-    assert requirement.judge(interval(-9.0, 5.0)) is Answer.HOLDS
-    assert requirement.judge(interval(4.0, 5.1)) is Answer.OPEN
-    assert requirement.judge(interval(5.1, 6.0)) is Answer.FAILS
-    assert requirement.judge(no_interval(0.95, "one pair")) is Answer.OPEN
+    assert judged(requirement, -9.0, 5.0)[0] is Answer.HOLDS
+    assert judged(requirement, 4.0, 5.1)[0] is Answer.OPEN
+    assert judged(requirement, 5.1, 6.0)[0] is Answer.FAILS
+    assert requirement.judge(paired_difference([1.0], [2.0])) is Answer.OPEN
+
+
+@pytest.mark.parametrize(("low", "high"), [(-4, 4), (-14, -6)])
+def test_an_interval_alone_answers_no_requirement(low, high):
+    """The sign-flip test has to reject the bound, as it has to reject 0 for a verdict."""
+    requirement = parse_difference("b >= a - 5")
+    answer, difference = judged(requirement, low, high, middle=-5.0)
+    assert answer is Answer.OPEN
+    assert untold(requirement.undecided(difference), low, high, -5) == []
 
 
 @pytest.mark.parametrize(

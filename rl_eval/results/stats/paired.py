@@ -3,19 +3,24 @@
 A pair is the same index, and so the same seed, with both policies. A common effect (an easy or a hard start) cancels in
 the difference, so fewer episodes are needed. The saving is measured and reported as a factor. The same pairs give an
 interval for the mean difference, a sign-flip permutation test of "no difference", and McNemar's exact test on success.
+
+A pair is incomplete if an episode failed. If the bounds of the returns are known, interval and test assume the worst
+for incomplete pairs: the interval covers the lowest and the highest possible differences, and the p-value is the higher
+of both cases.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Final, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from rl_eval.results.stats.aggregate import aggregate
-from rl_eval.results.stats.interval import Interval, mean_interval
+from rl_eval.results.stats.interval import Bounds, Interval, completions, mean_interval, no_interval, wrong_bounds
 
 EXACT_MAX: Final = 16
 """Maximum number of non-zero differences for which all ``2**n`` sign patterns are enumerated."""
@@ -38,7 +43,7 @@ class PairedDifference:
     """Statistics of the differences ``b - a``, in the unit of the values."""
 
     count: int
-    """Number of pairs."""
+    """Number of complete pairs."""
     mean: float
     interval: Interval
     """Interval for the mean difference, computed from the differences."""
@@ -58,6 +63,15 @@ class PairedDifference:
     """
     rounding: bool
     """Whether both sides are the same policy, and all differences are small enough to be rounding."""
+    samples: tuple[npt.NDArray[np.float64], ...] = field(repr=False, compare=False)
+    """Differences that are tested, shape (n,). If pairs are incomplete and the bounds are known, there are two samples:
+    with the lowest, and with the highest possible difference for these pairs."""
+
+    def rejects(self, mean: float) -> bool:
+        """Whether the sign-flip test rejects a mean difference, at the level of the interval."""
+        with np.errstate(all="ignore"):
+            p_value, _ = _highest_p([sample - mean for sample in self.samples])
+        return p_value <= 1 - self.interval.confidence
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +92,13 @@ class McNemar:
 
 
 def paired_difference(
-    a: npt.ArrayLike, b: npt.ArrayLike, confidence: float = 0.95, *, one_policy: bool = False
+    a: npt.ArrayLike,
+    b: npt.ArrayLike,
+    confidence: float = 0.95,
+    *,
+    one_policy: bool = False,
+    num_missing: int = 0,
+    bounds: tuple[Bounds, Bounds] | None = None,
 ) -> PairedDifference:
     """Compare two sides pair by pair.
 
@@ -87,23 +107,50 @@ def paired_difference(
         b: Values of the second side on the same episodes, shape (n,).
         confidence: Nominal coverage of the interval.
         one_policy: Whether both sides are values of the same policy, computed in two ways.
+        num_missing: Number of incomplete pairs.
+        bounds: Lowest and highest possible values of ``a``, and those of ``b``.
     """
     first, second = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
     with np.errstate(all="ignore"):
         differences = second - first
     numbers = aggregate(differences)
-    p_value, test = sign_flip_test(differences)
+    samples: tuple[npt.NDArray[np.float64], ...] = (differences,)
+    if num_missing and bounds is not None:
+        samples = completions(differences, num_missing, _difference_bounds(*bounds))
+    p_value, test = _highest_p(samples)
     as_rounding = _is_rounding(first, second, differences)
     return PairedDifference(
         count=len(differences),
         mean=numbers.mean,
-        interval=mean_interval(differences, confidence),
+        interval=difference_interval(first, second, confidence, num_missing=num_missing, bounds=bounds),
         p_value=p_value,
         test=test,
         correlation=_correlation(first, second),
         episodes_saved=None if one_policy or as_rounding else _episodes_saved(first, second, numbers.std),
         rounding=one_policy and as_rounding,
+        samples=samples,
     )
+
+
+def difference_interval(
+    a: npt.NDArray[np.float64],
+    b: npt.NDArray[np.float64],
+    confidence: float,
+    *,
+    num_missing: int = 0,
+    bounds: tuple[Bounds, Bounds] | None = None,
+) -> Interval:
+    """Return the interval for the mean of ``b - a``; see :func:`paired_difference` for the arguments."""
+    if bounds is not None and (why := wrong_bounds(a, bounds[0]) or wrong_bounds(b, bounds[1])):
+        return no_interval(confidence, why)
+    with np.errstate(all="ignore"):
+        differences = b - a
+    possible = None if bounds is None else _difference_bounds(*bounds)
+    return mean_interval(differences, confidence, num_missing=num_missing, bounds=possible, of_returns=True)
+
+
+def _difference_bounds(a: Bounds, b: Bounds) -> Bounds:
+    return b[0] - a[1], b[1] - a[0]
 
 
 def sign_flip_test(differences: npt.NDArray[np.float64]) -> tuple[float, TestKind]:
@@ -124,6 +171,12 @@ def sign_flip_test(differences: npt.NDArray[np.float64]) -> tuple[float, TestKin
     if len(magnitudes) <= EXACT_MAX:
         return float(np.mean(np.abs(_every_sum(magnitudes)) >= threshold)), "exact"
     return (1 + _count_sampled(magnitudes, threshold)) / (1 + RESAMPLES), "sampled"
+
+
+def _highest_p(samples: Sequence[npt.NDArray[np.float64]]) -> tuple[float, TestKind]:
+    """Return the test with the highest p-value; NaN if any of them is NaN."""
+    tests = [sign_flip_test(sample) for sample in samples]
+    return next((test for test in tests if math.isnan(test[0])), max(tests))
 
 
 def mcnemar(a: npt.NDArray[np.bool_], b: npt.NDArray[np.bool_]) -> McNemar:
