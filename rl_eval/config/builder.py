@@ -94,6 +94,7 @@ class EvalConfig:
         env_kwargs: Mapping[str, Any] = {},
         wrappers: Sequence[Any] = (),
         env_reuse: Literal["lane", "episode"] = "lane",
+        instances: Literal["many", "one"] = "many",
         agents: tuple[str, ...] | list[str] = (),
         action_masks: bool = False,
     ) -> EvalConfig:

@@ -80,6 +80,9 @@ class EnvironmentSection(_Section):
     "gymnasium.wrappers:FrameStackObservation", "stack_size": 4}``."""
     env_reuse: Literal["lane", "episode"] = "lane"
     """``lane``: an environment runs all episodes of its slot. ``episode``: each episode gets a new environment."""
+    instances: Literal["many", "one"] = "many"
+    """``one``: a process can build only one environment. Then the default of ``num_envs_per_runner`` is 1, and episodes
+    of the determinism check run again in the environment that exists."""
     agents: tuple[str, ...] = ()
     """Agents of a multi-agent environment in the order of their seats. By default the environment's
     ``possible_agents``; to read them, the process that starts the evaluation builds one environment."""
@@ -431,13 +434,16 @@ def make_settings(values: Mapping[str, Mapping[str, Any]]) -> EvalSettings:
 
 
 def _with_width(settings: EvalSettings) -> EvalSettings:
-    """Return settings in which ``num_envs_per_runner`` is the number of slots of a vector environment or simulator.
+    """Return settings in which ``num_envs_per_runner`` is the number of slots that the environment allows.
 
-    This applies only if ``environment.env`` is such an object. Other settings do not change.
+    This is 1 by default for ``environment.instances`` ``one``. If ``environment.env`` is a vector environment or
+    simulator, it is the number of its slots. Other settings do not change.
 
     Raises:
         ConfigError: The runner steps single environments, or ``num_envs_per_runner`` differs from this number.
     """
+    if _has_one_lane(settings) and settings.runners.num_envs_per_runner is None:
+        return with_values(settings, runners={"num_envs_per_runner": 1})
     env, runners = settings.environment.env, settings.runners
     width = getattr(env, "num_envs", None) if is_live_environment(env) else None
     if width is None:
@@ -456,6 +462,13 @@ def _with_width(settings: EvalSettings) -> EvalSettings:
         fix = "Remove the key, or pass a function of num_envs."
         raise ConfigError(problem, key="runners.num_envs_per_runner", value=runners.num_envs_per_runner, fix=fix)
     return with_values(settings, runners={"num_envs_per_runner": width})
+
+
+def _has_one_lane(settings: EvalSettings) -> bool:
+    """Whether a runner can have only one lane, because its process can build only one environment."""
+    runners = settings.runners
+    shared = runners.runner != "subprocess" and (not _is_imported(runners) or not runners.steps_all_slots)
+    return settings.environment.instances == "one" and shared
 
 
 def copy_containers(value: Any) -> Any:
@@ -540,6 +553,17 @@ def check_runner(settings: EvalSettings) -> None:
         )
         fix = 'Remove the key, or set runners.runner to "vector".'
         raise ConfigError(problem, key="runners.num_envs_per_runner", value=runners.lanes, fix=fix)
+    if _has_one_lane(settings) and runners.lanes > 1:
+        problem = (
+            f"runners.num_envs_per_runner is {runners.lanes}, but a process can build only one environment "
+            "(environment.instances)"
+        )
+        fix = "Remove the key, or set runners.runner: subprocess, which has one process per environment."
+        raise ConfigError(problem, key="runners.num_envs_per_runner", value=runners.lanes, fix=fix)
+    if (settings.environment.instances, settings.environment.env_reuse) == ("one", "episode"):
+        problem = "environment.env_reuse is episode, but environment.instances is one"
+        fix = "Remove one of the keys."
+        raise ConfigError(problem, key="environment.env_reuse", value="episode", fix=fix)
     if runners.block is not None and not getattr(cls, "runs_blocks", False):
         problem = f"runners.block is {runners.block}, but runners.runner {runners.runner!r} runs single episodes"
         fix = "Remove the key, or set runners.runner: batched."
@@ -555,7 +579,7 @@ def check_runner(settings: EvalSettings) -> None:
 
 def _check_together(settings: EvalSettings) -> None:
     runners = settings.runners
-    if isinstance(runners.runner, type) or ":" not in runners.runner:
+    if _is_imported(runners):
         check_runner(settings)  # A user's module is imported only when a group needs it.
     if settings.environment.env is None:
         problem = "environment.env is missing"
@@ -585,6 +609,11 @@ def _check_together(settings: EvalSettings) -> None:
         _check_in_process(settings)
     elif not runners.num_gpus_per_runner:
         _check_devices(settings.policy)
+
+
+def _is_imported(runners: RunnersSection) -> bool:
+    """Whether the class of the runners is given, or has a short name, so that no module of a user is imported."""
+    return isinstance(runners.runner, type) or ":" not in runners.runner
 
 
 def _check_devices(section: PolicySection, key: str = "policy") -> None:

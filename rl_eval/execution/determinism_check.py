@@ -39,6 +39,8 @@ _MAX_TRIES: Final = 3
 _PATIENCE: Final = 20.0
 """Time limit of the check, as a multiple of the first run of the same episodes."""
 _LEAST_PATIENCE_S: Final = 60.0
+_LONGEST_WAIT_S: Final = 10.0
+"""Time limit for waiting while no runner is ready."""
 _TRACED: Final = 6
 """Maximum number of traced episodes. It exceeds the number of compared episodes, because some may fail or take too
 long."""
@@ -128,10 +130,12 @@ class DeterminismSample(Aspect):
         seconds[::size] = np.add.reduceat(seconds, np.arange(0, len(seconds), size))
         build = self._construct_seconds if math.isfinite(self._construct_seconds) else 0.0
         chosen, remark = completed, ""
+        if settings.environment.instances == "one":
+            build, remark = 0.0, "in used environments, because environment.instances is one"
         if settings.evaluation.determinism_check == "auto":
             budget = max(_FREE_SECONDS, _FREE_SHARE * run_seconds)
             chosen = _fitting(completed, seconds + build, budget, runners)
-            if not chosen and settings.environment.env_reuse == "lane":
+            if not chosen and build and settings.environment.env_reuse == "lane":
                 chosen = _fitting(completed, seconds, budget, runners)
                 remark = f"in used environments, because a new environment takes {build:.1f} s"
             if not chosen:
@@ -216,6 +220,8 @@ class _Pass:
     tries: Counter[int] = field(default_factory=Counter)
     again: dict[int, Origin] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)
+    unbuilt: str = ""
+    """Error of the construction of an environment; empty if all environments could be built."""
 
     @property
     def done(self) -> bool:
@@ -231,6 +237,14 @@ class _Pass:
             self.waiting[index] = None
         else:
             self.failed[index] = why
+
+    def cannot_build(self, why: str) -> None:
+        """End the pass without the episodes that wait, because a second environment cannot be built.
+
+        The environment may allow only one instance, so this is not a finding.
+        """
+        self.unbuilt = self.unbuilt or why
+        self.waiting = {}
 
 
 @final
@@ -303,8 +317,8 @@ class Reruns:
         row, traced = origins[index].row[0], origins[index].trace is not None
         together = [origins[one].row[0] for one in range(index, index + self._block) if one in origins]
         # With the attempt number of the record: earlier attempts failed, and are not part of the recorded episode.
-        lease = Lease(index, int(row["seed"]), int(row["attempts"]), runner, not self._why, traced)
-        return lease._replace(block=tuple(int(one["seed"]) for one in together))
+        lease = Lease(index, int(row["seed"]), int(row["attempts"]), runner, fresh=not self._why, traced=traced)
+        return lease._replace(block=tuple(int(one["seed"]) for one in together), again=True)
 
     def reported(self, runner: int, position: int, report: RunReport) -> None:
         """Compare the finished episodes of a runner with their first runs."""
@@ -320,12 +334,24 @@ class Reruns:
         for fault in report.faults:
             if fault.index in held:
                 held.remove(fault.index)
-                now.put_back(fault.index, f"{fault.error_type}: {fault.message}")
+                why = f"{fault.error_type}: {fault.message}"
+                if fault.phase == "construct":
+                    now.cannot_build(why)
+                else:
+                    now.put_back(fault.index, why)
         self._go_on()
 
-    def lost(self, runner: int) -> None:
-        """Queue the episodes of a lost runner again, up to the maximum number of tries."""
-        for index in sorted(self._current.held.pop(runner, ())):
+    def lost(self, runner: int, phase: str = "") -> None:
+        """Queue the episodes of a lost runner again, up to the maximum number of tries.
+
+        Args:
+            runner: Number of the runner.
+            phase: Call in which the runner was lost; empty if it is unknown.
+        """
+        held = self._current.held.pop(runner, set())
+        if held and phase == "construct":
+            self._current.cannot_build("the process of the runner ended")
+        for index in sorted(held) if phase != "construct" else ():
             self._current.put_back(index, "the runner of the episode was lost")
         self._go_on()
 
@@ -376,6 +402,9 @@ class Reruns:
         first = self._first
         if not first.origins:
             return self._why
+        if first.unbuilt:
+            done = f"{len(first.again)} of {len(first.origins)} ran again; " if first.again else ""
+            return f"{done}a second environment cannot be built: {first.unbuilt}"
         if self._cut and len(first.again) + len(first.failed) < len(first.origins):
             return f"{len(first.again)} of {len(first.origins)} had run again when the check ended early: {self._cut}"
         alone = "no second runner was ready for the check" if self._num_runners > 1 else "only one process took part"
@@ -412,6 +441,8 @@ class DeterminismCheck(Phase):
         """Whether a runner is searching for the reason; None before the search."""
         self._likely_cause = ""
         self._patience_s = self._ends = math.inf
+        self._last_ready = math.inf
+        """Time at which a runner was ready."""
 
     def _begin(self, now: float) -> None:
         outcome, settings = self._outcome, self._outcome.settings
@@ -423,7 +454,7 @@ class DeterminismCheck(Phase):
         block, runners = settings.runners.block_size, settings.runners.num_runners
         self._reruns = Reruns(choice.origins, reused, runners, choice.remark, keys, block)
         self._patience_s = max(_LEAST_PATIENCE_S, _PATIENCE * choice.seconds)
-        self._ends = now + self._patience_s
+        self._last_ready, self._ends = now, now + self._patience_s
         if choice.origins:
             outcome.activity = "checking determinism"
         self._pump_all(now)
@@ -437,7 +468,8 @@ class DeterminismCheck(Phase):
     def _lost(self, member: Member, crash_report: CrashReport | None, now: float) -> bool:
         if self._asking:
             self._asking = False
-        self._reruns.lost(member.incarnation)
+        moment = crash_report and crash_report.moment
+        self._reruns.lost(member.incarnation, moment.phase if moment else "")
         self._pump_all(now)
         return False
 
@@ -456,12 +488,19 @@ class DeterminismCheck(Phase):
                 self.pool.call(member, Apply(likely_cause_at), tag=self.tag, now=now)
 
     def _watch(self, now: float) -> None:
-        if not self.pool.ready():  # Time without a ready runner does not count.
-            self._ends = now + self._patience_s
-        elif now > self._ends:
-            self._abandon(now)
-            self._reruns.stop("the second run took many times as long as the first run")
-            self._asking = False
+        if not self.pool.ever_ready:  # A run that lacks only its check begins with the start of its runners.
+            self._last_ready, self._ends = now, now + self._patience_s
+        if self.pool.ready():
+            self._last_ready = now
+        elif now - self._last_ready > _LONGEST_WAIT_S:
+            self._stop(f"no runner was ready for {_LONGEST_WAIT_S:.0f} s", now)
+        if now > self._ends:
+            self._stop("the second run took many times as long as the first run", now)
+
+    def _stop(self, why: str, now: float) -> None:
+        self._abandon(now)
+        self._reruns.stop(why)
+        self._asking = False
 
     def _abandon(self, now: float) -> None:
         for runner in filter(self._reruns.holds, list(self.pool.members)):

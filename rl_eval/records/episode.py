@@ -108,8 +108,9 @@ class Lease(NamedTuple):
     """Permission for one runner to run one attempt of one episode.
 
     ``attempt`` is the number of the attempt, from 1; earlier attempts are used up. ``runner`` is the number of the
-    runner with the lease; a runner that replaces it has another number. ``fresh`` requests a new environment, and
-    ``traced`` a trace in the report. ``seating``, ``condition`` and ``first_index`` are those of the episode's spec.
+    runner with the lease; a runner that replaces it has another number. ``fresh`` requests a new environment,
+    ``again`` an episode without observers, because it runs to be compared, and ``traced`` a trace in the report.
+    ``seating``, ``condition`` and ``first_index`` are those of the episode's spec.
     ``alone`` requests a new simulator for this episode only, so that no other episode can cause a fault. ``block``
     contains the seeds of the consecutive episodes that run together, including this episode. It is empty for an
     episode that runs separately.
@@ -126,6 +127,7 @@ class Lease(NamedTuple):
     alone: bool = False
     condition: Condition | None = None
     first_index: int = 0
+    again: bool = False
 
     @property
     def spec(self) -> EpisodeSpec:

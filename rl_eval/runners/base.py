@@ -37,6 +37,7 @@ from rl_eval.runners.environment import (
     check_condition_keys,
     construct_env,
     read_reset,
+    takes_context,
     time_limit,
 )
 from rl_eval.runners.lane import Lane
@@ -79,6 +80,15 @@ class EvalRunner(RunnerCore):
         """Build the environment of a lane."""
         runners = self.settings.runners.num_runners
         return construct_env(self.settings.environment, self.runner_index, lane_index, runners)
+
+    @property
+    def _uses_indices(self) -> bool:
+        """Whether an environment may use a port, a device or a folder that belongs to its runner and lane.
+
+        Then the lane's environment is closed before another one is built.
+        """
+        own = type(self).make_env.__module__.startswith(f"{__package__}.")
+        return not own or takes_context(self.settings.environment)
 
     # ------------------------------------------------------------------ control
 
@@ -153,7 +163,9 @@ class EvalRunner(RunnerCore):
         assert lane.lease is not None
         if lane.stale:
             self._close(lane)
-        if lane.lease.fresh:
+        if lane.lease.fresh and self._uses_indices:
+            self._close(lane)
+        elif lane.lease.fresh:
             lane.set_aside()
         lane.begin(self._inference_clock)
         self._recorder.begin(lane.index, lane.lease.index, lane.lease.seed, lane.attempt)

@@ -143,7 +143,7 @@ def build_env(
         kwargs["num_envs"] = num_envs
     if (library := simulator_for(env)) is not None:
         return _simulator(library, env, kwargs)
-    if isinstance(env, str) and (env in gym.registry or _GYMNASIUM_ID.fullmatch(env)):
+    if isinstance(env, str) and _is_id(env):
         try:
             # Runners check what an environment returns themselves; the checker would cost a call per step.
             return (
@@ -174,6 +174,26 @@ def build_env(
         problem = f"environment.env is {env!r}, a function of observations: that is a policy, not an environment"
         raise ConfigError(problem, key="environment.env", value=env)
     return _call(factory, kwargs, EnvContext(kwargs, runner_index, lane_index, num_runners, remote))
+
+
+def takes_context(section: EnvironmentSection, num_envs: int | None = None) -> bool:
+    """Whether the function that builds an environment receives an :class:`EnvContext`.
+
+    Such a function may choose a port, a device or a folder by the indices of the context. So two of its environments
+    with equal indices must not exist at the same time.
+    """
+    env, given = section.env, {**section.env_kwargs, **({} if num_envs is None else {"num_envs": num_envs})}
+    try:
+        factory = import_attribute("environment.env", env) if isinstance(env, str) and not _is_id(env) else env
+        parameters = inspect.signature(factory).parameters.values()
+    except (ConfigError, TypeError, ValueError):  # An id of a registry, or a callable that hides its signature.
+        return callable(env) and not _is_env_class(env)
+    return _context_parameter(parameters, given, is_class=_is_env_class(factory)) is not None
+
+
+def _is_id(env: str) -> bool:
+    """Whether a string is an id of gymnasium's registry, or can only be one."""
+    return env in gym.registry or _GYMNASIUM_ID.fullmatch(env) is not None
 
 
 def _simulator(library: Integration, env: str, kwargs: dict[str, Any]) -> Any:

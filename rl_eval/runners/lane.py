@@ -49,8 +49,10 @@ class Lane:
     """Builds the observers of an environment; returns None if there are none."""
     sensor: GeneratorSensor | None
     """Sensor of global random generators; None after the first whole episode."""
-    observed: ObservedSlot | None = None
+    observers: ObservedSlot | None = None
     """Observers of the environment; None for an environment of the determinism check."""
+    observed: ObservedSlot | None = None
+    """Observers of the attempt; None for an episode that runs to be compared."""
     env: gym.Env[Any, Any] | None = None
     step: Callable[[Any], Any] = _no_env
     reset: Callable[..., Any] = _no_env
@@ -98,7 +100,11 @@ class Lane:
     def watch(self) -> None:
         """Build the observers of the environment."""
         fresh = self.lease is not None and self.lease.fresh
-        self.observed = None if fresh or self.env is None else self.observe(self.index, self.env)
+        self.observers = None if fresh or self.env is None else self.observe(self.index, self.env)
+        self._choose_observers()
+
+    def _choose_observers(self) -> None:
+        self.observed = None if self.lease is not None and self.lease.again else self.observers
 
     def set_aside(self) -> None:
         """Keep the environment for later attempts: some environments take long to build, or can be built only once."""
@@ -140,6 +146,7 @@ class Lane:
         self.reset_seconds = 0.0
         self.step_seconds = 0.0
         self.inference_started = inference_clock
+        self._choose_observers()
         if self.sensor is not None and self.sensor.finished():
             self.sensor = None
             if self.env is not None:

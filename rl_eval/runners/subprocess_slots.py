@@ -101,10 +101,10 @@ class SubprocessEvalRunner(EvalRunner):
         lane.lease = self._queue.popleft()
         lane.attempt = lane.lease.attempt
         lane.begin(self._inference_clock)
-        if lane.stale:
+        if lane.stale or lane.lease.fresh:  # The process never has two environments.
             self._close(lane)
         env: Any = lane.env
-        if env is None or lane.lease.fresh:
+        if env is None:
             env = self._coming[lane.index] = self._numbered(lane.index)
         env.ask_reset(lane.lease)
         return True
@@ -257,6 +257,8 @@ class SubprocessEvalRunner(EvalRunner):
             env = self._numbered(lane_index)
             env.build()
         elif env.reply.phase == "construct":
+            if (lease := self._lanes[lane_index].lease) is not None and lease.fresh:
+                self._slots[lane_index].kill()  # A new process may be able to build the next environment.
             value_of(env.reply)
         return env  # type: ignore[no-any-return]
 

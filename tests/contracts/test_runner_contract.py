@@ -353,7 +353,7 @@ class ShowsReruns(Textbook):
     """Observes the determinism check as well."""
 
     def _accept(self, leases: Any, reclaim: Any, abort: bool) -> None:
-        super()._accept([lease._replace(fresh=False) for lease in leases], reclaim, abort)
+        super()._accept([lease._replace(again=False) for lease in leases], reclaim, abort)
 
 
 BROKEN: dict[type[EvalRunner], str] = {

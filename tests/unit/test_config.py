@@ -26,6 +26,7 @@ EVERYTHING: dict[str, dict[str, Any]] = {
         "env_kwargs": {"size": 3, "name": "no", "deep": {"list": [1, 2.5, None, True], "empty": {}}},
         "wrappers": ["my_pkg:Wrapper", {"wrapper": "my_pkg:Other", "size": 2}],
         "env_reuse": "episode",
+        "instances": "one",
         "agents": ["a", "b"],
         "action_masks": True,
     },
@@ -364,6 +365,7 @@ WRONG: dict[str, tuple[Any, ...]] = {
     "runners.init_fn": (7, "getpid"),
     "runners.custom_resources_per_runner": ("much",),
     "environment.env_reuse": ("always",),
+    "environment.instances": (1, "two"),
     "environment.env_kwargs": ([1],),
     "policy.actions": ("squash",),
     "policy.deterministic": ("perhaps",),
@@ -472,7 +474,7 @@ def test_a_description_is_plain_data_that_names_live_objects() -> None:
 
 ELSEWHERE = {
     "num_episodes", "seed", "first_index", "info_keys", "return_bounds", "determinism_check", "weights", "weights_key",
-    "device", "allow_nondeterministic", "observers", "inference",
+    "device", "allow_nondeterministic", "observers", "inference", "instances",
 }  # fmt: skip
 """Keys of environment, policy and evaluation that are not in the identity: plan, weights, and what is only recorded."""
 

@@ -206,11 +206,29 @@ def test_what_a_lost_runner_held_is_tried_again_and_then_a_finding() -> None:
     assert check.result.failed == (1, 2)
 
 
+@pytest.mark.parametrize("dies", [False, True])
+def test_an_environment_that_cannot_be_built_again_ends_the_check_without_a_verdict(dies: bool) -> None:
+    """Its episodes are no finding; those that ran again count."""
+    records = table()
+    check = check_of(records, 1, 2, 3, 4)
+    first, *_ = check.take(1, 1, 1, [1])
+    check.reported(1, 1, report(records.rows[[first.index]]))
+    second, *_ = check.take(1, 1, 1, [1])
+    if dies:
+        check.lost(1, "construct")
+    else:
+        fault = Fault(second.index, 0, 1, "env", "construct", 0, "RuntimeError", "port in use", "", 0, "", 0.0)
+        check.reported(1, 1, report(records.rows[:0], [fault]))
+    assert check.done
+    found = check.result
+    assert (found.passed, found.checked, found.failed, bool(found.remark)) == (True, 1, (), True)
+
+
 def test_a_re_run_that_fails_is_tried_again_and_then_a_finding() -> None:
     """With the error that it failed with."""
     records = table()
     check = check_of(records, 6, 7)
-    fault = Fault(6, 1006, 1, "env", "construct", 0, "RuntimeError", "port in use", "", 0, "", 0.0)
+    fault = Fault(6, 1006, 1, "env", "reset", 0, "RuntimeError", "port in use", "", 0, "", 0.0)
     for incarnation in range(10):
         leases = check.take(incarnation, 0, 1, [0])
         if leases and leases[0].index == 6:

@@ -1,6 +1,7 @@
 """One evaluation against a backend that only writes down what it is asked: what is lost, late, or from another plan."""
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -286,18 +287,28 @@ def test_a_check_that_takes_too_long_leaves_nothing_running_and_is_no_verdict() 
     assert world.aborted == {member.incarnation for member in world.pool.members.values()}
 
 
-def test_the_time_without_runners_is_not_the_checks() -> None:
+def test_the_start_of_runners_takes_no_time_of_the_check(tmp_path: Path) -> None:
     """A run that lacks only its check waits for its runners as long as any other."""
-    world = World(determinism_check=1.0)
-    world.finish(0)
-    world.finish(1)
-    world.lose(0)
-    world.lose(1)
+
+    def turn_until(world: World, ready: Callable[[], object], count: int) -> None:
+        give_up = time.monotonic() + 60
+        while not ready():
+            assert time.monotonic() < give_up
+            world.turn()
+            for index in range(count):
+                if not world.handle.done():
+                    world.finish(index)
+            time.sleep(0.001)  # A thread reads and writes the log.
+
+    first = World(log=EvaluationLog.open(tmp_path), determinism_check=0)
+    turn_until(first, first.handle.done, 2)
+    world = World(up=0, log=EvaluationLog.open(tmp_path), determinism_check=1.0)
+    turn_until(world, lambda: world.outcome.activity, 0)
     world.now += 100.0
     world.turn()
     assert not world.handle.done()
-    world.replace()
-    world.finish_all()
+    world.come_up()
+    turn_until(world, world.handle.done, 2)
     assert world.handle.result().determinism.passed
 
 
@@ -323,6 +334,21 @@ def test_an_evaluation_has_the_same_records_without_any_of_its_aspects(left_out:
     world.finish_all()
     assert world.handle.result().fingerprint == whole.handle.result().fingerprint
     assert world.handle.result().status == "complete"
+
+
+def test_a_check_waits_only_seconds_for_runners() -> None:
+    """The result is finished: runners that cannot come must not hold it back."""
+    world = World(determinism_check=1.0)
+    world.finish(0)
+    world.finish(1)
+    world.lose(0)
+    world.lose(1)
+    world.turn()
+    assert not world.handle.done()
+    world.now += 15.0
+    world.turn()
+    result = world.handle.result(10)
+    assert (result.status, result.determinism.passed, result.determinism.failed) == ("complete", None, ())
 
 
 def test_a_runner_may_be_lost_while_a_check_without_episodes_waits_for_the_disk(

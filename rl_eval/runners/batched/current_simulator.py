@@ -18,8 +18,8 @@ class CurrentSimulator:
         width: Configured number of slots.
         build: Builds a simulator with a number of slots.
         close: Closes a simulator.
-        borrowed: Whether the simulator is the caller's object. This object has a fixed number of slots, so even
-            episodes that need a new simulator use it.
+        only: Whether there is only one simulator, so that even episodes that need a new one use it.
+        one_at_a_time: Whether a simulator is closed before another one is built.
     """
 
     def __init__(
@@ -28,9 +28,11 @@ class CurrentSimulator:
         build: Callable[[int], BatchSimulator],
         close: Callable[[BatchSimulator], None],
         *,
-        borrowed: bool,
+        only: bool,
+        one_at_a_time: bool,
     ) -> None:
-        self._width, self._build, self._close, self._borrowed = width, build, close, borrowed
+        self._width, self._build, self._close = width, build, close
+        self._only, self._one_at_a_time = only, one_at_a_time
         self.configured: BatchSimulator | None = None
         """Simulator of the configured width."""
         self._new: BatchSimulator | None = None
@@ -62,8 +64,9 @@ class CurrentSimulator:
         if not idle:
             return False
         configured_is_rejected = self._rejected and self._new in (None, self.configured)
+        in_the_way = self._one_at_a_time and (lease.fresh or lease.alone)
         self._close_new()
-        if configured_is_rejected:
+        if configured_is_rejected or (in_the_way and not self._only):
             self._close_configured()
         self._rejected = False
         return True
@@ -82,8 +85,9 @@ class CurrentSimulator:
         return self.configured
 
     def _another(self, num_slots: int) -> BatchSimulator:
-        if self._borrowed:
-            return self.configured or self._build(self._width)
+        if self._only:
+            self.configured = self.configured or self._build(self._width)
+            return self.configured
         try:
             return self._build(num_slots)
         except ConfigError:

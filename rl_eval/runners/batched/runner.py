@@ -38,7 +38,7 @@ from rl_eval.runners.batched.simulator import BatchSimulator, BatchStep, Reporte
 from rl_eval.runners.batched.trial import try_out
 from rl_eval.runners.batched.vector_env import build_simulator
 from rl_eval.runners.core import RunnerCore
-from rl_eval.runners.environment import check_condition_keys
+from rl_eval.runners.environment import check_condition_keys, takes_context
 from rl_eval.runners.lane import PendingReport
 from rl_eval.runners.observers import Factory
 from rl_eval.scheduling.plan import EpisodePlan
@@ -81,7 +81,9 @@ class BatchedEvalRunner(RunnerCore):
         """Part of the numerics key that the simulator adds. It stays while the simulator must be built again."""
         self._borrowed = is_live_environment(settings.environment.env)
         """Whether the simulator is the caller's object, which the runner does not close."""
-        self._simulator = CurrentSimulator(count, self._build, self._close, borrowed=self._borrowed)
+        only = self._borrowed or settings.environment.instances == "one"
+        one_at_a_time = takes_context(settings.environment, count)
+        self._simulator = CurrentSimulator(count, self._build, self._close, only=only, one_at_a_time=one_at_a_time)
         self._watched: ObservedBatch | None = None
         """Observers of the current simulator's slots; None if there are none."""
         self._sensor = self._new_sensor()

@@ -110,12 +110,16 @@ class ObserverContract(RunnerSuite):
                     )
 
     def test_an_episode_that_runs_to_be_compared_is_not_observed(self) -> None:
-        """Leases with ``fresh`` belong to the determinism check, so their episodes call no observers."""
-        leases = [lease._replace(fresh=True) for lease in leases_of(3)]
-        for lanes, runner in self.runners(observers=[_Diary]):
-            played = play(runner, leases)
-            self.expect_reference(played.rows, f"{lanes} slots, new environments")
-            expect(played.artifacts, {}, f"artifacts, {lanes} slots, new environments")
+        """Leases with ``again`` belong to the determinism check, so their episodes call no observers.
+
+        They run in new environments (``fresh``) or in used ones.
+        """
+        for fresh in (True, False):
+            leases = [lease._replace(again=True, fresh=fresh) for lease in leases_of(3)]
+            for lanes, runner in self.runners(observers=[_Diary]):
+                played, what = play(runner, leases), f"{lanes} slots, fresh={fresh}"
+                self.expect_reference(played.rows, what)
+                expect(played.artifacts, {}, f"artifacts, {what}")
 
     def _expect_seen(self, artifacts: dict[int, Any], attempts: dict[int, int], what: str) -> None:
         """Assert that the artifact of :class:`_Diary` for each episode equals that of the reference loop.
