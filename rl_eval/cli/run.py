@@ -400,10 +400,13 @@ def print_result(result: EvalResult, *, quiet: bool, as_json: bool) -> None:
 
 def _summary(result: EvalResult) -> str:
     """Return a one-line summary of the result."""
+    from rl_eval.reports.pages import headlines
     from rl_eval.results.metrics import value_notes
 
     parts = [f"{result.aggregates.count:,} of {len(result.plan):,} episodes"]
-    if result.aggregates.count:
+    if result.is_zero_sum:
+        parts[:0] = [f"{line.label} {line.strong} ({line.rest})" for line in headlines(result)]
+    elif result.aggregates.count:
         interval = interval_text(result.interval, "{:.6g}".format)
         parts.insert(0, f"mean return {result.mean_return:.6g} ({interval})")
     texts = [result.reason, ", ".join(parts)] if result.status == "failed" else [", ".join(parts), result.reason]

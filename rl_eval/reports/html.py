@@ -30,7 +30,7 @@ from rl_eval.errors.redaction import redact_text
 from rl_eval.log.storage import absolute_place
 from rl_eval.records.episode import Outcome
 from rl_eval.reports.page import Table
-from rl_eval.reports.pages import headline
+from rl_eval.reports.pages import headlines
 from rl_eval.reports.report import overview, pair_pages, run_page
 from rl_eval.results.files import RESULT_FILE
 from rl_eval.results.metrics import episode_seconds
@@ -114,8 +114,10 @@ def render(sources: Sequence[Source]) -> str:
     ]
     titles = list(dict.fromkeys(environment_name(result.provenance) or "evaluation" for result in results))
     heading = " and ".join(titles) if len(titles) < _MANY else f"{len(titles)} environments"
-    pages = [overview(names, results), *pair_pages(names, results)] if len(runs) > 1 else []
-    what = f"{len(runs)} evaluations" if pages else f"mean return {headline(results[0]).strong}"
+    pairs = pair_pages(names, results)
+    pages = [overview(names, results, sum(bool(pair.verdict) for pair in pairs)), *pairs] if len(runs) > 1 else []
+    head = headlines(results[0])[0]
+    what = f"{len(runs)} evaluations" if pages else f"{head.label} {head.strong}"
     title = f"{heading}: {what}"
     script = _asset("report.js")
     return render_template("report.html.j2", script, data, runs=runs, pages=pages, heading=heading, title=title)

@@ -25,6 +25,7 @@ from rl_eval.results.text import (
     number,
     percent,
     policy_name,
+    several,
     weights_name,
 )
 from rl_eval.scheduling.conditions import ID
@@ -46,6 +47,8 @@ _CONDITIONS: Final = 50
 """Maximum number of conditions in a table."""
 _LEAST_SHOWN: Final = 0.0005
 """Smallest shown fraction; smaller fractions would be rounded to 0.0 %."""
+_MOST_PARTS: Final = 8
+"""Maximum number of policies or agents at the head of the page of a zero-sum game."""
 _WITH_INTERVALS: Final = 4
 """Maximum number of policies for matrices with intervals, so that they fit into 80 columns."""
 
@@ -88,20 +91,31 @@ def _sampled(provenance: Mapping[str, Any]) -> str:
     return "sampled actions" if sampled and lookup(identity, "policy") != RANDOM else ""
 
 
-def headline(result: EvalResult) -> Line:
-    """Return the mean return with its interval."""
-    write = _writer(decimals(result.aggregates.sem, result.mean_return))
-    return Line("mean return", write(result.mean_return), interval_text(result.interval, write))
+def headlines(result: EvalResult) -> list[Line]:
+    """Return the mean return with its interval.
+
+    In a zero-sum game, return a line for each policy, or for each agent if there is only one policy.
+    """
+    if not result.is_zero_sum:
+        write = _writer(decimals(result.aggregates.sem, result.mean_return))
+        return [Line("mean return", write(result.mean_return), interval_text(result.interval, write))]
+    by_policy = result.returns_by("policy")
+    parts = by_policy if len(by_policy) > 1 else result.returns_by("agent")
+    lines = []
+    for name, (mean, interval) in [*parts.items()][:_MOST_PARTS]:
+        write = _writer(interval_places(interval, mean))
+        lines.append(Line(f"return of {name}", write(mean), interval_text(interval, write)))
+    return lines
 
 
 def _return_lines(result: EvalResult) -> list[Line]:
-    numbers, lines = result.aggregates, [headline(result)]
+    numbers, lines = result.aggregates, headlines(result)
     write = _writer(decimals(numbers.sem, numbers.mean))
     if result.num_missing and (bounds := result.mean_return_bounds):
         worst, best = map(write, bounds)
         text = f"mean if all failed episodes had the lowest possible return: {worst}; if they had the highest: {best}"
         lines.append(Line("", "", text))
-    if numbers.minimum == numbers.maximum or not numbers.count:
+    if numbers.minimum == numbers.maximum or not numbers.count or result.is_zero_sum:
         return lines
     middle = {"median": write(numbers.median), "IQM": write(numbers.iqm), "std": write(numbers.std)}
     ends = {"min": write(numbers.minimum), "max": write(numbers.maximum), "worst 10 %": write(numbers.cvar10)}
@@ -166,7 +180,9 @@ def _condition_tables(result: EvalResult) -> list[Table]:
             )
             for one in parts
         ]  # fmt: skip
-        tables.append(_lowest(column, (column, *headings), rows))
+        table = _lowest(column, (column, *headings), rows)
+        note = several(len(parts), "intervals of the mean", result.confidence)
+        tables.append(replace(table, caption=" ".join(filter(None, (table.caption, note)))))
     return tables
 
 
@@ -290,10 +306,7 @@ def _difference_tables(shown: Comparison) -> list[Table]:
             )
             for one in parts
         ]  # fmt: skip
-        table = _lowest(column, (column, "pairs", "a", "b", "b - a", "interval"), rows)
-        tables.append(
-            replace(table, caption=f"{table.caption} Each interval is for its row, not for all rows together.".lstrip())
-        )
+        tables.append(_lowest(column, (column, "pairs", "a", "b", "b - a", "interval"), rows))
     return tables
 
 
@@ -345,6 +358,8 @@ def _(shown: CrossPlay) -> Page:
     intervals += [each.mean_return.interval for each in shown.seats]
     notes = [f"{name} is not in the tables, because none of its games counts" for name in shown.absent]
     notes += dict.fromkeys(one.note for one in intervals if one.note)
+    pairs = {frozenset((cell.row, cell.column)) for cell in shown.cells if cell.row != cell.column}
+    notes += filter(None, [several(len(pairs), "comparisons of two policies", shown.confidence)])
     return Page(f"cross-play of {len(shown.policies)} policies", head, "", sections, notes=notes)
 
 

@@ -18,13 +18,13 @@ from rl_eval.records.episode import Fault
 from rl_eval.records.plain import leaves
 from rl_eval.reports.charts import Plot, histogram, means, running_mean
 from rl_eval.reports.page import Line, Page, Table
-from rl_eval.reports.pages import headline, page_of, result_page
+from rl_eval.reports.pages import headlines, page_of, result_page
 from rl_eval.results.comparison import compare
 from rl_eval.results.metrics import success_counts
 from rl_eval.results.result import EvalResult
 from rl_eval.results.stats.aggregate import exact_mean
 from rl_eval.results.stats.interval import FEW, Interval, mean_interval, success_interval
-from rl_eval.results.text import decimals, lookup, number, percent
+from rl_eval.results.text import BIASED_BEST, decimals, lookup, number, percent, several
 
 _MOST_AGENTS: Final = 50
 _MOST_GROUPS: Final = 50
@@ -82,9 +82,16 @@ def _meaning(result: EvalResult) -> str:
     interval, places = result.interval, decimals(result.aggregates.sem, result.mean_return)
     if not result.aggregates.count:
         return "No counted episode has completed, so the policy's return is unknown."
+    if result.is_zero_sum:
+        return "The returns of the agents sum to 0 in every episode, so each policy or agent has its own mean return."
     if not interval.exists:
         return f"Mean of the completed episodes. The true mean return may differ by any amount: {interval.note}."
-    doubt = " The evaluation was stopped before its plan was complete." if result.stopped_early else ""
+    doubt = (
+        " The evaluation was stopped early, when long episodes are less likely to be finished. So a return that grows "
+        "with the length of an episode is too low."
+        if result.stopped_early
+        else ""
+    )
     if result.determinism.passed is False:
         doubt = " The mean depends on the number of runners and environments: seeds do not determine the episodes."
     return (
@@ -192,16 +199,25 @@ def _provenance(provenance: Mapping[str, Any]) -> Table:
 # Several results
 
 
-def overview(names: Sequence[str], results: Sequence[EvalResult]) -> Page:
-    """Return the page of all results, with their learning curve if they are checkpoints of one run."""
+def overview(names: Sequence[str], results: Sequence[EvalResult], num_compared: int) -> Page:
+    """Return the page of all results, with their learning curve if they are checkpoints of one run.
+
+    Args:
+        names: Names of the results.
+        results: The results.
+        num_compared: Number of results that are compared with the first result.
+    """
     rows = []
     for place, (name, result) in enumerate(zip(names, results, strict=True), 1):
         success = "" if result.success_rate is None else percent(result.success_rate)
         counted = f"{result.aggregates.count:,}"
-        rows.append((f"{place}", name, *headline(result)[1:], result.status, counted, success))
+        head = headlines(result)[0]
+        mean = f"{head.strong} ({head.label})" if result.is_zero_sum else head.strong
+        rows.append((f"{place}", name, mean, head.rest, result.status, counted, success))
     table = Table("All results", ("", "result", "mean return", "interval", "status", "episodes", "success"), rows)
     beyond = f"Only {_MOST_PAIRS} results are compared with the first one. Use rl-eval compare for others."
     notes = [beyond] if len(results) > _MOST_PAIRS + 1 else []
+    notes += filter(None, [several(num_compared, "comparisons", results[0].confidence)])
     return Page("All results", "", "", [table, *filter(None, [_curve(results)])], notes=notes)
 
 
@@ -213,7 +229,9 @@ def _curve(results: Sequence[EvalResult]) -> Plot | None:
         if len(points) == len(alike) > 1:
             drawn = [points[step] for step in sorted(points)]
             ends = [(result.interval.low, result.interval.high) for result in drawn]
-            return means(sorted(points), [result.mean_return for result in drawn], ends, what)
+            plot = means(sorted(points), [result.mean_return for result in drawn], ends, what)
+            note = f"{several(len(drawn), 'intervals', results[0].confidence)}. The best: {BIASED_BEST}."
+            return plot and replace(plot, caption=note)
     return None
 
 

@@ -18,9 +18,17 @@ from rl_eval.records.plain import ABSENT, Difference, differences, plain
 from rl_eval.results.conditions import condition_masks
 from rl_eval.results.observations import observed, values_of
 from rl_eval.results.stats.aggregate import exact_mean
-from rl_eval.results.stats.interval import Bounds, Interval
+from rl_eval.results.stats.interval import Bounds, Interval, no_interval
 from rl_eval.results.stats.paired import McNemar, PairedDifference, difference_interval, mcnemar, paired_difference
-from rl_eval.results.text import Printed, environment_name, interval_places, number, policy_name, weights_name
+from rl_eval.results.text import (
+    Printed,
+    environment_name,
+    interval_places,
+    number,
+    policy_name,
+    several,
+    weights_name,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,6 +41,10 @@ MUST_AGREE: Final = ("environment", "max_episode_steps")
 """Parts of ``provenance["identity"]`` that must be equal, so that equal seeds start equal episodes."""
 
 _RETRY: Final = "to repeat the failed episodes of a run with a log (--log-dir), use rl-eval run --retry DIR"
+_ZERO_SUM: Final = (
+    "the returns of the agents sum to 0 in every episode, so their sum does not compare policies; to compare the "
+    "policies of a game, use rl-eval crossplay"
+)
 _UNTESTED: Final = "the sum of the differences is too large for a float"
 _SHOWN: Final = 5
 _LONGEST: Final = 40
@@ -188,6 +200,8 @@ def compare(a: EvalResult, b: EvalResult, confidence: float = 0.95, *, force: bo
         num_missing=dropped,
         bounds=_bounds(a, b),
     )
+    if a.is_zero_sum and b.is_zero_sum:
+        difference = replace(difference, interval=no_interval(confidence, _ZERO_SUM))
     found = Comparison(
         environment=environment_name(a.provenance),
         a=_side(a, paired, reached),
@@ -433,8 +447,14 @@ def _notes(comparison: Comparison) -> Iterator[str]:
         failed = f"in a {a.num_failed}, in b {b.num_failed}"
         yield f"pairs dropped because a side failed: {dropped} ({failed}); the difference may be biased"
     if unfinished:
-        yield f"planned episodes that a side did not reach: {unfinished} of {comparison.num_planned}"
+        yield (
+            f"planned episodes that a side did not reach: {unfinished} of {comparison.num_planned}; long episodes are "
+            "less likely to be in the pairs"
+        )
     if a.fingerprint == b.fingerprint:
         yield "both results have the same records"
+    num_parts = sum(map(len, comparison.by_condition.values()))
+    if note := several(num_parts, "intervals by condition", comparison.confidence):
+        yield note
     if comparison.success and (silent := comparison.num_pairs - comparison.success.count):
         yield f"pairs left out of the success test, because a side does not report success: {silent}"

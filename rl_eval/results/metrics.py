@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +37,11 @@ from rl_eval.results.stats.interval import (
 _OUTCOMES: Final = {"win": 1, "draw": 0, "loss": -1}
 _SHORT: Final = {"minimum": "min", "maximum": "max"}
 _TIMES: Final = ("wall_seconds", "reset_seconds", "step_seconds", "inference_seconds")
+_ROUNDING: Final = 1e-9
+"""Largest sum of returns, relative to the largest return, that counts as 0."""
+_OF_PREFIX: Final = "too few long episodes, because the run was stopped early"
+"""Note for an interval of a run that was stopped early. The prefix ends before the first unfinished episode, which is
+rather a long one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +145,15 @@ class Numbers:
         """The rows of :attr:`agents` that belong to counted episodes."""
         return self.agents[np.isin(self.agents["index"], self.counted_rows["index"])]
 
+    @cached_property
+    def is_zero_sum(self) -> bool:
+        """Whether several agents have returns, and they sum to 0 in every counted episode."""
+        if not agents_in(self.table.info_keys):
+            return False
+        largest = np.abs(self.counted_agents["return"]).max(initial=0.0)
+        sums = np.abs(self.counted_rows["episode_return"]).max(initial=0.0)
+        return bool(0 < largest < math.inf and sums <= _ROUNDING * largest)
+
     # Numbers
 
     @cached_property
@@ -161,7 +175,28 @@ class Numbers:
         counted = observed(self.counted, groups)
         missing = int(observed(self.scope, groups).sum() - counted.sum())
         returns = values_of(self.table.rows["episode_return"], counted, groups)
-        return mean_interval(returns, self.confidence, num_missing=missing, bounds=bounds, of_returns=True)
+        found = mean_interval(returns, self.confidence, num_missing=missing, bounds=bounds, of_returns=True)
+        return self._noted(found)
+
+    def _noted(self, interval: Interval) -> Interval:
+        """Return an interval with a note if the run was stopped early."""
+        return interval.noted(_OF_PREFIX) if self.stopped_early else interval
+
+    def returns_by(self, column: Literal["policy", "agent"]) -> dict[str, tuple[float, Interval]]:
+        """Return the mean return and its interval, by policy or by agent.
+
+        The value of an episode is the mean over its agents with this policy, as in ``policy_per_capita_return_mean``.
+        """
+        rows, size, groups = self.counted_agents, len(self.table), self.seed_groups
+        found = {}
+        for name in np.unique(rows[column]).tolist():
+            own = rows[rows[column] == name]
+            counts = np.bincount(own["index"], minlength=size)
+            means = np.bincount(own["index"], own["return"], size) / np.maximum(counts, 1)
+            values = values_of(means, observed(counts > 0, groups), groups)
+            interval = mean_interval(values, self.confidence, num_missing=self.num_missing)
+            found[name] = exact_mean(means[counts > 0]), self._noted(interval)
+        return found
 
     @cached_property
     def mean_return_bounds(self) -> tuple[float, float] | None:
@@ -191,7 +226,7 @@ class Numbers:
         if self.seed_groups is not None:
             return no_interval(self.confidence, "episodes share seeds, so their successes are not independent")
         unknown = int(self.scope.sum()) - reporting
-        return success_interval(successes, reporting, self.confidence, num_unknown=unknown)
+        return self._noted(success_interval(successes, reporting, self.confidence, num_unknown=unknown))
 
     @property
     def num_missing(self) -> int:
@@ -265,7 +300,8 @@ def _scope_notes(numbers: Numbers) -> Iterator[str]:
     finished = int(numbers.table.filled.sum())
     if numbers.stopped_early:
         yield (
-            f"stopped early: the numbers are those of episodes 0 to {scope - 1} of {len(numbers.table)} planned"
+            f"stopped early: the numbers are those of episodes 0 to {scope - 1} of {len(numbers.table)} planned; long "
+            "episodes are less likely to be among them, so a return that grows with the length is too low"
             if scope
             else "stopped early, before episode 0 finished: there are no numbers"
         )
@@ -281,6 +317,8 @@ def value_notes(numbers: Numbers) -> Iterator[str]:
     """Yield all notes on the numbers, except those on their scope."""
     if numbers.num_outside_bounds:
         yield f"returns outside return_bounds {numbers.return_bounds}: {numbers.num_outside_bounds}"
+    if numbers.is_zero_sum:
+        yield "the returns of the agents sum to 0 in every episode, so their sum does not compare policies"
     _, reporting = success_counts(numbers.counted_rows["success_at_end"])
     silent = len(numbers.counted_rows) - reporting
     if reporting and silent:

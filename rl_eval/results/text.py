@@ -49,6 +49,8 @@ _METHODS: Final = {
     "wilson": "Wilson",
     "newcombe": "Newcombe",
 }
+BIASED_BEST: Final = "highest of several means, so biased upward: quote the mean over other episodes instead"
+"""Meaning of the mean by which the best of several policies was chosen."""
 _LOADER: Final = re.compile(r"rl_eval\.integrations\.(\w+):\w+")
 """Factory of a library's models, as ``"module:attr"``."""
 
@@ -101,6 +103,25 @@ def interval_text(interval: Interval, write: Callable[[float], str] = percent) -
     level = f"{100 * interval.confidence:g} % interval"
     ends = f"{level} {write(interval.low)} to {write(interval.high)}, {_METHODS[interval.method]}"
     return f"{ends} ({interval.note})" if interval.note else ends
+
+
+def several(count: int, what: str, confidence: float) -> str:
+    """Return a note on the errors of several intervals or comparisons, each at one level; empty for fewer than two.
+
+    The probability of any error is at most the sum of the probabilities of each error (Bonferroni).
+
+    Args:
+        count: Number of intervals or comparisons.
+        what: Plural noun for them.
+        confidence: Nominal level of each.
+    """
+    if count < 2:
+        return ""
+    one = 1 - confidence
+    return (
+        f"{count:,} {what} at {100 * confidence:g} %: each is wrong with a probability of {100 * one:.3g} %, at least "
+        f"one of them with up to {100 * min(1.0, count * one):.3g} %"
+    )
 
 
 def lookup(value: Any, *keys: str) -> str:

@@ -17,7 +17,7 @@ from rl_eval.reports.page import Table as PageTable
 from rl_eval.reports.pages import page_of
 from rl_eval.results.result import Status
 from rl_eval.results.stats.aggregate import exact_mean
-from rl_eval.results.text import Printed, number
+from rl_eval.results.text import Printed, number, several
 from rl_eval.suites.aggregates import aggregate_scores, learning_curves, performance_profiles, task_means
 from rl_eval.suites.cells import Cell
 from rl_eval.suites.definition import SuiteDefinition
@@ -163,11 +163,12 @@ class SuiteResult(Printed):
 
     def _against_baseline(self, table: Table) -> Table:
         """Return the columns of a table that compare with the baseline; without a baseline, return the whole table."""
-        compare = self.definition.compare
-        if compare is None:
-            return table
-        cells = {pair: cell for pair, cell in table.cells.items() if pair[1] == compare.baseline}
-        return replace(table, cells=cells)
+        compare, cells = self.definition.compare, table.cells
+        if compare is not None:
+            cells = {pair: cell for pair, cell in cells.items() if pair[1] == compare.baseline}
+        levels = {frozenset(pair): cell.interval.confidence for pair, cell in cells.items()}
+        notes = [several(len(levels), "comparisons", min(levels.values()))] if len(levels) > 1 else []
+        return replace(table, cells=cells, own_notes=(*table.own_notes, *notes))
 
     @property
     def page(self) -> Page:

@@ -38,6 +38,7 @@ from rl_eval import EvalConfig, EvalResult, evaluate
 from rl_eval.errors import ConfigError
 from rl_eval.integrations.sb3 import EvalCallback, load_policy
 from rl_eval.integrations.sb3.best_model import BestModel
+from rl_eval.results.text import BIASED_BEST
 from rl_eval.training.evaluator import Evaluator
 from tests.refused import refused
 
@@ -191,6 +192,7 @@ def test_the_best_model_is_saved_as_it_was_evaluated(tmp_path):
     assert json.loads((tmp_path / "best_model.d" / "best_model.json").read_text()) == {
         "step": step,
         "mean_reward": best.mean_return,
+        "meaning": BIASED_BEST,
         "fingerprint": best.fingerprint,
     }
     PPO.load(tmp_path / "best_model.zip", env=model.get_env()).learn(64)

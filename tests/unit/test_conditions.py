@@ -349,6 +349,8 @@ def test_policies_are_compared_by_condition(whole: EvalResult) -> None:
         assert (one.num_pairs, one.mean) == (mine.sum(), pytest.approx(differences[mine].mean()))
         assert one.mean == pytest.approx(one.mean_b - one.mean_a)
     assert sum(one.num_pairs for one in found.by_condition["friction"]) == found.num_pairs
+    num_intervals = sum(map(len, found.by_condition.values()))
+    assert any(str(num_intervals) in note.split() for note in found.notes), "a note counts the intervals"
     assert "by condition" in str(found)
     printed("compare", json.dumps(found.to_dict()))
     with refused(ComparisonError, key="plan.conditions.sha256"):

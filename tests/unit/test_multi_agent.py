@@ -31,7 +31,7 @@ from agents_world import (
 )
 from tensordict import TensorDict
 
-from rl_eval import EvalConfig, EvalResult, EvalRunnerGroup, evaluate, load, replay
+from rl_eval import EvalConfig, EvalResult, EvalRunnerGroup, compare, evaluate, load, replay
 from rl_eval.backends.pickling import pickled_settings
 from rl_eval.errors import ConfigError, EvalError, WeightsError
 from rl_eval.integrations.rllib.workers import RolloutWorkers
@@ -39,9 +39,12 @@ from rl_eval.policies.noise import EpisodeNoise
 from rl_eval.recording.export import export_trajectories
 from rl_eval.records.agents import agent_columns, agent_rows
 from rl_eval.records.episode import EpisodeSpec
+from rl_eval.reports.pages import headlines
+from rl_eval.results.stats.interval import mean_interval
 from rl_eval.runners.multi_agent.inference import seat_seeds
 from rl_eval.weights import save_weights_file, snapshot_weights
 from tests.refused import refused, untold
+from tests.unit.games_world import Duel, Level
 from tests.unit.pages_world import Reader, pages
 
 
@@ -580,6 +583,33 @@ def test_wins_draws_and_losses_are_counted_by_episode() -> None:
     assert rows["outcome"].tolist() == [1, -1, 0, 0, -1, 1, 0]
     assert rows["index"].tolist() == [0, 0, 1, 1, 2, 2, 3]
     assert rows["weights_version"].tolist() == [0, 3, 0, 3, 0, 3, 0]
+
+
+@pytest.mark.parametrize("names", [("seat_0", "seat_1"), ("one",)])
+def test_a_zero_sum_game_is_headed_by_the_returns_of_policies_or_agents(names: tuple[str, ...]) -> None:
+    """The sum of the returns is 0 in every game, whoever wins. With one policy, so is the policy's."""
+    policies = {name: Level(place) for place, name in enumerate(names)}
+    config = EvalConfig().environment(Duel).policy(policies=policies).evaluation(num_episodes=40, determinism_check=0)
+    result = evaluate(config)
+    assert (result.is_zero_sum, result.mean_return) == (True, 0.0)
+    assert len(result.notes) == 1
+    for column, shown in (("policy", names), ("agent", Duel().possible_agents)):
+        parts = result.returns_by(column)
+        assert list(parts) == list(shown)
+        for name, (mean, interval) in parts.items():
+            own = result.agents["return"][result.agents[column] == name].reshape(40, -1).mean(axis=1)
+            assert (mean, interval) == (own.mean(), mean_interval(own))
+    lines = headlines(result)
+    assert ["seat_0" in lines[0].label, "seat_1" in lines[1].label] == [True, True]
+    assert float(lines[0].strong) == pytest.approx(-float(lines[1].strong)) != 0
+    assert compare(result, result).verdict.startswith("no verdict")
+
+
+def test_a_team_with_equal_returns_is_not_a_zero_sum_game() -> None:
+    """The return of a team is the sum over its agents, even if the sum is always the same."""
+    result = evaluate(crowd_config())
+    assert not result.is_zero_sum
+    assert [line.label for line in headlines(result)] == ["mean return"]
 
 
 def test_an_evaluation_of_one_agent_has_no_agents() -> None:

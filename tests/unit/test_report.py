@@ -25,7 +25,7 @@ from rl_eval.records.episode import Outcome
 from rl_eval.reports.charts import WIDTH, Plot, axis_over, histogram, means, running_mean
 from rl_eval.reports.html import Source, episode_data, pack, render
 from rl_eval.reports.pages import result_page
-from rl_eval.reports.report import group_tables, run_page
+from rl_eval.reports.report import group_tables, overview, pair_pages, run_page
 from rl_eval.results.comparison import compare
 from rl_eval.results.files import RESULT_FILE
 from rl_eval.results.result import EvalResult
@@ -265,6 +265,17 @@ def test_a_refused_comparison_has_its_reason() -> None:
     assert shown.startswith("Hopper-v5 and Walker2d-v5: 2 evaluations rl-eval report Hopper-v5 and Walker2d-v5 ")
     many = [drawn_result(20, env=env) for env in ("Ant-v5", "Hopper-v5", "Walker2d-v5")]
     assert Elements(page(*many)).shown.startswith("3 environments: 3 evaluations")
+
+
+def test_comparisons_are_counted_with_the_probability_of_any_error() -> None:
+    """One comparison has its own level, so a note would say nothing more."""
+    results = [drawn_result(20, draw) for draw in range(4)] + [drawn_result(20, 4, env="Walker2d-v5")]
+    names = [str(number) for number in range(5)]
+    pairs = pair_pages(names, results)
+    [note] = overview(names, results, sum(bool(pair.verdict) for pair in pairs)).notes
+    assert {"3", "95", "15"} <= set(re.findall(r"\d+", note))
+    assert note in Elements(page(*results)).shown
+    assert overview(names[:2], results[:2], 1).notes == []
 
 
 def checkpoint(number: int, key: str) -> EvalResult:

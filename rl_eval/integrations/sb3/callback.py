@@ -32,6 +32,7 @@ from rl_eval.execution.evaluate_policy import environment_like
 from rl_eval.execution.handle import EvalHandle
 from rl_eval.integrations.sb3.best_model import BestModel, Candidate
 from rl_eval.results.result import EvalResult
+from rl_eval.results.text import BIASED_BEST
 from rl_eval.training.evaluator import Evaluator
 
 
@@ -132,7 +133,8 @@ class EvalCallback(EventCallback):  # type: ignore[misc]
         best_model_save_path: Folder of ``best_model.zip`` and, with a ``VecNormalize``, of
             ``best_model_vecnormalize.pkl``. Both have the state of the training step at which the evaluation was
             submitted. They are links into one folder and change together. So you find either the old pair or the new
-            pair, even if the training is killed.
+            pair, even if the training is killed. Their mean is the highest of several means, so it is biased upward.
+            Evaluate the model on other episodes before you quote a number.
         deterministic: Whether to use the mode of the policy's distribution; by default, the configured value.
         render: Must be False. Use ``rl-eval replay --render human`` or ``--video`` to see episodes of a run.
         verbose: 1 prints each result.
@@ -322,7 +324,7 @@ class EvalCallback(EventCallback):  # type: ignore[misc]
             if self.verbose:
                 print("New best mean reward!")  # noqa: T201
             if done.candidate is not None and self._best is not None:
-                facts = {"mean_reward": result.mean_return, "fingerprint": result.fingerprint}
+                facts = {"mean_reward": result.mean_return, "meaning": BIASED_BEST, "fingerprint": result.fingerprint}
                 _attempt("keeping the best model", partial(self._best.keep, done.candidate, facts), None)
             if self.callback_on_new_best is not None:
                 go_on = _attempt("callback_on_new_best", self.callback_on_new_best.on_step, default=True)

@@ -76,6 +76,10 @@ class Interval:
     def __contains__(self, value: float) -> bool:
         return self.low <= value <= self.high
 
+    def noted(self, note: str) -> Interval:
+        """Return the interval with a further note. An interval without ends is returned unchanged."""
+        return replace(self, note="; ".join(filter(None, (self.note, note)))) if self.exists else self
+
     def to_dict(self) -> dict[str, Any]:
         """Return the fields by name."""
         return asdict(self)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
+from rl_eval.results.text import BIASED_BEST
 from rl_eval.training.watching.journal import Entry, Score
 
 if TYPE_CHECKING:
@@ -85,8 +86,7 @@ def describe(best: Entry, checkpoint: str) -> dict[str, Any]:
         "name": best.info.name,
         "step": best.info.step,
         "digest": best.digest,
-        "selection": best.selection
-        and {"meaning": "highest mean return of all checkpoints, so biased upward", **asdict(best.selection)},
+        "selection": best.selection and {"meaning": BIASED_BEST, **asdict(best.selection)},
         "held_out": best.held_out and {"meaning": f"had no part in the choice: {worth}", **asdict(best.held_out)},
     }
 
