@@ -33,8 +33,7 @@ from rl_eval.config.settings import EvalSettings, PolicySection, with_values
 from rl_eval.errors import EnvError
 from rl_eval.recording.replay import Spectator, run_again
 from rl_eval.records.determinism import first_difference
-from rl_eval.records.episode import Condition, EpisodeSpec, Lease, RunReport, Truncation, without_place
-from rl_eval.records.generators import changes, generator_states
+from rl_eval.records.episode import Condition, Fault, Lease, RunReport, Truncation, without_place
 from rl_eval.runners import EvalRunner, runner_class
 from rl_eval.runners.action_masks import ActionMasks
 from rl_eval.runners.batched.runner import BatchedEvalRunner
@@ -103,15 +102,22 @@ class _Watch(Spectator):
     def __init__(self, runner: EvalRunner) -> None:
         self._look = runner.inference.observations.forget_notes  # By default a runner checks a sample.
         self.info_keys: set[Any] = set()
-        self.after_reset = generator_states()
-
-    def on_episode_start(self, spec: EpisodeSpec, attempt: int, observation: Any) -> None:
-        self.after_reset = generator_states()
 
     def on_step(self, *step: Any) -> None:
         self._look()
         if isinstance(info := step[5], dict):  # The runner rejects anything else.
             self.info_keys.update(info)
+
+
+class _Reseeded(gym.Wrapper[Any, Any, Any, Any]):
+    """Environment that gets the same seed in every episode."""
+
+    def __init__(self, env: gym.Env[Any, Any], seed: int) -> None:
+        super().__init__(env)
+        self._seed = seed
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return self.env.reset(seed=self._seed, options=options)
 
 
 @final
@@ -128,6 +134,13 @@ class _Examination:
         plan = EpisodePlan(_EPISODES, settings.evaluation.seed, conditions=settings.evaluation.conditions)
         self._leases = [plan[index].lease(1)._replace(traced=True) for index in range(_EPISODES)]
         self._reports: list[RunReport] = []
+        """Reports of completed episodes."""
+        self._failures: list[str] = []
+        """Errors of failed attempts."""
+        self._given_up = ""
+        """Last error of an episode that failed on all attempts; empty if there is none."""
+        self._generators: dict[str, None] = {}
+        """Changes of global random generators, as keys, as the runners reported them."""
 
     def findings(self) -> Iterator[Finding]:
         """Yield the findings one by one."""
@@ -142,101 +155,142 @@ class _Examination:
         if (limit := time_limit(watch.env)) is not None:
             self._limit, self._steps = limit, min(limit, self._steps)
         try:
-            yield from self._play_and_compare()
-        except EnvError as error:
-            yield problem(f"an episode failed: {error}", "fix the environment")
+            if self._fit_steps():
+                yield from self._tried(self._play_and_compare())
         except Exception as error:
             yield raised("an episode", error, "fix the environment")
+        yield from self._check_failures()
+        if self._reports:
+            yield from self._check_reports()
+        yield from self._check_generators()
+
+    def _tried(self, findings: Iterator[Finding]) -> Iterator[Finding]:
+        """Yield the findings of a check until an episode fails on all attempts, which is reported later."""
+        try:
+            yield from findings
+        except EnvError as error:
+            self._given_up = str(error)
 
     def _play_and_compare(self) -> Iterator[Finding]:
-        faults = self._fit_steps()
-        if len(faults) == self._attempts:
-            yield problem(
-                f"every attempt of an episode failed; last error: {faults[-1]}",
-                "fix the environment; an evaluation would record this episode as failed",
-            )
-            return
-        if faults:
-            yield warning(
-                f"{len(faults)} attempts failed before one succeeded; last error: {faults[-1]}",
-                "fix the environment, or rely on retries; the result counts these faults",
-            )
-        first, watch = self._new_runner()
-        before = generator_states()
+        first, second = self._new_runner()[0], self._new_runner()[0]
         (reference,) = self._play(first, self._leases[0])
-        touched = {"reset": changes(before, watch.after_reset), "step": changes(watch.after_reset, generator_states())}
-        second = self._new_runner()[0]
         if text := _difference(reference, *self._play(second, self._leases[0])):
             yield problem(
                 f"equal seeds and actions give different episodes, first in {text}",
                 "begin reset() with super().reset(seed=seed), which seeds self.np_random. Draw every random number "
                 "from self.np_random. Until then, equal seeds give different episodes, and other checks are skipped",
             )
-        else:
-            yield ok(f"equal seeds and actions give equal episodes ({len(reference) - 1:,} steps compared)")
-            yield self._check_reuse(reference, first, second)
-            yield self._check_neighbours(reference)
-            yield from self._check_conditions(second)
-        yield from self._check_reports()
-        for phase, names in touched.items():
-            for name in names:
-                yield warning(
-                    f"{phase}() changes {name}, a global generator", "draw random numbers from self.np_random instead"
-                )
-        if not any(touched.values()):
-            yield ok("global random state is unchanged")
+            return
+        yield ok(f"equal seeds and actions give equal episodes ({len(reference) - 1:,} steps compared)")
+        yield from self._tried(self._check_reuse(reference, first, second))
+        yield from self._tried(self._check_neighbours(reference))
+        yield from self._tried(self._check_conditions(second))
 
-    def _fit_steps(self) -> list[str]:
-        """Find an attempt that does not fail, and return the faults of the attempts before it.
+    def _fit_steps(self) -> bool:
+        """Find an attempt that does not fail; return whether there is one.
 
         The later episodes run at most as many steps as this attempt makes in ``MAX_SECONDS``.
         """
-        faults: list[str] = []
         for attempt in range(1, self._attempts + 1):
             self._leases = [lease._replace(attempt=attempt) for lease in self._leases]
             report = self._new_runner()[0].run(self._leases[:1], MAX_SECONDS)
+            self._generators |= dict.fromkeys(report.generators)
             if not report.faults:
                 self._steps = min([self._steps, *report.progress["step"].clip(1).tolist()])
-                break
-            faults += [f"{fault.error_type}: {fault.message}" for fault in report.faults]
-        return faults
+                return True
+            self._failures += map(_described, report.faults)
+        self._given_up = self._failures[-1]
+        return False
 
     def _play(self, runner: EvalRunner, *leases: Lease) -> list[Trace]:
         """Play episodes, in parallel if the runner has several lanes, and return their traces.
 
-        Raises:
-            EnvError: An attempt failed.
-        """
-        reports = list(run_again(runner, leases, len(leases)))
-        self._reports += reports
-        for fault in (fault for report in reports for fault in report.faults):
-            raise EnvError(f"{fault.error_type}: {fault.message}", episode=fault.index)
-        return [report.traces[lease.index] for report, lease in zip(reports, leases, strict=True)]
+        If an episode fails, all of them run again, up to the maximum number of attempts.
 
-    def _check_reuse(self, reference: Trace, used: EvalRunner, other: EvalRunner) -> Finding:
+        Raises:
+            EnvError: An episode failed on all attempts.
+        """
+        for _ in range(self._attempts):
+            reports = list(run_again(runner, leases, len(leases)))
+            self._reports += [report for report in reports if not report.faults]
+            self._generators |= dict.fromkeys(change for report in reports for change in report.generators)
+            faults = {fault.index: fault for report in reports for fault in report.faults}
+            if not faults:
+                return [report.traces[lease.index] for report, lease in zip(reports, leases, strict=True)]
+            self._failures += map(_described, faults.values())
+            leases = tuple([one._replace(attempt=one.attempt + (one.index in faults)) for one in leases])
+        raise EnvError(self._failures[-1])
+
+    def _check_failures(self) -> Iterator[Finding]:
+        """Report failed attempts: a problem if all attempts of an episode failed."""
+        if self._given_up:
+            yield problem(
+                f"every attempt of an episode failed; last error: {self._given_up}",
+                "fix the environment; an evaluation would record this episode as failed",
+            )
+        elif self._failures:
+            yield warning(
+                f"{len(self._failures)} attempts of episodes failed, and {len(self._reports)} completed; last error: "
+                f"{self._failures[-1]}",
+                "fix the environment, or rely on retries; the result counts these faults",
+            )
+
+    def _check_generators(self) -> Iterator[Finding]:
+        for change in self._generators:
+            yield warning(
+                f"{change}, so environments of one process can affect each other",
+                "draw random numbers from self.np_random instead",
+            )
+        if self._reports and not self._generators:
+            yield ok("global random state is unchanged")
+
+    def _check_reuse(self, reference: Trace, used: EvalRunner, other: EvalRunner) -> Iterator[Finding]:
         """Compare episodes in a reused environment with the same episodes in new environments."""
         first, *others = self._leases
         alone = [*(self._play(other, lease._replace(fresh=True))[0] for lease in others), reference]
         again = [self._play(used, lease)[0] for lease in (*others, first)]
         text = next(filter(None, map(_difference, alone, again)), "")
         if not text:
-            return ok(f"a reused environment gives the same episodes as a new one ({len(alone)} compared)")
+            yield ok(f"a reused environment gives the same episodes as a new one ({len(alone)} compared)")
+            yield from self._check_starts(alone)
+            return
         text = f"an environment keeps state between episodes: a reused and a new environment differ in {text}"
         if self._settings.environment.env_reuse == "episode":
-            return note(f"{text}; set environment.env_reuse: episode to avoid this")
-        return problem(text, "restore all state in reset(), or set environment.env_reuse: episode")
+            yield note(f"{text}; set environment.env_reuse: episode to avoid this")
+        else:
+            yield problem(text, "restore all state in reset(), or set environment.env_reuse: episode")
+        yield from self._check_starts(alone)
 
-    def _check_neighbours(self, reference: Trace) -> Finding:
+    def _check_starts(self, alone: list[Trace]) -> Iterator[Finding]:
+        """Compare episodes with different seeds and equal actions, if their first observations are equal."""
+        starts = {int(trace["observation"][0]) for trace in alone}
+        if len(starts) > 1 or self._settings.evaluation.conditions is not None:
+            return
+        first, *others = self._leases
+        wrappers = [partial(_Reseeded, seed=lease.seed) for lease in others]  # The actions depend on the lease's seed.
+        episodes = [self._play(self._new_runner(wrapper=wrapper)[0], first)[0] for wrapper in wrappers]
+        if not any(_difference(alone[-1], episode) for episode in episodes):
+            yield note(
+                f"{len(alone)} seeds gave 1 distinct episode with equal actions: the seed has no effect on a new "
+                "environment. If it should have one, reset() must use it; for a table of starts, use "
+                "evaluation.conditions"
+            )
+
+    def _check_neighbours(self, reference: Trace) -> Iterator[Finding]:
         """Compare an episode in a single environment with the same episode beside a second environment.
 
         The two environments are stepped in turn, in one process.
         """
         text = _difference(reference, self._play(self._new_runner(lanes=2)[0], *self._leases[:2])[0])
-        if not text:
-            return ok("environments in one process do not affect each other")
-        text = f"environments in one process affect each other: with a second environment, an episode differs in {text}"
-        fix = "keep random generators and other state in the instance, or set runners.num_envs_per_runner: 1"
-        return (problem if self._settings.runners.lanes > 1 else warning)(text, fix)
+        if text:
+            text = (
+                "environments in one process affect each other: with a second environment, an episode differs in "
+                f"{text}"
+            )
+            fix = "keep random generators and other state in the instance, or set runners.num_envs_per_runner: 1"
+            yield (problem if self._settings.runners.lanes > 1 else warning)(text, fix)
+        elif not self._generators:
+            yield ok("environments in one process do not affect each other")
 
     def _check_conditions(self, runner: EvalRunner) -> Iterator[Finding]:
         """Compare the first observations of episodes that have the same seed and different conditions."""
@@ -294,7 +348,7 @@ class _Examination:
     def compare_processes(self) -> Finding:
         """Compare the first episode in two processes with different values of ``PYTHONHASHSEED``."""
         try:
-            play = cloudpickle.dumps(partial(_play_first, self._made_up(1), self._leases[0]))
+            play = cloudpickle.dumps(partial(_play_first, self._made_up(1), self._leases[0], self._attempts))
             with ThreadPoolExecutor(len(_HASH_SEEDS)) as both:  # Imports take most of the time.
                 ours, theirs = both.map(partial(_play_elsewhere, play), _HASH_SEEDS)
         except Exception as error:  # Pickling, an import or the episode itself failed.
@@ -307,8 +361,12 @@ class _Examination:
             )
         return ok(f"two processes with different hash seeds play equal episodes ({len(ours) - 1:,} steps compared)")
 
-    def _new_runner(self, lanes: int = 1) -> tuple[EvalRunner, _Watch]:
-        runner = runner_class("vector")(self._made_up(lanes), 0)
+    def _new_runner(self, lanes: int = 1, wrapper: Any = None) -> tuple[EvalRunner, _Watch]:
+        settings = self._made_up(lanes)
+        if wrapper is not None:
+            wrappers = (*settings.environment.wrappers, wrapper)
+            settings = with_values(settings, environment={"wrappers": wrappers})
+        runner = runner_class("vector")(settings, 0)
         assert isinstance(runner, EvalRunner)
         watch = _Watch(runner)
         self._watches.append(watch)
@@ -327,6 +385,10 @@ class _Examination:
             evaluation={"max_episode_steps": self._steps, "observers": ()},
             fault_tolerance={"episode_timeout_s": None},
         )
+
+
+def _described(fault: Fault) -> str:
+    return f"{fault.error_type}: {fault.message}"
 
 
 def _difference(ours: Trace, theirs: Trace) -> str:
@@ -370,10 +432,11 @@ def _short(space: gym.Space[Any]) -> str:
     return f"{type(space).__name__}{space.shape} of {space.dtype}"
 
 
-def _play_first(settings: EvalSettings, lease: Lease, file: str) -> None:
-    """Play an episode and write its trace to a file."""
-    (report,) = run_again(runner_class("vector")(settings, 0), [lease])
-    np.save(file, report.traces[lease.index])
+def _play_first(settings: EvalSettings, lease: Lease, attempts: int, file: str) -> None:
+    """Play an episode, again if it fails, and write its trace to a file."""
+    runner = runner_class("vector")(settings, 0)
+    tried = (next(run_again(runner, [lease._replace(attempt=lease.attempt + more)])) for more in range(attempts))
+    np.save(file, next(report for report in tried if not report.faults).traces[lease.index])
 
 
 def _play_elsewhere(play: bytes, hash_seed: str) -> Trace:

@@ -28,7 +28,7 @@ from rl_eval.execution.outcome import Aspect, EvalOutcome
 from rl_eval.execution.runner_pool import Member, RunnerPool
 from rl_eval.execution.session import CALLS_IN_FLIGHT, Phase
 from rl_eval.records.determinism import UNFINISHED, Determinism, FirstDifference, first_difference
-from rl_eval.records.episode import Lease, RunReport, different_columns, outcomes_of
+from rl_eval.records.episode import EpisodeTable, Lease, RunReport, different_columns, outcomes_of
 from rl_eval.records.guarantee import guarantee_of
 from rl_eval.supervision.flight_recorder import CrashReport
 
@@ -76,8 +76,8 @@ class DeterminismSample(Aspect):
         self._construct_seconds = math.inf
         self._traces: dict[int, npt.NDArray[np.void]] = {}
         """Traces of recorded candidates, by index."""
-        self.generators: set[str] = set()
-        """Changes of global random generators by environments, as runners reported them."""
+        self.generators: dict[str, None] = {}
+        """Changes of global random generators by environments, as keys, as runners reported them."""
 
     def begin(self, pool: RunnerPool) -> None:
         """Choose the candidates: episodes that may run again."""
@@ -93,13 +93,19 @@ class DeterminismSample(Aspect):
         """Store the traces of candidates, and the shortest construction time of an environment."""
         self._construct_seconds = min(self._construct_seconds, report.construct_seconds)
         self._traces |= {index: report.traces[index] for index in indices & report.traces.keys()}
-        for change in report.generators:
-            self.generators.add(change)
-            self.outcome.store.note(_shared_generator(change, self.outcome.settings.runners))
+        self.generators |= dict.fromkeys(report.generators)
 
     def follow_up(self) -> Job:
         """Return the job that runs the sample again."""
         return DeterminismCheck(self.outcome, self)
+
+    def finish(self) -> None:
+        """Add notes on global random generators, and on episodes that do not depend on their seeds."""
+        store, settings = self.outcome.store, self.outcome.settings
+        if self.generators:
+            store.note(_on_generators(self.generators, settings.runners))
+        if settings.evaluation.conditions is None and _all_equal(store.table, self._traces):
+            store.note(_on_equal_episodes(int(store.table.completed.sum()), len(self._traces)))
 
     def describe(self, fields: dict[str, Any]) -> None:
         """Add the finding."""
@@ -154,13 +160,32 @@ class DeterminismSample(Aspect):
         return Origin(table.rows[here], table.outcomes(here), position, self._traces.get(index))
 
 
-def _shared_generator(change: str, runners: RunnersSection) -> str:
-    """Return a note on the change of a global random generator by an environment."""
+def _on_generators(changes: Collection[str], runners: RunnersSection) -> str:
+    """Return a note on the changes of global random generators by environments."""
     if runners.lanes == 1 or runners.runner == "subprocess":
         effect = "with several environments in one process (runners.num_envs_per_runner), episodes would be different"
     else:
         effect = "environments of one process affect each other"
-    return f"{change}: {effect}. Draw random numbers from self.np_random"
+    return f"{', '.join(changes)}: {effect}. Draw random numbers from self.np_random"
+
+
+def _all_equal(table: EpisodeTable, traces: Mapping[int, npt.NDArray[np.void]]) -> bool:
+    """Whether all completed episodes have equal outcomes, and at least two of them were traced, with equal traces."""
+    if len({trace.tobytes() for trace in traces.values()}) != 1 or len(traces) == 1:
+        return False
+    outcomes = table.outcomes(table.completed)
+    for name in ("index", "seed"):
+        outcomes[name] = 0
+    return outcomes.tobytes() == outcomes[:1].tobytes() * len(outcomes)
+
+
+def _on_equal_episodes(num_seeds: int, num_traced: int) -> str:
+    """Return a note on episodes that do not depend on their seeds."""
+    return (
+        f"{num_seeds} seeds gave 1 distinct episode ({num_traced} were compared step by step): the seed has no effect "
+        "on this environment and this policy. If it should have one, reset() must use it; for a table of starts, use "
+        "evaluation.conditions"
+    )
 
 
 def candidates(num_episodes: int, share: Share, seed: int) -> list[int]:

@@ -51,7 +51,7 @@ class GeneratorSensor:
     have changed it. Then the sensor compares the states around every call, also in the next episodes.
 
     Args:
-        report: Takes a text such as ``reset() changes numpy's global generator``.
+        report: Takes a text such as ``reset() changes numpy's global generator``, which may be repeated.
     """
 
     def __init__(self, report: Callable[[str], object]) -> None:
@@ -61,7 +61,7 @@ class GeneratorSensor:
         self._calls = 0
         """Number of calls in this episode."""
         self._left = _MOST_COMPARED
-        self._compares_all = False
+        self._compares_all = self._found = False
         self._imported = False
         """Whether a call of this episode imported modules. Such a call is ignored: modules may seed when imported."""
 
@@ -84,13 +84,15 @@ class GeneratorSensor:
         self._last = generator_states()
         if len(sys.modules) != modules:
             self._imported = True
-        elif changed := changes(before, self._last):
-            self._left = 0
-            for name in changed:
+        else:
+            for name in changes(before, self._last):
+                self._compares_all = self._found = True
                 self._report(f"{method}() changes {name}")
         return result
 
     def finished(self) -> bool:
         """Return whether the sensor is no longer needed. Call this between two episodes."""
+        if not self._calls or self._found or not self._left:
+            return self._calls > 0
         self._compares_all = self._compares_all or bool(changes(self._last, generator_states()))
-        return not self._left or not (self._calls == 0 or self._compares_all or self._imported)
+        return not (self._compares_all or self._imported)

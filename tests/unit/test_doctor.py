@@ -85,6 +85,56 @@ class BreaksOnFirstAttempt(Good):
         return super().step(action)
 
 
+class BreaksSometimes(Good):
+    """Draws where it breaks from a generator that no seed reaches."""
+
+    steps_of_all = 0
+
+    def step(self, action):
+        random.random()
+        BreaksSometimes.steps_of_all += 1
+        if BreaksSometimes.steps_of_all % 70 == 0:
+            raise RuntimeError("the simulator broke")
+        return super().step(action)
+
+
+class SeedsInReset(Good):
+    """Draws late in an episode, beside whom it does not matter for a few short ones."""
+
+    def reset(self, *, seed=None, options=None):
+        np.random.seed(seed)  # noqa: NPY002
+        return super().reset(seed=seed)
+
+
+class StartsByCount(Good):
+    """Takes the next of its stored starts at each reset, and no seed."""
+
+    def __init__(self):
+        super().__init__()
+        self.start = 0
+
+    def reset(self, *, seed=None, options=None):
+        self.start += 1
+        return super().reset(seed=seed)
+
+    def draw(self):
+        return float(self.start)
+
+
+class Fixed(Good):
+    """Is the same for all seeds, and moved by actions alone."""
+
+    def draw(self):
+        return 0.5
+
+
+class FixedStart(Fixed):
+    """Has one start, and chance after it."""
+
+    def draw(self):
+        return float(self.np_random.random()) if self.steps else 0.5
+
+
 class Endless(Good):
     def step(self, action):
         return *super().step(action)[:2], False, False, {}
@@ -260,7 +310,13 @@ def test_info_keys_that_no_step_had_are_a_warning():
 
 @pytest.mark.parametrize(
     ("env", "phases"),
-    [(Unseeded, ("reset", "step")), (SeedsNumpy, ("reset", "step")), (WastesRandomNumbers, ("step",))],
+    [
+        (Unseeded, ("reset", "step")),
+        (SeedsNumpy, ("reset", "step")),
+        (WastesRandomNumbers, ("step",)),
+        (SeedsInReset, ("reset",)),
+        (BreaksSometimes, ("step",)),
+    ],
 )
 def test_touching_a_global_generator_is_a_warning(env, phases):
     found = texts(examine(env), "warning")
@@ -280,6 +336,29 @@ def test_a_constructor_that_raises_and_a_space_without_batches_are_problems():
 def test_an_environment_that_a_retry_saves_is_a_warning():
     for findings in (examine(BreaksOnFirstAttempt), examine_policy(zeros, BreaksOnFirstAttempt)):
         assert "RuntimeError: a hiccup" in " ".join(worst(findings))
+
+
+def test_all_checks_run_in_an_environment_that_breaks_sometimes():
+    """It is a warning with the number of failed attempts; an evaluation would retry them."""
+    BreaksSometimes.steps_of_all = 0
+    findings = examine(BreaksSometimes)
+    assert not texts(findings, "problem")
+    assert "RuntimeError: the simulator broke" in texts(findings, "warning")
+    checked = {one.text.partition("(")[0] for one in examine(WastesRandomNumbers) if one.level == "ok"}
+    assert checked == {one.text.partition("(")[0] for one in findings if one.level == "ok"}
+
+
+def test_no_environment_that_shares_a_generator_is_called_independent_of_others():
+    """Four short episodes that are equal do not show it."""
+    good, shares = (len([one for one in examine(env) if one.level == "ok"]) for env in (Good, SeedsInReset))
+    assert shares == good - 2
+
+
+@pytest.mark.parametrize(("env", "noted"), [(StartsByCount, True), (Fixed, True), (FixedStart, False), (Good, False)])
+def test_seeds_without_effect_are_a_note(env, noted):
+    """A note, since some environments are meant to be like that."""
+    notes = [len([one for one in examine(one) if one.level == "note"]) for one in (Good, env)]
+    assert notes[1] - notes[0] == noted
 
 
 def test_every_environment_is_closed_and_a_broken_close_is_survived():
