@@ -12,6 +12,7 @@ An adapter is a module with some of these functions:
 - ``as_policies(value, names)``: the policies by id, for an object with several policies;
 - ``as_weights(value)``: the weights, for :func:`rl_eval.weights.snapshot_weights`;
 - ``for_environment(value, env)``: the policy with the observation statistics of an environment object;
+- ``environment_settings(value)``: the arguments of ``EvalConfig.environment`` that the policy needs;
 - ``as_env(value)``: an environment of the library as a :class:`gymnasium.Env`;
 - ``as_agents_env(value)``: the environment of several agents, or None.
 """

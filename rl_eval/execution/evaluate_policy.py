@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import copy
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Final, final
 
 import gymnasium as gym
 import numpy as np
+import tree
 
-from rl_eval.adapters import integration_for, integrations, learning_wrappers
+from rl_eval.adapters import integration_for
 from rl_eval.config.builder import EvalConfig
+from rl_eval.config.settings import SECTIONS
 from rl_eval.errors import ConfigError, EvalError, checked_keywords
+from rl_eval.execution.environment_objects import environment_like
 from rl_eval.execution.group import EvalRunnerGroup
-from rl_eval.records.plain import plain
+from rl_eval.records.episode import EpisodeRecord, EpisodeSpec
 from rl_eval.results.result import EvalResult
 
-_ADDRESS: Final = re.compile(" at 0x[0-9a-f]+")
-_NOT_OF_THE_EPISODES: Final = ("render_mode", "num_envs", "vectorization_mode", "vector_kwargs")
-"""Arguments of ``gymnasium.make`` and ``make_vec`` that do not change episodes."""
 _VECTOR_MODES: Final = ("async", "vector_entry_point")
 """Modes of ``make_vec`` that single environments in one process do not replace."""
+_A_SETTING: Final = re.compile(rf"\b(?:{'|'.join(SECTIONS)})\.\w+")
+"""Name of a setting, such as ``policy.device``."""
 
 
 @final
@@ -61,17 +64,21 @@ def evaluate_policy(
     The episodes are those of the plan with this seed, so equal calls return equal numbers for any number of
     environments in ``env``. ``env`` itself is not stepped or closed, because similar environments are built. A vector
     environment is built if ``make_vec`` built ``env`` in another mode than ``sync``, without wrappers of single
-    environments, and slots can be reset one by one.
+    environments, and slots can be reset one by one. A model that needs action masks gets those of the environment.
 
     Args:
         model: A model of Stable-Baselines3, or any policy that :func:`rl_eval.evaluate` takes. If ``env`` has a
             ``VecNormalize``, its statistics are used.
         env: A gymnasium id, ``"module:attr"``, a function or class that builds an environment, or an environment built
-            by ``gymnasium.make`` or ``make_vec``. Attributes that were set on a built environment are ignored.
+            by ``gymnasium.make`` or ``make_vec``. An environment that gymnasium cannot build again is an error, for
+            example if an attribute was set on it.
         n_eval_episodes: Number of episodes.
         deterministic: Whether to take the most likely actions, instead of sampling.
         render: Must be False. Use ``rl-eval replay --render human`` or ``--video`` to see episodes of a run.
-        callback: Must be None. An observer in ``evaluation.observers`` sees every step.
+        callback: Function that is called after every step with two dicts, as in Stable-Baselines3. The first contains
+            ``model``, ``env`` (the environment of the episode), ``observations``, ``actions``, ``new_observations``,
+            ``rewards``, ``dones``, ``infos``, ``reward``, ``done`` and ``info``, as for one environment (``i`` is 0).
+            The second is empty. An error of the function is raised after the last episode.
         reward_threshold: Mean return that must be exceeded; None for no check.
         return_episode_rewards: Whether to return the lists of returns and lengths, instead of mean and standard
             deviation.
@@ -92,18 +99,26 @@ def evaluate_policy(
         >>> 8 < mean < 11
         True
     """
-    if render or callback is not None:
-        problem = "evaluate_policy does not render or call a callback"
-        fix = "Show episodes with rl-eval replay, and observe steps with evaluation.observers."
-        raise ConfigError(problem, key="render" if render else "callback", value=render or callback, fix=fix)
-    adapt = integration_for(model, "for_environment")
+    if render:
+        fix = "Show episodes with rl-eval replay."
+        raise ConfigError("evaluate_policy does not render", key="render", value=render, fix=fix)
+    adapt, needs = (integration_for(model, name) for name in ("for_environment", "environment_settings"))
+    observer = None if callback is None else _Callback(callback, model)
     config = (
         EvalConfig()
-        .environment(**environment_like(env, of_the_model=adapt is not None))
+        .environment(**environment_like(env, of_the_model=adapt is not None), **(needs(model) if needs else {}))
         .policy(deterministic=deterministic)
-        .evaluation(num_episodes=n_eval_episodes, seed=seed)
+        .evaluation(num_episodes=n_eval_episodes, seed=seed, observers=() if observer is None else (observer,))
     )
-    result = _evaluated(config, model if adapt is None else adapt(model, env), env)
+    try:
+        result = _evaluated(config, model if adapt is None else adapt(model, env), env)
+    except ConfigError as error:
+        if not _A_SETTING.search(error.fix):
+            raise
+        fix = f"{error.fix} evaluate_policy has no such argument: use EvalConfig and evaluate(config, model)."
+        raise ConfigError(error.problem, key=error.key, value=error.value, fix=fix) from error
+    if observer is not None and observer.error is not None:
+        raise observer.error
     if result.status != "complete":
         fix = "To get the result of the other episodes, call evaluate(config, model)."
         raise EvalError(result.reason, key="status", value=result.status, fix=fix)
@@ -119,7 +134,7 @@ def _evaluated(config: EvalConfig, policy: Any, env: Any) -> EvalResult:
     """Evaluate in a vector environment if ``make_vec`` built ``env``, otherwise in single environments."""
     mode = env.spec.kwargs.get("vectorization_mode") if isinstance(env, gym.vector.VectorEnv) and env.spec else None
     section = config.build().environment
-    if mode in _VECTOR_MODES and not section.wrappers:
+    if mode in _VECTOR_MODES and not section.wrappers and not section.action_masks:
         kwargs = {**section.env_kwargs, "vectorization_mode": mode}
         batched = config.copy().environment(env_kwargs=kwargs)
         try:
@@ -138,72 +153,78 @@ def _result(config: EvalConfig, policy: Any) -> EvalResult:
         return group.evaluate()
 
 
-def environment_like(env: Any, *, of_the_model: bool) -> dict[str, Any]:
-    """Return the arguments of ``EvalConfig.environment`` for environments like ``env``.
+@final
+class _Callback:
+    """Factory of observers that call a callback of Stable-Baselines3's ``evaluate_policy``.
 
     Args:
-        env: The environment, as for :func:`evaluate_policy`.
-        of_the_model: Whether to leave out wrappers that the integration of the model replaces.
-
-    Raises:
-        ConfigError: The environment cannot be built again.
+        callback: The callback.
+        model: The evaluated model.
     """
-    harmless: tuple[str, ...] = ()
-    for one in integrations():
-        harmless += one.watching_wrappers + (one.modelled_wrappers if of_the_model else ())
-    if isinstance(env, str) or not hasattr(env, "reset") or isinstance(env, type):
-        return {"env": env}
-    inner = _without_wrappers(env, harmless)
-    described = [_described(env, spec, harmless) for spec in _specs_of(inner)]
-    texts = [_ADDRESS.sub("", str(plain(one))) for one in described]  # Each environment may have its own functions.
-    for number, text in enumerate(texts):
-        if text != texts[0]:
-            problem = f"env has different environments: number 0 is {texts[0]}, and number {number} is {text}"
-            raise ConfigError(problem, key="env", value=text, fix="Evaluate the environments one after the other.")
-    return described[0]
+
+    def __init__(self, callback: Callable[[dict[str, Any], dict[str, Any]], object], model: Any) -> None:
+        self._callback = callback
+        self._model = model
+        self.error: Exception | None = None
+        """First error of the callback, which is not called again."""
+
+    def __call__(self, env: Any) -> _StepCaller:
+        return _StepCaller(self, env)
+
+    def call(self, values: dict[str, Any]) -> None:
+        """Call the callback after a step."""
+        if self.error is None:
+            try:
+                self._callback({"model": self._model, "i": 0, "n_envs": 1, **values}, {})
+            except Exception as error:
+                self.error = error
 
 
-def _without_wrappers(env: Any, harmless: tuple[str, ...]) -> Any:
-    """Return the vectorized environment inside its wrappers."""
-    while (inner := getattr(env, "venv", env.env if isinstance(env, gym.vector.VectorWrapper) else None)) is not None:
-        wrapper = type(env)
-        if not f"{wrapper.__module__}:{wrapper.__qualname__}".startswith(harmless):
-            problem = (
-                f"env has a {wrapper.__name__} around several environments, but an episode here has a single "
-                "environment"
-            )
-            fix = "Pass a function that builds a single environment, with a wrapper for single environments."
-            raise ConfigError(problem, key="env", value=wrapper.__name__, fix=fix)
-        env = inner
-    return env
+@final
+class _StepCaller:
+    """Observer of one environment that calls a callback after each step."""
+
+    def __init__(self, callback: _Callback, env: Any) -> None:
+        self._callback = callback
+        self._env = env
+        self._last: Any = None
+
+    def on_episode_start(self, spec: EpisodeSpec, attempt: int, observation: Any) -> None:
+        """Store the first observation."""
+        self._last = _one_row(observation)
+
+    def on_step(
+        self,
+        observation: Any,
+        action: Any,
+        reward: Any,
+        terminated: Any,
+        truncated: Any,
+        info: Any,
+        policy_outputs: Any,
+    ) -> None:
+        """Call the callback."""
+        before, self._last = self._last, _one_row(observation)
+        done = bool(terminated or truncated)
+        self._callback.call(
+            {
+                "env": self._env,
+                "observations": before,
+                "actions": np.asarray(action)[None],
+                "new_observations": self._last,
+                "rewards": np.array([reward]),
+                "dones": np.array([done]),
+                "infos": [info],
+                "reward": reward,
+                "done": done,
+                "info": info,
+            }
+        )
+
+    def on_episode_end(self, record: EpisodeRecord) -> None:
+        """Return no artifact."""
 
 
-def _described(env: Any, spec: Any, harmless: tuple[str, ...]) -> dict[str, Any]:
-    if spec is None:
-        problem = f"env is a {type(env).__name__} object that gymnasium.make did not build"
-        fix = "Pass a function that builds the environment, such as lambda: MyEnv()."
-        raise ConfigError(problem, key="env", value=type(env).__name__, fix=fix)
-    kwargs = {name: value for name, value in spec.kwargs.items() if name not in _NOT_OF_THE_EPISODES}
-    if spec.max_episode_steps is not None:
-        kwargs["max_episode_steps"] = spec.max_episode_steps
-    return {"env": spec.id, "env_kwargs": kwargs, "wrappers": tuple(_wrappers(spec, harmless))}
-
-
-def _specs_of(env: Any) -> list[Any]:
-    """Return the ``spec`` of an environment in a list; for a vectorized environment, the ``spec`` of each slot."""
-    of_each: Callable[[str], Any] | None = getattr(env, "get_attr", None)
-    return [getattr(env, "spec", None)] if of_each is None else list(of_each("spec"))
-
-
-def _wrappers(spec: Any, harmless: tuple[str, ...]) -> list[Mapping[str, Any]]:
-    wrappers = [one for one in spec.additional_wrappers if not one.entry_point.startswith(harmless)]
-    for one in wrappers:
-        if one.entry_point in learning_wrappers():
-            problem = f"env has a wrapper {one.name}, whose statistics a new environment does not have"
-            fix = "Pass a function that builds the environment with these statistics, or make them part of the policy."
-            raise ConfigError(problem, key="env", value=one.name, fix=fix)
-        if one.kwargs is None:
-            problem = f"env has a wrapper {one.name}, which does not record its arguments"
-            fix = "Pass a function that builds the environment with this wrapper."
-            raise ConfigError(problem, key="env", value=one.name, fix=fix)
-    return [{"wrapper": one.entry_point, **one.kwargs} for one in wrappers]
+def _one_row(observation: Any) -> Any:
+    """Return a copy of an observation as a batch of one, because the environment may reuse its arrays."""
+    return tree.map_structure(lambda leaf: np.array(leaf)[None], copy.copy(observation))

@@ -103,7 +103,7 @@ def construct_env(
     _check_seed(env, f"environment.env {section.env!r}")
     check_frozen(env, "environment.env")
     for place, wrapper in enumerate(section.wrappers):
-        env = _wrapped(env, wrapper, f"environment.wrappers[{place}]")
+        env = wrapped(env, wrapper, f"environment.wrappers[{place}]")
         check_frozen(env, f"environment.wrappers[{place}]")
     if not section.action_masks:
         return env
@@ -281,7 +281,7 @@ def _meant_name(env: Any) -> str:
     return ":".join(env.rsplit(".", 1)) if isinstance(env, str) and _DOTTED.fullmatch(env) else ""
 
 
-def _wrapped(env: gym.Env[Any, Any], wrapper: Any, key: str) -> gym.Env[Any, Any]:
+def wrapped(env: gym.Env[Any, Any], wrapper: Any, key: str) -> gym.Env[Any, Any]:
     """Put a wrapper around an environment."""
     kwargs = dict(wrapper) if isinstance(wrapper, Mapping) else {"wrapper": wrapper}
     given = kwargs.pop("wrapper", None)

@@ -9,10 +9,13 @@ import gymnasium as gym
 from stable_baselines3 import PPO
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy as theirs
-from stable_baselines3.common.vec_env import VecNormalize
+from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.vec_env import SubprocVecEnv, VecNormalize
 
 from rl_eval import EvalConfig, evaluate, evaluate_policy
 from rl_eval.errors import ConfigError
+from rl_eval.integrations.sb3 import EvalCallback
+from tests.integrations.sb3_worlds import Masked, make_model
 from tests.refused import refused
 
 
@@ -53,9 +56,43 @@ def test_the_statistics_of_the_environment_are_used(model):
     assert returns != evaluate_policy(model, "CartPole-v1", n_eval_episodes=5, return_episode_rewards=True)[0]
 
 
+def test_a_masked_model_gets_its_masks():
+    """As with the command line; the functions have no argument for masks."""
+    masked = make_model("MaskablePPO")
+    found = evaluate_policy(masked, lambda: Masked("vector", "discrete"), 5).result
+    make = {"env": lambda: Masked("vector", "discrete"), "action_masks": True}
+    config = EvalConfig().environment(**make).evaluation(num_episodes=5, seed=0)
+    assert found.fingerprint == evaluate(config, masked).fingerprint
+    callback = EvalCallback(lambda: Masked("vector", "discrete"), eval_freq=32, n_eval_episodes=2, verbose=0)
+    masked.learn(32, callback=callback)
+    assert callback.results[0][1].status == "complete"
+
+
 @pytest.mark.parametrize("wrapper", [gym.wrappers.NormalizeObservation, gym.wrappers.NormalizeReward])
 def test_a_wrapper_that_learns_is_refused(wrapper):
     """A new environment would not have its statistics."""
     env = wrapper(gym.make("CartPole-v1"))
     with refused(ConfigError, key="env"):
         evaluate_policy(PPO("MlpPolicy", env, device="cpu"), env, 2)
+
+
+@pytest.mark.process
+def test_attributes_that_were_set_in_other_processes_are_compared(model):
+    """Only their values can be read there."""
+
+    def make(length):
+        env = gym.make("CartPole-v1")
+        env.unwrapped.length = length
+        return env
+
+    venv = SubprocVecEnv([lambda length=length: Monitor(make(length)) for length in (0.5, 2.0)])
+    with refused(ConfigError, key="env", value="length"):
+        evaluate_policy(model, venv, 2)
+    venv.close()
+
+
+def test_the_callback_of_an_evaluation_rejects_a_changed_environment_at_once():
+    env = gym.make("CartPole-v1")
+    env.unwrapped.length = 2.0
+    with refused(ConfigError, key="env", value="length"):
+        EvalCallback(env)

@@ -12,6 +12,7 @@ from rl_eval.integrations import lazy_names
 if TYPE_CHECKING:
     from rl_eval.integrations.sb3.callback import EvalCallback as EvalCallback
     from rl_eval.integrations.sb3.models import as_weights as as_weights
+    from rl_eval.integrations.sb3.models import environment_settings as environment_settings
     from rl_eval.integrations.sb3.models import for_environment as for_environment
     from rl_eval.integrations.sb3.models import load_policy as load_policy
     from rl_eval.integrations.sb3.models import portable as portable
@@ -22,7 +23,7 @@ __getattr__ = lazy_names(
     __name__,
     {
         "callback": ("EvalCallback",),
-        "models": ("as_weights", "for_environment", "load_policy", "portable"),
+        "models": ("as_weights", "environment_settings", "for_environment", "load_policy", "portable"),
         "policy": ("SB3Policy", "as_policy"),
     },
 )

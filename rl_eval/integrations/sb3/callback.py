@@ -26,11 +26,12 @@ from typing_extensions import override
 
 from rl_eval.atomic_write import write_atomically
 from rl_eval.config.builder import EvalConfig
-from rl_eval.config.settings import EvalSettings
+from rl_eval.config.settings import EvalSettings, with_values
 from rl_eval.errors import ConfigError, EvaluatorBusy
-from rl_eval.execution.evaluate_policy import environment_like
+from rl_eval.execution.environment_objects import environment_like
 from rl_eval.execution.handle import EvalHandle
 from rl_eval.integrations.sb3.best_model import BestModel, Candidate
+from rl_eval.integrations.sb3.models import environment_settings
 from rl_eval.results.result import EvalResult
 from rl_eval.results.text import BIASED_BEST
 from rl_eval.training.evaluator import Evaluator
@@ -193,6 +194,7 @@ class EvalCallback(EventCallback):  # type: ignore[misc]
         self._ends_with_parent = False
         self.best_mean_reward = -np.inf
         self.last_mean_reward = -np.inf
+        self._is_success_buffer: list[bool] = []
         self.results: list[tuple[int, EvalResult]] = []
         """Training step and result of the last 100 evaluations, in order."""
 
@@ -217,7 +219,12 @@ class EvalCallback(EventCallback):  # type: ignore[misc]
         self.evaluator = (
             given
             if isinstance(given, Evaluator)
-            else Evaluator(given, self.model, busy_policy="queue", max_queue=_MAX_WAITING)
+            else Evaluator(
+                with_values(given, environment=environment_settings(self.model)),
+                self.model,
+                busy_policy="queue",
+                max_queue=_MAX_WAITING,
+            )
         )
 
     @override
@@ -316,6 +323,8 @@ class EvalCallback(EventCallback):  # type: ignore[misc]
         self.results.append((done.step, result))
         del self.results[:-_KEPT]
         self.last_mean_reward = result.mean_return
+        successes = result.counted_rows["success_at_end"]
+        self._is_success_buffer = [bool(one) for one in successes if one >= 0]  # As in SB3's class.
         self._log(done.step, result)
         go_on = True
         # An incomplete result covers only the episodes that happened to finish, so it cannot be the best.

@@ -32,7 +32,7 @@ NORMALIZERS: Final = "*vec*normalize*.pkl"
 of SB3's models on the Hub."""
 _ZOO: Final = ("args.yml", "config.yml")
 """Files that SB3's zoo saves next to the normalizer of a run."""
-_MASKABLE: Final = "sb3_contrib.common.maskable.policies"
+MASKABLE: Final = "sb3_contrib.common.maskable.policies"
 """Module that defines the policies with action masks."""
 _SPACE: Final = "observation_space"
 _LAST: Final = "_last_obs"
@@ -59,7 +59,7 @@ def _source(reference: str, path: Path | None, given: Collection[str]) -> Policy
             said += f", with {normalizer}"
         elif trained is None:
             unknown(path.name)
-    masked = _MASKABLE in str(facts_of(path).get("policy_class"))
+    masked = MASKABLE in str(facts_of(path).get("policy_class"))
     return PolicySource(
         "rl_eval.integrations.sb3:load_policy",
         said + (", with the environment's action masks" if masked else ""),

@@ -28,7 +28,7 @@ from stable_baselines3.common.vec_env import VecEnv, VecNormalize, unwrap_vec_no
 
 from rl_eval.errors import ConfigError, WeightsError
 from rl_eval.integrations.policy_files import reading
-from rl_eval.integrations.sb3.files import normalizer_of, trained_normalized, unknown
+from rl_eval.integrations.sb3.files import MASKABLE, normalizer_of, trained_normalized, unknown
 from rl_eval.integrations.sb3.observations import (
     ATTRIBUTE,
     LACKS_STATISTICS,
@@ -108,6 +108,12 @@ def for_environment(value: BaseAlgorithm | BasePolicy, env: Any) -> BaseAlgorith
     if wrapper is None:
         return value
     return attach(_copied(value), wrapper, getattr(value, _RATE, None))
+
+
+def environment_settings(value: BaseAlgorithm | BasePolicy) -> dict[str, Any]:
+    """Return the environment settings that a policy needs: action masks for a masked policy."""
+    policy = value if isinstance(value, BasePolicy) else value.policy
+    return {"action_masks": True} if type(policy).predict.__module__ == MASKABLE else {}
 
 
 def as_weights(value: BaseAlgorithm | BasePolicy) -> dict[str, torch.Tensor]:

@@ -30,6 +30,7 @@ from stable_baselines3.common.policies import BasePolicy
 
 from rl_eval.config.settings import PolicySection
 from rl_eval.errors import ConfigError
+from rl_eval.integrations.sb3.files import MASKABLE
 from rl_eval.integrations.sb3.models import own_predict, portable
 from rl_eval.integrations.sb3.observations import ATTRIBUTE, NOTES, Preprocessor, refuse_empty
 from rl_eval.integrations.torch_draws import EpisodeDraws
@@ -93,8 +94,7 @@ class Exploration:
 
 
 _RECURRENT: Final = "sb3_contrib.common.recurrent.policies"
-_MASKABLE: Final = "sb3_contrib.common.maskable.policies"
-_PREDICTS: Final = ("stable_baselines3.common.policies", _RECURRENT, _MASKABLE)
+_PREDICTS: Final = ("stable_baselines3.common.policies", _RECURRENT, MASKABLE)
 """Modules whose ``predict`` this module can replace. ``RecurrentPPO`` has a state, and ``MaskablePPO`` takes action
 masks."""
 
@@ -174,7 +174,7 @@ class SB3Policy:
         deterministic: bool = True,
     ) -> None:
         home = _home_of(module)
-        self._masked, self._recurrent = home == _MASKABLE, home == _RECURRENT
+        self._masked, self._recurrent = home == MASKABLE, home == _RECURRENT
         if action_space != module.action_space:
             problem = (
                 f"the policy was trained with actions of {module.action_space}, but the environment has {action_space}"
