@@ -31,11 +31,12 @@ from rl_eval.cli.simulator_checks import check_simulator
 from rl_eval.config.policy_sources import RANDOM
 from rl_eval.config.settings import EvalSettings, PolicySection, with_values
 from rl_eval.errors import EnvError
-from rl_eval.recording.replay import Spectator, run_again
+from rl_eval.recording.replay import Spectator
 from rl_eval.records.determinism import first_difference
 from rl_eval.records.episode import Condition, Fault, Lease, RunReport, Truncation, without_place
 from rl_eval.runners import EvalRunner, runner_class
 from rl_eval.runners.action_masks import ActionMasks
+from rl_eval.runners.again import run_again
 from rl_eval.runners.batched.runner import BatchedEvalRunner
 from rl_eval.runners.environment import time_limit
 from rl_eval.runners.multi_agent.team import build_team

@@ -2,11 +2,10 @@
 
 If an environment leaks state into the next episode, or a policy uses its own random generator, the result depends on
 the number of runners and environments. The sample is chosen before any episode runs. By default, it comes from the
-second half of the plan, where most environments have already run other episodes. Up to six of its episodes are traced
-in their first run. The traces show the first difference. If the observations are equal and the actions differ, the
-policy is the cause; otherwise, the environment is the cause. If the policy is the cause, a runner searches for the
-reason. Otherwise, if the run reused single environments, the episodes with a difference run a third time, to compare
-new environments with each other.
+second half of the plan, where most environments have already run other episodes. Its episodes run again in new
+environments, and one of them in a used one. Up to six episodes are traced in their first run. The traces show the first
+difference. If the observations are equal and the actions differ, the policy is the cause; otherwise, the environment is
+the cause. Then the first of these episodes runs again in three neighbourhoods, which show a setting that would help.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final, Literal, NamedTuple, final
 
 import numpy as np
@@ -27,9 +27,10 @@ from rl_eval.execution.jobs import Job
 from rl_eval.execution.outcome import Aspect, EvalOutcome
 from rl_eval.execution.runner_pool import Member, RunnerPool
 from rl_eval.execution.session import CALLS_IN_FLIGHT, Phase
-from rl_eval.records.determinism import UNFINISHED, Determinism, FirstDifference, first_difference
+from rl_eval.records.determinism import UNFINISHED, Determinism, FirstDifference, Remedy, first_difference
 from rl_eval.records.episode import EpisodeTable, Lease, RunReport, different_columns, outcomes_of
 from rl_eval.records.guarantee import guarantee_of
+from rl_eval.runners.again import Neighbourhoods, in_neighbourhoods
 from rl_eval.supervision.flight_recorder import CrashReport
 
 Share = float | Literal["auto"]
@@ -58,6 +59,8 @@ class Choice(NamedTuple):
 
     origins: dict[int, Origin]
     """First runs, by index."""
+    used: frozenset[int]
+    """Indices of the episodes that run again in used environments."""
     remark: str
     """Reason why no episode runs again, or why the episodes run in used environments; otherwise empty."""
     seconds: float
@@ -124,10 +127,10 @@ class DeterminismSample(Aspect):
         completed = [first for first in firsts if store.table.completed[first : first + size].all()]
         if not completed:
             off = "switched off by evaluation.determinism_check=0"
-            return Choice({}, "no episode completed" if self._candidates else off, 0.0)
+            return Choice({}, frozenset(), "no episode completed" if self._candidates else off, 0.0)
         rows = store.table.rows
         if (promised := guarantee_of(store.numerics)) != "exact" and not settings.runners.block_size:
-            return Choice({}, f"the guarantee is {promised}", 0.0)
+            return Choice({}, frozenset(), f"the guarantee is {promised}", 0.0)
         alone = store.numerics.get("reference") == "row" or settings.runners.block_size
         sharing = 1 if alone else min(settings.runners.lanes, math.ceil(len(rows) / runners))
         reset, step, policy = (rows[f"{name}_seconds"].astype(np.float64) for name in ("reset", "step", "inference"))
@@ -152,7 +155,10 @@ class DeterminismSample(Aspect):
                 )
         again = (index for first in chosen for index in range(first, min(first + size, len(rows))))
         origins = {index: self._origin(index) for index in again}
-        return Choice(origins, remark, float((seconds + build)[chosen].sum()))
+        # Each environment may have run a single episode, so a new one alone would not show a state that it keeps.
+        both = len(chosen) > 1 and settings.environment.env_reuse == "lane" and not settings.runners.block_size
+        used = frozenset(origins if remark else chosen[-1:] if both else ())
+        return Choice(origins, used, remark, float((seconds + build)[chosen].sum()))
 
     def _origin(self, index: int) -> Origin:
         table, here = self.outcome.store.table, slice(index, index + 1)
@@ -278,11 +284,10 @@ class Reruns:
 
     Args:
         origins: First runs of these episodes, by index.
-        try_env_reuse: Whether to test if the records would repeat with a new environment for each episode.
         num_runners: Configured number of runners.
-        remark: Reason why no episode runs again, or why the episodes run in used environments; empty to build new
-            environments. The history of a used environment is not the same as in the first run, which can also cause a
-            difference.
+        used: Episodes that run in used environments, first of all, before environments are closed. The history of a
+            used environment is not the same as in the first run, so a state that it keeps causes a difference.
+        remark: Reason why no episode runs again, or why all episodes run in used environments.
         info_keys: Names of the info scalars of a row.
         block: Number of episodes of a block; 0 without blocks. The episodes of a block run again together.
     """
@@ -290,19 +295,20 @@ class Reruns:
     def __init__(
         self,
         origins: Mapping[int, Origin],
-        try_env_reuse: bool,
         num_runners: int,
+        used: Collection[int] = (),
         remark: str = "",
         info_keys: Sequence[str] = (),
         block: int = 0,
     ) -> None:
-        self._try_env_reuse = try_env_reuse and not remark
         self._num_runners = num_runners
+        self._used = used
         self._why = remark
         self._info_keys = info_keys
         self._block = block
         self._cut = ""
-        self._first = self._current = _Pass(origins, dict.fromkeys(map(self._first_of, sorted(origins))))
+        order = sorted(origins, key=lambda index: (index not in used, index))
+        self._pass = _Pass(origins, dict.fromkeys(map(self._first_of, order)))
 
     def _first_of(self, index: int) -> int:
         """Return the index of the first episode of an episode's block; without blocks, the index of the episode."""
@@ -311,11 +317,11 @@ class Reruns:
     @property
     def done(self) -> bool:
         """Whether no episode is left to run."""
-        return self._current.done
+        return self._pass.done
 
     def holds(self, runner: int) -> bool:
         """Whether episodes of this check are assigned to a runner."""
-        return bool(self._current.held.get(runner))
+        return bool(self._pass.held.get(runner))
 
     def take(self, runner: int, position: int, lanes: int, positions: Collection[int]) -> tuple[Lease, ...]:
         """Assign one episode to each free slot of a runner, or one block; return the leases.
@@ -327,7 +333,7 @@ class Reruns:
             positions: Positions of all ready runners. If there are several, a runner gets only episodes that another
                 position ran first.
         """
-        now, others = self._current, set(positions) - {position}
+        now, others = self._pass, set(positions) - {position}
         held = now.held.setdefault(runner, set())
         fit = [index for index in now.waiting if now.origins[index].position != position or not others]
         taken = fit[: max(0, (1 if self._block else lanes) - len(held))]
@@ -335,26 +341,26 @@ class Reruns:
             del now.waiting[index]
             held.add(index)
             now.tries[index] += 1
-        return tuple(self._lease(index, runner) for index in taken)
+        return tuple(self.lease(index, runner) for index in taken)
 
-    def _lease(self, index: int, runner: int) -> Lease:
-        origins = self._current.origins
+    def lease(self, index: int, runner: int) -> Lease:
+        """Return a lease to run an episode again, without its place in the plan."""
+        origins = self._pass.origins
         row, traced = origins[index].row[0], origins[index].trace is not None
         together = [origins[one].row[0] for one in range(index, index + self._block) if one in origins]
         # With the attempt number of the record: earlier attempts failed, and are not part of the recorded episode.
-        lease = Lease(index, int(row["seed"]), int(row["attempts"]), runner, fresh=not self._why, traced=traced)
+        fresh = index not in self._used
+        lease = Lease(index, int(row["seed"]), int(row["attempts"]), runner, fresh=fresh, traced=traced)
         return lease._replace(block=tuple(int(one["seed"]) for one in together), again=True)
 
     def reported(self, runner: int, position: int, report: RunReport) -> None:
         """Compare the finished episodes of a runner with their first runs."""
-        now = self._current
+        now = self._pass
         held = now.held.get(runner, set())
         indices = report.rows["index"].tolist()
         for place, index in enumerate(indices):
             if self._first_of(index) in held:
-                row, infos = report.rows[place : place + 1], report.infos[place : place + 1]
-                outcome = outcomes_of(row, infos, self._info_keys)
-                now.again[index] = Origin(row, outcome, position, report.traces.get(index))
+                now.again[index] = self.origin(report, position, place)
         held.difference_update(map(self._first_of, indices))
         for fault in report.faults:
             if fault.index in held:
@@ -364,7 +370,12 @@ class Reruns:
                     now.cannot_build(why)
                 else:
                     now.put_back(fault.index, why)
-        self._go_on()
+
+    def origin(self, report: RunReport, position: int, place: int = 0) -> Origin:
+        """Return the run of an episode in a report, whose row has this place."""
+        row, infos = report.rows[place : place + 1], report.infos[place : place + 1]
+        trace = report.traces.get(int(row["index"][0]))
+        return Origin(row, outcomes_of(row, infos, self._info_keys), position, trace)
 
     def lost(self, runner: int, phase: str = "") -> None:
         """Queue the episodes of a lost runner again, up to the maximum number of tries.
@@ -373,62 +384,58 @@ class Reruns:
             runner: Number of the runner.
             phase: Call in which the runner was lost; empty if it is unknown.
         """
-        held = self._current.held.pop(runner, set())
+        held = self._pass.held.pop(runner, set())
         if held and phase == "construct":
-            self._current.cannot_build("the process of the runner ended")
+            self._pass.cannot_build("the process of the runner ended")
         for index in sorted(held) if phase != "construct" else ():
-            self._current.put_back(index, "the runner of the episode was lost")
-        self._go_on()
+            self._pass.put_back(index, "the runner of the episode was lost")
 
     def stop(self, why: str) -> None:
         """End the check without the unfinished episodes."""
         if not self.done:
             self._cut = why
-            self._current.waiting, self._current.held = {}, {}
-
-    def _go_on(self) -> None:
-        """After a pass with mismatches, start a pass that compares new environments with each other."""
-        mismatched = self._first.mismatched
-        if self._current is not self._first or not self.done or not mismatched or not self._try_env_reuse:
-            return
-        if self._difference(mismatched[0]).cause != "policy":
-            origins = {index: self._first.again[index] for index in mismatched}
-            self._current = _Pass(origins, dict.fromkeys(mismatched))
+            self._pass.waiting, self._pass.held = {}, {}
 
     # ------------------------------------------------------------------ the finding
 
     @property
-    def blames_policy(self) -> bool:
-        """Whether the policy caused the first difference."""
-        first = self.result.first
-        return first is not None and first.cause == "policy"
+    def origins(self) -> Mapping[int, Origin]:
+        """First runs, by index."""
+        return self._pass.origins
+
+    @property
+    def lacks_new(self) -> bool:
+        """Whether new environments cannot be built, or take too long."""
+        return bool(self._why or self._pass.unbuilt)
+
+    def again(self, index: int) -> Origin | None:
+        """Return the second run of an episode; None if it did not complete in a new environment."""
+        return None if index in self._used else self._pass.again.get(index)
 
     @property
     def result(self) -> Determinism:
         """Finding of the check so far."""
-        first, second = self._first, self._current if self._current is not self._first else None
+        first = self._pass
         mismatched, failed = first.mismatched, sorted(first.failed)
-        elsewhere = sum(again.position != first.origins[index].position for index, again in first.again.items())
-        helps = None
-        if second is not None and (second.mismatched or second.failed or not self._cut):
-            helps = not second.mismatched and not second.failed
+        # If no new environment can be built, an equal run in a used one is no evidence.
+        shown = {*first.again} - ({*self._used} - {*mismatched} if first.unbuilt else set())
+        elsewhere = sum(first.again[index].position != first.origins[index].position for index in shown)
         return Determinism(
-            checked=len(first.again),
+            checked=len(shown),
             elsewhere=elsewhere,
             mismatched=tuple(mismatched),
             failed=tuple(failed),
             failure=first.failed[failed[0]] if failed else "",
             first=self._difference(mismatched[0]) if mismatched else None,
-            env_reuse_helps=helps,
-            remark=self._remark(elsewhere),
+            remark=self._remark(len(shown), elsewhere),
         )
 
-    def _remark(self, elsewhere: int) -> str:
-        first = self._first
+    def _remark(self, checked: int, elsewhere: int) -> str:
+        first = self._pass
         if not first.origins:
             return self._why
         if first.unbuilt:
-            done = f"{len(first.again)} of {len(first.origins)} ran again; " if first.again else ""
+            done = f"{checked} of {len(first.origins)} ran again; " if checked else ""
             return f"{done}a second environment cannot be built: {first.unbuilt}"
         if self._cut and len(first.again) + len(first.failed) < len(first.origins):
             return f"{len(first.again)} of {len(first.origins)} had run again when the check ended early: {self._cut}"
@@ -436,7 +443,7 @@ class Reruns:
         return "; ".join(filter(None, ("" if elsewhere else alone, self._why)))
 
     def _difference(self, index: int) -> FirstDifference:
-        one, other = self._first.origins[index], self._first.again[index]
+        one, other = self._pass.origins[index], self._pass.again[index]
         traced = one.trace is not None and other.trace is not None
         if traced and (found := first_difference(index, one.trace, other.trace)):  # type: ignore[arg-type]
             return found
@@ -461,10 +468,10 @@ class DeterminismCheck(Phase):
     def __init__(self, outcome: EvalOutcome, sample: DeterminismSample) -> None:
         super().__init__(outcome)
         self._sample = sample
-        self._reruns = Reruns({}, False, 0, UNFINISHED.remark)
-        self._asking: bool | None = None
-        """Whether a runner is searching for the reason; None before the search."""
-        self._likely_cause = ""
+        self._reruns = Reruns({}, 0, remark=UNFINISHED.remark)
+        self._seeking: bool | None = None
+        """Whether a runner runs an episode in different neighbourhoods; None before that."""
+        self._remedy: Remedy = ""
         self._patience_s = self._ends = math.inf
         self._last_ready = math.inf
         """Time at which a runner was ready."""
@@ -473,11 +480,9 @@ class DeterminismCheck(Phase):
         outcome, settings = self._outcome, self._outcome.settings
         run_seconds = now - outcome.started if outcome.started else 0.0
         choice = self._sample.choose(run_seconds, max(1, len(self.pool.ready())))
-        # A simulator of many slots cannot be built for each episode.
-        reused = settings.environment.env_reuse == "lane" and not settings.runners.steps_all_slots
         keys = outcome.store.table.info_keys
         block, runners = settings.runners.block_size, settings.runners.num_runners
-        self._reruns = Reruns(choice.origins, reused, runners, choice.remark, keys, block)
+        self._reruns = Reruns(choice.origins, runners, choice.used, choice.remark, keys, block)
         self._patience_s = max(_LEAST_PATIENCE_S, _PATIENCE * choice.seconds)
         self._last_ready, self._ends = now, now + self._patience_s
         if choice.origins:
@@ -491,26 +496,59 @@ class DeterminismCheck(Phase):
             self._pump_all(now)
 
     def _lost(self, member: Member, crash_report: CrashReport | None, now: float) -> bool:
-        if self._asking:
-            self._asking = False
+        if self._seeking:
+            self._seeking = False
         moment = crash_report and crash_report.moment
         self._reruns.lost(member.incarnation, moment.phase if moment else "")
         self._pump_all(now)
         return False
 
     def replied(self, member: Member, value: Any, now: float) -> None:
-        """Handle a report, or the likely cause that a runner found. See :meth:`EvalOutcome.check_report` for errors."""
-        if isinstance(value, str):
-            self._likely_cause, self._asking = value, False
+        """Handle a report, or an episode in different neighbourhoods.
+
+        See :meth:`EvalOutcome.check_report` for errors.
+        """
+        if isinstance(value, Neighbourhoods):
+            self._seeking, self._remedy = False, self._remedy_of(value)
         elif not self._over:
             self._outcome.check_report(member, value)
             self._reruns.reported(member.incarnation, member.index, value)
             self._pump_all(now)
-            if self._reruns.done and self._asking is None and self._reruns.blames_policy:
-                from rl_eval.policies.inference.policy_memory import likely_cause_at
+            if self._reruns.done and self._seeking is None:
+                self._seek_remedy(member, now)
 
-                self._asking = True
-                self.pool.call(member, Apply(likely_cause_at), tag=self.tag, now=now)
+    def _seek_remedy(self, member: Member, now: float) -> None:
+        """Run the first mismatched episode in different neighbourhoods, if the environment is the cause."""
+        found, settings = self._reruns.result, self._outcome.settings
+        others = [index for index in self._reruns.origins if index not in found.mismatched[:1]]
+        environment = found.first is not None and found.first.cause != "policy"
+        if not environment or not others or settings.runners.steps_all_slots or self._reruns.lacks_new:
+            return
+        other = max(others, key=lambda index: int(self._reruns.origins[index].row["length"][0]))
+        lease, beside = (
+            self._placed(self._reruns.lease(index, member.incarnation)) for index in (found.mismatched[0], other)
+        )
+        renewing = settings.environment.env_reuse == "episode"
+        self._seeking = True
+        function = partial(in_neighbourhoods, lease=lease, other=beside, renewing=renewing)
+        self.pool.call(member, Apply(function), tag=self.tag, now=now)
+
+    def _remedy_of(self, runs: Neighbourhoods) -> Remedy:
+        """Return the setting in which an episode was repeatable; see :attr:`Determinism.remedy`."""
+        settings = self._outcome.settings
+        if any(report.faults for report in runs):
+            return ""
+        new, used, beside, other = (self._reruns.origin(report, -1) for report in runs)
+        again = self._reruns.again(int(new.row["index"][0])) or new
+        several, own_process = settings.runners.lanes > 1, settings.runners.runner == "subprocess"
+        apart = several and _equal(new, beside) and _equal(new, again) and not self._sample.generators
+        if several and not own_process and not apart and _equal(new, used):
+            return "process"
+        if settings.environment.env_reuse == "episode" or _equal(new, used):
+            return ""
+        if new.trace is not None and other.trace is not None and new.trace.tobytes() == other.trace.tobytes():
+            return "" if settings.evaluation.conditions is not None else "conditions"
+        return "episode" if apart else ""
 
     def _watch(self, now: float) -> None:
         if not self.pool.ever_ready:  # A run that lacks only its check begins with the start of its runners.
@@ -525,7 +563,7 @@ class DeterminismCheck(Phase):
     def _stop(self, why: str, now: float) -> None:
         self._abandon(now)
         self._reruns.stop(why)
-        self._asking = False
+        self._seeking = False
 
     def _abandon(self, now: float) -> None:
         for runner in filter(self._reruns.holds, list(self.pool.members)):
@@ -533,11 +571,18 @@ class DeterminismCheck(Phase):
 
     @property
     def _complete(self) -> bool:
-        return self._reruns.done and not self._asking
+        return self._reruns.done and not self._seeking
 
     def _ended(self) -> None:
         self._reruns.stop(self._reason)
-        self._outcome.store.determinism = replace(self._reruns.result, likely_cause=self._likely_cause)
+        self._outcome.store.determinism = replace(self._reruns.result, remedy=self._remedy)
+
+    def _placed(self, lease: Lease) -> Lease:
+        """Add the place of an episode in the plan to its lease."""
+        plan, index = self._outcome.plan, lease.index
+        return lease._replace(
+            seating=plan.seating(index), condition=plan.condition(index), first_index=plan.first_index
+        )
 
     def _pump_all(self, now: float) -> None:
         """Keep two calls in flight on each runner with episodes. New episodes are sent with the next call."""
@@ -547,16 +592,7 @@ class DeterminismCheck(Phase):
             runner = member.incarnation
             leases: tuple[Lease, ...] = ()
             if member.in_flight(self.tag) < CALLS_IN_FLIGHT:
-                taken = self._reruns.take(runner, member.index, lanes, positions)
-                plan = self._outcome.plan
-                leases = tuple(
-                    one._replace(
-                        seating=plan.seating(one.index),
-                        condition=plan.condition(one.index),
-                        first_index=plan.first_index,
-                    )
-                    for one in taken
-                )
+                leases = tuple(map(self._placed, self._reruns.take(runner, member.index, lanes, positions)))
             while member.in_flight(self.tag) < CALLS_IN_FLIGHT and self._reruns.holds(runner):
                 self.pool.call(member, Run(leases, self.pool.slice_s), tag=self.tag, now=now)
                 leases = ()

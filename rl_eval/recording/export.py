@@ -27,7 +27,7 @@ from typing_extensions import override
 from rl_eval.config.builder import EvalConfig
 from rl_eval.config.settings import EvalSettings
 from rl_eval.errors import ConfigError, EvalError, UsageError, nearest
-from rl_eval.recording.replay import compared, lease_of, rebuilt_runner, recorded_episode, run_again
+from rl_eval.recording.replay import compared, lease_of, rebuilt_runner, recorded_episode
 from rl_eval.recording.trajectories import (
     ACTION_LOG_PROB,
     Fragment,
@@ -43,6 +43,7 @@ from rl_eval.records.episode import RunReport
 from rl_eval.results.loading import load
 from rl_eval.results.result import EvalResult
 from rl_eval.runners import Runner
+from rl_eval.runners.again import run_again
 from rl_eval.runners.core import RunnerCore
 from rl_eval.supervision.caller import one_thread
 

@@ -1,22 +1,19 @@
 """Replay of recorded episodes, and comparison of the replays with the records.
 
-:func:`rebuilt_runner` builds a runner in this process that is equal to the runners of the evaluation. :func:`run_again`
-runs episodes with this runner, and :func:`compared` compares them with their records. Videos, exports of trajectories
-and ``rl-eval doctor`` use the same functions with other observers. The config comes from the provenance of the result.
-A recorded config cannot contain Python objects, so the caller passes these objects again.
+:func:`rebuilt_runner` builds a runner in this process that is equal to the runners of the evaluation.
+:func:`rl_eval.runners.again.run_again` runs episodes with this runner, and :func:`compared` compares them with their
+records. Videos, exports of trajectories and ``rl-eval doctor`` use the same functions with other observers. The config
+comes from the provenance of the result. A recorded config cannot contain Python objects, so the caller passes these
+objects again.
 """
 
 from __future__ import annotations
 
 import os
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import Any, Final
-
-import numpy as np
 
 from rl_eval.backends.pickling import pickled, unpickle_with_weights
 from rl_eval.config.builder import EvalConfig, settings_of
@@ -32,7 +29,6 @@ from rl_eval.records.episode import (
     Lease,
     RunReport,
     different_columns,
-    failed_row,
     outcomes_of,
     record_of,
 )
@@ -42,6 +38,7 @@ from rl_eval.results.provenance import check_trust
 from rl_eval.results.result import EvalResult
 from rl_eval.results.story import check_planned
 from rl_eval.runners import Runner
+from rl_eval.runners.again import run_again
 from rl_eval.supervision.caller import one_thread, working_in
 from rl_eval.weights import WeightsSnapshot
 
@@ -49,7 +46,6 @@ _GIVE_AGAIN: Final = (
     "Pass the Python objects of the run again: rl_eval.replay(DIR, INDEX, config=..., policy=...) or "
     "rl_eval.recording.video.record_videos(DIR, ..., config=..., policy=...)."
 )
-_BUDGET_S: Final = 1.0
 _FORMER_ITEMS: Final = (("observation_filter", "NoFilter"), ("filters", None))
 """Items that the section ``policy`` of older runs can contain. They have no effect."""
 
@@ -137,46 +133,6 @@ def lease_of(result: EvalResult, index: int) -> Lease:
         problem = f"episode {index} cannot run alone: it depends on the other episodes of its block (runners.block)"
         raise UsageError(problem, key="runners.block", episode=index, fix="Evaluate again with the same settings.")
     return result.plan[index].lease(recorded.attempts)
-
-
-def run_again(runner: Runner, leases: Iterable[Lease], at_once: int = 1) -> Iterator[RunReport]:
-    """Run one attempt of each episode with an idle runner; yield one report per episode, in order.
-
-    If the runner returns an episode without running it, the runner gets this episode again. If the runner cannot tell
-    which of several episodes caused a fault, each of them runs again alone.
-
-    Args:
-        runner: The runner.
-        leases: Episodes to run, with the attempt of each episode.
-        at_once: Maximum number of unfinished episodes in the runner at one time.
-
-    Yields:
-        Report of one episode: its row and infos, even if the attempt failed, and its fault, if there is one. The other
-        fields are equal to those of the runner's report.
-    """
-    waiting, held, again = iter(leases), deque[Lease](), list[Lease]()
-    reports: dict[int, RunReport] = {}
-    while True:
-        new = list(islice(waiting, at_once - len(held)))
-        held += new
-        if not held:
-            return
-        report = runner.run([*again, *new], _BUDGET_S)
-        again = [lease for lease in held if lease.index in report.returned]
-        for place, index in enumerate(report.rows["index"].tolist()):
-            part = slice(place, place + 1)
-            reports[index] = replace(report, rows=report.rows[part], infos=report.infos[part], faults=())
-        for fault in report.faults:
-            place, lease = next((place, one) for place, one in enumerate(held) if one.index == fault.index)
-            if not (fault.charged or lease.alone):
-                held[place] = lease._replace(alone=True)
-                again.append(held[place])
-                continue
-            row = failed_row(fault.index, fault.seed, fault.attempt, report.weights_version)
-            nothing = np.full((1, report.infos.shape[1]), np.nan)
-            reports[fault.index] = replace(report, rows=row, infos=nothing, faults=(fault,))
-        while held and held[0].index in reports:
-            yield reports.pop(held.popleft().index)
 
 
 class Spectator:

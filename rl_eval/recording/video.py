@@ -31,12 +31,13 @@ from rl_eval.config.settings import EvalSettings, with_values
 from rl_eval.errors import ClusterError, ConfigError, EnvError, UsageError, WeightsError, summary_of
 from rl_eval.execution.group import EvalRunnerGroup
 from rl_eval.execution.jobs import FollowUp
-from rl_eval.recording.replay import Replay, Spectator, compared, lease_of, rebuilt_runner, run_again
+from rl_eval.recording.replay import Replay, Spectator, compared, lease_of, rebuilt_runner
 from rl_eval.recording.video_selection import VideoSettings, check_encoder, select_episodes, video_name
 from rl_eval.records.episode import EpisodeSpec, Outcome, different_columns, outcomes_of
 from rl_eval.results.loading import load
 from rl_eval.results.result import EvalResult
 from rl_eval.runners import EvalRunner, Runner
+from rl_eval.runners.again import run_again
 from rl_eval.supervision.caller import one_thread
 
 _EVEN: Final = "pad=ceil(iw/2)*2:ceil(ih/2)*2"

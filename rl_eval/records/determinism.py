@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Final, Literal, NamedTuple, final
 
@@ -12,9 +12,10 @@ import tree
 import xxhash
 from pydantic import Field
 
-from rl_eval.errors import EvalError
+from rl_eval.errors import EvalError, listed
 
 Cause = Literal["environment", "policy", ""]
+Remedy = Literal["", "episode", "process", "conditions"]
 
 _Count = Annotated[int, Field(ge=0, lt=2**31)]
 
@@ -55,13 +56,12 @@ class Determinism:
     """Reason why the first of the failed episodes did not complete again."""
     first: FirstDifference | None = None
     """Place of the first difference in the mismatched episode with the lowest index."""
-    env_reuse_helps: bool | None = None
-    """Whether the mismatched episodes are repeatable if each episode gets a new environment; None if that was not
-    tried."""
+    remedy: Remedy = ""
+    """Setting in which the first mismatched episode was repeatable, in different neighbourhoods: ``episode`` for
+    ``environment.env_reuse``, ``process`` for one environment per process. ``conditions`` if new environments give the
+    same episode for different seeds. Empty if there is no such setting."""
     remark: str = ""
     """Limit of the check, or the reason why nothing was checked."""
-    likely_cause: str = ""
-    """Likely reason why the policy acted differently; empty if the check found or sought no reason."""
 
     @property
     def passed(self) -> bool | None:
@@ -102,7 +102,8 @@ class Determinism:
         if self.mismatched:
             place = f", first in {self.first}" if self.first else ""
             cause = f" (cause: {self.first.cause})" if self.first and self.first.cause else ""
-            findings.append(f"{len(self.mismatched)} of {total} re-run episodes differ{place}{cause}")
+            which = listed(self.mismatched, _LISTED)
+            findings.append(f"{len(self.mismatched)} of {total} re-run episodes differ ({which}){place}{cause}")
         if self.failed:
             findings.append(
                 f"{len(self.failed)} of {total} did not complete again, first episode {self.failed[0]}: {self.failure}"
@@ -113,19 +114,34 @@ class Determinism:
     def advice(self) -> str:
         """Advice if a second run differed from its record; empty if there is no advice.
 
-        The advice depends on the cause of the difference and on the remedies that the check tried.
+        The check recommends only a setting in which it ran the first of these episodes again.
         """
         if not self.mismatched:
             return ""
         if self.first is not None and self.first.cause == "policy":
-            why = self.likely_cause or "perhaps state between episodes, its own random generator, or its batch"
-            return f"the policy chose another action for the same observation: {why}"
-        if self.env_reuse_helps:
-            return "with a new environment for each episode (environment.env_reuse=episode), these were identical"
-        if self.env_reuse_helps is False:
-            return "a new environment for each episode (environment.env_reuse=episode) would not solve this"
-        return ""
+            return f"the policy chose another action for the same observation. {_DOCTOR}"
+        return _REMEDIES[self.remedy].format(episode=self.mismatched[0])
 
+
+_LISTED: Final = 6
+"""Maximum number of mismatched episodes that a finding lists."""
+_DOCTOR: Final = "rl-eval doctor searches for the reason"
+_REMEDIES: Final[Mapping[Remedy, str]] = {
+    "": _DOCTOR,
+    "episode": (
+        "an environment that ran another episode before gives other values. With a new environment for each episode "
+        "(environment.env_reuse=episode), episode {episode} was identical alone and beside another episode. If the "
+        "environment learns, such as running statistics, freeze them instead"
+    ),
+    "process": (
+        "environments of one process affect each other. With one environment per process (runners.runner=subprocess, "
+        "or runners.num_envs_per_runner=1), episode {episode} was identical in a new and in a used environment"
+    ),
+    "conditions": (
+        "in new environments, episodes of different seeds were identical. For a table of starts, set "
+        "evaluation.conditions"
+    ),
+}
 
 UNFINISHED: Final = Determinism(remark="the evaluation was not finished")
 

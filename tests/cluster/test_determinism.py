@@ -19,4 +19,4 @@ def test_episodes_run_again_in_another_process(ray_cluster: None, depends: bool)
     if depends:
         assert found.first is not None
         assert (found.first.what, found.first.step, found.first.cause) == ("reward", 1, "environment")
-        assert found.env_reuse_helps is False
+        assert found.remedy == ""

@@ -17,7 +17,8 @@ from rl_eval import EvalConfig, EvalResult, EvalRunnerGroup, evaluate
 from rl_eval.cli.simulator_checks import check_simulator
 from rl_eval.errors import ConfigError, EnvError
 from rl_eval.policies.inference.spaces import ObservationBatch
-from rl_eval.recording.replay import compared, lease_of, rebuilt_runner, run_again
+from rl_eval.recording.replay import compared, lease_of, rebuilt_runner
+from rl_eval.runners.again import run_again
 from rl_eval.runners.batched.simulator import BatchSimulator, BatchStep, checked
 from rl_eval.runners.batched.vector_env import VectorEnvSimulator, _is_ale
 from rl_eval.scheduling.plan import EpisodePlan
@@ -210,7 +211,7 @@ def test_an_environment_with_a_memory_is_found_out() -> None:
         return gym.vector.SyncVectorEnv([Remembers] * num_envs)
 
     found = evaluate(batched(make)).determinism
-    assert (found.passed, found.env_reuse_helps) == (False, None)  # The setting that may help is an error here.
+    assert (found.passed, found.remedy) == (False, "")  # The setting that may help is an error here.
 
 
 def test_a_group_is_reused_and_cancelled(reference: EvalResult) -> None:

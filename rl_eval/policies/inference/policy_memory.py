@@ -1,9 +1,8 @@
 """Memory of a policy between its calls: random generators, tensors, counters.
 
-A policy whose actions depend on this state is not a function of its observations. ``rl-eval doctor`` and a failed
-determinism check compare the state before and after the policy acts, and name the difference. The search goes through
-attributes, closures, containers and the globals of functions. It visits the nearest objects first, and stops at a
-limit. It does not call code of the policy.
+A policy whose actions depend on this state is not a function of its observations. ``rl-eval doctor`` compares the state
+before and after the policy acts, and names the difference. The search goes through attributes, closures, containers and
+the globals of functions. It visits the nearest objects first, and stops at a limit. It calls no code of the policy.
 """
 
 from __future__ import annotations
