@@ -221,6 +221,16 @@ def coverage(rows: Sequence[Row]) -> list[Table]:
     return [table]
 
 
+def seeds(rows: Sequence[Row]) -> list[Table]:
+    """How often intervals of suites hold the true numbers, a row for each distribution and number of seeds."""
+    title = f"seeds: 95 % intervals of {rows[0]['suites']:,} suites of five tasks each"
+    table = _table(title, "scores", "seeds", *rows[0]["shares"])
+    for row in rows:
+        shares = ("none" if share is None else f"{share:.1%}" for share in row["shares"].values())
+        table.add_row(row["distribution"], str(row["seeds"]), *shares)
+    return [table]
+
+
 def off_policy(rows: Sequence[Row]) -> list[Table]:
     """Errors of estimates in random tabular MDPs, and how often their intervals hold the exact value."""
     names = (
@@ -518,6 +528,7 @@ TABLES: Final[Mapping[str, Callable[[Sequence[Row]], list[Table]]]] = {
     "environments": environments,
     "ope": off_policy,
     "coverage": coverage,
+    "seeds": seeds,
     "multi_agent": multi_agent,
     "sampling": sampling.tables,
 }

@@ -1,22 +1,34 @@
 """Aggregates over tasks and training runs, as papers report them, with stratified bootstrap intervals.
 
 The definitions are those of Agarwal et al., "Deep RL at the edge of the statistical precipice" (2021), and of their
-library rliable. The intervals are percentile intervals of resamples (see :mod:`rl_eval.suites.units`), except for most
-intervals of :func:`task_means`.
+library rliable. If runs are missing, each task has the same weight in every aggregate. The intervals are those of
+:mod:`rl_eval.suites.bootstrap`, except for most intervals of :func:`task_means`.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Final, Literal
 
 import numpy as np
 
 from rl_eval.errors import ConfigError, UsageError, check_known, listed
 from rl_eval.results.stats.aggregate import exact_mean
-from rl_eval.results.stats.interval import FEW, mean_interval
-from rl_eval.suites.bootstrap import Cells, Floats, Statistic, check_units, estimates, method, percentiles
+from rl_eval.results.stats.interval import FEW, Interval, mean_interval, no_interval, success_interval
+from rl_eval.suites.bootstrap import (
+    Cells,
+    Floats,
+    Statistic,
+    both_seeds,
+    check_units,
+    estimates,
+    intervals,
+    limits_of,
+    method,
+    of_pairs,
+)
 from rl_eval.suites.scores import Run, Scores
 from rl_eval.suites.tables import Estimate, Table
 from rl_eval.suites.units import Counts, Unit, Units, units_of
@@ -24,11 +36,14 @@ from rl_eval.suites.units import Counts, Unit, Units, units_of
 Metric = Literal["IQM", "mean", "median", "optimality gap"]
 Distribution = Literal["score", "average score"]
 
+_FEWEST_FOR_BAND: Final = 5
+"""Minimum number of runs of each task for the band of a performance profile."""
+
 
 def _interquartile_mean(counts: Counts, units: Units) -> Floats:
     total = len(units.values)
     cut = total // 4
-    kept = np.clip(_cumulative(counts, units), cut, total - cut)
+    kept = np.clip((counts * units.weights)[:, units.order].cumsum(axis=1), cut, total - cut)
     return _mean(np.diff(kept, prepend=cut), units.values[units.order])
 
 
@@ -38,16 +53,11 @@ def _task_means(counts: Counts, units: Units) -> Floats:
 
 
 def _optimality_gap(counts: Counts, units: Units) -> Floats:
-    return 1 - _mean(counts, np.minimum(units.values, 1))
+    return 1 - _mean(counts * units.weights, np.minimum(units.values, 1))
 
 
 def _mean(counts: Counts, values: Floats) -> Floats:
     return np.asarray((counts * values).sum(axis=1) / counts.sum(axis=1))
-
-
-def _cumulative(counts: Counts, units: Units) -> Floats:
-    """Return cumulative counts of drawn scores, in ascending order of the scores, shape (batch, units)."""
-    return np.asarray(counts[:, units.order].cumsum(axis=1))
 
 
 METRICS: Final[Mapping[Metric, tuple[str, Statistic]]] = {
@@ -59,19 +69,8 @@ METRICS: Final[Mapping[Metric, tuple[str, Statistic]]] = {
 """Aggregates by name, each with its definition and its function."""
 
 
-def _scores_above(counts: Counts, units: Units, thresholds: Floats) -> Floats:
-    up_to = np.searchsorted(units.values[units.order], thresholds, side="right")
-    below = np.insert(_cumulative(counts, units), 0, 0, axis=1)[:, up_to]
-    return np.asarray(1 - below / len(units.values))
-
-
-def _means_above(counts: Counts, units: Units, thresholds: Floats) -> Floats:
-    means = _task_means(counts, units)
-    return np.stack([(means > threshold).mean(axis=1) for threshold in thresholds], axis=1)
-
-
-_PROFILES: Final = {"score": (_scores_above, "{unit}s"), "average score": (_means_above, "task means")}
-"""Performance profiles by name, each with its function and a noun for the scores that it counts."""
+_PROFILES: Final[Mapping[Distribution, str]] = {"score": "{unit}s", "average score": "task means"}
+"""Performance profiles by name, each with a noun for the scores that it counts."""
 
 
 def aggregate_scores(
@@ -84,8 +83,8 @@ def aggregate_scores(
     Args:
         scores: Normalized scores, or scores that have the same unit on all tasks. The optimality gap needs normalized
             scores.
-        unit: ``"run"``: a score is the mean of a run, and runs are resampled within each task. ``"episode"``: episodes
-            are resampled within each run.
+        unit: ``"run"``: a score is the mean of a run, and the intervals are about other training seeds. ``"episode"``:
+            episodes are resampled within each run.
         metrics: Names of the aggregates, which become the columns.
         confidence: Nominal coverage of the intervals.
 
@@ -103,7 +102,7 @@ def aggregate_scores(
         check_known("metric", metric, METRICS, UsageError)
     meanings = "; ".join(f"{metric}: {METRICS[metric][0].format(unit=unit)}" for metric in metrics)
     cells = estimates(scores, unit, statistic, metrics, confidence)
-    return Table(f"{meanings}. {method(unit, confidence)}", "policy", "aggregate", cells)
+    return Table(f"{meanings}. {method(cells, unit, confidence)}", "policy", "aggregate", cells)
 
 
 def performance_profiles(
@@ -116,9 +115,13 @@ def performance_profiles(
 ) -> Table:
     """Return the fraction of scores above each threshold, for each policy.
 
+    A fraction of runs or episodes has Wilson's score interval (Wilson 1927). If tasks differ, the variance of the
+    fraction is at most that of a single binomial (Hoeffding 1956), so the interval is wider than needed. There is no
+    interval over fewer than five runs of a task.
+
     Args:
         scores: Normalized scores.
-        unit: Unit that is resampled; see :func:`aggregate_scores`.
+        unit: Unit of the intervals; see :func:`aggregate_scores`.
         thresholds: Scores above which runs, episodes or task means are counted.
         distribution: ``"score"`` for the fraction of runs or episodes, ``"average score"`` for the fraction of task
             means.
@@ -129,14 +132,39 @@ def performance_profiles(
         UsageError: The confidence is not between 0 and 1.
     """
     check_known("distribution", distribution, _PROFILES, UsageError)
-    above, what = _PROFILES[distribution]
     columns = sorted(thresholds)
 
-    def statistic(counts: Counts, units: Units) -> Floats:
-        return above(counts, units, np.asarray(columns))
+    def means_above(counts: Counts, units: Units) -> Floats:
+        means = _task_means(counts, units)
+        return np.stack([(means > threshold).mean(axis=1) for threshold in columns], axis=1)
 
-    caption = f"Fraction of {what.format(unit=unit)} with a score above the threshold. {method(unit, confidence)}"
-    return Table(caption, "policy", "threshold", estimates(scores, unit, statistic, columns, confidence))
+    if distribution == "score":
+        cells = _fractions_above(scores, unit, columns, confidence)
+    else:
+        cells = estimates(scores, unit, means_above, columns, confidence, _FEWEST_FOR_BAND)
+    what = f"Fraction of {_PROFILES[distribution].format(unit=unit)} with a score above the threshold."
+    return Table(f"{what} {method(cells, unit, confidence)}", "policy", "threshold", cells)
+
+
+def _fractions_above(scores: Scores, unit: Unit, thresholds: Sequence[float], confidence: float) -> Cells:
+    check_units(scores, unit, confidence)
+    cells: Cells = {}
+    for policy in scores.policies:
+        units = units_of(scores, policy, unit)
+        # Number of runs that would give the same precision if all had the same weight.
+        size = len(units.values) ** 2 / float((units.weights**2).sum())
+        for threshold in thresholds:
+            fraction = float(units.weights[units.values > threshold].sum() / len(units.values))
+            cells[policy, threshold] = Estimate(fraction, _band(units, fraction, size, confidence))
+    return cells
+
+
+def _band(units: Units, fraction: float, size: float, confidence: float) -> Interval:
+    if units.unit == "run" and min(units.sizes) < _FEWEST_FOR_BAND:
+        why = f"{units.policy} has fewer than {_FEWEST_FOR_BAND} runs of a task, too few for a band"
+        return no_interval(confidence, "; ".join([why, *units.notes]))
+    interval = success_interval(fraction * size, size, confidence)
+    return replace(interval, note="; ".join(units.notes))
 
 
 def learning_curves(
@@ -216,8 +244,8 @@ class _Gaps:
 def task_means(scores: Scores, unit: Unit, *, confidence: float = 0.95) -> Table:
     """Return the mean score of each policy on each task.
 
-    The interval over the runs of a task, or over the episodes of a single run, is computed as in ``rl-eval run``. The
-    episodes of several runs are resampled within each run.
+    The interval over the runs of a task, or over the episodes of a single run, is computed as in ``rl-eval run``, but
+    two runs have no interval. The episodes of several runs are resampled within each run.
 
     Args:
         scores: Scores in any unit.
@@ -233,16 +261,17 @@ def task_means(scores: Scores, unit: Unit, *, confidence: float = 0.95) -> Table
     for policy in scores.policies:
         units = units_of(scores, policy, unit)
         for task in units.tasks:
-            found[task, policy] = _task_mean(units.on([task]), confidence)
+            found[task, policy] = _task_mean(units.on([task]), confidence, scores.bounds.get(task))
     cells: Cells = {pair: found[pair] for pair in itertools.product(scores.tasks, scores.policies) if pair in found}
     few = f", Student t for fewer than {FEW}" if unit == "run" else ""
-    caption = f"Mean score on each task; {100 * confidence:g} % intervals over {unit}s{few}."
+    caption = f"Mean score on each task; {100 * confidence:g} % intervals over {unit}s{few}.{of_pairs(cells)}"
     return Table(caption, "task", "policy", cells)
 
 
-def _task_mean(units: Units, confidence: float) -> Estimate:
-    if len(units.strata) == 1:
-        interval = mean_interval(units.values, confidence)
-        return Estimate(exact_mean(units.values), interval)
-    means = [_mean(counts, units.values) for counts in units.resamples(len(units.values))]
-    return Estimate(exact_mean(units.values), percentiles([units], np.concatenate(means), confidence))
+def _task_mean(units: Units, confidence: float, bounds: tuple[float, float] | None) -> Estimate:
+    value, both = exact_mean(units.values), both_seeds(_task_means, units)
+    if both or len(units.strata) > 1:
+        limits = limits_of(_task_means, units, {} if bounds is None else {units.tasks[0]: bounds})
+        [interval] = intervals([units], lambda counts: _task_means(counts, units), confidence, limits)
+        return Estimate(value, interval, tuple(sorted(mean for [mean] in both)))
+    return Estimate(value, mean_interval(units.values, confidence, bounds=bounds))

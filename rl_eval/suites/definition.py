@@ -16,6 +16,7 @@ from rl_eval.config.references import import_attribute
 from rl_eval.config.settings import SECTIONS
 from rl_eval.errors import ConfigError, nearest
 from rl_eval.errors.redaction import redact
+from rl_eval.results.stats.interval import Bounds
 from rl_eval.suites.aggregates import METRICS, Metric
 from rl_eval.suites.atari import human_scale
 from rl_eval.suites.normalization import Scale
@@ -171,6 +172,17 @@ class SuiteDefinition(_Part):
         if task.low is not None and task.high is not None:
             return Scale(task.low, task.high)
         return None if task.score == "return" else Scale(0.0, 1.0)
+
+    @property
+    def bounds(self) -> dict[str, Bounds]:
+        """Lowest and highest possible score of each task for which they are known: success or ``return_bounds``."""
+        found: dict[str, Bounds] = {}
+        for name, task in self.tasks.items():
+            declared = {**self.shared.evaluation, **task.evaluation}.get("return_bounds")
+            match (0, 1) if task.score != "return" else declared:
+                case [int() | float() as low, int() | float() as high]:
+                    found[name] = (float(low), float(high))
+        return found
 
     @property
     def folder(self) -> Path:

@@ -36,8 +36,10 @@ def interval_figure(table: Table, reference: float | None = None) -> Figure:
         for place, row in enumerate(table.rows):
             if (row, column) not in table.cells:
                 continue
-            value, interval = table.cells[row, column]
+            one = table.cells[row, column]
+            value, interval = one.value, one.interval
             axes.barh(place, interval.high - interval.low, 0.5, interval.low, color=f"C{place % 10}", alpha=0.4)
+            axes.plot(one.both, [place] * len(one.both), ".", color=f"C{place % 10}")
             axes.plot([value, value], [place - 0.3, place + 0.3], color=f"C{place % 10}")
         if reference is not None:
             axes.axvline(reference, color="gray", linestyle=":")

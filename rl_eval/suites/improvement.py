@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Final
 
 import numpy as np
 
 from rl_eval.results.stats.interval import Interval, no_interval
-from rl_eval.suites.bootstrap import Cells, Floats, check_units, method, percentiles
+from rl_eval.suites.bootstrap import Cells, Floats, check_units, intervals, method
 from rl_eval.suites.scores import Scores
 from rl_eval.suites.tables import Estimate, Table
 from rl_eval.suites.units import Counts, Unit, Units, units_of
+
+_POSSIBLE: Final = np.array([[0.0], [1.0]])
+"""Lowest and highest possible probability."""
 
 
 def probabilities_of_improvement(scores: Scores, unit: Unit, *, confidence: float = 0.95) -> Table:
@@ -22,7 +26,7 @@ def probabilities_of_improvement(scores: Scores, unit: Unit, *, confidence: floa
 
     Args:
         scores: Scores of all policies; their scale has no effect.
-        unit: Unit that is resampled, independently for each policy: ``"run"`` or ``"episode"``.
+        unit: Unit of the intervals, ``"run"`` or ``"episode"``. The units of two policies are independent.
         confidence: Nominal coverage of the intervals.
 
     Raises:
@@ -36,7 +40,7 @@ def probabilities_of_improvement(scores: Scores, unit: Unit, *, confidence: floa
         found[column, row] = _reversed(estimate)
     cells: Cells = {pair: found[pair] for pair in itertools.permutations(scores.policies, 2)}
     what = f"Probability that a {unit} of the row has a higher score than a {unit} of the column, averaged over tasks."
-    return Table(f"{what} {method(unit, confidence)}", "policy", "other policy", cells)
+    return Table(f"{what} {method(cells, unit, confidence)}", "policy", "other policy", cells)
 
 
 def _improvement(ours: Units, theirs: Units, confidence: float) -> Estimate:
@@ -45,11 +49,13 @@ def _improvement(ours: Units, theirs: Units, confidence: float) -> Estimate:
         return Estimate(math.nan, no_interval(confidence, "the two policies share no task"))
     ours, theirs = ours.on(shared), theirs.on(shared)
     wins = _wins(ours, theirs)
-    largest = max(len(ours.values), len(theirs.values))
-    batches = zip(ours.resamples(largest), theirs.resamples(largest), strict=True)
-    resampled = np.concatenate([_probability(wins, one, other) for one, other in batches])
-    [value] = _probability(wins, ours.once, theirs.once).tolist()
-    return Estimate(value, percentiles([ours, theirs], resampled, confidence))
+
+    def probability(one: Counts, other: Counts) -> Floats:
+        return _probability(wins, one, other)[:, None]
+
+    [[value]] = probability(ours.once, theirs.once).tolist()
+    [interval] = intervals([ours, theirs], probability, confidence, _POSSIBLE)
+    return Estimate(value, interval)
 
 
 def _wins(ours: Units, theirs: Units) -> list[tuple[slice, slice, Floats]]:

@@ -6,6 +6,9 @@ import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from rl_eval.errors import ConfigError
 from rl_eval.suites.scores import Scores
 
@@ -36,8 +39,13 @@ def normalized(scores: Scores, scales: Mapping[str, Scale]) -> Scores:
     """
     for task in scores.tasks:
         _check(task, scales)
-    ends = {run: scales[run.task] for run in scores.runs}
-    return Scores({run: (values - ends[run].low) / ends[run].width for run, values in scores.runs.items()})
+
+    def scaled(task: str, values: npt.ArrayLike) -> npt.NDArray[np.float64]:
+        return (np.asarray(values, np.float64) - scales[task].low) / scales[task].width
+
+    bounds = {task: np.sort(scaled(task, ends)).tolist() for task, ends in scores.bounds.items() if task in scales}
+    runs = {run: scaled(run.task, values) for run, values in scores.runs.items()}
+    return Scores(runs, {task: (low, high) for task, (low, high) in bounds.items()})
 
 
 def _check(task: str, scales: Mapping[str, Scale]) -> None:

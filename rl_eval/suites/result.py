@@ -71,7 +71,7 @@ class SuiteResult(Printed):
     @cached_property
     def scores_by_step(self) -> dict[int, Scores]:
         """Scores of all cells with a result, by training step. Cells without a step are at step 0."""
-        return _scores_by_step(self.cells)
+        return self._scores_by_step(self.cells)
 
     @property
     def has_scores(self) -> bool:
@@ -86,7 +86,7 @@ class SuiteResult(Printed):
             UsageError: No run has a score at its last step. Or the published scores belong to other tasks, or contain
                 a policy of the suite.
         """
-        ours = _scores(states[-1] for states in self._runs.values())
+        ours = self._scores(states[-1] for states in self._runs.values())
         return ours if self.published is None else ours.with_baselines(self.published)
 
     @cached_property
@@ -142,6 +142,17 @@ class SuiteResult(Printed):
             if len(found) > 1
         ]
 
+    def _scores(self, cells: Iterable[CellState]) -> Scores:
+        found = ((_run(state.planned.cell), state.score) for state in cells)
+        runs = {run: np.array(score.values) for run, score in found if score is not None and score.values}
+        return Scores(runs, self.definition.bounds)
+
+    def _scores_by_step(self, cells: Iterable[CellState]) -> dict[int, Scores]:
+        found: dict[int, list[CellState]] = {}
+        for state in cells:
+            found.setdefault(state.planned.cell.step or 0, []).append(state)
+        return {step: self._scores(states) for step, states in sorted(found.items()) if any(map(_has_score, states))}
+
     def _makers(self) -> dict[str, Callable[[], Table]]:
         aggregate = self.definition.aggregate
         unit, scales = aggregate.unit, self.definition.scales
@@ -155,7 +166,7 @@ class SuiteResult(Printed):
 
         makers["aggregates"] = lambda: aggregate_scores(self.normalized_scores, unit, aggregate.metrics)
         makers["profiles"] = lambda: _profiles(self.normalized_scores, unit)
-        with_steps = _scores_by_step(state for state in self.cells if state.planned.cell.step is not None)
+        with_steps = self._scores_by_step(state for state in self.cells if state.planned.cell.step is not None)
         if with_steps and max(map(len, self._runs.values())) > 1:
             by_step = {step: normalized(scores, scales) for step, scores in with_steps.items()}
             makers["curves"] = lambda: learning_curves(by_step, unit)
@@ -241,18 +252,6 @@ def _has_score(state: CellState) -> bool:
     return state.score is not None and bool(state.score.values)
 
 
-def _scores(cells: Iterable[CellState]) -> Scores:
-    found = ((_run(state.planned.cell), state.score) for state in cells)
-    return Scores({run: np.array(score.values) for run, score in found if score is not None and score.values})
-
-
-def _scores_by_step(cells: Iterable[CellState]) -> dict[int, Scores]:
-    found: dict[int, list[CellState]] = {}
-    for state in cells:
-        found.setdefault(state.planned.cell.step or 0, []).append(state)
-    return {step: _scores(states) for step, states in sorted(found.items()) if any(map(_has_score, states))}
-
-
 def _made(make: Callable[[], Table], notes: Sequence[str], *, scaled: bool) -> Table | UsageError:
     try:
         table = make()
@@ -301,7 +300,7 @@ def _numbers(table: Table | UsageError) -> Mapping[str, Any]:
         return {"problem": str(table)}
     cells = [
         {table.rows_are: row, table.columns_are: column, "value": one.value, "low": one.interval.low}
-        | {"high": one.interval.high, "note": one.interval.note}
+        | {"high": one.interval.high, "note": one.interval.note, "both": one.both}
         for (row, column), one in table.cells.items()
     ]
     return {"caption": table.caption, "cells": cells}

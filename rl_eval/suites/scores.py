@@ -6,13 +6,14 @@ Cells may have different numbers of runs and episodes. A run without scores is a
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, final
 
 import numpy as np
 import numpy.typing as npt
 
 from rl_eval.errors import UsageError
+from rl_eval.results.stats.interval import Bounds, wrong_bounds
 
 
 class Run(NamedTuple):
@@ -32,19 +33,21 @@ class Scores:
     Args:
         runs: Scores of the episodes of each run, shape (episodes,), dtype float64. A published run may have a single
             score, which is the mean of its episodes.
+        bounds: Lowest and highest possible score of each task for which they are known. Intervals are cut to them.
 
     Raises:
-        UsageError: There are no runs, a run has no score, or a score is NaN or infinite.
+        UsageError: There are no runs, a run has no score, or a score is NaN, infinite or outside of the bounds.
     """
 
     runs: Mapping[Run, npt.NDArray[np.float64]]
+    bounds: Mapping[str, Bounds] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.runs:
             fix = "Run at least one cell of the suite."
             raise UsageError("no run has scores, so there is nothing to aggregate", key="runs", value=0, fix=fix)
         for run, scores in self.runs.items():
-            _check(run, scores)
+            _check(run, scores, self.bounds.get(run.task))
 
     @property
     def policies(self) -> tuple[str, ...]:
@@ -72,7 +75,7 @@ class Scores:
         Raises:
             UsageError: No run has scores on these tasks.
         """
-        return Scores({run: scores for run, scores in self.runs.items() if run.task in tasks})
+        return replace(self, runs={run: scores for run, scores in self.runs.items() if run.task in tasks})
 
     def with_baselines(self, published: Scores) -> Scores:
         """Return these scores together with published scores. Published scores on other tasks are left out.
@@ -89,10 +92,10 @@ class Scores:
             fix = f"Use the names of the suite: {', '.join(self.tasks)}."
             name = published.tasks[0]
             raise UsageError("no published score is on a task of the suite", key="task", value=name, fix=fix)
-        return Scores({**self.runs, **published.on(self.tasks).runs})
+        return replace(self, runs={**self.runs, **published.on(self.tasks).runs})
 
 
-def _check(run: Run, scores: npt.NDArray[np.float64]) -> None:
+def _check(run: Run, scores: npt.NDArray[np.float64], bounds: Bounds | None) -> None:
     where = f"policy {run.policy!r} on task {run.task!r}, seed {run.seed}"
     if not isinstance(scores, np.ndarray) or scores.ndim != 1:
         found = f"an array with {scores.ndim} dimensions" if isinstance(scores, np.ndarray) else type(scores).__name__
@@ -104,3 +107,6 @@ def _check(run: Run, scores: npt.NDArray[np.float64]) -> None:
         fix = "Correct the score of the environment, or leave out the run."
         problem = f"{where}: the score of episode {unusable[0]} is {value}"
         raise UsageError(problem, key="scores", value=value, episode=unusable[0], fix=fix)
+    if bounds is not None and (wrong := wrong_bounds(scores, bounds)):
+        fix = "Correct the bounds (evaluation.return_bounds of the task) or the score."
+        raise UsageError(f"{where}: {wrong}", key="bounds", value=bounds, fix=fix)

@@ -5,25 +5,32 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, NamedTuple, final
+from typing import Any, Final, final
 
 from rl_eval.reports.page import Table as PageTable
 from rl_eval.results.stats.interval import Interval
-from rl_eval.results.text import interval_places, number
+from rl_eval.results.text import decimals, number
 
 _ESCAPES: Final = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 _MINUS: Final = re.compile(r"(?<![\w.-])-(?=\d)")
 _SPECIAL: Final = re.compile(r"[\\~^&%$#_{}]")
 
 
-class Estimate(NamedTuple):
-    """A number and its interval."""
+@final
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A number and its interval, as in ``value, interval = estimate``."""
 
     value: float
     """The number; NaN if it cannot be computed. In this case, the note of the interval has the reason."""
     interval: Interval
+    both: tuple[float, ...] = ()
+    """Number of each training seed, in ascending order, if there are exactly two; otherwise empty."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.value, self.interval))
 
 
 @final
@@ -77,11 +84,14 @@ class Table:
         """Return CSV with one line per cell, with all digits. Without an interval, ``low`` and ``high`` are empty."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        writer.writerow((self.rows_are, self.columns_are, "value", "low", "high", "confidence", "method", "note"))
-        for (row, column), (value, interval) in self.cells.items():
+        names = ("value", "low", "high", "confidence", "method", "note", "both")
+        writer.writerow((self.rows_are, self.columns_are, *names))
+        for (row, column), one in self.cells.items():
+            interval = one.interval
             ends = (interval.low, interval.high) if interval.exists else ("", "")
             note = "; ".join(filter(None, (*self.own_notes, interval.note)))
-            writer.writerow((row, column, value, *ends, interval.confidence, interval.method, note))
+            both = " ".join(map(str, one.both))
+            writer.writerow((row, column, one.value, *ends, interval.confidence, interval.method, note, both))
         return text.getvalue()
 
     def markdown(self) -> str:
@@ -114,10 +124,13 @@ class Table:
     def _cell(self, row: str, column: str | float) -> str:
         if (row, column) not in self.cells:
             return "-"
-        value, interval = self.cells[row, column]
-        places = interval_places(interval, value)
-        ends = f" [{number(interval.low, places)}, {number(interval.high, places)}]" if interval.exists else ""
-        return number(value, places) + ends
+        one = self.cells[row, column]
+        spread = (one.both[-1] - one.both[0]) / 2 if one.both else (one.interval.high - one.interval.low) / 4
+        places = decimals(spread, one.value)
+        text = number(one.value, places)
+        if one.interval.exists:
+            return f"{text} [{number(one.interval.low, places)}, {number(one.interval.high, places)}]"
+        return f"{text} ({', '.join(number(each, places) for each in one.both)})" if one.both else text
 
 
 def _with_minus(cells: Sequence[str]) -> list[str]:

@@ -1,7 +1,8 @@
-"""Units of the stratified bootstrap: the runs of each task, or the episodes of each run.
+"""Units of the intervals: the runs of each task, or the episodes of each run.
 
-``run``: the runs of a task are resampled. The interval is about the training method, because other seeds could have
-been drawn. ``episode``: the episodes of each run are resampled. The interval is about these trained policies only.
+``run``: the runs of a task are resampled, or left out by training seed. The interval is about the training method,
+because other seeds could have been drawn. ``episode``: the episodes of each run are resampled. The interval is about
+these trained policies only.
 
 A *stratum* is a set of units that are resampled together. Each stratum has its own random generator, seeded with the
 names of the policy and of the stratum. So equal scores give equal intervals, in any order, and another policy or task
@@ -30,9 +31,8 @@ Counts: TypeAlias = npt.NDArray[np.float64]
 
 RESAMPLES: Final = 2_000
 
-_FEW: Final = 10
-"""Number of runs below which a note says that intervals are too narrow. From this number on, the bias of a percentile
-interval's width is at most 5 %."""
+MANY: Final = 10
+"""Number of units per stratum from which on percentile intervals are used. They are at most 5 % too narrow then."""
 WITHIN: Final[Mapping[Unit, str]] = {"run": "task", "episode": "run"}
 """Name of the stratum within which a unit is resampled."""
 
@@ -48,6 +48,8 @@ class Stratum(NamedTuple):
     """Name of the task, with the training seed if episodes are resampled."""
     values: npt.NDArray[np.float64]
     """Scores in ascending order, shape (units,), so that the order of the training seeds has no effect."""
+    seeds: npt.NDArray[np.int64]
+    """Training seed of each unit, shape (units,)."""
 
 
 @final
@@ -66,6 +68,17 @@ class Units:
         strata = tuple(stratum for stratum in self.strata if stratum.task in tasks)
         return replace(self, strata=strata)
 
+    def with_seed(self, seed: int) -> Units:
+        """Return the units of one training seed."""
+        kept = ((stratum, stratum.seeds == seed) for stratum in self.strata)
+        strata = (stratum._replace(values=stratum.values[mine], seeds=stratum.seeds[mine]) for stratum, mine in kept)
+        return replace(self, strata=tuple(strata))
+
+    def with_scores(self, score_of: Mapping[str, float], default: float) -> Units:
+        """Return the same units with one score per task, or with a default score on tasks that are not in a mapping."""
+        strata = (one._replace(values=np.full(len(one.values), score_of.get(one.task, default))) for one in self.strata)
+        return replace(self, strata=tuple(strata))
+
     @cached_property
     def values(self) -> npt.NDArray[np.float64]:
         """Scores of the units, shape (units,)."""
@@ -76,6 +89,17 @@ class Units:
         """Position of the first unit of each task, shape (tasks,)."""
         tasks = np.repeat([stratum.task for stratum in self.strata], self.sizes)
         return np.asarray(np.unique(tasks, return_index=True)[1], np.int64)
+
+    @cached_property
+    def weights(self) -> npt.NDArray[np.float64]:
+        """Weights of the units, shape (units,): equal sums for all tasks, and exactly 1 if all tasks have as many."""
+        sizes = np.diff(self.starts, append=len(self.values))
+        return np.repeat(len(self.values) / (len(sizes) * sizes), sizes)
+
+    @cached_property
+    def seeds(self) -> npt.NDArray[np.int64]:
+        """Training seeds in ascending order, without duplicates."""
+        return np.unique(np.concatenate([stratum.seeds for stratum in self.strata]))
 
     @property
     def once(self) -> Counts:
@@ -103,19 +127,14 @@ class Units:
         return [len(stratum.values) for stratum in self.strata]
 
     @property
-    def vary(self) -> bool:
-        """Whether the units of at least one stratum have different scores."""
-        return any(stratum.values[0] < stratum.values[-1] for stratum in self.strata)
-
-    @property
     def notes(self) -> list[str]:
         """Notes on the limits of an interval (few units, missing runs), each without a full stop."""
         single, notes = self.sizes.count(1), []
         if single:
             of_all = f"{single} of {len(self.strata)} {WITHIN[self.unit]}s"
             notes.append(f"{self.policy} has one {self.unit} in {of_all}, which has no spread")
-        elif self.unit == "run" and min(self.sizes) < _FEW:
-            notes.append(f"a percentile interval of fewer than {_FEW} training seeds is too narrow")
+        elif self.unit == "episode" and min(self.sizes) < MANY:
+            notes.append(f"a percentile interval of fewer than {MANY} episodes per run is too narrow")
         if self.missing:
             one, also = self.missing[0], f" and {len(self.missing) - 1} more" if self.missing[1:] else ""
             notes.append(f"{self.policy} lacks runs: {one.task} with seed {one.seed}{also}")
@@ -139,6 +158,15 @@ class Units:
             counts = np.bincount(np.concatenate(drawn), minlength=batch * len(self.values))
             yield counts.reshape(batch, -1).astype(np.float64)
 
+    def leave_outs(self) -> Counts:
+        """Return counts of the runs, without those of one training seed in each row, shape (seeds, units).
+
+        The other runs of a task count more, so that all runs of a task together count as often as before.
+        """
+        kept = np.concatenate([stratum.seeds for stratum in self.strata]) != self.seeds[:, None]
+        left = np.add.reduceat(kept, self.starts, axis=1, dtype=np.float64)
+        return np.asarray(kept * np.repeat(self.sizes / left, self.sizes, axis=1))
+
 
 def units_of(scores: Scores, policy: str, unit: Unit) -> Units:
     """Return the units of a policy.
@@ -154,12 +182,13 @@ def units_of(scores: Scores, policy: str, unit: Unit) -> Units:
 
 def _of_runs(runs: Mapping[Run, npt.NDArray[np.float64]]) -> Iterator[Stratum]:
     for task, group in itertools.groupby(runs, lambda run: run.task):
-        yield Stratum(task, task, np.sort([exact_mean(runs[run]) for run in group]))
+        means = sorted((exact_mean(runs[run]), run.seed) for run in group)
+        yield Stratum(task, task, np.array([mean for mean, _ in means]), np.array([seed for _, seed in means]))
 
 
 def _of_episodes(runs: Mapping[Run, npt.NDArray[np.float64]]) -> Iterator[Stratum]:
     for run, scores in runs.items():
-        yield Stratum(run.task, f"{run.task}\n{run.seed}", np.sort(scores))
+        yield Stratum(run.task, f"{run.task}\n{run.seed}", np.sort(scores), np.full(len(scores), run.seed))
 
 
 def _batches(largest: int) -> list[int]:

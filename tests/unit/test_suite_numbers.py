@@ -93,30 +93,46 @@ def test_another_policy_changes_no_number(scores: Scores, unit: Unit) -> None:
 @settings(max_examples=10, deadline=None)
 def test_higher_scores_have_higher_numbers(unit: Unit, seed: int, bonus: float) -> None:
     """Each number and each end of its interval rises with the scores; only the optimality gap falls."""
-    low = drawn(np.random.default_rng(seed), policies=1)
+    low = drawn(np.random.default_rng(seed), policies=1, seeds=10)
     high = Scores({run: values + bonus for run, values in low.runs.items()})
     for name in ("aggregates", "profiles", "mean profiles"):
         before, after = TABLES[name](low, unit).cells, TABLES[name](high, unit).cells
         for (row, column), (value, interval) in before.items():
             way = -1 if column == "optimality gap" else 1
             other, ends = after[row, column]
-            for one, two in ((value, other), (interval.low, ends.low), (interval.high, ends.high)):
-                assert way * one <= way * two + 1e-12
+            assert way * value <= way * other + 1e-12
+            if interval.exists and ends.exists:
+                assert way * interval.low <= way * ends.low + 1e-12
+                assert way * interval.high <= way * ends.high + 1e-12
 
 
 @pytest.mark.parametrize("unit", UNITS)
-@given(seed=st.integers(0, 2**32), shape=st.tuples(st.integers(1, 3), st.integers(2, 5), st.integers(2, 4)))
+@given(seed=st.integers(0, 2**32), shape=st.tuples(st.integers(1, 3), st.integers(2, 12), st.integers(2, 4)))
 @settings(max_examples=10, deadline=None)
-def test_numbers_are_within_the_scores(unit: Unit, seed: int, shape: tuple[int, int, int]) -> None:
+def test_numbers_and_intervals_are_within_the_bounds_of_the_scores(
+    unit: Unit, seed: int, shape: tuple[int, int, int]
+) -> None:
+    """Success rates are in [0, 1], and so are all numbers about them, also as text; probabilities always are."""
+    rng, (tasks, seeds, episodes) = np.random.default_rng(seed), shape
+    of_success = Scores(
+        {run: (values > 0.3).astype(float) for run, values in drawn(rng, 2, tasks, seeds, episodes).runs.items()},
+        {f"task {task}": (0.0, 1.0) for task in range(tasks)},
+    )
+    for name, table in TABLES.items():
+        found = table(of_success, unit)
+        for value, interval in found.cells.values():
+            assert 0 <= value <= 1, name
+            assert not interval.exists or 0 <= interval.low <= value <= interval.high <= 1, name
+        assert not any(f"[{sign}" in text for sign in ("-", "$-$") for text in (found.latex(), found.markdown()))
     scores = drawn(np.random.default_rng(seed), 2, *shape)
-    values = np.concatenate(list(scores.runs.values()))
-    cells = aggregate_scores(scores, unit, ["IQM", "mean", "median"]).cells.values()
-    ends = [end for value, interval in cells for end in (value, interval.low, interval.high)]
-    assert values.min() - 1e-12 <= min(ends) <= max(ends) <= values.max() + 1e-12
     improvement = probabilities_of_improvement(scores, unit).cells
-    assert all(0 <= interval.low <= interval.high <= 1 for _, interval in improvement.values())
+    assert all(0 <= one.low <= one.high <= 1 for _, one in improvement.values() if one.exists)
     one, other = improvement["policy 0", "policy 1"], improvement["policy 1", "policy 0"]
-    assert (one.value + other.value, one.interval.low + other.interval.high) == pytest.approx((1, 1))
+    assert one.value + other.value == pytest.approx(1)
+    assert one.interval.exists == other.interval.exists
+    assert not one.interval.exists or one.interval.low + other.interval.high == pytest.approx(1)
+    gaps = aggregate_scores(Scores({run: values + 0.5 for run, values in scores.runs.items()}), unit).cells
+    assert all(not gaps[name, "optimality gap"].interval.low < 0 for name in scores.policies)
 
 
 def test_intervals_contain_the_truth_as_often_as_they_claim() -> None:
@@ -144,11 +160,11 @@ def test_definitions_by_hand() -> None:
 
 def test_runs_are_resampled_within_their_task_and_episodes_within_their_run() -> None:
     """Without spread in the strata there is none in the intervals, however much tasks and runs differ."""
-    tasks = of({("a", f"t{task}", seed): [task] for task in range(4) for seed in range(5)})
-    assert aggregate_scores(tasks, "run", ["mean"]).cells["a", "mean"].interval.low == 1.5
-    runs = of({("a", f"t{task}", seed): [seed, seed] for task in range(2) for seed in range(5)})
-    assert aggregate_scores(runs, "episode", ["mean"]).cells["a", "mean"].interval.low == 2
-    assert aggregate_scores(runs, "run", ["mean"]).cells["a", "mean"].interval.low < 2
+    tasks = of({("a", f"t{task}", seed): [task] for task in range(4) for seed in range(10)})
+    assert not aggregate_scores(tasks, "run", ["mean"]).cells["a", "mean"].interval.exists
+    runs = of({("a", f"t{task}", seed): [seed, seed] for task in range(2) for seed in range(10)})
+    assert not aggregate_scores(runs, "episode", ["mean"]).cells["a", "mean"].interval.exists
+    assert aggregate_scores(runs, "run", ["mean"]).cells["a", "mean"].interval.low < 4.5
 
 
 def test_the_resamples_of_a_batch_do_not_depend_on_its_size(monkeypatch: pytest.MonkeyPatch, scores: Scores) -> None:
@@ -173,8 +189,7 @@ def test_strata_are_resampled_independently(unit: Unit) -> None:
 
 def test_policies_are_resampled_independently() -> None:
     """Equal scores draw differently, or the two sides of a difference would move together."""
-    values = np.arange(5.0)
-    scores = of({(policy, task, seed): [values[seed]] for policy in "ab" for task in "xy" for seed in range(5)})
+    scores = of({(policy, task, seed): [seed] for policy in "ab" for task in "xy" for seed in range(10)})
     cells = aggregate_scores(scores, "run", ["mean"]).cells
     assert cells["a", "mean"].interval != cells["b", "mean"].interval
     assert probabilities_of_improvement(scores, "run").cells["a", "b"].value == 0.5
@@ -245,13 +260,111 @@ def test_a_policy_with_one_seed_among_others_has_numbers_without_intervals(score
     assert "paper" in interval.note
 
 
-def test_equal_scores_have_the_interval_of_equal_returns() -> None:
-    """Few equal values have none; many have their own value, with a note."""
-    few, many = (of({("a", f"t{task}", seed): [0.7] for task in range(tasks) for seed in range(4)}) for tasks in (2, 5))
-    assert not aggregate_scores(few, "run", ["IQM"]).cells["a", "IQM"].interval.exists
-    interval = aggregate_scores(many, "run", ["IQM"]).cells["a", "IQM"].interval
-    assert (interval.low, interval.high) == pytest.approx((0.7, 0.7))
-    assert interval.note
+@pytest.mark.parametrize("seeds", [4, 12])
+def test_a_number_that_is_equal_in_all_resamples_has_no_interval(seeds: int) -> None:
+    """Equal scores, and a policy that always wins: neither shows what other seeds would do."""
+    runs = {(name, f"t{task}", seed): [score] for name, score in (("a", 0.7), ("b", 0.6)) for task in range(5)
+            for seed in range(seeds)}  # fmt: skip
+    estimates = [aggregate_scores(of(runs), "run", ["IQM"]).cells["a", "IQM"]]
+    estimates.append(probabilities_of_improvement(of(runs), "run").cells["a", "b"])
+    assert [one.value for one in estimates] == pytest.approx([0.7, 1.0])
+    assert all(not one.interval.exists and one.interval.note for one in estimates)
+
+
+# ------------------------------------------------------------------------------ few training seeds
+
+
+@pytest.mark.parametrize("seeds", [3, 9])
+def test_few_seeds_have_student_t_over_the_means_of_seeds(seeds: int) -> None:
+    """Also if one network plays all tasks, so that the runs of a seed are alike."""
+    scores = drawn(np.random.default_rng(2), 1, 4, seeds)
+    columns = np.array([[scores.runs[Run("policy 0", f"task {task}", seed)].mean() for task in range(4)]
+                        for seed in range(seeds)])  # fmt: skip
+    cells = aggregate_scores(scores, "run").cells
+    for metric, means in (("mean", columns.mean(1)), ("optimality gap", 1 - np.minimum(columns, 1).mean(1))):
+        low, high = stats.t.interval(0.95, seeds - 1, means.mean(), stats.sem(means))
+        interval = cells["policy 0", metric].interval
+        assert interval.method == "student_t"
+        assert (interval.low, interval.high) == pytest.approx((low, high))
+
+
+def test_intervals_of_few_seeds_contain_the_truth() -> None:
+    """The interquartile mean over 5 tasks of 3 runs, which a bootstrap covers in 80 %."""
+    rng, levels, hits = np.random.default_rng(1), np.array([0.1, 0.4, 0.6, 0.8, 1.2]), 0
+    truth = stats.trim_mean(levels + rng.normal(0, 0.15, (200_000, 5)), 0.25, axis=None)
+    for _ in range(200):
+        values = levels + rng.normal(0, 0.15, (3, 5))
+        scores = of({("a", f"t{task}", seed): [values[seed, task]] for seed in range(3) for task in range(5)})
+        hits += truth in aggregate_scores(scores, "run", ["IQM"]).cells["a", "IQM"].interval
+    assert hits >= 182
+
+
+def test_two_seeds_have_both_values_and_no_interval() -> None:
+    scores = of({("a", task, seed): [value] for task, both in (("x", (0.2, 0.6)), ("y", (0.5, 0.9)))
+                 for seed, value in enumerate(both)})  # fmt: skip
+    aggregates, means = aggregate_scores(scores, "run", ["mean"]), task_means(scores, "run")
+    for table, row, column, both in (
+        (aggregates, "a", "mean", (0.35, 0.75)),
+        (means, "x", "a", (0.2, 0.6)),
+        (means, "y", "a", (0.5, 0.9)),
+    ):
+        one = table.cells[row, column]
+        assert one.both == pytest.approx(both)
+        assert not one.interval.exists
+        assert f"({', '.join(f'{end:.2f}' for end in both)})" in table.markdown()
+    assert all(not one.interval.exists for one in TABLES["profiles"](scores, "run").cells.values())
+
+
+def test_a_profile_has_a_band_from_five_seeds_on() -> None:
+    few, enough = (drawn(np.random.default_rng(0), 1, 5, seeds, spread=1.0) for seeds in (4, 5))
+    assert not any(one.interval.exists for one in TABLES["profiles"](few, "run").cells.values())
+    for value, interval in TABLES["profiles"](enough, "run").cells.values():
+        assert (interval.low, interval.high) == pytest.approx(
+            tuple(stats.binomtest(round(25 * value), 25).proportion_ci(method="wilson"))
+        )
+
+
+def test_missing_runs_leave_each_task_its_weight() -> None:
+    """Four of five seeds of the hardest task are missing: the gap to 1 is that of the mean, and all runs weigh less."""
+    levels = dict(zip("vwxyz", (1.0, 0.9, 0.8, 0.7, 0.6), strict=True))
+    full = {("a", task, seed): [level] for task, level in levels.items() for seed in range(5)}
+    partial = {run: scores for run, scores in full.items() if run[1] != "z" or run[2] == 0}
+    values = [
+        {metric: one.value for (_, metric), one in aggregate_scores(of(runs), "run").cells.items()}
+        for runs in (full, partial)
+    ]
+    assert values[1] == pytest.approx(values[0], abs=0.01)
+    assert values[1]["optimality gap"] == pytest.approx(1 - values[1]["mean"], abs=1e-12)
+    profiles = [TABLES["profiles"](of(runs), "run").cells for runs in (full, partial)]
+    assert [one.value for one in profiles[1].values()] == pytest.approx([one.value for one in profiles[0].values()])
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_complete_tables_have_the_usual_definitions(unit: Unit) -> None:
+    """To 1e-12: means and trimmed means of all units, each as often as any other."""
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        tasks, seeds, episodes = (int(rng.integers(2, 8)) for _ in range(3))
+        scores = drawn(rng, 1, tasks, seeds, episodes)
+        each = np.array(
+            [scores.runs[Run("policy 0", f"task {task}", run)] for task in range(tasks) for run in range(seeds)]
+        )
+        values = (each.mean(1) if unit == "run" else each).reshape(tasks, -1)
+        means = values.mean(1)
+        found = [one.value for one in aggregate_scores(scores, unit).cells.values()]
+        trimmed = stats.trim_mean(values, 0.25, axis=None)
+        assert found == pytest.approx(
+            [trimmed, means.mean(), np.median(means), 1 - np.minimum(values, 1).mean()], abs=1e-12
+        )
+
+
+def test_bounds_are_normalized_and_checked() -> None:
+    scores = Scores({Run("a", "x", seed): np.array([10.0 * seed]) for seed in range(3)}, {"x": (0.0, 20.0)})
+    assert normalized(scores, {"x": Scale(20, 10)}).bounds == {"x": (0.0, 2.0)}
+    interval = aggregate_scores(scores, "run", ["mean"]).cells["a", "mean"].interval
+    assert (interval.low, interval.high) == (0.0, 20.0)
+    with refused(UsageError, key="bounds"):
+        Scores(scores.runs, {"x": (0.0, 19.0)})
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])

@@ -159,7 +159,7 @@ def wrong_bounds(values: npt.NDArray[np.float64], bounds: Bounds) -> str:
     return f"the value {beyond[0]:g} is outside of the bounds [{bounds[0]:g}, {bounds[1]:g}]" if beyond.size else ""
 
 
-def success_interval(successes: int, trials: int, confidence: float = 0.95, *, num_unknown: int = 0) -> Interval:
+def success_interval(successes: float, trials: float, confidence: float = 0.95, *, num_unknown: int = 0) -> Interval:
     """Return Wilson's score interval for a success rate.
 
     Args:
@@ -316,7 +316,7 @@ def _student_t(sample: npt.NDArray[np.float64], confidence: float, note: str) ->
     return Interval(numbers.mean - half, numbers.mean + half, confidence, "student_t", note)
 
 
-def _wilson(successes: int, trials: int, confidence: float) -> tuple[float, float]:
+def _wilson(successes: float, trials: float, confidence: float) -> tuple[float, float]:
     """Return the ends of Wilson's score interval (Wilson 1927)."""
     from scipy.special import ndtri
 
