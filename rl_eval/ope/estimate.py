@@ -3,6 +3,10 @@
 An estimate has a value only if the data identify the value. The data do not identify it in three cases: the actions of
 the target policy are not in the data; the effective sample size is below 10; or the mean weight is not 1, which shows
 that the log-probabilities are not those of the two policies.
+
+The effective sample size is large if the weights happen to be large, so this condition selects data sets. Estimators
+that are not divided by the mean weight are biased in the selected data sets, although their mean over all data sets is
+right. So they also need a mean weight that is known well, and close to 1.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ from rl_eval.errors import UsageError, nearest
 from rl_eval.ope.data import LoggedEpisodes
 from rl_eval.ope.estimators import (
     MODEL_FREE,
+    UNWEIGHTED,
     WHOLE_EPISODES,
     WITH_MODEL,
     ActionValues,
@@ -54,6 +59,13 @@ LEAST_SAMPLE_SIZE: Final = 10.0
 _SURE: Final = 0.999
 """Coverage of the interval for the mean weight. The interval must contain 1. The coverage is high, so that good data
 are rarely rejected by chance."""
+
+_LIKELY: Final = 0.95
+"""Coverage of the interval for the mean weight that an estimator without division by the mean weight needs. The
+interval must contain 1."""
+
+_NARROW: Final = 0.5
+"""Largest width of this interval."""
 
 _ROUNDING: Final = 1e-3
 """Accepted distance of the interval for the mean weight from 1. Log-probabilities are stored as float32, and their
@@ -186,12 +198,13 @@ def estimate(
     rows = [_measured("behaviour", inputs.rewards.sum(1), confidence)]
     end = inputs.after[:, -1]
     mean = (exact_mean(end), mean_interval(end, _SURE))
+    unreliable = "" if (end == end[0]).all() else _unreliable(mean_interval(end, _LIKELY))
     with np.errstate(all="ignore"):
         sums = ratio_sums(inputs)
         for name in MODEL_FREE if values is None else (*MODEL_FREE, *WITH_MODEL):
             relevant = inputs.logarithms[:, -1:] if name in WHOLE_EPISODES else inputs.logarithms
             statistics = WeightStatistics(effective_sample_size(relevant), largest_share(relevant), *mean)
-            rows.append(_identified(name, sums[name], statistics, confidence))
+            rows.append(_identified(name, sums[name], statistics, confidence, unreliable if name in UNWEIGHTED else ""))
     if values is not None:
         rows.append(replace(_measured("fitted_q", inputs.v[:, 0], confidence), verdict="model"))
     if simulation is not None:
@@ -224,14 +237,30 @@ def _measured(name: str, returns: npt.NDArray[np.float64], confidence: float, nu
     return Estimate(name, exact_mean(returns), interval, "measured")
 
 
-def _identified(name: str, ratios: RatioSum, weights: WeightStatistics, confidence: float) -> Estimate:
+def _identified(name: str, ratios: RatioSum, weights: WeightStatistics, confidence: float, unreliable: str) -> Estimate:
     """Return an estimate with a value, or with the reason why it has no value."""
     value, contributions = ratios.value(), ratios.influences()
     finite = bool(math.isfinite(value) and np.isfinite(contributions).all())
-    if why := _objection(weights, finite=finite):
+    if why := _objection(weights, finite=finite) or unreliable:
         return Estimate(name, math.nan, no_interval(confidence, why), "not identified", why, weights)
     interval = mean_interval(contributions, confidence)
     return Estimate(name, value, interval, "identified", "", weights)
+
+
+def _unreliable(interval: Interval) -> str:
+    """Return the reason why an estimate that is not divided by the mean weight may be biased; empty if there is none.
+
+    Args:
+        interval: Interval for the mean weight.
+    """
+    if not interval.exists:
+        return f"needs an interval for the mean weight ({interval.note})"
+    ends = f"the {100 * _LIKELY:g} % interval of the mean weight is {_ends(interval, '{:.3g}'.format)}"
+    if not interval.low - _ROUNDING <= 1 <= interval.high + _ROUNDING:
+        return f"{ends}, without 1"
+    if interval.high - interval.low > _NARROW:
+        return f"{ends}, wider than {_NARROW:g}: see the estimates that are divided by the mean weight"
+    return ""
 
 
 def _objection(weights: WeightStatistics, *, finite: bool) -> str:

@@ -150,6 +150,10 @@ WHOLE_EPISODES: Final = ("trajectory_is", "weighted_is")
 """Names of the estimators with one weight per episode: the weight at the end of the episode."""
 
 
+UNWEIGHTED: Final = ("trajectory_is", "per_decision_is", "doubly_robust")
+"""Names of the estimators that are not divided by the mean weight."""
+
+
 def ratio_sums(inputs: Inputs) -> dict[str, RatioSum]:
     """Return the sum of ratios of each estimator, by name."""
     after, rewards = inputs.after, inputs.rewards

@@ -23,6 +23,7 @@ from rl_eval.ope import ActionValues, LoggedEpisodes, estimate, load_episodes
 from rl_eval.ope.data import places_of
 from rl_eval.ope.estimators import (
     MODEL_FREE,
+    UNWEIGHTED,
     WHOLE_EPISODES,
     WITH_MODEL,
     Inputs,
@@ -182,7 +183,7 @@ ALWAYS_ON = TabularPolicy(np.array([[0.0, 1.0], [0.0, 1.0]]))
 @pytest.mark.parametrize("name", MODEL_FREE)
 def test_episodes_that_end_early_keep_their_weight(name):
     """The truth is 1; a mean weight over only those that are still running gives one half."""
-    episodes = LoggedEpisodes.from_steps(two_lengths(40))
+    episodes = LoggedEpisodes.from_steps(two_lengths(400))
     found = estimate(episodes, ALWAYS_ON, values=None)
     assert found[name].value == pytest.approx(1.0)
     inputs = inputs_of(None, episodes, ALWAYS_ON, gamma=1.0)
@@ -258,6 +259,28 @@ def test_equal_returns_have_no_interval():
     assert mostly.weights.effective_sample_size == pytest.approx(18)
     assert (mostly.value, mostly.interval.exists) == (1.0, False)
     assert not estimate(load_episodes(two_lengths(44)), ALWAYS_ON, values=None)["weighted_is"].interval.exists
+
+
+def two_arms(rounds, count, rng):
+    """Return episodes of two arms, drawn with equal probability. The better arm has the reward 1."""
+    action = rng.integers(0, 2, rounds * count)
+    columns = {"observation": np.zeros(len(action), int), "action": action, "reward": np.where(action == 1, 1.0, 0.5)}
+    return load_episodes(steps_of([rounds] * count) | columns | {"action_log_prob": np.full(len(action), np.log(0.5))})
+
+
+def test_estimates_without_division_need_a_mean_weight_that_is_known():
+    """The sample size is large in data sets with many matches, in which these estimates are too high."""
+    rng, better = np.random.default_rng(3), TabularPolicy(np.array([[0.0, 1.0]]))
+    weighted, unweighted = [], []
+    for _ in range(40):
+        found = estimate(two_arms(3, 80, rng), better, values=None)
+        weighted += [one.value for one in found if one.name == "weighted_is" and one.verdict == "identified"]
+        unweighted += [one.value for one in found if one.name in UNWEIGHTED and one.verdict == "identified"]
+    assert len(weighted) > 10
+    assert np.mean(weighted) == pytest.approx(3)
+    assert not unweighted
+    found = estimate(two_arms(1, 400, rng), better, values=None)
+    assert all(found[name].value == pytest.approx(1, abs=0.15) for name in MODEL_FREE)
 
 
 def test_weights_above_1_give_no_estimate():
