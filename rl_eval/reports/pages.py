@@ -157,11 +157,17 @@ def _policy_tables(result: EvalResult) -> list[Table]:
         (
             name,
             *(number(shown[f"{mean}_mean/{name}"], places) for mean in _MEANS),
-            *(percent(shown[f"{word}_rate/{name}"]) for word in ("win", "draw", "loss")),
+            f"{percent(shown[f'win_rate/{name}'])}\n{_win_ends(result, name)}",
+            *(percent(shown[f"{word}_rate/{name}"]) for word in ("draw", "loss")),
         )
         for name in names
     ]
     return [Table("by policy", ("policy", "return", "team", "per capita", "won", "drawn", "lost"), rows)]
+
+
+def _win_ends(result: EvalResult, policy: str) -> str:
+    low, high = (result.metrics[f"win_rate_ci_{end}/{policy}"] for end in ("low", "high"))
+    return "" if math.isnan(low) else f"{percent(low)} to {percent(high)}"
 
 
 def _condition_tables(result: EvalResult) -> list[Table]:
@@ -392,7 +398,9 @@ def _ends(interval: Interval, write: Write) -> str:
 
 
 def _shares(outcomes: Outcomes) -> tuple[str, str, str]:
-    return percent(outcomes.wins), percent(outcomes.draws), percent(outcomes.losses)
+    """Return the fractions of games won, with its interval in a second line, drawn and lost."""
+    won = f"{percent(outcomes.wins)}\n{_ends(outcomes.win_interval, percent)}"
+    return won, percent(outcomes.draws), percent(outcomes.losses)
 
 
 def _named(values: Mapping[str, str]) -> str:

@@ -23,7 +23,7 @@ from rl_eval.results.comparison import compare
 from rl_eval.results.metrics import success_counts
 from rl_eval.results.result import EvalResult
 from rl_eval.results.stats.aggregate import exact_mean
-from rl_eval.results.stats.interval import FEW, Interval, mean_interval, success_interval
+from rl_eval.results.stats.interval import FEW, Bounds, Interval, mean_interval, success_interval
 from rl_eval.results.text import BIASED_BEST, decimals, lookup, number, percent, several
 
 _MOST_AGENTS: Final = 50
@@ -110,8 +110,10 @@ def _agent_tables(result: EvalResult) -> list[Table]:
     rows, shown = result.counted_agents, []
     for agent in agents_in(result.table.info_keys)[:_MOST_AGENTS]:
         own = rows[rows["agent"] == agent]
-        shares = [percent(exact_mean(own["outcome"] == code)) for code in (1, 0, -1)]
-        shown.append((agent, *_numbers(own["return"], own["length"], _confidence(result)), *shares))
+        won, *others = (percent(exact_mean(own["outcome"] == code)) for code in (1, 0, -1))
+        wins = result.win_interval(own)
+        won = f"{won}\n{percent(wins.low)} to {percent(wins.high)}" if wins.exists else won
+        shown.append((agent, *_numbers(own["return"], own["length"], _confidence(result)), won, *others))
     headings = ("agent", "episodes", "mean return", _level(result), "mean length", "won", "drawn", "lost")
     return [Table("By agent", headings, shown, _without_intervals(result))] if shown else []
 
@@ -122,7 +124,10 @@ def group_tables(result: EvalResult) -> list[Table]:
     of_agents = {*agent_columns(agents_in(keys))}
     for key, column in zip(keys, result.table.infos[result.counted].T, strict=True):
         groups = {value: rows[column == value] for value in ([] if key in of_agents else _groups(column))}
-        shown = [(f"{value:.0f}", *_group_row(own, _confidence(result))) for value, own in groups.items()]
+        shown = [
+            (f"{value:.0f}", *_group_row(own, _confidence(result), result.return_bounds))
+            for value, own in groups.items()
+        ]
         few = any(len(own) < FEW for own in groups.values())
         narrow = f"With fewer than {FEW} episodes and skewed returns, an interval is too narrow." if few else ""
         caption = _without_intervals(result) or narrow
@@ -150,17 +155,22 @@ def _confidence(result: EvalResult) -> float | None:
     return None if _without_intervals(result) else result.confidence
 
 
-def _group_row(own: npt.NDArray[np.void], confidence: float | None) -> list[str]:
+def _group_row(own: npt.NDArray[np.void], confidence: float | None, bounds: Bounds | None) -> list[str]:
     successes, reporting = success_counts(own["success_at_end"])
     rate, ends = percent(successes / len(own)) if reporting else "n/a", "n/a"
     if reporting and confidence is not None:
         success = success_interval(successes, reporting, confidence, num_unknown=len(own) - reporting)
         ends = f"{percent(success.low)} to {percent(success.high)}"
-    return [*_numbers(own["episode_return"], own["length"], confidence), rate, ends]
+    return [*_numbers(own["episode_return"], own["length"], confidence, bounds), rate, ends]
 
 
-def _numbers(returns: npt.NDArray[np.float64], lengths: npt.NDArray[np.int64], confidence: float | None) -> list[str]:
-    ends = "n/a" if confidence is None else _ends(mean_interval(returns, confidence))
+def _numbers(
+    returns: npt.NDArray[np.float64],
+    lengths: npt.NDArray[np.int64],
+    confidence: float | None,
+    bounds: Bounds | None = None,
+) -> list[str]:
+    ends = "n/a" if confidence is None else _ends(mean_interval(returns, confidence, bounds=bounds))
     return [f"{len(returns):,}", number(exact_mean(returns)), ends, number(exact_mean(lengths), 1)]
 
 

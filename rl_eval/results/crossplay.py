@@ -26,9 +26,12 @@ from rl_eval.records.agents import agents_in
 from rl_eval.results.metrics import policy_names
 from rl_eval.results.result import EvalResult
 from rl_eval.results.stats.aggregate import exact_mean
-from rl_eval.results.stats.interval import Interval, mean_interval
+from rl_eval.results.stats.interval import Bounds, Interval, mean_interval
 from rl_eval.results.stats.ratings import Rating, rate
 from rl_eval.results.text import Printed
+
+_RATE: Final = (0.0, 1.0)
+"""Bounds of scores and of fractions of games."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,8 @@ class Outcomes:
     wins: float
     draws: float
     losses: float
+    win_interval: Interval
+    """Interval for the fraction of games won."""
 
     @property
     def score(self) -> float:
@@ -218,7 +223,7 @@ def _standings(games: Games, confidence: float) -> Iterator[Standing]:
         plays = seated.any(axis=1)
         returns = _mean_where(games.returns[plays], seated[plays])
         mean_return = _estimate(games.seeds[plays], returns, confidence)
-        yield Standing(rating.policy, rating, _outcomes(met.seeds, met.points), mean_return)
+        yield Standing(rating.policy, rating, _outcomes(met.seeds, met.points, confidence), mean_return)
 
 
 def _cells(games: Games, confidence: float) -> Iterator[Cell]:
@@ -236,8 +241,8 @@ def _cell(row: str, column: str, met: _Meetings, confidence: float) -> Cell:
         column=column,
         num_games=len(np.unique(met.games)),
         num_seeds=len(np.unique(met.seeds)),
-        outcomes=_outcomes(met.seeds, met.points),
-        score=_estimate(met.seeds, met.points, confidence),
+        outcomes=_outcomes(met.seeds, met.points, confidence),
+        score=_estimate(met.seeds, met.points, confidence, _RATE),
         mean_return=_estimate(met.seeds, met.ours, confidence),
         difference=_estimate(met.seeds, met.ours - met.theirs, confidence),
     )
@@ -248,7 +253,8 @@ def _seats(games: Games, confidence: float) -> Iterator[Seat]:
     shared = best.sum(axis=1) > 1
     for number, seat in enumerate(games.seats):
         points = np.where(best[:, number], np.where(shared, 0.5, 1.0), 0.0)
-        yield Seat(seat, _outcomes(games.seeds, points), _estimate(games.seeds, games.returns[:, number], confidence))
+        mean_return = _estimate(games.seeds, games.returns[:, number], confidence)
+        yield Seat(seat, _outcomes(games.seeds, points, confidence), mean_return)
 
 
 def _line_ups(games: Games, confidence: float) -> Iterator[LineUp]:
@@ -284,13 +290,18 @@ def _by_seed(seeds: npt.NDArray[np.int64], values: npt.NDArray[np.float64]) -> n
     return np.asarray(np.bincount(which, values) / counts)
 
 
-def _estimate(seeds: npt.NDArray[np.int64], values: npt.NDArray[np.float64], confidence: float) -> Estimate:
+def _estimate(
+    seeds: npt.NDArray[np.int64], values: npt.NDArray[np.float64], confidence: float, bounds: Bounds | None = None
+) -> Estimate:
     means = _by_seed(seeds, values)
-    return Estimate(exact_mean(means), mean_interval(means, confidence))
+    return Estimate(exact_mean(means), mean_interval(means, confidence, bounds=bounds))
 
 
-def _outcomes(seeds: npt.NDArray[np.int64], points: npt.NDArray[np.float64]) -> Outcomes:
-    return Outcomes(*(exact_mean(_by_seed(seeds, (points == worth).astype(float))) for worth in (1.0, 0.5, 0.0)))
+def _outcomes(seeds: npt.NDArray[np.int64], points: npt.NDArray[np.float64], confidence: float) -> Outcomes:
+    won, drawn, lost = (
+        _estimate(seeds, (points == worth).astype(float), confidence, _RATE) for worth in (1.0, 0.5, 0.0)
+    )
+    return Outcomes(won.mean, drawn.mean, lost.mean, won.interval)
 
 
 _LARGEST: Final = 10**7

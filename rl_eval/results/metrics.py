@@ -154,6 +154,20 @@ class Numbers:
         sums = np.abs(self.counted_rows["episode_return"]).max(initial=0.0)
         return bool(0 < largest < math.inf and sums <= _ROUNDING * largest)
 
+    def win_interval(self, agents: npt.NDArray[np.void]) -> Interval:
+        """Return an interval for the fraction of wins among some rows of :attr:`counted_agents`.
+
+        All rows of an episode, or of episodes that share a seed, are one observation. A failed episode may have been a
+        win or not.
+        """
+        groups = self.seed_groups
+        counted, scope = observed(self.counted, groups), observed(self.scope, groups)
+        units = agents["index"] if groups is None else groups[agents["index"]]
+        wins, rows = (np.bincount(units, weights, len(counted)) for weights in (agents["outcome"] == 1, None))
+        known = counted & (rows > 0)
+        missing = int((scope & ~counted).sum())
+        return mean_interval(wins[known] / rows[known], self.confidence, num_missing=missing, bounds=(0.0, 1.0))
+
     # Numbers
 
     @cached_property
@@ -397,7 +411,10 @@ def _by_agent(numbers: Numbers) -> dict[str, float]:
         named[f"agent_episode_returns_mean/{agent}"] = exact_mean(own["return"])
         named[f"agent_episode_len_mean/{agent}"] = exact_mean(own["length"])
     for policy in policy_names(numbers.provenance) if agents else ():
-        named |= {f"{name}/{policy}": value for name, value in _of_policy(rows[rows["policy"] == policy]).items()}
+        own = rows[rows["policy"] == policy]
+        wins = numbers.win_interval(own)
+        ends = {"win_rate_ci_low": wins.low, "win_rate_ci_high": wins.high}
+        named |= {f"{name}/{policy}": value for name, value in (_of_policy(own) | ends).items()}
     return named
 
 

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
+from scipy import stats
 
 from rl_eval import EvalConfig, EvalResult, EvalRunnerGroup, compare, evaluate, load, replay
 from rl_eval.errors import ConfigError, LogMismatch, UsageError
@@ -127,6 +128,24 @@ def test_the_order_of_games_does_not_matter(played: Games, seed: int) -> None:
     order = np.random.default_rng(seed).permutation(len(played))
     one, other = crossplay(played), crossplay(permuted(played, order))
     assert repr(one) == repr(other)  # NaN equals itself here.
+
+
+def test_rates_of_games_have_intervals_from_0_to_1() -> None:
+    """Also if one side wins every game: then it is that of a rate."""
+    always = crossplay(games(["ab"] * 6, [[1, 0]] * 6))
+    cell = always.cell("a", "b")
+    assert cell is not None
+    won = stats.binomtest(6, 6).proportion_ci(method="exact")
+    for interval in (cell.score.interval, cell.outcomes.win_interval, always.standings[0].outcomes.win_interval):
+        assert (interval.low, interval.high) == (pytest.approx(won.low), 1.0)
+    lost = always.standings[1].outcomes.win_interval
+    assert (lost.low, lost.high) == (0.0, pytest.approx(1 - won.low))
+    mixed = crossplay(games(["ab"] * 5, [[1, 0], [0, 1], [0, 0], [1, 0], [0, 0]])).cell("a", "b")
+    assert mixed is not None
+    assert mixed.outcomes.win_interval == mean_interval([1, 0, 0, 1, 0], bounds=(0, 1))
+    assert mixed.score.interval == mean_interval([1, 0, 0.5, 1, 0.5], bounds=(0, 1))
+    text = shown(always)
+    assert f"{100 * won.low:.1f} % to 100.0 %" in text
 
 
 def test_a_seed_is_one_observation() -> None:
@@ -381,7 +400,8 @@ def shown(played: CrossPlay) -> str:
 
 def test_few_draws_leave_the_ratings_open() -> None:
     few, many = (crossplay(games(["ab"] * count, [[0, 0]] * count)).standings for count in (5, 20))
-    assert [one.rating.interval.exists for one in (*few, *many)] == [False, False, True, True]
+    assert [one.rating.value for one in (*few, *many)] == [0.0] * 4
+    assert not any(one.rating.interval.exists for one in (*few, *many)), "equal seeds do not show how others vary"
 
 
 def test_the_report_says_what_is_not_known() -> None:

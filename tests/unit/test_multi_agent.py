@@ -335,6 +335,9 @@ def test_an_agent_that_never_acts_has_a_row_in_every_episode() -> None:
     odd = np.mean([record.seed % 2 for record in result.episodes])
     assert len(result.agents) == 200
     assert (result.metrics["win_rate/black"], result.metrics["loss_rate/black"]) == (odd, 1 - odd)
+    interval = mean_interval([record.seed % 2 for record in result.episodes], bounds=(0, 1))
+    assert result.metrics["win_rate_ci_low/black"] == interval.low < odd < interval.high
+    assert result.metrics["win_rate_ci_high/black"] == interval.high
 
 
 def test_an_agent_that_leaves_early_keeps_its_own_return() -> None:
