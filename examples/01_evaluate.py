@@ -10,7 +10,7 @@ def policy(observations: Any) -> Any:
     return (observations[:, 2] > 0).astype(int)
 
 
-config = EvalConfig().environment("CartPole-v1").evaluation(num_episodes=100, seed=0)
+config = EvalConfig().environment("CartPole-v1").evaluation(num_episodes=100, seed=0, return_bounds=(0, 500))
 result = evaluate(config, policy)
 print(result)
 print(result.mean_return, result.interval, result.episodes[17].episode_return)

@@ -15,7 +15,7 @@ def follow_speed(observations: Any) -> Any:
     return (observations[:, 3] > 0).astype(int)
 
 
-config = EvalConfig().environment("CartPole-v1").evaluation(num_episodes=100, seed=0)
+config = EvalConfig().environment("CartPole-v1").evaluation(num_episodes=100, seed=0, return_bounds=(0, 500))
 angle, speed = evaluate(config, follow_angle), evaluate(config, follow_speed)
 comparison = compare(angle, speed)
 print(comparison)

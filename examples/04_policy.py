@@ -22,5 +22,5 @@ class Sticky:
         return action, action
 
 
-config = EvalConfig().environment("CartPole-v1").policy(deterministic=False)
+config = EvalConfig().environment("CartPole-v1").policy(deterministic=False).evaluation(return_bounds=(0, 500))
 print(evaluate(config, Sticky()))

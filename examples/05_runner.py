@@ -18,7 +18,7 @@ class PortRunner(VectorEvalRunner):
         return env
 
 
-config = EvalConfig().environment("CartPole-v1").policy("random").evaluation(num_episodes=20)
+config = EvalConfig().environment("CartPole-v1").policy("random").evaluation(num_episodes=20, return_bounds=(0, 500))
 plain = evaluate(config)
 own = evaluate(config.runners(runner=PortRunner))  # num_runners=2 would run it on Ray actors.
 print(own)

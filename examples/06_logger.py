@@ -15,7 +15,7 @@ class Lines(Logger):
         print(point.step, point.result.mean_return, interval.low, interval.high)
 
 
-config = EvalConfig().environment("CartPole-v1").evaluation(num_episodes=20)
+config = EvalConfig().environment("CartPole-v1").evaluation(num_episodes=20, return_bounds=(0, 500))
 module = nn.Linear(4, 2)
 with Evaluator(config, module, busy_policy="queue", loggers=Lines()) as evaluator:
     for step in range(0, 300, 100):

@@ -47,7 +47,7 @@ def main() -> None:
         )
         .debugging(seed=0)
     )
-    evaluated = eval_config_of(config).runners(num_runners=arguments.runners)
+    evaluated = eval_config_of(config).runners(num_runners=arguments.runners).evaluation(return_bounds=(0, 500))
     config.evaluation(custom_evaluation_function=evaluation_function(evaluated, parallel=True, on_result=print_point))
 
     algorithm = config.build_algo()

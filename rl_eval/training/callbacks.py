@@ -6,6 +6,7 @@ never the best, because it covers only the episodes that happened to finish. The
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 from collections.abc import Callable, Mapping
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from rl_eval.results.result import EvalPoint
 
 
+_logger: Final = logging.getLogger(__name__)
 _FORMATS: Final = (".safetensors", ".pt", ".pth")
 
 
@@ -27,7 +29,9 @@ class StopOnThreshold:
     """Stopping rule: a metric reached a threshold in a number of consecutive evaluations.
 
     The default metric is the lower end of the confidence interval for the mean return. A lucky evaluation raises this
-    lower end less than it raises the mean.
+    lower end less than it raises the mean. If nearly all returns are equal, as in a solved task, this metric has a
+    value only with ``evaluation.return_bounds``. Near an upper bound, it needs many episodes: on [0, 500], 72 returns
+    of 500 reach 475. Without a value, the threshold is not reached; a warning says so once.
 
     Args:
         threshold: Lowest value of the metric that is good enough.
@@ -58,6 +62,7 @@ class StopOnThreshold:
         """Point of the evaluation at which ``reached`` became true; None before it, and after
         :meth:`load_state_dict`."""
         self._streak = 0
+        self._warned = False
 
     def __call__(self, point: EvalPoint) -> None:
         """Add an evaluation.
@@ -66,9 +71,18 @@ class StopOnThreshold:
             UsageError: The evaluation does not have the metric.
         """
         value = _value(point, self.metric)
+        if value is None and point.result.status == "complete" and not self._warned:
+            self._warned = True
+            _logger.warning("StopOnThreshold cannot stop, because %s has no value%s", self.metric, self._why(point))
         self._streak = self._streak + 1 if value is not None and value >= self.threshold else 0
         if self._streak >= self.patience and not self.reached:
             self.point, self.reached = point, True
+
+    def _why(self, point: EvalPoint) -> str:
+        """Return the reason why a metric of the interval has no value, and a metric that has one; empty for others."""
+        if "episode_return_ci" not in self.metric:
+            return ""
+        return f": {point.result.interval.note}. Or pass metric='episode_return_mean'."
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a training checkpoint; it does not include the point."""

@@ -15,7 +15,7 @@ from rl_eval.results.result import EvalPoint
 from rl_eval.training.callbacks import NewBest, StopOnThreshold
 from rl_eval.training.evaluator import Evaluator
 from rl_eval.weights import load_weights_file, save_weights_file, snapshot_weights
-from tests.refused import refused
+from tests.refused import refused, untold
 from tests.unit.results_world import result_of as make_result
 
 MEAN = "episode_return_mean"
@@ -39,6 +39,25 @@ def test_the_default_is_the_lower_end_of_the_interval():
     assert (stop.reached, stop.point) == (False, None)
     stop(narrow)
     assert (stop.reached, stop.point) == (True, narrow)
+
+
+@pytest.mark.parametrize("metric", ["episode_return_ci_low", "eval/episode_return_ci_low"])
+def test_a_metric_without_a_value_is_explained_once(metric, caplog):
+    """Otherwise a solved task trains for ever; bounds of the returns give it a value."""
+    stop = StopOnThreshold(400.0, metric)
+    for _ in range(2):
+        stop(point(*[500.0] * 20))
+    assert not stop.reached
+    [record] = caplog.records
+    assert record.levelname == "WARNING"
+    assert untold(record.getMessage(), metric, "return_bounds", "metric='episode_return_mean'") == []
+    returns = np.full(20, 500.0)
+    bounded = make_result(returns, return_bounds=(0.0, 500.0))
+    stop(EvalPoint(0, 0, bounded, {f"eval/{key}": value for key, value in bounded.metrics.items()}))
+    assert stop.reached
+    caplog.clear()
+    StopOnThreshold(400.0, metric)(point(*[500.0] * 20, failed=[3]))
+    assert not caplog.records, "a failed evaluation has another reason"
 
 
 def test_reached_is_reached():
