@@ -18,7 +18,7 @@ import torch
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
 from torchrl.data import Binary, Bounded, LazyTensorStorage, ReplayBuffer
-from torchrl.envs import Compose, GymEnv, InitTracker, RenameTransform, RewardSum, StepCounter, TransformedEnv
+from torchrl.envs import Compose, GymEnv, InitTracker, RenameTransform, RewardSum, StepCounter, TransformedEnv, VecNormV2
 from torchrl.modules import LSTMModule, OneHotCategorical, ProbabilisticActor, QValueActor, RandomPolicy
 
 from rl_eval.errors import EvalError
@@ -315,6 +315,46 @@ def test_its_state_is_taken_up_by_another(random: int) -> None:
         assert torch.equal(again[key], expected[key])
 
 
+@pytest.mark.parametrize("random", [0, 20])
+@pytest.mark.parametrize("source", ["policy", "policy_factory"])
+def test_the_state_has_the_weights_in_use(source: str, random: int) -> None:
+    """Those that were sent, not those of construction; also if random frames still go on, and for a factory."""
+
+    def made() -> RayCollector:
+        policy = constant(1.0) if source == "policy" else partial(constant, 1.0)
+        options: dict[str, Any] = {"frames_per_batch": 10, "init_random_frames": random, source: policy}
+        return collector(lambda: Steps(length=5), **options)
+
+    with made() as frames, made() as other:
+        first = frames.state_dict()
+        frames.next()
+        frames.update_policy_weights_(weights_of(5.0))
+        state = frames.state_dict()
+        other.load_state_dict(state)
+        frames.load_state_dict(state)
+        for one in (other, frames):
+            assert (next(batch for batch in one if one.state_dict()["frames"] > random)["action"] == 5.0).all()
+        frames.load_state_dict(first)
+        assert (next(batch for batch in frames if frames.state_dict()["frames"] > random)["action"] == 1.0).all()
+
+
+def test_the_state_has_the_statistics_that_were_sent() -> None:
+    """Without them, an environment with a normalizer cannot act."""
+
+    def make() -> Any:
+        return TransformedEnv(GymEnv("CartPole-v1"), VecNormV2(["observation"]))
+
+    trained = make()
+    trained.rollout(20, break_when_any_done=False)
+    with collector(make, policy=leaning()) as frames:
+        frames.update_policy_weights_(weights_dict={"env.transform": trained.transform})
+        state = frames.state_dict()
+        expected = frames.next()
+    with collector(make, policy=leaning()) as frames:
+        frames.load_state_dict(state)
+        assert torch.equal(frames.next()["observation"], expected["observation"])
+
+
 def test_after_the_end_nothing_is_collected() -> None:
     """It may be ended more than once; what TorchRL has and this has not is named."""
     frames = collector(frames_per_batch=5)
@@ -368,6 +408,10 @@ def test_calls_that_cannot_be_honoured_are_named() -> None:
         for options in ({"worker_ids": 3}, {"model_id": "critic"}, {"weights": leaning()}):
             with refused(ArgumentError, next(iter(options))):
                 frames.update_policy_weights_(leaning(), **options)
+        models = {"policy": leaning()}
+        for arguments, options, key in (([leaning()], {}, "weights_dict"), ([], {"model_id": "policy"}, "model_id")):
+            with refused(ArgumentError, key):
+                frames.update_policy_weights_(*arguments, weights_dict=models, **options)
         with refused(ArgumentError, "replay_buffer"):
             frames.start()
         with refused(ArgumentError, "resume"), frames.pause(resume=False):

@@ -28,7 +28,7 @@ from typing_extensions import override
 
 from rl_eval.errors import ConfigError, UsageError, WeightsError
 from rl_eval.integrations.torchrl.env import action_space, action_writer, as_env, peel
-from rl_eval.integrations.torchrl.normalizers import check_initialized, load_statistics
+from rl_eval.integrations.torchrl.normalizers import check_initialized, load_statistics, state_of
 from rl_eval.integrations.torchrl.policy import Key, TensorDictPolicy
 from rl_eval.policies.uniform import UniformPolicy
 from rl_eval.protocols import EnvContext, NoiseSource
@@ -67,14 +67,15 @@ class Scope:
     def __init__(self) -> None:
         self.rules = Rules()
         self._environments: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._statistics: dict[str, Mapping[str, Any]] = {}
+        self.statistics: dict[str, Mapping[str, Any]] = {}
+        """States that were sent, by the path of their transform."""
         self._checked = False
 
     def adopt(self, env: Any) -> None:
         """Add a new environment, and load the statistics of the scope into it."""
         self._environments.add(env)
         self._checked = False
-        for path, state in self._statistics.items():
+        for path, state in self.statistics.items():
             load_statistics(env, path, state)
 
     def obey(self, rules: Rules) -> None:
@@ -86,7 +87,7 @@ class Scope:
         for path, state in rules.statistics.items():
             for env in self._environments:
                 load_statistics(env, path, state)
-        self._statistics |= rules.statistics
+        self.statistics |= rules.statistics
         self.rules = rules
         self._checked = False
 
@@ -284,6 +285,12 @@ class ScopedPolicy:
         """Choose actions, as :meth:`rl_eval.Policy.act`."""
         self._scope.check()
         return self._inner.act(observations, state, live, noise)
+
+    def models(self) -> dict[str, dict[str, Any]]:
+        """Return the states of the policy and of all transforms whose states were sent, by name in ``weights_dict``."""
+        sent = {f"env.{path}": dict(state) for path, state in self._scope.statistics.items()}
+        policy = getattr(self.module, "policy", None)
+        return sent if policy is None else {**sent, "policy": state_of(policy)}
 
     def _obey(self, rules: Rules) -> None:
         if rules.mode is not None and rules.mode != self._mode:

@@ -63,12 +63,18 @@ def statistics_of(path: str, source: Any) -> dict[str, Any]:
     """
     if isinstance(source, torch.nn.Module):
         check_initialized(source, f"weights_dict[{path!r}]", "weights_dict", WeightsError)
+    elif not isinstance(source, Mapping) and not hasattr(source, "flatten_keys"):
+        problem, fix = f"weights_dict[{path!r}] is a {type(source).__name__}", "Pass the transform or its state dict."
+        raise WeightsError(problem, key="weights_dict", value=path, fix=fix)
+    return state_of(source)
+
+
+def state_of(source: Any) -> dict[str, Any]:
+    """Return a copy of the state of a module, of a ``TensorDict`` or of a state dict, on the CPU."""
+    if isinstance(source, torch.nn.Module):
         source = source.state_dict()
     elif hasattr(source, "flatten_keys"):
         source = source.flatten_keys(".").to_dict()
-    if not isinstance(source, Mapping):
-        problem, fix = f"weights_dict[{path!r}] is a {type(source).__name__}", "Pass the transform or its state dict."
-        raise WeightsError(problem, key="weights_dict", value=path, fix=fix)
     return {
         name: value.detach().cpu().clone() if isinstance(value, torch.Tensor) else copy.deepcopy(value)
         for name, value in source.items()

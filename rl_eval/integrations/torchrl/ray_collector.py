@@ -30,6 +30,7 @@ from rl_eval.integrations.torchrl.arguments import (
     with_rules,
 )
 from rl_eval.integrations.torchrl.making import UNIFORM
+from rl_eval.integrations.torchrl.normalizers import state_of
 
 _JOIN_S: Final = 10.0
 
@@ -173,8 +174,8 @@ class RayCollector:
         self.group = EvalRunnerGroup(config)
         """Group that collects. It can also be used for evaluations and ``add_runners``."""
         self._was_random = self._random
-        self._held: tuple[Any, Mapping[str, Any] | None] = None, None
-        """Weights and ``weights_dict`` to send after the last batch with random actions."""
+        self._held: dict[str, Any] = {}
+        """Models to send after the last batch with random actions, by their names in ``weights_dict``."""
         self._turn, self._line = threading.Lock(), threading.Lock()
         self._holder = 0
         """Id of the thread that collects, sends weights or pauses; 0 if there is none."""
@@ -230,7 +231,8 @@ class RayCollector:
         anew = self.reset_at_each_iter
         if self._was_random and not self._random:
             self._was_random, anew = False, True
-            self.group.sync_weights(with_rules(*self._held, mode=self._mode))
+            self.group.sync_weights(with_rules(None, self._held, mode=self._mode))
+            self._held = {}
         if anew:
             self.group.sampler.skip_rest()
         amount: dict[str, Any] = {"num_env_steps": self.frames_per_batch, "mode": "truncate_episodes"}
@@ -275,10 +277,10 @@ class RayCollector:
             worker_ids: Must be None or name all workers, because a batch has one version of the weights.
             model_id: Must be None or ``"policy"``.
             weights_dict: Several models by name: ``"policy"``, and transforms of the environment, such as
-                ``"env.transform[0]"``.
+                ``"env.transform[0]"``. It excludes ``model_id`` and the other arguments with weights.
 
         Raises:
-            ArgumentError: An argument is wrong or not supported.
+            ArgumentError: An argument is wrong or not supported, or two arguments exclude each other.
             WeightsError: The weights do not fit the policy.
         """
         self._check_filling()
@@ -286,19 +288,21 @@ class RayCollector:
         if set(listed) != set(range(self.num_workers)):
             refuse("worker_ids", worker_ids, "all frames of a batch come from one version of the weights")
         refuse("model_id", model_id, "there is one model, the policy", unless="policy")
-        given = [one for one in (policy_or_weights, weights, policy) if one is not None]
-        if len(given) > 1:
-            fix = "Pass one of policy_or_weights, weights and policy."
-            raise ArgumentError("several arguments contain weights", key="weights", value=len(given), fix=fix)
-        sent = given[0] if given else None if weights_dict else self._policy
+        given = {"policy_or_weights": policy_or_weights, "weights": weights, "policy": policy}
+        alone = {**given, "weights_dict": weights_dict, "model_id": None if weights_dict is None else model_id}
+        if len(named := [name for name, value in alone.items() if value is not None]) > 1:
+            fix = "Pass one of policy_or_weights, weights, policy and weights_dict, and model_id without weights_dict."
+            raise ArgumentError(f"{' and '.join(named)} are set", key=named[-1], value=alone[named[-1]], fix=fix)
+        sent = next((value for value in given.values() if value is not None), self._policy)
         if sent is None and not weights_dict:
             raise ArgumentError("there is no policy with weights to send", key="weights", fix="Pass the weights.")
+        models = dict(weights_dict or {"policy": sent})
         with self._alone():
             self._unsent = 0
             if self._random:
-                self._held = copy.deepcopy(sent), weights_dict
+                self._held |= copy.deepcopy(models)
             else:
-                self.group.sync_weights(with_rules(sent, weights_dict, mode=self._mode))
+                self.group.sync_weights(with_rules(None, models, mode=self._mode))
 
     # ------------------------------------------------------------------ state
 
@@ -321,20 +325,32 @@ class RayCollector:
         return seed
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position in the plan, the numbers of collected frames and batches, and the policy's weights."""
-        state = {"sampler": self.group.sampler.state_dict(), "frames": self._frames, "iter": self._batches}
-        if isinstance(self._policy, torch.nn.Module):
-            state["policy_state_dict"] = self._policy.state_dict()
-        return state
+        """Return the position in the plan, the numbers of collected frames and batches, and the weights in use.
+
+        The weights are those of the next episode that the policy acts in: the weights that were sent last, or those of
+        construction. The states of transforms that were sent are included.
+        """
+        with self._alone():
+            models = self.group.apply_to_one(_models_of)
+            models |= {name: state_of(model) for name, model in self._held.items()}
+            state = {"sampler": self.group.sampler.state_dict(), "frames": self._frames, "iter": self._batches}
+        if policy := models.pop("policy", None):
+            state["policy_state_dict"] = policy
+        return {**state, "env_state_dict": models}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue from another collector's state. Load its weights into ``policy``, and send them to all workers."""
-        self.group.sampler.load_state_dict(state_dict["sampler"])
-        self._frames, self._batches = state_dict["frames"], state_dict["iter"]
-        self._was_random = self._random
-        if isinstance(self._policy, torch.nn.Module) and "policy_state_dict" in state_dict:
-            self._policy.load_state_dict(state_dict["policy_state_dict"])
-            self.update_policy_weights_()
+        models = dict(state_dict.get("env_state_dict", {}))
+        if "policy_state_dict" in state_dict:
+            models["policy"] = state_dict["policy_state_dict"]
+            if isinstance(self._policy, torch.nn.Module):
+                self._policy.load_state_dict(models["policy"])
+        with self._alone():
+            self.group.sampler.load_state_dict(state_dict["sampler"])
+            self._frames, self._batches = state_dict["frames"], state_dict["iter"]
+            self._was_random = self._random
+            if models:
+                self.update_policy_weights_(weights_dict=models)
 
     def start(self) -> None:
         """Fill the replay buffer in a thread, up to ``total_frames``.
@@ -424,6 +440,12 @@ def _devices(env_device: Any, collector_kwargs: Any, **devices: Any) -> dict[str
     for name, given in (same("collector_kwargs", collector_kwargs) or {}).items():
         refuse(f"collector_kwargs[{name!r}]", given, "runners of rl_eval step the environments", unless=where.get(name))
     return where
+
+
+def _models_of(runner: Any) -> dict[str, dict[str, Any]]:
+    """Return the states of a runner's policy and transforms, by their names in ``weights_dict``."""
+    models: dict[str, dict[str, Any]] = runner.policy.models()
+    return models
 
 
 def _acting_mode(policy: Any, policy_factory: Any, mode: str) -> str:
