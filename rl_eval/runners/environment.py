@@ -131,7 +131,8 @@ def build_env(
     - its name is ``config``, ``context`` or ``env_config``;
     - it has no default, and neither it nor ``num_envs`` is one of the kwargs.
 
-    For an environment class, both conditions must be met. If the context is the first argument, the kwargs that are
+    For an environment class, both conditions must be met. If the kwargs contain the name of a class's annotated
+    parameter, as in ``{"config": {"size": 3}}``, that value is the contents of the context. If the context is the first argument, the kwargs that are
     keyword-only parameters are passed too.
 
     Raises:
@@ -334,6 +335,13 @@ def _call(factory: Any, kwargs: dict[str, Any], context: EnvContext) -> Any:
         raise ConfigError(problem, key="environment.env", value=name, fix=_BATCHED)
     receiver = _context_parameter(parameters.values(), kwargs, is_class=_is_env_class(factory))
     if receiver is None:
+        _check_arguments(factory, signature, kwargs)
+        return factory(**kwargs)
+    if receiver.name in kwargs and _is_env_class(factory):
+        if isinstance(items := kwargs[receiver.name], Mapping):
+            context.clear()
+            kwargs[receiver.name] = context
+            context.update(items)
         _check_arguments(factory, signature, kwargs)
         return factory(**kwargs)
     if receiver is not next(iter(parameters.values())):

@@ -277,6 +277,21 @@ def test_a_class_of_environments_gets_a_context_only_as_a_required_config() -> N
     assert call(Optional, {}).config is None
 
 
+class Annotated(Configured):
+    def __init__(self, config: EnvContext, *, depth: int = 2) -> None:
+        super().__init__((config, depth))
+
+
+def test_the_item_with_the_name_of_an_annotated_parameter_of_a_class_is_its_contents() -> None:
+    """As for any other argument of a class; it still has the place of the environment."""
+    assert call(Annotated, {"a": 1, "depth": 3}).config == ({"a": 1, "depth": 3}, 3)
+    config, depth = call(Annotated, {"config": {"a": 1}, "depth": 3}).config
+    assert (config, depth, config.lane_index) == ({"a": 1}, 3, 2)
+    assert call(Annotated, {"config": 4}).config == (4, 2)
+    with refused(ConfigError, "environment.env_kwargs", value="config, a"):
+        call(Annotated, {"config": {}, "a": 1})
+
+
 def test_kwargs_that_a_factory_does_not_take_are_refused() -> None:
     """The message names them, the factory's parameters and how it gets a context."""
     with refused(ConfigError, "environment.env_kwargs", value="size"):
