@@ -465,6 +465,8 @@ class DeterminismCheck(Phase):
     A second run that does not complete is a finding, too.
     """
 
+    counts = False
+
     def __init__(self, outcome: EvalOutcome, sample: DeterminismSample) -> None:
         super().__init__(outcome)
         self._sample = sample

@@ -21,10 +21,11 @@ from rl_eval.backends.pickling import pickled
 from rl_eval.config.builder import EvalConfig, settings_of
 from rl_eval.config.settings import EvalSettings, PolicySection, check_runner, with_values
 from rl_eval.errors import ConfigError, EvalError, checked_keywords
+from rl_eval.errors.other_names import no_attribute
 from rl_eval.errors.redaction import learn
 from rl_eval.execution.aspects import default_aspects
 from rl_eval.execution.handle import EvalHandle
-from rl_eval.execution.jobs import Apply, Ask, Awaited, Do, FollowUp, Reconfigure, WeightsSync
+from rl_eval.execution.jobs import Apply, ApplyToAll, Ask, Awaited, Do, FollowUp, Reconfigure, WeightsSync
 from rl_eval.execution.loop import ControlLoop
 from rl_eval.execution.outcome import Aspect, EvalOutcome
 from rl_eval.execution.runner_pool import GroupWeights, PublishedWeights, RunnerPool
@@ -397,9 +398,19 @@ class EvalRunnerGroup:
 
     # ------------------------------------------------------------------ runners
 
-    def foreach_runner(self, function: Callable[[EvalRunner], Result]) -> list[Result]:
-        """Call a function with every ready runner, in the runner's process; return the results by position."""
-        results: list[Result] = self._call(Apply(function), function)
+    def foreach_runner(self, function: Callable[[EvalRunner], Result], timeout_s: float | None = None) -> list[Result]:
+        """Call a function with every runner, in the runner's process; return the results by position.
+
+        Args:
+            function: Function of a runner. For runners in other processes, it must be picklable.
+            timeout_s: Time limit in seconds within which all runners must answer. The call waits for runners that are
+                starting or being replaced. By default, it calls only the runners that are ready now.
+
+        Raises:
+            ClusterError: A runner did not answer within ``timeout_s``, or no runner answered.
+        """
+        job = Apply(function) if timeout_s is None else ApplyToAll(function, timeout_s)
+        results: list[Result] = self._call(job, function)
         return results
 
     def apply_to_one(self, function: Callable[[EvalRunner], Result], timeout_s: float = 600.0) -> Result:
@@ -449,14 +460,16 @@ class EvalRunnerGroup:
         self._wait(Do(remove))
 
     def get_metrics(self) -> dict[str, float]:
-        """Return the counters of the group since its start, and sums over its runners, including lost runners."""
+        """Return the counters of the group since its start, and sums over its ready runners.
+
+        ``episodes``, ``faults`` and ``env_steps`` include lost runners. They do not include the determinism check.
+        """
         totals: dict[str, float] = {"num_healthy_runners": 0, "num_runner_restarts": self._pool.restarts}
-        totals |= self._pool.reported
         for metrics in self.foreach_runner(lambda runner: runner.metrics()):
             totals["num_healthy_runners"] += 1
             for name, value in metrics.items():
                 totals[name] = totals.get(name, 0) + value
-        return totals
+        return totals | self._pool.counters()
 
     def stop(self) -> None:
         """Stop the group, its runners and its other processes within about ten seconds.
@@ -467,6 +480,11 @@ class EvalRunnerGroup:
             self._loop.stop()
             self._weights.drop()
         atexit.unregister(self.stop)
+
+    if not TYPE_CHECKING:  # Type checkers reject unknown names themselves.
+
+        def __getattr__(self, name: str) -> Any:
+            raise no_attribute(self, name)
 
     def __enter__(self) -> EvalRunnerGroup:
         return self

@@ -36,6 +36,8 @@ class Job(abc.ABC):
     """Whether no other exclusive job may run at the same time."""
     renews = False
     """Whether this job may repair a group that has failed."""
+    counts = True
+    """Whether the episodes of this job count in the group's metrics."""
     waits_for_disk = False
     """Whether the job is waiting for a read or a write."""
 
@@ -217,7 +219,7 @@ class WeightsSync(_Broadcast):
 
 
 class Apply(_Broadcast):
-    """Job that calls a function with every runner."""
+    """Job that calls a function with every runner that is ready."""
 
     exclusive = False
 
@@ -230,6 +232,47 @@ class Apply(_Broadcast):
             why = f"no runner answered: runner {member.index} was lost during the call"
             self.fail(ClusterError(why, runner=member.index))
         return super().lost(member, crash_report, now)
+
+
+@final
+class ApplyToAll(Apply):
+    """Job that calls a function with the runner of every position, and waits for runners that are not ready.
+
+    If a runner is lost before the job ends, the function is also called with its replacement.
+    """
+
+    def __init__(self, function: Callable[[EvalRunner], Any], timeout_s: float) -> None:
+        super().__init__(function)
+        self._timeout_s = timeout_s
+        self._deadline = math.inf
+
+    @override
+    def start(self, now: float) -> None:
+        self._deadline = now + self._timeout_s
+        super().start(now)
+
+    @override
+    def joined(self, member: Member, now: float) -> None:
+        self._send(member, now)
+
+    @override
+    def lost(self, member: Member, crash_report: CrashReport | None, now: float) -> bool:
+        self._settle(member)
+        return False
+
+    @override
+    def tick(self, now: float) -> None:
+        super().tick(now)
+        if now > self._deadline and not self.done:
+            silent = sorted(self.pool.positions - self._values.keys())
+            problem = f"runners {', '.join(map(str, silent))} did not answer within {self._timeout_s:g} s"
+            fix = "Wait longer, or omit timeout_s to call only the runners that are ready."
+            self.fail(ClusterError(problem, key="timeout_s", value=self._timeout_s, runner=silent[0], fix=fix))
+
+    @override
+    def _settle(self, without: Member | None = None) -> None:
+        if self._values.keys() >= self.pool.positions:
+            super()._settle(without)
 
 
 @final

@@ -21,6 +21,7 @@ from rl_eval.backends.requests import Apply, Run, SetWeights, Start
 from rl_eval.errors import ClusterError, EvalError, NumericsMismatch, RunnerLost, UsageError
 from rl_eval.execution.jobs import Job, WeightsSync
 from rl_eval.execution.runner_pool import Member, RunnerPool
+from rl_eval.records.episode import RunReport
 from rl_eval.scheduling.runner_failures import Verdict, judge
 from rl_eval.supervision.caller import ctrl_c_noted, one_thread
 from rl_eval.supervision.flight_recorder import CrashReport
@@ -248,6 +249,8 @@ class ControlLoop:
             self._deliver(addressee, member, reply, now)
 
     def _deliver(self, job: Job, member: Member, reply: Reply, now: float) -> None:
+        if job.counts and isinstance(reply.value, RunReport):
+            member.count(reply.value)
         try:
             job.replied(member, reply.value, now)
         except NumericsMismatch as error:

@@ -56,7 +56,11 @@ class Member:
     """Whether the runner has answered a :class:`Run` with its present weights. The first :class:`Run` also probes the
     policy."""
     reported: Counter[str] = field(default_factory=Counter)
-    """Sums over the runner's reports, by the names of its counters."""
+    """Sums over the runner's reports, without those of the determinism check: episodes, faults, env_steps."""
+
+    def count(self, report: RunReport) -> None:
+        """Add a report to the counters."""
+        self.reported.update(episodes=len(report.rows), faults=len(report.faults), env_steps=report.env_steps)
 
     def in_flight(self, tag: int) -> int:
         """Return the number of unanswered requests of a job."""
@@ -77,14 +81,14 @@ class RunnerPool:
         self.losses = 0
         """Number of runners that were lost since the pool was built."""
         self.reported: Counter[str] = Counter()
-        """Sums over the reports of lost members."""
+        """Counters of lost members."""
         self.last_loss: BaseException | None = None
         self.ever_ready = False
         self.on_restart: Callable[[int], object] = lambda _: None
         """Function that is called with the position of a runner that replaces another one."""
         self._next_incarnation = 0
         self._next_index = 0
-        self._positions: set[int] = set()
+        self.positions: set[int] = set()
         """All positions, including those that stay empty after too many losses."""
         self._consecutive: Counter[int] = Counter()
         """Number of losses of each position since any runner finished an episode."""
@@ -102,7 +106,7 @@ class RunnerPool:
         """Add positions, and start a runner at each of them."""
         self._founded = now if self._founded is None else self._founded
         for _ in range(count):
-            self._positions.add(self._next_index)
+            self.positions.add(self._next_index)
             self._spawn(self._next_index, now)
             self._next_index += 1
 
@@ -115,7 +119,7 @@ class RunnerPool:
         self._due = [due for due in self._due if due not in waiting]
         rest = count - len(waiting)
         gone = sorted(self.members.values(), key=lambda member: member.index)[-rest:] if rest else []
-        self._positions -= {index for _, index in waiting} | {member.index for member in gone}
+        self.positions -= {index for _, index in waiting} | {member.index for member in gone}
         for member in gone:
             self._remove(member)
         return gone
@@ -137,7 +141,7 @@ class RunnerPool:
             if not member.terminated:  # Otherwise its death is about to be reported, and it is replaced.
                 self.reported += member.reported
                 self._start(Member(member.incarnation, member.index, now, member.starts + 1, pending=member.pending))
-        for index in sorted(self._positions - {member.index for member in self.members.values()}):
+        for index in sorted(self.positions - {member.index for member in self.members.values()}):
             self._spawn(index, now)
 
     def ready(self) -> list[Member]:
@@ -169,6 +173,11 @@ class RunnerPool:
         if any(member.probed for member in ready):
             return "running"
         return "sending weights" if all(map(_gets_weights, ready)) else "probing the policy"
+
+    def counters(self) -> dict[str, int]:
+        """Return the sums over the reports of all members, including lost members."""
+        # A copy, as in ready().
+        return dict(sum((member.reported for member in list(self.members.values())), self.reported))
 
     def absence(self) -> str:
         """Return the reason why there are fewer runners than requested."""
@@ -205,8 +214,6 @@ class RunnerPool:
             member.probed = isinstance(reply.call.request, Run) or member.probed
             if reply.error is None:
                 self._failing.discard(member.index)
-            if isinstance(report := reply.value, RunReport):
-                member.reported.update(episodes=len(report.rows), faults=len(report.faults), env_steps=report.env_steps)
         return member
 
     def start_answered(self, member: Member, now: float) -> None:

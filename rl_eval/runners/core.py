@@ -15,9 +15,10 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import gymnasium as gym
+from typing_extensions import Self
 
 from rl_eval.config.settings import DEFAULT_LANES, EvalSettings
-from rl_eval.errors import EnvError, EpisodeTimeout, EvalError, UsageError, WeightsError, summary_of
+from rl_eval.errors import ConfigError, EnvError, EpisodeTimeout, EvalError, UsageError, WeightsError, summary_of
 from rl_eval.errors.redaction import learn
 from rl_eval.policies import adapt_policy, has_random_weights
 from rl_eval.policies.inference.inference import RowInference
@@ -52,6 +53,14 @@ class RunnerCore(abc.ABC):
         ConfigError: Environment or policy cannot be built as configured.
         EnvError: The environment's constructor raised on every attempt.
     """
+
+    def __new__(cls, *_: Any, **keywords: Any) -> Self:
+        """Reject RLlib's call of an ``env_runner_cls``."""
+        if "env_creator" in keywords:
+            problem = f"env_runner_cls is {cls.__name__}, a runner that evaluates and collects no data for training"
+            fix = "Remove env_runner_cls. To evaluate with this runner, set runners.runner of an EvalConfig."
+            raise ConfigError(problem, key="env_runner_cls", value=cls.__name__, fix=fix)
+        return super().__new__(cls)
 
     def __init__(self, settings: EvalSettings, runner_index: int, policy: Any = None) -> None:
         # At most 30 attributes, including those of a subclass. With more, CPython looks up each one in a dict, which

@@ -132,8 +132,8 @@ def build_env(
     - it has no default, and neither it nor ``num_envs`` is one of the kwargs.
 
     For an environment class, both conditions must be met. If the kwargs contain the name of a class's annotated
-    parameter, as in ``{"config": {"size": 3}}``, that value is the contents of the context. If the context is the first argument, the kwargs that are
-    keyword-only parameters are passed too.
+    parameter, as in ``{"config": {"size": 3}}``, that value is the contents of the context. If the context is the
+    first argument, the kwargs that are keyword-only parameters are passed too.
 
     Raises:
         ConfigError: The id is unknown, or the path cannot be imported.

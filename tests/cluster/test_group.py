@@ -22,6 +22,7 @@ from workloads import MLP
 from rl_eval import EvalConfig, EvalRunnerGroup, evaluate
 from rl_eval.cli.checks import check_cluster
 from rl_eval.errors import ClusterError, ConfigError, EvalError, WeightsError
+from rl_eval.integrations.rllib.workers import RolloutWorkers
 from rl_eval.policies.mlp import MLPActor
 from rl_eval.weights import load_weights_file
 from tests.refused import refused
@@ -137,6 +138,20 @@ def test_foreach_runner_and_metrics(warm: EvalRunnerGroup) -> None:
     metrics = warm.get_metrics()
     assert metrics["episodes"] == before + 30
     assert metrics["num_healthy_runners"] == 2
+
+
+def test_a_call_can_wait_for_all_runners() -> None:
+    """For those that start, and for one in the place of a lost one; a limit that is too short names those missing."""
+    with EvalRunnerGroup(config().runners(num_runners=2)) as group:
+        with refused(ClusterError, "timeout_s", value=0.0, runner=0):
+            group.foreach_runner(lambda runner: os.getpid(), timeout_s=0.0)
+        pids = group.foreach_runner(lambda runner: os.getpid(), timeout_s=120.0)
+        os.kill(pids[1], signal.SIGKILL)
+        again = RolloutWorkers(group).foreach_env(lambda env: os.getpid(), timeout_s=120.0)
+    assert len(set(pids)) == 2
+    assert again[0][0] == pids[0]
+    assert len(again) == 2
+    assert again[1][0] not in pids
 
 
 def test_a_call_that_fails_is_its_callers_error_and_costs_no_runner(warm: EvalRunnerGroup) -> None:

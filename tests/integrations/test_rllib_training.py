@@ -17,11 +17,13 @@ import numpy as np
 import ray
 from ray import tune
 from ray.rllib.algorithms.dqn import DQNConfig
+from ray.rllib.algorithms.ppo import PPOConfig
+from ray.rllib.algorithms.sac import SACConfig
 from ray.rllib.callbacks.callbacks import RLlibCallback
 from rllib_worlds import Gated, mean_std, ppo
 from waiting import eventually
 
-from rl_eval import EvalConfig, evaluate
+from rl_eval import EvalConfig, VectorEvalRunner, evaluate
 from rl_eval.errors import ConfigError
 from rl_eval.integrations.rllib import eval_config_of, evaluation_function, session_of
 from rl_eval.results.result import EvalPoint, EvalResult
@@ -114,6 +116,7 @@ def test_rllibs_default_of_exploring_is_kept() -> None:
         ({"evaluation_error_after_n_consecutive_skips": 3}, "evaluation_error_after_n_consecutive_skips"),
         ({"offline_evaluation_interval": 2}, "offline_evaluation_interval"),
         ({"evaluation_config": {"clip_actions": True}}, "evaluation_config.clip_actions"),
+        ({"evaluation_config": {"env_runner_cls": VectorEvalRunner}}, "evaluation_config.env_runner_cls"),
         ({"evaluation_config": ppo("CartPole-v1").training(lr=0.5)}, "evaluation_config.lr"),
     ],
 )
@@ -126,6 +129,33 @@ def test_what_cannot_be_honoured_is_named(changes: Any, key: str) -> None:
         eval_config_of(config)
     if key != "evaluation_duration":
         assert eval_config_of(config, ignore=[key])
+
+
+def test_what_rllibs_evaluation_inherits_is_named_too() -> None:
+    """As in ``evaluation_config``."""
+    with refused(ConfigError, "env_runner_cls", value=VectorEvalRunner):
+        eval_config_of(ppo("CartPole-v1").env_runners(env_runner_cls=VectorEvalRunner))
+    with refused(ConfigError, "render_env", value=True):
+        eval_config_of(ppo("CartPole-v1").environment(render_env=True))
+
+
+def test_other_settings_that_are_dropped_are_listed(caplog: pytest.LogCaptureFixture) -> None:
+    """Each by its name, once; those of the training, of the policy and with a counterpart are not among them."""
+    config = ppo("CartPole-v1").fault_tolerance(ignore_env_runner_failures=True, max_num_env_runner_restarts=3)
+    config.env_runners(gym_env_vectorize_mode="vector_entry_point", num_env_runners=3, rollout_fragment_length=7)
+    config.environment(clip_rewards=True, clip_actions=True)
+    eval_config_of(config, ignore=["clip_rewards"])
+    (record,) = caplog.records
+    assert record.args == ("gym_env_vectorize_mode, ignore_env_runner_failures",)
+    caplog.clear()
+    for plain in (PPOConfig(), DQNConfig(), SACConfig()):
+        eval_config_of(plain.environment("CartPole-v1"))
+    assert not caplog.records
+
+
+def test_a_runner_of_ours_is_no_env_runner_of_rllib() -> None:
+    with refused(ConfigError, "env_runner_cls", value="VectorEvalRunner"):
+        ppo("CartPole-v1").env_runners(num_env_runners=0, env_runner_cls=VectorEvalRunner).build_algo()
 
 
 def test_a_space_of_none_is_that_of_the_environment() -> None:

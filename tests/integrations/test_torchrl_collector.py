@@ -18,7 +18,16 @@ import torch
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
 from torchrl.data import Binary, Bounded, LazyTensorStorage, ReplayBuffer
-from torchrl.envs import Compose, GymEnv, InitTracker, RenameTransform, RewardSum, StepCounter, TransformedEnv, VecNormV2
+from torchrl.envs import (
+    Compose,
+    GymEnv,
+    InitTracker,
+    RenameTransform,
+    RewardSum,
+    StepCounter,
+    TransformedEnv,
+    VecNormV2,
+)
 from torchrl.modules import LSTMModule, OneHotCategorical, ProbabilisticActor, QValueActor, RandomPolicy
 
 from rl_eval.errors import EvalError

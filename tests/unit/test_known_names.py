@@ -12,6 +12,7 @@ import pytest
 from rl_eval import EnvContext, EvalRunner, EvalRunnerGroup
 from rl_eval.config.references import import_attribute
 from rl_eval.config.settings import SECTIONS
+from rl_eval.errors.other_names import COUNTERPARTS
 from rl_eval.execution.group import GroupCallbacks
 from rl_eval.integrations.rllib.workers import RolloutWorkers
 from rl_eval.runners import EpisodeObserver
@@ -70,6 +71,16 @@ def test_a_counterpart_exists_or_there_is_a_reason(name: str) -> None:
     for code in counterparts(f"{here} {remark}"):
         if not re.match(r"runners\.\w+: ", code):
             assert exists(code), f"{name}: there is no {code}"
+
+
+@pytest.mark.parametrize("name", sorted(COUNTERPARTS))
+def test_an_error_names_the_counterpart_of_the_docs(name: str) -> None:
+    """It exists, and neither the group nor the workers have the name itself and another in its place."""
+    code = COUNTERPARTS[name].replace("RolloutWorkers(group)", "workers")
+    assert exists(code)
+    assert f"`{code}`" in " ".join(rows()[name])
+    assert not hasattr(EvalRunnerGroup, name)
+    assert not hasattr(RolloutWorkers, name) or code == f"workers.{name}"
 
 
 def test_a_counterpart_that_is_missing_is_noticed() -> None:

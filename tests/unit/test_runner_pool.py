@@ -115,11 +115,13 @@ def test_reports_of_members_that_are_gone_are_kept() -> None:
     for index in (0, 1):
         world.call(index)
         world.pool.answered(Reply(Call(world.member(index).incarnation, RUN, 1), report), world.now)
+        world.member(index).count(report)
     assert not world.pool.reported
+    assert world.pool.counters() == {"episodes": 4, "faults": 2, "env_steps": 80}
     world.lose(0)
     assert world.pool.reported == {"episodes": 2, "faults": 1, "env_steps": 40}
     world.pool.shrink(2)
-    assert world.pool.reported == {"episodes": 4, "faults": 2, "env_steps": 80}
+    assert world.pool.reported == world.pool.counters() == {"episodes": 4, "faults": 2, "env_steps": 80}
 
 
 def test_slices_grow_with_the_fleet() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from typing import Any
 
 import numpy as np
+import pytest
 
 from rl_eval import EvalConfig, EvalRunner, EvalRunnerGroup, VectorEvalRunner
 from rl_eval.errors import ConfigError, EvalError, WeightsError
@@ -82,6 +84,43 @@ def test_a_group_is_saved_and_restored(tmp_path: Any) -> None:
         workers = RolloutWorkers(group)
         workers.save(path)
         assert workers.restore(path) == 0
+
+
+def test_a_name_of_another_framework_is_an_error_that_names_ours() -> None:
+    """On a group, and on its workers; a name that nobody knows is an ordinary error."""
+    with EvalRunnerGroup(config(), lean, threaded=False) as group:
+        workers = RolloutWorkers(group)
+        for owner, name, ours in (
+            (group, "foreach_env", "RolloutWorkers(group).foreach_env"),
+            (group, "ping", "group.healthy_runner_ids"),
+            (workers, "set_weights", "group.sync_weights"),
+            (workers, "get_metrics", "group.get_metrics"),
+        ):
+            with pytest.raises(AttributeError, match=re.escape(ours)) as caught:
+                getattr(owner, name)
+            assert (caught.value.name, caught.value.obj) == (name, owner)
+        assert not hasattr(group, "no_such")
+        assert not hasattr(workers, "no_such")
+
+
+def test_weights_of_some_policies_can_be_asked_for() -> None:
+    """With one policy, it has the default name."""
+    with EvalRunnerGroup(config(), MLPActor(4, 2), threaded=False) as group:
+        workers = RolloutWorkers(group)
+        assert workers.get_weights(["default_policy"]).keys() == workers.get_weights().keys()
+        assert workers.get_weights([]) == {}
+        with refused(EvalError, "policy_id", value="hawk"):
+            workers.get_weights(["hawk"])
+
+
+def test_metrics_do_not_count_the_determinism_check() -> None:
+    """Nor the faults and steps of its episodes."""
+    with EvalRunnerGroup(config().evaluation(determinism_check="auto"), lean, threaded=False) as group:
+        result = group.evaluate()
+        assert result.determinism.checked
+        metrics = group.get_metrics()
+    assert (metrics["episodes"], metrics["env_steps"], metrics["faults"]) == (6, result.timing.env_steps, 0)
+    assert metrics["close_errors"] == 0
 
 
 def test_callbacks_hear_of_results() -> None:

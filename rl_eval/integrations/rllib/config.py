@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import logging
 from collections.abc import Callable, Collection, Iterator
 from typing import Any, Final
 
@@ -19,6 +21,7 @@ from rl_eval.integrations.rllib.policy import check_separate
 from rl_eval.protocols import EnvContext
 from rl_eval.records.episode import EpisodeSpec
 
+_logger: Final = logging.getLogger(__name__)
 _DEFAULTS: Final = AlgorithmConfig()
 
 _OVERRIDES: Final = frozenset(
@@ -51,8 +54,41 @@ _SPACES: Final = ("action_space", "observation_space")
 
 _NOT_HONOURED: Final = (
     *("evaluation_unhealthy_workers_timeout_s", "off_policy_estimation_methods"),
-    "offline_evaluation_interval",
+    *("offline_evaluation_interval", "env_runner_cls", "render_env"),
 )
+_SECTIONS: Final = ("environment", "env_runners", "evaluation", "fault_tolerance")
+"""Methods of AlgorithmConfig whose arguments describe environments and their runners."""
+_TRANSLATED: Final = frozenset(
+    {
+        *("env", "env_config", "explore", "num_envs_per_env_runner", "num_cpus_per_env_runner"),
+        *("num_gpus_per_env_runner", "custom_resources_per_env_runner", "evaluation_num_env_runners"),
+        *("evaluation_duration", "evaluation_sample_timeout_s", "restart_failed_env_runners"),
+        "max_num_env_runner_restarts",
+    }
+)
+_OF_THE_POLICY: Final = frozenset(
+    {
+        *("normalize_actions", "clip_actions", "env_to_module_connector", "module_to_env_connector"),
+        "add_default_connectors_to_env_to_module_pipeline",
+        "add_default_connectors_to_module_to_env_pipeline",
+        *("episode_lookback_horizon", "action_mask_key", *_SPACES),
+    }
+)
+_OF_THE_TRAINING: Final = frozenset(
+    {
+        *("create_local_env_runner", "create_env_on_local_worker", "sample_timeout_s", "evaluation_interval"),
+        *("custom_evaluation_function", *_SET_BY_RLLIB),
+    }
+)
+"""Keys that RLlib's evaluation does not read, or that work as before."""
+_CHECKED: Final = frozenset(
+    {
+        *("evaluation_duration_unit", "evaluation_parallel_to_training"),
+        *("evaluation_error_after_n_consecutive_skips", *_NOT_HONOURED),
+    }
+)
+"""Keys that :func:`_refusals` rejects if they have an unsupported value."""
+
 _RUNNER_CALLBACKS: Final = (
     "on_environment_created",
     "on_episode_created",
@@ -72,9 +108,12 @@ def eval_config_of(config: AlgorithmConfig, ignore: Collection[str] = ()) -> Eva
     policy per RLModule and contains RLlib's ``policy_mapping_fn``. If the ``policy_mapping_fn`` reads its episode
     argument, an error is raised. You can change every setting of the result.
 
+    A warning names the other arguments of ``environment()``, ``env_runners()``, ``evaluation()`` and
+    ``fault_tolerance()`` that are set and have no counterpart.
+
     Args:
         config: Config with ``environment()``, ``env_runners()`` and ``evaluation()`` as for RLlib's own evaluation.
-        ignore: Unsupported keys that are left out without an error.
+        ignore: Unsupported keys that are left out without an error or a warning.
 
     Raises:
         ConfigError: A setting is not supported; the message names its key.
@@ -84,6 +123,8 @@ def eval_config_of(config: AlgorithmConfig, ignore: Collection[str] = ()) -> Eva
             raise ConfigError(
                 f"{key} {why}", key=key, fix=f"To leave this key out, call eval_config_of(config, ignore=[{key!r}])."
             )
+    if dropped := [key for key in _dropped(config) if key not in ignore]:
+        _logger.warning("eval_config_of leaves out settings without a counterpart in rl_eval: %s", ", ".join(dropped))
     evaluated = config if config.in_evaluation else config.get_evaluation_config_object()
     ours = EvalConfig()
     ours.environment(_environment(evaluated), env_kwargs=dict(evaluated.env_config))
@@ -137,6 +178,14 @@ def _refusals(config: AlgorithmConfig) -> Iterator[tuple[str, str]]:
     for key in sorted(_overrides(config) - _OVERRIDES):
         yield f"evaluation_config.{key}", "is set and changes RLlib's evaluation, but rl_eval does not support it"
     yield from _refused_callbacks(config)
+
+
+def _dropped(config: AlgorithmConfig) -> list[str]:
+    """Return the keys that are set, and that the translation does not use."""
+    arguments = {name for section in _SECTIONS for name in inspect.signature(getattr(config, section)).parameters}
+    used = _TRANSLATED | _OF_THE_POLICY | _OF_THE_TRAINING | _CHECKED
+    mine, default = vars(config), vars(_DEFAULTS)
+    return [key for key in sorted(arguments & mine.keys() - used) if mine[key] != default.get(key)]
 
 
 def _refused_callbacks(config: AlgorithmConfig) -> Iterator[tuple[str, str]]:

@@ -6,12 +6,14 @@ The page "Filters, state and calls on runners" has a table of all methods. This 
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar, final
+from typing import TYPE_CHECKING, Any, TypeVar, final
 
 from rl_eval.atomic_write import write_atomically
 from rl_eval.errors import ConfigError, EvalError, WeightsError, nearest
+from rl_eval.errors.other_names import no_attribute
 from rl_eval.execution.group import EvalRunnerGroup
 from rl_eval.integrations.rllib.filters import FilteredPolicy, MeanStdFilter
 from rl_eval.protocols import Policy
@@ -26,7 +28,8 @@ Result = TypeVar("Result")
 class RolloutWorkers:
     """Methods of ``RolloutWorker`` and ``WorkerSet`` that an evaluation needs, for the runners of a group.
 
-    Calls run between evaluations. Returned lists have one item per ready runner.
+    Returned lists have one item per ready runner. With ``timeout_s``, a method waits until every runner has answered,
+    as :meth:`rl_eval.EvalRunnerGroup.foreach_runner` does.
 
     Args:
         group: The runners.
@@ -40,33 +43,46 @@ class RolloutWorkers:
     def __init__(self, group: EvalRunnerGroup) -> None:
         self._group = group
 
+    if not TYPE_CHECKING:  # Type checkers reject unknown names themselves.
+
+        def __getattr__(self, name: str) -> Any:
+            raise no_attribute(self, name, f"group.{name}" if hasattr(EvalRunnerGroup, name) else None)
+
     # ------------------------------------------------------------------ environments and policies
 
-    def foreach_env(self, function: Callable[[Any], Result]) -> list[list[Result]]:
+    def foreach_env(self, function: Callable[[Any], Result], timeout_s: float | None = None) -> list[list[Result]]:
         """Call a function with every environment that exists. Return a list per runner, with one result per slot."""
-        return self._group.foreach_runner(lambda runner: runner.foreach_env(function))
+        return self._group.foreach_runner(lambda runner: runner.foreach_env(function), timeout_s)
 
-    def for_policy(self, function: Callable[[Policy], Result], policy_id: str = DEFAULT_POLICY) -> list[Result]:
+    def for_policy(
+        self, function: Callable[[Policy], Result], policy_id: str = DEFAULT_POLICY, timeout_s: float | None = None
+    ) -> list[Result]:
         """On every runner, call a function with one policy (without its filter). Return one result per runner.
 
         Raises:
             EvalError: No policy has this name.
         """
-        return self._group.foreach_runner(lambda runner: function(_bare(_policy(runner, policy_id))))
+        return self._group.foreach_runner(lambda runner: function(_bare(_policy(runner, policy_id))), timeout_s)
 
-    def foreach_policy(self, function: Callable[[Policy, str], Result]) -> list[list[Result]]:
+    def foreach_policy(
+        self, function: Callable[[Policy, str], Result], timeout_s: float | None = None
+    ) -> list[list[Result]]:
         """On every runner, call a function with each policy (without its filter) and the policy's name.
 
         Return a list per runner, with one result per policy.
         """
         return self._group.foreach_runner(
-            lambda runner: [function(_bare(policy), name) for name, policy in _policies(runner).items()]
+            lambda runner: [function(_bare(policy), name) for name, policy in _policies(runner).items()], timeout_s
         )
 
     # ------------------------------------------------------------------ filters, weights, state
 
-    def get_filters(self) -> dict[str, MeanStdFilter]:
-        """Return the filters of one runner, by policy name. Policies without a filter are left out."""
+    def get_filters(self, flush_after: bool = False) -> dict[str, MeanStdFilter]:
+        """Return the filters of one runner, by policy name. Policies without a filter are left out.
+
+        Args:
+            flush_after: Not used, because filters have no buffer.
+        """
         return self._group.apply_to_one(_filters)
 
     def sync_filters(self, filters: Mapping[str, MeanStdFilter], version: int | None = None) -> int:
@@ -89,13 +105,17 @@ class RolloutWorkers:
             weights |= {prefix + key: tensor for key, tensor in one.tensors().items()}
         return self._group.sync_weights(weights, version)
 
-    def get_weights(self) -> dict[str, Any]:
+    def get_weights(self, policies: Collection[str] | None = None) -> dict[str, Any]:
         """Return the weights of one runner, including the filters, as tensors by name.
 
+        Args:
+            policies: Names of the policies whose weights are returned; by default all.
+
         Raises:
+            EvalError: No policy has one of these names.
             WeightsError: The weights have extra state that is not a tensor.
         """
-        return self._group.apply_to_one(_weights)
+        return self._group.apply_to_one(partial(_weights, policies=policies))
 
     def save(self, path: str | Path) -> None:
         """Write the weights, the filters and their version to a safetensors file.
@@ -133,21 +153,21 @@ class RolloutWorkers:
 
     # ------------------------------------------------------------------ where they run
 
-    def creation_args(self) -> list[dict[str, Any]]:
+    def creation_args(self, timeout_s: float | None = None) -> list[dict[str, Any]]:
         """Return the settings and the index of every runner, as arguments to construct an equal runner."""
         return self._group.foreach_runner(
-            lambda runner: {"settings": runner.settings, "runner_index": runner.runner_index}
+            lambda runner: {"settings": runner.settings, "runner_index": runner.runner_index}, timeout_s
         )
 
-    def get_node_ip(self) -> list[str]:
+    def get_node_ip(self, timeout_s: float | None = None) -> list[str]:
         """Return the IP address of the node of every runner."""
         import ray
 
-        return self._group.foreach_runner(lambda _: str(ray.util.get_node_ip_address()))
+        return self._group.foreach_runner(lambda _: str(ray.util.get_node_ip_address()), timeout_s)
 
-    def find_free_port(self) -> list[int]:
+    def find_free_port(self, timeout_s: float | None = None) -> list[int]:
         """Return, for every runner, a TCP port that is free on its node now."""
-        return self._group.foreach_runner(_free_port)
+        return self._group.foreach_runner(_free_port, timeout_s)
 
 
 def as_remote(
@@ -195,9 +215,17 @@ def _filters(runner: EvalRunner) -> dict[str, MeanStdFilter]:
     return {name: one.module.filter for name, one in _policies(runner).items() if isinstance(one, FilteredPolicy)}
 
 
-def _weights(runner: EvalRunner) -> dict[str, Any]:
+def _weights(runner: EvalRunner, policies: Collection[str] | None = None) -> dict[str, Any]:
+    for name in policies or ():
+        _policy(runner, name)
     module = module_of(runner.policy)
-    return {} if module is None else tensors_of(snapshot_weights(module, runner.weights_version))
+    weights = {} if module is None else tensors_of(snapshot_weights(module, runner.weights_version))
+    if policies is None:
+        return weights
+    several = bool(runner.settings.policy.policies)
+    return {
+        key: one for key, one in weights.items() if (key.partition(".")[0] if several else DEFAULT_POLICY) in policies
+    }
 
 
 def _free_port(_: EvalRunner) -> int:

@@ -18,6 +18,7 @@ from typing import Any, Final, final
 import torch
 from tensordict.nn import TensorDictModuleBase
 
+from rl_eval.errors.other_names import no_attribute
 from rl_eval.execution.group import EvalRunnerGroup
 from rl_eval.integrations.torchrl.arguments import (
     ArgumentError,
@@ -418,8 +419,8 @@ class RayCollector:
         await asyncio.to_thread(self.shutdown, shutdown_ray=shutdown_ray)
 
     def __getattr__(self, name: str) -> Any:
-        advice = "Use collector.group, which has add_runners, foreach_env and healthy_runner_ids"
-        raise AttributeError(f"RayCollector of rl_eval has no {name!r}, because there is no inner collector. {advice}")
+        # There is no inner collector.
+        raise no_attribute(self, name, "group.foreach_runner", "collector.group")
 
     def __enter__(self) -> RayCollector:
         return self
