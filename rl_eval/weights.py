@@ -511,5 +511,18 @@ def add_missing(snapshot: WeightsSnapshot, former: WeightsSnapshot | None, names
     return replace(whole, versions={**former.versions, **versions})
 
 
+def keep_unsent(snapshot: WeightsSnapshot, former: WeightsSnapshot) -> WeightsSnapshot:
+    """Complete a snapshot with extra state by the parts of an earlier snapshot that stay in use.
+
+    Extra state with a method ``following(former)`` is merged with the earlier extra state of its name. If the snapshot
+    has no tensors, so that policies keep theirs, it gets the tensors of ``former``.
+    """
+    contents, earlier = _contents_of(snapshot), _contents_of(former)
+    for name in contents.keys() & earlier.keys():
+        if hasattr(contents[name], "following"):
+            contents[name] = contents[name].following(earlier[name])
+    return snapshot_weights(contents if snapshot.entries else {**former.tensors(), **contents}, snapshot.version)
+
+
 def _contents_of(snapshot: WeightsSnapshot) -> dict[str, Any]:
     return {**snapshot.tensors(), **pickle.loads(snapshot.extra_state)}

@@ -35,7 +35,7 @@ from rl_eval.results.result import EvalResult
 from rl_eval.results.source_code import code_of
 from rl_eval.runners import EvalRunner
 from rl_eval.supervision.caller import current_folder, working_in
-from rl_eval.weights import HeldWeights, WeightsSnapshot, add_missing, snapshot_weights
+from rl_eval.weights import HeldWeights, WeightsSnapshot, add_missing, keep_unsent, snapshot_weights
 
 if TYPE_CHECKING:
     from rl_eval.log import EvaluationLog
@@ -380,10 +380,12 @@ class EvalRunnerGroup:
         """
         snapshot = weights if isinstance(weights, WeightsSnapshot) else snapshot_weights(weights, 0)
         snapshot = replace(snapshot, version=self._weights.number(version))
+        # A runner that starts later gets only these, so they must include everything that stays in use.
+        former = self._weights.posted and self._weights.posted.snapshot
         if self.settings.policy.policies and not snapshot.versions:
-            # A runner that starts later gets only these, so they must include the other policies' weights.
-            former = self._weights.posted and self._weights.posted.snapshot
             snapshot = add_missing(snapshot, former, self.settings.policy.policies)
+        elif former is not None and snapshot.extra_digest:
+            snapshot = keep_unsent(snapshot, former)
         return PublishedWeights(*self._backend.publish(snapshot))
 
     @property

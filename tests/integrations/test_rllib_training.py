@@ -133,9 +133,9 @@ def test_what_cannot_be_honoured_is_named(changes: Any, key: str) -> None:
 
 def test_what_rllibs_evaluation_inherits_is_named_too() -> None:
     """As in ``evaluation_config``."""
-    with refused(ConfigError, "env_runner_cls", value=VectorEvalRunner):
+    with refused(ConfigError, "env_runner_cls"):
         eval_config_of(ppo("CartPole-v1").env_runners(env_runner_cls=VectorEvalRunner))
-    with refused(ConfigError, "render_env", value=True):
+    with refused(ConfigError, "render_env"):
         eval_config_of(ppo("CartPole-v1").environment(render_env=True))
 
 

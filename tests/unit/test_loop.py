@@ -10,9 +10,17 @@ import torch
 from rl_eval import EvalConfig
 from rl_eval.backends import Call, Reply
 from rl_eval.backends.requests import GetWeightsVersion, Run, SetWeights, Start
-from rl_eval.errors import ConfigError, EnvError, NumericsMismatch, PolicyUnavailable, RunnerLost, WeightsError
+from rl_eval.errors import (
+    ClusterError,
+    ConfigError,
+    EnvError,
+    NumericsMismatch,
+    PolicyUnavailable,
+    RunnerLost,
+    WeightsError,
+)
 from rl_eval.execution.aspects import default_aspects
-from rl_eval.execution.jobs import Apply, Do, Job, WeightsSync
+from rl_eval.execution.jobs import Apply, ApplyToAll, Do, Job, WeightsSync
 from rl_eval.execution.loop import ControlLoop
 from rl_eval.execution.outcome import EvalOutcome
 from rl_eval.execution.runner_pool import PublishedWeights, RunnerPool
@@ -21,7 +29,7 @@ from rl_eval.records.episode import PROGRESS, ROW, Fault, Outcome, RunReport
 from rl_eval.scheduling.plan import EpisodePlan
 from rl_eval.scheduling.runner_failures import Verdict, judge
 from rl_eval.weights import snapshot_weights
-from tests.refused import untold
+from tests.refused import refused, untold
 from tests.unit.pool_world import FakeBackend
 
 NO_LICENCE = EnvError("no licence on this node")
@@ -205,6 +213,51 @@ def test_what_a_callers_function_raises_is_for_the_caller() -> None:
     assert len(world.pool.ready()) == 2
 
 
+def answer_job(world: World, job: Job) -> None:
+    """Answer the calls of a job with the runner's number, but no start."""
+    for runner, request, tag in [call for call in world.backend.calls if call[2] == job.tag]:
+        world.backend.calls.remove((runner, request, tag))
+        world.turn(Reply(Call(runner, request, tag), runner))
+
+
+def test_a_call_can_wait_for_all_positions() -> None:
+    """For a runner that starts, and for the one in the place of a lost one; each position answers once."""
+    world = World(runners=3)
+    world.start(0, 1)
+    job = world.post(ApplyToAll(lambda runner: None, 60.0))
+    answer_job(world, job)
+    world.turn(Reply(Call(1, Start(1, None), 0), error=RunnerLost("killed"), lost=True))
+    assert not job.done
+    world.start(2)
+    answer_job(world, job)
+    assert job.future.result(timeout=0) == [0, 1, 2]
+    job = world.post(ApplyToAll(lambda runner: None, 60.0))
+    answer_job(world, job)
+    assert not job.done
+    world.now += 1.0
+    world.turn()
+    world.start(3)
+    answer_job(world, job)
+    assert job.future.result(timeout=0) == [0, 3, 2]
+
+
+def test_a_call_that_waits_for_all_positions_has_a_limit() -> None:
+    """The error names the first that is missing; a position that was removed is not waited for."""
+    world = World(runners=2)
+    world.start(0)
+    job = world.post(ApplyToAll(lambda runner: None, 5.0))
+    answer_job(world, job)
+    world.now += 5.0
+    world.turn()
+    with refused(ClusterError, "timeout_s", value=5.0, runner=1):
+        job.future.result(timeout=0)
+    job = world.post(ApplyToAll(lambda runner: None, 5.0))
+    answer_job(world, job)
+    assert not job.done
+    world.post(Do(lambda pool, now: world.loop.forget(pool.shrink(1))))
+    assert job.future.result(timeout=0) == [0]
+
+
 # ------------------------------------------------------------------------------ one evaluation, several jobs
 
 
@@ -232,6 +285,7 @@ def test_no_weights_come_between_an_evaluation_and_its_check() -> None:
         world.answer()
     assert "checking determinism" in phases
     assert outcome.handle.result().determinism.checked == 20
+    assert world.pool.counters()["episodes"] == 200
     assert [type(request) for _, request, tag in world.backend.calls if tag == sync.tag] == [SetWeights, SetWeights]
 
 

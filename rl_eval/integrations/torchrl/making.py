@@ -12,7 +12,7 @@ import copy
 import inspect
 import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, final
 
 import gymnasium as gym
@@ -58,6 +58,10 @@ class Rules:
     """Step limit of every episode; None for the configured limit."""
     mode: str | None = None
     """Mode of the policy; None for the current mode."""
+
+    def following(self, former: Rules) -> Rules:
+        """Return these rules with the statistics and the mode of an earlier request that stay in use."""
+        return replace(self, statistics={**former.statistics, **self.statistics}, mode=self.mode or former.mode)
 
 
 @final
