@@ -517,11 +517,12 @@ def keep_unsent(snapshot: WeightsSnapshot, former: WeightsSnapshot) -> WeightsSn
     Extra state with a method ``following(former)`` is merged with the earlier extra state of its name. If the snapshot
     has no tensors, so that policies keep theirs, it gets the tensors of ``former``.
     """
-    contents, earlier = _contents_of(snapshot), _contents_of(former)
-    for name in contents.keys() & earlier.keys():
-        if hasattr(contents[name], "following"):
-            contents[name] = contents[name].following(earlier[name])
-    return snapshot_weights(contents if snapshot.entries else {**former.tensors(), **contents}, snapshot.version)
+    extra, earlier = (pickle.loads(one.extra_state) for one in (snapshot, former))
+    merged = {name: extra[name].following(earlier[name]) for name in earlier if hasattr(extra.get(name), "following")}
+    if snapshot.entries and not merged:
+        return snapshot
+    tensors = (snapshot if snapshot.entries else former).tensors()
+    return snapshot_weights({**tensors, **extra, **merged}, snapshot.version)
 
 
 def _contents_of(snapshot: WeightsSnapshot) -> dict[str, Any]:

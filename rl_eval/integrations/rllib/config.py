@@ -123,9 +123,9 @@ def eval_config_of(config: AlgorithmConfig, ignore: Collection[str] = ()) -> Eva
             raise ConfigError(
                 f"{key} {why}", key=key, fix=f"To leave this key out, call eval_config_of(config, ignore=[{key!r}])."
             )
-    if dropped := [key for key in _dropped(config) if key not in ignore]:
-        _logger.warning("eval_config_of leaves out settings without a counterpart in rl_eval: %s", ", ".join(dropped))
     evaluated = config if config.in_evaluation else config.get_evaluation_config_object()
+    if dropped := [key for key in _dropped(evaluated) if key not in ignore]:
+        _logger.warning("eval_config_of leaves out settings without a counterpart in rl_eval: %s", ", ".join(dropped))
     ours = EvalConfig()
     ours.environment(_environment(evaluated), env_kwargs=dict(evaluated.env_config))
     ours.policy(deterministic=not evaluated.explore, actions="none")
@@ -180,11 +180,11 @@ def _refusals(config: AlgorithmConfig) -> Iterator[tuple[str, str]]:
     yield from _refused_callbacks(config)
 
 
-def _dropped(config: AlgorithmConfig) -> list[str]:
+def _dropped(evaluated: AlgorithmConfig) -> list[str]:
     """Return the keys that are set, and that the translation does not use."""
-    arguments = {name for section in _SECTIONS for name in inspect.signature(getattr(config, section)).parameters}
+    arguments = {name for section in _SECTIONS for name in inspect.signature(getattr(evaluated, section)).parameters}
     used = _TRANSLATED | _OF_THE_POLICY | _OF_THE_TRAINING | _CHECKED
-    mine, default = vars(config), vars(_DEFAULTS)
+    mine, default = vars(evaluated), vars(_DEFAULTS)
     return [key for key in sorted(arguments & mine.keys() - used) if mine[key] != default.get(key)]
 
 
