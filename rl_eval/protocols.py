@@ -46,8 +46,8 @@ class NoiseSource(Protocol):
 class Policy(Protocol):
     """Map from a batch of observations to a batch of actions.
 
-    A policy may also implement :class:`Recurrent`, :class:`Probeable`, :class:`ActionLogProb` and
-    :class:`TakesDeviceArrays`.
+    A policy may also implement :class:`Recurrent`, :class:`Probeable`, :class:`ReportsConnections`,
+    :class:`ActionLogProb` and :class:`TakesDeviceArrays`.
     """
 
     def act(
@@ -89,6 +89,17 @@ class Probeable(Protocol):
 
         The probe compares their bits, which an argmax would hide.
         """
+
+
+class ReportsConnections(Protocol):
+    """Policy that calls a server, and reports when it has opened a new connection.
+
+    After the last episode, every policy is probed again. A policy of this kind is also probed after each new
+    connection, so that fewer episodes are set aside if another policy answers there.
+    """
+
+    connections: int
+    """Number of connections that the policy has opened."""
 
 
 class TakesDeviceArrays(Protocol):

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 import struct
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
 from rl_eval.errors import PolicyUnavailable
+from rl_eval.protocols import EnvContext
 
 _SCRIPT = Path(__file__).with_name("policy_server.py")
 
@@ -97,3 +102,22 @@ class Reporting(Remote):
         connection = super()._connect()
         self.connections += 1
         return connection
+
+
+class Kills(gym.Wrapper[Any, Any, Any, Any]):
+    """CartPole that kills a process in the third step of an episode, once."""
+
+    def __init__(self, context: EnvContext) -> None:
+        super().__init__(gym.make("CartPole-v1", max_episode_steps=60))
+        self._pid, self._struck = context["pid"], context["struck"]
+        self._index, self._steps = -1, 0
+
+    def begin_episode(self, index: int, seed: int, attempt: int) -> None:
+        self._index, self._steps = index, 0
+
+    def step(self, action: Any) -> Any:
+        self._steps += 1
+        if (self._index, self._steps) == (self._struck, 3):
+            with suppress(ProcessLookupError):
+                os.kill(self._pid, signal.SIGKILL)
+        return super().step(action)

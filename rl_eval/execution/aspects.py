@@ -12,17 +12,15 @@ from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, final
 
-from rl_eval.errors import ConfigError, NumericsMismatch
 from rl_eval.errors.redaction import redact_text
+from rl_eval.execution.agreement import Numerics
 from rl_eval.execution.determinism_check import DeterminismSample
 from rl_eval.execution.outcome import Aspect, EvalOutcome
-from rl_eval.records.guarantee import is_of_guarantee
 from rl_eval.results.provenance import described_settings, provenance
 
 if TYPE_CHECKING:
     from rl_eval.execution.runner_pool import Member, RunnerPool
     from rl_eval.log import LogContents, Manifest
-    from rl_eval.records.episode import RunReport
     from rl_eval.supervision.flight_recorder import CrashReport
 
 
@@ -51,78 +49,6 @@ class Provenance(Aspect):
         """Add all data that are needed to repeat the evaluation."""
         rest = provenance(self.outcome.settings, self.outcome.weights, self.outcome.store.numerics)
         fields["provenance"] |= self._settings | rest
-
-
-@final
-class Numerics(Aspect):
-    """Check that all runners have the same numerics key.
-
-    The key contains the facts, except the weights, on which floats depend. The reference is the most frequent key when
-    the first records are reported. Records cannot be withdrawn. So the reference does not change later, even if more
-    runners have another key.
-    """
-
-    def __init__(self, outcome: EvalOutcome) -> None:
-        super().__init__(outcome)
-        self._reported: dict[int, tuple[dict[str, Any], str]] = {}
-        """Numerics key of each runner, and digest of the weights with which its policy was built, by the runner's
-        number."""
-
-    def reported(self, member: Member, report: RunReport) -> None:
-        """Compare the key of a runner with the reference key.
-
-        Raises:
-            NumericsMismatch: The keys differ, so the runner's floats could differ, too.
-            ConfigError: The runner built its policy with other weights than the other runners.
-        """
-        if not report.numerics:
-            return
-        store = self.outcome.store
-        self._reported[member.incarnation] = report.numerics, report.built_weights
-        if not store.numerics:
-            if not len(report.rows):
-                return
-            store.numerics = self._most_frequent()
-        known, key = store.numerics, report.numerics
-        # An older log may lack other facts.
-        named = dict.fromkeys([*known, *filter(is_of_guarantee, key)])
-        different = [name for name in named if known.get(name) != key.get(name)]
-        if not different:
-            return
-        if different == ["outputs"] and self.outcome.weights is None and self._built_others(report.built_weights):
-            problem = (
-                f"runner {member.index} built its policy with other weights than the other runners, which happens if "
-                "a factory draws random weights"
-            )
-            fix = "Set policy.weights, or call sync_weights before the evaluation."
-            raise ConfigError(problem, key="policy.weights", runner=member.index, fix=fix)
-        shown = ", ".join(f"{name} is {key.get(name)!r}, not {known.get(name)!r}" for name in different)
-        others = "the records in the log" if store.durable else "its group"
-        why = f"runner {member.index} would compute other floats than {others}: {shown}"
-        self.outcome.refusals.append(why)
-        store.note(f"{why}; the runner did not take part")
-        raise NumericsMismatch(why, key=different[0], value=key.get(different[0]), runner=member.index)
-
-    def lost(self, member: Member, crash_report: CrashReport | None) -> None:
-        """Remove the key of a lost runner."""
-        self._reported.pop(member.incarnation, None)
-
-    def describe(self, fields: dict[str, Any]) -> None:
-        """Add the reference key."""
-        fields["provenance"]["numerics"] = dict(self.outcome.store.numerics or self._most_frequent())
-
-    def _most_frequent(self) -> dict[str, Any]:
-        """Return the most frequent key, or the first of several that are equally frequent.
-
-        Return an empty dict if there is no key.
-        """
-        keys = [key for key, _ in self._reported.values()]
-        return max(keys, key=keys.count, default={})
-
-    def _built_others(self, built: str) -> bool:
-        """Whether every runner with the reference key built its policy with other weights than ``built``."""
-        theirs = {weights for key, weights in self._reported.values() if key == self.outcome.store.numerics}
-        return not built or built not in theirs
 
 
 @final

@@ -19,7 +19,7 @@ from rl_eval.execution.jobs import Job
 from rl_eval.execution.record_store import RecordStore
 from rl_eval.execution.runner_pool import Member, RunnerPool
 from rl_eval.records.determinism import UNFINISHED
-from rl_eval.records.episode import EpisodeTable, Lease, RunReport
+from rl_eval.records.episode import EpisodeTable, Lease, RunReport, set_aside_rows
 from rl_eval.results.metrics import Timing
 from rl_eval.results.result import EvalResult, decide_status
 from rl_eval.scheduling.plan import EpisodePlan
@@ -111,6 +111,10 @@ class EvalOutcome:
         """Excluded runners, with reasons."""
         self.refusals: list[str] = []
         """Rejected runners, with reasons."""
+        self.withdrawals: list[str] = []
+        """Reasons why records were set aside."""
+        self.suspect = ""
+        """Reason why a policy cannot run episodes again for a check; empty if there is none."""
         self.asked = 1
         """Largest number of runners that were expected at one time."""
         self.started = 0.0
@@ -206,6 +210,15 @@ class EvalOutcome:
                 self.artifacts.setdefault(index, {})[name] = kept[index]
         for aspect in self._aspects:
             aspect.counted(report, indices)
+
+    def set_aside(self, indices: Sequence[int], why: str) -> None:
+        """Set the records of episodes aside: the log keeps them, but they do not count. Add the reason as a note."""
+        self.store.add_rows(set_aside_rows(indices, self.plan.seeds))
+        self.store.note(why)
+        self.withdrawals.append(why)
+        self.suspect = "the policy changed during the evaluation"
+        for index in indices:
+            self.artifacts.pop(index, None)
 
     @property
     def weights_version(self) -> int:
@@ -307,7 +320,8 @@ class EvalOutcome:
 
     def _result(self, reason: str, table: EpisodeTable) -> EvalResult:
         store = self.store
-        status, text = decide_status(table, self.settings.fault_tolerance.max_failed_episodes, reason)
+        why = reason or "; ".join(self.withdrawals)
+        status, text = decide_status(table, self.settings.fault_tolerance.max_failed_episodes, why)
         fields: dict[str, Any] = {
             # The reason of an early end comes first.
             "reason": self.failure if reason and reason == self.failure else text,

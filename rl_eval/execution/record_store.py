@@ -75,6 +75,7 @@ class RecordStore:
 
     def begin(self, found: LogContents) -> None:
         """Add the contents that :meth:`read` returned."""
+        self.table.fill(found.set_aside)
         self._commit(found)
         self.numerics = dict(found.numerics)
         self.notes = dict.fromkeys(found.notes)
@@ -126,9 +127,9 @@ class RecordStore:
         keys = len(self.table.info_keys)
         self._enter(np.zeros(0, ROW), np.zeros((0, keys)), faults)
 
-    def add_row(self, row: npt.NDArray[np.void]) -> None:
-        """Add a row, shape (1,), that no runner reported."""
-        self._enter(row, np.full((1, len(self.table.info_keys)), np.nan), ())
+    def add_rows(self, rows: npt.NDArray[np.void]) -> None:
+        """Add rows, shape (n,), that no runner reported."""
+        self._enter(rows, np.full((len(rows), len(self.table.info_keys)), np.nan), ())
 
     def add_end(self) -> None:
         """Write the finding of the determinism check and the remaining notes, as the last entry of the log."""

@@ -477,7 +477,7 @@ class EpisodeSession(Phase):
                     fault = faults[index, attempt] = replace(faults[index, attempt], charged=True)
                     outcome.store.add_faults((fault,))
                 case events.GiveUp(index, seed, attempts):
-                    outcome.store.add_row(failed_row(index, seed, attempts, outcome.weights_version))
+                    outcome.store.add_rows(failed_row(index, seed, attempts, outcome.weights_version))
                     self.pool.progressed()
                 case events.Exclude(runner, failures, uncharged):
                     self._exclude(runner, failures, uncharged)

@@ -2,6 +2,8 @@
 
 A row is a function of its index. Two sessions can write the row of the same index, for example because the first
 session seemed dead. Then the reader uses the row that was written first, and compares the second row with the first.
+
+A row without an outcome sets the earlier rows of its index aside: they stay in the log, but do not count.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from rl_eval.log.manifest import (
 from rl_eval.log.ownership import Claim, read_claims
 from rl_eval.log.segments import Segment, SegmentName, decode, sum_totals
 from rl_eval.log.storage import Storage, log_error, open_storage
-from rl_eval.records.episode import ROW, Fault, outcomes_of
+from rl_eval.records.episode import ROW, Fault, Outcome, outcomes_of
 
 _SEGMENTS: Final = "segments"
 _DAMAGED: Final = "damaged"
@@ -75,6 +77,9 @@ class LogContents:
     """Largest number of runner processes at one time in any session; None if unknown."""
     retried: tuple[int, ...] = ()
     """Indices of episodes whose failed records a retry set aside."""
+    set_aside: npt.NDArray[np.void] = field(default_factory=lambda: np.zeros(0, ROW))
+    """Rows from :func:`~rl_eval.records.episode.set_aside_rows`, for episodes whose policy may have been another one.
+    Such an episode has a row in ``rows`` only if it ran again."""
 
 
 @dataclass(frozen=True)
@@ -215,6 +220,7 @@ def fold(
     if retried:
         counted = np.concatenate([counts(segment.rows, name.epoch, retried) for name, segment in found.segments])
         rows, infos = rows[counted], infos[counted]
+    rows, infos, withdrawn = _counted(rows, infos, manifest.num_episodes)
     _, first, place = np.unique(rows["index"], return_index=True, return_inverse=True)
     mismatches: tuple[int, ...] = ()
     if len(first) < len(rows):
@@ -238,7 +244,21 @@ def fold(
         damaged=tuple(found.set_aside),
         num_runners=max(runners, default=None),
         retried=tuple(sorted(retried)),
+        set_aside=withdrawn,
     )
+
+
+def _counted(
+    rows: npt.NDArray[np.void], infos: npt.NDArray[np.float64], num_episodes: int
+) -> tuple[npt.NDArray[np.void], npt.NDArray[np.float64], npt.NDArray[np.void]]:
+    """Return the rows and infos without those that a later row sets aside, and the rows that set others aside."""
+    aside = np.flatnonzero(rows["outcome"] == Outcome.MISSING)
+    if not len(aside):
+        return rows, infos, rows[aside]
+    last = np.full(num_episodes, -1)
+    last[rows["index"][aside]] = aside
+    kept = np.arange(len(rows)) > last[rows["index"]]
+    return rows[kept], infos[kept], rows[aside]
 
 
 def _belongs(segment: Segment, num_episodes: int, num_info_keys: int) -> bool:

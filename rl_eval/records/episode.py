@@ -320,6 +320,8 @@ class RunReport:
     artifacts: tuple[tuple[str, Mapping[int, Any]], ...] = ()
     """Artifacts that observers returned for the finished episodes: pairs of the observer's name and its artifacts by
     index. A name may appear more than once."""
+    probes: int = 0
+    """Number of times that the runner has probed its policy again."""
     built_weights: str = ""
     """Digest of the weights with which the policy was built; empty if weights were sent, or if the policy has none."""
     generators: tuple[str, ...] = ()
@@ -395,6 +397,11 @@ class EpisodeTable:
     def completed(self) -> npt.NDArray[np.bool_]:
         """Mask of the rows whose episode completed, shape (num_episodes,)."""
         return np.asarray(self.rows["outcome"] == Outcome.COMPLETED)
+
+    @property
+    def set_aside(self) -> npt.NDArray[np.bool_]:
+        """Mask of the rows whose record was set aside, shape (num_episodes,)."""
+        return ~self.filled & (self.rows["attempts"] > 0)
 
     def fill(
         self,
@@ -544,6 +551,17 @@ def different_columns(recorded: npt.NDArray[np.void], again: npt.NDArray[np.void
 def failed_row(index: int, seed: int, attempts: int, weights_version: int) -> npt.NDArray[np.void]:
     """Return the row, shape (1,), of a failed episode. The schedule gave the episode up, so no runner reported it."""
     return np.array([Row(index=index, seed=seed, attempts=attempts, weights_version=weights_version)], ROW)
+
+
+def set_aside_rows(indices: Sequence[int], seeds: npt.NDArray[np.int64]) -> npt.NDArray[np.void]:
+    """Return rows, shape (n,), that set earlier records of these episodes aside: the records no longer count.
+
+    Args:
+        indices: Indices of the episodes.
+        seeds: Seeds of the plan, by index.
+    """
+    rows = [Row(index=index, seed=seeds[index], attempts=1, outcome=Outcome.MISSING) for index in indices]
+    return np.array(rows, ROW)
 
 
 def charged_attempts(table: EpisodeTable) -> dict[int, int]:

@@ -69,6 +69,7 @@ def _result(contents: LogContents, log_dir: str) -> EvalResult:
     check_claim(len(plan), len(contents.rows), len(manifest.info_keys))
     check_fingerprint(f"plan of {log_dir}", manifest.plan_fingerprint, plan.fingerprint)
     table = EpisodeTable(len(plan), manifest.info_keys)
+    table.fill(contents.set_aside)
     table.fill(contents.rows, contents.infos, contents.faults)
     unfinished = f"the run in {log_dir} is not finished: continue it with rl-eval run ... --log-dir {log_dir}"
     status, reason = decide_status(table, config["fault_tolerance"]["max_failed_episodes"], unfinished)

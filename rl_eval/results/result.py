@@ -66,8 +66,9 @@ def decide_status(table: EpisodeTable, limit: float | None, reason: str) -> tupl
     failed = int((table.rows["outcome"] == Outcome.FAILED).sum())
     missing = int((~table.filled).sum())
     if missing:
-        reason = f"{missing} of {len(table)} episodes did not finish: {reason}"
-        return ("partial" if table.completed.any() else "failed"), reason
+        lack = "do not count" if table.set_aside.any() else "did not finish"
+        reason = f"{missing} of {len(table)} episodes {lack}: {reason}"
+        return ("partial" if table.completed.any() or table.set_aside.any() else "failed"), reason
     if not failed:
         return "complete", ""
     first = int(np.argmax(table.rows["outcome"] == Outcome.FAILED))

@@ -334,8 +334,7 @@ class EvalRunner(RunnerCore):
             np.array([lane.progress() for lane in live], PROGRESS),
             sum(lane.step_seconds for lane in live),
             self._weights_version,
-            inference.numerics,
-            inference.notes,
+            inference,
             self._read_sweeps(),
         )
         self._lifetime["env_steps"] += report.env_steps

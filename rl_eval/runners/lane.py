@@ -30,6 +30,7 @@ from rl_eval.runners.environment import episode_hook
 from rl_eval.supervision.flight_recorder import STEP, FlightRecorder
 
 if TYPE_CHECKING:
+    from rl_eval.policies.inference.protocol import Inference
     from rl_eval.runners.observers import ObservedSlot
 
 
@@ -263,8 +264,7 @@ class PendingReport:
         live: npt.NDArray[np.void],
         live_seconds: float,
         weights_version: int,
-        numerics: dict[str, Any],
-        notes: Sequence[str],
+        inference: Inference,
         artifacts: Sequence[tuple[str, Mapping[int, Any]]],
     ) -> RunReport:
         """Return the report, and start the next one.
@@ -273,8 +273,7 @@ class PendingReport:
             live: Progress of the live attempts, one row of ``PROGRESS`` each. The report counts their steps so far.
             live_seconds: Seconds that these steps took.
             weights_version: Version of the policy's weights.
-            numerics: Numerics key of the runner.
-            notes: Notes in addition to the notes added by :meth:`note`.
+            inference: Inference of the runner, with its numerics key and its notes.
             artifacts: Artifacts in addition to :attr:`artifacts`.
         """
         under_way = int(live["step"].sum()), live_seconds
@@ -289,10 +288,11 @@ class PendingReport:
             step_seconds=self.step_seconds + under_way[1] - self._under_way[1],
             inference_seconds=self.inference_seconds,
             weights_version=weights_version,
-            numerics=numerics,
+            numerics=inference.numerics,
+            probes=inference.probes,
             traces=self.traces,
             construct_seconds=self.construct_seconds,
-            notes=(*notes, *filter(None, [self.standing_note]), *self._notes.values()),
+            notes=(*inference.notes, *filter(None, [self.standing_note]), *self._notes.values()),
             built_weights=self.built_weights,
             generators=tuple(self.generators),
             artifacts=(*self.artifacts.items(), *artifacts),

@@ -236,7 +236,7 @@ def test_a_snapshot_keeps_what_repeated_rows_tell() -> None:
     late["episode_return"] = 5.0
     store.audit(late, np.zeros((len(late), 0)))
     assert store.mismatches() == ()
-    store.add_row(row(1, 1))
+    store.add_rows(row(1, 1))
     assert store.mismatches() == (1,)
 
 

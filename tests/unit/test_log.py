@@ -26,7 +26,7 @@ from rl_eval.errors import ConfigError, LogError, LogMismatch
 from rl_eval.log import EvaluationLog, LogContents, ownership, read_log, writer
 from rl_eval.log.segments import SegmentName, decode, encode, name_of
 from rl_eval.log.storage import LocalStorage, open_storage
-from rl_eval.records.episode import Batch
+from rl_eval.records.episode import Batch, set_aside_rows
 from rl_eval.records.parquet import episode_columns, fault_columns, read_episodes, read_faults
 from tests.refused import refused
 from tests.unit.log_world import make_batch, make_fault, make_infos, make_manifest, make_rows
@@ -557,3 +557,25 @@ def test_a_manifest_of_another_program_is_left_alone(log_dir: Path, text: str) -
         write_log(log_dir)
     assert path.read_text() == text
     assert [path.name for path in log_dir.iterdir()] == ["manifest.json"]
+
+
+# ------------------------------------------------------------------------------ rows that are set aside
+
+
+@pytest.mark.parametrize("one_flush", [False, True])
+def test_a_row_that_is_set_aside_does_not_count_until_it_is_written_again(log_dir: Path, one_flush: bool) -> None:
+    """Rows count from the last row without an outcome on; those before it are not compared with those after it."""
+    aside = set_aside_rows([1, 2], np.arange(1000))
+    withdrawn = Batch(aside, np.full((2, 2), np.nan))
+    other = make_batch([2])
+    other.rows["length"] += 1
+    batches = [make_batch([0, 1]), other, withdrawn, make_batch([2, 3])]
+    with closing(EvaluationLog.open(log_dir)) as log:
+        log.begin(make_manifest())
+        for batch in batches:
+            log.append(batch) if one_flush else write(log, batch)
+        log.flush(10)
+    contents = read_log(log_dir)
+    assert_holds(contents, [0, 2, 3])
+    assert contents.set_aside.tobytes() == aside.tobytes()
+    assert contents.mismatches == ()

@@ -107,6 +107,9 @@ class RowInference:
         """Log of sweeps; None before the first call of :meth:`sweep_log`."""
         self.numerics: dict[str, Any] = {}
         """The numerics key; empty until :meth:`probe`."""
+        self.probes = 0
+        self._connections: int | None = None
+        """Number of connections of the policy at the last probe; None if the policy does not report them."""
         self._verdict: tuple[str, ...] = ()
         self._of_the_policy: tuple[str, ...] = getattr(policy, "result_notes", ())
 
@@ -150,6 +153,8 @@ class RowInference:
             self._steps += self.live
         if self.sweeps is not None and self.sweeps.wanted:
             self.sweeps.add(self.observations.arrays, actions, self._computed)
+        if self._connections is not None and getattr(self._policy, "connections", None) != self._connections:
+            self.probe_again()
         return actions, errors
 
     def act_on(self, ready: npt.NDArray[np.bool_]) -> tuple[Any, dict[int, Exception]]:
@@ -289,6 +294,7 @@ class RowInference:
             PolicyError: The actions have the wrong structure, shape or dtype for the action space.
         """
         probe = self.new_probe()
+        self._connections = None
         if self._batched:
             probe.check_shapes()
             # Whether the policy overwrites observations is not known, so rows are copied.
@@ -301,6 +307,21 @@ class RowInference:
         self._overwrites, self._verdict = found.overwrites, found.notes
         reference = "row" if found.verdict == "row" else f"block of {BLOCK}"
         self.numerics = {"reference": reference, "outputs": found.outputs} | self._machine()
+        if found.outputs:
+            self._connections = getattr(self._policy, "connections", None)
+
+    def probe_again(self) -> None:
+        """Compute the outputs of the probe again, and write their digest to the numerics key. Keep an empty digest.
+
+        Raises:
+            PolicyUnavailable: The policy cannot act for now.
+        """
+        if not self.numerics.get("outputs"):
+            return
+        digest = self.new_probe().digest_again("row" if self.numerics["reference"] == "row" else "block")
+        self.numerics = self.numerics | {"outputs": digest}
+        self._connections = getattr(self._policy, "connections", None)
+        self.probes += 1
 
     def new_probe(self) -> Probe:
         """Return a probe of the policy with its current weights."""

@@ -14,6 +14,7 @@ import hashlib
 import os
 import sys
 from collections.abc import Iterator
+from functools import cached_property, partial
 from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
@@ -38,6 +39,8 @@ _FEW_ROUNDS: Final = 2
 _WARM_UP: Final = 1
 """Number of calls before the first call whose result is compared, in addition to the call that checks shapes. In these
 calls, compilers and autotuners finish."""
+
+_UNCHECKED: Final = "It is not checked whether one policy acted in all episodes"
 
 Verdict = Literal["whole", "block", "row"]
 
@@ -91,8 +94,13 @@ class Probe:
         self._pool = _POOL if self._ample else _FEW
         self._rounds = _ROUNDS if self._ample else _FEW_ROUNDS
         self._observations = observations.sample(self._pool, np.random.default_rng(0))
-        self._garbage = observations.sample(self._pool, np.random.default_rng(1), scale=100.0)
+        self._sample_garbage = partial(observations.sample, self._pool, np.random.default_rng(1), scale=100.0)
         self._overwrites = False
+
+    @cached_property
+    def _garbage(self) -> Any:
+        """Generated observations for the rows whose results are not compared."""
+        return self._sample_garbage()
 
     def run(self) -> Finding:
         """Probe the policy, and restore the buffers of its modules.
@@ -113,6 +121,24 @@ class Probe:
                 # A policy may reject generated observations. Then each row is computed alone in its batch, where it
                 # cannot depend on other rows.
                 return self._unprobed(error)
+
+    def digest_again(self, verdict: Verdict) -> str:
+        """Compute the reference outputs again, and return their digest, as in :class:`Finding`.
+
+        If the policy raises an error, the result names the error instead.
+
+        Raises:
+            PolicyUnavailable: The policy cannot act for now.
+        """
+        with no_grad(), buffers_kept(self.policy):
+            try:
+                if verdict == "row":
+                    return _digest(self._alone(0))
+                return _digest(self._outputs(self._observations, self._block(0), range(BLOCK)))
+            except PolicyUnavailable:
+                raise
+            except Exception as error:
+                return f"a {type(error).__name__}"
 
     def act_once(self, *, other: bool = False) -> None:
         """Act on the first block of observations, or with ``other`` on a later block. Ignore an error of the policy."""
@@ -176,7 +202,7 @@ class Probe:
         brief = summary_of(error).partition("\n")[0][:200]
         note = (
             f"the policy could not be probed: it failed on generated observations ({brief}). Every row is computed "
-            f"alone, which is exact but slow; {repeats}"
+            f"alone, which is exact but slow; {repeats}. {_UNCHECKED}"
         )
         return Finding("row", "", (note,), overwrites=True)
 
@@ -190,7 +216,7 @@ class Probe:
                 "true."
             )
             raise ConfigError(problem, key="policy.allow_nondeterministic", value=False, fix=fix)
-        note = f"the result cannot be reproduced: {found} (policy.allow_nondeterministic is true)"
+        note = f"the result cannot be reproduced: {found} (policy.allow_nondeterministic is true). {_UNCHECKED}"
         return Finding("row", "", (note,), overwrites=True)
 
     # ------------------------------------------------------------------ comparisons
@@ -311,6 +337,25 @@ class Probe:
     def _state(self, size: int) -> Any:
         """Return a new state that the policy may change."""
         return copy_batch(take_rows(self._fresh_state, slice(0, size)))
+
+
+def numerics_again(runner: Any) -> dict[str, Any] | str:
+    """Probe the policy of a runner again, between evaluations.
+
+    Returns:
+        The numerics key, or the error of the policy as text. After a change, the next evaluation begins with a complete
+        probe.
+    """
+    try:
+        inference = runner.inference
+        former = inference.numerics
+        inference.probe_again()
+    except Exception as error:
+        return summary_of(error)
+    found: dict[str, Any] = inference.numerics
+    if found != former:
+        inference.numerics = {}
+    return found
 
 
 @contextlib.contextmanager

@@ -48,6 +48,8 @@ class Inference(Protocol):
     """Mask of the live lanes. It may have more elements than there are lanes; the additional ones are False."""
     numerics: dict[str, Any]
     """The numerics key; empty until :meth:`probe`."""
+    probes: int
+    """Number of calls of :meth:`probe_again`, including those after a new connection of the policy."""
     keeps_outputs: bool
     """Whether to keep the outputs of the policy for :meth:`outputs`."""
 
@@ -84,4 +86,11 @@ class Inference(Protocol):
         Raises:
             ConfigError: The policy cannot act as configured, or gives different results for the same call.
             PolicyError: The policy's actions do not fit the action space.
+        """
+
+    def probe_again(self) -> None:
+        """Compute the outputs of the probe again, and write their digest to the numerics key.
+
+        Raises:
+            PolicyUnavailable: The policy cannot act for now.
         """

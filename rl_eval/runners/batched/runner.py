@@ -532,9 +532,7 @@ class BatchedEvalRunner(RunnerCore):
         self._recorder.idle()
         inference, attempts = self._inference, self._attempts
         seconds = float((self._step_clock - attempts.step_clock[attempts.slots]).sum())
-        report = self._pending.take(
-            self._progress(), seconds, self._weights_version, inference.numerics, inference.notes, self._read_sweeps()
-        )
+        report = self._pending.take(self._progress(), seconds, self._weights_version, inference, self._read_sweeps())
         self._lifetime["episodes"] += len(report.rows)
         self._lifetime["env_steps"] += report.env_steps
         inference.forget_notes()

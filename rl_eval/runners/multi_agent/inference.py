@@ -129,6 +129,7 @@ class AgentsInference:
         """Called with the lane, a description of an unusual observation, and the value."""
         self.numerics: dict[str, Any] = {}
         """The numerics key; empty until :meth:`probe`."""
+        self.probes = 0
 
     # ------------------------------------------------------------------ episodes
 
@@ -163,6 +164,7 @@ class AgentsInference:
                 for row, error in inference.choose().items():
                     lane, agent = inference.holders[row]
                     errors.setdefault(lane, _of_agent(agent, error))
+        self._join_numerics()
         return [{agent: at.chosen[row] for agent, at, row in acting} for acting in self._acting], errors
 
     @property
@@ -264,9 +266,23 @@ class AgentsInference:
         for name, pages in self._policies.items():
             for page in pages:
                 _probe(name, page)
+        self.numerics = self._joined_numerics()
+
+    def probe_again(self) -> None:
+        """Compute the outputs of the probe again for every policy."""
+        for inference in self._inferences():
+            inference.probe_again()
+        self._join_numerics()
+
+    def _join_numerics(self) -> None:
+        """Update the numerics key, if a policy was probed again."""
+        if (probes := sum([inference.probes for inference in self._inferences()])) != self.probes:
+            self.numerics, self.probes = self.numerics | self._joined_numerics(), probes
+
+    def _joined_numerics(self) -> dict[str, Any]:
         # A single policy has the same key as with one agent.
         only = len(self._policies) == 1
-        self.numerics = {
+        return {
             key if only else f"{name}/{key}": value
             for name, pages in self._policies.items()
             for key, value in pages[0].numerics.items()

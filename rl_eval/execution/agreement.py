@@ -1,0 +1,212 @@
+"""Agreement of all runners on one numerics key and one policy, from the first to the last episode."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any, Final, final
+
+from typing_extensions import override
+
+from rl_eval.backends.requests import Apply
+from rl_eval.errors import ConfigError, NumericsMismatch
+from rl_eval.execution.outcome import Aspect, EvalOutcome
+from rl_eval.execution.session import Phase
+from rl_eval.policies.inference.probe import numerics_again
+from rl_eval.records.guarantee import is_of_guarantee
+
+if TYPE_CHECKING:
+    from rl_eval.execution.jobs import Job
+    from rl_eval.execution.runner_pool import Member
+    from rl_eval.records.episode import RunReport
+    from rl_eval.supervision.flight_recorder import CrashReport
+
+
+_PATIENCE_S: Final = 30.0
+"""Time limit of the last probes, in seconds. They must not delay a finished result for long."""
+
+
+@final
+class Numerics(Aspect):
+    """Check that all runners have the same numerics key, from the first to the last episode.
+
+    The key contains the facts, except the weights, on which floats depend. The reference is the most frequent key when
+    the first records are reported. Records cannot be withdrawn. So the reference does not change later, even if more
+    runners have another key.
+
+    If a runner gets another key while it runs episodes, its policy changed: for example, a server was replaced. Then
+    the records since its last probe are set aside.
+    """
+
+    def __init__(self, outcome: EvalOutcome) -> None:
+        super().__init__(outcome)
+        self._unproven: defaultdict[int, list[int]] = defaultdict(list)
+        """Indices of the episodes that were recorded since the last probe, by position of the runner."""
+        self._probes: dict[int, int] = {}
+        """Number of probes of each runner so far, by the runner's number."""
+        self._reported: dict[int, tuple[dict[str, Any], str]] = {}
+        """Numerics key of each runner, and digest of the weights with which its policy was built, by the runner's
+        number."""
+
+    def reported(self, member: Member, report: RunReport) -> None:
+        """Compare the key of a runner with the reference key.
+
+        Raises:
+            NumericsMismatch: The keys differ, so the runner's floats could differ, too.
+            ConfigError: The runner built its policy with other weights than the other runners.
+        """
+        if not report.numerics:
+            return
+        store = self.outcome.store
+        self._reported[member.incarnation] = report.numerics, report.built_weights
+        if not store.numerics:
+            if not len(report.rows):
+                return
+            store.numerics = self._most_frequent()
+        key = report.numerics
+        different = self._different(key)
+        if not different:
+            if report.probes > self._probes.get(member.incarnation, report.probes):
+                self._unproven.pop(member.index, None)
+            self._probes[member.incarnation] = report.probes
+            return
+        if member.index in self._unproven:
+            raise self._changed(member, key, different)
+        if different == ["outputs"] and self.outcome.weights is None and self._built_others(report.built_weights):
+            problem = (
+                f"runner {member.index} built its policy with other weights than the other runners, which happens if "
+                "a factory draws random weights"
+            )
+            fix = "Set policy.weights, or call sync_weights before the evaluation."
+            raise ConfigError(problem, key="policy.weights", runner=member.index, fix=fix)
+        others = "the records in the log" if store.durable else "its group"
+        why = f"runner {member.index} would compute other floats than {others}: {self._shown(key, different)}"
+        self.outcome.refusals.append(why)
+        store.note(f"{why}; the runner did not take part")
+        raise NumericsMismatch(why, key=different[0], value=key.get(different[0]), runner=member.index)
+
+    def counted(self, report: RunReport, indices: set[int]) -> None:
+        """Note that episodes were recorded since the last probe of their runner."""
+        if indices:
+            self._unproven[int(report.rows["runner"][0])] += indices
+
+    def follow_up(self) -> Job | None:
+        """Return the job that probes the policies again; None if no runner has outputs that can be compared."""
+        key = self.outcome.store.numerics
+        exact = any(value for name, value in key.items() if name.rpartition("/")[2] == "outputs")
+        return PolicyCheck(self.outcome, self) if exact and self._unproven else None
+
+    @property
+    def unproven(self) -> list[int]:
+        """Positions of the runners that recorded episodes since their last probe."""
+        return sorted(self._unproven)
+
+    def probed(self, member: Member, key: dict[str, Any]) -> None:
+        """Compare the key of a runner after its last episode with the reference key."""
+        if different := self._different(key):
+            self._changed(member, key, different)
+        else:
+            del self._unproven[member.index]
+
+    def lost(self, member: Member, crash_report: CrashReport | None) -> None:
+        """Remove the key of a lost runner."""
+        self._reported.pop(member.incarnation, None)
+        self._unproven.pop(member.index, None)
+
+    def describe(self, fields: dict[str, Any]) -> None:
+        """Add the reference key."""
+        fields["provenance"]["numerics"] = dict(self.outcome.store.numerics or self._most_frequent())
+
+    def _different(self, key: dict[str, Any]) -> list[str]:
+        """Return the names of the entries in which a key differs from the reference key."""
+        known = self.outcome.store.numerics
+        # An older log may lack other facts.
+        named = dict.fromkeys([*known, *filter(is_of_guarantee, key)])
+        return [name for name in named if known.get(name) != key.get(name)]
+
+    def _shown(self, key: dict[str, Any], different: list[str]) -> str:
+        known = self.outcome.store.numerics
+        return ", ".join(f"{name} is {key.get(name)!r}, not {known.get(name)!r}" for name in different)
+
+    def _changed(self, member: Member, key: dict[str, Any], different: list[str]) -> NumericsMismatch:
+        """Set the records since the last probe of a runner aside, because its policy changed; return the error."""
+        outcome, indices = self.outcome, sorted(self._unproven.pop(member.index))
+        why = (
+            f"the policy of runner {member.index} changed during the evaluation: {self._shown(key, different)}. Since "
+            f"its last probe, the runner finished {len(indices)} episodes, which are set aside and do not count"
+        )
+        outcome.set_aside(indices, why)
+        outcome.refusals.append(why)
+        return NumericsMismatch(why, key=different[0], value=key.get(different[0]), runner=member.index)
+
+    def _most_frequent(self) -> dict[str, Any]:
+        """Return the most frequent key, or the first of several that are equally frequent.
+
+        Return an empty dict if there is no key.
+        """
+        keys = [key for key, _ in self._reported.values()]
+        return max(keys, key=keys.count, default={})
+
+    def _built_others(self, built: str) -> bool:
+        """Whether every runner with the reference key built its policy with other weights than ``built``."""
+        theirs = {weights for key, weights in self._reported.values() if key == self.outcome.store.numerics}
+        return not built or built not in theirs
+
+
+@final
+class PolicyCheck(Phase):
+    """Job that probes the policy of each runner again after its last episode.
+
+    A runner that does not answer causes a note, because it cannot be checked whether its policy changed.
+
+    Args:
+        outcome: The evaluation.
+        numerics: Aspect that compares the answers.
+    """
+
+    def __init__(self, outcome: EvalOutcome, numerics: Numerics) -> None:
+        super().__init__(outcome)
+        self._numerics = numerics
+        self._asked: set[int] = set()
+        """Numbers of the runners that have not answered."""
+        self._reason_of: dict[int, str] = {}
+        """Reason why a runner could not probe its policy, by position."""
+        self._ends = 0.0
+
+    def _begin(self, now: float) -> None:
+        self._ends = now + _PATIENCE_S
+        for member in self.pool.ready():
+            if member.index in self._numerics.unproven:
+                self._asked.add(member.incarnation)
+                self.pool.call(member, Apply(numerics_again), tag=self.tag, now=now)
+
+    @override
+    def replied(self, member: Member, value: Any, now: float) -> None:
+        self._asked.discard(member.incarnation)
+        if isinstance(value, str):
+            self._reason_of[member.index] = value
+        elif not self._over:
+            self._numerics.probed(member, value)
+
+    def _lost(self, member: Member, crash_report: CrashReport | None, now: float) -> bool:
+        self._asked.discard(member.incarnation)
+        return False
+
+    def _watch(self, now: float) -> None:
+        if now > self._ends:
+            self._asked.clear()
+
+    def _abandon(self, now: float) -> None:
+        """Do nothing, because no episode is live."""
+
+    @property
+    def _complete(self) -> bool:
+        return not self._asked
+
+    def _ended(self) -> None:
+        for position in self._numerics.unproven:
+            reason = self._reason_of.get(position, "the runner did not answer")
+            self._outcome.suspect = "the policy did not answer after the last episode"
+            self._outcome.store.note(
+                f"the policy of runner {position} was not probed again after the last episode: {reason}. So it is not "
+                "checked whether one policy acted in all its episodes"
+            )
