@@ -126,7 +126,7 @@ class DeterminismSample(Aspect):
         firsts = dict.fromkeys(index - index % size for index in self._candidates)
         completed = [first for first in firsts if store.table.completed[first : first + size].all()]
         if self.outcome.suspect:
-            return Choice({}, self.outcome.suspect, 0.0)
+            return Choice({}, frozenset(), self.outcome.suspect, 0.0)
         if not completed:
             off = "switched off by evaluation.determinism_check=0"
             return Choice({}, frozenset(), "no episode completed" if self._candidates else off, 0.0)
