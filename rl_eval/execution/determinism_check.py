@@ -65,6 +65,8 @@ class Choice(NamedTuple):
     """Reason why no episode runs again, or why the episodes run in used environments; otherwise empty."""
     seconds: float
     """Expected duration of the check, in seconds: the durations of the first runs, and of building the environments."""
+    steps: int = 0
+    """Number of steps of a block that run again; 0 to run whole episodes again."""
 
 
 @final
@@ -89,7 +91,8 @@ class DeterminismSample(Aspect):
 
     def granted(self, leases: tuple[Lease, ...]) -> tuple[Lease, ...]:
         """Mark the leases of the first few candidates, so that runners trace these episodes."""
-        traced = self._candidates[:_TRACED]
+        size = self.outcome.settings.runners.block_size
+        traced = [index - index % size for index in self._candidates[:1]] if size else self._candidates[:_TRACED]
         return tuple([lease._replace(traced=True) if lease.index in traced else lease for lease in leases])
 
     def counted(self, report: RunReport, indices: set[int]) -> None:
@@ -145,10 +148,13 @@ class DeterminismSample(Aspect):
             build, remark = 0.0, "in used environments, because environment.instances is one"
         if settings.evaluation.determinism_check == "auto":
             budget = max(_FREE_SECONDS, _FREE_SHARE * run_seconds)
+            too_long = f"in used environments, because a new environment takes {build:.1f} s"
+            for cost, why in ((build, remark), (0.0, too_long)) if settings.runners.block_size else ():
+                if steps := self._first_steps(completed[0], float(seconds[completed[0]]), cost, budget, why):
+                    return steps
             chosen = _fitting(completed, seconds + build, budget, runners)
             if not chosen and build and settings.environment.env_reuse == "lane":
-                chosen = _fitting(completed, seconds, budget, runners)
-                remark = f"in used environments, because a new environment takes {build:.1f} s"
+                chosen, remark = _fitting(completed, seconds, budget, runners), too_long
             if not chosen:
                 unit = f"block of {size} episodes" if settings.runners.block_size else "episode"
                 remark = (
@@ -161,6 +167,24 @@ class DeterminismSample(Aspect):
         both = len(chosen) > 1 and settings.environment.env_reuse == "lane" and not settings.runners.block_size
         used = frozenset(origins if remark else chosen[-1:] if both else ())
         return Choice(origins, used, remark, float((seconds + build)[chosen].sum()))
+
+    def _first_steps(self, first: int, seconds: float, build: float, budget: float, remark: str) -> Choice | None:
+        """Choose the first steps of a block; None if the block was not traced, or not even one step fits.
+
+        Args:
+            first: Index of the block's first episode.
+            seconds: Duration of the block.
+            build: Duration of the construction of the simulator, in seconds.
+            budget: Time limit, in seconds.
+            remark: Reason why the steps run again in a used simulator; empty to build another one.
+        """
+        runners, lengths = self.outcome.settings.runners, self.outcome.store.table.rows["length"]
+        per_step = seconds * runners.lanes / max(1, lengths[first : first + runners.block_size].sum())
+        origin = self._origin(first)
+        if origin.trace is None or (steps := min(len(origin.trace) - 1, int((budget - build) / per_step))) < 1:
+            return None
+        origins = {first: origin._replace(trace=origin.trace[: steps + 1])}
+        return Choice(origins, frozenset(origins if remark else ()), remark, steps * per_step + build, steps)
 
     def _origin(self, index: int) -> Origin:
         table, here = self.outcome.store.table, slice(index, index + 1)
@@ -292,6 +316,7 @@ class Reruns:
         remark: Reason why no episode runs again, or why all episodes run in used environments.
         info_keys: Names of the info scalars of a row.
         block: Number of episodes of a block; 0 without blocks. The episodes of a block run again together.
+        steps: Number of steps of a block that run again; 0 to run whole episodes again.
     """
 
     def __init__(
@@ -302,12 +327,13 @@ class Reruns:
         remark: str = "",
         info_keys: Sequence[str] = (),
         block: int = 0,
+        steps: int = 0,
     ) -> None:
         self._num_runners = num_runners
         self._used = used
         self._why = remark
         self._info_keys = info_keys
-        self._block = block
+        self._block, self._steps = block, steps
         self._cut = ""
         order = sorted(origins, key=lambda index: (index not in used, index))
         self._pass = _Pass(origins, dict.fromkeys(map(self._first_of, order)))
@@ -349,20 +375,23 @@ class Reruns:
         """Return a lease to run an episode again, without its place in the plan."""
         origins = self._pass.origins
         row, traced = origins[index].row[0], origins[index].trace is not None
-        together = [origins[one].row[0] for one in range(index, index + self._block) if one in origins]
         # With the attempt number of the record: earlier attempts failed, and are not part of the recorded episode.
         fresh = index not in self._used
         lease = Lease(index, int(row["seed"]), int(row["attempts"]), runner, fresh=fresh, traced=traced)
-        return lease._replace(block=tuple(int(one["seed"]) for one in together), again=True)
+        return lease._replace(again=True, steps=self._steps)
 
     def reported(self, runner: int, position: int, report: RunReport) -> None:
         """Compare the finished episodes of a runner with their first runs."""
         now = self._pass
         held = now.held.get(runner, set())
         indices = report.rows["index"].tolist()
-        for place, index in enumerate(indices):
+        for place, index in enumerate(() if self._steps else indices):
             if self._first_of(index) in held:
                 now.again[index] = self.origin(report, position, place)
+        if self._steps:
+            indices = [index for index in report.traces if index in held]
+            traces = {index: now.origins[index]._replace(trace=report.traces[index]) for index in indices}
+            now.again |= {index: one._replace(position=position) for index, one in traces.items()}
         held.difference_update(map(self._first_of, indices))
         for fault in report.faults:
             if fault.index in held:
@@ -423,8 +452,9 @@ class Reruns:
         shown = {*first.again} - ({*self._used} - {*mismatched} if first.unbuilt else set())
         elsewhere = sum(first.again[index].position != first.origins[index].position for index in shown)
         return Determinism(
-            checked=len(shown),
+            checked=0 if self._steps else len(shown),
             elsewhere=elsewhere,
+            steps=self._steps if shown else 0,
             mismatched=tuple(mismatched),
             failed=tuple(failed),
             failure=first.failed[failed[0]] if failed else "",
@@ -486,7 +516,7 @@ class DeterminismCheck(Phase):
         choice = self._sample.choose(run_seconds, max(1, len(self.pool.ready())))
         keys = outcome.store.table.info_keys
         block, runners = settings.runners.block_size, settings.runners.num_runners
-        self._reruns = Reruns(choice.origins, runners, choice.used, choice.remark, keys, block)
+        self._reruns = Reruns(choice.origins, runners, choice.used, choice.remark, keys, block, choice.steps)
         self._patience_s = max(_LEAST_PATIENCE_S, _PATIENCE * choice.seconds)
         self._last_ready, self._ends = now, now + self._patience_s
         if choice.origins:
@@ -584,8 +614,13 @@ class DeterminismCheck(Phase):
     def _placed(self, lease: Lease) -> Lease:
         """Add the place of an episode in the plan to its lease."""
         plan, index = self._outcome.plan, lease.index
+        size = self._outcome.settings.runners.block_size
+        block = plan.seeds[index : index + size].tolist() if size else ()
         return lease._replace(
-            seating=plan.seating(index), condition=plan.condition(index), first_index=plan.first_index
+            block=tuple(block),
+            seating=plan.seating(index),
+            condition=plan.condition(index),
+            first_index=plan.first_index,
         )
 
     def _pump_all(self, now: float) -> None:

@@ -60,6 +60,9 @@ class Determinism:
     """Setting in which the first mismatched episode was repeatable, in different neighbourhoods: ``episode`` for
     ``environment.env_reuse``, ``process`` for one environment per process. ``conditions`` if new environments give the
     same episode for different seeds. Empty if there is no such setting."""
+    steps: int = 0
+    """Number of steps of a block that were compared, if no whole episodes ran again. Then :attr:`mismatched` contains
+    the first episode of a block that differs."""
     remark: str = ""
     """Limit of the check, or the reason why nothing was checked."""
 
@@ -68,7 +71,7 @@ class Determinism:
         """Whether all second runs completed with the recorded outcome and trace; None if no episode was checked."""
         if self.mismatched or self.failed:
             return False
-        return True if self.checked else None
+        return True if self.checked or self.steps else None
 
     def rate_below(self, confidence: float = 0.95) -> float:
         """Return the one-sided upper limit of the rate of mismatches (Clopper & Pearson 1934).
@@ -91,9 +94,11 @@ class Determinism:
         if self.passed is None:
             return f"not checked: {self.remark}" if self.remark else "not checked"
         if self.passed:
-            where = f"{self.elsewhere} in another process" if self.elsewhere else ""
+            where = "in another process" if self.elsewhere else ""
+            where = f"{self.elsewhere} {where}" if where and self.checked else where
             told = "; ".join(filter(None, (where, self.remark)))
-            return f"{self.checked} of {self.checked} re-run episodes identical" + (f" ({told})" if told else "")
+            what = f"{self.checked} of {self.checked} re-run episodes" if self.checked else f"first {self.steps} steps"
+            return f"{what} identical" + (f" ({told})" if told else "")
         return f"FAILED: {'; '.join(self._findings())}"
 
     def _findings(self) -> list[str]:
@@ -102,8 +107,10 @@ class Determinism:
         if self.mismatched:
             place = f", first in {self.first}" if self.first else ""
             cause = f" (cause: {self.first.cause})" if self.first and self.first.cause else ""
-            which = listed(self.mismatched, _LISTED)
-            findings.append(f"{len(self.mismatched)} of {total} re-run episodes differ ({which}){place}{cause}")
+            which = f"{len(self.mismatched)} of {total} re-run episodes differ ({listed(self.mismatched, _LISTED)})"
+            if not self.checked:
+                which = f"the first {self.steps} steps of the block of episode {self.mismatched[0]} differ"
+            findings.append(f"{which}{place}{cause}")
         if self.failed:
             findings.append(
                 f"{len(self.failed)} of {total} did not complete again, first episode {self.failed[0]}: {self.failure}"
@@ -156,9 +163,14 @@ _LONGEST: Final = 100_000
 
 @final
 class Trace:
-    """Trace of one attempt: rows of :data:`TRACE`, in the order of the steps."""
+    """Trace of one attempt, or of all slots of a block: rows of :data:`TRACE`, in the order of the steps.
 
-    def __init__(self) -> None:
+    Args:
+        longest: Maximum number of rows; later steps are not traced.
+    """
+
+    def __init__(self, longest: int = _LONGEST) -> None:
+        self._longest = longest
         self._rows: list[tuple[int, float, float, float, int]] = []
 
     def begin(self, content: bytes | None) -> None:
@@ -173,7 +185,10 @@ class Trace:
     @property
     def full(self) -> bool:
         """Whether the trace has its maximum length, so that later steps are not traced."""
-        return len(self._rows) >= _LONGEST
+        return len(self._rows) >= self._longest
+
+    def __len__(self) -> int:
+        return len(self._rows)
 
     def add(self, action: int, reward: Any, terminated: Any, truncated: Any, content: bytes | None) -> None:
         """Add a step.

@@ -111,6 +111,7 @@ class Lease(NamedTuple):
     runner with the lease; a runner that replaces it has another number. ``fresh`` requests a new environment,
     ``again`` an episode without observers, because it runs to be compared, and ``traced`` a trace in the report.
     ``seating``, ``condition`` and ``first_index`` are those of the episode's spec.
+    ``steps`` ends a block that runs again after this number of steps; 0 runs the whole block.
     ``alone`` requests a new simulator for this episode only, so that no other episode can cause a fault. ``block``
     contains the seeds of the consecutive episodes that run together, including this episode. It is empty for an
     episode that runs separately.
@@ -128,6 +129,7 @@ class Lease(NamedTuple):
     condition: Condition | None = None
     first_index: int = 0
     again: bool = False
+    steps: int = 0
 
     @property
     def spec(self) -> EpisodeSpec:
@@ -312,7 +314,8 @@ class RunReport:
     """The runner's numerics key; empty before its first episode."""
     traces: Mapping[int, npt.NDArray[np.void]] = field(default_factory=dict)
     """Traces of completed episodes whose leases requested a trace, by index: arrays of
-    :data:`rl_eval.records.determinism.TRACE`."""
+    :data:`rl_eval.records.determinism.TRACE`. The trace of a block has the index of its first episode, and a row for
+    each step of all slots, also if the block ended early."""
     construct_seconds: float = math.inf
     """Shortest construction time of an environment so far, in seconds."""
     notes: tuple[str, ...] = ()

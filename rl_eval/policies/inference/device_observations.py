@@ -41,7 +41,7 @@ class DeviceObservations(ObservationBatch):
         return tree.map_structure(lambda leaf: np.array(numpy_of(leaf[row])), self.arrays)
 
     @override
-    def row_content(self, row: int) -> bytes:
+    def row_content(self, row: int | npt.NDArray[np.int64]) -> bytes:
         self._copy(row)
         return super().row_content(row)
 

@@ -127,8 +127,11 @@ class ObservationBatch:
         """Return a copy of a row, in the structure and dtypes of the space."""
         return tree.map_structure(lambda leaf: leaf[row].copy(), self.arrays)
 
-    def row_content(self, row: int) -> bytes:
-        """Return the content of a row as bytes, equal to the result of :meth:`content` for the same observation."""
+    def row_content(self, row: int | npt.NDArray[np.int64]) -> bytes:
+        """Return the content of a row, or of several rows, as bytes.
+
+        That of one row is equal to the result of :meth:`content` for the same observation.
+        """
         return b"".join(array[row].tobytes() for _, array in self._leaves)
 
     def write(self, row: int, observation: Any) -> None:

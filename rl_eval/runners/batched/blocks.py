@@ -14,6 +14,7 @@ from typing_extensions import override
 
 from rl_eval.errors import EnvError, UsageError
 from rl_eval.policies.inference.spaces import take_rows
+from rl_eval.records.determinism import Trace, action_digest
 from rl_eval.records.episode import PROGRESS, EpisodeSpec, FaultCause, Lease, Phase
 from rl_eval.runners.batched.runner import BatchedEvalRunner, lane_of_call
 from rl_eval.runners.batched.simulator import BatchSimulator, BatchStep, Reported
@@ -23,6 +24,10 @@ from rl_eval.supervision.caller import survivable
 from rl_eval.supervision.flight_recorder import RESET
 
 _MAX_IDLE_STEPS: Final = 1_000
+_TRACED_STEPS: Final = 1_000
+"""Maximum number of steps of a block in its trace. A row of a trace takes less than 32 bytes."""
+_ALL: Final = -1
+"""Key of the digest of all slots' actions."""
 
 
 @dataclass(slots=True)
@@ -37,12 +42,16 @@ class _Block:
     """Number of episodes of the block that have started."""
     idle_steps: int = 0
     """Number of steps since the last live episode ended; 0 while an episode is live."""
+    trace: Trace | None = None
+    """Trace of all slots; None if the lease requests no trace."""
 
     def take(self, count: int) -> list[Lease]:
         """Return the leases of the next episodes, at most ``count``."""
         first, seeds = self.next + self.lease.index, self.lease.block[self.next : self.next + count]
         self.next += len(seeds)
-        return [self.lease._replace(index=first + at, seed=seed, block=()) for at, seed in enumerate(seeds)]
+        return [
+            self.lease._replace(index=first + at, seed=seed, block=(), traced=False) for at, seed in enumerate(seeds)
+        ]
 
     @property
     def all_started(self) -> bool:
@@ -110,6 +119,9 @@ class BlockEvalRunner(BatchedEvalRunner):
             return
         self._pending.reset_seconds += perf_counter() - started
         self._start_episodes(list(range(simulator.num_envs)), self._block)
+        if lease.traced:
+            self._block.trace = Trace(_TRACED_STEPS + 1)
+            self._block.trace.begin(self._inference.observations.row_content(self._attempts.slots))
 
     def _start_episodes(self, slots: list[int], block: _Block) -> None:
         """Start the next episodes of a block in slots that have restarted, until the block has no more episodes."""
@@ -121,9 +133,31 @@ class BlockEvalRunner(BatchedEvalRunner):
             self._begin_slot(slot, lease)
 
     @override
+    def _digests(self, actions: Any) -> dict[int, int]:
+        trace = None if self._block is None else self._block.trace
+        return {} if trace is None or trace.full else {_ALL: action_digest(actions)}
+
+    def _trace(self, trace: Trace, step: BatchStep, digest: int) -> None:
+        """Add a step of all slots to the trace of the block."""
+        slots = self._attempts.slots
+        rewards, terminated, truncated = (part[slots] for part in (step.rewards, step.terminated, step.truncated))
+        parts = (
+            self._inference.observations.row_content(slots),
+            *(one.tobytes() for one in (rewards, terminated, truncated)),
+        )
+        trace.add(digest, rewards.sum(), terminated.any(), truncated.any(), b"".join(parts))
+
+    @override
     def _add(self, step: BatchStep, reported: Reported, digests: dict[int, int]) -> None:
+        if (block := self._block) is not None and block.trace is not None and _ALL in digests:
+            self._trace(block.trace, step, digests.pop(_ALL))
         super()._add(step, reported, digests)
         if (block := self._block) is None:
+            return
+        if block.trace is not None and 0 < block.lease.steps < len(block.trace):
+            self._report_trace(block)
+            self._end_block()
+            self._free(self._attempts.slots.tolist())
             return
         if step.started is not None and not block.all_started:
             mask, observations = step.started
@@ -140,6 +174,7 @@ class BlockEvalRunner(BatchedEvalRunner):
         """Report the block if all its episodes have ended; fail the block if the slots no longer restart."""
         block.idle_steps = 0 if len(self._attempts.slots) else block.idle_steps + 1
         if block.idle_steps and block.all_started:
+            self._report_trace(block)
             self._pending.extend(block.completed)
             self._end_block()
         elif block.idle_steps > _MAX_IDLE_STEPS:
@@ -151,6 +186,10 @@ class BlockEvalRunner(BatchedEvalRunner):
                     "when the simulator ends its episode."
                 )
             self._fail_block("env", "step", EnvError(text, key="started", fix=fix))
+
+    def _report_trace(self, block: _Block) -> None:
+        if block.trace is not None:
+            self._pending.traces[block.lease.index] = block.trace.rows
 
     def _hold_lane(self, lease: Lease) -> None:
         """Begin a block in lane 0 of the flight recorder.

@@ -300,7 +300,7 @@ class BatchedEvalRunner(RunnerCore):
             return
         # If all slots of a block restart in this step, any valid actions are sufficient.
         actions = _filled(actions, acting, simulator.num_envs) if len(acting) else _idle_actions(simulator)
-        digests = {slot: self._digest(actions, slot) for slot, trace in self._traces.items() if not trace.full}
+        digests = self._digests(actions)
         if self._watched is not None:
             self._watched.act(actions)
         self._recorder.enter(STEP, lane_of_call(simulator.num_envs))
@@ -315,9 +315,10 @@ class BatchedEvalRunner(RunnerCore):
         self._step_clock += (perf_counter() - acted) / max(1, len(acting))
         self._add(step, reported, digests)
 
-    @staticmethod
-    def _digest(actions: Any, slot: int) -> int:
-        return action_digest(tree.map_structure(lambda leaf: leaf[slot], actions))
+    def _digests(self, actions: Any) -> dict[int, int]:
+        """Return the digests of the actions that are traced, by slot."""
+        traced = [slot for slot, trace in self._traces.items() if not trace.full]
+        return {slot: action_digest(tree.map_structure(lambda leaf, slot=slot: leaf[slot], actions)) for slot in traced}
 
     def _add(self, step: BatchStep, reported: Reported, digests: dict[int, int]) -> None:
         """Add a step and its infos to the sums of the live slots, and finish the episodes that it ends."""
