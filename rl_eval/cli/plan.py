@@ -38,7 +38,8 @@ def plan(
     section: Section = None,
     trust: TrustPolicy = False,
     detect: Annotated[
-        float | None, option("D", "Compute the number of episodes that detects a difference of D in mean return.")
+        float | None,
+        option("D", "Compute the number of episodes with which `compare` shows a difference of D in mean return."),
     ] = None,
     half_width: Annotated[
         float | None, option("W", "Compute the number of episodes for an interval of ± W around the mean return.")
@@ -49,7 +50,7 @@ def plan(
     pilot: Annotated[int, typer.Option(metavar="N", min=_FEWEST, help="Number of pilot episodes.")] = 20,
     correlation: Annotated[
         float, typer.Option(metavar="R", min=-1.0, max=0.99, help="Assumed correlation of the two policies' returns.")
-    ] = 0.5,
+    ] = 0.0,
     assignments: Assignments = None,
     as_json: AsJson = False,
 ) -> None:
@@ -118,7 +119,7 @@ def _planned(
     If all pilot episodes have the same return, the interval and the detectable differences are missing.
     """
     from rl_eval.records.plain import plain
-    from rl_eval.results.stats.power import Spread
+    from rl_eval.results.stats.power import Pilot
 
     numbers, episodes, runners = result.aggregates, settings.evaluation.num_episodes, settings.runners.num_runners
     minutes = result.timing.wall_seconds / len(result.plan) / max(1, runners) / 60
@@ -138,29 +139,25 @@ def _planned(
     page = Page(environment_name(result.provenance) or "plan", policy_name(result.provenance), "plan", sections)
     if not 0 < numbers.std < math.inf:
         return plain(figures), replace(page, notes=[_NO_SPREAD])
-    spread, asked = Spread(numbers.std, numbers.count), []
+    spread, asked = Pilot(result.counted_rows["episode_return"]), []
     planned["half_width"] = spread.half_width(episodes)
-    planned["unpaired_difference"] = spread.difference(episodes)
     planned["paired_difference"] = spread.difference(episodes, correlation)
-    width, unpaired, paired = (number(value, decimals(value / 10)) for value in [*planned.values()][2:])
-    on_equal_seeds = f"on equal seeds, if the returns correlate by {correlation:g}"
+    width, paired = (number(value, decimals(value / 10)) for value in [*planned.values()][2:])
     if half_width is not None:
         needed = spread.episodes_of_half_width(half_width)
         figures["mean"] = {"half_width": half_width, "episodes": needed, "minutes": minutes * needed}
-        gives = f"episodes ({span(minutes * needed)}) for an interval of about ± {half_width:g}"
+        gives = f"episodes ({span(minutes * needed)}) for an interval of at most ± {half_width:g}"
         asked.append(Line("half width", f"{needed:,}", gives))
     if detect is not None:
-        counts = {"unpaired": spread.episodes(detect), "paired": spread.episodes(detect, correlation)}
-        spans = {f"{kind}_minutes": minutes * count for kind, count in counts.items()}
-        figures["detect"] = {"difference": detect, **counts, **spans}
-        first, second = map(span, spans.values())
-        shows = f"episodes per policy ({first}) to detect {detect:g} (power 80 %)"
-        asked.append(Line("detect", f"{counts['unpaired']:,}", shows))
-        asked.append(Line("", f"{counts['paired']:,}", f"{on_equal_seeds} ({second})"))
+        needed = spread.pairs(detect, correlation)
+        figures["detect"] = {"difference": detect, "paired": needed, "paired_minutes": minutes * needed}
+        shows = f"episodes per policy ({span(minutes * needed)}) to detect {detect:g} (power 80 %)"
+        asked.append(Line("detect", f"{needed:,}", shows))
+    related = f"correlate by {correlation:g}" if correlation else "do not correlate"
     shown = [
         Line("interval", f"± {width}", "approximate 95 % interval of the mean"),
-        Line("detectable", unpaired, "difference of two means (power 80 %)"),
-        Line("", paired, on_equal_seeds),
+        Line("detectable", paired, "difference that rl-eval compare shows (power 80 %)"),
+        Line("", "", f"if the returns on equal seeds {related}"),
     ]
     return plain(figures), replace(page, sections=[*sections, shown, asked])
 

@@ -10,53 +10,111 @@ import itertools
 import math
 import re
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from functools import cached_property
+from typing import Any, Final, final
+
+import numpy as np
+import numpy.typing as npt
 
 from rl_eval.errors import UsageError
-from rl_eval.results.stats.interval import Interval, success_interval
+from rl_eval.results.stats.interval import FEW_OTHERS, Interval, success_interval
 
 POWER: Final = 0.8
 CONFIDENCE: Final = 0.95
 _MOST: Final = 2**31
 """Maximum number of episodes to compute."""
+_SEED: Final = 0x5EED
+_EXPERIMENTS: Final = 1_000
+"""Number of experiments that are resampled from a pilot."""
+_MOST_RESAMPLED: Final = 1_000
+"""Number of pairs above which the power is that of normal differences."""
+_MOST_SCALED: Final = 100.0
+"""Largest difference to compute, in standard deviations of the returns."""
+_PRECISION: Final = 1e-3
+"""Relative precision of a difference."""
+_LEAST_PAIRS: Final = 6
+"""Smallest number of pairs with which the sign-flip test can reject at 5 %."""
+_NORMAL: Final = 1.959963984540054
+"""Quantile of the normal distribution at 97.5 %."""
+_KNOWN: Final = _NORMAL + 0.8416212335729143
+"""Difference in standard errors that is shown with a power of 80 % if the variance is known."""
 _RATE: Final = re.compile(r"\s*(\d{1,9})\s*/\s*(\d{1,9})\s*")
 
 
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """Standard deviation of returns in a pilot."""
+@final
+@dataclass(frozen=True, eq=False)
+class Pilot:
+    """Returns of a pilot, and the numbers of episodes that follow from them.
 
-    std: float
-    """Sample standard deviation (divides by count - 1), above 0."""
-    count: int
-    """Number of episodes of the pilot, at least 2."""
+    A comparison pairs the episodes of two policies by index, so its differences are planned. The shape of the returns
+    is that of the pilot: the returns of both policies in a pair are drawn from it, and their difference is scaled to
+    the assumed correlation.
+    """
 
-    def episodes(self, difference: float, correlation: float | None = None) -> int:
-        """Return the number of episodes per policy that show a difference of mean returns.
+    returns: npt.NDArray[np.float64]
+    """Returns, shape (episodes,), at least two of which differ."""
 
-        ``n = v (q / d)^2 + c``, with the variance ``v`` of one difference, the ``difference`` ``d``, and a quantile
-        ``q`` of the noncentral t distribution, which allows for the uncertainty of the standard deviation in a pilot
-        (Julious & Owen 2006). ``c`` is the number of episodes that the t test needs in addition to a normal test
-        (Guenther 1981).
+    @property
+    def count(self) -> int:
+        """Number of episodes of the pilot."""
+        return len(self.returns)
+
+    @cached_property
+    def std(self) -> float:
+        """Sample standard deviation (divides by count - 1)."""
+        return float(np.std(self.returns, ddof=1))
+
+    @cached_property
+    def degrees(self) -> float:
+        """Degrees of freedom of the variance: ``count - 1`` for normal returns, fewer if rare returns are far away.
+
+        The variance of a sample variance is ``2 s^4 / degrees``, and follows from the kurtosis (Cramer 1946, 27.4).
+        """
+        deviations = (self.returns - self.returns.mean()) / self.std
+        excess = max(0.0, float(np.mean(deviations**4) / np.mean(deviations**2) ** 2) - 3)
+        return 2 / (excess / self.count + 2 / (self.count - 1))
+
+    def pairs(self, difference: float, correlation: float = 0.0) -> int:
+        """Return the number of pairs with which ``compare`` shows a difference of mean returns.
+
+        This is the number at which 80 % of the experiments that are resampled from the pilot show the difference. The
+        difference is divided by ``q / q0``, because the pilot only estimates the standard deviation: ``q`` is a
+        quantile of the noncentral t distribution with :attr:`degrees`, and ``q0`` that of a known variance (Julious &
+        Owen 2006).
 
         Args:
             difference: True difference of the means, not 0.
-            correlation: Correlation of the returns of the two policies on equal seeds, for a paired comparison; None
-                for an unpaired comparison.
+            correlation: Correlation of the returns of two policies in a pair; 0 for unrelated returns.
 
         Raises:
             UsageError: More than 2**31 episodes are needed.
         """
-        ratio = self._quantile() / difference
-        return max(2, _whole(self._variance(correlation) * ratio * ratio + _correction(correlation)))
+        unit = self._unit(correlation)
+        ratio, scaled = _KNOWN * unit / abs(difference), abs(difference) / unit
+        if (guess := _whole(2 * ratio * ratio + _NORMAL**2 / 2)) > _MOST_RESAMPLED:
+            return guess
+        low, high = 1, _MOST_RESAMPLED
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if self._power(scaled, middle) >= POWER else (middle, high)
+        return high
 
-    def difference(self, episodes: int, correlation: float | None = None) -> float:
-        """Return the smallest difference of mean returns that a number of episodes per policy shows.
+    def difference(self, pairs: int, correlation: float = 0.0) -> float:
+        """Return the smallest difference of mean returns that a number of pairs shows; NaN for too few pairs.
 
-        NaN if there are too few episodes for any difference.
+        Args:
+            pairs: Number of pairs.
+            correlation: Correlation of the returns of two policies in a pair.
         """
-        left = episodes - _correction(correlation)
-        return self._quantile() * math.sqrt(self._variance(correlation) / left) if left > 0 else math.nan
+        if pairs > _MOST_RESAMPLED:
+            return self._unit(correlation) * _KNOWN * math.sqrt(2 / (pairs - _NORMAL**2 / 2))
+        low, high = 0.0, _MOST_SCALED
+        if self._power(high, pairs) < POWER:
+            return math.nan
+        while high - low > _PRECISION * high:
+            middle = (low + high) / 2
+            low, high = (low, middle) if self._power(middle, pairs) >= POWER else (middle, high)
+        return self._unit(correlation) * high
 
     def half_width(self, episodes: int) -> float:
         """Return half of the expected width of the interval for a mean over ``episodes``; NaN for one episode."""
@@ -67,7 +125,10 @@ class Spread:
         return float(stdtrit(episodes - 1, (1 + CONFIDENCE) / 2)) * self.std / math.sqrt(episodes)
 
     def episodes_of_half_width(self, half_width: float) -> int:
-        """Return the smallest number of episodes whose :meth:`half_width` is at most the given one.
+        """Return the number of episodes whose interval has at most a half width, for 80 % of all pilots.
+
+        The pilot only estimates the standard deviation. So its upper confidence bound at 80 % is used, from the
+        chi-squared distribution with :attr:`degrees`.
 
         Args:
             half_width: Half width of the interval, above 0.
@@ -75,17 +136,42 @@ class Spread:
         Raises:
             UsageError: More than 2**31 episodes are needed.
         """
-        ratio = _normal((1 + CONFIDENCE) / 2) * self.std / half_width
+        from scipy.special import chdtri
+
+        bound = math.sqrt(self.degrees / float(chdtri(self.degrees, POWER)))
+        ratio = _NORMAL * self.std * bound / half_width
         least = _whole(ratio * ratio)  # Student's t is wider by a few episodes.
-        return next(n for n in itertools.count(max(2, least)) if self.half_width(n) <= half_width)
+        return next(n for n in itertools.count(max(2, least)) if bound * self.half_width(n) <= half_width)
 
-    def _variance(self, correlation: float | None) -> float:
-        return 2 * self.std**2 * (1 - (correlation or 0.0))
-
-    def _quantile(self) -> float:
+    def _unit(self, correlation: float) -> float:
+        """Return the standard deviation of a difference divided by the root of 2, with the allowance for the pilot."""
         from scipy.special import nctdtrit
 
-        return float(nctdtrit(self.count - 1, _normal((1 + CONFIDENCE) / 2), POWER))
+        allowance = float(nctdtrit(self.degrees, _NORMAL, POWER)) / _KNOWN
+        return self.std * allowance * math.sqrt(1 - correlation)
+
+    def _power(self, scaled: float, size: int) -> float:
+        """Return the fraction of resampled experiments that show a difference.
+
+        An experiment has a verdict as in :func:`~rl_eval.results.comparison.compare`, with a t test for the interval
+        and for the sign-flip test, which nearly always agree.
+
+        Args:
+            scaled: Difference, in units of :meth:`_unit`.
+            size: Number of pairs.
+        """
+        from scipy.special import stdtrit
+
+        if size < _LEAST_PAIRS:
+            return 0.0
+        rng = np.random.default_rng(_SEED)
+        a, b = rng.integers(0, self.count, (2, _EXPERIMENTS, size))
+        noise = (self.returns[b] - self.returns[a]) / self.std
+        differing = (noise != 0).sum(axis=1)
+        means, spread = noise.mean(axis=1) + scaled, noise.std(axis=1, ddof=1)
+        reached = means > float(stdtrit(size - 1, (1 + CONFIDENCE) / 2)) * spread / math.sqrt(size)
+        nearly_equal = (2 * differing <= size) & (differing < FEW_OTHERS)  # Without an interval, there is no verdict.
+        return float(np.mean(reached & ~nearly_equal))
 
 
 def episodes_for_rates(a: float, b: float) -> int:
@@ -107,10 +193,6 @@ def episodes_for_rates(a: float, b: float) -> int:
     spread += _normal(POWER) * math.sqrt(a * (1 - a) + b * (1 - b))
     plain = (spread / gap) ** 2
     return math.ceil(plain / 4 * (1 + math.sqrt(1 + 4 / (plain * gap))) ** 2)
-
-
-def _correction(correlation: float | None) -> float:
-    return _normal((1 + CONFIDENCE) / 2) ** 2 / (4 if correlation is None else 2)
 
 
 def _whole(wanted: float) -> int:
