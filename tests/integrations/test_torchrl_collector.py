@@ -6,8 +6,6 @@ That its arguments are TorchRL's is tested in ``test_torchrl_evaluator.py``.
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import threading
 from functools import partial
 from typing import Any
@@ -366,25 +364,25 @@ def test_the_state_has_the_statistics_that_were_sent() -> None:
         assert torch.equal(frames.next()["observation"], expected["observation"])
 
 
-@pytest.mark.ray
-@pytest.mark.usefixtures("ray_cluster")
-def test_a_replaced_actor_gets_everything_that_was_sent() -> None:
-    """Policy and statistics, whichever was sent last."""
+def test_a_runner_that_starts_later_gets_everything_that_was_sent() -> None:
+    """Policy and statistics, whichever was sent last: it gets only the weights that the group published last."""
 
     def make() -> Any:
-        return TransformedEnv(GymEnv("Pendulum-v1"), VecNormV2(["observation"]))
+        return TransformedEnv(Steps(length=5), VecNormV2(["observation"]))
 
     trained = make()
-    trained.rollout(20)
-    with collector(make, constant(1.0), num_collectors=1, frames_per_batch=5, max_frames_per_traj=5) as frames:
+    trained.rollout(20, break_when_any_done=False)
+    with collector(make, constant(1.0)) as frames:
         for sent, action in (
             ({"policy": weights_of(0.5), "env.transform": trained.transform}, 0.5),
             ({"env.transform": trained.transform}, 0.5),
             ({"policy": weights_of(0.75)}, 0.75),
         ):
             frames.update_policy_weights_(weights_dict=sent)
-            os.kill(frames.group.apply_to_one(lambda _: os.getpid()), signal.SIGKILL)
-            assert (frames.next()["action"] == action).all()
+            assert frames.group.published_weights is not None
+            with collector(make, constant(1.0), frames_per_batch=5) as later:
+                later.group.sync_weights(frames.group.published_weights.snapshot)
+                assert (later.next()["action"] == action).all()
 
 
 def test_after_the_end_nothing_is_collected() -> None:
