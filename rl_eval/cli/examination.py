@@ -38,7 +38,7 @@ from rl_eval.runners import EvalRunner, runner_class
 from rl_eval.runners.action_masks import ActionMasks
 from rl_eval.runners.again import run_again
 from rl_eval.runners.batched.runner import BatchedEvalRunner
-from rl_eval.runners.environment import time_limit
+from rl_eval.runners.environment import takes_context, time_limit
 from rl_eval.runners.multi_agent.team import build_team
 from rl_eval.scheduling.plan import EpisodePlan
 
@@ -127,6 +127,8 @@ class _Examination:
 
     def __init__(self, settings: EvalSettings, runners: ExitStack) -> None:
         self._settings, self._runners = settings, runners
+        self._one_instance = settings.environment.instances == "one"
+        """Whether a process can build only one environment, so that each runner needs another process."""
         self._steps = min(settings.evaluation.max_episode_steps or MAX_STEPS, MAX_STEPS)
         self._limit: int | None = None
         """Step limit of the environment itself, if it has one."""
@@ -173,9 +175,9 @@ class _Examination:
             self._given_up = str(error)
 
     def _play_and_compare(self) -> Iterator[Finding]:
-        first, second = self._new_runner()[0], self._new_runner()[0]
-        (reference,) = self._play(first, self._leases[0])
-        if text := _difference(reference, *self._play(second, self._leases[0])):
+        (reference,) = self._play(self._new_runner()[0], self._leases[0])
+        used = self._new_runner()[0]
+        if text := _difference(reference, *self._play(used, self._leases[0])):
             yield problem(
                 f"equal seeds and actions give different episodes, first in {text}",
                 "begin reset() with super().reset(seed=seed), which seeds self.np_random. Draw every random number "
@@ -183,9 +185,9 @@ class _Examination:
             )
             return
         yield ok(f"equal seeds and actions give equal episodes ({len(reference) - 1:,} steps compared)")
-        yield from self._tried(self._check_reuse(reference, first, second))
+        yield from self._tried(self._check_reuse(reference, used))
         yield from self._tried(self._check_neighbours(reference))
-        yield from self._tried(self._check_conditions(second))
+        yield from self._tried(self._check_conditions())
 
     def _fit_steps(self) -> bool:
         """Find an attempt that does not fail; return whether there is one.
@@ -245,11 +247,11 @@ class _Examination:
         if self._reports and not self._generators:
             yield ok("global random state is unchanged")
 
-    def _check_reuse(self, reference: Trace, used: EvalRunner, other: EvalRunner) -> Iterator[Finding]:
+    def _check_reuse(self, reference: Trace, used: EvalRunner) -> Iterator[Finding]:
         """Compare episodes in a reused environment with the same episodes in new environments."""
         first, *others = self._leases
-        alone = [*(self._play(other, lease._replace(fresh=True))[0] for lease in others), reference]
         again = [self._play(used, lease)[0] for lease in (*others, first)]
+        alone = [*(self._play(self._new_runner()[0], lease)[0] for lease in others), reference]
         text = next(filter(None, map(_difference, alone, again)), "")
         if not text:
             yield ok(f"a reused environment gives the same episodes as a new one ({len(alone)} compared)")
@@ -282,6 +284,9 @@ class _Examination:
 
         The two environments are stepped in turn, in one process.
         """
+        if self._one_instance:
+            yield note("environment.instances is one, so episodes beside another environment were not compared")
+            return
         text = _difference(reference, self._play(self._new_runner(lanes=2)[0], *self._leases[:2])[0])
         if text:
             text = (
@@ -293,16 +298,19 @@ class _Examination:
         elif not self._generators:
             yield ok("environments in one process do not affect each other")
 
-    def _check_conditions(self, runner: EvalRunner) -> Iterator[Finding]:
+    def _check_conditions(self) -> Iterator[Finding]:
         """Compare the first observations of episodes that have the same seed and different conditions."""
         conditions = self._settings.evaluation.conditions
         rows = [] if conditions is None else [Condition(*one) for one in conditions.rows.items()][:_CONDITIONS]
+        if not rows:
+            return
         leases = [self._leases[0]._replace(condition=row) for row in rows]
+        runner = self._new_runner()[0]
         starts = {int(self._play(runner, lease)[0]["observation"][0]) for lease in leases}
         if len(starts) == 1 < len(rows):
             text = f"{len(rows)} conditions with one seed gave the same first observation"
             yield note(f"{text}: reset() ignores the conditions, or the conditions change only later steps")
-        elif rows:
+        else:
             yield ok(f"{len(rows)} conditions with one seed gave {len(starts)} different first observations")
 
     def _check_reports(self) -> Iterator[Finding]:
@@ -349,8 +357,11 @@ class _Examination:
     def compare_processes(self) -> Finding:
         """Compare the first episode in two processes with different values of ``PYTHONHASHSEED``."""
         try:
+            self._runners.close()
             play = cloudpickle.dumps(partial(_play_first, self._made_up(1), self._leases[0], self._attempts))
-            with ThreadPoolExecutor(len(_HASH_SEEDS)) as both:  # Imports take most of the time.
+            one_by_one = self._one_instance or takes_context(self._settings.environment)
+            # Imports take most of the time.
+            with ThreadPoolExecutor(1 if one_by_one else len(_HASH_SEEDS)) as both:
                 ours, theirs = both.map(partial(_play_elsewhere, play), _HASH_SEEDS)
         except Exception as error:  # Pickling, an import or the episode itself failed.
             return note(f"episodes were not compared between processes: {type(error).__name__}: {error}")
@@ -363,11 +374,13 @@ class _Examination:
         return ok(f"two processes with different hash seeds play equal episodes ({len(ours) - 1:,} steps compared)")
 
     def _new_runner(self, lanes: int = 1, wrapper: Any = None) -> tuple[EvalRunner, _Watch]:
+        """Build a runner, after the environments of the last one are closed: both may use the same port or folder."""
+        self._runners.close()
         settings = self._made_up(lanes)
         if wrapper is not None:
             wrappers = (*settings.environment.wrappers, wrapper)
             settings = with_values(settings, environment={"wrappers": wrappers})
-        runner = runner_class("vector")(settings, 0)
+        runner = settings.runners.runner_class(settings, 0)
         assert isinstance(runner, EvalRunner)
         watch = _Watch(runner)
         self._watches.append(watch)
@@ -382,7 +395,7 @@ class _Examination:
         return with_values(
             self._settings.model_copy(update={"policy": policy}),
             environment={"env_reuse": "lane"},
-            runners={"runner": "vector", "num_envs_per_runner": lanes},
+            runners={"runner": "subprocess" if self._one_instance else "vector", "num_envs_per_runner": lanes},
             evaluation={"max_episode_steps": self._steps, "observers": ()},
             fault_tolerance={"episode_timeout_s": None},
         )

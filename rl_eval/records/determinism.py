@@ -60,11 +60,11 @@ class Determinism:
     """Setting in which the first mismatched episode was repeatable, in different neighbourhoods: ``episode`` for
     ``environment.env_reuse``, ``process`` for one environment per process. ``conditions`` if new environments give the
     same episode for different seeds. Empty if there is no such setting."""
-    steps: int = 0
-    """Number of steps of a block that were compared, if no whole episodes ran again. Then :attr:`mismatched` contains
-    the first episode of a block that differs."""
     remark: str = ""
     """Limit of the check, or the reason why nothing was checked."""
+    steps: _Count = 0
+    """Number of steps of a block that were compared, if no whole episodes ran again. Then :attr:`mismatched` contains
+    the first episode of a block that differs."""
 
     @property
     def passed(self) -> bool | None:

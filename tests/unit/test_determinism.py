@@ -342,7 +342,7 @@ def test_the_limit_of_the_rate() -> None:
         Determinism(),
         Determinism(remark="switched off"),
         Determinism(4, 2, remark="x"),
-        Determinism(4, 2, (3, 7), (9,), "gone", FirstDifference(3, 17, "action", "policy"), "process", "x"),
+        Determinism(4, 2, (3, 7), (9,), "gone", FirstDifference(3, 17, "action", "policy"), "process", "x", 9),
     ],
 )
 def test_a_finding_survives_json(value: Determinism) -> None:

@@ -14,6 +14,7 @@ import pytest
 from gymnasium.vector import SyncVectorEnv
 
 from rl_eval import EvalConfig, EvalRunnerGroup, VectorEvalRunner, compare
+from rl_eval.cli.examination import check_environment
 from rl_eval.config.settings import EnvironmentSection
 from rl_eval.errors import ConfigError
 from rl_eval.protocols import EnvContext
@@ -296,3 +297,24 @@ def annotated(size: int = 3, context: EnvContext | None = None) -> None:
 def test_which_factories_know_their_slot(env: Any, kwargs: dict[str, Any], takes: bool) -> None:
     """Those that :func:`build_env` calls with a context."""
     assert takes_context(EnvironmentSection(env=env, env_kwargs=kwargs)) is takes
+
+
+@pytest.mark.parametrize("make", [Port, Folder])
+def test_doctor_has_one_environment_of_a_slot_at_a_time(make: Any, tmp_path: Path) -> None:
+    """It builds many, and closes each before the next."""
+    resource = free_ports(2) if make is Port else [tmp_path / str(lane) for lane in range(2)]
+    findings = list(check_environment(config(of_slots(make, resource), 2).build(), elsewhere=False))
+    assert [finding.text for finding in findings if finding.level == "problem"] == []
+
+
+@pytest.mark.process
+def test_doctor_examines_one_instance_in_other_processes() -> None:
+    """The comparison beside a second environment is left out."""
+
+    class Single(Once):
+        pass
+
+    made = EvalConfig().environment(Single, instances="one").policy(constant).evaluation(num_episodes=4)
+    findings = list(check_environment(made.build(), elsewhere=False))
+    assert [finding.text for finding in findings if finding.level == "problem"] == []
+    assert not Single.built
