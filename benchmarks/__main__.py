@@ -131,6 +131,8 @@ def _parser() -> argparse.ArgumentParser:
     honest.add_argument("--episodes", type=_positive, default=100, help="episodes per evaluation (%(default)s)")
     held = add("coverage", "how often intervals of a mean hold it", repeat=1)
     held.add_argument("--samples", type=_positive, default=1000, help="samples of each kind (%(default)s)")
+    wrong = add("levels", "how often an end of an interval is wrong, with and without bounds", repeat=1)
+    wrong.add_argument("--runs", type=_positive, default=1000, help="simulated evaluations of each kind (%(default)s)")
     few = add("seeds", "how often intervals of suites with few training seeds hold the number", repeat=1)
     few.add_argument("--suites", type=_positive, default=500, help="simulated suites of each kind (%(default)s)")
     logged = add("ope", "off-policy estimates against exact values: bias and coverage", repeat=4)
@@ -275,6 +277,7 @@ _MEASURES: dict[str, Callable[[argparse.Namespace], list[Row]]] = {
     "log": lambda args: [log_size.measure(50_000 if args.quick else args.episodes)],
     "ope": _off_policy,
     "coverage": lambda args: coverage.measure(20 if args.quick else args.samples, _say),
+    "levels": lambda args: coverage.levels(20 if args.quick else args.runs, _say),
     "seeds": lambda args: seeds.measure(5 if args.quick else args.suites, _say),
     "safety": _safety,
     "beside": _beside,

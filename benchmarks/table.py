@@ -221,6 +221,19 @@ def coverage(rows: Sequence[Row]) -> list[Table]:
     return [table]
 
 
+def levels(rows: Sequence[Row]) -> list[Table]:
+    """How often an interval is above or below the true mean, a row for each distribution, with and without bounds."""
+    sizes = [*dict.fromkeys(row["values"] for row in rows)]
+    cells = {(row["distribution"], str(row["bounds"]), row["values"]): row for row in rows}
+    title = f"levels: of {rows[0]['runs']:,} evaluations, intervals above / below the true mean / no interval"
+    table = _table(title, "returns", "bounds", *map(str, sizes))
+    for name, bounds in dict.fromkeys((row["distribution"], str(row["bounds"])) for row in rows):
+        found = [cells[name, bounds, size] for size in sizes]
+        shown = "-" if found[0]["bounds"] is None else "{:g} to {:g}".format(*found[0]["bounds"])
+        table.add_row(name, shown, *(f"{row['above']} / {row['below']} / {row['none']}" for row in found))
+    return [table]
+
+
 def seeds(rows: Sequence[Row]) -> list[Table]:
     """How often intervals of suites hold the true numbers, a row for each distribution and number of seeds."""
     title = f"seeds: 95 % intervals of {rows[0]['suites']:,} suites of five tasks each"
@@ -528,6 +541,7 @@ TABLES: Final[Mapping[str, Callable[[Sequence[Row]], list[Table]]]] = {
     "environments": environments,
     "ope": off_policy,
     "coverage": coverage,
+    "levels": levels,
     "seeds": seeds,
     "multi_agent": multi_agent,
     "sampling": sampling.tables,

@@ -36,12 +36,6 @@ bootstrap. If the values are skewed, this is still not often enough; the note of
 FEW_OTHERS: Final = 10
 """Number of values unlike the most frequent value from which on a bootstrap shows how far the mean may be from it."""
 
-FEW_EQUAL: Final = f"fewer than {FEW} values, all equal: other values may differ"
-"""Note for a few equal returns, which have no interval."""
-
-ALL_EQUAL: Final = "all equal"
-"""Note of the interval of equal values, which is a single value."""
-
 _ADVICE: Final = "; declare return_bounds for an interval"
 _TOO_WIDE: Final = "the spread of the values is too large or too small for a float"
 
