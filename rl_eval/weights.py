@@ -5,6 +5,9 @@ store in one piece. Every runner on a node maps it without a copy, and copies it
 contains parameters, buffers (persistent or not) and the ``get_extra_state`` of every submodule, so normalizers keep
 their statistics. A snapshot is a copy: later training steps do not change it.
 
+A module can have other state, such as tensors that are plain attributes, or the packed parameters of a quantized layer.
+A snapshot has only digests of this state. A policy whose state differs rejects the snapshot.
+
 torch is imported only inside functions, because an actor's process must not import torch before the user's code.
 """
 
@@ -38,6 +41,8 @@ _ALIGNMENT: Final = 64
 _EXTRA_STATE: Final = "_extra_state"
 _NO_EXTRA_STATE: Final = pickle.dumps({}, protocol=4)
 """Bytes that are hashed if there is no extra state. The digests in logs depend on these bytes."""
+_TRIES: Final = 5
+"""Number of tries to copy weights that another thread changes."""
 _COMPILED: Final = "_orig_mod."
 """Prefix of names, added by torch.compile."""
 _WRAPPED: Final = re.compile(r"(^|\.)module\.")
@@ -69,6 +74,8 @@ class WeightsSnapshot:
     """Pickled ``{name: get_extra_state()}``."""
     extra_digest: bytes = b""
     """Canonical digest of the extra state; empty if there is no extra state."""
+    other_state: Mapping[str, bytes] = field(default_factory=dict)
+    """Digests of the state of modules that is neither in ``entries`` nor in ``extra_state``, by name."""
     versions: Mapping[str, int] = field(default_factory=dict)
     """With several policies, the version of each policy's latest weights. A policy that is missing here has version
     0."""
@@ -109,9 +116,29 @@ def snapshot_weights(weights: Any, version: int) -> WeightsSnapshot:
         version: Version of the weights. Every record that is made with these weights contains it.
 
     Raises:
-        WeightsError: ``weights`` is of another type, or contains an uninitialized parameter.
+        WeightsError: ``weights`` is of another type, or contains a tensor that is not dense or has no values. Or
+            another thread changes the weights while they are copied.
     """
-    tensors, extra = _collect(weights)
+    for _ in range(_TRIES):
+        tensors, extra = _collect(weights)
+        before = _write_counts(tensors)
+        snapshot = _snapshot(tensors, extra, version)
+        changed = [name for name, count in _write_counts(tensors).items() if count != before[name]]
+        if not changed:
+            return replace(snapshot, other_state=_other_state(weights, ""))
+    raise WeightsError(
+        f"weights {_some(changed)} changed while they were copied, so the copy would mix two training steps",
+        key=changed[0],
+        fix="Hold a lock that the training thread holds during a step, or pass a copy made between two steps.",
+    )
+
+
+def _write_counts(tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
+    """Return the number of in-place writes to each tensor, which torch counts except in inference mode."""
+    return {name: 0 if tensor.is_inference() else tensor._version for name, tensor in tensors.items()}
+
+
+def _snapshot(tensors: Mapping[str, torch.Tensor], extra: Mapping[str, Any], version: int) -> WeightsSnapshot:
     entries, offset = [], 0
     for name, tensor in sorted(tensors.items()):
         entries.append(TensorEntry(name, _dtype(tensor), tuple(tensor.shape), offset, tensor.nbytes))
@@ -120,7 +147,13 @@ def snapshot_weights(weights: Any, version: int) -> WeightsSnapshot:
     for entry in entries:
         if entry.num_bytes:
             _view(buffer, entry).copy_(tensors[entry.name])
-    pickled, digest = pickle.dumps(dict(sorted(extra.items()))), canonical_digest(extra) if extra else b""
+    digest = canonical_digest(extra) if extra else b""
+    try:
+        pickled = pickle.dumps(dict(sorted(extra.items())))
+    except Exception as error:
+        problem = f"the extra state of the weights, {_some(sorted(extra))}, cannot be pickled: {error}"
+        fix = "Return only values that can be pickled from get_extra_state()."
+        raise WeightsError(problem, key=min(extra), fix=fix) from error
     return WeightsSnapshot(version, tuple(entries), buffer, pickled, digest)
 
 
@@ -129,7 +162,7 @@ def apply_weights(snapshot: WeightsSnapshot, module: torch.nn.Module) -> None:
 
     Raises:
         WeightsError: A tensor is missing, unknown or uninitialized, or has another shape or dtype. Or the module
-            rejects the extra state.
+            rejects the extra state, or has other state that differs.
     """
     import torch
 
@@ -137,6 +170,7 @@ def apply_weights(snapshot: WeightsSnapshot, module: torch.nn.Module) -> None:
     targets, required = _tensors_of(module)
     sources = {_resolve(entry.name, targets): entry for entry in snapshot.entries}
     _check_names(sources.keys(), targets.keys(), required)
+    _check_other_state(snapshot, module)
     for name, target in targets.items():
         if name in sources:
             _check_tensor(name, sources[name], target)
@@ -144,7 +178,11 @@ def apply_weights(snapshot: WeightsSnapshot, module: torch.nn.Module) -> None:
     with torch.no_grad():
         for name, entry in sources.items():
             if entry.num_bytes:
-                targets[name].copy_(_view(snapshot.buffer, entry))
+                target, view = targets[name], _view(snapshot.buffer, entry)
+                if 0 in target.stride():  # Of an expanded tensor, several elements share one place in memory.
+                    target.data = view.clone()
+                else:
+                    target.copy_(view)
 
 
 def load_weights_file(path: str | Path, key: str | None = None) -> dict[str, torch.Tensor]:
@@ -313,9 +351,90 @@ def _collect(weights: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         elif torch.nn.parameter.is_lazy(value):
             fix = "Run the module once before you send its weights."
             raise WeightsError(f"weights {name!r} are uninitialized", key=name, fix=fix)
+        elif kind := _unsupported(value):
+            fix = "Store dense tensors with values, and convert them in forward() or set_extra_state()."
+            raise WeightsError(f"weights {name!r} are a {kind}, which cannot be copied", key=name, value=kind, fix=fix)
         else:
             tensors[name] = value.detach()
     return tensors, extra
+
+
+def _unsupported(tensor: torch.Tensor) -> str:
+    """Return the kind of a tensor that a snapshot cannot contain; an empty string for a dense tensor with values."""
+    import torch
+
+    kinds = {
+        "meta tensor, without values": tensor.is_meta,
+        "nested tensor": tensor.is_nested,
+        "quantized tensor": tensor.is_quantized,
+        "sparse tensor": tensor.layout is not torch.strided,
+    }
+    return next((kind for kind, found in kinds.items() if found), "")
+
+
+def _other_state(value: Any, prefix: str) -> dict[str, bytes]:
+    """Return digests of the state of modules that is neither a parameter or a buffer nor extra state, by name.
+
+    These are tensors and arrays that are plain attributes, and what a layer adds to its state dict. A layer with extra
+    state sends its state itself. Tensors with a gradient function, and tensors that a layer computes from its
+    parameters, are no state.
+    """
+    import torch
+
+    if isinstance(value, Mapping):
+        nested = (_other_state(item, f"{prefix}{name}.") for name, item in value.items())
+        return {name: digest for found in nested for name, digest in found.items()}
+    if not isinstance(value, torch.nn.Module):
+        return {}
+    module = _bare(value)
+    known, senders = _tensors_of(module)[0], [*_extra_state_holders(module).values()]
+    found: dict[str, Any] = {}
+    for path, submodule in module.named_modules():
+        inside = f"{path}." if path else ""
+        # A quantized layer overrides this method of torch. The complete state dict may need other processes.
+        if type(submodule)._save_to_state_dict is not torch.nn.Module._save_to_state_dict:  # noqa: SLF001
+            submodule._save_to_state_dict(found, inside, False)  # noqa: SLF001
+        if any(submodule is sender for sender in senders):
+            continue
+        parameters = dict(submodule.named_parameters(recurse=False))
+        for name, item in vars(submodule).items():
+            computed = getattr(item, "grad_fn", None) or any(one.startswith(f"{name}_") for one in parameters)
+            if isinstance(item, (torch.Tensor, np.ndarray)) and not computed:
+                found[inside + name] = item
+    named = {name.replace(_COMPILED, ""): item for name, item in found.items() if not _is_extra_state(name)}
+    return {prefix + name: canonical_digest(_plain(item)) for name, item in named.items() if name not in known}
+
+
+def _plain(value: Any) -> Any:
+    """Return a value with dense tensors of plain dtypes, for a digest."""
+    import torch
+
+    if isinstance(value, (tuple, list)):
+        return [_plain(item) for item in value]
+    if not isinstance(value, torch.Tensor):
+        return str(value) if isinstance(value, torch.dtype) else value
+    if value.is_quantized:
+        return [str(value.dtype), _plain(value.int_repr()), _plain(value.dequantize())]
+    if value.is_nested:
+        return [_plain(item) for item in value.unbind()]
+    dense = value if value.layout is torch.strided else value.to_dense()
+    return str(dense.dtype) if dense.is_meta else dense.detach().cpu()
+
+
+def _check_other_state(snapshot: WeightsSnapshot, module: torch.nn.Module) -> None:
+    ours = _other_state(module, "") if snapshot.other_state else {}
+    sent = {_resolve(name, ours): digest for name, digest in snapshot.other_state.items()}
+    if different := sorted(name for name, digest in sent.items() if ours.get(name) != digest):
+        problem = (
+            f"the module differs from the policy in {_some(different)}, which are neither parameters nor buffers, so "
+            "they are not sent with the weights"
+        )
+        fix = (
+            "Register tensors with register_buffer(), or define get_extra_state() and set_extra_state(). For a "
+            "quantized module, create a new evaluator with the module as its policy. If the policy does not need this "
+            "state, pass module.state_dict()."
+        )
+        raise WeightsError(problem, key=different[0], fix=fix)
 
 
 def _flatten(value: Any, prefix: str) -> Iterator[tuple[str, Any]]:
@@ -507,8 +626,10 @@ def add_missing(snapshot: WeightsSnapshot, former: WeightsSnapshot | None, names
         return replace(snapshot, versions=versions)
     prefixes = tuple(f"{owner}." for owner in given)
     kept = {name: value for name, value in _contents_of(former).items() if not name.startswith(prefixes)}
+    other = {name: digest for name, digest in former.other_state.items() if not name.startswith(prefixes)}
     whole = snapshot_weights({**kept, **_contents_of(snapshot)}, snapshot.version)
-    return replace(whole, versions={**former.versions, **versions})
+    other_state = {**other, **snapshot.other_state}
+    return replace(whole, other_state=other_state, versions={**former.versions, **versions})
 
 
 def keep_unsent(snapshot: WeightsSnapshot, former: WeightsSnapshot) -> WeightsSnapshot:

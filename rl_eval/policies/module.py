@@ -12,6 +12,7 @@ Box                actions, or (mean, log_std)    the mean, or mean + exp(log_st
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any, ClassVar, Final, cast, final
 
 import gymnasium as gym
@@ -56,7 +57,9 @@ class ModulePolicy:
             problem = f"policy.policy is an nn.Module, whose outputs cannot be read as actions of {action_space}"
             fix = "Implement rl_eval.Policy: its act() returns actions."
             raise ConfigError(problem, key="policy.policy", value=type(module).__name__, fix=fix)
-        self.module = module.to(device).eval()
+        self.module = module.to(device)
+        with suppress(NotImplementedError):  # A module of torch.export keeps the mode in which it was exported.
+            self.module.eval()
         self._space = action_space
         self._deterministic = deterministic
         self._device = torch.device(device)

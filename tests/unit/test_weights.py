@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import safetensors.torch
 import torch
 from torch import nn
+from torch.nn.utils.prune import random_unstructured
 
+from rl_eval import EvalConfig, Evaluator
 from rl_eval.errors import ConfigError, WeightsError
+from rl_eval.policies.module import ModulePolicy
 from rl_eval.weights import (
     apply_weights,
     load_weights_file,
@@ -537,3 +544,169 @@ def test_a_key_that_leads_nowhere_is_answered_with_those_that_there_are(
     with refused(ConfigError, place[0], value=place[1]) as caught:
         load_weights_file(path, key)
     assert all(repr(name) in str(caught.value) for name in names)
+
+
+# ------------------------------------------------------------------------------ what a snapshot does not contain
+
+
+class Attribute(nn.Module):
+    """A tensor or an array that is a plain attribute."""
+
+    def __init__(self, factor: float, kind: str = "tensor") -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 2)
+        self.factor: Any = torch.tensor([factor]) if kind == "tensor" else np.array([factor], np.float32)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.linear(inputs) * torch.as_tensor(self.factor)
+
+
+def quantized(seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch announces its replacement.
+        return torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(3, 2)), {nn.Linear}, torch.qint8)
+
+
+@pytest.mark.parametrize(
+    ("make", "key"),
+    [
+        (Attribute, "factor"),
+        (lambda seed: Attribute(seed, "array"), "factor"),
+        (lambda seed: nn.Sequential(Attribute(seed)), "0.factor"),
+        (quantized, "0._packed_params._packed_params"),
+    ],
+)
+def test_state_that_is_not_sent_must_be_equal(make: Callable[[int], nn.Module], key: str) -> None:
+    """Otherwise the policy would be evaluated with the state of another one. A copy has the same state."""
+    policy, same, other = make(1), make(1), make(2)
+    apply_weights(snapshot_weights(same, 1), policy)
+    apply_weights(snapshot_weights(copy.deepcopy(same), 1), policy)
+    with refused(WeightsError, key):
+        apply_weights(snapshot_weights(other, 1), policy)
+    with refused(WeightsError, f"a.{key}"):
+        apply_weights(snapshot_weights({"a": other}, 1), nn.ModuleDict({"a": policy}))
+
+
+def prune(layer: nn.Module) -> nn.Module:
+    return random_unstructured(layer, "weight", 0.5)
+
+
+@pytest.mark.parametrize("wrap", [nn.utils.weight_norm, prune])
+def test_what_a_layer_computes_from_its_parameters_is_no_state(wrap: Callable[[nn.Module], nn.Module]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        source, target = wrap(nn.Linear(3, 2)), wrap(nn.Linear(3, 2))
+    inputs = torch.ones(1, 3)
+    with torch.no_grad():
+        source(inputs)
+        apply_weights(snapshot_weights(source, 1), target)
+        assert torch.equal(source(inputs), target(inputs))
+
+
+def test_the_result_of_a_forward_pass_is_no_state() -> None:
+    """It has a gradient function, as a value that a trainer keeps for its loss."""
+    source, target = nn.Linear(3, 2), nn.Linear(3, 2)
+    source.features = source(torch.ones(1, 3))
+    apply_weights(snapshot_weights(source, 1), target)
+
+
+class Expanded(nn.Module):
+    """A buffer whose elements share one place in memory."""
+
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        self.register_buffer("row", torch.tensor([[value], [2 * value]]).expand(2, 4))
+
+
+def test_an_expanded_buffer_is_copied() -> None:
+    target = Expanded(1.0)
+    apply_weights(snapshot_weights(Expanded(3.0), 1), target)
+    assert target.row.tolist() == [[3.0] * 4, [6.0] * 4]
+    apply_weights(snapshot_weights(Expanded(5.0), 1), target)
+    assert target.row.tolist() == [[5.0] * 4, [10.0] * 4]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.eye(3).to_sparse(),
+        lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8),
+        lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+        lambda: torch.ones(3, device="meta"),
+    ],
+    ids=["sparse", "quantized", "nested", "meta"],
+)
+def test_a_tensor_that_cannot_be_copied_is_named(make: Callable[[], torch.Tensor]) -> None:
+    module = nn.Sequential(nn.Linear(3, 2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # Nested tensors are a prototype.
+        module[0].register_buffer("odd", make())
+    with refused(WeightsError, "0.odd"):
+        snapshot_weights(module, 1)
+
+
+def test_extra_state_that_cannot_be_pickled_is_named() -> None:
+    class Holder(nn.Module):
+        def get_extra_state(self) -> Any:
+            return lambda: 1
+
+    with refused(WeightsError, "_extra_state"):
+        snapshot_weights(Holder(), 1)
+
+
+class Written(nn.Module):
+    """Its weights are written while their names are read, as by a thread that trains."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__()
+        self.linear, self.times = nn.Linear(3, 2), times
+
+    def get_extra_state(self) -> Any:
+        return _Writes(self)
+
+    def set_extra_state(self, state: Any) -> None:
+        pass
+
+
+class _Writes:
+    def __init__(self, module: Written) -> None:
+        self._module = module
+
+    def __reduce__(self) -> Any:
+        if self._module.times:
+            self._module.times -= 1
+            with torch.no_grad():
+                self._module.linear.bias.add_(1.0)
+        return int, ()
+
+
+def test_weights_that_change_while_they_are_copied_are_noticed() -> None:
+    """They are copied again a few times, since training steps have pauses."""
+    assert snapshot_weights(Written(1), 1).entries
+    with refused(WeightsError, "linear.bias"):
+        snapshot_weights(Written(100), 1)
+
+
+def test_an_evaluator_does_not_evaluate_its_policy_in_place_of_another_module() -> None:
+    """The tensors that it cannot send differ, so the evaluation fails."""
+    policy, other = (nn.Sequential(Attribute(factor), nn.Linear(2, 1)) for factor in (1.0, 2.0))
+    config = EvalConfig().environment("Pendulum-v1").evaluation(num_episodes=2, max_episode_steps=5)
+    with Evaluator(config, policy, backend="inline", on_error=lambda _: None) as evaluator:
+        assert evaluator.evaluate(policy).status == "complete"
+        with refused(WeightsError, "0.factor"):
+            evaluator.evaluate(other)
+        assert evaluator.evaluate(other.state_dict()).status == "complete"
+
+
+def test_an_exported_module_is_a_policy() -> None:
+    """It keeps its mode, since it has no other."""
+    module = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    shapes = ({0: torch.export.Dim("rows")},)
+    exported = torch.export.export(module, (torch.zeros(4, 3),), dynamic_shapes=shapes).module()
+    batch = np.random.default_rng(0).normal(size=(16, 3)).astype(np.float32)
+    space = gym.spaces.Discrete(2)
+    with torch.no_grad():
+        policies = [ModulePolicy(one, space, True) for one in (module, exported)]
+        actions = [policy.act(batch, None, np.ones(16, bool), None)[0] for policy in policies]
+    assert np.array_equal(*actions)
