@@ -282,18 +282,22 @@ class CallablePolicy:
     def act(
         self, observations: Any, state: Any, live: npt.NDArray[np.bool_], noise: NoiseSource | None
     ) -> tuple[Any, None]:
-        """Choose actions; see :class:`rl_eval.Policy`.
+        """Choose actions; see :class:`rl_eval.Policy`."""
+        return self.function(observations), None
 
-        Raises:
-            PolicyError: The function takes one observation, not a batch.
+    def explained(self, error: Exception, observations: Any) -> Exception:
+        """Return an error that says that the function takes one observation, if it does; otherwise the given error.
+
+        Args:
+            error: Error of the function for a batch.
+            observations: The batch. Its observations come from the environment: a function may reject others.
         """
-        try:
-            return self.function(observations), None
-        except (IndexError, TypeError, ValueError) as error:
-            if self._takes_one(observations):
-                text = f"the policy takes a single observation, but raises {summary_of(error)} for a batch"
-                raise PolicyError(text, key="policy.policy", fix=_ONE_BY_ONE) from error
-            raise
+        if not isinstance(error, (IndexError, TypeError, ValueError)) or not self._takes_one(observations):
+            return error
+        text = f"the policy takes a single observation, but raises {summary_of(error)} for a batch"
+        explained = PolicyError(text, key="policy.policy", fix=_ONE_BY_ONE)
+        explained.__cause__ = error
+        return explained
 
     def _takes_one(self, observations: Any) -> bool:
         """Return whether the function takes a single observation, but not a batch that contains one observation."""

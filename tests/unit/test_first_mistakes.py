@@ -339,3 +339,18 @@ def test_commands_that_take_a_config_take_options_in_its_place(folder, command, 
     section = call(command, *options, *more, "--section", "a")
     assert "--section a" in section.output
     assert section.exit_code == ExitCode.USAGE
+
+
+def test_a_policy_that_rejects_generated_observations_is_judged_on_a_real_one():
+    """It takes a batch, but parses only what the environment shows; a row of its batch is no error for it either."""
+
+    def parse(observations):
+        if np.abs(observations).max() > 1000 or (np.ndim(observations) == 2 and np.abs(observations).max() > 0.06):
+            raise ValueError("not from this environment")
+        return np.zeros(len(observations), np.int64)
+
+    config = EvalConfig().environment("CartPole-v1").evaluation(num_episodes=4, max_episode_steps=1)
+    for inference in ("exact", "batched"):
+        result = evaluate(config.copy().policy(inference=inference), parse)
+        assert result.status == "complete"
+        assert result.mean_return == 1.0

@@ -107,6 +107,8 @@ class RowInference:
         """Log of sweeps; None before the first call of :meth:`sweep_log`."""
         self.numerics: dict[str, Any] = {}
         """The numerics key; empty until :meth:`probe`."""
+        self._acted = False
+        """Whether the policy has acted on an observation of an environment."""
         self.probes = 0
         self._connections: int | None = None
         """Number of connections of the policy at the last probe; None if the policy does not report them."""
@@ -139,7 +141,11 @@ class RowInference:
         return self._reader.split(actions), errors
 
     def act_together(self) -> tuple[Any, dict[int, Exception]]:
-        """Choose an action for every live lane, as :meth:`act` does; return nested arrays of shape (rows, ...)."""
+        """Choose an action for every live lane, as :meth:`act` does; return nested arrays of shape (rows, ...).
+
+        Raises:
+            PolicyError: At the first call, the policy takes a single observation, not a batch.
+        """
         self._computed, self._outputs = [], None
         with no_grad():
             try:
@@ -149,6 +155,10 @@ class RowInference:
                 raise
             except Exception:
                 actions, errors = self._act_alone()
+                first = next(iter(errors.values()), None)
+                if not self._acted and isinstance(first, PolicyError) and first.key == "policy.policy":
+                    raise first from None
+        self._acted = True
         if not self._deterministic:
             self._steps += self.live
         if self.sweeps is not None and self.sweeps.wanted:
@@ -237,11 +247,16 @@ class RowInference:
             except PolicyUnavailable:
                 raise
             except Exception as error:
-                errors[lane] = error
+                errors[lane] = self._explained(error, lane)
                 continue
             self._keep_state(slice(lane, lane + 1), take_rows(state, slice(0, 1)))
             parts.append((slice(lane, lane + 1), copy_batch(take_rows(actions, slice(0, 1)))))
         return self._gather(parts), errors
+
+    def _explained(self, error: Exception, lane: int) -> Exception:
+        """Return a better error of the policy, if it can explain its error for a lane."""
+        explained = getattr(self._policy, "explained", None)
+        return explained(error, take_rows(self.observations.arrays, np.array([lane]))) if explained else error
 
     def _gather(self, parts: list[tuple[Any, Any]]) -> Any:
         """Combine the actions of some rows into one batch."""
