@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, final
@@ -11,7 +11,7 @@ from typing import Any, final
 from typing_extensions import override
 
 from rl_eval.backends import Backend, Call, Reply
-from rl_eval.backends.pickling import pickled, unpickle_with_weights
+from rl_eval.backends.pickling import in_this_process
 from rl_eval.backends.requests import Request, Run, RunnerRequest, Start, answer
 from rl_eval.config.settings import EvalSettings
 from rl_eval.errors import RunnerLost
@@ -24,7 +24,7 @@ from rl_eval.weights import WeightsSnapshot
 class InlineBackend(Backend):
     """Backend that runs calls in the thread that waits for them.
 
-    The policy is pickled and unpickled, as for an actor. So the caller's object keeps its mode, its weights and its
+    A runner gets a copy of the policy, if it can be copied. So the caller's object keeps its mode, its weights and its
     random state. Calls compute with one torch thread.
 
     Args:
@@ -44,8 +44,8 @@ class InlineBackend(Backend):
         """Working directory to which an environment changed; None if no environment changed it."""
 
     @override
-    def pack(self, settings: EvalSettings, policy: Any) -> tuple[EvalSettings, bytes]:
-        return settings, pickled(policy, "the policy", policy)
+    def pack(self, settings: EvalSettings, policy: Any) -> tuple[EvalSettings, Callable[[Any], Any]]:
+        return settings, in_this_process(policy)
 
     @override
     def spawn(self, runner: int, index: int, weights: Any) -> None:
@@ -134,9 +134,8 @@ class InlineBackend(Backend):
     def _answer(self, runner: int, request: Request) -> Any:
         match request:
             case Start(index, weights):
-                settings, policy = self.payload
-                cls = settings.runners.runner_class
-                self._runners[runner] = cls(settings, index, unpickle_with_weights(policy, weights))
+                settings, policy_with = self.payload
+                self._runners[runner] = settings.runners.runner_class(settings, index, policy_with(weights))
                 return None
             case _:
                 return answer(self._runners[runner], request)

@@ -6,15 +6,19 @@ them during the pickling.
 
 from __future__ import annotations
 
+import copy
+import functools
 import io
 import pickle
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import cloudpickle
 
 from rl_eval.config.settings import SECTIONS, EvalSettings
 from rl_eval.errors import ConfigError
-from rl_eval.weights import WeightsSnapshot, named_tensors
+from rl_eval.policies.inference.spaces import no_grad
+from rl_eval.weights import WeightsSnapshot, module_of, named_tensors
 
 if TYPE_CHECKING:
     import torch
@@ -54,6 +58,39 @@ def pickled_settings(settings: EvalSettings, policy: Any, *more: Any, without_we
                 pickled(value, f"{section}.{key}")
         pickled(policy, "the policy")
         raise
+
+
+def in_this_process(policy: Any, *, with_weights: bool = False) -> Callable[[WeightsSnapshot | None], Any]:
+    """Return a function that returns the policy for a runner in this process, from the weights of its first episode.
+
+    Each call returns a copy, so the caller's object does not change. A policy that cannot be pickled, such as a
+    TorchScript module, is copied by ``copy.deepcopy``. An object without a module that cannot be copied either, such as
+    a session of onnxruntime, is used itself: a runner only calls it.
+
+    Args:
+        policy: The policy, or several policies by id.
+        with_weights: Whether the function returns the present weights, because there is no snapshot of them.
+
+    Raises:
+        ConfigError: A module cannot be copied.
+    """
+    try:
+        data = pickled(policy, "the policy", None if with_weights else policy)
+    except ConfigError as error:
+        return functools.partial(_copied_or_used, _copied_or_used(policy, error), error)
+    return functools.partial(unpickle_with_weights, data)
+
+
+def _copied_or_used(policy: Any, error: ConfigError, weights: WeightsSnapshot | None = None) -> Any:
+    if isinstance(policy, Mapping):
+        return {name: _copied_or_used(one, error) for name, one in policy.items()}
+    try:
+        with no_grad():  # Otherwise parameters of TorchScript become results of a copy, which are no leaf tensors.
+            return copy.deepcopy(policy)
+    except Exception:
+        if module_of(policy) is not None:  # A runner sets the mode and the weights of a module.
+            raise error from None
+        return policy
 
 
 class _Place(NamedTuple):

@@ -204,11 +204,12 @@ class Amendment:
 
 
 def code_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return one line for each file with another digest, and for each package with another version.
+    """Return one line for each file with another digest, for each package with another version, and for other objects.
 
-    A file or package that only one of the two mappings contains is not a difference.
+    A file or package that only one of the two mappings contains is not a difference. A policy object that cannot be
+    pickled has no digest, so it is not known whether an object of another process is the same.
     """
-    files, packages = before.get("files", {}), before.get("packages", {})
+    files, packages, objects = (before.get(name, {}) for name in ("files", "packages", "objects"))
     return [
         *(
             f"file {found['path']} (module {module}): sha256 {files[module]['sha256'][:_SHOWN_DIGITS]} -> "
@@ -220,6 +221,11 @@ def code_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[
             f"package {name}: {packages[name]} -> {version}"
             for name, version in now.get("packages", {}).items()
             if packages.get(name, version) != version
+        ),
+        *(
+            f"{name}: {objects.get(name, ABSENT)} -> {now.get('objects', {}).get(name, ABSENT)}"
+            for name in sorted({*objects, *now.get("objects", {})})
+            if objects.get(name) != now.get("objects", {}).get(name)
         ),
     ]
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from rl_eval.backends.pickling import pickled, unpickle_with_weights
+from rl_eval.backends.pickling import in_this_process
 from rl_eval.config.builder import EvalConfig, settings_of
 from rl_eval.config.objects import UNNAMEABLE
 from rl_eval.config.policy_sources import changed_files
@@ -182,8 +182,7 @@ def rebuilt_runner(
     with working_in(None):  # An environment may change the working directory.
         try:
             # A copy, so the caller's policy keeps its state. The weights come from the snapshot, if there is one.
-            payload = pickled(live, "the policy", None if weights is None else live)
-            copied = unpickle_with_weights(payload, weights)
+            copied = in_this_process(live, with_weights=weights is None)(weights)
             runner = settings.runners.runner_class(settings, 0, copied)
         except ConfigError as error:
             if config is not None:

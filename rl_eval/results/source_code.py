@@ -21,6 +21,7 @@ import inspect
 import re
 import sys
 import sysconfig
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from importlib import metadata
@@ -28,16 +29,25 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, Final
 
+import cloudpickle
+
+from rl_eval.config.objects import name_of
 from rl_eval.config.settings import EvalSettings
+from rl_eval.weights import module_of
 
 _TARGET: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w./-]*")
 """Reference to an attribute of a module, such as ``my_project.envs:make``."""
+_PROCESS: Final = uuid.uuid4().hex[:8]
+"""Name of this process."""
 _OURS: Final = Path(__file__).parents[1]
 _INSTALLED: Final = frozenset(("dist-packages", "site-packages"))
 
 
 def code_of(settings: EvalSettings) -> dict[str, Any]:
-    """Return plain data: ``files`` with path and SHA-256 by module, and ``packages`` with versions by name."""
+    """Return plain data: ``files`` with path and SHA-256 by module, and ``packages`` with versions by name.
+
+    If a policy object can be neither sent nor digested, ``objects`` has a text by policy that no other process has.
+    """
     files: dict[str, Any] = {}
     packages: dict[str, str] = {}
     found = [part for value in _sources(settings) for part in _defined_in(value)]
@@ -48,7 +58,28 @@ def code_of(settings: EvalSettings) -> dict[str, Any]:
         elif module not in files and (_installed(path) or not _foreign(path)):
             files[module] = {"path": str(path), "sha256": hashlib.sha256(source()).hexdigest()}
             found += [(name, file, file.read_bytes) for name, file in _imports(module, path)]
-    return {"files": dict(sorted(files.items())), "packages": dict(sorted(packages.items()))}
+    found_code: dict[str, Any] = {"files": dict(sorted(files.items())), "packages": dict(sorted(packages.items()))}
+    objects = _objects(settings)
+    return found_code | ({"objects": objects} if objects else {})
+
+
+def _objects(settings: EvalSettings) -> dict[str, str]:
+    """Return a text for each policy object that has no weights and cannot be pickled, such as a session of onnxruntime.
+
+    The text is the same only for the same object in the same process.
+    """
+    if settings.runners.num_runners:  # Then the objects were pickled.
+        return {}
+    policies = {"policy": settings.policy, **settings.policy.policies}
+    found = {}
+    for name, section in policies.items():
+        policy = section.policy
+        if policy is not None and not isinstance(policy, str) and module_of(policy) is None:
+            try:
+                cloudpickle.dumps(policy)
+            except Exception:
+                found[name] = f"{name_of(policy)} of process {_PROCESS}, {id(policy):x}"
+    return found
 
 
 @functools.cache

@@ -132,12 +132,14 @@ def test_runners_that_built_different_policies(config: EvalConfig) -> None:
 
 @inline
 def test_policy_that_cannot_be_sent(config: EvalConfig) -> None:
-    """A policy that holds what cannot be pickled is refused, with the reason."""
+    """A policy that holds what cannot be pickled is refused by runners in other processes, with the reason."""
     import threading
 
     lock = threading.Lock()
     with refused(ConfigError, "the policy"):
-        evaluate(config, policy=lambda observations: lock and np.zeros(len(observations), int))
+        evaluate(
+            config.copy().runners(num_runners=1), policy=lambda observations: lock and np.zeros(len(observations), int)
+        )
 
 
 @pytest.mark.parametrize(
