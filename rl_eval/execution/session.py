@@ -6,6 +6,7 @@ A *phase* is a job in which runners run episodes, such as the session or the det
 from __future__ import annotations
 
 import abc
+import logging
 import re
 import time
 from collections import defaultdict
@@ -265,6 +266,7 @@ class Opening(Job):
             self._reading.set_result(read)
 
 
+_logger: Final = logging.getLogger(__name__)
 _FEWEST: Final = 20
 _PER_LANE: Final = 4
 """Number of failed first attempts per lane before the evaluation ends. A runner holds up to two leases per lane, and
@@ -307,6 +309,53 @@ class FailFast:
         )
 
 
+_LONG_WAIT_S: Final = 30.0
+_LONG_EPISODE: Final = 100_000
+
+
+@final
+class Waiting:
+    """Detector of an evaluation that waits for its episodes. It reports once.
+
+    Args:
+        max_episode_steps: Limit of ``evaluation.max_episode_steps``.
+    """
+
+    def __init__(self, max_episode_steps: int | None) -> None:
+        self._limit = max_episode_steps
+        self._since: float | None = None
+        """Time of the first runner or of the last finished episode."""
+        self._longest = {"index": 0, "step": 0}
+        self._reported = False
+
+    def joined(self, now: float) -> None:
+        """Start to wait, because there is a runner."""
+        self._since = self._since or now
+
+    def reported(self, report: RunReport, now: float) -> None:
+        """Store the time of the last finished episode, and the longest of the running ones."""
+        if len(report.rows):
+            self._since = now
+        if len(report.progress):
+            longest = report.progress[report.progress["step"].argmax()]
+            self._longest = {name: int(longest[name]) for name in self._longest}
+
+    def reason(self, now: float) -> str:
+        """Return what the evaluation waits for, if it waits for long and this was not reported; otherwise ""."""
+        if self._reported or self._since is None:
+            return ""
+        seconds, (index, steps) = now - self._since, self._longest.values()
+        if seconds < _LONG_WAIT_S and steps < _LONG_EPISODE:
+            return ""
+        self._reported = True
+        limited = (
+            "evaluation.max_episode_steps is not set, so an episode may be endless"
+            if self._limit is None
+            else f"evaluation.max_episode_steps ends an episode after {self._limit:,} steps"
+        )
+        return f"no episode has finished for {seconds:.0f} s. Waiting for episode {index}, step {steps:,}: {limited}"
+
+
 def _kind(fault: Fault) -> tuple[object, ...]:
     return fault.error_type, fault.cause, fault.phase, _place(fault)
 
@@ -334,6 +383,7 @@ class EpisodeSession(Phase):
         """Leases and reclaims for the next call of each runner."""
         self._excluded: set[int] = set()
         """Positions without a completed episode since a runner there was excluded."""
+        self._waiting = Waiting(outcome.settings.evaluation.max_episode_steps)
         self._impatient = 0.0
         """Time from which failed episodes no longer wait for more runners; 0 while no episode waits."""
 
@@ -363,6 +413,7 @@ class EpisodeSession(Phase):
     @override
     def joined(self, member: Member, now: float) -> None:
         if not self._over:
+            self._waiting.joined(now)
             self._outcome.joined(self.pool, now)
             self._outcome.ring.positions[member.incarnation] = member.index
             lanes = self._outcome.settings.runners.lanes
@@ -392,6 +443,7 @@ class EpisodeSession(Phase):
             return  # The table no longer changes.
         report: RunReport = value
         self._outcome.check_report(member, report)
+        self._waiting.reported(report, now)
         charged = tuple(fault for fault in report.faults if fault.charged)
         suspected = {(fault.index, fault.attempt): fault for fault in report.faults if not fault.charged}
         event = events.RunnerReported(
@@ -412,6 +464,9 @@ class EpisodeSession(Phase):
         self._pump(member, now)
 
     def _watch(self, now: float) -> None:
+        if reason := self._waiting.reason(now):
+            with suppress(Exception):  # A handler of the caller may raise.
+                _logger.warning(reason)
         if self._is_impatient(now):
             self._obey(self._handle(events.PoolSized(self._schedule.runners), now), now)
         elif (expected := self.pool.expected()) != self._pool_size:

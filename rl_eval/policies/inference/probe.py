@@ -94,7 +94,8 @@ class Probe:
         self._pool = _POOL if self._ample else _FEW
         self._rounds = _ROUNDS if self._ample else _FEW_ROUNDS
         self._observations = observations.sample(self._pool, np.random.default_rng(0))
-        self._sample_garbage = partial(observations.sample, self._pool, np.random.default_rng(1), scale=100.0)
+        garbage = self._pool if self._ample else 1
+        self._sample_garbage = partial(observations.sample, garbage, np.random.default_rng(1), scale=100.0)
         self._overwrites = False
 
     @cached_property
@@ -276,6 +277,7 @@ class Probe:
                 )
                 positions = np.flatnonzero(mask)
                 outputs = self._act(batch, positions, chosen)
+                del batch  # It may be large, and is not needed while the next batch is built.
                 for output, position in zip(outputs, positions, strict=True):
                     if output != reference[chosen[position]]:
                         return number, int(position), output
@@ -380,8 +382,9 @@ def _mixed(
     junk: npt.NDArray[np.int64],
     mask: npt.NDArray[np.bool_],
 ) -> npt.NDArray[Any]:
-    batch: npt.NDArray[Any] = good[chosen]
-    batch[~mask] = bad[junk[~mask]]
+    batch = np.empty((len(mask), *good.shape[1:]), good.dtype)
+    for place, is_good in enumerate(mask):  # Row by row, to save memory.
+        batch[place] = good[chosen[place]] if is_good else bad[junk[place] % len(bad)]
     return batch
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal
@@ -22,6 +23,8 @@ _LOOK_EVERY: Final = 17
 """The bounds are checked in every 17th batch. The number is prime, so that checks do not follow episode lengths."""
 _ROUNDING: Final = 1e-5
 """Rounding tolerance for actions outside of the bounds, as a fraction of the distance between the bounds."""
+_PART_BYTES: Final = 2**20
+"""Size of the part of an observation that is made up at once."""
 _EACH: Final = "Return an action for each observation of the batch."
 _LEAVES: Final = (gym.spaces.Box, gym.spaces.Discrete, gym.spaces.MultiDiscrete, gym.spaces.MultiBinary)
 
@@ -311,11 +314,21 @@ def _sample_leaf(leaf: gym.Space[Any], rows: int, rng: np.random.Generator, scal
     (low, high), shape = _range(leaf), (rows, *(leaf.shape or ()))
     if not isinstance(leaf, gym.spaces.Box):
         return rng.integers(low, high, shape, endpoint=True).astype(leaf.dtype)
-    if leaf.dtype.kind != "f":
-        return rng.integers(low, high, shape, dtype=leaf.dtype, endpoint=True)
     drawn = np.empty(shape, leaf.dtype)
-    for row in range(rows):  # Row by row, to save memory: numbers are drawn in float64, and an image has millions.
-        drawn[row] = np.clip(rng.standard_normal(leaf.shape) * scale, low, high)
+    num_parts = drawn[:1].nbytes // _PART_BYTES
+    if leaf.dtype.kind != "f" and not num_parts:
+        return rng.integers(low, high, shape, dtype=leaf.dtype, endpoint=True)
+    # Part by part, to save memory: numbers are drawn in 64 bits, and an image has millions.
+    size = math.ceil(shape[1] / num_parts) if num_parts else 0
+    parts = [slice(start, start + size) for start in range(0, shape[1], size)] if num_parts else [...]
+    for row in range(rows):
+        for part in parts:
+            least, most = low[part], high[part]
+            drawn[row, part] = (
+                np.clip(rng.standard_normal(least.shape) * scale, least, most)
+                if leaf.dtype.kind == "f"
+                else rng.integers(least, most, dtype=leaf.dtype, endpoint=True)
+            )
     return drawn
 
 
