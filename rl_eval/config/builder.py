@@ -151,6 +151,7 @@ class EvalConfig:
         matchups: Any = None,
         symmetric: bool = False,
         conditions: Any = None,
+        condition_target: Literal["rows", "population"] = "rows",
         max_episode_steps: int | None = None,
         gamma: float = 1.0,
         info_keys: tuple[str, ...] | list[str] = (),

@@ -273,6 +273,10 @@ class EvaluationSection(_Section):
     combinations. A mapping may also have ``counts``: episodes of an id in one round, 1 if missing. ``env.reset``
     receives the other columns of a row as ``options``. The environment declares them in an attribute
     ``condition_keys``. A relative path in a config file is relative to that file."""
+    condition_target: Literal["rows", "population"] = "rows"
+    """Target of intervals and tests with conditions. ``rows``: the mean over these rows, so the spread between rows is
+    not an error. ``population``: the mean over all rows from which these rows are a random sample, so each row is one
+    observation. It has no effect on records."""
     max_episode_steps: PositiveInt | None = None
     """Step limit of an episode; a longer episode is truncated and marked as truncated by rl_eval. The environment's own
     limit still applies. If it is lower, the result has a note."""
@@ -335,7 +339,7 @@ class EvalSettings(_Section):
         Raises:
             ConfigError: The plan would exceed the highest index, split the episodes that share a seed, or be shorter
                 than a round of matchups. Or ``evaluation.matchups`` is invalid, or ``evaluation.symmetric`` is set
-                without matchups.
+                without matchups. Or ``evaluation.condition_target`` is ``population`` without conditions.
         """
         asked, matchups = self.evaluation, None
         if asked.matchups is not None:
@@ -346,6 +350,10 @@ class EvalSettings(_Section):
         elif asked.symmetric:
             problem = "evaluation.symmetric is true, but there are no seats to permute"
             raise ConfigError(problem, key="evaluation.symmetric", value=True, fix="Set evaluation.matchups.")
+        if asked.condition_target == "population" and asked.conditions is None:
+            problem, key = "evaluation.condition_target is population, but there are no rows", "condition_target"
+            fix = "Set evaluation.conditions."
+            raise ConfigError(problem, key=f"evaluation.{key}", value=asked.condition_target, fix=fix)
         return EpisodePlan(asked.num_episodes, asked.seed, asked.first_index, matchups, asked.conditions)
 
     def identity(self) -> dict[str, Any]:

@@ -337,6 +337,7 @@ class EvalOutcome:
             status=status,
             timing=Timing.of_totals(store.totals, store.num_runners),
             return_bounds=self.settings.evaluation.return_bounds,
+            condition_target=self.settings.evaluation.condition_target,
             audit_mismatches=store.mismatches(),
             artifacts=dict(self.artifacts),
             **fields,

@@ -16,10 +16,11 @@ from rl_eval.errors import ComparisonError, UsageError, checked_keywords
 from rl_eval.records.guarantee import is_of_guarantee
 from rl_eval.records.plain import ABSENT, Difference, differences, plain
 from rl_eval.results.conditions import condition_masks
-from rl_eval.results.observations import observed, values_of
+from rl_eval.results.observations import observed, rows_of, values_of
 from rl_eval.results.stats.aggregate import exact_mean
 from rl_eval.results.stats.interval import Bounds, Interval, no_interval
 from rl_eval.results.stats.paired import McNemar, PairedDifference, difference_interval, mcnemar, paired_difference
+from rl_eval.results.stats.rows import Rows
 from rl_eval.results.text import (
     Printed,
     environment_name,
@@ -155,7 +156,8 @@ class Comparison(Printed):
     def to_dict(self) -> dict[str, Any]:
         """Return all fields as plain JSON values; NaN becomes None."""
         found = {**asdict(self), "notes": self.notes}
-        del found["difference"]["samples"]
+        for name in ("samples", "rows"):
+            del found["difference"][name]
         return {key: plain(value) for key, value in found.items()}
 
 
@@ -199,6 +201,7 @@ def compare(a: EvalResult, b: EvalResult, confidence: float = 0.95, *, force: bo
         one_policy=bool(_changes_of_floats(settings)),
         num_missing=dropped,
         bounds=_bounds(a, b),
+        rows=rows_of(_rows(a, b), paired, reached & ~paired),
     )
     if a.is_zero_sum and b.is_zero_sum:
         difference = replace(difference, interval=no_interval(confidence, _ZERO_SUM))
@@ -229,6 +232,12 @@ def _bounds(a: EvalResult, b: EvalResult) -> tuple[Bounds, Bounds] | None:
     return None if known[0] is None or known[1] is None else (known[0], known[1])
 
 
+def _rows(a: EvalResult, b: EvalResult) -> Rows | None:
+    """Return the rows of the episodes. The target is the population of rows if it is the target of one result."""
+    found = [side.condition_rows for side in (a, b)]
+    return next((rows for rows in found if rows and rows.target == "population"), found[0])
+
+
 def _returns(result: EvalResult, chosen: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:
     return values_of(result.table.rows["episode_return"], chosen, result.seed_groups)
 
@@ -245,8 +254,12 @@ def _by_condition(
         own = observed(mask, a.seed_groups)
         first, second = (_returns(side, paired & own) for side in (a, b))
         means = (exact_mean(first), exact_mean(second), exact_mean(second - first))
-        missing = int((reached & ~paired & own).sum())
-        interval = difference_interval(first, second, confidence, num_missing=missing, bounds=_bounds(a, b))
+        missing = reached & ~paired & own
+        rows = rows_of(_rows(a, b), paired & own, missing)
+        several_rows = rows if rows is not None and len(rows) > 1 else None
+        interval = difference_interval(
+            first, second, confidence, num_missing=int(missing.sum()), bounds=_bounds(a, b), rows=several_rows
+        )
         found.setdefault(column, []).append(ConditionDifference(value, len(first), *means, interval))
     return found
 
@@ -422,9 +435,10 @@ def _undecided(difference: PairedDifference, confidence: float) -> str:
         return difference.interval.note
     if math.isnan(difference.p_value):
         return _UNTESTED
-    count = len(difference.samples[0])
+    count = difference.num_signs
     least = 2.0 ** (1 - count)
-    few = f"{count} pairs are too few: no difference of the returns has a p-value below {least:g}"
+    what = "pairs" if count == difference.count else "rows"
+    few = f"{count} {what} are too few: no difference of the returns has a p-value below {least:g}"
     return few if least > 1 - confidence else ""
 
 

@@ -15,6 +15,7 @@ from rl_eval.results.metrics import Numbers
 from rl_eval.results.observations import Groups
 from rl_eval.results.stats.aggregate import exact_mean
 from rl_eval.results.stats.interval import Interval
+from rl_eval.results.stats.rows import Rows
 from rl_eval.scheduling.conditions import ID, distinct
 from rl_eval.scheduling.plan import EpisodePlan
 
@@ -91,6 +92,13 @@ class _Part(Numbers):
     @override
     def seed_groups(self) -> Groups:
         return self._whole.seed_groups
+
+    @cached_property
+    @override
+    def condition_rows(self) -> Rows | None:
+        """Rows if the part has several; the numbers of a single row are those of an ordinary sample."""
+        rows = self._whole.condition_rows
+        return None if rows is None or len(np.unique(rows.of[self._mask])) < 2 else rows
 
     @cached_property
     @override

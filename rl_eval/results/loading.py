@@ -88,6 +88,7 @@ def _result(contents: LogContents, log_dir: str) -> EvalResult:
         provenance=_provenance(contents),
         return_bounds=None if bounds is None else typed(tuple[float, float], bounds),
         audit_mismatches=contents.mismatches,
+        condition_target=config["evaluation"].get("condition_target", "rows"),  # Older logs have none.
         determinism=typed(Determinism, found) if found else Determinism(remark="the evaluation has not ended"),
     )
 

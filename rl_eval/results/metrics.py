@@ -22,7 +22,7 @@ from pydantic import Field
 from rl_eval.records.agents import agent_columns, agent_rows, agents_in
 from rl_eval.records.determinism import Determinism
 from rl_eval.records.episode import EpisodeTable, Outcome
-from rl_eval.results.observations import Groups, observed, values_of
+from rl_eval.results.observations import Groups, observed, rows_of, values_of
 from rl_eval.results.stats.aggregate import Aggregates, aggregate, exact_mean
 from rl_eval.results.stats.interval import (
     Bounds,
@@ -33,6 +33,7 @@ from rl_eval.results.stats.interval import (
     success_interval,
     wrong_bounds,
 )
+from rl_eval.results.stats.rows import Rows
 
 _OUTCOMES: Final = {"win": 1, "draw": 0, "loss": -1}
 _SHORT: Final = {"minimum": "min", "maximum": "max"}
@@ -102,6 +103,11 @@ class Numbers:
     @property
     def seed_groups(self) -> Groups:
         """Number of the seed of each episode; None if no episodes share a seed."""
+        return None
+
+    @property
+    def condition_rows(self) -> Rows | None:
+        """Row of initial conditions of each episode, and the target of intervals; None without conditions."""
         return None
 
     @property
@@ -187,9 +193,10 @@ class Numbers:
         if bounds and (why := wrong_bounds(self.counted_rows["episode_return"], bounds)):
             return no_interval(self.confidence, why)
         counted = observed(self.counted, groups)
-        missing = int(observed(self.scope, groups).sum() - counted.sum())
+        missing = observed(self.scope, groups) & ~counted
         returns = values_of(self.table.rows["episode_return"], counted, groups)
-        found = mean_interval(returns, self.confidence, num_missing=missing, bounds=bounds, of_returns=True)
+        rows, count = rows_of(self.condition_rows, counted, missing), int(missing.sum())
+        found = mean_interval(returns, self.confidence, num_missing=count, bounds=bounds, rows=rows, of_returns=True)
         return self._noted(found)
 
     def _noted(self, interval: Interval) -> Interval:
@@ -240,6 +247,13 @@ class Numbers:
         if self.seed_groups is not None:
             return no_interval(self.confidence, "episodes share seeds, so their successes are not independent")
         unknown = int(self.scope.sum()) - reporting
+        if self.condition_rows is not None and self.condition_rows.target == "population":
+            column = self.table.rows["success_at_end"]
+            known = self.counted & (column >= 0)
+            rows = rows_of(self.condition_rows, known, self.scope & ~known)
+            values = np.asarray(column[known] > 0, np.float64)
+            found = mean_interval(values, self.confidence, num_missing=unknown, bounds=(0.0, 1.0), rows=rows)
+            return self._noted(found)
         return self._noted(success_interval(successes, reporting, self.confidence, num_unknown=unknown))
 
     @property

@@ -11,6 +11,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from rl_eval.results.stats.rows import Rows
+
 Groups = npt.NDArray[np.int64] | None
 """Number of the observation of each episode, from 0 on, shape (episodes,); None if each episode is an observation."""
 
@@ -31,3 +33,14 @@ def values_of(
         groups: Observation of each episode.
     """
     return episodes[chosen] if groups is None else (np.bincount(groups, weights=episodes) / np.bincount(groups))[chosen]
+
+
+def rows_of(rows: Rows | None, counted: npt.NDArray[np.bool_], missing: npt.NDArray[np.bool_]) -> Rows | None:
+    """Return the rows of initial conditions of counted episodes, and then of missing episodes.
+
+    Args:
+        rows: Row of each episode of the plan.
+        counted: Mask of the episodes that have a value.
+        missing: Mask of the episodes whose value is missing.
+    """
+    return None if rows is None else rows.take(np.concatenate([np.flatnonzero(counted), np.flatnonzero(missing)]))

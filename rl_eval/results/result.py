@@ -41,6 +41,7 @@ from rl_eval.results.files import (
 )
 from rl_eval.results.metrics import Numbers, Timing
 from rl_eval.results.observations import Groups
+from rl_eval.results.stats.rows import Rows, Target
 from rl_eval.results.text import Printed
 from rl_eval.scheduling.plan import EpisodePlan
 from rl_eval.weights import HeldWeights, WeightsSnapshot
@@ -90,6 +91,7 @@ class _Described:
     audit_mismatches: tuple[int, ...]
     return_bounds: tuple[float, float] | None
     determinism: Determinism
+    condition_target: Target = "rows"
 
 
 class EpisodeSequence(Sequence[EpisodeRecord]):
@@ -133,6 +135,7 @@ class EvalResult(Numbers, Printed):
         audit_mismatches: Indices of episodes that ran twice with different outcomes.
         return_bounds: Lowest and highest possible return, if known.
         determinism: Outcome of the determinism check.
+        condition_target: Target of intervals over conditions: ``rows`` or ``population``.
         artifacts: Artifacts that observers returned for episodes of this session, by index and observer; not saved.
 
     Raises:
@@ -152,13 +155,16 @@ class EvalResult(Numbers, Printed):
         audit_mismatches: tuple[int, ...] = (),
         return_bounds: tuple[float, float] | None = None,
         determinism: Determinism = _UNCHECKED,
+        condition_target: Target = "rows",
         artifacts: Mapping[int, Mapping[str, Any]] | None = None,
     ) -> None:
         check_known("status", status, get_args(Status), UsageError)
+        check_known("condition_target", condition_target, get_args(Target), UsageError)
         super().__init__(
             table, timing, plain(provenance), confidence, return_bounds, tuple(audit_mismatches), determinism
         )
         self.plan = plan
+        self.condition_target: Target = condition_target
         self.status: Status = status
         self.reason = reason
         self.artifacts: Mapping[int, Mapping[str, Any]] = artifacts or {}
@@ -231,6 +237,15 @@ class EvalResult(Numbers, Printed):
     def seed_groups(self) -> Groups:
         return self.plan.seed_groups
 
+    @cached_property
+    @override
+    def condition_rows(self) -> Rows | None:
+        """Row of initial conditions of each episode, and the target of intervals; None without conditions."""
+        if self.plan.conditions is None:
+            return None
+        place_of = {name: place for place, name in enumerate(self.plan.conditions.rows)}
+        return Rows(np.array([place_of[name] for name in self.plan.condition_ids]), self.condition_target)
+
     @property
     def plan_fingerprint(self) -> str:
         """SHA-256 of the plan. Only results of equal plans can be compared."""
@@ -273,6 +288,7 @@ class EvalResult(Numbers, Printed):
         }
         if self.by_condition:
             parts = self.by_condition.items()
+            described["condition_target"] = self.condition_target
             described["by_condition"] = {column: [asdict(one) for one in found] for column, found in parts}
         faults = [fault_values(fault) for fault in self.faults]
         return {key: plain(value) for key, value in described.items()} | {"faults": faults}

@@ -22,6 +22,7 @@ from rl_eval.config.conditions import load_conditions
 from rl_eval.errors import ComparisonError, ConfigError, LogMismatch
 from rl_eval.records.episode import EpisodeSpec
 from rl_eval.results.stats.interval import mean_interval
+from rl_eval.results.stats.rows import Rows
 from rl_eval.runners.batched.simulator import BatchSimulator, BatchStep
 from rl_eval.runners.batched.vector_env import VectorEnvSimulator
 from rl_eval.scheduling.conditions import Conditions, interleaved, make_conditions
@@ -320,12 +321,37 @@ def test_numbers_by_condition_are_those_of_its_episodes(whole: EvalResult) -> No
             mine = of[column] == one.value
             assert (one.num_episodes, one.num_missing) == (mine.sum(), 0)
             assert one.mean_return == pytest.approx(returns[mine].mean())
-            np.testing.assert_equal(one.interval.to_dict(), mean_interval(returns[mine], of_returns=True).to_dict())
+            rows = None if column == "id" else whole.condition_rows.take(np.flatnonzero(mine))
+            expected = mean_interval(returns[mine], rows=rows, of_returns=True)
+            np.testing.assert_equal(one.interval.to_dict(), expected.to_dict())
             assert one.success_rate == np.mean(whole.table.rows["success_at_end"][mine])
     described = printed("run", whole.to_json())
     assert described["by_condition"]["light"][0]["mean_return"] == whole.by_condition["light"][0].mean_return
     for words in ("by friction", "by light", "by condition"):
         assert words in str(whole)
+
+
+def test_the_interval_of_the_whole_has_the_target_that_the_config_names(tmp_path: Path) -> None:
+    """The target changes no record, so a log continues with another one; a result keeps its target."""
+    config = sleds(num_episodes=92).policy(fast)
+    whole = evaluate(config, log_dir=tmp_path / "log")
+    returns, rows = whole.table.rows["episode_return"], whole.condition_rows
+    assert rows is not None
+    ordinary = mean_interval(returns)
+    assert whole.interval == mean_interval(returns, rows=rows)
+    assert whole.interval.high - whole.interval.low < (ordinary.high - ordinary.low) / 2
+    other = evaluate(config.copy().evaluation(condition_target="population"), log_dir=tmp_path / "log")
+    assert other.fingerprint == whole.fingerprint
+    expected = mean_interval(returns, rows=Rows(rows.of, "population"))
+    assert other.interval == expected
+    assert other.success_interval != whole.success_interval
+    other.save(tmp_path / "saved")
+    assert load(tmp_path / "saved").interval == expected
+    for column, same in (("friction", False), ("light", False), ("id", True)):
+        pairs = zip(whole.by_condition[column], other.by_condition[column], strict=True)
+        assert {repr(one.interval) == repr(part.interval) for one, part in pairs} == {same}
+    found = compare(whole, evaluate(config.copy().evaluation(condition_target="population").policy(still)))
+    assert found.difference.num_signs == 20, "the target of one result is that of the comparison"
 
 
 def test_a_failed_episode_belongs_to_its_condition() -> None:

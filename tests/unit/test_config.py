@@ -83,7 +83,8 @@ EVERYTHING: dict[str, dict[str, Any]] = {
 
 KEYS = [(section, key) for section, keys in EVERYTHING.items() for key in keys]
 
-WITH_OTHERS = {("evaluation", key) for key in ("matchups", "symmetric", "conditions")} | {("runners", "block")}
+_OF_PLANS = ("matchups", "symmetric", "conditions", "condition_target")
+WITH_OTHERS = {("evaluation", key) for key in _OF_PLANS} | {("runners", "block")}
 """Keys that need or exclude others: ``test_matchups.py``, ``test_conditions.py`` and ``test_blocks.py`` set them."""
 
 
@@ -416,6 +417,7 @@ def test_the_number_of_lanes_follows_the_runner() -> None:
         ({"evaluation.return_bounds": (3.0, -3.0)}, "evaluation.return_bounds"),
         ({"environment.env": None}, "environment.env"),
         ({"evaluation.symmetric": True}, "evaluation.symmetric"),
+        ({"evaluation.condition_target": "population"}, "evaluation.condition_target"),
     ],
 )
 def test_a_setting_that_cannot_be_honoured_is_an_error(changes: dict[str, Any], key: str) -> None:

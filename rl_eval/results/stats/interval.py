@@ -12,6 +12,7 @@ bounds, there is no interval. A missing interval always has a note with the reas
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, Literal
 
@@ -20,6 +21,7 @@ import numpy.typing as npt
 
 from rl_eval.errors import UsageError
 from rl_eval.results.stats.aggregate import aggregate
+from rl_eval.results.stats.rows import MeanError, Rows, error_between_rows, error_within_rows
 
 Method = Literal["bca", "percentile", "student_t", "clopper_pearson", "wilson", "newcombe", "none"]
 Bounds = tuple[float, float]
@@ -32,6 +34,9 @@ Student t."""
 FEW: Final = 20
 """Minimum size of a sample for the bootstrap. For fewer values, Student t covers the mean more often than the
 bootstrap. If the values are skewed, this is still not often enough; the note of the interval says so."""
+
+LEAST_ROWS: Final = 3
+"""Minimum number of rows of conditions for an interval over their population."""
 
 FEW_OTHERS: Final = 10
 """Number of values unlike the most frequent value from which on a bootstrap shows how far the mean may be from it."""
@@ -97,6 +102,7 @@ def mean_interval(
     *,
     num_missing: int = 0,
     bounds: Bounds | None = None,
+    rows: Rows | None = None,
     of_returns: bool = False,
 ) -> Interval:
     """Return an interval for the mean of the distribution of the values.
@@ -110,23 +116,32 @@ def mean_interval(
         num_missing: Number of values that are missing because episodes failed.
         bounds: Lowest and highest possible value. The interval is cut to the bounds. If values are missing, the lower
             end assumes the lowest value for all of them, and the upper end assumes the highest value for all of them.
+        rows: Rows of initial conditions of the values, and then of the missing values, shape (n + num_missing,). The
+            interval is then for the target of the rows, and its note names this target.
         of_returns: Whether ``evaluation.return_bounds`` declares the bounds, so that notes can say so.
 
     Returns:
         A Clopper-Pearson interval if bounds are known, and all values are one of the two bounds, or nearly all are
         equal. Otherwise, a BCa interval for :data:`FEW` to :data:`BCA_MAX` values, a Student t interval for fewer or
-        more values, or an interval without ends, whose note has the reason.
+        more values, or an interval without ends, whose note has the reason. With rows, Student t replaces BCa if every
+        row has two values, or if the target is the population of rows.
     """
     check_confidence(confidence)
     sample = np.asarray(values, dtype=np.float64)
+
+    def interval_of(sample: npt.NDArray[np.float64]) -> Interval:
+        if rows is None or not len(sample) or not np.isfinite(sample).all():
+            return _sample_interval(sample, confidence, bounds, _spread_interval, of_returns=of_returns)
+        return _rows_interval(sample, rows, confidence, bounds, of_returns=of_returns)
+
     if num_missing == 0:
-        return _sample_interval(sample, confidence, bounds, of_returns=of_returns)
+        return interval_of(sample)
     failed = f"{num_missing} of {len(sample) + num_missing} values are missing, because episodes failed"
     if not sample.size:
         return no_interval(confidence, "no episode completed")
     if bounds is None:
         return no_interval(confidence, f"{failed}{_ADVICE if of_returns else ''}")
-    worst, best = (_sample_interval(each, confidence, bounds) for each in completions(sample, num_missing, bounds))
+    worst, best = map(interval_of, completions(sample, num_missing, bounds))
     if not (worst.exists and best.exists):
         return best if worst.exists else worst
     notes = [f"{failed}: the interval assumes the lowest and the highest possible value for them", worst.note]
@@ -176,29 +191,93 @@ def success_interval(successes: float, trials: float, confidence: float = 0.95, 
     return Interval(low, high, confidence, "wilson", note)
 
 
-def _sample_interval(
-    sample: npt.NDArray[np.float64], confidence: float, bounds: Bounds | None, *, of_returns: bool = False
+def _rows_interval(
+    sample: npt.NDArray[np.float64], rows: Rows, confidence: float, bounds: Bounds | None, *, of_returns: bool
 ) -> Interval:
+    if rows.target == "rows":
+        if not rows.repeated:
+            ordinary = _sample_interval(sample, confidence, bounds, _spread_interval, of_returns=of_returns)
+            return ordinary.noted("over rows like these, since some have only one episode")
+
+        def within(sample: npt.NDArray[np.float64], confidence: float) -> Interval:
+            return _interval_within_rows(sample, rows, confidence, bounds)
+
+        found = _sample_interval(sample, confidence, bounds, within, of_returns=of_returns)
+        return found.noted(f"for these {len(rows)} rows")
+    if len(rows) < LEAST_ROWS:
+        return no_interval(confidence, f"{len(rows)} rows of conditions do not show how other rows differ")
+
+    def between(_: npt.NDArray[np.float64], confidence: float) -> Interval:
+        return _t_interval(error_between_rows(sample, rows), confidence)
+
+    # Of rows with different numbers of values, the mean does not follow from the means of the rows.
+    known = bounds if rows.balanced else None
+    advised = of_returns and bounds is None
+    found = _sample_interval(rows.means(sample), confidence, known, between, of_returns=advised)
+    found = _cut(found, bounds) if bounds else found
+    return found.noted(f"for the population of which these {len(rows)} rows are a sample")
+
+
+def _interval_within_rows(
+    sample: npt.NDArray[np.float64], rows: Rows, confidence: float, bounds: Bounds | None
+) -> Interval:
+    """Return an interval for the mean over rows with at least two values each.
+
+    If nearly all values equal another value of their row, the interval is computed from the bounds, with the deviations
+    from this value. Their bounds are those of the row that is farthest from the bound.
+    """
+    centers = rows.centers(sample)
+    deviations = sample - centers[rows.codes]
+    equal = np.bincount(rows.codes, deviations == 0)
+    count = int(equal[equal > 1].sum())
+    if count < len(sample) / 2 or len(sample) - count >= FEW_OTHERS:
+        return _t_interval(error_within_rows(sample, rows), confidence)
+    if bounds is None:
+        why = f"{count} of {len(sample)} values are equal to another value of their row"
+        return no_interval(confidence, f"{why}{_ADVICE}, or set condition_target to population")
+    found = _from_bounds(deviations, confidence, (bounds[0] - centers.max(), bounds[1] - centers.min()))
+    middle = float(centers[rows.codes].mean())
+    return replace(found, low=middle + found.low, high=middle + found.high)
+
+
+def _sample_interval(
+    sample: npt.NDArray[np.float64],
+    confidence: float,
+    bounds: Bounds | None,
+    by_spread: Callable[[npt.NDArray[np.float64], float], Interval],
+    *,
+    of_returns: bool,
+) -> Interval:
+    """Return an interval from the bounds if nearly all values are equal, otherwise the interval ``by_spread``."""
     not_finite = int(len(sample) - np.isfinite(sample).sum())
     if not_finite:
         return no_interval(confidence, f"{not_finite} of {len(sample)} values are not finite")
     if not len(sample):
         return no_interval(confidence, "no values")
     if bounds is not None:
-        return _bounded_interval(sample, confidence, bounds)
+        return _bounded_interval(sample, confidence, bounds, by_spread)
     if _atoms(sample):
         return no_interval(confidence, _equal_values(sample, confidence, of_returns=of_returns))
-    return _spread_interval(sample, confidence)
+    return by_spread(sample, confidence)
 
 
-def _bounded_interval(sample: npt.NDArray[np.float64], confidence: float, bounds: Bounds) -> Interval:
+def _bounded_interval(
+    sample: npt.NDArray[np.float64],
+    confidence: float,
+    bounds: Bounds,
+    by_spread: Callable[[npt.NDArray[np.float64], float], Interval],
+) -> Interval:
     if why := wrong_bounds(sample, bounds):
         return no_interval(confidence, why)
     low, high = map(float, bounds)
     sample = np.clip(sample, low, high)
     if np.isin(sample, bounds).all() or _atoms(sample):
         return _from_bounds(sample, confidence, (low, high))
-    found = _spread_interval(sample, confidence)
+    return _cut(by_spread(sample, confidence), (low, high))
+
+
+def _cut(found: Interval, bounds: Bounds) -> Interval:
+    low, high = bounds
     return replace(found, low=max(found.low, low), high=min(found.high, high)) if found.exists else found
 
 
@@ -301,13 +380,17 @@ def _resampled_means(sample: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]
 
 
 def _student_t(sample: npt.NDArray[np.float64], confidence: float, note: str) -> Interval:
+    numbers = aggregate(sample)
+    return _t_interval(MeanError(numbers.mean, numbers.sem, len(sample) - 1), confidence, note)
+
+
+def _t_interval(error: MeanError, confidence: float, note: str = "") -> Interval:
     from scipy.special import stdtrit
 
-    numbers = aggregate(sample)
-    half = float(stdtrit(len(sample) - 1, (1 + confidence) / 2)) * numbers.sem
+    half = float(stdtrit(error.df, (1 + confidence) / 2)) * error.sem
     if not 0 < half < math.inf:
         return no_interval(confidence, _TOO_WIDE)
-    return Interval(numbers.mean - half, numbers.mean + half, confidence, "student_t", note)
+    return Interval(error.mean - half, error.mean + half, confidence, "student_t", note)
 
 
 def _wilson(successes: float, trials: float, confidence: float) -> tuple[float, float]:

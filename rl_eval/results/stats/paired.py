@@ -12,7 +12,7 @@ of both cases.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from rl_eval.results.stats.aggregate import aggregate
 from rl_eval.results.stats.interval import Bounds, Interval, completions, mean_interval, no_interval, wrong_bounds
+from rl_eval.results.stats.rows import Rows, sign_flips
 
 EXACT_MAX: Final = 16
 """Maximum number of non-zero differences for which all ``2**n`` sign patterns are enumerated."""
@@ -66,11 +67,18 @@ class PairedDifference:
     samples: tuple[npt.NDArray[np.float64], ...] = field(repr=False, compare=False)
     """Differences that are tested, shape (n,). If pairs are incomplete and the bounds are known, there are two samples:
     with the lowest, and with the highest possible difference for these pairs."""
+    rows: Rows | None = field(default=None, repr=False, compare=False)
+    """Rows of initial conditions of the differences in each sample."""
+
+    @property
+    def num_signs(self) -> int:
+        """Number of signs in the test: that of the differences, or of the rows for a population of rows."""
+        return len(self.rows) if self.rows and self.rows.target == "population" else len(self.samples[0])
 
     def rejects(self, mean: float) -> bool:
         """Whether the sign-flip test rejects a mean difference, at the level of the interval."""
         with np.errstate(all="ignore"):
-            p_value, _ = _highest_p([sample - mean for sample in self.samples])
+            p_value, _ = _highest_p([sample - mean for sample in self.samples], self.rows)
         return p_value <= 1 - self.interval.confidence
 
 
@@ -99,6 +107,7 @@ def paired_difference(
     one_policy: bool = False,
     num_missing: int = 0,
     bounds: tuple[Bounds, Bounds] | None = None,
+    rows: Rows | None = None,
 ) -> PairedDifference:
     """Compare two sides pair by pair.
 
@@ -109,6 +118,7 @@ def paired_difference(
         one_policy: Whether both sides are values of the same policy, computed in two ways.
         num_missing: Number of incomplete pairs.
         bounds: Lowest and highest possible values of ``a``, and those of ``b``.
+        rows: Rows of initial conditions of the pairs, and then of the incomplete pairs, shape (n + num_missing,).
     """
     first, second = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
     with np.errstate(all="ignore"):
@@ -117,18 +127,21 @@ def paired_difference(
     samples: tuple[npt.NDArray[np.float64], ...] = (differences,)
     if num_missing and bounds is not None:
         samples = completions(differences, num_missing, _difference_bounds(*bounds))
-    p_value, test = _highest_p(samples)
+    elif num_missing and rows is not None:
+        rows = rows.take(np.arange(len(differences)))
+    p_value, test = _highest_p(samples, rows)
     as_rounding = _is_rounding(first, second, differences)
     return PairedDifference(
         count=len(differences),
         mean=numbers.mean,
-        interval=difference_interval(first, second, confidence, num_missing=num_missing, bounds=bounds),
+        interval=difference_interval(first, second, confidence, num_missing=num_missing, bounds=bounds, rows=rows),
         p_value=p_value,
         test=test,
         correlation=_correlation(first, second),
         episodes_saved=None if one_policy or as_rounding else _episodes_saved(first, second, numbers.std),
         rounding=one_policy and as_rounding,
         samples=samples,
+        rows=rows,
     )
 
 
@@ -139,6 +152,7 @@ def difference_interval(
     *,
     num_missing: int = 0,
     bounds: tuple[Bounds, Bounds] | None = None,
+    rows: Rows | None = None,
 ) -> Interval:
     """Return the interval for the mean of ``b - a``; see :func:`paired_difference` for the arguments."""
     if bounds is not None and (why := wrong_bounds(a, bounds[0]) or wrong_bounds(b, bounds[1])):
@@ -146,15 +160,19 @@ def difference_interval(
     with np.errstate(all="ignore"):
         differences = b - a
     possible = None if bounds is None else _difference_bounds(*bounds)
-    return mean_interval(differences, confidence, num_missing=num_missing, bounds=possible, of_returns=True)
+    return mean_interval(differences, confidence, num_missing=num_missing, bounds=possible, rows=rows, of_returns=True)
 
 
 def _difference_bounds(a: Bounds, b: Bounds) -> Bounds:
     return b[0] - a[1], b[1] - a[0]
 
 
-def sign_flip_test(differences: npt.NDArray[np.float64]) -> tuple[float, TestKind]:
+def sign_flip_test(differences: npt.NDArray[np.float64], rows: Rows | None = None) -> tuple[float, TestKind]:
     """Return the two-sided p-value of the mean under random signs, and the kind of test.
+
+    With rows of initial conditions, the test has the target of the rows. For these rows, the mean is studentized with
+    the spread within rows (:func:`rl_eval.results.stats.rows.sign_flips`), if each row has two differences. For the
+    population of rows, all differences of a row have one sign.
 
     If the sides are exchangeable, each difference is as likely with the opposite sign. The p-value is the fraction of
     sign patterns whose sum is at least as far from 0 as the observed sum. Sampled patterns include the observed one, so
@@ -162,7 +180,12 @@ def sign_flip_test(differences: npt.NDArray[np.float64]) -> tuple[float, TestKin
 
     Args:
         differences: Shape (n,). Zeros have no sign and are dropped.
+        rows: Rows of the differences.
     """
+    if rows is not None and rows.target == "population":
+        return sign_flip_test(rows.means(differences) * rows.counts)
+    if rows is not None and rows.repeated:
+        return _test_within_rows(differences, rows)
     magnitudes = np.abs(differences[differences != 0])
     with np.errstate(all="ignore"):
         if not np.isfinite(2 * magnitudes.sum()):  # The test needs twice the sum of a pattern's positive signs.
@@ -173,9 +196,31 @@ def sign_flip_test(differences: npt.NDArray[np.float64]) -> tuple[float, TestKin
     return (1 + _count_sampled(magnitudes, threshold)) / (1 + RESAMPLES), "sampled"
 
 
-def _highest_p(samples: Sequence[npt.NDArray[np.float64]]) -> tuple[float, TestKind]:
+def _test_within_rows(differences: npt.NDArray[np.float64], rows: Rows) -> tuple[float, TestKind]:
+    size = len(differences)
+    with np.errstate(all="ignore"):
+        if not np.isfinite((np.abs(differences).sum() * 2) ** 2):
+            return math.nan, "exact"
+
+    def statistics(signs: Iterable[npt.NDArray[np.int8]]) -> npt.NDArray[np.float64]:
+        return np.concatenate(list(sign_flips(differences, rows, signs)))
+
+    [observed] = statistics([np.ones((1, size), np.int8)])
+    threshold = observed * (1 - _TIE) if np.isfinite(observed) else observed
+    if math.isnan(observed):  # All differences are 0.
+        return 1.0, "exact"
+    if size <= EXACT_MAX:
+        patterns = 1 - 2 * (np.arange(2**size)[:, None] >> np.arange(size) & 1).astype(np.int8)
+        return float((np.nan_to_num(statistics([patterns]), nan=0.0, posinf=math.inf) >= threshold).mean()), "exact"
+    rng, batch = np.random.default_rng(_SEED), max(1, _BATCH_ELEMENTS // size)
+    counts = [min(batch, RESAMPLES - start) for start in range(0, RESAMPLES, batch)]
+    drawn = statistics(1 - 2 * rng.integers(0, 2, (count, size), np.int8) for count in counts)
+    return (1 + int((drawn >= threshold).sum())) / (1 + RESAMPLES), "sampled"
+
+
+def _highest_p(samples: Sequence[npt.NDArray[np.float64]], rows: Rows | None = None) -> tuple[float, TestKind]:
     """Return the test with the highest p-value; NaN if any of them is NaN."""
-    tests = [sign_flip_test(sample) for sample in samples]
+    tests = [sign_flip_test(sample, rows) for sample in samples]
     return next((test for test in tests if math.isnan(test[0])), max(tests))
 
 
