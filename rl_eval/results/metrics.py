@@ -346,7 +346,7 @@ def value_notes(numbers: Numbers) -> Iterator[str]:
     if numbers.num_outside_bounds:
         yield f"returns outside return_bounds {numbers.return_bounds}: {numbers.num_outside_bounds}"
     if numbers.is_zero_sum:
-        yield "the returns of the agents sum to 0 in every episode, so their sum does not compare policies"
+        yield "zero-sum game: the returns of the agents sum to 0 in every episode"
     _, reporting = success_counts(numbers.counted_rows["success_at_end"])
     silent = len(numbers.counted_rows) - reporting
     if reporting and silent:
