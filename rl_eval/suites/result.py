@@ -166,10 +166,14 @@ class SuiteResult(Printed):
 
         makers["aggregates"] = lambda: aggregate_scores(self.normalized_scores, unit, aggregate.metrics)
         makers["profiles"] = lambda: _profiles(self.normalized_scores, unit)
-        with_steps = self._scores_by_step(state for state in self.cells if state.planned.cell.step is not None)
-        if with_steps and max(map(len, self._runs.values())) > 1:
-            by_step = {step: normalized(scores, scales) for step, scores in with_steps.items()}
-            makers["curves"] = lambda: learning_curves(by_step, unit)
+        with_steps = [state for state in self.cells if state.planned.cell.step is not None]
+        if any(map(_has_score, with_steps)) and max(map(len, self._runs.values())) > 1:
+
+            def curves() -> Table:
+                by_step = self._scores_by_step(with_steps)
+                return learning_curves({step: normalized(scores, scales) for step, scores in by_step.items()}, unit)
+
+            makers["curves"] = curves
         return makers
 
     def _against_baseline(self, table: Table) -> Table:

@@ -66,6 +66,20 @@ def test_every_table_is_there_and_equal_results_give_equal_files(tmp_path: Path)
     assert endings | {PAGE, "scores.csv", "rliable.json", "marl_eval.json"} == set(written[0])
 
 
+def test_bounds_of_the_tasks_are_those_of_the_scores(tmp_path: Path) -> None:
+    """Success is in [0, 1]. Scores outside of the bounds are a problem of each table, and end nothing."""
+    bounds = {"shared": {"evaluation": {"return_bounds": [0, 2]}}}
+    result = suite_of(tmp_path / "made", 2, 1, 3, **bounds).result(tmp_path / "made")
+    assert result.normalized_scores.bounds == {"t0": (0.0, 2.0), "t1": (0.0, 2.0)}
+    tasks = {"t": {"environment": {"env": "my:Env"}, "score": "success_once"}}
+    suite = {"suite": "made", "tasks": tasks, "policies": {"p": {"policy": "my:make"}}}
+    assert SuiteDefinition.from_dict(suite).bounds == {"t": (0.0, 1.0)}
+    bounds["shared"]["evaluation"]["return_bounds"] = [0, 0.1]
+    wrong = suite_of(tmp_path / "wrong", 2, 2, 3, steps=2, **bounds).result(tmp_path / "wrong")
+    assert {getattr(table, "key", None) for table in wrong.tables.values()} == {"bounds"}
+    assert wrong.page.notes
+
+
 def test_the_numbers_are_those_of_the_last_step(tmp_path: Path) -> None:
     suite = suite_of(tmp_path, 1, 1, 2, steps=2)
     result = suite.result(tmp_path)
