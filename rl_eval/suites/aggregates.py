@@ -16,7 +16,7 @@ import numpy as np
 
 from rl_eval.errors import ConfigError, UsageError, check_known, listed
 from rl_eval.results.stats.aggregate import exact_mean
-from rl_eval.results.stats.interval import FEW, Interval, mean_interval, no_interval, success_interval
+from rl_eval.results.stats.interval import FEW, Bounds, Interval, mean_interval, no_interval, success_interval
 from rl_eval.suites.bootstrap import (
     Cells,
     Floats,
@@ -100,9 +100,13 @@ def aggregate_scores(
         raise UsageError("there are no metrics", key="metrics", fix=f"Pass some of {', '.join(METRICS)}.")
     for metric in metrics:
         check_known("metric", metric, METRICS, UsageError)
-    meanings = "; ".join(f"{metric}: {METRICS[metric][0].format(unit=unit)}" for metric in metrics)
     cells = estimates(scores, unit, statistic, metrics, confidence)
-    return Table(f"{meanings}. {method(cells, unit, confidence)}", "policy", "aggregate", cells)
+    return Table(_caption(metrics, cells, unit, confidence), "policy", "aggregate", cells)
+
+
+def _caption(metrics: Sequence[Metric], cells: Cells, unit: Unit, confidence: float) -> str:
+    meanings = "; ".join(f"{metric}: {METRICS[metric][0].format(unit=unit)}" for metric in metrics)
+    return f"{meanings}. {method(cells, unit, confidence)}"
 
 
 def performance_profiles(
@@ -202,7 +206,7 @@ def learning_curves(
         raise next(iter(refused.values()), ConfigError(problem, key="scores_by_step", fix=fix))
     cells: Cells = {(row, step): cell for step, table in tables.items() for (row, _), cell in table.cells.items()}
     alone = [f"steps without a policy that has two {unit}s on a task: {listed([*refused], 3)}"] if refused else []
-    return Table(next(iter(tables.values())).caption, "policy", "step", cells, (*gaps.notes(), *alone))
+    return Table(_caption([metric], cells, unit, confidence), "policy", "step", cells, (*gaps.notes(), *alone))
 
 
 class _Gaps:
@@ -268,7 +272,7 @@ def task_means(scores: Scores, unit: Unit, *, confidence: float = 0.95) -> Table
     return Table(caption, "task", "policy", cells)
 
 
-def _task_mean(units: Units, confidence: float, bounds: tuple[float, float] | None) -> Estimate:
+def _task_mean(units: Units, confidence: float, bounds: Bounds | None) -> Estimate:
     value, both = exact_mean(units.values), both_seeds(_task_means, units)
     if both or len(units.strata) > 1:
         limits = limits_of(_task_means, units, {} if bounds is None else {units.tasks[0]: bounds})

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rl_eval.errors import ConfigError, UsageError, check_known
-from rl_eval.results.stats.interval import Interval, Method, check_confidence, no_interval
+from rl_eval.results.stats.interval import Bounds, Interval, Method, check_confidence, no_interval
 from rl_eval.suites.scores import Scores
 from rl_eval.suites.tables import Estimate
 from rl_eval.suites.units import MANY, RESAMPLES, WITHIN, Counts, Unit, Units, units_of
@@ -119,7 +119,7 @@ def estimates(
     return cells
 
 
-def limits_of(statistic: Statistic, units: Units, bounds: Mapping[str, tuple[float, float]]) -> Floats:
+def limits_of(statistic: Statistic, units: Units, bounds: Mapping[str, Bounds]) -> Floats:
     """Return the lowest and the highest possible value of each statistic, shape (2, columns).
 
     Args:
