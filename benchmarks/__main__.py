@@ -20,6 +20,7 @@ from benchmarks import (
     environments,
     faults,
     honesty,
+    impurity,
     log_size,
     matrix,
     memory,
@@ -125,6 +126,9 @@ def _parser() -> argparse.ArgumentParser:
     wild = add("environments", "published environments: the same records in every layout, or a word about it", repeat=1)
     wild.add_argument("--only", default="", metavar="REGEX", help="take the environments whose name matches")
     wild.add_argument("--timeout", type=float, default=300.0, help="seconds for one environment (%(default)s)")
+    impure = add("impurity", "environments that are no function of their seed: right, or a word about it", repeat=1)
+    impure.add_argument("--only", default="", metavar="REGEX", help="take the kinds and families whose name matches")
+    impure.add_argument("--timeout", type=float, default=120.0, help="seconds for one evaluation (%(default)s)")
     honest = add("honesty", "coverage when failing depends on the outcome", repeat=1)
     honest.add_argument("--runs", type=_positive, default=1000, help="simulated evaluations per row (%(default)s)")
     honest.add_argument("--real-runs", type=int, default=5, help="of these, made for real as well (%(default)s)")
@@ -219,6 +223,10 @@ def _environments(args: argparse.Namespace) -> list[Row]:
     return environments.measure(only=args.only, quick=args.quick, timeout_s=args.timeout, progress=_say)
 
 
+def _impurity(args: argparse.Namespace) -> list[Row]:
+    return impurity.measure(only=args.only, quick=args.quick, timeout_s=args.timeout, progress=_say)
+
+
 def _off_policy(args: argparse.Namespace) -> list[Row]:
     return off_policy.measure(10 if args.quick else args.worlds, repeats=1 if args.quick else args.repeat)
 
@@ -282,6 +290,7 @@ _MEASURES: dict[str, Callable[[argparse.Namespace], list[Row]]] = {
     "safety": _safety,
     "beside": _beside,
     "environments": _environments,
+    "impurity": _impurity,
     "honesty": lambda args: honesty.measure(30 if args.quick else args.runs, args.real_runs, args.episodes, _say),
 }
 """All others are contests of cells."""

@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from benchmarks import environments as wild
+from benchmarks import impurity as impure
 from benchmarks import sampling
 from benchmarks.contenders.beside import EVERY
 from benchmarks.faults import SAME, UNDISTURBED, verdict
@@ -407,6 +408,26 @@ def environments(rows: Sequence[Row]) -> list[Table]:
     return [table]
 
 
+def impurity(rows: Sequence[Row]) -> list[Table]:
+    """A verdict per kind and layout, and the false alarms of environments that are functions of their seeds."""
+    kinds, families = [row for row in rows if "lanes" in row], [row for row in rows if "lanes" not in row]
+    table = _table("impurity: 50 episodes in each layout", "kind", "slots", "verdict")
+    for column in ("the result says", "advice that was followed"):
+        table.add_column(column)
+    for row in kinds:
+        advice = ", ".join(f"{key}={value}" for _, key, value in row.get("advised", []))
+        said = escape(_shortened(row.get("said", row.get("error", "")), 160))
+        table.add_row(row["label"], str(row["lanes"]), impure.verdict(row), said, advice)
+    counted = [row for row in kinds if row["label"] != impure.RARE]
+    fine = sum(impure.verdict(row) in ("right", "flagged", "refused") for row in counted)
+    table.caption = f"{fine} of {len(counted)} right or flagged, without wrong advice; the last kind is not counted"
+    alarms = _table("impurity: environments that are functions of their seeds", "family", "evaluated", "false alarms")
+    for row in families:
+        found = len(row["evaluated"]), ", ".join(row["alarms"]) or 0
+        alarms.add_row(row["label"], *map(str, found))
+    return [table, alarms] if families else [table]
+
+
 def _layouts(row: Row) -> list[str]:
     """A fingerprint per layout, with the number of episodes that differ from those in fresh environments.
 
@@ -539,6 +560,7 @@ TABLES: Final[Mapping[str, Callable[[Sequence[Row]], list[Table]]]] = {
     "log": log,
     "beside": beside,
     "environments": environments,
+    "impurity": impurity,
     "ope": off_policy,
     "coverage": coverage,
     "levels": levels,
