@@ -253,7 +253,7 @@ def kind(params: base.Params) -> dict[str, Any]:
         "status": result.status,
         "faults": len(result.faults),
         "mean": result.mean_return,
-        "said": " | ".join([str(result.determinism), *result.notes]),
+        "said": " | ".join(result.notes) or str(result.determinism),
         "advised": _ADVICE.get(result.determinism.remedy, []),
     }
 

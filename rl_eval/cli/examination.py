@@ -253,16 +253,17 @@ class _Examination:
         again = [self._play(used, lease)[0] for lease in (*others, first)]
         alone = [*(self._play(self._new_runner()[0], lease)[0] for lease in others), reference]
         text = next(filter(None, map(_difference, alone, again)), "")
+        copies = list(self._check_starts(alone))
         if not text:
             yield ok(f"a reused environment gives the same episodes as a new one ({len(alone)} compared)")
-            yield from self._check_starts(alone)
-            return
-        text = f"an environment keeps state between episodes: a reused and a new environment differ in {text}"
-        if self._settings.environment.env_reuse == "episode":
-            yield note(f"{text}; set environment.env_reuse: episode to avoid this")
         else:
-            yield problem(text, "restore all state in reset(), or set environment.env_reuse: episode")
-        yield from self._check_starts(alone)
+            text = f"an environment keeps state between episodes: a reused and a new environment differ in {text}"
+            if self._settings.environment.env_reuse == "episode":
+                yield note(text if copies else f"{text}; environment.env_reuse: episode avoids this")
+            else:
+                fix = "restore all state in reset()"
+                yield problem(text, fix if copies else f"{fix}, or set environment.env_reuse: episode")
+        yield from copies
 
     def _check_starts(self, alone: list[Trace]) -> Iterator[Finding]:
         """Compare episodes with different seeds and equal actions, if their first observations are equal."""

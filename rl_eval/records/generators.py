@@ -44,11 +44,12 @@ def changes(before: Mapping[str, int], after: Mapping[str, int]) -> list[str]:
 
 @final
 class GeneratorSensor:
-    """Detector of an environment that changes a global random generator.
+    """Detector of environments that change a global random generator, shared by the environments of a process.
 
-    The sensor compares the states of the generators before and after the reset of the first whole episode and its
-    steps 1, 3, 7, 15 and so on. If a generator changed between two of these calls, the environment or the policy may
-    have changed it. Then the sensor compares the states around every call, also in the next episodes.
+    The sensor compares the states of the generators before and after each reset, and around the calls 2, 4, 8, 16 and
+    so on. If a generator changed between two of these calls, an environment or the policy may have changed it. Then the
+    sensor compares the states around every call. It is used in the first whole episode of each environment, or longer
+    if a generator changed.
 
     Args:
         report: Takes a text such as ``reset() changes numpy's global generator``, which may be repeated.
@@ -59,11 +60,10 @@ class GeneratorSensor:
         self._last: Mapping[str, int] = {}
         """States after the last call that was compared."""
         self._calls = 0
-        """Number of calls in this episode."""
         self._left = _MOST_COMPARED
         self._compares_all = self._found = False
-        self._imported = False
-        """Whether a call of this episode imported modules. Such a call is ignored: modules may seed when imported."""
+        self._importing = False
+        """Whether the last reset imported modules. Such a call is ignored: modules may seed when imported."""
 
     @classmethod
     def of_this_process(cls, report: Callable[[str], object]) -> GeneratorSensor | None:
@@ -72,27 +72,26 @@ class GeneratorSensor:
 
     def call(self, method: str, function: Callable[..., Result], *args: Any, **kwargs: Any) -> Result:
         """Call ``reset`` or ``step`` of an environment, and return its result."""
-        if method == "reset":
-            self._calls, self._imported = 0, False
         self._calls += 1
-        if not self._left or not (self._compares_all or self._calls & (self._calls - 1) == 0):
+        due = self._compares_all or method == "reset" or self._calls & (self._calls - 1) == 0
+        if not (due and self._left):
             return function(*args, **kwargs)
         self._left -= 1
         modules, before = len(sys.modules), generator_states()
         self._compares_all = self._compares_all or bool(changes(self._last, before))
         result = function(*args, **kwargs)
         self._last = generator_states()
-        if len(sys.modules) != modules:
-            self._imported = True
-        else:
-            for name in changes(before, self._last):
-                self._compares_all = self._found = True
-                self._report(f"{method}() changes {name}")
+        imports = len(sys.modules) != modules
+        if method == "reset":
+            self._importing = imports
+        for name in () if imports else changes(before, self._last):
+            self._compares_all = self._found = True
+            self._report(f"{method}() changes {name}")
         return result
 
     def finished(self) -> bool:
-        """Return whether the sensor is no longer needed. Call this between two episodes."""
-        if not self._calls or self._found or not self._left:
-            return self._calls > 0
+        """Return whether an environment that has completed an episode no longer needs the sensor."""
+        if self._found or not self._left:
+            return True
         self._compares_all = self._compares_all or bool(changes(self._last, generator_states()))
-        return not (self._compares_all or self._imported)
+        return not (self._compares_all or self._importing)

@@ -63,8 +63,8 @@ class EvalRunner(RunnerCore):
 
     def __init__(self, settings: EvalSettings, runner_index: int, policy: Any = None) -> None:
         num_keys = len(self._info_keys(settings))
-        lanes = range(settings.runners.lanes)
-        self._lanes = [Lane(index, num_keys, self._observed, self._new_sensor()) for index in lanes]
+        lanes, sensor = range(settings.runners.lanes), self._new_sensor()
+        self._lanes = [Lane(index, num_keys, self._observed, sensor) for index in lanes]
         self._renewing = settings.environment.env_reuse == "episode"
         self._spent = 0
         """Number of lanes that may not begin an attempt before the next report."""

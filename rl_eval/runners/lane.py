@@ -49,7 +49,7 @@ class Lane:
     observe: Callable[[int, Any], ObservedSlot | None]
     """Builds the observers of an environment; returns None if there are none."""
     sensor: GeneratorSensor | None
-    """Sensor of global random generators; None after the first whole episode."""
+    """Sensor of global random generators, shared by all lanes; None if it is no longer needed."""
     observers: ObservedSlot | None = None
     """Observers of the environment; None for an environment of the determinism check."""
     observed: ObservedSlot | None = None
@@ -136,7 +136,11 @@ class Lane:
         return env
 
     def begin(self, inference_clock: float) -> None:
-        """Set the sums to zero at the start of an attempt."""
+        """Set the sums to zero at the start of an attempt. Remove the sensor if it is no longer needed."""
+        if self.sensor is not None and self.length and self.sensor.finished():
+            self.sensor = None
+            if self.env is not None:
+                self._bind()
         self.episode_return = 0.0
         self.discounted_return = 0.0
         self.discount = 1.0
@@ -148,10 +152,6 @@ class Lane:
         self.step_seconds = 0.0
         self.inference_started = inference_clock
         self._choose_observers()
-        if self.sensor is not None and self.sensor.finished():
-            self.sensor = None
-            if self.env is not None:
-                self._bind()
         self.started = perf_counter()
 
     def progress(self) -> tuple[int, int, int]:

@@ -406,6 +406,8 @@ class _Slot:
         self._connection = connection
         self._envs: dict[int, Any] = {}
         self._sensor = GeneratorSensor.of_this_process(lambda change: self._reply(Reply(0, SENSED, change)))
+        self._stepped = False
+        """Whether an environment has made a step."""
         self._where = cloudpickle.loads(connection.recv_bytes())
         self._reply(Reply(0, STARTED))
 
@@ -440,7 +442,7 @@ class _Slot:
             self.close(env)
 
     def _begin(self, env: Any, lease: Lease) -> Any:
-        if self._sensor is not None and self._sensor.finished():
+        if self._stepped and self._sensor is not None and self._sensor.finished():
             self._sensor = None
         if (hook := episode_hook(env)) is not None:
             hook(lease.spec.position, lease.seed, lease.attempt)
@@ -448,6 +450,7 @@ class _Slot:
         return env.reset(**arguments) if self._sensor is None else self._sensor.call("reset", env.reset, **arguments)
 
     def _step(self, env: Any, action: Any) -> Any:
+        self._stepped = True
         return env.step(action) if self._sensor is None else self._sensor.call("step", env.step, action)
 
     @staticmethod

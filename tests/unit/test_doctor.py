@@ -357,8 +357,10 @@ def test_no_environment_that_shares_a_generator_is_called_independent_of_others(
 @pytest.mark.parametrize(("env", "noted"), [(StartsByCount, True), (Fixed, True), (FixedStart, False), (Good, False)])
 def test_seeds_without_effect_are_a_note(env, noted):
     """A note, since some environments are meant to be like that."""
-    notes = [len([one for one in examine(one) if one.level == "note"]) for one in (Good, env)]
+    findings = [examine(one) for one in (Good, env)]
+    notes = [len([one for one in found if one.level == "note"]) for found in findings]
     assert notes[1] - notes[0] == noted
+    assert not any("env_reuse" in one.fix for one in findings[1]), "copies of one episode are no remedy"
 
 
 def test_every_environment_is_closed_and_a_broken_close_is_survived():
