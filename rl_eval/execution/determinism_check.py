@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final, Literal, NamedTuple, final
 
@@ -266,44 +266,6 @@ class Origin(NamedTuple):
     """Trace of the episode, an array of :data:`rl_eval.records.determinism.TRACE`; None if it was not traced."""
 
 
-@dataclass(slots=True)
-class _Pass:
-    """Episodes to run again, and the earlier runs to which they are compared."""
-
-    origins: Mapping[int, Origin]
-    waiting: dict[int, None]
-    held: dict[int, set[int]] = field(default_factory=dict)
-    """Indices of the episodes that a runner holds, by the number of the runner."""
-    tries: Counter[int] = field(default_factory=Counter)
-    again: dict[int, Origin] = field(default_factory=dict)
-    failed: dict[int, str] = field(default_factory=dict)
-    unbuilt: str = ""
-    """Error of the construction of an environment; empty if all environments could be built."""
-
-    @property
-    def done(self) -> bool:
-        return not self.waiting and not any(self.held.values())
-
-    @property
-    def mismatched(self) -> list[int]:
-        return [index for index, again in sorted(self.again.items()) if not _equal(self.origins[index], again)]
-
-    def put_back(self, index: int, why: str) -> None:
-        """Queue an episode again, up to the maximum number of tries."""
-        if self.tries[index] < _MAX_TRIES:
-            self.waiting[index] = None
-        else:
-            self.failed[index] = why
-
-    def cannot_build(self, why: str) -> None:
-        """End the pass without the episodes that wait, because a second environment cannot be built.
-
-        The environment may allow only one instance, so this is not a finding.
-        """
-        self.unbuilt = self.unbuilt or why
-        self.waiting = {}
-
-
 @final
 class Reruns:
     """Distributes episodes that run again to runners, and compares the reports with the first runs.
@@ -335,8 +297,17 @@ class Reruns:
         self._info_keys = info_keys
         self._block, self._steps = block, steps
         self._cut = ""
+        self.origins = origins
+        """First runs, by index."""
         order = sorted(origins, key=lambda index: (index not in used, index))
-        self._pass = _Pass(origins, dict.fromkeys(map(self._first_of, order)))
+        self._waiting = dict.fromkeys(map(self._first_of, order))
+        self._held: dict[int, set[int]] = {}
+        """Indices of the episodes that a runner holds, by the number of the runner."""
+        self._tries: Counter[int] = Counter()
+        self._again: dict[int, Origin] = {}
+        self._failed: dict[int, str] = {}
+        self._unbuilt = ""
+        """Error of the construction of an environment; empty if all environments could be built."""
 
     def _first_of(self, index: int) -> int:
         """Return the index of the first episode of an episode's block; without blocks, the index of the episode."""
@@ -345,11 +316,11 @@ class Reruns:
     @property
     def done(self) -> bool:
         """Whether no episode is left to run."""
-        return self._pass.done
+        return not self._waiting and not any(self._held.values())
 
     def holds(self, runner: int) -> bool:
         """Whether episodes of this check are assigned to a runner."""
-        return bool(self._pass.held.get(runner))
+        return bool(self._held.get(runner))
 
     def take(self, runner: int, position: int, lanes: int, positions: Collection[int]) -> tuple[Lease, ...]:
         """Assign one episode to each free slot of a runner, or one block; return the leases.
@@ -361,20 +332,19 @@ class Reruns:
             positions: Positions of all ready runners. If there are several, a runner gets only episodes that another
                 position ran first.
         """
-        now, others = self._pass, set(positions) - {position}
-        held = now.held.setdefault(runner, set())
-        fit = [index for index in now.waiting if now.origins[index].position != position or not others]
+        others = set(positions) - {position}
+        held = self._held.setdefault(runner, set())
+        fit = [index for index in self._waiting if self.origins[index].position != position or not others]
         taken = fit[: max(0, (1 if self._block else lanes) - len(held))]
         for index in taken:
-            del now.waiting[index]
+            del self._waiting[index]
             held.add(index)
-            now.tries[index] += 1
+            self._tries[index] += 1
         return tuple(self.lease(index, runner) for index in taken)
 
     def lease(self, index: int, runner: int) -> Lease:
         """Return a lease to run an episode again, without its place in the plan."""
-        origins = self._pass.origins
-        row, traced = origins[index].row[0], origins[index].trace is not None
+        row, traced = self.origins[index].row[0], self.origins[index].trace is not None
         # With the attempt number of the record: earlier attempts failed, and are not part of the recorded episode.
         fresh = index not in self._used
         lease = Lease(index, int(row["seed"]), int(row["attempts"]), runner, fresh=fresh, traced=traced)
@@ -382,25 +352,24 @@ class Reruns:
 
     def reported(self, runner: int, position: int, report: RunReport) -> None:
         """Compare the finished episodes of a runner with their first runs."""
-        now = self._pass
-        held = now.held.get(runner, set())
+        held = self._held.get(runner, set())
         indices = report.rows["index"].tolist()
         for place, index in enumerate(() if self._steps else indices):
             if self._first_of(index) in held:
-                now.again[index] = self.origin(report, position, place)
+                self._again[index] = self.origin(report, position, place)
         if self._steps:
             indices = [index for index in report.traces if index in held]
-            traces = {index: now.origins[index]._replace(trace=report.traces[index]) for index in indices}
-            now.again |= {index: one._replace(position=position) for index, one in traces.items()}
+            traces = {index: self.origins[index]._replace(trace=report.traces[index]) for index in indices}
+            self._again |= {index: one._replace(position=position) for index, one in traces.items()}
         held.difference_update(map(self._first_of, indices))
         for fault in report.faults:
             if fault.index in held:
                 held.remove(fault.index)
                 why = f"{fault.error_type}: {fault.message}"
                 if fault.phase == "construct":
-                    now.cannot_build(why)
+                    self._cannot_build(why)
                 else:
-                    now.put_back(fault.index, why)
+                    self._put_back(fault.index, why)
 
     def origin(self, report: RunReport, position: int, place: int = 0) -> Origin:
         """Return the run of an episode in a report, whose row has this place."""
@@ -415,67 +384,76 @@ class Reruns:
             runner: Number of the runner.
             phase: Call in which the runner was lost; empty if it is unknown.
         """
-        held = self._pass.held.pop(runner, set())
+        held = self._held.pop(runner, set())
         if held and phase == "construct":
-            self._pass.cannot_build("the process of the runner ended")
+            self._cannot_build("the process of the runner ended")
         for index in sorted(held) if phase != "construct" else ():
-            self._pass.put_back(index, "the runner of the episode was lost")
+            self._put_back(index, "the runner of the episode was lost")
+
+    def _put_back(self, index: int, why: str) -> None:
+        """Queue an episode again, up to the maximum number of tries."""
+        if self._tries[index] < _MAX_TRIES:
+            self._waiting[index] = None
+        else:
+            self._failed[index] = why
+
+    def _cannot_build(self, why: str) -> None:
+        """End the check without the episodes that wait, because a second environment cannot be built.
+
+        The environment may allow only one instance, so this is not a finding.
+        """
+        self._unbuilt = self._unbuilt or why
+        self._waiting = {}
 
     def stop(self, why: str) -> None:
         """End the check without the unfinished episodes."""
         if not self.done:
             self._cut = why
-            self._pass.waiting, self._pass.held = {}, {}
+            self._waiting, self._held = {}, {}
 
     # ------------------------------------------------------------------ the finding
 
     @property
-    def origins(self) -> Mapping[int, Origin]:
-        """First runs, by index."""
-        return self._pass.origins
-
-    @property
     def lacks_new(self) -> bool:
         """Whether new environments cannot be built, or take too long."""
-        return bool(self._why or self._pass.unbuilt)
+        return bool(self._why or self._unbuilt)
 
     def again(self, index: int) -> Origin | None:
         """Return the second run of an episode; None if it did not complete in a new environment."""
-        return None if index in self._used else self._pass.again.get(index)
+        return None if index in self._used else self._again.get(index)
 
     @property
     def result(self) -> Determinism:
         """Finding of the check so far."""
-        first = self._pass
-        mismatched, failed = first.mismatched, sorted(first.failed)
+        mismatched = [index for index, again in sorted(self._again.items()) if not _equal(self.origins[index], again)]
+        failed = sorted(self._failed)
         # If no new environment can be built, an equal run in a used one is no evidence.
-        shown = {*first.again} - ({*self._used} - {*mismatched} if first.unbuilt else set())
-        elsewhere = sum(first.again[index].position != first.origins[index].position for index in shown)
+        shown = {*self._again} - ({*self._used} - {*mismatched} if self._unbuilt else set())
+        elsewhere = sum(self._again[index].position != self.origins[index].position for index in shown)
         return Determinism(
             checked=0 if self._steps else len(shown),
             elsewhere=elsewhere,
             steps=self._steps if shown else 0,
             mismatched=tuple(mismatched),
             failed=tuple(failed),
-            failure=first.failed[failed[0]] if failed else "",
+            failure=self._failed[failed[0]] if failed else "",
             first=self._difference(mismatched[0]) if mismatched else None,
             remark=self._remark(len(shown), elsewhere),
         )
 
     def _remark(self, checked: int, elsewhere: int) -> str:
-        first = self._pass
-        if not first.origins:
+        if not self.origins:
             return self._why
-        if first.unbuilt:
-            done = f"{checked} of {len(first.origins)} ran again; " if checked else ""
-            return f"{done}a second environment cannot be built: {first.unbuilt}"
-        if self._cut and len(first.again) + len(first.failed) < len(first.origins):
-            return f"{len(first.again)} of {len(first.origins)} had run again when the check ended early: {self._cut}"
+        if self._unbuilt:
+            done = f"{checked} of {len(self.origins)} ran again; " if checked else ""
+            return f"{done}a second environment cannot be built: {self._unbuilt}"
+        if self._cut and len(self._again) + len(self._failed) < len(self.origins):
+            return f"{len(self._again)} of {len(self.origins)} had run again when the check ended early: {self._cut}"
         alone = "no second runner was ready for the check" if self._num_runners > 1 else "only one process took part"
         return "; ".join(filter(None, ("" if elsewhere else alone, self._why)))
 
     def _difference(self, index: int) -> FirstDifference:
-        one, other = self._pass.origins[index], self._pass.again[index]
+        one, other = self.origins[index], self._again[index]
         traced = one.trace is not None and other.trace is not None
         if traced and (found := first_difference(index, one.trace, other.trace)):  # type: ignore[arg-type]
             return found
