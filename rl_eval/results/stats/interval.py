@@ -111,7 +111,7 @@ def mean_interval(
     :data:`FEW_OTHERS` are not. Then the interval is computed from the bounds; see :func:`_from_bounds`.
 
     Args:
-        values: One value per completed episode, shape (n,). Their order has no effect.
+        values: One value per completed episode, shape (n,).
         confidence: Nominal coverage.
         num_missing: Number of values that are missing because episodes failed.
         bounds: Lowest and highest possible value. The interval is cut to the bounds. If values are missing, the lower
