@@ -133,6 +133,15 @@ def snapshot_weights(weights: Any, version: int) -> WeightsSnapshot:
     )
 
 
+def check_tensors(weights: Any) -> None:
+    """Check that a snapshot can contain all tensors of some weights.
+
+    Raises:
+        WeightsError: As for :func:`snapshot_weights`.
+    """
+    _collect(weights)
+
+
 def _write_counts(tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
     """Return the number of in-place writes to each tensor, which torch counts except in inference mode."""
     return {name: 0 if tensor.is_inference() else tensor._version for name, tensor in tensors.items()}
@@ -364,7 +373,7 @@ def _unsupported(tensor: torch.Tensor) -> str:
     import torch
 
     kinds = {
-        "meta tensor, without values": tensor.is_meta,
+        "meta tensor": tensor.is_meta,
         "nested tensor": tensor.is_nested,
         "quantized tensor": tensor.is_quantized,
         "sparse tensor": tensor.layout is not torch.strided,
@@ -643,7 +652,8 @@ def keep_unsent(snapshot: WeightsSnapshot, former: WeightsSnapshot) -> WeightsSn
     if snapshot.entries and not merged:
         return snapshot
     tensors = (snapshot if snapshot.entries else former).tensors()
-    return snapshot_weights({**tensors, **extra, **merged}, snapshot.version)
+    whole = snapshot_weights({**tensors, **extra, **merged}, snapshot.version)
+    return replace(whole, other_state=snapshot.other_state)
 
 
 def _contents_of(snapshot: WeightsSnapshot) -> dict[str, Any]:

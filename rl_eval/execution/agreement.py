@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import defaultdict
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, final
 
 from typing_extensions import override
@@ -30,8 +32,8 @@ class Numerics(Aspect):
     """Check that all runners have the same numerics key, from the first to the last episode.
 
     The key contains the facts, except the weights, on which floats depend. The reference is the most frequent key when
-    the first records are reported. Records cannot be withdrawn. So the reference does not change later, even if more
-    runners have another key.
+    the first records are reported. It does not change later, even if more runners have another key, because these
+    records have been committed.
 
     If a runner gets another key while it runs episodes, its policy changed: for example, a server was replaced. Then
     the records since its last probe are set aside.
@@ -39,7 +41,7 @@ class Numerics(Aspect):
 
     def __init__(self, outcome: EvalOutcome) -> None:
         super().__init__(outcome)
-        self._unproven: defaultdict[int, list[int]] = defaultdict(list)
+        self._unproven: defaultdict[int, array[int]] = defaultdict(partial(array, "q"))
         """Indices of the episodes that were recorded since the last probe, by position of the runner."""
         self._probes: dict[int, int] = {}
         """Number of probes of each runner so far, by the runner's number."""
@@ -87,7 +89,7 @@ class Numerics(Aspect):
     def counted(self, report: RunReport, indices: set[int]) -> None:
         """Note that episodes were recorded since the last probe of their runner."""
         if indices:
-            self._unproven[int(report.rows["runner"][0])] += indices
+            self._unproven[int(report.rows["runner"][0])].extend(indices)
 
     def follow_up(self) -> Job | None:
         """Return the job that probes the policies again; None if no runner has outputs that can be compared."""

@@ -35,7 +35,7 @@ from rl_eval.results.result import EvalResult
 from rl_eval.results.source_code import code_of
 from rl_eval.runners import EvalRunner
 from rl_eval.supervision.caller import current_folder, working_in
-from rl_eval.weights import HeldWeights, WeightsSnapshot, add_missing, keep_unsent, snapshot_weights
+from rl_eval.weights import HeldWeights, WeightsSnapshot, add_missing, check_tensors, keep_unsent, snapshot_weights
 
 if TYPE_CHECKING:
     from rl_eval.log import EvaluationLog
@@ -681,6 +681,9 @@ def portable_policy(policy: Any) -> Any:
     """Return a policy, or several by id, that can be unpickled without the device and the trainer of the original.
 
     A policy is copied only if necessary.
+
+    Raises:
+        WeightsError: A tensor of the policy cannot be copied.
     """
     if type(policy) is dict:
         return {name: portable_policy(one) for name, one in policy.items()}
@@ -691,4 +694,5 @@ def portable_policy(policy: Any) -> Any:
         return policy
     if all(tensor.device.type == "cpu" for tensor in [*policy.parameters(), *policy.buffers()]):
         return policy
+    check_tensors(policy)
     return copy.deepcopy(policy).cpu()

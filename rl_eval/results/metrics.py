@@ -327,14 +327,15 @@ def _scope_notes(numbers: Numbers) -> Iterator[str]:
     scope, counted = int(numbers.scope.sum()), numbers.aggregates.count
     finished = int(numbers.table.filled.sum())
     if numbers.stopped_early:
+        why = "episodes are set aside" if numbers.table.set_aside.any() else "stopped early"
         yield (
-            f"stopped early: the numbers are those of episodes 0 to {scope - 1} of {len(numbers.table)} planned; long "
+            f"{why}: the numbers are those of episodes 0 to {scope - 1} of {len(numbers.table)} planned; long "
             "episodes are less likely to be among them, so a return that grows with the length is too low"
             if scope
-            else "stopped early, before episode 0 finished: there are no numbers"
+            else f"{why}, and episode 0 has no record: there are no numbers"
         )
         if finished > scope:
-            yield f"finished episodes, not counted because an earlier episode did not finish: {finished - scope}"
+            yield f"finished episodes, not counted because an earlier episode has no record: {finished - scope}"
     if scope and not counted:
         yield "no episode completed: there are no numbers"
     elif counted < scope:

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.nn.utils.prune import random_unstructured
 
-from rl_eval import EvalConfig, Evaluator
+from rl_eval import EvalConfig, Evaluator, evaluate
 from rl_eval.errors import ConfigError, WeightsError
 from rl_eval.policies.module import ModulePolicy
 from rl_eval.weights import (
@@ -561,6 +561,17 @@ class Attribute(nn.Module):
         return self.linear(inputs) * torch.as_tensor(self.factor)
 
 
+class Unsent(nn.Module):
+    """Nothing but such a tensor."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = torch.tensor([factor])
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return inputs[:, :1] * self.factor
+
+
 def quantized(seed: int) -> nn.Module:
     torch.manual_seed(seed)
     with warnings.catch_warnings():
@@ -646,6 +657,12 @@ def test_a_tensor_that_cannot_be_copied_is_named(make: Callable[[], torch.Tensor
         snapshot_weights(module, 1)
 
 
+def test_a_policy_on_the_meta_device_is_named() -> None:
+    config = EvalConfig().environment("Pendulum-v1").evaluation(num_episodes=2, max_episode_steps=5)
+    with refused(WeightsError, "0.weight"):
+        evaluate(config, nn.Sequential(nn.Linear(3, 1, device="meta")))
+
+
 def test_extra_state_that_cannot_be_pickled_is_named() -> None:
     class Holder(nn.Module):
         def get_extra_state(self) -> Any:
@@ -688,13 +705,14 @@ def test_weights_that_change_while_they_are_copied_are_noticed() -> None:
         snapshot_weights(Written(100), 1)
 
 
-def test_an_evaluator_does_not_evaluate_its_policy_in_place_of_another_module() -> None:
+@pytest.mark.parametrize("make", [lambda seed: nn.Sequential(Attribute(seed), nn.Linear(2, 1)), Unsent])
+def test_an_evaluator_does_not_evaluate_its_policy_in_place_of_another_module(make: Callable[[float], Any]) -> None:
     """The tensors that it cannot send differ, so the evaluation fails."""
-    policy, other = (nn.Sequential(Attribute(factor), nn.Linear(2, 1)) for factor in (1.0, 2.0))
+    policy, other = make(1.0), make(2.0)
     config = EvalConfig().environment("Pendulum-v1").evaluation(num_episodes=2, max_episode_steps=5)
     with Evaluator(config, policy, backend="inline", on_error=lambda _: None) as evaluator:
         assert evaluator.evaluate(policy).status == "complete"
-        with refused(WeightsError, "0.factor"):
+        with refused(WeightsError, "factor" if make is Unsent else "0.factor"):
             evaluator.evaluate(other)
         assert evaluator.evaluate(other.state_dict()).status == "complete"
 
