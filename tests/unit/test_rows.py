@@ -42,6 +42,9 @@ def test_a_population_has_the_interval_of_the_means_of_rows() -> None:
     expected = stats.t.interval(0.95, 6, values.mean(), stats.sem(values.mean(axis=1)))
     assert (found.low, found.high) == pytest.approx(expected)
     assert not mean_interval(values[:2].ravel(), rows=rows_of([5] * 2, "population")).exists
+    few = mean_interval(values[:3, 0]).note
+    assert few in found.note, "seven rows are few values, although there are 35 episodes"
+    assert few not in mean_interval(values.ravel(), rows=rows_of([5] * 7)).note
 
 
 @pytest.mark.parametrize("target", ["rows", "population"])

@@ -208,7 +208,7 @@ def _rows_interval(
         return no_interval(confidence, f"{len(rows)} rows of conditions do not show how other rows differ")
 
     def between(_: npt.NDArray[np.float64], confidence: float) -> Interval:
-        return _t_interval(error_between_rows(sample, rows), confidence)
+        return _t_interval(error_between_rows(sample, rows), confidence, _note_of_few(len(rows)))
 
     # Of rows with different numbers of values, the mean does not follow from the means of the rows.
     known = bounds if rows.balanced else None
@@ -231,7 +231,7 @@ def _interval_within_rows(
     equal = np.bincount(rows.codes, deviations == 0)
     count = int(equal[equal > 1].sum())
     if count < len(sample) / 2 or len(sample) - count >= FEW_OTHERS:
-        return _t_interval(error_within_rows(sample, rows), confidence)
+        return _t_interval(error_within_rows(sample, rows), confidence, _note_of_few(len(sample)))
     if bounds is None:
         why = f"{count} of {len(sample)} values are equal to another value of their row"
         return no_interval(confidence, f"{why}{_ADVICE}, or set condition_target to population")
@@ -338,10 +338,8 @@ def _largest_fraction(count: int, size: int, confidence: float) -> float:
 def _spread_interval(sample: npt.NDArray[np.float64], confidence: float) -> Interval:
     if len(sample) < 2:
         return no_interval(confidence, "one value has no spread")
-    if len(sample) < FEW:
-        return _student_t(sample, confidence, f"interval of fewer than {FEW} values: too narrow if they are skewed")
-    if len(sample) > BCA_MAX:
-        return _student_t(sample, confidence, "")
+    if not FEW <= len(sample) <= BCA_MAX:
+        return _student_t(sample, confidence, _note_of_few(len(sample)))
     return _bca(sample, confidence)
 
 
@@ -377,6 +375,10 @@ def _resampled_means(sample: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]
     batch = max(1, _BATCH_ELEMENTS // size)
     counts = [min(batch, _RESAMPLES - start) for start in range(0, _RESAMPLES, batch)]
     return np.concatenate([sample[rng.integers(0, size, (count, size))].mean(axis=1) for count in counts])
+
+
+def _note_of_few(count: int) -> str:
+    return f"interval of fewer than {FEW} values: too narrow if they are skewed" if count < FEW else ""
 
 
 def _student_t(sample: npt.NDArray[np.float64], confidence: float, note: str) -> Interval:
