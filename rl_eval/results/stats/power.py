@@ -52,7 +52,7 @@ class Pilot:
     """
 
     returns: npt.NDArray[np.float64]
-    """Returns, shape (episodes,), at least two of which differ."""
+    """Returns, shape (episodes,), at least three, at least two of which differ."""
 
     @property
     def count(self) -> int:
@@ -66,13 +66,16 @@ class Pilot:
 
     @cached_property
     def degrees(self) -> float:
-        """Degrees of freedom of the variance: ``count - 1`` for normal returns, fewer if rare returns are far away.
+        """Degrees of freedom of the variance: ``count - 1`` for symmetric returns, down to a third for skewed ones.
 
-        The variance of a sample variance is ``2 s^4 / degrees``, and follows from the kurtosis (Cramer 1946, 27.4).
+        The variance of a sample variance is ``2 s^4 / degrees``, and follows from the excess kurtosis (Cramer 1946,
+        27.4). A pilot is too short to estimate the kurtosis. So it is assumed to be 1.5 times the squared skewness, as
+        for gamma distributions. A short pilot also has an uncertain skewness, hence the limit.
         """
         deviations = (self.returns - self.returns.mean()) / self.std
-        excess = max(0.0, float(np.mean(deviations**4) / np.mean(deviations**2) ** 2) - 3)
-        return 2 / (excess / self.count + 2 / (self.count - 1))
+        skewness = self.count / ((self.count - 1) * (self.count - 2)) * float((deviations**3).sum())
+        degrees = 2 / (1.5 * skewness**2 / self.count + 2 / (self.count - 1))
+        return max(degrees, (self.count - 1) / 3)
 
     def pairs(self, difference: float, correlation: float = 0.0) -> int:
         """Return the number of pairs with which ``compare`` shows a difference of mean returns.
