@@ -118,6 +118,7 @@ def test_a_folder_of_checkpoints_becomes_a_curve(folder):
 
     Each is an ordinary evaluation log, whose provenance names the trainer's file.
     """
+    configure(evaluation=CONFIG["evaluation"] | {"return_bounds": [0, 500]})
     paths = {step: save(step, good=step == 20) for step in (100, 3, 20)}
     outcome = watch_once("--json")
     assert outcome.exit_code == ExitCode.COMPLETE, outcome.output
