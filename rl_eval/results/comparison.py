@@ -430,7 +430,12 @@ def verdict_of(difference: PairedDifference, confidence: float, settings: Sequen
 
 
 def _undecided(difference: PairedDifference, confidence: float) -> str:
-    """Return the reason why the interval or the test cannot show a difference; empty if both can."""
+    """Return the reason why the interval or the test cannot show a difference; empty if both can.
+
+    Rounding is no difference, so it needs neither.
+    """
+    if difference.rounding:
+        return ""
     if not difference.interval.exists:
         return difference.interval.note
     if math.isnan(difference.p_value):

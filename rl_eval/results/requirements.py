@@ -93,8 +93,10 @@ class DifferenceRequirement:
         return Answer.FAILS if high < bound else Answer.OPEN
 
     def undecided(self, difference: PairedDifference) -> str:
-        """Return the reason why a difference with an interval cannot decide the requirement."""
+        """Return the reason why a difference cannot decide the requirement."""
         low, high = difference.interval.low, difference.interval.high
+        if not difference.interval.exists:
+            return difference.interval.note
         ends, bound = f"the interval of b - a, {low:.4g} to {high:.4g},", f"{self.bound:g}"
         if low < self.bound <= high or low <= self.bound < high:
             return f"{ends} contains values on both sides of {bound}: more episodes narrow the interval"

@@ -195,6 +195,17 @@ def test_equal_differences_within_bounds_answer_by_interval_and_test(count: int)
     assert parse_difference("b >= a").judge(found.difference) is Answer.FAILS
 
 
+def test_rounding_of_one_policy_is_equal_also_without_an_interval() -> None:
+    """It concerns the episodes, not the means; a margin has no answer, since it does."""
+    found = paired_difference(BASE, BASE * (1 + 1e-9 * (np.arange(60) < 3)), one_policy=True)
+    assert found.rounding
+    assert not found.interval.exists
+    assert verdict_of(found, 0.95).startswith("equal up to rounding")
+    require = parse_difference("b >= a - 5")
+    assert require.judge(found) is Answer.OPEN
+    assert require.undecided(found) == found.interval.note
+
+
 def test_a_hundred_equal_pairs_meet_a_margin_of_20() -> None:
     """On [0, 500]."""
     one = result_of(np.full(100, 500.0), return_bounds=(0.0, 500.0))
