@@ -76,9 +76,12 @@ class Numerics(Aspect):
         if different == ["outputs"] and self.outcome.weights is None and self._built_others(report.built_weights):
             problem = (
                 f"runner {member.index} built its policy with other weights than the other runners, which happens if "
-                "a factory draws random weights"
+                "a factory draws random weights, or if another policy answers at a server"
             )
-            fix = "Set policy.weights, or call sync_weights before the evaluation."
+            fix = (
+                "Set policy.weights, or call sync_weights before the evaluation. For a server, start the first policy "
+                "again."
+            )
             raise ConfigError(problem, key="policy.weights", runner=member.index, fix=fix)
         others = "the records in the log" if store.durable else "its group"
         why = f"runner {member.index} would compute other floats than {others}: {self._shown(key, different)}"
