@@ -46,10 +46,10 @@ def changes(before: Mapping[str, int], after: Mapping[str, int]) -> list[str]:
 class GeneratorSensor:
     """Detector of environments that change a global random generator, shared by the environments of a process.
 
-    The sensor compares the states of the generators before and after each reset, and around the calls 2, 4, 8, 16 and
-    so on. If a generator changed between two of these calls, an environment or the policy may have changed it. Then the
-    sensor compares the states around every call. It is used in the first whole episode of each environment, or longer
-    if a generator changed.
+    The sensor compares the states of the generators around the calls 1, 2, 4, 8 and so on. If a generator changed
+    between two of these calls, an environment or the policy may have changed it. Then the sensor compares the states
+    around every call. It is used in the first whole episode of each environment, or longer if a generator changed.
+    A call that imports modules is ignored, because modules may seed when imported.
 
     Args:
         report: Takes a text such as ``reset() changes numpy's global generator``, which may be repeated.
@@ -62,8 +62,8 @@ class GeneratorSensor:
         self._calls = 0
         self._left = _MOST_COMPARED
         self._compares_all = self._found = False
-        self._importing = False
-        """Whether the last reset imported modules. Such a call is ignored: modules may seed when imported."""
+        self._knows_reset = False
+        """Whether a reset was compared that imported nothing."""
 
     @classmethod
     def of_this_process(cls, report: Callable[[str], object]) -> GeneratorSensor | None:
@@ -73,20 +73,19 @@ class GeneratorSensor:
     def call(self, method: str, function: Callable[..., Result], *args: Any, **kwargs: Any) -> Result:
         """Call ``reset`` or ``step`` of an environment, and return its result."""
         self._calls += 1
-        due = self._compares_all or method == "reset" or self._calls & (self._calls - 1) == 0
-        if not (due and self._left):
+        due = self._compares_all or self._calls & (self._calls - 1) == 0
+        if not self._left or not (due or (method == "reset" and not self._knows_reset)):
             return function(*args, **kwargs)
         self._left -= 1
         modules, before = len(sys.modules), generator_states()
         self._compares_all = self._compares_all or bool(changes(self._last, before))
         result = function(*args, **kwargs)
         self._last = generator_states()
-        imports = len(sys.modules) != modules
-        if method == "reset":
-            self._importing = imports
-        for name in () if imports else changes(before, self._last):
-            self._compares_all = self._found = True
-            self._report(f"{method}() changes {name}")
+        if len(sys.modules) == modules:
+            self._knows_reset = self._knows_reset or method == "reset"
+            for name in changes(before, self._last):
+                self._compares_all = self._found = True
+                self._report(f"{method}() changes {name}")
         return result
 
     def finished(self) -> bool:
@@ -94,4 +93,4 @@ class GeneratorSensor:
         if self._found or not self._left:
             return True
         self._compares_all = self._compares_all or bool(changes(self._last, generator_states()))
-        return not (self._compares_all or self._importing)
+        return self._knows_reset and not self._compares_all
