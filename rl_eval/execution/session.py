@@ -341,7 +341,7 @@ class Waiting:
             self._longest = {name: int(longest[name]) for name in self._longest}
 
     def reason(self, now: float) -> str:
-        """Return what the evaluation waits for, if it waits for long and this was not reported; otherwise ""."""
+        """Return the cause of a long wait, once; otherwise an empty string."""
         if self._reported or self._since is None:
             return ""
         seconds, (index, steps) = now - self._since, self._longest.values()
