@@ -353,7 +353,7 @@ def test_an_algorithm_that_is_gone_leaves_no_runner() -> None:
 def test_a_tune_trial_evaluates_on_runners_outside_its_placement_group(tmp_path: Path) -> None:
     """The trial's bundles are full; the runners take free CPUs, and end with the trial."""
     config = due(ppo("CartPole-v1"), 5)
-    ours = eval_config_of(config).runners(num_runners=2)
+    ours = eval_config_of(config).runners(num_runners=2).evaluation(return_bounds=(0, 500))
     config.evaluation(custom_evaluation_function=evaluation_function(ours))
     tuner = tune.Tuner(
         "PPO",
