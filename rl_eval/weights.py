@@ -433,7 +433,8 @@ def _plain(value: Any) -> Any:
 def _check_other_state(snapshot: WeightsSnapshot, module: torch.nn.Module) -> None:
     ours = _other_state(module, "") if snapshot.other_state else {}
     sent = {_resolve(name, ours): digest for name, digest in snapshot.other_state.items()}
-    if different := sorted(name for name, digest in sent.items() if ours.get(name) != digest):
+    # A name that the policy does not have is likely a value that a forward pass keeps.
+    if different := sorted(name for name, digest in sent.items() if ours.get(name, digest) != digest):
         problem = (
             f"the module differs from the policy in {_some(different)}, which are neither parameters nor buffers, so "
             "they are not sent with the weights"

@@ -548,12 +548,14 @@ class DeterminismCheck(Phase):
     def _remedy_of(self, runs: Neighbourhoods) -> Remedy:
         """Return the setting in which an episode was repeatable; see :attr:`Determinism.remedy`."""
         settings = self._outcome.settings
-        if any(report.faults for report in runs):
+        reports = runs.new, runs.used, runs.beside, runs.other
+        if any(report.faults for report in reports):
             return ""
-        new, used, beside, other = (self._reruns.origin(report, -1) for report in runs)
+        new, used, beside, other = (self._reruns.origin(report, -1) for report in reports)
         again = self._reruns.again(int(new.row["index"][0])) or new
         several, own_process = settings.runners.lanes > 1, settings.runners.runner == "subprocess"
-        apart = several and _equal(new, beside) and _equal(new, again) and not self._sample.generators
+        draws = bool(self._sample.generators) or runs.drew
+        apart = several and _equal(new, beside) and _equal(new, again) and not draws
         if several and not own_process and not apart and _equal(new, used):
             return "process"
         if settings.environment.env_reuse == "episode" or _equal(new, used):

@@ -111,7 +111,7 @@ def _compared(arguments: dict[str, Any], slots: Sequence[_Slot], harmless: tuple
         for slot in slots:
             differing |= slot.differing(levels, harmless)
         built = {place: _read(levels, place) for place in differing}
-        fixed = _fixed(env, levels, differing)
+        fixed = _fixed(env, levels, differing) if differing else {}
     if not fixed:
         return own
     with _rebuilt(arguments, slots[0], harmless) as (env, _):

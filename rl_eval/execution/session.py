@@ -348,6 +348,8 @@ class Waiting:
         if seconds < _LONG_WAIT_S and steps < _LONG_EPISODE:
             return ""
         self._reported = True
+        if not steps:
+            return f"no episode has finished for {seconds:.0f} s, and no runner has reported a step of one"
         limited = (
             "evaluation.max_episode_steps is not set, so an episode may be endless"
             if self._limit is None

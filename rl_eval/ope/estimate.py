@@ -199,12 +199,14 @@ def estimate(
     end = inputs.after[:, -1]
     mean = (exact_mean(end), mean_interval(end, _SURE))
     unreliable = "" if (end == end[0]).all() else _unreliable(mean_interval(end, _LIKELY))
+    typical = float(np.median(end))
     with np.errstate(all="ignore"):
         sums = ratio_sums(inputs)
         for name in MODEL_FREE if values is None else (*MODEL_FREE, *WITH_MODEL):
             relevant = inputs.logarithms[:, -1:] if name in WHOLE_EPISODES else inputs.logarithms
             statistics = WeightStatistics(effective_sample_size(relevant), largest_share(relevant), *mean)
-            rows.append(_identified(name, sums[name], statistics, confidence, unreliable if name in UNWEIGHTED else ""))
+            doubt = unreliable if name in UNWEIGHTED else ""
+            rows.append(_identified(name, sums[name], statistics, typical, confidence, doubt))
     if values is not None:
         rows.append(replace(_measured("fitted_q", inputs.v[:, 0], confidence), verdict="model"))
     if simulation is not None:
@@ -237,11 +239,13 @@ def _measured(name: str, returns: npt.NDArray[np.float64], confidence: float, nu
     return Estimate(name, exact_mean(returns), interval, "measured")
 
 
-def _identified(name: str, ratios: RatioSum, weights: WeightStatistics, confidence: float, unreliable: str) -> Estimate:
+def _identified(
+    name: str, ratios: RatioSum, weights: WeightStatistics, typical: float, confidence: float, unreliable: str
+) -> Estimate:
     """Return an estimate with a value, or with the reason why it has no value."""
     value, contributions = ratios.value(), ratios.influences()
     finite = bool(math.isfinite(value) and np.isfinite(contributions).all())
-    if why := _objection(weights, finite=finite) or unreliable:
+    if why := _objection(weights, typical, finite=finite) or unreliable:
         return Estimate(name, math.nan, no_interval(confidence, why), "not identified", why, weights)
     interval = mean_interval(contributions, confidence)
     return Estimate(name, value, interval, "identified", "", weights)
@@ -263,16 +267,33 @@ def _unreliable(interval: Interval) -> str:
     return ""
 
 
-def _objection(weights: WeightStatistics, *, finite: bool) -> str:
-    """Return the reason why the data do not identify a value; empty if they identify it."""
-    size, interval = weights.effective_sample_size, weights.mean_weight_interval
-    mean = f"the mean weight is {weights.mean_weight:.3g} ({_ends(interval, '{:.3g}'.format)})"
+def _objection(weights: WeightStatistics, typical: float, *, finite: bool) -> str:
+    """Return the reason why the data do not identify a value; empty if they identify it.
+
+    Args:
+        weights: Statistics of the weights.
+        typical: Median of the weights. If nearly all weights are equal, their mean has no interval.
+        finite: Whether the value is finite.
+    """
+    size = weights.effective_sample_size
     if size == 0:
         return "support is missing: from some step on, the target policy never takes the logged actions"
     if size < LEAST_SAMPLE_SIZE:
         return f"the effective sample size is {size:.1f}, below {LEAST_SAMPLE_SIZE:g}"
     if not finite:
         return "the weights are too large or too small for a float"
+    return _objection_to_mean(weights, typical)
+
+
+def _objection_to_mean(weights: WeightStatistics, typical: float) -> str:
+    """Return the reason why the mean weight shows that the data do not identify a value; empty if it does not."""
+    interval = weights.mean_weight_interval
+    mean = f"the mean weight is {weights.mean_weight:.3g} ({_ends(interval, '{:.3g}'.format)})"
+    if not interval.exists and abs(typical - 1) > _ROUNDING:
+        return (
+            f"nearly all weights are {typical:.3g} instead of 1: the stored log-probabilities are not those of the "
+            "policy that acted"
+        )
     if interval.exists and interval.high + _ROUNDING < 1:
         return (
             f"{mean}, below 1: the target policy takes actions that are not in the data, or "

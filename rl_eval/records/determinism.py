@@ -138,7 +138,7 @@ _REMEDIES: Final[Mapping[Remedy, str]] = {
     "episode": (
         "an environment that ran another episode before gives other values. With a new environment for each episode "
         "(environment.env_reuse=episode), episode {episode} was identical alone and beside another episode. If the "
-        "environment learns, such as running statistics, freeze them instead"
+        "environment updates statistics, freeze them instead"
     ),
     "process": (
         "environments of one process affect each other. With one environment per process (runners.runner=subprocess, "

@@ -196,7 +196,7 @@ class Numbers:
         missing = observed(self.scope, groups) & ~counted
         returns = values_of(self.table.rows["episode_return"], counted, groups)
         rows, count = rows_of(self.condition_rows, counted, missing), int(missing.sum())
-        found = mean_interval(returns, self.confidence, num_missing=count, bounds=bounds, rows=rows, of_returns=True)
+        found = mean_interval(returns, self.confidence, num_missing=count, bounds=bounds, rows=rows, of="returns")
         return self._noted(found)
 
     def _noted(self, interval: Interval) -> Interval:

@@ -119,8 +119,8 @@ def several(count: int, what: str, confidence: float) -> str:
         return ""
     one = 1 - confidence
     return (
-        f"{count:,} {what} at {100 * confidence:g} %: each is wrong with a probability of {100 * one:.3g} %, at least "
-        f"one of them with up to {100 * min(1.0, count * one):.3g} %"
+        f"{count:,} {what} at {100 * confidence:g} %: each is wrong with a probability of {100 * one:.3g} %. The "
+        f"probability that at least one is wrong can be up to {100 * min(1.0, count * one):.3g} %"
     )
 
 

@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from rl_eval.records.episode import Lease, RunReport, failed_row
+from rl_eval.records.generators import changes, generator_states
 from rl_eval.runners import Runner
 
 _BUDGET_S: Final = 1.0
@@ -69,6 +70,9 @@ class Neighbourhoods(NamedTuple):
     lane, the other episode runs before."""
     other: RunReport
     """The other episode, beside this one."""
+    drew: bool
+    """Whether a global random generator of the process changed meanwhile. In a process with other threads, these may
+    have changed it."""
 
 
 def in_neighbourhoods(runner: Runner, lease: Lease, other: Lease, *, renewing: bool) -> Neighbourhoods:
@@ -81,7 +85,8 @@ def in_neighbourhoods(runner: Runner, lease: Lease, other: Lease, *, renewing: b
         renewing: Whether each episode gets a new environment.
     """
     lease, other = (one._replace(again=True, traced=True, fresh=True) for one in (lease, other))
+    states = generator_states()
     (new,) = run_again(runner, [lease])
     _, used = run_again(runner, [one._replace(fresh=renewing) for one in (other, lease)])
     before, beside = run_again(runner, [other, lease], 2)
-    return Neighbourhoods(new, used, beside, before)
+    return Neighbourhoods(new, used, beside, before, bool(changes(states, generator_states())))

@@ -82,7 +82,7 @@ def command_line(patch: pytest.MonkeyPatch) -> dict[str, Any]:
     from stable_baselines3 import PPO
 
     PPO("MlpPolicy", "CartPole-v1").save("model.zip")
-    local = EvalConfig.from_yaml("configs/local.yaml")
+    local = EvalConfig.from_yaml("configs/local.yaml").evaluation(num_episodes=60)
     for name, weights in (("old", "early"), ("new", "final")):
         weights = f"configs/weights/cartpole_ppo_{weights}.safetensors"
         evaluate(local.copy().policy(weights=weights)).save(f"out/{name}")

@@ -322,7 +322,7 @@ def test_numbers_by_condition_are_those_of_its_episodes(whole: EvalResult) -> No
             assert (one.num_episodes, one.num_missing) == (mine.sum(), 0)
             assert one.mean_return == pytest.approx(returns[mine].mean())
             rows = None if column == "id" else whole.condition_rows.take(np.flatnonzero(mine))
-            expected = mean_interval(returns[mine], rows=rows, of_returns=True)
+            expected = mean_interval(returns[mine], rows=rows, of="returns")
             np.testing.assert_equal(one.interval.to_dict(), expected.to_dict())
             assert one.success_rate == np.mean(whole.table.rows["success_at_end"][mine])
     described = printed("run", whole.to_json())

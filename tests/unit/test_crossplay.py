@@ -423,12 +423,12 @@ def test_episodes_that_share_a_seed_are_one_observation() -> None:
     assert groups is not None
     assert [len({*result.plan.seeds[groups == group].tolist()}) for group in np.unique(groups)] == [1] * 30
     means = [result.table.rows["episode_return"][groups == group].mean() for group in range(30)]
-    np.testing.assert_equal(result.interval.to_dict(), mean_interval(means, of_returns=True).to_dict())
+    np.testing.assert_equal(result.interval.to_dict(), mean_interval(means, of="returns").to_dict())
     comparison = compare(result, result)
     assert (comparison.num_pairs, comparison.num_planned, comparison.success) == (30, 30, None)
     alone = evaluate(duel_config(DUELS, "round_robin", 60))
     assert alone.plan.seed_groups is None
-    expected = mean_interval(alone.table.rows["episode_return"], of_returns=True)
+    expected = mean_interval(alone.table.rows["episode_return"], of="returns")
     np.testing.assert_equal(alone.interval.to_dict(), expected.to_dict())
 
 

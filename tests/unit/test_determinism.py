@@ -523,6 +523,24 @@ def test_a_setting_that_was_not_tried_is_not_recommended(env) -> None:
         assert (renewed.passed, renewed.remedy) == ((True, "") if env is Counts else (False, "process"))
 
 
+class DrawsToo(Counts):
+    """Also draws from a global generator."""
+
+    def reset(self, **kwargs):
+        np.random.random()  # noqa: NPY002
+        return super().reset(**kwargs)
+
+
+@pytest.mark.parametrize("threaded", [False, True])
+def test_no_new_environments_are_recommended_if_a_generator_changes(threaded: bool) -> None:
+    """Also in a group with its own thread, whose runner has no sensor."""
+    made = EvalConfig().environment(DrawsToo).policy(lambda seen: (seen[:, 0] < 0).astype(int))
+    config = made.evaluation(num_episodes=60).runners(num_envs_per_runner=8)
+    with EvalRunnerGroup(config, threaded=threaded) as group:
+        found = group.evaluate().determinism
+    assert (found.passed, found.remedy) == (False, "")
+
+
 def test_a_finding_of_an_older_version_can_be_read() -> None:
     """Fields that no longer exist are dropped."""
     older = {"checked": 4, "mismatched": [3], "env_reuse_helps": True, "likely_cause": "draws", "passed": False}

@@ -292,6 +292,17 @@ def test_weights_above_1_give_no_estimate():
     assert found["weighted_is"].weights.mean_weight_interval.low > 1
 
 
+@pytest.mark.parametrize(("acted", "acts"), [(1.0, 0.5), (1 / 3, 1.0)])
+@pytest.mark.parametrize("others", [0, 5])
+def test_equal_weights_other_than_1_give_no_estimate(acted, acts, others):
+    """They have no interval, but their mean is not 1."""
+    probabilities = np.full(100, acted)
+    probabilities[:others] *= 0.8
+    steps = one_step(100, action=np.ones(100, int), action_log_prob=np.log(probabilities))
+    policy = TabularPolicy(np.array([[1 - acts, acts], [1 - acts, acts]]))
+    assert not estimate(steps, policy, values=None).identified
+
+
 def changed(name, row, value):
     column = two_lengths(6)[name].astype(float)
     column[row] = value

@@ -147,6 +147,11 @@ def test_a_skewed_pilot_needs_more_pairs():
     assert Pilot(falls).pairs(0.7 * falls.std(ddof=1)) > 1.2 * normal_pilot(20, 1.0).pairs(0.7)
 
 
+def test_a_pilot_of_two_episodes_is_enough_for_a_plan():
+    """The other episodes of the pilot may have failed."""
+    assert Pilot(np.array([0.0, 1.0])).pairs(0.5) > normal_pilot(20, 1.0).pairs(0.7)
+
+
 # rl-eval plan
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.nn.utils.prune import random_unstructured
 
-from rl_eval import EvalConfig, Evaluator, evaluate
+from rl_eval import EvalConfig, EvalRunnerGroup, Evaluator, evaluate
 from rl_eval.errors import ConfigError, WeightsError
 from rl_eval.policies.module import ModulePolicy
 from rl_eval.weights import (
@@ -620,6 +620,31 @@ def test_the_result_of_a_forward_pass_is_no_state() -> None:
     source, target = nn.Linear(3, 2), nn.Linear(3, 2)
     source.features = source(torch.ones(1, 3))
     apply_weights(snapshot_weights(source, 1), target)
+
+
+class Keeps(nn.Module):
+    """A module that keeps what its last forward pass computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 2)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        outputs = self.linear(inputs)
+        self.last = outputs.detach()
+        return outputs
+
+
+def test_what_the_evaluated_policy_keeps_of_forward_passes_is_no_other_state() -> None:
+    """It is no reason to reject the policy itself, nor a module with more such values than the policy had."""
+    policy, target = Keeps(), Keeps()
+    config = EvalConfig().environment("CartPole-v1").runners(num_runners=0).evaluation(num_episodes=2)
+    with EvalRunnerGroup(config, policy, threaded=False) as group:
+        for _ in range(2):
+            policy(torch.ones(1, 4))
+            group.sync_weights(policy)
+            assert group.evaluate().status == "complete"
+    apply_weights(snapshot_weights(policy, 1), target)
 
 
 class Expanded(nn.Module):

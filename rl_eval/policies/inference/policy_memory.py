@@ -44,7 +44,7 @@ class Memory(NamedTuple):
 
 
 def remembered(policy: Any) -> Memory:
-    """Return hashes of the state that a policy keeps; for None, only hashes of the process's random generators."""
+    """Return hashes of the state that a policy keeps, and of the process's random generators."""
     generators, values = generator_states(), dict[str, int]()
     for name, part in _parts(policy):
         with contextlib.suppress(Exception):  # Some objects cannot be inspected.

@@ -26,6 +26,8 @@ from rl_eval.results.stats.rows import MeanError, Rows, error_between_rows, erro
 Method = Literal["bca", "percentile", "student_t", "clopper_pearson", "wilson", "newcombe", "none"]
 Bounds = tuple[float, float]
 """Lowest and highest possible value."""
+Of = Literal["", "returns", "differences"]
+"""Kind of values whose bounds ``evaluation.return_bounds`` declares; empty for other values."""
 
 BCA_MAX: Final = 5_000
 """Maximum size of a sample for the bootstrap. With a larger sample, the bootstrap takes longer, and differs less from
@@ -103,7 +105,7 @@ def mean_interval(
     num_missing: int = 0,
     bounds: Bounds | None = None,
     rows: Rows | None = None,
-    of_returns: bool = False,
+    of: Of = "",
 ) -> Interval:
     """Return an interval for the mean of the distribution of the values.
 
@@ -118,7 +120,7 @@ def mean_interval(
             end assumes the lowest value for all of them, and the upper end assumes the highest value for all of them.
         rows: Rows of initial conditions of the values, and then of the missing values, shape (n + num_missing,). The
             interval is then for the target of the rows, and its note names this target.
-        of_returns: Whether ``evaluation.return_bounds`` declares the bounds, so that notes can say so.
+        of: Kind of the values, if ``evaluation.return_bounds`` declares their bounds. Then notes advise to set it.
 
     Returns:
         A Clopper-Pearson interval if bounds are known, and all values are one of the two bounds, or nearly all are
@@ -131,8 +133,8 @@ def mean_interval(
 
     def interval_of(sample: npt.NDArray[np.float64]) -> Interval:
         if rows is None or not len(sample) or not np.isfinite(sample).all():
-            return _sample_interval(sample, confidence, bounds, _spread_interval, of_returns=of_returns)
-        return _rows_interval(sample, rows, confidence, bounds, of_returns=of_returns)
+            return _sample_interval(sample, confidence, bounds, _spread_interval, of=of)
+        return _rows_interval(sample, rows, confidence, bounds, of=of)
 
     if num_missing == 0:
         return interval_of(sample)
@@ -140,7 +142,7 @@ def mean_interval(
     if not sample.size:
         return no_interval(confidence, "no episode completed")
     if bounds is None:
-        return no_interval(confidence, f"{failed}{_ADVICE if of_returns else ''}")
+        return no_interval(confidence, f"{failed}{_ADVICE if of else ''}")
     worst, best = map(interval_of, completions(sample, num_missing, bounds))
     if not (worst.exists and best.exists):
         return best if worst.exists else worst
@@ -192,17 +194,17 @@ def success_interval(successes: float, trials: float, confidence: float = 0.95, 
 
 
 def _rows_interval(
-    sample: npt.NDArray[np.float64], rows: Rows, confidence: float, bounds: Bounds | None, *, of_returns: bool
+    sample: npt.NDArray[np.float64], rows: Rows, confidence: float, bounds: Bounds | None, *, of: Of
 ) -> Interval:
     if rows.target == "rows":
         if not rows.repeated:
-            ordinary = _sample_interval(sample, confidence, bounds, _spread_interval, of_returns=of_returns)
+            ordinary = _sample_interval(sample, confidence, bounds, _spread_interval, of=of)
             return ordinary.noted("over rows like these, since some have only one episode")
 
         def within(sample: npt.NDArray[np.float64], confidence: float) -> Interval:
             return _interval_within_rows(sample, rows, confidence, bounds)
 
-        found = _sample_interval(sample, confidence, bounds, within, of_returns=of_returns)
+        found = _sample_interval(sample, confidence, bounds, within, of=of)
         return found.noted(f"for these {len(rows)} rows")
     if len(rows) < LEAST_ROWS:
         return no_interval(confidence, f"{len(rows)} rows of conditions do not show how other rows differ")
@@ -212,8 +214,8 @@ def _rows_interval(
 
     # Of rows with different numbers of values, the mean does not follow from the means of the rows.
     known = bounds if rows.balanced else None
-    advised = of_returns and bounds is None
-    found = _sample_interval(rows.means(sample), confidence, known, between, of_returns=advised)
+    advised: Of = of if bounds is None else ""
+    found = _sample_interval(rows.means(sample), confidence, known, between, of=advised)
     found = _cut(found, bounds) if bounds else found
     return found.noted(f"for the population of which these {len(rows)} rows are a sample")
 
@@ -235,7 +237,7 @@ def _interval_within_rows(
     if bounds is None:
         why = f"{count} of {len(sample)} values are equal to another value of their row"
         return no_interval(confidence, f"{why}{_ADVICE}, or set condition_target to population")
-    found = _from_bounds(deviations, confidence, (bounds[0] - centers.max(), bounds[1] - centers.min()))
+    found = _from_bounds(deviations, confidence, (bounds[0] - float(centers.max()), bounds[1] - float(centers.min())))
     middle = float(centers[rows.codes].mean())
     return replace(found, low=middle + found.low, high=middle + found.high)
 
@@ -246,7 +248,7 @@ def _sample_interval(
     bounds: Bounds | None,
     by_spread: Callable[[npt.NDArray[np.float64], float], Interval],
     *,
-    of_returns: bool,
+    of: Of,
 ) -> Interval:
     """Return an interval from the bounds if nearly all values are equal, otherwise the interval ``by_spread``."""
     not_finite = int(len(sample) - np.isfinite(sample).sum())
@@ -257,7 +259,7 @@ def _sample_interval(
     if bounds is not None:
         return _bounded_interval(sample, confidence, bounds, by_spread)
     if _atoms(sample):
-        return no_interval(confidence, _equal_values(sample, confidence, of_returns=of_returns))
+        return no_interval(confidence, _equal_values(sample, confidence, of=of))
     return by_spread(sample, confidence)
 
 
@@ -289,14 +291,14 @@ def _atoms(sample: npt.NDArray[np.float64]) -> list[float]:
     return [value for value, count in counts.items() if count >= max(2, size / 2) and size - count < FEW_OTHERS]
 
 
-def _equal_values(sample: npt.NDArray[np.float64], confidence: float, *, of_returns: bool) -> str:
+def _equal_values(sample: npt.NDArray[np.float64], confidence: float, *, of: Of) -> str:
     """Return the reason why nearly equal values have no interval. For returns, add advice and an example."""
     size, value = len(sample), _atoms(sample)[0]
     why = f"{(sample == value).sum()} of {size} values are equal"
-    if not of_returns:
+    if not of:
         return why
     why += _ADVICE
-    if not value:
+    if of == "differences" or not value:
         return why
     ends, kind = (f"0, {value:g}", "losses") if value > 0 else (f"{value:g}, 0", "gains")
     excluded = abs(value) * _largest_fraction(0, size, confidence)
@@ -308,8 +310,8 @@ def _from_bounds(sample: npt.NDArray[np.float64], confidence: float, bounds: Bou
 
     For any value v, the mean is at least ``v - (v - low) * P(value < v)`` and at most
     ``v + (high - v) * P(value > v)``. Each probability has the upper bound of Clopper and Pearson (1934) at half of the
-    error. If all values are one of the two bounds, the mean is a rate: v is the upper bound for the lower end, and the
-    lower bound for the upper end. So each end is that of Clopper and Pearson's interval of the rate.
+    error. If all values are one of the two bounds, the mean is a rate. For the lower end, v is the upper bound. For the
+    upper end, v is the lower bound. So each end is that of Clopper and Pearson's interval of the rate.
     """
     size, (lowest, highest) = len(sample), bounds
     if np.isin(sample, bounds).all():

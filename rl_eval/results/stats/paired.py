@@ -160,7 +160,7 @@ def difference_interval(
     with np.errstate(all="ignore"):
         differences = b - a
     possible = None if bounds is None else _difference_bounds(*bounds)
-    return mean_interval(differences, confidence, num_missing=num_missing, bounds=possible, rows=rows, of_returns=True)
+    return mean_interval(differences, confidence, num_missing=num_missing, bounds=possible, rows=rows, of="differences")
 
 
 def _difference_bounds(a: Bounds, b: Bounds) -> Bounds:

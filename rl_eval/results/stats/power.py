@@ -72,6 +72,8 @@ class Pilot:
         27.4). A pilot is too short to estimate the kurtosis. So it is assumed to be 1.5 times the squared skewness, as
         for gamma distributions. A short pilot also has an uncertain skewness, hence the limit.
         """
+        if self.count < 3:
+            return (self.count - 1) / 3
         deviations = (self.returns - self.returns.mean()) / self.std
         skewness = self.count / ((self.count - 1) * (self.count - 2)) * float((deviations**3).sum())
         degrees = 2 / (1.5 * skewness**2 / self.count + 2 / (self.count - 1))
