@@ -340,7 +340,7 @@ def _fixed(env: Any, levels: Sequence[Any], differing: _Values) -> _Values:
         env.action_space.seed(0)
         env.reset(seed=0)
         keep_unchanged(built)
-        for _ in range(_TRIALS if fixed else 0):
+        for _ in range(_TRIALS):
             for _ in range(_TRIAL_STEPS):
                 _, _, terminated, truncated, _ = env.step(env.action_space.sample())
                 if np.any(terminated) or np.any(truncated):
