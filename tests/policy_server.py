@@ -1,11 +1,13 @@
 """Server of a policy: answers two numbers with the gain times the second, plus the first. Arguments: port and gain.
 
-It prints its port when it is open.
+It prints its port when it is open, and ends with the process that started it, which holds its input.
 """
 
+import os
 import socketserver
 import struct
 import sys
+import threading
 
 
 class Handler(socketserver.StreamRequestHandler):
@@ -23,7 +25,13 @@ class Server(socketserver.ThreadingTCPServer):
     allow_reuse_address = daemon_threads = True
 
 
+def end_with_input() -> None:
+    sys.stdin.read()
+    os._exit(0)
+
+
 if __name__ == "__main__":
+    threading.Thread(target=end_with_input, daemon=True).start()
     with Server(("127.0.0.1", int(sys.argv[1])), Handler) as server:
         print(server.server_address[1], flush=True)  # noqa: T201
         server.serve_forever()

@@ -37,7 +37,7 @@ class Server:
     def start(self, gain: float = 1.0) -> None:
         """Start the process, and wait until its port is open."""
         command = [sys.executable, str(_SCRIPT), str(self.port), str(gain)]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         self.port = int(self.process.stdout.readline())
 
@@ -45,8 +45,9 @@ class Server:
         """Kill the process."""
         self.process.kill()
         self.process.wait()
-        assert self.process.stdout is not None
-        self.process.stdout.close()
+        for stream in (self.process.stdin, self.process.stdout):
+            assert stream is not None
+            stream.close()
 
 
 class Remote:
