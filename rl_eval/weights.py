@@ -19,7 +19,7 @@ import re
 import sys
 import warnings
 import zipfile
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -166,8 +166,16 @@ def _snapshot(tensors: Mapping[str, torch.Tensor], extra: Mapping[str, Any], ver
     return WeightsSnapshot(version, tuple(entries), buffer, pickled, digest)
 
 
-def apply_weights(snapshot: WeightsSnapshot, module: torch.nn.Module) -> None:
-    """Copy a snapshot into the tensors of a module, in place. If an error is raised, nothing has changed.
+def apply_weights(
+    snapshot: WeightsSnapshot, module: torch.nn.Module, act: Callable[[bool], object] | None = None
+) -> None:
+    """Copy a snapshot into the tensors of a module, in place. If an error is raised, its tensors have not changed.
+
+    Args:
+        snapshot: The weights.
+        module: The module.
+        act: Lets the policy of the module act, on different observations for False and True. It is called if other
+            state differs, to leave out the values that forward passes keep.
 
     Raises:
         WeightsError: A tensor is missing, unknown or uninitialized, or has another shape or dtype. Or the module
@@ -179,7 +187,7 @@ def apply_weights(snapshot: WeightsSnapshot, module: torch.nn.Module) -> None:
     targets, required = _tensors_of(module)
     sources = {_resolve(entry.name, targets): entry for entry in snapshot.entries}
     _check_names(sources.keys(), targets.keys(), required)
-    _check_other_state(snapshot, module)
+    _check_other_state(snapshot, module, act)
     for name, target in targets.items():
         if name in sources:
             _check_tensor(name, sources[name], target)
@@ -430,11 +438,19 @@ def _plain(value: Any) -> Any:
     return str(dense.dtype) if dense.is_meta else dense.detach().cpu()
 
 
-def _check_other_state(snapshot: WeightsSnapshot, module: torch.nn.Module) -> None:
+def _check_other_state(
+    snapshot: WeightsSnapshot, module: torch.nn.Module, act: Callable[[bool], object] | None
+) -> None:
     ours = _other_state(module, "") if snapshot.other_state else {}
     sent = {_resolve(name, ours): digest for name, digest in snapshot.other_state.items()}
-    # A name that the policy does not have is likely a value that a forward pass keeps.
-    if different := sorted(name for name, digest in sent.items() if ours.get(name, digest) != digest):
+    different = sorted(name for name, digest in sent.items() if ours.get(name) != digest)
+    if different and act is not None:
+        states = [ours]
+        for other in (False, True):
+            act(other)
+            states.append(_other_state(module, ""))
+        different = [name for name in different if len({state.get(name) for state in states}) == 1]
+    if different:
         problem = (
             f"the module differs from the policy in {_some(different)}, which are neither parameters nor buffers, so "
             "they are not sent with the weights"

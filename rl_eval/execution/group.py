@@ -110,8 +110,6 @@ class EvalRunnerGroup:
         self.settings = settings
         """Settings reported in results; runners keep those of construction or of :meth:`reconfigure`."""
         self._threaded = threaded
-        self._policy = policy
-        """Policy object of the caller; None if the settings name the policy."""
         self._lock = threading.Lock()
         self._post_lock = threading.Lock()
         """Lock that is held while several jobs are posted together, so that no other job comes between them."""
@@ -381,8 +379,6 @@ class EvalRunnerGroup:
             WeightsError: ``weights`` is of another type.
         """
         snapshot = weights if isinstance(weights, WeightsSnapshot) else snapshot_weights(weights, 0)
-        if weights is self._policy:  # What its forward passes keep may change.
-            snapshot = replace(snapshot, other_state={})
         snapshot = replace(snapshot, version=self._weights.number(version))
         # A runner that starts later gets only these, so they must include everything that stays in use.
         former = self._weights.posted and self._weights.posted.snapshot

@@ -169,7 +169,7 @@ class RunnerCore(abc.ABC):
             problem = f"the policy is a {kind}, not an nn.Module, and has no weights to set"
             fix = "Pass an nn.Module, or a Policy with an attribute `module`."
             raise WeightsError(problem, key="policy", value=kind, runner=self.runner_index, fix=fix)
-        apply_weights(snapshot, module)
+        apply_weights(snapshot, module, self._inference.act_once)
         self._weights_version, self._has_random_weights = snapshot.version, False
         self._inference.numerics = {}  # Probe the policy again before the next episode.
         return snapshot.version

@@ -12,6 +12,7 @@ import gymnasium as gym
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorWrapper
 
 from rl_eval.adapters import learning_wrappers
+from rl_eval.config.objects import name_of
 from rl_eval.errors import ConfigError
 
 
@@ -38,8 +39,7 @@ def _learning(env: Any) -> Iterator[tuple[str, str]]:
     """Yield the class name of each wrapper that updates its statistics, and the attribute that freezes it."""
     flags = learning_wrappers()
     while isinstance(env, (gym.Wrapper, VectorWrapper)):
-        bases = [f"{base.__module__}:{base.__qualname__}" for base in type(env).__mro__]
-        flag = next((flags[base] for base in bases if base in flags), "")
+        flag = next((flags[base] for base in map(name_of, type(env).__mro__) if base in flags), "")
         if flag and getattr(env, flag, True):
             yield type(env).__name__, flag
         env = env.env

@@ -636,15 +636,34 @@ class Keeps(nn.Module):
 
 
 def test_what_the_evaluated_policy_keeps_of_forward_passes_is_no_other_state() -> None:
-    """It is no reason to reject the policy itself, nor a module with more such values than the policy had."""
-    policy, target = Keeps(), Keeps()
+    """It is no reason to reject the policy itself, a copy of it, or the policy of another configuration."""
+    policy, following = Keeps(), Keeps()
     config = EvalConfig().environment("CartPole-v1").runners(num_runners=0).evaluation(num_episodes=2)
+    following(torch.ones(1, 4))
     with EvalRunnerGroup(config, policy, threaded=False) as group:
-        for _ in range(2):
-            policy(torch.ones(1, 4))
-            group.sync_weights(policy)
+        for sent in (policy, policy, copy.deepcopy(policy), following):
+            sent(torch.rand(1, 4))
+            group.sync_weights(sent)
             assert group.evaluate().status == "complete"
-    apply_weights(snapshot_weights(policy, 1), target)
+        group.reconfigure(config, following)
+        for _ in range(2):
+            following(torch.rand(1, 4))
+            group.sync_weights(following)
+            group.sync_weights(policy)
+
+
+def test_state_that_acting_does_not_change_must_be_equal_in_a_runner() -> None:
+    """The module keeps values of forward passes, too."""
+    config = EvalConfig().environment("CartPole-v1").runners(num_runners=0).evaluation(num_episodes=2)
+    policy, other = Keeps(), Keeps()
+    policy.factor, other.factor = torch.tensor([1.0]), torch.tensor([2.0])
+    with EvalRunnerGroup(config, policy, threaded=False) as group:
+        group.evaluate()
+        other(torch.rand(1, 4))
+        with refused(WeightsError, "factor"):
+            group.sync_weights(other)
+        other.factor = torch.tensor([1.0])
+        group.sync_weights(other)
 
 
 class Expanded(nn.Module):

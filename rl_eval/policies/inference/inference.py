@@ -24,7 +24,7 @@ import tree
 from rl_eval.config.settings import PolicySection
 from rl_eval.errors import PolicyError, PolicyUnavailable
 from rl_eval.policies.inference.device_observations import DeviceObservations
-from rl_eval.policies.inference.probe import BLOCK, Probe
+from rl_eval.policies.inference.probe import BLOCK, Probe, buffers_kept
 from rl_eval.policies.inference.spaces import (
     ActionReader,
     ObservationBatch,
@@ -337,6 +337,11 @@ class RowInference:
         self.numerics = self.numerics | {"outputs": digest}
         self._connections = getattr(self._policy, "connections", None)
         self.probes += 1
+
+    def act_once(self, other: bool) -> None:
+        """Act on generated observations, with ``other`` on different ones. Ignore an error of the policy."""
+        with buffers_kept(self._policy):
+            self.new_probe().act_once(other=other)
 
     def new_probe(self) -> Probe:
         """Return a probe of the policy with its current weights."""

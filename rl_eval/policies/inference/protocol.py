@@ -88,6 +88,9 @@ class Inference(Protocol):
             PolicyError: The policy's actions do not fit the action space.
         """
 
+    def act_once(self, other: bool) -> None:
+        """Act on generated observations, with ``other`` on different ones. Ignore an error of the policy."""
+
     def probe_again(self) -> None:
         """Compute the outputs of the probe again, and write their digest to the numerics key.
 

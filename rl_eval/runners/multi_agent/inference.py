@@ -268,6 +268,11 @@ class AgentsInference:
                 _probe(name, page)
         self.numerics = self._joined_numerics()
 
+    def act_once(self, other: bool) -> None:
+        """Act on generated observations with every policy, with ``other`` on different ones. Ignore errors."""
+        for inference in self._inferences():
+            inference.act_once(other)
+
     def probe_again(self) -> None:
         """Compute the outputs of the probe again for every policy."""
         for inference in self._inferences():
