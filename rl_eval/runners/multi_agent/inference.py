@@ -159,12 +159,15 @@ class AgentsInference:
             Actions by lane and agent, and the error of each lane in which a policy failed.
         """
         errors: dict[int, Exception] = {}
+        probes = 0
         for inference in self._inferences():
             if inference.live.any():
                 for row, error in inference.choose().items():
                     lane, agent = inference.holders[row]
                     errors.setdefault(lane, _of_agent(agent, error))
-        self._join_numerics()
+            probes += inference.probes
+        if probes != self.probes:
+            self._join_numerics()
         return [{agent: at.chosen[row] for agent, at, row in acting} for acting in self._acting], errors
 
     @property
@@ -280,9 +283,10 @@ class AgentsInference:
         self._join_numerics()
 
     def _join_numerics(self) -> None:
-        """Update the numerics key, if a policy was probed again."""
-        if (probes := sum([inference.probes for inference in self._inferences()])) != self.probes:
-            self.numerics, self.probes = self.numerics | self._joined_numerics(), probes
+        """Update the numerics key, because a policy was probed again."""
+        # A new dict, because callers compare it with the former one.
+        self.numerics = self.numerics | self._joined_numerics()
+        self.probes = sum(inference.probes for inference in self._inferences())
 
     def _joined_numerics(self) -> dict[str, Any]:
         # A single policy has the same key as with one agent.
