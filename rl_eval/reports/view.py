@@ -9,11 +9,11 @@ Files of runs are only read as data. Code of a run is never executed.
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import re
 import socketserver
 import sys
-import tempfile
 import threading
 from http import HTTPStatus
 from http.server import SimpleHTTPRequestHandler
@@ -68,7 +68,6 @@ class RunServer(socketserver.ThreadingTCPServer):
         self._one_at_a_time = threading.Lock()
         self._runs: dict[str, ListedRun] = {}
         self.num_runs = self._list()
-        self._written = tempfile.TemporaryDirectory(prefix="rl-eval-view-")
         super().__init__((_LOOPBACK, port), _Handler)
 
     @property
@@ -77,19 +76,13 @@ class RunServer(socketserver.ThreadingTCPServer):
         return f"http://{_LOOPBACK}:{self.server_address[1]}/"
 
     @override
-    def server_close(self) -> None:
-        """Close the socket, and remove the rendered pages."""
-        super().server_close()
-        self._written.cleanup()
-
-    @override
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Report the error of a request, unless the browser closed the connection."""
         if not isinstance(sys.exc_info()[1], OSError):
             super().handle_error(request, client_address)
 
-    def file_at(self, target: str) -> Path | None:
-        """Return the file for a URL; None if it does not exist. A page is rendered first.
+    def at(self, target: str) -> Path | str | None:
+        """Return the video or the rendered page for a URL; None if it does not exist. Pages are not kept.
 
         Raises:
             EvalError: The runs cannot be read.
@@ -104,14 +97,10 @@ class RunServer(socketserver.ThreadingTCPServer):
             if parts.path == "/video" and known:
                 return video_files(self._folder / known[0].path).get(query.get("name", [""])[0])
             if parts.path == "/":
-                text = self._index()
-            elif parts.path == "/report" and known:
-                text = render([self._source(run) for run in sorted(known, key=lambda run: run.when)])
-            else:
-                return None
-        page = Path(self._written.name, f"{hashlib.sha256(target.encode()).hexdigest()}.html")
-        page.write_text(text, encoding="utf-8")
-        return page
+                return self._index()
+            if parts.path == "/report" and known:
+                return render([self._source(run) for run in sorted(known, key=lambda run: run.when)])
+        return None
 
     def _list(self) -> int:
         """List the runs, and assign ids to the newest runs. Return the number of runs."""
@@ -146,7 +135,7 @@ class _Handler(SimpleHTTPRequestHandler):
 
     @override
     def send_head(self) -> Any:
-        """Send the headers of a file, and return the open file; None after an error."""
+        """Send the headers of a page or a video, and return its content as an open file; None after an error."""
         hosts = self.headers.get_all("Host", [])
         if len(hosts) != 1 or not _OWN_HOST.fullmatch(hosts[0].strip()):
             self.send_error(
@@ -155,19 +144,27 @@ class _Handler(SimpleHTTPRequestHandler):
             )
             return None
         try:
-            self._file = self.server.file_at(self.path)
+            found = self.server.at(self.path)
         except Exception as error:  # Any error is possible in files of others.
             why = str(error) if isinstance(error, EvalError) else f"the run is damaged ({damage(error)})"
             self.send_error(HTTPStatus.INTERNAL_SERVER_ERROR, explain=redact_text(why))
             return None
-        if self._file is None:
+        if found is None:
             self.send_error(HTTPStatus.NOT_FOUND, explain="page not found; the list of runs is at /")
             return None
-        return super().send_head()
+        if isinstance(found, Path):
+            self._file = found
+            return super().send_head()
+        page = found.encode()
+        self.send_response(HTTPStatus.OK)
+        self.send_header("Content-Type", "text/html; charset=utf-8")
+        self.send_header("Content-Length", str(len(page)))
+        self.end_headers()
+        return io.BytesIO(page)
 
     @override
     def translate_path(self, path: str) -> str:
-        """Return the file that :meth:`send_head` has chosen. The path is ignored."""
+        """Return the video that :meth:`send_head` has found. The path is ignored."""
         return str(self._file)
 
     @override

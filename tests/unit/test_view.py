@@ -225,6 +225,17 @@ def test_every_answer_forbids_frames_copies_and_guesses(
     assert headers["cache-control"] == "no-store"
 
 
+def test_requests_leave_nothing_on_the_disk(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the queries: a page elsewhere can send them in any number."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with serving(made) as client:
+        target = f"/report?run={client.ids()['b']}"
+        pages = {client.get(f"{one}&q={number}").text for one in ("/?", target) for number in range(5)}
+        assert len(pages) == 2
+        assert [client.get(target, method="HEAD").text for _ in range(2)] == ["", ""]
+        assert list(tmp_path.rglob("*.html")) == []
+
+
 # Videos
 
 
