@@ -117,14 +117,18 @@ def _rows(result: EvalResult, episodes: str | None) -> pa.Table:
 
 
 def _write(rows: pa.Table, kind: str, file: Path) -> None:
+    import pyarrow as pa
     from pyarrow import csv, parquet
 
     from rl_eval.records.plain import plain
+    from rl_eval.results.csv_text import csv_cell
 
     if kind == "parquet":
         parquet.write_table(rows, file)
     elif kind == "csv":
-        csv.write_csv(rows, file)
+        text, columns = pa.string(), rows.columns
+        cells = [pa.array(map(csv_cell, one.to_pylist()), text) if one.type == text else one for one in columns]
+        csv.write_csv(pa.table(cells, rows.column_names), file)
     else:
         described = (plain(row | {"faults": json.loads(row["faults"])}) for row in rows.to_pylist())
         file.write_text("".join(f"{json.dumps(one)}\n" for one in described), encoding="utf-8")

@@ -7,7 +7,6 @@ same runs on every task.
 from __future__ import annotations
 
 import csv
-import io
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rl_eval.errors import ConfigError, UsageError
+from rl_eval.results.csv_text import read_csv, write_csv
 from rl_eval.results.stats.aggregate import exact_mean
 from rl_eval.suites.scores import Run, Scores
 from rl_eval.suites.units import Unit
@@ -27,11 +27,7 @@ _COLUMNS: Final = ["policy", "task", "seed", "score"]
 
 def scores_csv(scores: Scores) -> str:
     """Return CSV with the columns ``policy``, ``task``, ``seed`` and ``score``: the mean score of each run."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(_COLUMNS)
-    writer.writerows((*run, exact_mean(values)) for run, values in scores.runs.items())
-    return text.getvalue()
+    return write_csv([_COLUMNS, *((*run, exact_mean(values)) for run, values in scores.runs.items())])
 
 
 def read_scores(path: str | os.PathLike[str]) -> Scores:
@@ -46,7 +42,7 @@ def read_scores(path: str | os.PathLike[str]) -> Scores:
         UsageError: The file has no scores, or a score is NaN or infinite.
     """
     try:
-        lines = list(csv.reader(Path(path).read_text("utf-8-sig").splitlines()))
+        lines = read_csv(Path(path).read_bytes().decode("utf-8-sig"))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ConfigError(f"{path} cannot be read: {error}", key="baselines", value=str(path)) from error
     if not lines or lines[0] != _COLUMNS:

@@ -43,10 +43,10 @@ def interval_figure(table: Table, reference: float | None = None) -> Figure:
             axes.plot([value, value], [place - 0.3, place + 0.3], color=f"C{place % 10}")
         if reference is not None:
             axes.axvline(reference, color="gray", linestyle=":")
-        axes.set_title(str(column))
+        axes.set_title(_shown(str(column)))
         axes.locator_params(axis="x", nbins=4)  # More tick labels could overlap.
         axes.grid(axis="x", alpha=0.25)
-    panels[0].set(yticks=range(num_rows), yticklabels=table.rows, ylim=(num_rows - 0.5, -0.5))
+    panels[0].set(yticks=range(num_rows), yticklabels=map(_shown, table.rows), ylim=(num_rows - 0.5, -0.5))
     return figure
 
 
@@ -83,9 +83,16 @@ def picture(figure: Figure, kind: Literal["svg", "png"]) -> bytes:
 def _draw_line(axes: Axes, table: Table, row: str) -> None:
     points = [(column, *table.cells[row, column]) for column in table.columns if (row, column) in table.cells]
     places = np.array([place for place, _, _ in points], np.float64)
-    [line] = axes.plot(places, [value for _, value, _ in points], label=row, marker="o" if len(points) < 30 else "")
+    [line] = axes.plot(
+        places, [value for _, value, _ in points], label=_shown(row), marker="o" if len(points) < 30 else ""
+    )
     ends = np.array([(interval.low, interval.high) for _, _, interval in points])
     axes.fill_between(places, ends[:, 0], ends[:, 1], color=line.get_color(), alpha=0.2, linewidth=0)
+
+
+def _shown(name: str) -> str:
+    """Return a name in matplotlib's notation: dollars are no formula, and a leading underscore hides no label."""
+    return f"{' ' if name.startswith('_') else ''}{name}".replace("$", r"\$")
 
 
 def _figure(width: float, height: float) -> Figure:

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, final
 
 from rl_eval.reports.page import Table as PageTable
+from rl_eval.reports.page import one_line
+from rl_eval.results.csv_text import write_csv
 from rl_eval.results.stats.interval import Interval
 from rl_eval.results.text import decimals, number
 
-_ESCAPES: Final = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+_LATEX: Final = re.compile(r"[\\~^&%$#_{}<>|]|(?<=-)-|(?<=['`!?,])['`,]|^[\[*]")
+"""Special characters of LaTeX, second characters of ligatures, and first characters of an option of a row."""
+_ESCAPES: Final = {
+    **{sign: f"\\{sign}" for sign in "&%$#_{}"}, "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}",
+    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
+}  # fmt: skip
 _MINUS: Final = re.compile(r"(?<![\w.-])-(?=\d)")
-_SPECIAL: Final = re.compile(r"[\\~^&%$#_{}]")
+_MARKUP: Final = re.compile(r"[\\`*<\[~$|]|&(?=#?\w+;)|(?<![^\W_])_|_(?![^\W_])")
+"""Characters that are markup in Markdown; an underscore inside a word is not."""
 
 
 @final
@@ -82,23 +88,21 @@ class Table:
 
     def csv(self) -> str:
         """Return CSV with one line per cell, with all digits. Without an interval, ``low`` and ``high`` are empty."""
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
         names = ("value", "low", "high", "confidence", "method", "note", "both")
-        writer.writerow((self.rows_are, self.columns_are, *names))
+        lines: list[tuple[Any, ...]] = [(self.rows_are, self.columns_are, *names)]
         for (row, column), one in self.cells.items():
             interval = one.interval
             ends = (interval.low, interval.high) if interval.exists else ("", "")
             note = "; ".join(filter(None, (*self.own_notes, interval.note)))
             both = " ".join(map(str, one.both))
-            writer.writerow((row, column, one.value, *ends, interval.confidence, interval.method, note, both))
-        return text.getvalue()
+            lines.append((row, column, one.value, *ends, interval.confidence, interval.method, note, both))
+        return write_csv(lines)
 
     def markdown(self) -> str:
         """Return a Markdown table, with caption and notes below it."""
-        lines = [f"| {' | '.join(cells)} |" for cells in self._grid(lambda name: name.replace("|", r"\|"))]
+        lines = [f"| {' | '.join(cells)} |" for cells in self._grid(_markdown)]
         lines.insert(1, f"|---|{'---:|' * len(self.columns)}")
-        return "\n".join([*lines, "", self.caption, *(f"\n- {note}" for note in self.notes), ""])
+        return "\n".join([*lines, "", _markdown(self.caption), *(f"\n- {_markdown(note)}" for note in self.notes), ""])
 
     def latex(self) -> str:
         r"""Return a LaTeX table with a caption. The document needs ``\usepackage{booktabs}``."""
@@ -139,4 +143,8 @@ def _with_minus(cells: Sequence[str]) -> list[str]:
 
 
 def _latex(text: str) -> str:
-    return _SPECIAL.sub(lambda found: _ESCAPES.get(found[0], f"\\{found[0]}"), text)
+    return _LATEX.sub(lambda found: _ESCAPES.get(found[0], f"{{}}{found[0]}"), one_line(text))
+
+
+def _markdown(text: str) -> str:
+    return _MARKUP.sub(r"\\\g<0>", one_line(text))

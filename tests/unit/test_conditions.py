@@ -29,7 +29,7 @@ from rl_eval.scheduling.conditions import Conditions, interleaved, make_conditio
 from rl_eval.scheduling.plan import EpisodePlan
 from rl_eval.testing import SimulatorContract
 from tests.refused import refused
-from tests.unit.cli_world import printed
+from tests.unit.cli_world import call, printed
 from tests.unit.test_doctor import examine
 
 KEY = "evaluation.conditions"
@@ -255,6 +255,18 @@ def test_an_id_in_csv_is_text(tmp_path: Path) -> None:
     path.write_text("id,light\n,1\n1,2\n")
     with refused(ConfigError, key="evaluation.conditions"):
         load_conditions(path)
+
+
+def test_an_id_is_no_formula_in_an_exported_csv(tmp_path: Path) -> None:
+    """It has an apostrophe before it, unless it is a number; numbers stay numbers."""
+    rows = [{"id": name, "friction": 0.5, "light": 1} for name in ("=1+1", "-1", "@x", "plain", "\r=1")]
+    evaluate(sleds(num_episodes=5, conditions={"rows": rows})).save(tmp_path / "run")
+    assert call("export", tmp_path / "run", "-o", tmp_path / "rows.csv").exit_code == 0
+    table = csv.read_csv(tmp_path / "rows.csv", parse_options=csv.ParseOptions(newlines_in_values=True))
+    assert table["condition"].to_pylist() == ["'=1+1", "-1", "'@x", "plain", "'\r=1"]
+    assert pa.types.is_integer(table["episode_return"].type)
+    assert call("export", tmp_path / "run", "-o", tmp_path / "rows.parquet").exit_code == 0
+    assert parquet.read_table(tmp_path / "rows.parquet")["condition"].to_pylist() == [row["id"] for row in rows]
 
 
 def test_a_digest_is_that_of_the_rows() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import html
 import io
 import json
 import re
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 
 from rl_eval.errors import ConfigError, UsageError
+from rl_eval.results.csv_text import read_csv, write_csv
 from rl_eval.results.stats.interval import Interval, no_interval
 from rl_eval.suites.aggregates import aggregate_scores, learning_curves
 from rl_eval.suites.exports import marl_eval_json, matrices, read_scores, rliable_json, scores_csv
@@ -81,13 +83,98 @@ def test_markdown_has_a_cell_for_each_pair_and_each_note_once() -> None:
 
 def test_latex_escapes_names_and_has_as_many_cells_as_columns() -> None:
     text = TABLE.latex()
-    assert r"50\% of\_A \& |B|" in text
+    assert r"50\% of\_A \& \textbar{}B\textbar{}" in text
     body = text.split(r"\toprule")[1].split(r"\bottomrule")[0].split(r"\midrule")
     rows = [line for part in body for line in part.strip().splitlines()]
     assert [len(re.split(r"(?<!\\)&", row)) for row in rows] == [3, 3, 3]
     assert all(row.endswith(r"\\") for row in rows)
     assert r"\begin{tabular}{lrr}" in text
     assert re.findall(r"\\(?:begin|end){(\w+)}", text) == ["table", "tabular", "tabular", "table"]
+
+
+# ------------------------------------------------------------------------------ foreign texts
+
+
+FORMULAS = [
+    "=1+1", "+a", "-a--b", "@SUM(1)", "\tx", "\r=1", " =1", "'=1", "''-a", "'\tx", '=HYPERLINK("x")', "-1 x",
+]  # fmt: skip
+NO_FORMULAS = ["-1", "+1.5e3", "-inf", "", "a=1", "'a", "a,b", 'say "x"', "a\nb", "a\rb", "-1.5 -2.0"]
+
+
+def named(*names: str) -> Table:
+    cell = Estimate(-0.5, Interval(-1.0, -0.25, 0.95, "percentile", names[0]))
+    return Table(names[0], "policy", "aggregate", {(name, name): cell for name in names})
+
+
+def test_a_text_in_csv_is_no_formula_and_comes_back() -> None:
+    """In a spreadsheet, an apostrophe is before it; numbers stay numbers."""
+    rows = [[*FORMULAS, *NO_FORMULAS], [-1.5, 7, -0.0, *NO_FORMULAS[:4]]]
+    text = write_csv(rows)
+    first = next(csv.reader(io.StringIO(text, newline="")))
+    assert first == [*(f"'{one}" for one in FORMULAS), *NO_FORMULAS]
+    assert read_csv(text) == [[str(one) for one in row] for row in rows]
+    lines = list(csv.DictReader(io.StringIO(named(*FORMULAS).csv(), newline="")))
+    assert [line["policy"] for line in lines] == [line["aggregate"] for line in lines] == first[: len(FORMULAS)]
+    assert {(line["value"], line["low"], line["note"]) for line in lines} == {("-0.5", "-1.0", "'=1+1")}
+
+
+def test_scores_of_policies_named_like_formulas_come_back(tmp_path: Path) -> None:
+    scores = Scores({Run(name, name, 0): np.array([-1.0]) for name in (*FORMULAS, *NO_FORMULAS)})
+    (tmp_path / "scores.csv").write_bytes(scores_csv(scores).encode())
+    assert read_scores(tmp_path / "scores.csv").runs.keys() == scores.runs.keys()
+
+
+def typeset(text: str) -> str:
+    """Return what LaTeX prints of a text without commands, and fail on any other."""
+    assert re.fullmatch(r"(?:[^\\~^&%$#_{}<>|\n]|\\[&%$#_{}]|\\text\w+\{\}|\{\})*", text), text
+    assert not re.search(r"--|``|''|[!?]`|,,|^[\[*]", text), text
+    signs = {"backslash": "\\", "asciitilde": "~", "asciicircum": "^", "less": "<", "greater": ">", "bar": "|"}
+    shown = re.sub(r"\\text(\w+)\{\}", lambda found: f"\0{signs[found[1]]}", text)
+    return re.sub(r"\0(.)|\\(.)|\{\}", lambda found: found[1] or found[2] or "", shown)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        r"\input{/etc/passwd}", "^^41", "a%b", "$x$", "a_b", "{", "}", "~", "#1", "[1cm]x", "*x", "a---b", "``x''",
+        "!`?`", "<<|>>", "a\n\nb", "\\\\", "a&b", ",,x",
+    ],
+)  # fmt: skip
+def test_latex_prints_names_as_they_are(name: str) -> None:
+    """In a row, a heading, the caption and the notes."""
+    text, shown = named(name).latex(), name.replace("\n", " ")
+    caption, heading, body = (re.search(pattern, text)[1] for pattern in (
+        r"caption{(.*)}\n", r"toprule\n(.*) \\\\\n", r"midrule\n(.*) \\\\\n"
+    ))  # fmt: skip
+    assert typeset(caption) == f"{shown} Notes: {shown}."
+    assert typeset(heading.removeprefix("policy & ")) == shown
+    assert typeset(body.removesuffix(" & $-$0.50 [$-$1.00, $-$0.25]")) == shown
+
+
+def test_markdown_shows_names_as_they_are() -> None:
+    """No markup, no HTML, no other cell and no other line."""
+    names = [
+        "<img src=x>", "a|b", r"a\|b", "**b**", "_x_", "__x__", "`c`", "[t](javascript:x)", "&lt;", "~~s~~", "$x$",
+        "a\nb",
+    ]  # fmt: skip
+    text = named(*names).markdown()
+    heading = text.splitlines()[0]
+    cells = re.findall(r"(?<= \| )(?:\\.|[^\\|])*(?= \|)", heading)
+    assert [re.sub(r"\\(.)", r"\1", cell) for cell in cells] == [name.replace("\n", " ") for name in names]
+    for cell in cells:
+        assert not re.search(r"[<|*`\[~$]|&\w|(?<![a-z])_|_(?![a-z])", re.sub(r"\\.", ".", cell)), cell
+    assert text.count(r"\<img src=x>") == 4
+    assert "my_policy_v2" in named("my_policy_v2").markdown()
+
+
+@pytest.mark.parametrize("draw", [interval_figure, lambda table: line_figure(table, "score")])
+def test_figures_show_names_as_they_are(draw: Callable[[Table], Figure]) -> None:
+    """No formulas, and no label is hidden."""
+    names = [r"$\frac{$", "$x$", "_y", r"\$", "<b>"]
+    cell = Estimate(0.5, Interval(0.1, 0.9, 0.95, "percentile"))
+    svg = picture(draw(Table("", "policy", "step", {(name, 1.0): cell for name in names})), "svg").decode()
+    shown = [html.unescape(one).strip() for one in re.findall(r"<text[^>]*>(.*?)</text>", svg)]
+    assert [one for one in shown if one in names] == names
 
 
 # ------------------------------------------------------------------------------ scores

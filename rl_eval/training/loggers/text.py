@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import abc
 import csv
-import io
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, final
@@ -25,6 +24,7 @@ from typing_extensions import override
 from rl_eval.atomic_write import sweep, write_text
 from rl_eval.errors import UsageError
 from rl_eval.records.plain import plain
+from rl_eval.results.csv_text import read_csv, write_csv
 from rl_eval.results.result import EvalPoint
 from rl_eval.training.loggers.base import Logger, prefix_of, row_of
 
@@ -130,18 +130,12 @@ class CSVLogger(_StepFile):
     """
 
     def _parse(self, text: str) -> tuple[list[Any], list[Row]]:
-        reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
-        rows: list[Row] = list(reader)
-        if any(None in row or None in row.values() for row in rows):
-            raise ValueError("the number of cells in a line differs from the header")
-        return list(reader.fieldnames or ()), rows
+        names, *rows = read_csv(text)
+        return names, [dict(zip(names, row, strict=True)) for row in rows if row]
 
     def _format(self, names: list[Any], rows: list[Row]) -> str:
         columns = list(dict.fromkeys([*names, *(name for row in rows for name in row)]))
-        text = io.StringIO(newline="")
-        lines: list[Iterable[Any]] = [columns, *([_cell(row.get(name)) for name in columns] for row in rows)]
-        csv.writer(text, lineterminator="\n").writerows(lines)
-        return text.getvalue()
+        return write_csv([columns, *([_cell(row.get(name)) for name in columns] for row in rows)])
 
 
 def _cell(value: Any) -> Any:

@@ -5,13 +5,13 @@ The horizontal axis is the training step, or the number of the checkpoint if not
 
 from __future__ import annotations
 
-import csv
 import datetime
 import io
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
+from rl_eval.results.csv_text import write_csv
 from rl_eval.results.text import BIASED_BEST
 from rl_eval.training.watching.journal import Entry, Score
 
@@ -61,11 +61,8 @@ def curve_rows(entries: Sequence[Entry], best: str | None) -> list[dict[str, Any
 
 def curve_csv(entries: Sequence[Entry], best: str | None) -> str:
     """Return :func:`curve_rows` as CSV. A missing value is an empty cell."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, _COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({**row, "best": str(row["best"]).lower()} for row in curve_rows(entries, best))
-    return text.getvalue()
+    rows = ({**row, "best": str(row["best"]).lower()} for row in curve_rows(entries, best))
+    return write_csv([_COLUMNS, *([row[name] for name in _COLUMNS] for row in rows)])
 
 
 def describe(best: Entry, checkpoint: str) -> dict[str, Any]:
