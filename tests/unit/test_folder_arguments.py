@@ -85,8 +85,8 @@ def test_a_file_without_a_name_is_called_like_the_folder(given: str, tmp_path: P
 def test_a_site_shows_the_run(given: str) -> None:
     """``rl-eval view``: the index, and the page of a run in the folder itself."""
     with RunServer(given) as server:
-        [run] = re.findall(r'"report\?run=(\w+)"', server.file_at("/").read_text())
-        assert server.file_at(f"/report?run={run}").is_file()
+        [run] = re.findall(r'"report\?run=(\w+)"', server.at("/"))
+        assert server.at(f"/report?run={run}")
 
 
 def test_a_fresh_run_is_beside_the_folder(given: str, tmp_path: Path) -> None:

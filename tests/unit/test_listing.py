@@ -97,7 +97,7 @@ def test_a_run_that_is_not_a_function_of_its_seeds_is_marked(runs):
     found = listed(runs)
     assert (found["result"].deterministic, found["some"].status) == (False, "partial")
     with RunServer(runs) as server:
-        for page in (call("list", runs).stdout, server.file_at("/").read_text()):
+        for page in (call("list", runs).stdout, server.at("/")):
             assert "complete, not deterministic" in page
 
 
