@@ -51,6 +51,15 @@ _PICKLED: Final = re.compile(r"Unsupported (?:global|class): (?:GLOBAL )?([\w.]+
 """Part of torch's error message with the class that torch rejects."""
 
 
+_STORE: Final = "Store dense tensors with values, and convert them in forward() or set_extra_state()."
+_SHARDED: Final = "tensor of which this process has only a part"
+_GATHER: Final = (
+    "In every process, call get_model_state_dict(module, options=StateDictOptions(full_state_dict=True)) of "
+    "torch.distributed.checkpoint.state_dict. Then pass the result in one process, whose policy is a module that is "
+    "not sharded."
+)
+
+
 class TensorEntry(NamedTuple):
     """Place of one tensor in the buffer."""
 
@@ -155,7 +164,8 @@ def _snapshot(tensors: Mapping[str, torch.Tensor], extra: Mapping[str, Any], ver
     buffer = np.zeros(offset, np.uint8)  # Gaps are zero, so that equal weights have equal digests.
     for entry in entries:
         if entry.num_bytes:
-            _view(buffer, entry).copy_(tensors[entry.name])
+            source: Any = tensors[entry.name]
+            _view(buffer, entry).copy_(source.to_local() if is_distributed(source) else source)
     digest = canonical_digest(extra) if extra else b""
     try:
         pickled = pickle.dumps(dict(sorted(extra.items())))
@@ -369,7 +379,7 @@ def _collect(weights: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
             fix = "Run the module once before you send its weights."
             raise WeightsError(f"weights {name!r} are uninitialized", key=name, fix=fix)
         elif kind := _unsupported(value):
-            fix = "Store dense tensors with values, and convert them in forward() or set_extra_state()."
+            fix = _GATHER if kind == _SHARDED else _STORE
             raise WeightsError(f"weights {name!r} are a {kind}, which cannot be copied", key=name, value=kind, fix=fix)
         else:
             tensors[name] = value.detach()
@@ -380,6 +390,8 @@ def _unsupported(tensor: torch.Tensor) -> str:
     """Return the kind of a tensor that a snapshot cannot contain; an empty string for a dense tensor with values."""
     import torch
 
+    if _is_sharded(tensor):
+        return _SHARDED
     kinds = {
         "meta tensor": tensor.is_meta,
         "nested tensor": tensor.is_nested,
@@ -387,6 +399,19 @@ def _unsupported(tensor: torch.Tensor) -> str:
         "sparse tensor": tensor.layout is not torch.strided,
     }
     return next((kind for kind, found in kinds.items() if found), "")
+
+
+def is_distributed(tensor: Any) -> bool:
+    """Whether a tensor is a ``DTensor``, as in a module of FSDP."""
+    return hasattr(tensor, "placements")
+
+
+def _is_sharded(tensor: Any) -> bool:
+    """Whether this process has only a part of a tensor. Only all processes together can gather the other parts."""
+    if not is_distributed(tensor):
+        return hasattr(tensor, "local_shards")
+    parts = zip(tensor.placements, tensor.device_mesh.shape, strict=True)
+    return any(size > 1 and not place.is_replicate() for place, size in parts)
 
 
 def _other_state(value: Any, prefix: str) -> dict[str, bytes]:

@@ -20,7 +20,7 @@ from rl_eval.backends import Backend
 from rl_eval.backends.pickling import pickled
 from rl_eval.config.builder import EvalConfig, settings_of
 from rl_eval.config.settings import EvalSettings, PolicySection, check_runner, with_values
-from rl_eval.errors import ConfigError, EvalError, checked_keywords
+from rl_eval.errors import ConfigError, EvalError, WeightsError, checked_keywords
 from rl_eval.errors.other_names import no_attribute
 from rl_eval.errors.redaction import learn
 from rl_eval.execution.aspects import default_aspects
@@ -35,7 +35,15 @@ from rl_eval.results.result import EvalResult
 from rl_eval.results.source_code import code_of
 from rl_eval.runners import EvalRunner
 from rl_eval.supervision.caller import current_folder, working_in
-from rl_eval.weights import HeldWeights, WeightsSnapshot, add_missing, check_tensors, keep_unsent, snapshot_weights
+from rl_eval.weights import (
+    HeldWeights,
+    WeightsSnapshot,
+    add_missing,
+    check_tensors,
+    is_distributed,
+    keep_unsent,
+    snapshot_weights,
+)
 
 if TYPE_CHECKING:
     from rl_eval.log import EvaluationLog
@@ -692,6 +700,10 @@ def portable_policy(policy: Any) -> Any:
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(policy, torch.nn.Module):
         return policy
+    if distributed := [name for name, tensor in policy.named_parameters() if is_distributed(tensor)]:
+        problem = f"the policy is a module whose parameters are distributed, such as {distributed[0]!r}"
+        fix = "Pass a module without DTensors as the policy of an Evaluator, and this module as weights."
+        raise WeightsError(problem, key=distributed[0], fix=fix)
     if all(tensor.device.type == "cpu" for tensor in [*policy.parameters(), *policy.buffers()]):
         return policy
     check_tensors(policy)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import json
 import pickle
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -705,6 +708,74 @@ def test_a_policy_on_the_meta_device_is_named() -> None:
     config = EvalConfig().environment("Pendulum-v1").evaluation(num_episodes=2, max_episode_steps=5)
     with refused(WeightsError, "0.weight"):
         evaluate(config, nn.Sequential(nn.Linear(3, 1, device="meta")))
+
+
+DISTRIBUTED = """
+import json, sys
+import torch
+from torch import distributed, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate, distribute_tensor
+from rl_eval import EvalConfig, Evaluator, evaluate
+from rl_eval.errors import WeightsError
+from rl_eval.weights import snapshot_weights
+
+rank, world = map(int, sys.argv[2:])
+distributed.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=rank, world_size=world)
+mesh = init_device_mesh("cpu", (world,))
+config = EvalConfig().environment("Pendulum-v1").evaluation(num_episodes=2, max_episode_steps=5)
+
+
+def built():
+    torch.manual_seed(7)
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+
+
+def outcome(call):
+    try:
+        return call()
+    except WeightsError as error:
+        return error.key
+
+
+def acting(weights):
+    with Evaluator(config, policy=nn.Sequential(*built()), backend="inline") as evaluator:
+        return evaluator.evaluate(weights).fingerprint
+
+
+plain, module = built(), fully_shard(built(), mesh=mesh)
+copies = {name: distribute_tensor(tensor, mesh, [Replicate()]) for name, tensor in plain.state_dict().items()}
+gathered = get_model_state_dict(module, options=StateDictOptions(full_state_dict=True))
+print(json.dumps({
+    "plain": snapshot_weights(plain, 1).digest,
+    "replicated": snapshot_weights(copies, 1).digest,
+    "gathered": snapshot_weights(gathered, 1).digest,
+    "sharded": outcome(lambda: snapshot_weights(module, 1).digest),
+    "state dict": outcome(lambda: snapshot_weights(module.state_dict(), 1).digest),
+    "policy": outcome(lambda: evaluate(config, module)),
+    "acting": acting(gathered if world > 1 else module) == acting(plain),
+}))
+distributed.barrier()
+distributed.destroy_process_group()
+"""
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("world", [1, 2])
+def test_tensors_of_several_processes_are_complete_or_named(world: int, tmp_path: Path) -> None:
+    """One process alone cannot gather the parts: it would wait for ever. The advice of the error works."""
+    if not hasattr(pytest.importorskip("torch.distributed.fsdp"), "fully_shard"):
+        pytest.skip("torch has no fully_shard yet")
+    words = [sys.executable, "-W", "ignore", "-c", DISTRIBUTED, str(tmp_path / "meeting")]
+    ranks = [subprocess.Popen([*words, str(rank), str(world)], stdout=subprocess.PIPE) for rank in range(world)]
+    for rank in ranks:
+        found = json.loads(rank.communicate(timeout=120)[0])
+        assert found["replicated"] == found["gathered"] == found["plain"]
+        whole = found["plain"] if world == 1 else "0.weight"
+        assert (found["sharded"], found["state dict"]) == (whole, whole)
+        assert (found["policy"], found["acting"]) == ("0.weight", True)
 
 
 def test_extra_state_that_cannot_be_pickled_is_named() -> None:
