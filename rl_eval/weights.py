@@ -51,15 +51,6 @@ _PICKLED: Final = re.compile(r"Unsupported (?:global|class): (?:GLOBAL )?([\w.]+
 """Part of torch's error message with the class that torch rejects."""
 
 
-_STORE: Final = "Store dense tensors with values, and convert them in forward() or set_extra_state()."
-_SHARDED: Final = "tensor of which this process has only a part"
-_GATHER: Final = (
-    "In every process, call get_model_state_dict(module, options=StateDictOptions(full_state_dict=True)) of "
-    "torch.distributed.checkpoint.state_dict. Then pass the result in one process, whose policy is a module that is "
-    "not sharded."
-)
-
-
 class TensorEntry(NamedTuple):
     """Place of one tensor in the buffer."""
 
@@ -379,20 +370,25 @@ def _collect(weights: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
             fix = "Run the module once before you send its weights."
             raise WeightsError(f"weights {name!r} are uninitialized", key=name, fix=fix)
         elif kind := _unsupported(value):
-            fix = _GATHER if kind == _SHARDED else _STORE
+            fix = (
+                "Store dense tensors with values, and convert them in forward() or set_extra_state(). For a sharded "
+                "module, call get_model_state_dict(module, options=StateDictOptions(full_state_dict=True)) of "
+                "torch.distributed.checkpoint.state_dict in every process, and pass the result in one process."
+            )
             raise WeightsError(f"weights {name!r} are a {kind}, which cannot be copied", key=name, value=kind, fix=fix)
         else:
             tensors[name] = value.detach()
     return tensors, extra
 
 
-def _unsupported(tensor: torch.Tensor) -> str:
+def _unsupported(tensor: Any) -> str:
     """Return the kind of a tensor that a snapshot cannot contain; an empty string for a dense tensor with values."""
     import torch
 
-    if _is_sharded(tensor):
-        return _SHARDED
+    parts = zip(tensor.placements, tensor.device_mesh.shape, strict=True) if is_distributed(tensor) else ()
     kinds = {
+        # All processes must gather it together: this process alone would wait for ever.
+        "sharded tensor": any(size > 1 and not place.is_replicate() for place, size in parts),
         "meta tensor": tensor.is_meta,
         "nested tensor": tensor.is_nested,
         "quantized tensor": tensor.is_quantized,
@@ -404,14 +400,6 @@ def _unsupported(tensor: torch.Tensor) -> str:
 def is_distributed(tensor: Any) -> bool:
     """Whether a tensor is a ``DTensor``, as in a module of FSDP."""
     return hasattr(tensor, "placements")
-
-
-def _is_sharded(tensor: Any) -> bool:
-    """Whether this process has only a part of a tensor. Only all processes together can gather the other parts."""
-    if not is_distributed(tensor):
-        return hasattr(tensor, "local_shards")
-    parts = zip(tensor.placements, tensor.device_mesh.shape, strict=True)
-    return any(size > 1 and not place.is_replicate() for place, size in parts)
 
 
 def _other_state(value: Any, prefix: str) -> dict[str, bytes]:

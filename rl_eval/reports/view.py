@@ -152,20 +152,14 @@ class _Handler(SimpleHTTPRequestHandler):
         if found is None:
             self.send_error(HTTPStatus.NOT_FOUND, explain="page not found; the list of runs is at /")
             return None
-        if isinstance(found, Path):
-            self._file = found
-            return super().send_head()
-        page = found.encode()
+        kind = "text/html; charset=utf-8" if isinstance(found, str) else "video/mp4"
+        content = io.BytesIO(found.encode()) if isinstance(found, str) else found.open("rb")
         self.send_response(HTTPStatus.OK)
-        self.send_header("Content-Type", "text/html; charset=utf-8")
-        self.send_header("Content-Length", str(len(page)))
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(content.seek(0, io.SEEK_END)))
         self.end_headers()
-        return io.BytesIO(page)
-
-    @override
-    def translate_path(self, path: str) -> str:
-        """Return the video that :meth:`send_head` has found. The path is ignored."""
-        return str(self._file)
+        content.seek(0)
+        return content
 
     @override
     def end_headers(self) -> None:

@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 import torch
 from service_world import ROOT, echo, program
 from typer.testing import CliRunner
@@ -370,6 +372,92 @@ def test_names_that_are_taken_or_unknown(service: Gate) -> None:
         assert {"'shared'", "'rl_eval'"} <= {*re.findall(r"'\w+'", str(caught.value))}
     empty = CliRunner().invoke(app, ["service", "list", "--namespace", "elsewhere"])
     assert (empty.exit_code, empty.output) == (0, "no evaluation service in namespace elsewhere\n")
+
+
+class Foreign:
+    """An actor that is not a service."""
+
+    def connect(self, client: str) -> Any:
+        return None
+
+
+class Broken:
+    """A service whose answers are wrong in some way."""
+
+    def __init__(self, how: str) -> None:
+        self.how = how
+
+    def connect(self, client: str) -> Any:
+        if self.how == "raises":
+            raise KeyError("x")
+        if self.how == "hangs":
+            time.sleep(1000)
+        return Unreadable() if self.how == "cannot be read" else None
+
+    def status(self) -> Any:
+        return None
+
+
+class Unreadable:
+    """Raises an error when it is unpickled."""
+
+    def __reduce__(self) -> Any:
+        return exec, ("raise ValueError('no such object')",)
+
+
+@contextmanager
+def actor(kind: type, name: str, *arguments: Any) -> Iterator[Any]:
+    options = {"name": f"rl_eval:{name}", "namespace": "rl_eval", "num_cpus": 0, "max_concurrency": 4}
+    made = ray.remote(kind).options(**options).remote(*arguments)
+    try:
+        yield made
+    finally:
+        ray.kill(made)
+        assert eventually(lambda: ("rl_eval", name) not in list_services())
+
+
+def test_an_actor_that_is_no_service_is_named_and_lives(service: Gate) -> None:
+    """Under the name of a service; the others are listed."""
+    with actor(Foreign, "foreign") as foreign:
+        for call in (lambda: Evaluator.from_name("foreign"), lambda: end_service("foreign", "rl_eval")):
+            with refused(UsageError, "name", value="foreign") as caught:
+                call()
+            assert "Foreign" in str(caught.value)
+        assert ray.get(foreign.connect.remote("me")) is None
+        assert (status("foreign"), state("shared")) == (None, "idle")
+
+
+@pytest.mark.parametrize("how", ["raises", "hangs", "cannot be read", "another type"])
+def test_a_wrong_answer_is_an_error_that_names_the_service(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within the time limit of an answer."""
+    monkeypatch.setattr("rl_eval.training.service.client._OPENING_S", 5.0)
+    kind = type("EvalService", (Broken,), {})
+    with actor(kind, "broken", how), refused(ClusterError, "name", value="broken"):
+        Evaluator.from_name("broken")
+
+
+def test_a_service_that_falls_silent_fails_the_handles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a later client of the name gets the results."""
+    monkeypatch.setattr("rl_eval.training.service.client._OPENING_S", 5.0)
+    with own_service("silent", client="one", gate=str(tmp_path / "gate")) as evaluator:
+        handle, process = evaluator.submit(weights(4)), status("silent")["pid"]
+        os.kill(process, signal.SIGSTOP)
+        try:
+            with refused(ClusterError, "name", value="silent"):
+                handle.result(60)
+        finally:
+            os.kill(process, signal.SIGCONT)
+        (tmp_path / "gate").touch()
+        with Evaluator.from_name("silent", client="one") as later:
+            assert [one.result(60).mean_return for one in later.resumed] == [4]
+
+
+def test_a_service_whose_folder_cannot_be_written_is_named() -> None:
+    config, policy = echo()
+    with refused(ClusterError, "name", value="unwritable") as caught:
+        Evaluator(config, policy, name="unwritable", log_dir="/proc/nowhere")
+    assert "/proc/nowhere" in str(caught.value)
+    assert eventually(lambda: status("unwritable") is None)
 
 
 def test_a_service_that_cannot_start_says_why_and_is_gone() -> None:

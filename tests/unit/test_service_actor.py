@@ -135,6 +135,95 @@ def test_a_request_that_was_being_written_when_the_process_died_was_not_accepted
     assert world.result("next").status == "complete"
 
 
+def cut(file):
+    """Spoil a file as a full disk does."""
+
+    def spoil(service, request):
+        path = next(service.glob(file.format(request=request)))
+        path.write_bytes(path.read_bytes()[:20])
+
+    return spoil
+
+
+def put(content):
+    return lambda service, request: (service / "requests" / request / "request.json").write_bytes(content)
+
+
+def folder(service, request):
+    file = service / "requests" / request / "request.json"
+    file.unlink()
+    file.mkdir()
+
+
+DAMAGED = {
+    "truncated": cut("requests/{request}/request.json"),
+    "empty": put(b""),
+    "garbage": put(b"\xff\x00{"),
+    "another type": put(b"[1]"),
+    "another format": put(b'{"id": "b", "client": "a_step_1_b"}'),
+    "values of other types": put(b'{"number": "x", "id": "b", "client": "a", "step": {}, "weights_version": []}'),
+    "folder": folder,
+}
+
+
+@scored
+@pytest.mark.parametrize("how", DAMAGED)
+def test_a_damaged_request_is_answered_and_the_others_are_evaluated(world, how):
+    """Under the name of its folder, to the client and for the step in this name."""
+    world.gate.unlink()
+    for name, client in (("a", "me"), ("b", "a_step_1_b"), ("c", "me")):
+        world.submit(name, 7, client, weights(3))
+    world.service.close()
+    DAMAGED[how](world.folder, "00000001_a_step_1_b_step_7")
+    world.begin("first")
+    world.gate.touch()
+    assert [world.result(name).mean_return for name in "ac"] == [3, 3]
+    [(name, step)] = world.tickets("a_step_1_b")
+    assert (name, step) == ("00000001_a_step_1_b_step_7", 7)
+    lost = world.result(name, "a_step_1_b")
+    assert isinstance(lost, UsageError)
+    assert name in str(lost)
+    world.service.poll("a_step_1_b", [name], ["b", name], False)
+    assert world.tickets("a_step_1_b") == []
+    assert world.submit("d", 8, "a_step_1_b").number == 3
+    assert world.result("d", "a_step_1_b").status == "complete"
+    assert len(world.service.history()) == 4
+
+
+@scored
+def test_damaged_weights_fail_one_request_and_are_forgotten(world):
+    world.submit("first", sent=weights(1))
+    world.result("first")
+    world.gate.unlink()
+    world.submit("bad", sent=weights(2))
+    world.service.close()
+    cut("weights/2.pkl")(world.folder, "")
+    world.begin("first")
+    world.gate.touch()
+    lost = world.result("bad")
+    assert isinstance(lost, WeightsError)
+    assert "2.pkl" in str(lost)
+    world.submit("next")
+    assert world.result("next").mean_return == 1
+
+
+@pytest.mark.parametrize("damaged", ["answer", "log"])
+def test_a_damaged_answer_is_an_error_of_its_request_alone(world, damaged):
+    for name in ("first", "second"):
+        world.submit(name)
+        world.result(name)
+    world.service.close()
+    first = world.folder / "requests" / "00000000_me_step_0"
+    if damaged == "answer":
+        (first / "answer").write_bytes(b"garbage")
+    else:
+        (first / "log").rename(world.folder / "elsewhere")
+    world.begin("first")
+    assert isinstance(world.result("first"), EvalError)
+    assert world.result("second").status == "complete"
+    assert len(world.service.history()) == 2
+
+
 def test_what_was_delivered_does_not_come_again(world):
     for number in range(3):
         world.submit(str(number), number)

@@ -25,6 +25,7 @@ from rl_eval.atomic_write import write_atomically
 from rl_eval.config.settings import with_values
 from rl_eval.errors import ClusterError, ConfigError, WeightsError
 from rl_eval.errors.redaction import redacted_traceback
+from rl_eval.records.plain import damage
 from rl_eval.training.service.requests import Request, ServiceOptions, Ticket, Welcome, join_secrets
 from rl_eval.weights import WeightsSnapshot, add_missing, weights_of
 
@@ -165,7 +166,7 @@ class EvalService:
         """
         with self._changed:
             self._seen[client] = time.monotonic()
-            for request in delivered:
+            for request in self._requests.keys() & delivered:
                 self._requests[request].note_delivery()
             if wait:
                 self._changed.wait_for(lambda: self._closed or self._undelivered(client, have), self._poll_s)
@@ -316,7 +317,11 @@ class EvalService:
 
         If the request has no weights for a policy, the policy gets the client's former weights.
         """
-        snapshot: WeightsSnapshot = pickle.loads(request.weights.read_bytes())
+        try:
+            snapshot: WeightsSnapshot = pickle.loads(request.weights.read_bytes())
+        except Exception as error:  # A damaged pickle can raise any error.
+            problem = f"{request.weights} is damaged: {damage(error)}"
+            raise WeightsError(problem, key="weights", fix="Submit weights again.") from error
         policies = group.settings.policy.policies
         if policies and not snapshot.versions:
             former = self._former_of(request)

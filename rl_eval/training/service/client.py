@@ -17,7 +17,8 @@ from concurrent import futures
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, final
+from types import NoneType
+from typing import Any, Final, TypeVar, final
 from urllib.parse import quote
 
 import ray
@@ -31,9 +32,17 @@ from rl_eval.errors.redaction import secrets_in
 from rl_eval.execution.group import portable_policy
 from rl_eval.execution.handle import EvalHandle, EvalProgress
 from rl_eval.training.service.actor import EvalService
-from rl_eval.training.service.requests import FinishedEvaluation, ServiceOptions, Welcome, split_secrets, unpickled
+from rl_eval.training.service.requests import (
+    FinishedEvaluation,
+    ServiceOptions,
+    Ticket,
+    Welcome,
+    split_secrets,
+    unpickled,
+)
 from rl_eval.weights import HeldWeights, WeightsSnapshot, snapshot_weights
 
+_Answer = TypeVar("_Answer")
 _PREFIX: Final = "rl_eval:"
 _OPENING_S: Final = 180.0
 _CLOSING_S: Final = 20.0
@@ -42,20 +51,29 @@ _NAME_FREED_S: Final = 10.0
 _CHECK: Final = "Run rl-eval service list, and start the service again if it is missing."
 
 
-def _answer(call: Any, timeout_s: float, name: str) -> Any:
+def _answer(call: Any, timeout_s: float, name: str, kind: type[_Answer]) -> _Answer:
     """Wait for the return value of a service call.
 
     Raises:
-        ClusterError: The service has ended or does not answer in time; it may have received the call.
+        ClusterError: The service has ended, failed or does not answer in time; it may have received the call. Or the
+            value is of another type, as from an actor that is not a service.
         EvalError: The error of the call.
     """
     try:
-        return ray.get(call, timeout=timeout_s)
-    except RayTaskError as error:
-        raise (error.cause if isinstance(error.cause, Exception) else error) from None
+        answer = ray.get(call, timeout=timeout_s)
     except RayError as error:
-        problem = f"evaluation service {name!r} has ended or does not answer: {summarize(error)}"
-        raise ClusterError(problem, key="name", value=name, fix=_CHECK) from error
+        cause = error.cause if isinstance(error, RayTaskError) else error
+        if isinstance(cause, EvalError):
+            raise cause from None
+        problem = f"has ended, failed or does not answer: {type(cause).__name__}: {summarize(cause)}"
+        raise _unreachable(name, problem) from error
+    if not isinstance(answer, kind):
+        raise _unreachable(name, f"answered with a {type(answer).__name__} instead of a {kind.__name__}")
+    return answer
+
+
+def _unreachable(name: str, problem: str) -> ClusterError:
+    return ClusterError(f"evaluation service {name!r} {problem}", key="name", value=name, fix=_CHECK)
 
 
 def reach(address: str | None) -> Connection:
@@ -117,7 +135,7 @@ def start_service(settings: EvalSettings, policy: Any, options: ServiceOptions) 
             problem = f"service {name!r} exists already, or Ray rejects runners.runtime_env: {summarize(error)}"
             fix = "Connect with Evaluator.from_name, choose another name, or correct runners.runtime_env."
             raise ConfigError(problem, key="name", value=name, fix=fix) from error
-        _answer(actor.open.remote(payload), _OPENING_S, name)
+        _answer(actor.open.remote(payload), _OPENING_S, name, NoneType)
     except BaseException:
         if actor is not None:
             ray.kill(actor)
@@ -130,14 +148,18 @@ def _find(name: str, namespace: str) -> Any:
     """Return the actor of a service.
 
     Raises:
-        UsageError: No service has this name; the message lists the existing services.
+        UsageError: No service has this name; the message lists the existing services. Or another actor has it.
     """
     try:
-        return ray.get_actor(_PREFIX + name, namespace=namespace)
+        actor = ray.get_actor(_PREFIX + name, namespace=namespace)
     except ValueError:
         known = ", ".join(f"{one!r} (namespace {space!r})" for space, one in _names()) or "none"
         problem = f"service {name!r} does not exist in namespace {namespace!r}; existing services: {known}"
         raise UsageError(problem, key="name", value=name) from None
+    if not repr(actor).startswith(f"Actor({EvalService.__name__},"):
+        problem = f"{_PREFIX}{name} in namespace {namespace!r} is {actor}, not an evaluation service"
+        raise UsageError(problem, key="name", value=name, fix="Choose another name or namespace.")
+    return actor
 
 
 def list_services(namespace: str | None = None) -> dict[tuple[str, str], dict[str, Any] | None]:
@@ -151,7 +173,7 @@ def list_services(namespace: str | None = None) -> dict[tuple[str, str], dict[st
         if namespace in (None, space):
             found[space, name] = None
             with suppress(EvalError):
-                found[space, name] = _answer(_find(name, space).status.remote(), _STATUS_S, name)
+                found[space, name] = _answer(_find(name, space).status.remote(), _STATUS_S, name, dict)
     return found
 
 
@@ -164,7 +186,7 @@ def end_service(name: str, namespace: str) -> bool:
     """
     actor, orderly = _find(name, namespace), False
     with suppress(ClusterError):  # A service that hangs is killed below.
-        _answer(actor.close.remote(), _CLOSING_S, name)
+        _answer(actor.close.remote(), _CLOSING_S, name, NoneType)
         orderly = True
     ray.kill(actor)
     deadline = time.monotonic() + _NAME_FREED_S
@@ -246,7 +268,7 @@ class ServiceClient:
         """Error that ended the polling; None if there was no error."""
         try:
             self._actor = actor or _find(name, namespace)
-            self.welcome: Welcome = self._ask("connect", _OPENING_S, self.client)
+            self.welcome = self._ask("connect", Welcome, _OPENING_S, self.client)
         except BaseException:
             connection.close()
             raise
@@ -275,7 +297,7 @@ class ServiceClient:
             held.snapshot = replace(weights, version=0) if known else snapshot_weights(weights, 0)
         request = uuid.uuid4().hex
         handle = self._expect(request, step)  # It must exist before the service answers.
-        ticket = self._ask("submit", _SILENCE_S, self.client, request, step, version or 0, held.snapshot)
+        ticket = self._ask("submit", Ticket, _SILENCE_S, self.client, request, step, version or 0, held.snapshot)
         handle.weights_version = ticket.weights_version
         return handle
 
@@ -294,14 +316,14 @@ class ServiceClient:
         """
         return [
             FinishedEvaluation(one.client, one.step, one.weights_version, log_dir, unpickled(answer))
-            for one, log_dir, answer in self._ask("history", _SILENCE_S)
+            for one, log_dir, answer in self._ask("history", list, _SILENCE_S)
         ]
 
     def stop(self) -> None:
         """Leave the service, or end it if this client owns it; may be called again."""
         self.end_thread()
         with suppress(EvalError):
-            self._ask("poll", _DISCONNECT_S, self.client, (), self._delivered, False)
+            self._ask("poll", tuple, _DISCONNECT_S, self.client, (), self._delivered, False)
             if self._owner:
                 end_service(self._name, self._namespace)
         goes_on = "" if self._owner else f"; evaluation service {self._name!r} continues it"
@@ -318,9 +340,9 @@ class ServiceClient:
 
     # ------------------------------------------------------------------ plumbing
 
-    def _ask(self, method: str, timeout_s: float, *args: Any) -> Any:
+    def _ask(self, method: str, kind: type[_Answer], timeout_s: float, *args: Any) -> _Answer:
         self._check_connection()
-        return _answer(getattr(self._actor, method).remote(*args), timeout_s, self._name)
+        return _answer(getattr(self._actor, method).remote(*args), timeout_s, self._name, kind)
 
     def _check_connection(self) -> None:
         """Raise an error if the polling has failed, or if Ray was shut down: a call would then start a new cluster."""
@@ -337,7 +359,7 @@ class ServiceClient:
 
         def cancel(reason: str, unless_started: bool) -> None:
             with suppress(ClusterError):  # The handle gets the error.
-                self._ask("cancel", _SILENCE_S, request, reason, unless_started)
+                self._ask("cancel", NoneType, _SILENCE_S, request, reason, unless_started)
 
         handle = EvalHandle(lambda: self._progress.get(request, nothing), cancel, lambda _: None, weights_version)
         handle.step, self._handles[request] = step, handle
@@ -352,20 +374,19 @@ class ServiceClient:
                 self._check_connection()
                 call = self._actor.poll.remote(self.client, have, sent)
                 # ray.wait is not used: it would end the process if the caller shuts Ray down during the wait.
-                answer = call.future()
-                while not futures.wait([answer], timeout=_LOOK_S).done:
+                answer, deadline = call.future(), time.monotonic() + _OPENING_S
+                while time.monotonic() < deadline and not futures.wait([answer], timeout=_LOOK_S).done:
                     self._check_connection()
                     if self._ended.is_set():
                         return
-                answers, self._progress = _answer(call, _SILENCE_S, self._name)
+                answers, self._progress = _answer(call, _DISCONNECT_S, self._name, tuple)
                 del self._delivered[: len(sent)]
                 have = (have - set(sent)) | set(answers)
                 for request, answer in answers.items():
                     self._conclude(request, answer)
         except Exception as error:
             if not self._ended.is_set():  # Errors during a shutdown are expected.
-                cause = f"evaluation service {self._name!r} cannot be reached: {error}"
-                lost = ClusterError(cause, key="name", value=self._name, fix=_CHECK)
+                lost = _unreachable(self._name, f"cannot be reached: {error}")
                 self._error = error if isinstance(error, EvalError) else lost
                 self._fail_all(self._error)
 

@@ -6,17 +6,19 @@ import io
 import json
 import logging
 import pickle
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import cloudpickle
 
 from rl_eval.atomic_write import write_bytes, write_text
 from rl_eval.backends.runner_actor import Failure
-from rl_eval.errors import UsageError
+from rl_eval.errors import EvalError, UsageError
+from rl_eval.records.plain import damage, parse_json, typed
 
 if TYPE_CHECKING:
     from rl_eval.config.settings import EvalSettings
@@ -145,12 +147,22 @@ class Request:
 
     @classmethod
     def read_all(cls, parent: Path) -> dict[str, Request]:
-        """Read the accepted requests in a folder; return them by identifier, in order of acceptance."""
+        """Read the accepted requests in a folder; return them by identifier, in order of acceptance.
+
+        The answer to a damaged request is an error. The client and the step are those in the name of its folder.
+        """
         found = {}
-        for file in sorted(parent.glob("*/request.json")):
-            ticket, answer = Ticket(**json.loads(file.read_text())), file.with_name("answer")
-            content = answer.read_bytes() if answer.exists() else None
-            found[ticket.id] = cls(file.parent, ticket, content, file.with_name("delivered").exists())
+        for file in sorted(parent.glob(f"{'[0-9]' * 8}_*_step_*/request.json")):
+            folder, answer = file.parent, file.with_name("answer")
+            try:
+                ticket = typed(Ticket, parse_json(file.read_bytes()))
+                content = answer.read_bytes() if answer.exists() else None
+            except (OSError, ValueError) as error:
+                lost = UsageError(f"the request in {folder} is damaged: {damage(error)}", fix="Submit it again.")
+                _logger.warning("%s", lost)
+                number, client, step = re.split(r"(?<=^\d{8})_|_step_(?=-?\d+$)", folder.name)
+                ticket, content = Ticket(int(number), folder.name, unquote(client), int(step), 0), pickled(lost)
+            found[ticket.id] = cls(folder, ticket, content, file.with_name("delivered").exists())
         return found
 
     def put_weights(self, weights: WeightsSnapshot) -> None:
@@ -186,7 +198,10 @@ class Request:
         """Return the pickled result or error."""
         from rl_eval.results.loading import load
 
-        return self.answer or pickled(load(self.log_dir))
+        try:
+            return self.answer or pickled(load(self.log_dir))
+        except EvalError as error:  # The log was damaged after the answer.
+            return pickled(error)
 
     def note_delivery(self) -> None:
         """Record that the client has the result; it is not sent again."""
@@ -209,8 +224,8 @@ def unpickled(data: bytes) -> EvalResult | Exception:
     try:
         outcome: EvalResult | Failure = pickle.loads(data)
     except Exception as error:
-        problem = f"the result has an object whose class is missing in this process: {type(error).__name__}: {error}"
-        return UsageError(problem, fix="Install the package of the class, or add it to the Python path.")
+        problem = f"the result is damaged, or has an object whose class is missing in this process: {damage(error)}"
+        return UsageError(problem, fix="Install the package of the class, or load the result from its log.")
     return outcome.error() if isinstance(outcome, Failure) else outcome
 
 
