@@ -31,6 +31,8 @@ os.environ["RAY_DEDUP_LOGS"] = "0"
 os.environ.update({"RAY_enable_worker_prestart": "0", "RAY_prestart_worker_first_driver": "0"})
 # A process in the background starts with Ctrl-C ignored, and some tests press it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # By nohup, which stays in force for this process alone.
+    signal.signal(signal.SIGHUP, lambda number, frame: None)
 
 _MOST_WORKERS = 4
 """One worker has all tests on Ray, which take as long as those of three others."""

@@ -32,9 +32,12 @@ class Interrupted(BaseException):
 
 
 def handled_signals() -> list[signal.Signals]:
-    """Return the handled signals: SIGINT, SIGTERM, and SIGHUP unless ``nohup`` started the command."""
-    ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-    return [signal.SIGINT, signal.SIGTERM, *([] if ignored else [signal.SIGHUP])]
+    """Return the handled signals, without those that the caller ignores.
+
+    ``nohup`` ignores SIGHUP, and a shell script ignores SIGINT for a command in the background.
+    """
+    numbers = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
+    return [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]
 
 
 @final

@@ -85,16 +85,17 @@ def test_after_the_result_is_out_a_signal_ends_the_process_with_its_code():
     assert ends == [3]
 
 
-def test_nohup_stays_in_force():
-    """A command that was started to ignore hangups ignores them."""
-    former = signal.signal(SIGHUP, signal.SIG_IGN)
+@pytest.mark.parametrize("number", [SIGHUP, SIGINT])
+def test_an_ignored_signal_stays_ignored(number):
+    """As by ``nohup``, and by a script that starts a command in the background."""
+    former = signal.signal(number, signal.SIG_IGN)
     try:
         with Interruption() as interruption:
             interruption.defer()
-            signal.raise_signal(SIGHUP)
+            signal.raise_signal(number)
             assert interruption.number is None
     finally:
-        signal.signal(SIGHUP, former)
+        signal.signal(number, former)
 
 
 def test_rays_own_handler_ends_the_command_like_ours():
@@ -159,6 +160,25 @@ def test_a_signal_saves_what_has_finished(folder, begin):
         assert result.aggregates.count > 0
         assert str(result) in out
         assert ("--log-dir runs" in err) == (place == Path("runs"))
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("restarts", [[], ["--max-restarts", 1]])
+def test_a_command_that_ignores_signals_completes(folder, begin, restarts):
+    """As with ``nohup`` and in the background of a script."""
+
+    def ignore():
+        for number in (SIGHUP, SIGINT):
+            signal.signal(number, signal.SIG_IGN)
+
+    changes = "environment.env_kwargs={pause_s: 0.01, flag: third}"
+    process = begin("run", "toy.yaml", "--set", changes, "--log-dir", "runs", *restarts, preexec_fn=ignore, **PIPED)
+    assert eventually(Path("third").exists, process=process)
+    for number in (SIGHUP, SIGINT):
+        process.send_signal(number)
+    _, told = process.communicate(timeout=120)
+    assert process.returncode == 0, told
+    assert rl_eval.load("runs").status == "complete"
 
 
 @pytest.mark.process
