@@ -6,13 +6,13 @@ this folder imports Ray.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from rl_eval.backends.requests import Request, RunnerRequest
 from rl_eval.config.settings import EvalSettings
-from rl_eval.errors import RunnerLost
+from rl_eval.errors import EvalError, RunnerLost
 from rl_eval.supervision.flight_recorder import CrashReport
 from rl_eval.weights import WeightsSnapshot
 
@@ -54,6 +54,8 @@ class Backend(Protocol):
 
     payload: Any
     """Settings and policy of all later starts, from :meth:`pack`."""
+    on_death: Callable[[EvalError], object]
+    """Function that another thread calls when the runners' cluster is lost. :meth:`wait` may block then."""
 
     def pack(self, settings: EvalSettings, policy: Any) -> Any:
         """Return settings and a policy object (or None), packed for runners.

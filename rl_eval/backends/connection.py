@@ -10,16 +10,16 @@ import signal
 import socket
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final, final
 
 import ray
 
+from rl_eval.backends.cluster_watch import ClusterWatch, connect_once
 from rl_eval.config.settings import RunnersSection
 from rl_eval.errors import ConfigError, RunnerStartError
 from rl_eval.supervision.process_environment import runner_environment
 
-_CONNECT_TIMEOUT_S: Final = 5.0
 _PROBE_TIMEOUT_S: Final = 3.0
 _CLUSTER_ID: Final = "/ray.rpc.NodeInfoGcsService/GetClusterId"
 """Name of the first call that Ray's own client makes."""
@@ -38,13 +38,14 @@ class Connection:
 
     Args:
         section: Address and runtime environment.
+        on_death: Function that another thread calls when the cluster is lost.
 
     Raises:
         ConfigError: The process is connected to another cluster, or Ray rejects the ``runtime_env``.
         RunnerStartError: No cluster answers at the address, or a local cluster cannot start.
     """
 
-    def __init__(self, section: RunnersSection) -> None:
+    def __init__(self, section: RunnersSection, on_death: Callable[[], object] = lambda: None) -> None:
         self.owned = not ray.is_initialized()
         """Whether this object stops the cluster."""
         address = section.address or os.environ.get("RAY_ADDRESS")
@@ -55,6 +56,7 @@ class Connection:
             _check_connection(section)
         self._identity = _identity()
         self._raylet = _raylet_of_this_process()
+        self._watch = ClusterWatch(self._identity[0], on_death)
 
     @property
     def lost(self) -> bool:
@@ -67,15 +69,23 @@ class Connection:
         return self._identity[-1]
 
     @property
-    def end_of_raylet(self) -> int | None:
-        """Exit code of the raylet that this process started, negative for a signal.
+    def death(self) -> str:
+        """Reason why the cluster counts as dead; empty while it does not.
 
-        None while the raylet is alive, or if this process started no raylet.
-
-        The object store dies with the raylet. Ray's client then terminates this process with exit code 1. This happens
-        when the client needs the store, or at the latest when the cluster notices the loss.
+        Ray's client terminates this process with exit code 1 if the cluster's head does not answer. If the raylet that
+        this process started dies, the object store dies with it, and Ray's client terminates this process when it needs
+        the store, or at the latest when the cluster notices the loss.
         """
-        return None if self._raylet is None else self._raylet.poll()
+        code = None if self._raylet is None else self._raylet.poll()
+        if code is not None:
+            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+            return f"the local Ray cluster died: its raylet {how}"
+        return self._watch.loss
+
+    @property
+    def answers(self) -> bool:
+        """Whether the cluster's head answers. A question to Ray blocks while it does not."""
+        return self._watch.answers
 
     def runtime_env(self, section: RunnersSection) -> dict[str, Any]:
         """Return the runtime environment of an actor, without the values inherited from this connection.
@@ -90,9 +100,14 @@ class Connection:
         inherited = {} if self.owned else section.runtime_env
         return {**inherited, "env_vars": variables} if variables else {}
 
+    def end_watch(self) -> None:
+        """Stop asking whether the cluster is alive."""
+        self._watch.end()
+
     def close(self) -> None:
         """Disconnect from the cluster, unless this process was connected before. Further calls have no effect."""
-        if self.end_of_raylet is not None and os.getppid() == 1:
+        self.end_watch()
+        if self.death and os.getppid() == 1:
             return  # Ray would take the parent of this orphan for the dead raylet, and end the process here.
         if self.owned and not self.lost:
             with _process_kept():
@@ -117,7 +132,7 @@ def _connect(section: RunnersSection, address: str | None) -> None:
     runtime_env = {key: value for key, value in section.runtime_env.items() if key != "env_vars"}
     try:
         if address:
-            _connect_once(address)
+            connect_once(address)
             _check_token(address)
             with _process_kept():
                 ray.init(address=address, log_to_driver=False, logging_level="WARNING", runtime_env=runtime_env)
@@ -218,17 +233,6 @@ def _is_same(address: str, connected: str) -> bool:
     except OSError:
         return False
     return port == other and (ip == there or (ip.startswith("127.") and there == ray.util.get_node_ip_address()))
-
-
-def _connect_once(address: str) -> None:
-    """Check that a process listens at an address, because Ray would retry a dead address for minutes.
-
-    Raises:
-        OSError: No process listens at the address.
-    """
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if host and port.isdigit():
-        socket.create_connection((host, int(port)), timeout=_CONNECT_TIMEOUT_S).close()
 
 
 def _check_token(address: str) -> None:

@@ -37,6 +37,7 @@ class InlineBackend(Backend):
 
     def __init__(self, settings: EvalSettings, policy: Any, *, threaded: bool) -> None:
         self.payload = self.pack(settings, policy)
+        self.on_death = lambda _: None  # There is no cluster.
         self._runners: dict[int, Runner] = {}
         self._calls: deque[Call] = deque()
         self._threaded = threaded

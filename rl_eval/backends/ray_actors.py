@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import time
 import uuid
 from collections.abc import Sequence
@@ -68,7 +67,8 @@ class RayBackend(Backend):
         self._section = settings.runners
         init_fn = pickled(settings.runners.init_fn, "runners.init_fn")
         payload = _pickled(settings, policy)
-        self._connection = Connection(settings.runners)
+        self.on_death = lambda _: None
+        self._connection = Connection(settings.runners, lambda: self.on_death(self._died()))
         try:
             self.payload = _stored(payload)
             self._init_fn = init_fn
@@ -156,6 +156,8 @@ class RayBackend(Backend):
 
     @override
     def shortage(self) -> str:
+        if not self._connection.answers:
+            return "the head of the Ray cluster does not answer"
         selector = self._section.label_selector
         labels = f" on a node labelled {selector}" if selector else ""
         group = " in a bundle of the placement group" if self._section.in_placement_group else ""
@@ -169,7 +171,7 @@ class RayBackend(Backend):
 
     @override
     def capacity(self) -> int | None:
-        if self._section.label_selector or self._section.in_placement_group:
+        if self._section.label_selector or self._section.in_placement_group or not self._connection.answers:
             return None
         there = ray.cluster_resources()
         return min((int(there.get(name, 0.0) / amount) for name, amount in self._wanted().items()), default=None)
@@ -183,7 +185,8 @@ class RayBackend(Backend):
 
     @override
     def leave(self) -> None:
-        if self._connection.end_of_raylet is not None:
+        self._connection.end_watch()
+        if self._connection.death:
             self._agents.end_on(self._connection.node_id)
 
     @override
@@ -191,7 +194,7 @@ class RayBackend(Backend):
         if self._stopped:
             return
         self._stopped = True
-        if not self._connection.lost and self._connection.end_of_raylet is None:  # Otherwise the actors are dead.
+        if not self._connection.lost and not self._connection.death:  # Otherwise the actors are dead.
             self._end_actors()
         self.payload = None
         self._connection.close()
@@ -209,9 +212,11 @@ class RayBackend(Backend):
     def _check_connection(self) -> None:
         if self._connection.lost:
             raise ClusterError("Ray was shut down while this group was working", fix="Stop the group first.")
-        if (code := self._connection.end_of_raylet) is not None:
-            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-            raise ClusterDied(f"the local Ray cluster died: its raylet {how}", value=code)
+        if self._connection.death:
+            raise self._died()
+
+    def _died(self) -> ClusterDied:
+        return ClusterDied(self._connection.death, key="runners.address", value=self._section.address)
 
     def _wanted(self) -> dict[str, float]:
         """Return the resources that each runner requests, by name."""

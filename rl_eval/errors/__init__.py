@@ -17,7 +17,7 @@
     │   └── EpisodeTimeout         the episode exceeded ``episode_timeout_s``
     └── ClusterError               by the machine: the call is correct
         ├── RunnerStartError       no runner started in time
-        ├── ClusterDied            the Ray cluster that this process started has died
+        ├── ClusterDied            the Ray cluster has died, or cannot be reached
         ├── RunnerLost             a runner died or stopped answering
         ├── PolicyUnavailable      a policy cannot act for now, for example because its server does not answer
         ├── LogError               an evaluation log is damaged, or cannot be read or written
@@ -144,7 +144,7 @@ class RunnerStartError(ClusterError):
 
 
 class ClusterDied(ClusterError):
-    """The Ray cluster that this process started has died; Ray's client may end the process at any moment."""
+    """The Ray cluster has died, or cannot be reached; Ray's client may end the process at any moment."""
 
 
 class RunnerLost(ClusterError):

@@ -27,6 +27,7 @@ from rl_eval.supervision.caller import ctrl_c_noted, one_thread
 from rl_eval.supervision.flight_recorder import CrashReport
 
 _STOP_TIMEOUT_S: Final = 8.0
+_LAST_TURN_S: Final = 1.0
 _POLL_S: Final = 0.05
 _DISK_POLL_S: Final = 0.002
 """Poll interval while a job waits for a disk, in seconds."""
@@ -62,6 +63,7 @@ class ControlLoop:
         self._fatal: BaseException | None = None
         self._stopping = False
         self._thread = threading.Thread(target=self._loop, name="rl_eval control loop", daemon=True)
+        backend.on_death = self._end_with
 
     def start(self) -> None:
         """Start the thread, if there is one."""
@@ -107,6 +109,12 @@ class ControlLoop:
         if self._thread.is_alive():
             # A step in this process hangs; callers must not wait for its result.
             self._fail_all(f"{_STOPPED}; the environment is still in a call")
+
+    def _end_with(self, error: EvalError) -> None:
+        """End the loop from another thread. Fail the jobs even if a call of the backend blocks the loop's thread."""
+        self._fatal, self._stopping = self._fatal or error, True
+        self._thread.join(_LAST_TURN_S)
+        self._fail_all()
 
     @property
     def _forked(self) -> bool:

@@ -30,7 +30,7 @@ _logger: Final = logging.getLogger(__name__)
 _FIRST_BACKOFF_S: Final = 0.25
 _LONGEST_BACKOFF_S: Final = 10.0
 _LONG_START_S: Final = 15.0
-"""Seconds to wait for the first runner before a warning. Imports take less time."""
+"""Seconds without a ready runner before a warning. Imports take less time."""
 
 
 @dataclass(slots=True)
@@ -97,14 +97,15 @@ class RunnerPool:
         self._failing: set[int] = set()
         """Positions whose latest start or call raised."""
         self._due: list[tuple[float, int]] = []
-        self._founded: float | None = None
+        self._last_ready: float | None = None
+        """Time at which a runner was ready, or at which the first one was started."""
         self._told_of_waiting = False
 
     # ------------------------------------------------------------------ size
 
     def grow(self, count: int, now: float) -> None:
         """Add positions, and start a runner at each of them."""
-        self._founded = now if self._founded is None else self._founded
+        self._last_ready = now if self._last_ready is None else self._last_ready
         for _ in range(count):
             self.positions.add(self._next_index)
             self._spawn(self._next_index, now)
@@ -134,7 +135,7 @@ class RunnerPool:
             now: Present time.
         """
         self._settings, self._backend.payload, self.weights = settings, payload, weights
-        self.ever_ready, self._founded, self._told_of_waiting = False, now, False
+        self.ever_ready, self._last_ready, self._told_of_waiting = False, now, False
         for noted in (self._consecutive, self._broken, self._failing, self._due):
             noted.clear()
         for member in list(self.members.values()):
@@ -285,8 +286,10 @@ class RunnerPool:
         Raises:
             RunnerStartError: No runner was ready within ``runner_start_timeout_s``.
         """
-        if not self.ever_ready and self._founded is not None:
-            self._await_first(now - self._founded)
+        if self.ready() or self.hopeless:
+            self._last_ready, self._told_of_waiting = now, False
+        elif self._last_ready is not None:
+            self._await_ready(now - self._last_ready)
         for due in [item for item in self._due if item[0] <= now]:
             self._due.remove(due)
             self.restarts += 1
@@ -300,9 +303,9 @@ class RunnerPool:
         """Return the time until the next replacement of a lost runner, in seconds, at most 1."""
         return max(0.0, min([1.0, *(when - now for when, _ in self._due)]))
 
-    def _await_first(self, seconds: float) -> None:
+    def _await_ready(self, seconds: float) -> None:
         limit = self._settings.runners.runner_start_timeout_s
-        if seconds > limit:
+        if seconds > limit and not self.ever_ready:
             problem = f"no runner started within runners.runner_start_timeout_s={limit:g}: {self._backend.shortage()}"
             fix = "Request fewer resources, add resources to the cluster, or wait longer."
             raise RunnerStartError(problem, key="runners.runner_start_timeout_s", value=limit, fix=fix)

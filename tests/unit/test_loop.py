@@ -1,6 +1,7 @@
 """The control loop on a fake backend and a clock that the test moves: what one failure means for the others."""
 
 from collections.abc import Sequence
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,11 @@ from rl_eval import EvalConfig
 from rl_eval.backends import Call, Reply
 from rl_eval.backends.requests import GetWeightsVersion, Run, SetWeights, Start
 from rl_eval.errors import (
+    ClusterDied,
     ClusterError,
     ConfigError,
     EnvError,
+    EvalError,
     NumericsMismatch,
     PolicyUnavailable,
     RunnerLost,
@@ -378,3 +381,36 @@ def test_a_preempted_node_is_not_counted_against_its_position() -> None:
 def test_verdicts(error: Exception, everywhere: bool, verdict: Verdict) -> None:
     """One error, one verdict."""
     assert judge(error, everywhere=everywhere) is verdict
+
+
+# ------------------------------------------------------------------------------ the cluster is lost
+
+
+def test_a_lost_cluster_fails_the_jobs_although_a_call_blocks_the_loop() -> None:
+    """As calls of Ray do when the head does not answer; later requests get the error, too."""
+
+    class Blocking(Backend):
+        entered, free = Event(), Event()
+
+        def wait(self, timeout_s: float) -> list[Reply]:
+            self.entered.set()
+            self.free.wait()
+            return []
+
+        def leave(self) -> None:
+            """Nothing is to be released."""
+
+    world = World()
+    backend = Blocking()
+    loop = ControlLoop(backend, world.pool)
+    job = Apply(repr)
+    loop.post(job)
+    loop.start()
+    backend.entered.wait()
+    backend.on_death(ClusterDied("the head does not answer"))
+    with pytest.raises(ClusterDied):
+        job.future.result(timeout=0)
+    with pytest.raises(EvalError) as caught:
+        loop.post(Apply(repr))
+    assert isinstance(caught.value.__cause__, ClusterDied)
+    backend.free.set()

@@ -154,6 +154,30 @@ def test_a_long_wait_for_the_first_runner_is_told_once(caplog: pytest.LogCapture
     assert world.backend.shortage() in record.getMessage()
 
 
+def test_a_long_wait_for_a_replacement_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Each time that no runner is left; it ends with a runner, and not by the start timeout of the first one."""
+    world = World(runners__runner_start_timeout_s=20.0).grow(1)
+    for number in (1, 2):
+        world.started(0).wait(1.0)
+        world.lose(0)
+        world.wait(14.0)
+        assert len(caplog.records) == number - 1
+        world.wait(2.0)
+        world.wait(1.0)
+        assert len(caplog.records) == number
+        assert world.backend.shortage() in caplog.records[-1].getMessage()
+
+
+def test_nobody_waits_if_no_runner_will_come(caplog: pytest.LogCaptureFixture) -> None:
+    """The evaluations end, and idle groups stay silent."""
+    world = World(fault_tolerance__max_runner_restarts=0).grow(1).started(0)
+    world.lose(0)
+    world.wait(1.0)
+    world.wait(100.0)
+    assert world.pool.hopeless
+    assert not caplog.records
+
+
 def test_the_start_timeout_counts_from_the_first_spawn() -> None:
     """Replacing runners that die while they start does not extend the wait for the first one."""
     world = World(runners__runner_start_timeout_s=30.0).grow()
