@@ -23,6 +23,7 @@ from typing_extensions import override
 
 from rl_eval.backends.requests import Apply, Run
 from rl_eval.config.settings import RunnersSection
+from rl_eval.errors import PolicyUnavailable
 from rl_eval.execution.jobs import Job
 from rl_eval.execution.outcome import Aspect, EvalOutcome
 from rl_eval.execution.runner_pool import Member, RunnerPool
@@ -487,6 +488,8 @@ class DeterminismCheck(Phase):
         self._patience_s = self._ends = math.inf
         self._last_ready = math.inf
         """Time at which a runner was ready."""
+        self._earlier_loss: BaseException | None = None
+        """Reason of the last loss of a runner before the check."""
 
     def _begin(self, now: float) -> None:
         outcome, settings = self._outcome, self._outcome.settings
@@ -497,6 +500,7 @@ class DeterminismCheck(Phase):
         self._reruns = Reruns(choice.origins, runners, choice.used, choice.remark, keys, block, choice.steps)
         self._patience_s = max(_LEAST_PATIENCE_S, _PATIENCE * choice.seconds)
         self._last_ready, self._ends = now, now + self._patience_s
+        self._earlier_loss = self.pool.last_loss
         if choice.origins:
             outcome.activity = "checking determinism"
         self._pump_all(now)
@@ -571,6 +575,9 @@ class DeterminismCheck(Phase):
             self._last_ready = now
         elif now - self._last_ready > _LONGEST_WAIT_S:
             self._stop(f"no runner was ready for {_LONGEST_WAIT_S:.0f} s", now)
+        why = self.pool.last_loss
+        if isinstance(why, PolicyUnavailable) and why is not self._earlier_loss:
+            self._stop(f"the policy became unavailable: {why}", now)
         if now > self._ends:
             self._stop("the second run took many times as long as the first run", now)
 

@@ -59,6 +59,7 @@ def test_a_local_cluster_whose_variables_we_have_needs_no_other_interpreter(monk
     """No runtime environment at all, unless the user gives one."""
     monkeypatch.setattr(connection, "_connect", lambda section, address: None)
     monkeypatch.setattr(connection, "_identity", lambda: ("", ""))
+    monkeypatch.setattr(connection, "ClusterWatch", lambda *arguments: None)
     local = connection.Connection(RunnersSection(num_runners=1))
     mine = RunnersSection(num_runners=1, runtime_env={"env_vars": {"MUJOCO_GL": "egl"}})
     assert (local.runtime_env(RunnersSection(num_runners=1)), local.runtime_env(mine)) == ({}, mine.runtime_env)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from rl_eval import EvalConfig, EvalResult, EvalRunnerGroup, compare, evaluate, load
-from rl_eval.errors import ComparisonError
+from rl_eval.errors import ComparisonError, PolicyUnavailable
 from rl_eval.execution.determinism_check import Choice, DeterminismSample, Origin, Reruns, candidates
 from rl_eval.policies.inference.spaces import ObservationBatch
 from rl_eval.records.determinism import TRACE, Determinism, FirstDifference, TraceRecorder, first_difference
@@ -571,6 +571,31 @@ def test_a_policy_that_keeps_something_to_itself_is_found(make) -> None:
     assert result.determinism.first.cause in str(result.determinism)
     assert result.determinism.remedy == ""
     assert "rl-eval doctor" in "\n".join(result.notes)
+
+
+class Begun(gym.Wrapper):
+    episodes = 0
+
+    def __init__(self) -> None:
+        super().__init__(gym.make("CartPole-v1"))
+
+    def reset(self, **options):
+        type(self).episodes += 1
+        return super().reset(**options)
+
+
+def test_a_policy_that_is_unavailable_during_the_check_is_no_finding() -> None:
+    """Its server may have died meanwhile; the result does not wait for another one."""
+
+    def act(observations):
+        if Begun.episodes > 20:
+            raise PolicyUnavailable("the server does not answer")
+        return np.zeros(len(observations), np.int64)
+
+    Begun.episodes = 0
+    result = evaluate(cartpole().environment(Begun).policy(act), num_episodes=20)
+    assert (result.status, result.determinism.passed) == ("complete", None)
+    assert result.determinism.mismatched == result.determinism.failed == ()
 
 
 def test_an_episode_that_failed_at_first_is_repeated_at_the_attempt_that_counts() -> None:
