@@ -14,9 +14,9 @@ from rl_eval.backends import Backend, Call, Reply
 from rl_eval.backends.pickling import in_this_process
 from rl_eval.backends.requests import Request, Run, RunnerRequest, Start, answer
 from rl_eval.config.settings import EvalSettings
-from rl_eval.errors import RunnerLost
+from rl_eval.errors import EvalError, RunnerLost, summary_of
 from rl_eval.runners import Runner
-from rl_eval.supervision.caller import current_folder, one_thread, working_in
+from rl_eval.supervision.caller import current_folder, end_fork, one_thread, survivable, working_in
 from rl_eval.weights import WeightsSnapshot
 
 
@@ -73,8 +73,10 @@ class InlineBackend(Backend):
             # The calling loop already computes with one thread, unless torch was loaded after the loop had started.
             with one_thread(kept=self._threaded), self._in_their_folder():
                 return [Reply(call, self._answer(call.runner, call.request))]
-        except Exception as error:
-            return [Reply(call, error=error)]
+        except survivable() as error:
+            return [Reply(call, error=error if isinstance(error, Exception) else EvalError(summary_of(error)))]
+        finally:
+            end_fork()
 
     @property
     @override
@@ -115,7 +117,10 @@ class InlineBackend(Backend):
         """Stop a runner, if there is one. The next runner begins in the caller's working directory."""
         if ended := self._runners.pop(runner, None):
             with self._in_their_folder():
-                ended.stop()
+                try:
+                    ended.stop()
+                finally:
+                    end_fork()
             self._folder = None
 
     @contextmanager

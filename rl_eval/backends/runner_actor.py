@@ -18,7 +18,7 @@ import cloudpickle
 
 from rl_eval.backends.requests import RunnerRequest, SetWeights, Stop, answer
 from rl_eval.errors import EvalError, summary_of
-from rl_eval.supervision.caller import change_to, current_folder, expect_no_ctrl_c
+from rl_eval.supervision.caller import change_to, current_folder, end_fork, expect_no_ctrl_c, survivable
 from rl_eval.supervision.flight_recorder import flight_recorder, install
 from rl_eval.supervision.processes import ProcessInfo, erase_recordings
 
@@ -40,7 +40,7 @@ class Failure:
     summary: str
 
     @classmethod
-    def of(cls, error: Exception) -> Failure:
+    def of(cls, error: BaseException) -> Failure:
         """Pack an error."""
         try:
             return cls(cloudpickle.dumps(error), summary_of(error))
@@ -63,8 +63,10 @@ def errors_returned(method: Callable[Args, Value]) -> Callable[Args, Value | Fai
     def call(*args: Args.args, **kwargs: Args.kwargs) -> Value | Failure:
         try:
             return method(*args, **kwargs)
-        except Exception as error:
+        except survivable() as error:
             return Failure.of(error)
+        finally:
+            end_fork()
 
     return call
 
@@ -161,7 +163,7 @@ def _initialize(pickled: bytes) -> None:
         return
     try:
         init_fn()
-    except Exception as error:
+    except survivable() as error:
         from rl_eval.errors import ConfigError, summary_of
 
         raise ConfigError(

@@ -23,7 +23,7 @@ from rl_eval.execution.jobs import Job, WeightsSync
 from rl_eval.execution.runner_pool import Member, RunnerPool
 from rl_eval.records.episode import RunReport
 from rl_eval.scheduling.runner_failures import Verdict, judge
-from rl_eval.supervision.caller import ctrl_c_noted, one_thread
+from rl_eval.supervision.caller import one_thread, signals_noted
 from rl_eval.supervision.flight_recorder import CrashReport
 
 _STOP_TIMEOUT_S: Final = 8.0
@@ -137,7 +137,7 @@ class ControlLoop:
             BaseException: The thread was interrupted, which ends the group.
         """
         try:
-            with ctrl_c_noted(), one_thread():
+            with signals_noted(), one_thread():
                 while not (until.done and not self._active) and not self._stopping:
                     self._turn()
         except BaseException as error:
@@ -147,7 +147,8 @@ class ControlLoop:
 
     def _leave(self) -> None:
         self._stopping = True
-        self._backend.leave()
+        with signals_noted():
+            self._backend.leave()
         self._fail_all()
 
     def _turn(self) -> None:

@@ -25,6 +25,7 @@ from rl_eval.config.settings import PolicySection
 from rl_eval.errors import ConfigError, PolicyError, summary_of
 from rl_eval.policies.live import check_arguments
 from rl_eval.protocols import NoiseSource, Policy
+from rl_eval.supervision.caller import survivable
 from rl_eval.weights import module_of
 
 _FROM_FACTORY: Final = "_rl_eval_from_policy_factory"
@@ -285,7 +286,7 @@ class CallablePolicy:
         """Choose actions; see :class:`rl_eval.Policy`."""
         return self.function(observations), None
 
-    def explained(self, error: Exception, observations: Any) -> Exception:
+    def explained(self, error: BaseException, observations: Any) -> BaseException:
         """Return an error that says that the function takes one observation, if it does; otherwise the given error.
 
         Args:
@@ -308,7 +309,7 @@ class CallablePolicy:
     def _takes(self, observations: Any) -> bool:
         try:
             self.function(observations)
-        except Exception:
+        except survivable():
             return False
         return True
 

@@ -38,7 +38,7 @@ from rl_eval.results.loading import load
 from rl_eval.results.result import EvalResult
 from rl_eval.runners import EvalRunner, Runner
 from rl_eval.runners.again import run_again
-from rl_eval.supervision.caller import one_thread
+from rl_eval.supervision.caller import one_thread, survivable
 
 _EVEN: Final = "pad=ceil(iw/2)*2:ceil(ih/2)*2"
 """ffmpeg filter that adds a black row or column to a frame with an odd height or width: players need even sizes."""
@@ -385,7 +385,7 @@ class _Camera(Spectator):
         self.cut = False
         self._encoder: Encoder | None = None
         self._max_frames = max_frames
-        self._error: Exception | None = None
+        self._error: BaseException | None = None
 
     @contextmanager
     def writing(self, encoder: Encoder) -> Iterator[Encoder]:
@@ -425,7 +425,7 @@ class _Camera(Spectator):
             return
         try:
             self._encoder.write(self.env.render())
-        except Exception as error:
+        except survivable() as error:
             self._error = error
 
 

@@ -266,7 +266,7 @@ class EvalRunner(RunnerCore):
         assert lane.lease is not None
         self._pending.note(first_seen(text, lane.lease.index, lane.length, shown))
 
-    def _charge_policy(self, lane: Lane, error: Exception) -> None:
+    def _charge_policy(self, lane: Lane, error: BaseException) -> None:
         """Record a fault of the policy in a lane."""
         # The row stays in the batch until the lane's next attempt. It must not make the policy fail a second time.
         self._inference.observations.clear(lane.index)

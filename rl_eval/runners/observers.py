@@ -11,6 +11,7 @@ import numpy as np
 from rl_eval.config.references import import_attribute
 from rl_eval.errors import ConfigError, summary_of
 from rl_eval.records.episode import EpisodeRecord, EpisodeSpec, first_seen
+from rl_eval.supervision.caller import survivable
 
 if TYPE_CHECKING:
     from rl_eval.policies.inference.sweep_log import SweepLog, SweepRecorder
@@ -174,7 +175,7 @@ class ObservedSlot:
         for name, on_step in self._steppers.items():
             try:
                 on_step(*step, outputs)
-            except Exception as error:  # noqa: PERF203 - each for itself
+            except survivable() as error:  # noqa: PERF203 - each for itself
                 self._attribute(name, "on_step", error)
                 self._steppers = {other: still for other, still in self._steppers.items() if other != name}
 
@@ -183,7 +184,7 @@ class ObservedSlot:
         if self._log is not None:
             try:
                 self._log.finish(self._slot, row, self._rewards, self.last, self._readers)
-            except Exception as error:
+            except survivable() as error:
                 for name in self._readers:
                     self._attribute(name, "a step", error)
         if not self.told:
@@ -209,11 +210,11 @@ class ObservedSlot:
                 continue
             try:
                 returned[name] = call(part)
-            except Exception as error:
+            except survivable() as error:
                 self._attribute(name, where, error)
         return returned
 
-    def _attribute(self, name: str, where: str, error: Exception) -> None:
+    def _attribute(self, name: str, where: str, error: BaseException) -> None:
         self._broken.add(name)
         text = f"observer {name} raised in {where} and returns no artifact for the episode. The record is not affected"
         self._note(first_seen(text, self._index, self._steps, summary_of(error)))

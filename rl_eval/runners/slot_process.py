@@ -26,6 +26,7 @@ from rl_eval.errors import EnvError
 from rl_eval.records.episode import Lease
 from rl_eval.records.generators import GeneratorSensor
 from rl_eval.runners.environment import attribute_of, construct_env, episode_hook, time_limit
+from rl_eval.supervision.caller import expect_no_ctrl_c, survivable
 
 _WORKER: Final = "from rl_eval.runners.slot_process import main; main()"
 _LAST: Final = -1
@@ -427,14 +428,16 @@ class _Slot:
             started, phase = perf_counter(), _PHASES.get(kind, kind)
             value = getattr(self, f"_{kind}")(self._envs[env], *args)
             self._reply(Reply(number, phase, value, seconds=perf_counter() - started))
-        except BaseException as error:
+        except survivable() as error:
             self._reply(Reply(number, phase, None, *_portable(error), perf_counter() - started))
 
     def close(self, env: int) -> None:
         """Close an environment if it exists; ignore an error of its ``close``."""
         if (gone := self._envs.pop(env, None)) is not None:
-            with contextlib.suppress(Exception, SystemExit):
+            try:
                 gone.close()
+            except survivable():
+                pass
 
     def close_all(self) -> None:
         """Close all environments."""
@@ -555,6 +558,7 @@ def _end_with(parent: int) -> None:
 def main() -> None:
     """Answer requests of the runner that started this process. Arguments: file descriptor of the pipe, runner's pid."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the runner's process, which ends this one.
+    expect_no_ctrl_c()
     _end_with(int(sys.argv[2]))
     connection = Connection(int(sys.argv[1]))
     # A process that the environment starts must not keep the pipe open: the runner waits until it is closed.

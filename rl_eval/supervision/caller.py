@@ -1,7 +1,7 @@
-"""State of the caller's process that an evaluation preserves: Ctrl-C, working directory, torch threads.
+"""State of the caller's process that an evaluation preserves: signals, forks, working directory, torch threads.
 
-Ctrl-C reaches Python code only in the main thread, through the handler of SIGINT. The handler in this module remembers
-whether it raised. Any other ``KeyboardInterrupt`` comes from the environment.
+A signal reaches Python code only in the main thread, through its handler. The handlers in this module remember whether
+they raised, as that of SIGINT does after Ctrl-C. Any other exception comes from the code of the user.
 """
 
 from __future__ import annotations
@@ -15,15 +15,21 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, Final, final
 
-_ERRORS: Final = (Exception, SystemExit)
+from rl_eval.errors.redaction import redacted_traceback
+from rl_eval.supervision.flight_recorder import close_installed
+
+_PACKAGES: Final = ("rl_eval.runners.", "rl_eval.backends.")
+"""Beginnings of the names of all modules that call code of the user in the process of a runner."""
 
 _unattended = threading.Event()
 """Set in a process that receives no Ctrl-C."""
+_forked = threading.Event()
+"""Set in a process that code of the user has forked from the process of a runner."""
 
 
 @final
 class _NotedHandler:
-    """Handler of SIGINT that calls the former handler, and remembers whether it raised."""
+    """Handler of a signal that calls the former handler, and remembers whether it raised."""
 
     def __init__(self, former: Any) -> None:
         self.former = former
@@ -38,19 +44,21 @@ class _NotedHandler:
 
 
 @contextmanager
-def ctrl_c_noted() -> Iterator[None]:
-    """Detect Ctrl-C while environments run in this thread, if it is the main thread."""
-    former = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(former):
+def signals_noted() -> Iterator[None]:
+    """Detect Ctrl-C and other signals while environments run in this thread, if it is the main thread."""
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
-    noted = _NotedHandler(former)
-    signal.signal(signal.SIGINT, noted)
+    handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
+    noted = {number: _NotedHandler(handler) for number, handler in handlers.items() if callable(handler)}
+    for number, ours in noted.items():
+        signal.signal(number, ours)
     try:
         yield
     finally:
-        if signal.getsignal(signal.SIGINT) is noted:
-            signal.signal(signal.SIGINT, former)
+        for number, ours in noted.items():
+            if signal.getsignal(number) is ours:
+                signal.signal(number, handlers[number])
 
 
 def expect_no_ctrl_c() -> None:
@@ -59,21 +67,46 @@ def expect_no_ctrl_c() -> None:
 
 
 def survivable() -> tuple[type[BaseException], ...]:
-    """Return the exceptions that are faults of an environment.
+    """Return the exceptions that are faults of an environment or a policy: all that no signal can have raised.
 
-    They are errors, ``sys.exit()``, and an interrupt that does not come from Ctrl-C.
+    In a process that code of the user has forked, end the process.
     """
-    return _ERRORS if _may_be_ctrl_c() else (*_ERRORS, KeyboardInterrupt)
-
-
-def _may_be_ctrl_c() -> bool:
-    """Whether a ``KeyboardInterrupt`` may come from SIGINT; true if this is unknown."""
+    end_fork()
     if _unattended.is_set() or threading.current_thread() is not threading.main_thread():
-        return False
-    handler = signal.getsignal(signal.SIGINT)
-    if handler in (signal.SIG_IGN, signal.SIG_DFL):
-        return False  # A background process ignores SIGINT. Without a handler, SIGINT would have ended the process.
-    return handler.raised if isinstance(handler, _NotedHandler) else True
+        return (BaseException,)
+    handlers = [handler for number in signal.valid_signals() if callable(handler := signal.getsignal(number))]
+    if any(isinstance(handler, _NotedHandler) and handler.raised for handler in handlers):
+        return (Exception,)
+    known = all(isinstance(handler, _NotedHandler) for handler in handlers)
+    return (BaseException,) if known else (Exception, SystemExit)
+
+
+def _note_fork() -> None:
+    """Note in a new process whether a runner's call has forked it."""
+    frame: FrameType | None = sys._getframe()  # noqa: SLF001 -- inspect.currentframe, without its import.
+    while frame is not None and not frame.f_globals.get("__name__", "").startswith(_PACKAGES):
+        frame = frame.f_back
+    if frame is not None:
+        close_installed()
+        _forked.set()
+
+
+os.register_at_fork(after_in_child=_note_fork)
+
+
+def end_fork() -> None:
+    """End this process if a runner's call has forked it, with the exit code of the present exception; otherwise return.
+
+    It must not continue as a second evaluator. There is no cleanup, because all files belong to its parent.
+    """
+    if not _forked.is_set():
+        return
+    error = sys.exc_info()[1]
+    if isinstance(error, SystemExit):
+        os._exit(error.code if isinstance(error.code, int) else error.code is not None)
+    cause = "" if error is None else f"\n{redacted_traceback(error)}"
+    os.write(2, f"rl_eval: this process ends, since only its parent continues the evaluation{cause}\n".encode())
+    os._exit(1)
 
 
 def current_folder() -> str | None:

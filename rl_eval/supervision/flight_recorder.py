@@ -175,6 +175,16 @@ def flight_recorder(lanes: int) -> FlightRecorder:
     return FlightRecorder(lanes) if _installed is None else _installed
 
 
+def close_installed() -> None:
+    """Close the installed recorder in a process that an environment has forked: the parent writes to the same memory.
+
+    A runner that continues in this process raises an error.
+    """
+    if _installed is not None:
+        _installed.cells.release()
+        _installed.clock.release()
+
+
 def install(group: str, name: str, lanes: int, node_id: str) -> ProcessInfo:
     """Install the flight recorder of this process, which contains a single runner.
 

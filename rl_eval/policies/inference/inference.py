@@ -35,6 +35,7 @@ from rl_eval.policies.inference.spaces import (
 )
 from rl_eval.policies.noise import EpisodeNoise
 from rl_eval.protocols import Policy, Recurrent
+from rl_eval.supervision.caller import survivable
 from rl_eval.weights import module_of
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ class RowInference:
         """Free the lane."""
         self.live[lane] = False
 
-    def act(self) -> tuple[Any, dict[int, Exception]]:
+    def act(self) -> tuple[Any, dict[int, BaseException]]:
         """Choose an action for every live lane.
 
         Returns:
@@ -140,7 +141,7 @@ class RowInference:
         actions, errors = self.act_together()
         return self._reader.split(actions), errors
 
-    def act_together(self) -> tuple[Any, dict[int, Exception]]:
+    def act_together(self) -> tuple[Any, dict[int, BaseException]]:
         """Choose an action for every live lane, as :meth:`act` does; return nested arrays of shape (rows, ...).
 
         Raises:
@@ -150,10 +151,10 @@ class RowInference:
         with no_grad():
             try:
                 actions = self._act_in_parts()
-                errors: dict[int, Exception] = {}
+                errors: dict[int, BaseException] = {}
             except PolicyUnavailable:
                 raise
-            except Exception:
+            except survivable():
                 actions, errors = self._act_alone()
                 first = next(iter(errors.values()), None)
                 if not self._acted and isinstance(first, PolicyError) and first.key == "policy.policy":
@@ -167,7 +168,7 @@ class RowInference:
             self.probe_again()
         return actions, errors
 
-    def act_on(self, ready: npt.NDArray[np.bool_]) -> tuple[Any, dict[int, Exception]]:
+    def act_on(self, ready: npt.NDArray[np.bool_]) -> tuple[Any, dict[int, BaseException]]:
         """Choose actions for some of the live lanes. Episodes in the other lanes do not advance.
 
         A row does not depend on the other rows, so its action is the same as in a pass over all lanes. With
@@ -230,7 +231,7 @@ class RowInference:
             self._keep_state(rows, state)
         return self._gather([(rows, actions) for rows, actions, _ in done])
 
-    def _act_alone(self) -> tuple[Any, dict[int, Exception]]:
+    def _act_alone(self) -> tuple[Any, dict[int, BaseException]]:
         """Find the rows on which the policy fails: run one pass per live lane, in a batch of copies of its row.
 
         The rows without an error get the same actions as in a pass over all rows, since a row does not depend on the
@@ -238,7 +239,7 @@ class RowInference:
         attempt of only one episode, for any number of lanes.
         """
         self._computed = []
-        errors: dict[int, Exception] = {}
+        errors: dict[int, BaseException] = {}
         parts = []
         copies = min(self._chunk, BLOCK)
         for lane in map(int, np.flatnonzero(self.live)):
@@ -246,14 +247,14 @@ class RowInference:
                 actions, state = self._forward(np.full(copies, lane), np.ones(copies, bool))
             except PolicyUnavailable:
                 raise
-            except Exception as error:
+            except survivable() as error:
                 errors[lane] = self._explained(error, lane)
                 continue
             self._keep_state(slice(lane, lane + 1), take_rows(state, slice(0, 1)))
             parts.append((slice(lane, lane + 1), copy_batch(take_rows(actions, slice(0, 1)))))
         return self._gather(parts), errors
 
-    def _explained(self, error: Exception, lane: int) -> Exception:
+    def _explained(self, error: BaseException, lane: int) -> BaseException:
         """Return a better error of the policy, if it can explain its error for a lane."""
         explained = getattr(self._policy, "explained", None)
         return explained(error, take_rows(self.observations.arrays, np.array([lane]))) if explained else error

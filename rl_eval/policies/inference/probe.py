@@ -25,6 +25,7 @@ from rl_eval.errors import ConfigError, PolicyError, PolicyUnavailable, summary_
 from rl_eval.policies.inference.spaces import ActionReader, ObservationBatch, copy_batch, no_grad, take_rows
 from rl_eval.policies.noise import EpisodeNoise
 from rl_eval.protocols import Policy, Probeable
+from rl_eval.supervision.caller import survivable
 
 BLOCK: Final = 16
 """Rows of the reference block."""
@@ -118,7 +119,7 @@ class Probe:
                 raise
             except _Unrepeatable as seen:
                 return self._unrepeatable(str(seen))
-            except Exception as error:
+            except survivable() as error:
                 # A policy may reject generated observations. Then each row is computed alone in its batch, where it
                 # cannot depend on other rows.
                 return self._unprobed(error)
@@ -138,13 +139,16 @@ class Probe:
                 return _digest(self._outputs(self._observations, self._block(0), range(BLOCK)))
             except PolicyUnavailable:
                 raise
-            except Exception as error:
+            except survivable() as error:
                 return f"a {type(error).__name__}"
 
     def act_once(self, *, other: bool = False) -> None:
         """Act on the first block of observations, or with ``other`` on a later block. Ignore an error of the policy."""
-        with no_grad(), contextlib.suppress(Exception):
-            self._outputs(self._observations, self._block(self._pool // 2 if other else 0), range(BLOCK))
+        with no_grad():
+            try:
+                self._outputs(self._observations, self._block(self._pool // 2 if other else 0), range(BLOCK))
+            except survivable():
+                pass
 
     def check_shapes(self) -> None:
         """Check only that the structure, shapes and dtypes of the policy's actions fit the action space.
@@ -178,7 +182,7 @@ class Probe:
             self._demand_repeats()
         except _Unrepeatable:
             raise
-        except Exception as error:
+        except survivable() as error:
             raise ConfigError(
                 "the policy's result for an observation depends on the other observations in the batch, and the policy "
                 f"cannot act on a single observation ({type(error).__name__}: {error})",
@@ -192,13 +196,13 @@ class Probe:
         )
         return Finding("row", _digest(self._alone(0)), (note,))
 
-    def _unprobed(self, error: Exception) -> Finding:
+    def _unprobed(self, error: BaseException) -> Finding:
         try:
             self._demand_repeats()
             repeats = "a row alone gives equal results in repeated calls"
         except _Unrepeatable as seen:
             return self._unrepeatable(str(seen))
-        except Exception:
+        except survivable():
             repeats = "it is not known whether a row gives equal results in repeated calls"
         brief = summary_of(error).partition("\n")[0][:200]
         note = (
@@ -293,7 +297,7 @@ class Probe:
             answer = self.policy.act(take_rows(self._observations, self._block(0)), state, live, noise)
         except (ConfigError, PolicyError, PolicyUnavailable):
             raise
-        except Exception:
+        except survivable():
             return
         if not isinstance(answer, tuple) or len(answer) != 2:
             problem = f"act() of the policy {type(self.policy).__name__} returned a {type(answer).__name__}"
@@ -352,7 +356,7 @@ def numerics_again(runner: Any) -> dict[str, Any] | str:
         inference = runner.inference
         former = inference.numerics
         inference.probe_again()
-    except Exception as error:
+    except survivable() as error:
         return summary_of(error)
     found: dict[str, Any] = inference.numerics
     if found != former:

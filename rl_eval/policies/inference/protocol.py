@@ -67,7 +67,7 @@ class Inference(Protocol):
     def end(self, lane: int) -> None:
         """Free a lane."""
 
-    def act(self) -> tuple[Sequence[Any], dict[int, Exception]]:
+    def act(self) -> tuple[Sequence[Any], dict[int, BaseException]]:
         """Choose an action for every live lane.
 
         Returns:

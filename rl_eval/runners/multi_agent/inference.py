@@ -56,7 +56,7 @@ class PolicyInference(RowInference):
         """Last chosen actions, by row."""
         self._masks = _masks_of(spaces, self.observations.arrays)
 
-    def choose(self) -> dict[int, Exception]:
+    def choose(self) -> dict[int, BaseException]:
         """Choose actions for the live rows; return the errors of rows without a valid action."""
         chosen, errors = self.act()
         self.chosen = copy_batch(chosen)  # The policy may play other agents, too, and return the same arrays.
@@ -64,7 +64,7 @@ class PolicyInference(RowInference):
             self._refuse_illegal(errors)
         return errors
 
-    def _refuse_illegal(self, errors: dict[int, Exception]) -> None:
+    def _refuse_illegal(self, errors: dict[int, BaseException]) -> None:
         assert self._masks is not None
         masks, start = self._masks
         rows = np.array([row for row in np.flatnonzero(self.live).tolist() if row not in errors], np.int64)
@@ -152,13 +152,13 @@ class AgentsInference:
             inference.free.append(row)
         self._places[lane] = {}
 
-    def act(self) -> tuple[list[dict[Any, Any]], dict[int, Exception]]:
+    def act(self) -> tuple[list[dict[Any, Any]], dict[int, BaseException]]:
         """Choose an action for every agent that must act.
 
         Returns:
             Actions by lane and agent, and the error of each lane in which a policy failed.
         """
-        errors: dict[int, Exception] = {}
+        errors: dict[int, BaseException] = {}
         probes = 0
         for inference in self._inferences():
             if inference.live.any():
@@ -339,7 +339,7 @@ def _masks_of(spaces: tuple[gym.Space[Any], gym.Space[Any]], arrays: Any) -> tup
     return (masks, int(actions.start)) if fits else None
 
 
-def _of_agent(agent: Any, error: Exception) -> Exception:
+def _of_agent(agent: Any, error: BaseException) -> BaseException:
     if not isinstance(error, PolicyError):
         return error
     return PolicyError(f"agent {agent!r}: {error.problem}", key=error.key, value=error.value, fix=error.fix)

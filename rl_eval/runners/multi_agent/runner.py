@@ -25,6 +25,7 @@ from rl_eval.runners.lane import Lane
 from rl_eval.runners.multi_agent.inference import AgentsInference, PolicyInference
 from rl_eval.runners.multi_agent.team import TeamEnv, agents_of, build_team
 from rl_eval.runners.vector import VectorEvalRunner
+from rl_eval.supervision.caller import survivable
 from rl_eval.weights import WeightsSnapshot, module_of, policies_of
 
 
@@ -204,7 +205,7 @@ class PolicyMapping:
     def _mapped(self, agent: Any, spec: EpisodeSpec) -> str:
         try:
             name = self._function(agent, spec.at_position())
-        except Exception as error:
+        except survivable() as error:
             problem = (
                 f"policy.policy_mapping_fn raised for agent {agent!r} of episode {spec.index}: {summary_of(error)}"
             )
