@@ -17,6 +17,7 @@ from rl_eval.config.settings import EvalSettings
 from rl_eval.errors import EvalError, RunnerLost, summary_of
 from rl_eval.runners import Runner
 from rl_eval.supervision.caller import current_folder, end_fork, one_thread, survivable, working_in
+from rl_eval.supervision.flight_recorder import remove_abandoned
 from rl_eval.weights import WeightsSnapshot
 
 
@@ -36,6 +37,7 @@ class InlineBackend(Backend):
     """
 
     def __init__(self, settings: EvalSettings, policy: Any, *, threaded: bool) -> None:
+        remove_abandoned()
         self.payload = self.pack(settings, policy)
         self.on_death = lambda _: None  # There is no cluster.
         self._runners: dict[int, Runner] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 import uuid
 from collections.abc import Sequence
@@ -32,6 +33,7 @@ from rl_eval.backends.runner_actor import Failure, RunnerActor
 from rl_eval.config.settings import EvalSettings, RunnersSection, with_values
 from rl_eval.errors import ClusterDied, ClusterError, ConfigError, RunnerLost
 from rl_eval.supervision.node_agent import Deadlines
+from rl_eval.supervision.processes import process_born
 from rl_eval.weights import WeightsSnapshot
 
 _LOSSES: Final = (
@@ -83,7 +85,7 @@ class RayBackend(Backend):
                 f"runners: Ray rejected these resources, labels or runtime_env: {error}", key="runners"
             ) from error
         self._agents = NodeAgents(_deadlines(settings), runtime_env, at_once=_keeps_deadlines(settings))
-        self._group = uuid.uuid4().hex[:12]
+        self._group = f"{os.getpid()}-{process_born(os.getpid())}-{uuid.uuid4().hex[:12]}"
         self._lanes = settings.runners.lanes
         self._actors: dict[int, Any] = {}
         self._calls: dict[Any, Call] = {}

@@ -20,7 +20,7 @@ from rl_eval.backends.requests import RunnerRequest, SetWeights, Stop, answer
 from rl_eval.errors import EvalError, summary_of
 from rl_eval.supervision.caller import change_to, current_folder, end_fork, expect_no_ctrl_c, survivable
 from rl_eval.supervision.flight_recorder import flight_recorder, install
-from rl_eval.supervision.processes import ProcessInfo, erase_recordings
+from rl_eval.supervision.processes import ProcessInfo, end_after_main_thread, erase_recordings
 
 if TYPE_CHECKING:
     from rl_eval.runners import Runner
@@ -98,6 +98,7 @@ class RunnerActor:
         import ray
 
         expect_no_ctrl_c()
+        end_after_main_thread()
         try:
             self._process_info = install(*self._recording, ray.get_runtime_context().get_node_id())
         except Exception as error:

@@ -23,7 +23,7 @@ from time import perf_counter, time
 from typing import Any, Final, Literal, NamedTuple, final, get_args
 
 from rl_eval.errors import RunnerStartError
-from rl_eval.supervision.processes import RUNNER_MARK, ProcessInfo, process_born
+from rl_eval.supervision.processes import RUNNER_MARK, ProcessInfo, end_marked, process_born
 
 IDLE, CONSTRUCT, RESET, STEP, ACT, CLOSE = range(6)
 PhaseName = Literal["idle", "construct", "reset", "step", "act", "close"]
@@ -48,7 +48,7 @@ STACK_SIGNAL: Final = signal.SIGRTMIN + 5 if hasattr(signal, "SIGRTMIN") else si
 
 _FOLDER: Final = "rl_eval-runner-"
 _YOUNG_S: Final = 60.0
-"""Minimum age of an abandoned folder. A younger folder may belong to a runner that has not locked its file yet."""
+"""Minimum age of an abandoned folder without a file. A younger folder may belong to a runner that is creating it."""
 
 Cause = Literal["deadline", "stopped", "signal", "vanished"]
 
@@ -197,7 +197,7 @@ def install(group: str, name: str, lanes: int, node_id: str) -> ProcessInfo:
     """
     global _installed  # noqa: PLW0603  # One process, one runner, one recorder.
     try:
-        _remove_abandoned(group)
+        remove_abandoned(group)
         place = Path(tempfile.mkdtemp(prefix=f"{_FOLDER}{group}-"))
         recorder, stack = place / f"{name}.rec", place / f"{name}.stack"
         _installed = FlightRecorder(lanes, _mapped(recorder, FlightRecorder.size(lanes)))
@@ -216,19 +216,21 @@ def install(group: str, name: str, lanes: int, node_id: str) -> ProcessInfo:
     return ProcessInfo(node_id, os.getpid(), process_born(os.getpid()) or 0, mark, str(recorder), str(stack))
 
 
-def _remove_abandoned(group: str) -> None:
-    """Remove the recordings of dead runners whose agent and reaper died, too.
+def remove_abandoned(group: str = "") -> None:
+    """Remove the recordings of dead runners whose evaluating process has died, and what their environments started.
 
-    Recordings of the same group are kept, because its node agent may be about to read them.
+    Recordings of the same group, or of a living process, are kept, because a node agent may be about to read them.
     """
     for place in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*"):
-        with contextlib.suppress(OSError):  # BlockingIOError: the runner of the folder lives.
-            status = place.lstat()
-            ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
-            if ours and time() - status.st_mtime > _YOUNG_S and not place.name.startswith(f"{_FOLDER}{group}-"):
-                for stack in place.glob("*.stack"):
+        other, _, _ = place.name.removeprefix(_FOLDER).rpartition("-")
+        with contextlib.suppress(OSError, ValueError):  # BlockingIOError: the runner of the folder lives.
+            status, stacks, (pid, born) = place.lstat(), list(place.glob("*.stack")), map(int, other.split("-")[:2])
+            ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and other != group
+            if ours and process_born(pid) != born and (stacks or time() - status.st_mtime > _YOUNG_S):
+                for stack in stacks:
                     with stack.open() as file:
                         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    end_marked(f"{other}-{stack.stem}")
                 shutil.rmtree(place)
 
 

@@ -5,12 +5,18 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import threading
 from dataclasses import dataclass
 from pathlib import Path
+from time import sleep
 from typing import Final, NamedTuple
 
 RUNNER_MARK: Final = "RL_EVAL_RUNNER"
 """Environment variable that marks the descendants of a runner, to find them after its death."""
+
+
+_EXIT_S: Final = 2.0
+"""Seconds from the end of a runner's main thread until its process is killed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +83,23 @@ def end_runner(process_info: ProcessInfo) -> None:
     if process_born(process_info.pid) in (None, process_info.born):
         with contextlib.suppress(OSError):
             os.killpg(process_info.pid, signal.SIGKILL)
-    for pid in _marked(process_info.mark):
-        send_signal(pid, signal.SIGKILL)
+    end_marked(process_info.mark)
+
+
+def end_after_main_thread() -> None:
+    """Kill this process, with its process group, a few seconds after its main thread has ended.
+
+    Otherwise, a thread of an environment or a handler of ``atexit`` could keep a process that Ray has ended politely.
+    """
+
+    def end() -> None:
+        threading.main_thread().join()
+        sleep(_EXIT_S)
+        with contextlib.suppress(OSError):
+            os.killpg(os.getpid(), signal.SIGKILL)
+        os._exit(0)
+
+    threading.Thread(target=end, name="rl_eval end", daemon=True).start()
 
 
 def erase_recordings(process_info: ProcessInfo) -> None:
@@ -89,15 +110,14 @@ def erase_recordings(process_info: ProcessInfo) -> None:
         Path(process_info.recorder).parent.rmdir()
 
 
-def _marked(mark: str) -> list[int]:
-    """Find the processes that inherited a runner's mark."""
-    wanted, found = f"{RUNNER_MARK}={mark}".encode(), []
+def end_marked(mark: str) -> None:
+    """Kill all processes that inherited the mark of a runner."""
+    wanted = f"{RUNNER_MARK}={mark}".encode()
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
                 if wanted in entry.joinpath("environ").read_bytes().split(b"\0"):
-                    found.append(int(entry.name))
-    return found
+                    send_signal(int(entry.name), signal.SIGKILL)
 
 
 def send_signal(pid: int, number: int) -> bool:

@@ -4,13 +4,15 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
 
+from rl_eval import EvalConfig, evaluate
 from rl_eval.supervision.flight_recorder import ACT, NOW, RESET, SINCE, STEP, FlightRecorder, read_moment
-from rl_eval.supervision.processes import RUNNER_MARK, process_born, process_status
+from rl_eval.supervision.processes import RUNNER_MARK, process_born, process_status, send_signal
 
 
 def written(path: Path, recorder: FlightRecorder) -> Path:
@@ -145,33 +147,61 @@ def test_recordings_are_in_a_folder_that_nobody_else_can_enter_or_foresee(tmp_pa
 
 
 @pytest.mark.process
-def test_what_a_killed_runner_of_another_group_left_is_removed(tmp_path: Path) -> None:
-    """A living runner keeps its own, and so does a dead one whose folder is new, which may be a starting one's."""
-    script = "import time; from rl_eval.supervision.flight_recorder import install\n"
-    script += 'print(install("other", "7", 2, "node").recorder, flush=True); time.sleep(600)'
+@pytest.mark.parametrize("next_run", ["on Ray", "in process"])
+def test_the_next_run_removes_what_a_killed_evaluation_left(
+    next_run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A living runner keeps its folder; and so does a dead one whose evaluation lives: a node agent may read it."""
+    script = """
+import subprocess, sys, time
+from rl_eval.supervision.flight_recorder import install
+print(install(sys.argv[1], "7", 2, "node").recorder, flush=True)
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+print(child.pid, flush=True)
+time.sleep(600)
+"""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(tmp_path)}
+    dead, alive = "1-7-a", f"{os.getpid()}-{process_born(os.getpid())}-b"
     runners = [
-        subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env=env) for _ in range(3)
+        subprocess.Popen([sys.executable, "-c", script, group], stdout=subprocess.PIPE, text=True, env=env)
+        for group in (dead, dead, alive)
     ]
-    folders = []
+    folders, children = [], []
     for runner in runners:
         assert runner.stdout is not None
         folders.append(Path(runner.stdout.readline().strip()).parent)
+        children.append(int(runner.stdout.readline()))
     foreign = tmp_path / "foreign"
     foreign.mkdir()
-    (tmp_path / "rl_eval-runner-link").symlink_to(foreign)
+    (tmp_path / "rl_eval-runner-1-7-link-a").symlink_to(foreign)
+    (tmp_path / "rl_eval-runner-of-a-user").mkdir()
     try:
-        for runner in runners[:2]:
+        for runner in (runners[0], runners[2]):
             runner.kill()
             runner.wait()
-        for folder in (folders[0], folders[2], foreign):
-            os.utime(folder, (0, 0))
-        installed(tmp_path)
+        if next_run == "on Ray":
+            installed(tmp_path)
+        else:
+            monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+            evaluate(EvalConfig().environment("CartPole-v1").policy("random").evaluation(num_episodes=1))
         assert [folder.exists() for folder in (*folders, foreign)] == [False, True, True, True]
+        assert (tmp_path / "rl_eval-runner-of-a-user").exists()
+        assert eventually_ended(children[0])
+        assert [process_born(child) is not None for child in children[1:]] == [True, True]
     finally:
+        for child in children:
+            send_signal(child, signal.SIGKILL)
         for runner in runners:
             runner.kill()
             runner.communicate()
+
+
+def eventually_ended(pid: int) -> bool:
+    for _ in range(100):
+        if (status := process_status(pid)) is None or status.ended:
+            return True
+        time.sleep(0.1)
+    return False
 
 
 @pytest.mark.process
