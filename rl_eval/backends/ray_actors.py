@@ -32,6 +32,7 @@ from rl_eval.backends.requests import RunnerRequest, SetWeights, Start, Stop
 from rl_eval.backends.runner_actor import Failure, RunnerActor
 from rl_eval.config.settings import EvalSettings, RunnersSection, with_values
 from rl_eval.errors import ClusterDied, ClusterError, ConfigError, RunnerLost
+from rl_eval.supervision.flight_recorder import CrashReport
 from rl_eval.supervision.node_agent import Deadlines
 from rl_eval.supervision.processes import process_born
 from rl_eval.weights import WeightsSnapshot
@@ -247,7 +248,9 @@ class RayBackend(Backend):
             if getattr(error, "actor_init_failed", False):
                 return Reply(call, error=ClusterError(f"a runner's process cannot be set up: {summarize(error)}"))
             preempted = bool(getattr(error, "preempted", False))
-            return self._lost(call, RunnerLost(f"the runner's process died: {summarize(error)}"), preempted=preempted)
+            why = RunnerLost(f"the runner's process died: {summarize(error)}")
+            why.__cause__ = error
+            return self._lost(call, why, preempted=preempted)
         except RayError as error:
             return Reply(call, error=error)
         return Reply(call, error=answer.error()) if isinstance(answer, Failure) else Reply(call, answer)
@@ -272,7 +275,10 @@ class RayBackend(Backend):
     def _concluded(self, ref: Any) -> Reply:
         lost, _ = self._postmortems.pop(ref)
         with suppress(RayError):  # The agent died too, as it does with its node.
-            lost = replace(lost, crash_report=ray.get(ref))
+            report: CrashReport = ray.get(ref)
+            if lost.error is not None and isinstance(memory := lost.error.__cause__, OutOfMemoryError):
+                report = replace(report, detail=f"killed by the memory monitor of Ray: {str(memory).splitlines()[0]}")
+            lost = replace(lost, crash_report=report)
         return lost
 
     def _unanswered(self, now: float) -> list[Reply]:

@@ -166,4 +166,5 @@ def _wording(crash_report: CrashReport, phase: Phase) -> tuple[FaultCause, str, 
         case "stopped":
             return "runner", "RunnerLost", f"no answer for {crash_report.seconds:.1f} s: {crash_report.detail}"
         case _:
-            return "runner", "RunnerLost", f"the process of the runner ended during {phase}, without an error message"
+            why = crash_report.detail or "without an error message"
+            return "runner", "RunnerLost", f"the process of the runner ended during {phase}, {why}"

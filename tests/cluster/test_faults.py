@@ -1,13 +1,17 @@
 """The fault matrix: whatever an environment does to its process, the result is that of the undisturbed run."""
 
+import asyncio
 import os
 import signal
+import sys
+import threading
 import time
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import gymnasium as gym
 import pytest
 import ray
@@ -15,6 +19,7 @@ from waiting import eventually
 
 from rl_eval import EvalConfig, EvalResult, EvalRunnerGroup, evaluate
 from rl_eval.backends import ray_actors
+from rl_eval.backends.runner_actor import RunnerActor
 from rl_eval.protocols import EnvContext
 from rl_eval.supervision.processes import process_born
 from rl_eval.testing import FaultyEnv
@@ -170,6 +175,37 @@ def test_an_interrupt_in_a_runner_is_the_environments_fault(tmp_path: Path) -> N
     assert result.status == "complete"
     assert result.fault_counts == {"KeyboardInterrupt": 2}
     assert result.provenance["runners_lost"] == 0
+
+
+def test_any_exception_in_a_runner_is_the_environments_fault(tmp_path: Path) -> None:
+    """It costs an attempt, as an error does, and no runner; nor does a process that the environment forks."""
+
+    class Cancelled(gym.Wrapper[Any, Any, Any, Any]):
+        def step(self, action: Any) -> Any:
+            try:
+                tmp_path.joinpath("cancelled").touch(exist_ok=False)
+                raise asyncio.CancelledError
+            except FileExistsError:
+                pass
+            if (pid := os.fork()) == 0:
+                sys.exit(0)
+            os.waitpid(pid, 0)
+            return self.env.step(action)
+
+    cancelled = config().environment(lambda context: Cancelled(gym.make("CartPole-v1")), env_kwargs={})
+    result = evaluate(cancelled.runners(num_runners=1).evaluation(num_episodes=4, determinism_check=0))
+    assert result.status == "complete"
+    assert result.fault_counts == {"CancelledError": 1}
+    assert result.provenance["runners_lost"] == 0
+
+
+def test_a_runner_that_ray_ends_politely_is_gone_whatever_its_threads_do() -> None:
+    """Ray asks the process to exit when the last handle of its actor is gone, and Python waits for other threads."""
+    actor = ray.remote(num_cpus=0)(RunnerActor).remote(cloudpickle.dumps(None), "1-1-polite", "0", 1)
+    process_info = ray.get(actor.settle.remote())
+    ray.get(actor.__ray_call__.remote(lambda _: threading.Thread(target=lambda: time.sleep(1000)).start()))
+    del actor
+    assert gone(process_info.pid)
 
 
 def test_children_of_a_dead_runner_are_ended(tmp_path: Path) -> None:
