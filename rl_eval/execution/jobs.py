@@ -263,10 +263,13 @@ class ApplyToAll(Apply):
     @override
     def tick(self, now: float) -> None:
         super().tick(now)
-        if now > self._deadline and not self.done:
-            silent = sorted(self.pool.positions - self._values.keys())
-            problem = f"runners {', '.join(map(str, silent))} did not answer within {self._timeout_s:g} s"
-            fix = "Wait longer, or omit timeout_s to call only the runners that are ready."
+        absent = self.pool.positions - self._values.keys()
+        lost = absent - self.pool.filled
+        if (lost or now > self._deadline) and not self.done:
+            silent = sorted(lost or absent)
+            what = "are no longer replaced" if lost else f"did not answer within {self._timeout_s:g} s"
+            problem = f"runners {', '.join(map(str, silent))} {what}"
+            fix = "Omit timeout_s to call only the runners that are ready."
             self.fail(ClusterError(problem, key="timeout_s", value=self._timeout_s, runner=silent[0], fix=fix))
 
     @override

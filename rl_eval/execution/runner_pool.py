@@ -156,6 +156,11 @@ class RunnerPool:
         return len(self.members) + len(self._due)
 
     @property
+    def filled(self) -> set[int]:
+        """Positions with a member or a pending replacement."""
+        return {*(member.index for member in self.members.values()), *(index for _, index in self._due)}
+
+    @property
     def slice_s(self) -> float:
         """Working time of a call in seconds: 0.1 s, or longer if there are more runners than one loop can handle."""
         return max(0.1, 0.002 * len(self.members))
@@ -237,8 +242,7 @@ class RunnerPool:
         """
         member.broken = True
         self._failing.add(member.index)
-        positions = {*(other.index for other in self.members.values()), *(index for _, index in self._due)}
-        return positions <= self._failing
+        return self.filled <= self._failing
 
     def terminate(self, member: Member, why: RunnerLost, *, broken: bool = False) -> None:
         """Terminate a faulty member. Its loss is reported later, with its crash report."""

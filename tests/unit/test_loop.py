@@ -261,6 +261,22 @@ def test_a_call_that_waits_for_all_positions_has_a_limit() -> None:
     assert job.future.result(timeout=0) == [0]
 
 
+@pytest.mark.parametrize("before", [True, False])
+def test_a_call_does_not_wait_for_a_position_that_stays_empty(before: bool) -> None:
+    """Its runner was lost as often as the settings allow, before the call or during it."""
+    world = World(runners=2, max_runner_restarts=0)
+    world.start(0, 1)
+    loss = Reply(Call(1, Start(1, None), 0), error=RunnerLost("killed"), lost=True)
+    if before:
+        world.turn(loss)
+    job = world.post(ApplyToAll(lambda runner: None, 600.0))
+    if not before:
+        world.turn(loss)
+    world.turn()
+    with refused(ClusterError, "timeout_s", value=600.0, runner=1):
+        job.future.result(timeout=0)
+
+
 # ------------------------------------------------------------------------------ one evaluation, several jobs
 
 
