@@ -371,9 +371,7 @@ def _collect(weights: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
             raise WeightsError(f"weights {name!r} are uninitialized", key=name, fix=fix)
         elif kind := _unsupported(value):
             fix = (
-                "Store dense tensors with values, and convert them in forward() or set_extra_state(). For a sharded "
-                "module, call get_model_state_dict(module, options=StateDictOptions(full_state_dict=True)) of "
-                "torch.distributed.checkpoint.state_dict in every process, and pass the result in one process."
+                "Pass dense tensors with values; gather sharded ones with torch's get_model_state_dict in each process."
             )
             raise WeightsError(f"weights {name!r} are a {kind}, which cannot be copied", key=name, value=kind, fix=fix)
         else:

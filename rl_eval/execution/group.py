@@ -701,9 +701,8 @@ def portable_policy(policy: Any) -> Any:
     if torch is None or not isinstance(policy, torch.nn.Module):
         return policy
     if distributed := [name for name, tensor in policy.named_parameters() if is_distributed(tensor)]:
-        problem = f"the policy is a module whose parameters are distributed, such as {distributed[0]!r}"
         fix = "Pass a module without DTensors as the policy of an Evaluator, and this module as weights."
-        raise WeightsError(problem, key=distributed[0], fix=fix)
+        raise WeightsError(f"parameter {distributed[0]!r} of the policy is a DTensor", key=distributed[0], fix=fix)
     if all(tensor.device.type == "cpu" for tensor in [*policy.parameters(), *policy.buffers()]):
         return policy
     check_tensors(policy)

@@ -263,10 +263,9 @@ class ApplyToAll(Apply):
     @override
     def tick(self, now: float) -> None:
         super().tick(now)
-        absent = self.pool.positions - self._values.keys()
-        lost = absent - self.pool.filled
+        lost = self.pool.positions - self._values.keys() - self.pool.filled
         if (lost or now > self._deadline) and not self.done:
-            silent = sorted(lost or absent)
+            silent = sorted(lost or self.pool.positions - self._values.keys())
             what = "are no longer replaced" if lost else f"did not answer within {self._timeout_s:g} s"
             problem = f"runners {', '.join(map(str, silent))} {what}"
             fix = "Omit timeout_s to call only the runners that are ready."

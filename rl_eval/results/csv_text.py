@@ -12,7 +12,9 @@ import re
 from collections.abc import Iterable
 from typing import Any, Final
 
-_BEGIN: Final = re.compile(r"'*[\t\r\n]|[\s']*[=+\-@＝＋－＠]")  # noqa: RUF001  # Some spreadsheets accept wide signs.
+_NUMBERS: Final = r"(?:[+-]?(?:[\d.]+(?:e[+-]?\d+)?|inf|nan)(?: |\Z))+\Z"
+_FORMULA: Final = re.compile(rf"(?!{_NUMBERS})(?:'*[\t\r\n]|[\s']*[=+\-@＝＋－＠])", re.IGNORECASE)  # noqa: RUF001
+"""Begin of a text that a spreadsheet evaluates. Some accept wide signs."""
 
 
 def write_csv(rows: Iterable[Iterable[Any]]) -> str:
@@ -31,19 +33,9 @@ def read_csv(text: str) -> list[list[str]]:
         csv.Error: The text is not CSV.
     """
     rows = csv.reader(io.StringIO(text, newline=""), strict=True)
-    return [[one[1:] if one[:1] == "'" and _is_formula(one[1:]) else one for one in row] for row in rows]
+    return [[one[1:] if one[:1] == "'" and _FORMULA.match(one[1:]) else one for one in row] for row in rows]
 
 
 def csv_cell(value: Any) -> Any:
     """Return a value as it is in a file: a text that begins like a formula begins with an apostrophe."""
-    return f"'{value}" if isinstance(value, str) and _is_formula(value) else value
-
-
-def _is_formula(text: str) -> bool:
-    if not _BEGIN.match(text):
-        return False
-    try:
-        list(map(float, text.split()))
-    except ValueError:
-        return True
-    return False
+    return f"'{value}" if isinstance(value, str) and _FORMULA.match(value) else value

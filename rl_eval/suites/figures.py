@@ -83,9 +83,8 @@ def picture(figure: Figure, kind: Literal["svg", "png"]) -> bytes:
 def _draw_line(axes: Axes, table: Table, row: str) -> None:
     points = [(column, *table.cells[row, column]) for column in table.columns if (row, column) in table.cells]
     places = np.array([place for place, _, _ in points], np.float64)
-    [line] = axes.plot(
-        places, [value for _, value, _ in points], label=_shown(row), marker="o" if len(points) < 30 else ""
-    )
+    marker, values = "o" if len(points) < 30 else "", [value for _, value, _ in points]
+    [line] = axes.plot(places, values, label=_shown(row), marker=marker)
     ends = np.array([(interval.low, interval.high) for _, _, interval in points])
     axes.fill_between(places, ends[:, 0], ends[:, 1], color=line.get_color(), alpha=0.2, linewidth=0)
 

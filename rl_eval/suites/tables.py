@@ -15,10 +15,8 @@ from rl_eval.results.text import decimals, number
 
 _LATEX: Final = re.compile(r"[\\~^&%$#_{}<>|]|(?<=-)-|(?<=['`!?,])['`,]|^[\[*]")
 """Special characters of LaTeX, second characters of ligatures, and first characters of an option of a row."""
-_ESCAPES: Final = {
-    **{sign: f"\\{sign}" for sign in "&%$#_{}"}, "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}",
-    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
-}  # fmt: skip
+_NAMES: Final = {"\\": "backslash", "~": "asciitilde", "^": "asciicircum", "<": "less", ">": "greater", "|": "bar"}
+_ESCAPES: Final = {c: f"\\{c}" for c in "&%$#_{}"} | {c: rf"\text{name}{{}}" for c, name in _NAMES.items()}
 _MINUS: Final = re.compile(r"(?<![\w.-])-(?=\d)")
 _MARKUP: Final = re.compile(r"[\\`*<\[~$|]|&(?=#?\w+;)|(?<![^\W_])_|_(?![^\W_])")
 """Characters that are markup in Markdown; an underscore inside a word is not."""

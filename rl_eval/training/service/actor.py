@@ -23,10 +23,10 @@ from urllib.parse import quote
 
 from rl_eval.atomic_write import write_atomically
 from rl_eval.config.settings import with_values
-from rl_eval.errors import ClusterError, ConfigError, WeightsError
+from rl_eval.errors import ConfigError, WeightsError
 from rl_eval.errors.redaction import redacted_traceback
 from rl_eval.records.plain import damage
-from rl_eval.training.service.requests import Request, ServiceOptions, Ticket, Welcome, join_secrets
+from rl_eval.training.service.requests import Request, ServiceOptions, Ticket, Welcome, join_secrets, unreachable
 from rl_eval.weights import WeightsSnapshot, add_missing, weights_of
 
 if TYPE_CHECKING:
@@ -242,11 +242,7 @@ class EvalService:
 
     def _open_group(self) -> EvalRunnerGroup:
         if self._group is None:
-            name = self._options.name
-            fix = "Start the service again, or read the log of its process."
-            raise ClusterError(
-                f"evaluation service {name!r} was stopped or did not start", key="name", value=name, fix=fix
-            )
+            raise unreachable(self._options.name, "was stopped or did not start")
         return self._group
 
     # ------------------------------------------------------------------ one after the other

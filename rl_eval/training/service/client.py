@@ -39,6 +39,7 @@ from rl_eval.training.service.requests import (
     Welcome,
     split_secrets,
     unpickled,
+    unreachable,
 )
 from rl_eval.weights import HeldWeights, WeightsSnapshot, snapshot_weights
 
@@ -48,7 +49,6 @@ _OPENING_S: Final = 180.0
 _CLOSING_S: Final = 20.0
 _STATUS_S: Final = 5.0
 _NAME_FREED_S: Final = 10.0
-_CHECK: Final = "Run rl-eval service list, and start the service again if it is missing."
 
 
 def _answer(call: Any, timeout_s: float, name: str, kind: type[_Answer]) -> _Answer:
@@ -66,14 +66,10 @@ def _answer(call: Any, timeout_s: float, name: str, kind: type[_Answer]) -> _Ans
         if isinstance(cause, EvalError):
             raise cause from None
         problem = f"has ended, failed or does not answer: {type(cause).__name__}: {summarize(cause)}"
-        raise _unreachable(name, problem) from error
+        raise unreachable(name, problem) from error
     if not isinstance(answer, kind):
-        raise _unreachable(name, f"answered with a {type(answer).__name__} instead of a {kind.__name__}")
+        raise unreachable(name, f"answered with a {type(answer).__name__} instead of a {kind.__name__}")
     return answer
-
-
-def _unreachable(name: str, problem: str) -> ClusterError:
-    return ClusterError(f"evaluation service {name!r} {problem}", key="name", value=name, fix=_CHECK)
 
 
 def reach(address: str | None) -> Connection:
@@ -157,8 +153,7 @@ def _find(name: str, namespace: str) -> Any:
         problem = f"service {name!r} does not exist in namespace {namespace!r}; existing services: {known}"
         raise UsageError(problem, key="name", value=name) from None
     if not repr(actor).startswith(f"Actor({EvalService.__name__},"):
-        problem = f"{_PREFIX}{name} in namespace {namespace!r} is {actor}, not an evaluation service"
-        raise UsageError(problem, key="name", value=name, fix="Choose another name or namespace.")
+        raise UsageError(f"{_PREFIX}{name} in {namespace!r} is {actor}, not a service", key="name", value=name)
     return actor
 
 
@@ -192,11 +187,7 @@ def end_service(name: str, namespace: str) -> bool:
     deadline = time.monotonic() + _NAME_FREED_S
     while (namespace, name) in _names():
         if time.monotonic() > deadline:
-            problem, fix = (
-                f"evaluation service {name!r} was killed, but Ray still lists it",
-                "Wait, then stop it again.",
-            )
-            raise ClusterError(problem, key="name", value=name, fix=fix)
+            raise unreachable(name, "was killed, but Ray still lists it")
         time.sleep(0.05)
     return orderly
 
@@ -386,7 +377,7 @@ class ServiceClient:
                     self._conclude(request, answer)
         except Exception as error:
             if not self._ended.is_set():  # Errors during a shutdown are expected.
-                lost = _unreachable(self._name, f"cannot be reached: {error}")
+                lost = unreachable(self._name, f"cannot be reached: {error}")
                 self._error = error if isinstance(error, EvalError) else lost
                 self._fail_all(self._error)
 

@@ -17,7 +17,7 @@ import cloudpickle
 
 from rl_eval.atomic_write import write_bytes, write_text
 from rl_eval.backends.runner_actor import Failure
-from rl_eval.errors import EvalError, UsageError
+from rl_eval.errors import ClusterError, EvalError, UsageError
 from rl_eval.records.plain import damage, parse_json, typed
 
 if TYPE_CHECKING:
@@ -212,6 +212,12 @@ class Request:
             _logger.warning(
                 "the delivery of %s is not noted, so it is repeated after a restart: %s", self.folder, error
             )
+
+
+def unreachable(name: str, problem: str) -> ClusterError:
+    """Return the error for a service that does not work as it should."""
+    fix = "Run rl-eval service list, and start the service again if it is missing."
+    return ClusterError(f"evaluation service {name!r} {problem}", key="name", value=name, fix=fix)
 
 
 def pickled(outcome: EvalResult | Exception) -> bytes:
